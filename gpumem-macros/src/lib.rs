@@ -1,0 +1,1 @@
+//! The attribute `#[gpu_mem_trace]` of gpumem.
