@@ -1,0 +1,165 @@
+//! Reads the options: `#[gpu_mem_trace(ctx = "step", silent)]`.
+
+use proc_macro2::{Ident, Span};
+use syn::ext::IdentExt;
+use syn::parse::{Parse, ParseStream};
+use syn::{Error, Lit, Path, Result, Token};
+
+/// The options as they were written; what is absent is left to the library.
+#[derive(Default)]
+pub(crate) struct Args {
+    pub(crate) ctx: Option<Ctx>,
+    pub(crate) device: Option<u32>,
+    /// A variant of `gpumem::Gauge`.
+    pub(crate) gauge: Option<Ident>,
+    pub(crate) silent: Option<bool>,
+    pub(crate) on_exit_report: Option<bool>,
+    pub(crate) skip: bool,
+    /// Where the library is found, if not at `::gpumem`.
+    pub(crate) gpumem: Option<Path>,
+}
+
+pub(crate) struct Ctx {
+    /// The word `ctx`.
+    pub(crate) key: Ident,
+    pub(crate) value: String,
+}
+
+const OPTIONS: [&str; 7] = [
+    "ctx",
+    "device",
+    "gauge",
+    "silent",
+    "on_exit_report",
+    "skip",
+    "crate",
+];
+
+impl Parse for Args {
+    fn parse(input: ParseStream<'_>) -> Result<Self> {
+        let mut args = Self::default();
+        let mut seen = Vec::new();
+        while !input.is_empty() {
+            let key = option(input, &mut seen)?;
+            match key.to_string().as_str() {
+                "ctx" => {
+                    let value = value(&key, input, r#"a string: `ctx = "step"`"#, string)?;
+                    args.ctx = Some(Ctx { key, value });
+                }
+                "device" => args.device = Some(value(&key, input, ORDINAL, ordinal)?),
+                "gauge" => args.gauge = Some(value(&key, input, GAUGES, gauge)?),
+                "silent" => args.silent = Some(flag(&key, input)?),
+                "on_exit_report" => args.on_exit_report = Some(flag(&key, input)?),
+                "skip" => args.skip = flag(&key, input)?,
+                _ => args.gpumem = Some(path(&key, input)?),
+            }
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        Ok(args)
+    }
+}
+
+/// The next option's name: one that exists and was not given before.
+fn option(input: ParseStream<'_>, seen: &mut Vec<Ident>) -> Result<Ident> {
+    let key = input.call(Ident::parse_any)?;
+    if seen.contains(&key) {
+        let message = format!("the option `{key}` is given twice");
+        return Err(Error::new(key.span(), message));
+    }
+    if !OPTIONS.iter().any(|option| key == option) {
+        let message = format!(
+            "unknown option `{key}`; the options are `{}`",
+            OPTIONS.join("`, `")
+        );
+        return Err(Error::new(key.span(), message));
+    }
+    seen.push(key.clone());
+    Ok(key)
+}
+
+const ORDINAL: &str = "the number of a CUDA device: `device = 1`";
+const GAUGES: &str = r#""exact", "sampled" or "off""#;
+
+fn string(lit: &Lit) -> Option<String> {
+    match lit {
+        Lit::Str(text) => Some(text.value()),
+        _ => None,
+    }
+}
+
+fn boolean(lit: &Lit) -> Option<bool> {
+    match lit {
+        Lit::Bool(lit) => Some(lit.value),
+        _ => None,
+    }
+}
+
+fn ordinal(lit: &Lit) -> Option<u32> {
+    match lit {
+        Lit::Int(number) => number.base10_parse().ok(),
+        _ => None,
+    }
+}
+
+fn gauge(lit: &Lit) -> Option<Ident> {
+    let variant = match string(lit)?.as_str() {
+        "exact" => "Exact",
+        "sampled" => "Sampled",
+        "off" => "Off",
+        _ => return None,
+    };
+    Some(Ident::new(variant, Span::mixed_site()))
+}
+
+/// `silent` alone, or `silent = false`.
+fn flag(key: &Ident, input: ParseStream<'_>) -> Result<bool> {
+    if ends_here(input) {
+        return Ok(true);
+    }
+    value(
+        key,
+        input,
+        "`true` or `false`, or stands alone for `true`",
+        boolean,
+    )
+}
+
+fn path(key: &Ident, input: ParseStream<'_>) -> Result<Path> {
+    const EXPECTED: &str = "a path: `crate = my::gpumem`";
+    equals(key, input, EXPECTED)?;
+    let wrong = misfit(key, input, EXPECTED);
+    Path::parse_mod_style(input).map_err(|_| wrong)
+}
+
+/// The literal after the `=`, as `read` understands it.
+fn value<T>(
+    key: &Ident,
+    input: ParseStream<'_>,
+    expected: &str,
+    read: impl FnOnce(&Lit) -> Option<T>,
+) -> Result<T> {
+    equals(key, input, expected)?;
+    let wrong = misfit(key, input, expected);
+    let lit = input.parse::<Lit>().ok();
+    lit.as_ref().and_then(read).ok_or(wrong)
+}
+
+fn equals(key: &Ident, input: ParseStream<'_>, expected: &str) -> Result<Token![=]> {
+    input.parse().map_err(|_| misfit(key, input, expected))
+}
+
+/// What to say when the next token is not what `key` takes; said at `key` when there is none.
+fn misfit(key: &Ident, input: ParseStream<'_>, expected: &str) -> Error {
+    let span = if ends_here(input) {
+        key.span()
+    } else {
+        input.span()
+    };
+    Error::new(span, format!("`{key}` takes {expected}"))
+}
+
+fn ends_here(input: ParseStream<'_>) -> bool {
+    input.is_empty() || input.peek(Token![,])
+}

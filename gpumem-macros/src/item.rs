@@ -1,0 +1,145 @@
+//! Reads what the attribute stands on: a function, or an `impl` block.
+//!
+//! Bodies stay the tokens they were written in: they are moved, never interpreted.
+
+use proc_macro2::{TokenStream, TokenTree};
+use quote::ToTokens;
+use syn::parse::discouraged::Speculative;
+use syn::parse::{End, Parse, ParseStream};
+use syn::{Attribute, Error, ImplItem, Meta, Result, Signature, Token, Visibility, braced, token};
+
+pub(crate) enum Item {
+    Function(Box<Function>),
+    Impl(Impl),
+}
+
+/// A function, a method or an associated function that has a body.
+pub(crate) struct Function {
+    pub(crate) attrs: Vec<Attribute>,
+    pub(crate) vis: Visibility,
+    pub(crate) defaultness: Option<Token![default]>,
+    pub(crate) sig: Signature,
+    pub(crate) brace: token::Brace,
+    pub(crate) inner_attrs: Vec<Attribute>,
+    pub(crate) body: TokenStream,
+}
+
+pub(crate) struct Impl {
+    /// All that comes before the braces.
+    pub(crate) head: TokenStream,
+    pub(crate) brace: token::Brace,
+    pub(crate) inner_attrs: Vec<Attribute>,
+    pub(crate) members: Vec<Member>,
+}
+
+pub(crate) enum Member {
+    Function(Box<Function>),
+    Other(Box<ImplItem>),
+}
+
+impl Parse for Item {
+    fn parse(input: ParseStream<'_>) -> Result<Self> {
+        let ahead = input.fork();
+        ahead.call(Attribute::parse_outer)?;
+        ahead.parse::<Visibility>()?;
+        if ahead.peek(Token![impl]) || ahead.peek2(Token![impl]) {
+            return Ok(Self::Impl(input.parse()?));
+        }
+        let at = ahead.span();
+        ahead.parse::<Option<Token![default]>>()?;
+        if ahead.parse::<Signature>().is_err() {
+            let message = "#[gpu_mem_trace] traces functions and `impl` blocks";
+            return Err(Error::new(at, message));
+        }
+        if !ahead.peek(token::Brace) {
+            let message = "#[gpu_mem_trace] traces functions that have a body";
+            return Err(Error::new(ahead.span(), message));
+        }
+        Ok(Self::Function(input.parse()?))
+    }
+}
+
+impl Parse for Function {
+    fn parse(input: ParseStream<'_>) -> Result<Self> {
+        let body;
+        Ok(Self {
+            attrs: input.call(Attribute::parse_outer)?,
+            vis: input.parse()?,
+            defaultness: input.parse()?,
+            sig: input.parse()?,
+            brace: braced!(body in input),
+            inner_attrs: body.call(Attribute::parse_inner)?,
+            body: body.parse()?,
+        })
+    }
+}
+
+impl Parse for Impl {
+    fn parse(input: ParseStream<'_>) -> Result<Self> {
+        let mut head = TokenStream::new();
+        // `impl Trait<{ N }> for Type {}`: only the last braces are the block.
+        while !(input.peek(token::Brace) && input.peek2(End)) {
+            input.parse::<TokenTree>()?.to_tokens(&mut head);
+        }
+        let content;
+        let brace = braced!(content in input);
+        let inner_attrs = content.call(Attribute::parse_inner)?;
+        let mut members = Vec::new();
+        while !content.is_empty() {
+            members.push(content.parse()?);
+        }
+        Ok(Self {
+            head,
+            brace,
+            inner_attrs,
+            members,
+        })
+    }
+}
+
+impl Parse for Member {
+    fn parse(input: ParseStream<'_>) -> Result<Self> {
+        let ahead = input.fork();
+        if let Ok(function) = ahead.parse() {
+            input.advance_to(&ahead);
+            return Ok(Self::Function(Box::new(function)));
+        }
+        Ok(Self::Other(input.parse()?))
+    }
+}
+
+impl Function {
+    /// Why no guard can stand in this function, if so.
+    pub(crate) fn refusal(&self) -> Option<Error> {
+        if let Some(word) = self.sig.constness {
+            let message = "a `const fn` cannot be traced: it may run in the compiler";
+            return Some(Error::new(word.span, message));
+        }
+        let naked = self.attrs.iter().find(|attr| is_naked(attr))?;
+        let message = "a naked function cannot be traced: its body is all assembly";
+        Some(Error::new_spanned(naked.path(), message))
+    }
+
+    /// Whether it carries a `#[gpu_mem_trace]` of its own, perhaps behind a `cfg_attr`.
+    pub(crate) fn has_own_attribute(&self) -> bool {
+        const NAME: &str = "gpu_mem_trace";
+        self.attrs.iter().any(|attr| match &attr.meta {
+            Meta::List(list) if list.path.is_ident("cfg_attr") => {
+                list.tokens.to_string().contains(NAME)
+            }
+            meta => meta
+                .path()
+                .segments
+                .last()
+                .is_some_and(|name| name.ident == NAME),
+        })
+    }
+}
+
+/// `#[unsafe(naked)]`, and `#[naked]` as it was before.
+fn is_naked(attr: &Attribute) -> bool {
+    match &attr.meta {
+        Meta::List(list) => list.path.is_ident("unsafe") && list.tokens.to_string() == "naked",
+        meta => meta.path().is_ident("naked"),
+    }
+}

@@ -1,0 +1,180 @@
+//! What the code written by `#[gpu_mem_trace]` names. It is no part of the public API and may change at any time.
+
+use std::any::type_name;
+
+pub use crate::model::Gauge;
+pub use crate::session::GpuMemTrace;
+
+/// The name of the function in which the closure `_here` was written: `forward`, `Model::forward`.
+pub fn function_name<F>(_here: &F) -> String {
+    readable(type_name::<F>())
+}
+
+/// From the compiler's name of a closure to what a report shows: no modules, no generic arguments, no enclosing function.
+///
+/// `Model` is told from a module or a function around it by its capital, as the compiler's naming lint wants it.
+fn readable(mut path: &str) -> String {
+    while let Some(outer) = path.strip_suffix("::{{closure}}") {
+        path = outer;
+    }
+    let (around, function) = split_last(path);
+    let function = without_arguments(function);
+    match owner(split_last(around).1) {
+        Some(owner) => format!("{owner}::{function}"),
+        None => function.to_owned(),
+    }
+}
+
+/// The type that a segment of a path names, if it is one: `Model<f32>`, `<Model as Trait>`, `<impl Trait for Model>`.
+fn owner(segment: &str) -> Option<&str> {
+    let Some(qualified) = segment.strip_prefix('<') else {
+        let named =
+            segment.starts_with(|first: char| first.is_alphabetic() && !first.is_lowercase());
+        return named.then(|| without_arguments(segment));
+    };
+    let mut owner = qualified.strip_suffix('>').unwrap_or(qualified);
+    if let Some(block) = owner.strip_prefix("impl ") {
+        owner = find_outside(block, " for ").map_or(block, |at| &block[at + " for ".len()..]);
+    } else if let Some(at) = find_outside(owner, " as ") {
+        owner = &owner[..at];
+    }
+    let plain = owner.trim_start_matches(['&', ' ']);
+    let plain = plain.strip_prefix("mut ").unwrap_or(plain);
+    let plain = plain.strip_prefix("dyn ").unwrap_or(plain);
+    let path_end = plain
+        .find(|c: char| !(c.is_alphanumeric() || matches!(c, '_' | ':' | '{' | '}' | '#')))
+        .unwrap_or(plain.len());
+    let name = split_last(&plain[..path_end]).1;
+    // A slice, a tuple, a raw pointer: they have no name, so they are shown as they are.
+    Some(if name.is_empty() { owner } else { name })
+}
+
+/// `a::b<c::d>::e` → (`a::b<c::d>`, `e`); a path of one segment has nothing before it.
+fn split_last(path: &str) -> (&str, &str) {
+    let mut rest = path;
+    let mut split = ("", path);
+    let mut from = 0;
+    while let Some(at) = find_outside(rest, "::") {
+        split = (&path[..from + at], &path[from + at + 2..]);
+        from += at + 2;
+        rest = &path[from..];
+    }
+    split
+}
+
+fn without_arguments(segment: &str) -> &str {
+    segment.split('<').next().unwrap_or(segment)
+}
+
+/// Where `wanted` first stands outside all brackets; the `>` of an arrow is none.
+fn find_outside(text: &str, wanted: &str) -> Option<usize> {
+    let mut depth = 0_usize;
+    let mut before = ' ';
+    for (at, c) in text.char_indices() {
+        match c {
+            '<' | '(' | '[' => depth += 1,
+            '>' if before == '-' => {}
+            '>' | ')' | ']' => depth = depth.saturating_sub(1),
+            _ if depth == 0 && text[at..].starts_with(wanted) => return Some(at),
+            _ => {}
+        }
+        before = c;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::readable;
+
+    #[test]
+    fn names() {
+        for (path, name) in [
+            ("forward", "forward"),
+            ("app::forward::{{closure}}", "forward"),
+            ("app::nn::forward::{{closure}}::{{closure}}", "forward"),
+            ("app::forward<alloc::vec::Vec<u8>>::{{closure}}", "forward"),
+            (
+                "app::forward<fn(u8) -> a::B, a::main::{{closure}}>::{{closure}}",
+                "forward",
+            ),
+            // methods
+            ("app::nn::Model::forward::{{closure}}", "Model::forward"),
+            (
+                "app::Model<app::nn::Layer<f32>>::forward<u8>::{{closure}}",
+                "Model::forward",
+            ),
+            ("app::View<'_>::forward::{{closure}}", "View::forward"),
+            ("app::Array<3>::forward::{{closure}}", "Array::forward"),
+            ("app::Model::match::{{closure}}", "Model::match"),
+            ("app::Modèle::passe::{{closure}}", "Modèle::passe"),
+            // of traits, and of types that live elsewhere
+            (
+                "<app::nn::Model as app::Layer>::forward::{{closure}}",
+                "Model::forward",
+            ),
+            (
+                "<app::Model<f32> as app::Layer<fn() -> u8>>::forward::{{closure}}",
+                "Model::forward",
+            ),
+            (
+                "app::ext::<impl app::Model>::forward::{{closure}}",
+                "Model::forward",
+            ),
+            (
+                "app::ext::<impl app::Model<a::Vec<_>>>::forward::{{closure}}",
+                "Model::forward",
+            ),
+            (
+                "app::ext::<impl app::Layer<u8> for app::Model>::forward::{{closure}}",
+                "Model::forward",
+            ),
+            // of types without a path of their own
+            ("<u32 as app::Layer>::forward::{{closure}}", "u32::forward"),
+            (
+                "<&mut app::Model as app::Layer>::forward::{{closure}}",
+                "Model::forward",
+            ),
+            (
+                "<dyn app::Other + core::marker::Send as app::Layer>::forward::{{closure}}",
+                "Other::forward",
+            ),
+            (
+                "<dyn core::ops::function::Fn(u8) -> a::B as app::Layer>::forward::{{closure}}",
+                "Fn::forward",
+            ),
+            (
+                "<[f32] as app::Layer>::forward::{{closure}}",
+                "[f32]::forward",
+            ),
+            (
+                "<(app::A, u8) as app::Layer>::forward::{{closure}}",
+                "(app::A, u8)::forward",
+            ),
+            (
+                "<fn(app::A) -> u8 as app::Layer>::forward::{{closure}}",
+                "fn::forward",
+            ),
+            (
+                "<app::main::{{closure}} as app::Layer>::forward::{{closure}}",
+                "{{closure}}::forward",
+            ),
+            // inside another function: its own name
+            ("app::outer::inner::{{closure}}", "inner"),
+            ("app::Model<_>::forward::inner::{{closure}}", "inner"),
+            (
+                "app::ext::<impl app::Model>::forward::inner::{{closure}}",
+                "inner",
+            ),
+            ("app::main::{{closure}}::inner::{{closure}}", "inner"),
+            ("app::outer::Local::forward::{{closure}}", "Local::forward"),
+            // nothing to find: shown as it is, never a panic
+            ("", ""),
+            ("::", ""),
+            ("<", ""),
+            ("a<b::c", "a"),
+        ] {
+            assert_eq!(readable(path), name, "{path}");
+        }
+    }
+}
