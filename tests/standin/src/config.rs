@@ -1,0 +1,356 @@
+//! What the environment says that this driver should be like. Read once; what cannot be understood ends the process.
+//!
+//! - `GPUMEM_STANDIN="devices=2,total=16GiB,reserved=615MiB,used[1]=4GiB,mig=1"`: see [`Config::read`] for every key;
+//! - `GPUMEM_STANDIN_FAIL="nvmlDeviceGetMemoryInfo_v2[1]=15@3;cuInit=803"`: a function returns this code, if wanted only
+//!   for one device (by NVML index), if wanted only from its N-th call on;
+//! - `GPUMEM_STANDIN_FIGURES=max`: every memory figure is `u64::MAX`;
+//! - `GPUMEM_STANDIN_LOG=file`: a line for each call, as `cuMemFree_v2=0`, with the device where there is one;
+//! - `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` mean what they mean to CUDA.
+
+use std::env;
+use std::ffi::c_int;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// What one card has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Card {
+    pub(crate) total: u64,
+    pub(crate) reserved: u64,
+    /// What other processes hold.
+    pub(crate) used: u64,
+}
+
+/// What NVML's list of compute processes shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Processes {
+    /// This process, once it has a context.
+    Own,
+    /// Nobody, as in many containers.
+    Empty,
+    /// This process, with a figure that is not available, as under WSL2.
+    Unavailable,
+}
+
+#[derive(Debug)]
+#[allow(clippy::struct_excessive_bools)] // Each is a switch of its own, in any combination.
+pub(crate) struct Config {
+    pub(crate) cards: Vec<Card>,
+    pub(crate) context: u64,
+    pub(crate) mig: bool,
+    pub(crate) pools: bool,
+    pub(crate) processes: Processes,
+    /// Whether CUDA's own order of the cards is the reverse of NVML's.
+    pub(crate) reversed: bool,
+    pub(crate) figures_max: bool,
+    pub(crate) faults: Vec<Fault>,
+    pub(crate) log: Option<PathBuf>,
+    /// `CUDA_VISIBLE_DEVICES`, as it stands.
+    pub(crate) visible: Option<String>,
+}
+
+impl Config {
+    pub(crate) fn from_env(functions: &[&str]) -> Result<Self, String> {
+        let var = |name: &str| env::var(name).ok();
+        let mut config = Self::read(&var("GPUMEM_STANDIN").unwrap_or_default())?;
+        config.faults = read_faults(&var("GPUMEM_STANDIN_FAIL").unwrap_or_default(), functions)?;
+        config.figures_max = match var("GPUMEM_STANDIN_FIGURES").as_deref() {
+            None | Some("") => false,
+            Some("max") => true,
+            Some(other) => {
+                return Err(format!(
+                    "GPUMEM_STANDIN_FIGURES={other}: only `max` is known"
+                ));
+            }
+        };
+        config.log = env::var_os("GPUMEM_STANDIN_LOG").map(PathBuf::from);
+        config.visible = var("CUDA_VISIBLE_DEVICES");
+        config.reversed &= var("CUDA_DEVICE_ORDER").as_deref() != Some("PCI_BUS_ID");
+        Ok(config)
+    }
+
+    /// Reads `GPUMEM_STANDIN`: `key=value`, separated by commas.
+    ///
+    /// | key | default | |
+    /// |---|---|---|
+    /// | `devices` | `1` | how many cards |
+    /// | `total` | `16GiB` | memory of card 0; each further card has 1 GiB more than the last |
+    /// | `reserved` | `615MiB` | what the driver keeps of each card |
+    /// | `used` | `0MiB` | what other processes hold of each card |
+    /// | `context` | `527MiB` | what a context takes |
+    /// | `mig` | `0` | `1`: each card is split, and CUDA sees its one slice of half the memory |
+    /// | `pools` | `1` | `0`: no stream-ordered pools |
+    /// | `processes` | `own` | `empty`, `unavailable`: what NVML's process list shows |
+    /// | `fastest` | `pci` | `reversed`: CUDA's own order of the cards is the reverse of NVML's |
+    ///
+    /// `total[1]`, `reserved[1]` and `used[1]` set one card alone.
+    fn read(text: &str) -> Result<Self, String> {
+        let mut config = Self {
+            cards: Vec::new(),
+            context: 527 * MIB,
+            mig: false,
+            pools: true,
+            processes: Processes::Own,
+            reversed: false,
+            figures_max: false,
+            faults: Vec::new(),
+            log: None,
+            visible: None,
+        };
+        let mut devices = 1;
+        let mut common = Card {
+            total: 16 * GIB,
+            reserved: 615 * MIB,
+            used: 0,
+        };
+        let mut single = Vec::new();
+        for entry in text
+            .split(',')
+            .map(str::trim)
+            .filter(|entry| !entry.is_empty())
+        {
+            let refuse = |why: &str| format!("GPUMEM_STANDIN: `{entry}`: {why}");
+            let (key, value) = entry
+                .split_once('=')
+                .ok_or_else(|| refuse("not of the form key=value"))?;
+            let flag = || match value {
+                "0" => Ok(false),
+                "1" => Ok(true),
+                _ => Err(refuse("neither 0 nor 1")),
+            };
+            match key {
+                "devices" => {
+                    devices = value
+                        .parse()
+                        .ok()
+                        .filter(|count| *count <= 64)
+                        .ok_or_else(|| refuse("0 to 64"))?;
+                }
+                "context" => {
+                    config.context =
+                        size(value).ok_or_else(|| refuse("no size, such as 527MiB"))?;
+                }
+                "mig" => config.mig = flag()?,
+                "pools" => config.pools = flag()?,
+                "processes" => {
+                    config.processes = match value {
+                        "own" => Processes::Own,
+                        "empty" => Processes::Empty,
+                        "unavailable" => Processes::Unavailable,
+                        _ => return Err(refuse("own, empty or unavailable")),
+                    }
+                }
+                "fastest" => {
+                    config.reversed = match value {
+                        "pci" => false,
+                        "reversed" => true,
+                        _ => return Err(refuse("pci or reversed")),
+                    }
+                }
+                _ => {
+                    let (name, card) = indexed(key).ok_or_else(|| refuse("a bad index"))?;
+                    let bytes = size(value)
+                        .ok_or_else(|| refuse("no such key, or no size, such as 16GiB"))?;
+                    match card {
+                        Some(card) => single.push((entry, card, name, bytes)),
+                        None => {
+                            *figure(&mut common, name).ok_or_else(|| refuse("no such key"))? =
+                                bytes;
+                        }
+                    }
+                }
+            }
+        }
+        config.cards = (0..devices)
+            .map(|card| Card {
+                total: common.total + card * GIB,
+                ..common
+            })
+            .collect();
+        for (entry, card, name, bytes) in single {
+            let figure = config
+                .cards
+                .get_mut(card)
+                .and_then(|card| figure(card, name));
+            *figure.ok_or_else(|| format!("GPUMEM_STANDIN: `{entry}`: no such card or key"))? =
+                bytes;
+        }
+        Ok(config)
+    }
+}
+
+fn figure<'card>(card: &'card mut Card, name: &str) -> Option<&'card mut u64> {
+    match name {
+        "total" => Some(&mut card.total),
+        "reserved" => Some(&mut card.reserved),
+        "used" => Some(&mut card.used),
+        _ => None,
+    }
+}
+
+/// `16GiB`, `615MiB`, `1KiB`, `12B`.
+fn size(text: &str) -> Option<u64> {
+    let (number, unit) = text.split_at(text.find(|sign: char| !sign.is_ascii_digit())?);
+    let unit = match unit {
+        "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => MIB,
+        "GiB" => GIB,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(unit)
+}
+
+/// `name` or `name[index]`.
+fn indexed(text: &str) -> Option<(&str, Option<usize>)> {
+    match text.strip_suffix(']') {
+        None => Some((text, None)),
+        Some(text) => {
+            let (name, index) = text.split_once('[')?;
+            Some((name, Some(index.parse().ok()?)))
+        }
+    }
+}
+
+/// A function that is to fail.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    function: String,
+    card: Option<usize>,
+    code: c_int,
+    /// The first call that fails, counted from 1.
+    from: u64,
+    calls: AtomicU64,
+}
+
+impl Fault {
+    /// The code that this call has to return, if it is one of those that fail. A fault of one card counts only the calls
+    /// for that card, and hears of a call once the card is known.
+    pub(crate) fn strike(&self, function: &str, card: Option<usize>) -> Option<c_int> {
+        if self.function != function || self.card != card {
+            return None;
+        }
+        let call = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
+        (call >= self.from).then_some(self.code)
+    }
+}
+
+fn read_faults(text: &str, functions: &[&str]) -> Result<Vec<Fault>, String> {
+    let entries = text
+        .split(';')
+        .map(str::trim)
+        .filter(|entry| !entry.is_empty());
+    entries
+        .map(|entry| {
+            let refuse = |why: &str| format!("GPUMEM_STANDIN_FAIL: `{entry}`: {why}");
+            let form = || {
+                refuse("not of the form function=code, function[card]=code or function=code@call")
+            };
+            let (place, what) = entry.split_once('=').ok_or_else(form)?;
+            let (function, card) = indexed(place).ok_or_else(form)?;
+            let (code, from) = what.split_once('@').unwrap_or((what, "1"));
+            if !functions.contains(&function) {
+                return Err(refuse("the stand-in driver has no such function"));
+            }
+            Ok(Fault {
+                function: function.to_owned(),
+                card,
+                code: code.parse().map_err(|_| form())?,
+                from: from.parse().map_err(|_| form())?,
+                calls: AtomicU64::new(0),
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Card, Config, GIB, MIB, Processes, read_faults};
+
+    #[test]
+    fn cards() {
+        let cards = |text| Config::read(text).unwrap().cards;
+        let plain = Card {
+            total: 16 * GIB,
+            reserved: 615 * MIB,
+            used: 0,
+        };
+        assert_eq!(cards(""), [plain]);
+        assert_eq!(
+            cards("devices=2"),
+            [
+                plain,
+                Card {
+                    total: 17 * GIB,
+                    ..plain
+                }
+            ]
+        );
+        assert_eq!(
+            cards("devices=2, total=1GiB, reserved=0B, used[1]=3KiB"),
+            [
+                Card {
+                    total: GIB,
+                    reserved: 0,
+                    used: 0
+                },
+                Card {
+                    total: 2 * GIB,
+                    reserved: 0,
+                    used: 3 << 10
+                }
+            ],
+        );
+        assert_eq!(cards("devices=0"), []);
+        assert_eq!(
+            Config::read("processes=empty").unwrap().processes,
+            Processes::Empty
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_understood_is_refused() {
+        let refused = "devices devices=x devices=65 total=16 total=GiB total=16GB total[1]=1GiB total[x=1GiB size=1GiB mig=2";
+        for text in refused.split(' ').chain([
+            "processes=none",
+            "fastest=slow",
+            "context=0",
+            "total=99999999999999GiB",
+        ]) {
+            let error = Config::read(text).map(|_| ()).expect_err(text);
+            assert!(error.contains(text), "{error}");
+        }
+        for text in [
+            "cuInit",
+            "cuInit=",
+            "cuInit=x",
+            "cuInit=1@",
+            "cuInit[=1",
+            "cuinit=1",
+        ] {
+            let error = read_faults(text, &["cuInit"]).map(|_| ()).expect_err(text);
+            assert!(error.contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn faults_strike_from_their_call_on_and_for_their_card() {
+        let faults = read_faults("a=15@2; b[1]=6", &["a", "b"]).unwrap();
+        let strike = |function, card| faults.iter().find_map(|fault| fault.strike(function, card));
+        assert_eq!(
+            [strike("a", None), strike("a", None), strike("a", None)],
+            [None, Some(15), Some(15)]
+        );
+        assert_eq!(
+            [
+                strike("b", None),
+                strike("b", Some(0)),
+                strike("b", Some(1))
+            ],
+            [None, None, Some(6)]
+        );
+    }
+}

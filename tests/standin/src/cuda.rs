@@ -1,0 +1,754 @@
+//! `libcuda`: what it sees, contexts of each thread, blocks, the stream-ordered pool, streams and events.
+//!
+//! Work takes no time here: a stream is always idle, an event has always happened.
+
+use std::cell::RefCell;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::mem::ManuallyDrop;
+use std::sync::atomic::Ordering;
+
+use crate::device_model::{DeviceModel, ModelError};
+use crate::driver::{Call, Gpu, Memory, lock};
+use crate::ffi::{Input, NullPointer, Out};
+
+/// A `CUresult` other than success.
+struct Refusal(c_int);
+
+const INVALID_VALUE: Refusal = Refusal(1);
+const OUT_OF_MEMORY: Refusal = Refusal(2);
+const NOT_INITIALIZED: Refusal = Refusal(3);
+const NO_DEVICE: Refusal = Refusal(100);
+const INVALID_DEVICE: Refusal = Refusal(101);
+const INVALID_CONTEXT: Refusal = Refusal(201);
+const INVALID_HANDLE: Refusal = Refusal(400);
+const CONTEXT_IS_DESTROYED: Refusal = Refusal(709);
+const NOT_SUPPORTED: Refusal = Refusal(801);
+const STREAM_CAPTURE_UNSUPPORTED: Refusal = Refusal(900);
+const STREAM_CAPTURE_IMPLICIT: Refusal = Refusal(906);
+
+impl From<c_int> for Refusal {
+    fn from(code: c_int) -> Self {
+        Self(code)
+    }
+}
+
+impl From<Refusal> for c_int {
+    fn from(refusal: Refusal) -> Self {
+        refusal.0
+    }
+}
+
+impl From<NullPointer> for Refusal {
+    fn from(_: NullPointer) -> Self {
+        INVALID_VALUE
+    }
+}
+
+impl From<ModelError> for Refusal {
+    fn from(error: ModelError) -> Self {
+        match error {
+            ModelError::OutOfMemory => OUT_OF_MEMORY,
+            ModelError::UnknownAddress | ModelError::ZeroBytes => INVALID_VALUE,
+        }
+    }
+}
+
+/// A `CUdevice`: the CUDA ordinal.
+type Device = c_int;
+/// A `CUdeviceptr`.
+type Address = u64;
+/// A `CUcontext`, `CUmemoryPool`, `CUstream`, `CUevent` or `CUgraph`; each kind in a range of its own. There is one primary
+/// context and one pool for each card.
+type Handle = usize;
+
+const CONTEXTS: Handle = 0x1000_0000;
+const POOLS: Handle = 0x2000_0000;
+const GRAPH: Handle = 0x3000_0000;
+
+thread_local! {
+    // Never dropped, so that a thread's other destructors may still call CUDA.
+    static CURRENT: ManuallyDrop<RefCell<Vec<Handle>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
+}
+
+/// The calling thread's stack of contexts.
+fn stack<T>(use_it: impl FnOnce(&mut Vec<Handle>) -> T) -> T {
+    CURRENT.with(|stack| use_it(&mut stack.borrow_mut()))
+}
+
+fn card_of(handle: Handle, kind: Handle, call: &Call) -> Option<usize> {
+    handle
+        .checked_sub(kind)
+        .filter(|card| *card < call.driver.gpus.len())
+}
+
+fn ready(call: &Call) -> Result<(), Refusal> {
+    if call.is_initialised() {
+        Ok(())
+    } else {
+        Err(NOT_INITIALIZED)
+    }
+}
+
+/// The card of an ordinal.
+fn device(call: &Call, device: Device) -> Result<(usize, &'static Gpu), Refusal> {
+    ready(call)?;
+    let ordinal = usize::try_from(device).map_err(|_| INVALID_DEVICE)?;
+    let card = *call.driver.visible.get(ordinal).ok_or(INVALID_DEVICE)?;
+    Ok((card, call.on(card)?))
+}
+
+/// The card of the calling thread's current context.
+fn current(call: &Call) -> Result<(usize, &'static Gpu), Refusal> {
+    ready(call)?;
+    let context = stack(|stack| stack.last().copied()).ok_or(INVALID_CONTEXT)?;
+    let card = card_of(context, CONTEXTS, call).ok_or(INVALID_CONTEXT)?;
+    let gpu = call.on(card)?;
+    if gpu.memory().retained == 0 {
+        return Err(CONTEXT_IS_DESTROYED);
+    }
+    Ok((card, gpu))
+}
+
+/// The card of a stream, or of the current context for the streams that every context has.
+fn stream_card(call: &Call, stream: Handle) -> Result<(usize, &'static Gpu), Refusal> {
+    if stream <= 2 {
+        return current(call);
+    }
+    ready(call)?;
+    let card = *lock(&call.driver.objects)
+        .streams
+        .get(&stream)
+        .ok_or(INVALID_HANDLE)?;
+    Ok((card, call.on(card)?))
+}
+
+/// Refuses what is not legal while a stream of the card is being captured.
+fn not_capturing(call: &Call, card: usize) -> Result<(), Refusal> {
+    let objects = lock(&call.driver.objects);
+    if objects
+        .capturing
+        .iter()
+        .any(|stream| objects.streams.get(stream) == Some(&card))
+    {
+        return Err(STREAM_CAPTURE_UNSUPPORTED);
+    }
+    Ok(())
+}
+
+fn pool(call: &Call, pool: Handle) -> Result<(usize, &'static Gpu), Refusal> {
+    ready(call)?;
+    let card = card_of(pool, POOLS, call).ok_or(INVALID_VALUE)?;
+    Ok((card, call.on(card)?))
+}
+
+fn event(call: &Call, event: Handle) -> Result<(), Refusal> {
+    ready(call)?;
+    if lock(&call.driver.objects).events.contains(&event) {
+        Ok(())
+    } else {
+        Err(INVALID_HANDLE)
+    }
+}
+
+/// Each card's addresses are moved by this, so that no two cards give out the same one.
+const CARD_ADDRESSES: Address = 1 << 44;
+const FIRST_ADDRESS: Address = 0x7000_0000_0000;
+
+fn address_out(card: usize, address: Address) -> Address {
+    address + card as Address * CARD_ADDRESSES
+}
+
+/// The card of an address, and the address as its model knows it.
+fn address_in(call: &Call, address: Address) -> Result<(&'static Gpu, Address), Refusal> {
+    let card = address.checked_sub(FIRST_ADDRESS).ok_or(INVALID_VALUE)? / CARD_ADDRESSES;
+    let gpu = usize::try_from(card)
+        .ok()
+        .and_then(|card| call.driver.gpus.get(card))
+        .ok_or(INVALID_VALUE)?;
+    Ok((gpu, address - card * CARD_ADDRESSES))
+}
+
+fn figure(call: &Call, bytes: u64) -> u64 {
+    if call.driver.config.figures_max {
+        u64::MAX
+    } else {
+        bytes
+    }
+}
+
+fn figure_usize(call: &Call, bytes: u64) -> usize {
+    usize::try_from(figure(call, bytes)).unwrap_or(usize::MAX)
+}
+
+fn count(number: usize) -> c_int {
+    c_int::try_from(number).unwrap_or(c_int::MAX)
+}
+
+/// CUDA counts as a device's total what the driver leaves of it.
+fn total(model: &DeviceModel) -> u64 {
+    model.total() - model.reserved()
+}
+
+/// The block and the place in it that `length` bytes from an address on are in.
+fn place(
+    memory: &mut Memory,
+    address: Address,
+    length: usize,
+) -> Result<(Address, usize), Refusal> {
+    let (start, bytes) = memory.cuda().block_at(address).ok_or(INVALID_VALUE)?;
+    let offset = address - start;
+    if length as u64 > bytes - offset {
+        return Err(INVALID_VALUE);
+    }
+    Ok((start, usize::try_from(offset).map_err(|_| INVALID_VALUE)?))
+}
+
+fn write(call: &Call, address: Address, bytes: &[u8]) -> Result<(), Refusal> {
+    ready(call)?;
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    let (gpu, address) = address_in(call, address)?;
+    let mut memory = gpu.memory();
+    let (start, offset) = place(&mut memory, address, bytes.len())?;
+    let contents = memory.contents.entry(start).or_default();
+    contents.resize(contents.len().max(offset + bytes.len()), 0);
+    contents[offset..offset + bytes.len()].copy_from_slice(bytes);
+    Ok(())
+}
+
+fn read(call: &Call, address: Address, length: usize) -> Result<Vec<u8>, Refusal> {
+    ready(call)?;
+    if length == 0 {
+        return Ok(Vec::new());
+    }
+    let (gpu, address) = address_in(call, address)?;
+    let mut memory = gpu.memory();
+    let (start, offset) = place(&mut memory, address, length)?;
+    let written = memory.contents.get(&start).map_or(&[][..], |contents| {
+        contents.get(offset..).unwrap_or_default()
+    });
+    let mut bytes = written[..written.len().min(length)].to_vec();
+    bytes.resize(length, 0);
+    Ok(bytes)
+}
+
+/// Zeros are what unwritten memory reads as, and so are not stored anew.
+fn fill(call: &Call, address: Address, value: u8, length: usize) -> Result<(), Refusal> {
+    if value != 0 {
+        return write(call, address, &vec![value; length]);
+    }
+    ready(call)?;
+    if length == 0 {
+        return Ok(());
+    }
+    let (gpu, address) = address_in(call, address)?;
+    let mut memory = gpu.memory();
+    let (start, offset) = place(&mut memory, address, length)?;
+    if let Some(contents) = memory.contents.get_mut(&start) {
+        let end = contents.len().min(offset + length);
+        if offset < end {
+            contents[offset..end].fill(0);
+        }
+    }
+    Ok(())
+}
+
+fn put_uuid(uuid: &Out<[u8; 16]>, bytes: [u8; 16]) -> Result<(), Refusal> {
+    Ok(uuid.put(bytes)?)
+}
+
+fn new_event(call: &Call, created: &Out<Handle>) -> Result<(), Refusal> {
+    current(call)?;
+    let mut objects = lock(&call.driver.objects);
+    let handle = objects.new_handle();
+    objects.events.insert(handle);
+    Ok(created.put(handle)?)
+}
+
+fn new_stream(call: &Call, created: &Out<Handle>) -> Result<(), Refusal> {
+    let (card, _) = current(call)?;
+    let mut objects = lock(&call.driver.objects);
+    let handle = objects.new_handle();
+    objects.streams.insert(handle, card);
+    Ok(created.put(handle)?)
+}
+
+fn synchronize(call: &Call, card: usize, gpu: &Gpu) -> Result<(), Refusal> {
+    not_capturing(call, card)?;
+    gpu.memory().cuda().synchronize();
+    Ok(())
+}
+
+fn give_pool(call: &Call, found: &Out<Handle>, of: Device) -> Result<(), Refusal> {
+    let (card, _) = device(call, of)?;
+    if !call.driver.config.pools {
+        return Err(NOT_SUPPORTED);
+    }
+    Ok(found.put(POOLS + card)?)
+}
+
+/// `CU_DEVICE_ATTRIBUTE_…` and what it is here; any other reads as 0.
+const ATTRIBUTES: &[(c_int, c_int)] = &[
+    (1, 1024), // MAX_THREADS_PER_BLOCK
+    (10, 32),  // WARP_SIZE
+    (16, 132), // MULTIPROCESSOR_COUNT
+    (41, 1),   // UNIFIED_ADDRESSING
+    (75, 9),   // COMPUTE_CAPABILITY_MAJOR
+    (76, 0),   // COMPUTE_CAPABILITY_MINOR
+    (83, 1),   // MANAGED_MEMORY
+];
+const MEMORY_POOLS_SUPPORTED: c_int = 115;
+
+/// `CU_MEMPOOL_ATTR_…`
+const RELEASE_THRESHOLD: c_int = 4;
+const RESERVED_MEM_CURRENT: c_int = 5;
+const RESERVED_MEM_HIGH: c_int = 6;
+const USED_MEM_CURRENT: c_int = 7;
+const USED_MEM_HIGH: c_int = 8;
+
+exports! {
+    fn cuInit(flags: c_uint) |call| {
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        if call.driver.visible.is_empty() {
+            return Err(NO_DEVICE);
+        }
+        call.driver.cuda_initialised.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn cuDriverGetVersion(version: Out<c_int>) |_call| {
+        Ok(version.put(13_000)?)
+    }
+
+    fn cuDeviceGetCount(number: Out<c_int>) |call| {
+        ready(call)?;
+        Ok(number.put(count(call.driver.visible.len()))?)
+    }
+
+    fn cuDeviceGet(found: Out<Device>, ordinal: c_int) |call| {
+        device(call, ordinal)?;
+        Ok(found.put(ordinal)?)
+    }
+
+    fn cuDeviceGetName(name: Out<c_char>, length: c_int, of: Device) |call| {
+        let (_, gpu) = device(call, of)?;
+        Ok(name.put_text(&gpu.name, usize::try_from(length).map_err(|_| INVALID_VALUE)?)?)
+    }
+
+    fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, of: Device) |call| {
+        // On a split card this one names the whole card.
+        let (_, gpu) = device(call, of)?;
+        put_uuid(&uuid, gpu.uuid.0)
+    }
+
+    fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, of: Device) |call| {
+        let (_, gpu) = device(call, of)?;
+        put_uuid(&uuid, gpu.mig.unwrap_or(gpu.uuid).0)
+    }
+
+    fn cuDeviceTotalMem_v2(bytes: Out<usize>, of: Device) |call| {
+        let (_, gpu) = device(call, of)?;
+        let total = total(gpu.memory().cuda());
+        Ok(bytes.put(figure_usize(call, total))?)
+    }
+
+    fn cuDeviceGetAttribute(value: Out<c_int>, attribute: c_int, of: Device) |call| {
+        device(call, of)?;
+        let known = ATTRIBUTES.iter().find(|(known, _)| *known == attribute).map_or(0, |(_, value)| *value);
+        Ok(value.put(match attribute {
+            MEMORY_POOLS_SUPPORTED => c_int::from(call.driver.config.pools),
+            _ => known,
+        })?)
+    }
+
+    fn cuDevicePrimaryCtxGetState(of: Device, flags: Out<c_uint>, active: Out<c_int>) |call| {
+        let (_, gpu) = device(call, of)?;
+        flags.put(0)?;
+        Ok(active.put(c_int::from(gpu.memory().retained > 0))?)
+    }
+
+    fn cuDevicePrimaryCtxRetain(context: Out<Handle>, of: Device) |call| {
+        let (card, gpu) = device(call, of)?;
+        let mut memory = gpu.memory();
+        if memory.retained == 0 {
+            memory.cuda().hold(call.driver.config.context)?;
+            call.driver.contexts_created.fetch_add(1, Ordering::Relaxed);
+        }
+        memory.retained += 1;
+        Ok(context.put(CONTEXTS + card)?)
+    }
+
+    fn cuDevicePrimaryCtxRelease_v2(of: Device) |call| {
+        let (card, gpu) = device(call, of)?;
+        let mut memory = gpu.memory();
+        memory.retained = memory.retained.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+        if memory.retained == 0 {
+            memory.contents.clear();
+            memory.cuda().clear();
+            memory.cuda().release(call.driver.config.context);
+            let mut objects = lock(&call.driver.objects);
+            objects.streams.retain(|_, of| *of != card);
+        }
+        Ok(())
+    }
+
+    fn cuCtxGetCurrent(context: Out<Handle>) |call| {
+        ready(call)?;
+        Ok(context.put(stack(|stack| stack.last().copied()).unwrap_or(0))?)
+    }
+
+    fn cuCtxSetCurrent(context: Handle) |call| {
+        ready(call)?;
+        if context != 0 && card_of(context, CONTEXTS, call).is_none() {
+            return Err(INVALID_CONTEXT);
+        }
+        stack(|stack| {
+            stack.pop();
+            stack.extend(Some(context).filter(|context| *context != 0));
+        });
+        Ok(())
+    }
+
+    fn cuCtxPushCurrent_v2(context: Handle) |call| {
+        ready(call)?;
+        card_of(context, CONTEXTS, call).ok_or(INVALID_CONTEXT)?;
+        stack(|stack| stack.push(context));
+        Ok(())
+    }
+
+    fn cuCtxPopCurrent_v2(context: Out<Handle>) |call| {
+        ready(call)?;
+        let popped = stack(Vec::pop).ok_or(INVALID_CONTEXT)?;
+        if context.is_null() { Ok(()) } else { Ok(context.put(popped)?) }
+    }
+
+    fn cuCtxGetDevice(found: Out<Device>) |call| {
+        let (card, _) = current(call)?;
+        let ordinal = call.driver.visible.iter().position(|visible| *visible == card).ok_or(INVALID_CONTEXT)?;
+        Ok(found.put(count(ordinal))?)
+    }
+
+    fn cuCtxSynchronize() |call| {
+        let (card, gpu) = current(call)?;
+        synchronize(call, card, gpu)
+    }
+
+    fn cuMemGetInfo_v2(free: Out<usize>, all: Out<usize>) |call| {
+        let (_, gpu) = current(call)?;
+        let mut memory = gpu.memory();
+        free.put(figure_usize(call, memory.cuda().free()))?;
+        Ok(all.put(figure_usize(call, total(memory.cuda())))?)
+    }
+
+    fn cuDeviceGetMemPool(found: Out<Handle>, of: Device) |call| {
+        give_pool(call, &found, of)
+    }
+
+    fn cuDeviceGetDefaultMemPool(found: Out<Handle>, of: Device) |call| {
+        give_pool(call, &found, of)
+    }
+
+    fn cuMemPoolTrimTo(of: Handle, keep: usize) |call| {
+        let (card, gpu) = pool(call, of)?;
+        not_capturing(call, card)?;
+        gpu.memory().cuda().trim_to(keep as u64);
+        Ok(())
+    }
+
+    fn cuMemPoolGetAttribute(of: Handle, attribute: c_int, value: Out<c_void>) |call| {
+        let (_, gpu) = pool(call, of)?;
+        let mut memory = gpu.memory();
+        let model = memory.cuda();
+        let bytes = match attribute {
+            // The reuse policies are numbers of the size of an `int`.
+            1..=3 => return Ok(value.of::<c_int>().put(1)?),
+            RELEASE_THRESHOLD => model.pool_release_threshold(),
+            RESERVED_MEM_CURRENT => model.pool_reserved(),
+            RESERVED_MEM_HIGH => model.pool_reserved_high(),
+            USED_MEM_CURRENT => model.pool_used(),
+            USED_MEM_HIGH => model.pool_used_high(),
+            _ => return Err(INVALID_VALUE),
+        };
+        Ok(value.of().put(figure(call, bytes))?)
+    }
+
+    fn cuMemPoolSetAttribute(of: Handle, attribute: c_int, value: Out<c_void>) |call| {
+        let (_, gpu) = pool(call, of)?;
+        let mut memory = gpu.memory();
+        let wanted = if (1..=3).contains(&attribute) { 0 } else { value.of::<u64>().get()? };
+        match attribute {
+            1..=3 => (),
+            RELEASE_THRESHOLD => memory.cuda().set_pool_release_threshold(wanted),
+            // The marks can be reset and not set.
+            RESERVED_MEM_HIGH if wanted == 0 => memory.cuda().reset_pool_reserved_high(),
+            USED_MEM_HIGH if wanted == 0 => memory.cuda().reset_pool_used_high(),
+            _ => return Err(INVALID_VALUE),
+        }
+        Ok(())
+    }
+
+    fn cuMemAlloc_v2(address: Out<Address>, bytes: usize) |call| {
+        let (card, gpu) = current(call)?;
+        not_capturing(call, card)?;
+        let block = gpu.memory().cuda().alloc(bytes as u64)?;
+        Ok(address.put(address_out(card, block))?)
+    }
+
+    fn cuMemFree_v2(address: Address) |call| {
+        current(call)?;
+        if address == 0 {
+            return Ok(());
+        }
+        let (gpu, block) = address_in(call, address)?;
+        let mut memory = gpu.memory();
+        if memory.cuda().free_block(block).is_err() {
+            // A pooled block may be freed like any other, and is then gone at once.
+            memory.cuda().free_async(block)?;
+            memory.cuda().synchronize();
+        }
+        memory.contents.remove(&block);
+        Ok(())
+    }
+
+    fn cuMemAllocAsync(address: Out<Address>, bytes: usize, stream: Handle) |call| {
+        let (card, gpu) = stream_card(call, stream)?;
+        if !call.driver.config.pools {
+            return Err(NOT_SUPPORTED);
+        }
+        let block = gpu.memory().cuda().alloc_async(bytes as u64)?;
+        Ok(address.put(address_out(card, block))?)
+    }
+
+    fn cuMemFreeAsync(address: Address, stream: Handle) |call| {
+        stream_card(call, stream)?;
+        let (gpu, block) = address_in(call, address)?;
+        let mut memory = gpu.memory();
+        memory.cuda().free_async(block)?;
+        memory.contents.remove(&block);
+        Ok(())
+    }
+
+    fn cuMemGetAddressRange_v2(start: Out<Address>, bytes: Out<usize>, address: Address) |call| {
+        current(call)?;
+        let (gpu, inside) = address_in(call, address)?;
+        let (block, length) = gpu.memory().cuda().block_at(inside).ok_or(INVALID_VALUE)?;
+        if !start.is_null() {
+            start.put(address - (inside - block))?;
+        }
+        if !bytes.is_null() {
+            bytes.put(usize::try_from(length).unwrap_or(usize::MAX))?;
+        }
+        Ok(())
+    }
+
+    fn cuMemsetD8_v2(address: Address, value: u8, length: usize) |call| {
+        current(call)?;
+        fill(call, address, value, length)
+    }
+
+    fn cuMemsetD8Async(address: Address, value: u8, length: usize, stream: Handle) |call| {
+        stream_card(call, stream)?;
+        fill(call, address, value, length)
+    }
+
+    fn cuMemcpyHtoD_v2(to: Address, from: Input, length: usize) |call| {
+        current(call)?;
+        write(call, to, &from.get(length)?)
+    }
+
+    fn cuMemcpyHtoDAsync_v2(to: Address, from: Input, length: usize, stream: Handle) |call| {
+        stream_card(call, stream)?;
+        write(call, to, &from.get(length)?)
+    }
+
+    fn cuMemcpyDtoH_v2(to: Out<c_void>, from: Address, length: usize) |call| {
+        current(call)?;
+        Ok(to.of().put_all(&read(call, from, length)?)?)
+    }
+
+    fn cuMemcpyDtoHAsync_v2(to: Out<c_void>, from: Address, length: usize, stream: Handle) |call| {
+        stream_card(call, stream)?;
+        Ok(to.of().put_all(&read(call, from, length)?)?)
+    }
+
+    fn cuMemcpyDtoD_v2(to: Address, from: Address, length: usize) |call| {
+        current(call)?;
+        write(call, to, &read(call, from, length)?)
+    }
+
+    fn cuMemcpyDtoDAsync_v2(to: Address, from: Address, length: usize, stream: Handle) |call| {
+        stream_card(call, stream)?;
+        write(call, to, &read(call, from, length)?)
+    }
+
+    fn cuStreamCreate(created: Out<Handle>, _flags: c_uint) |call| {
+        new_stream(call, &created)
+    }
+
+    fn cuStreamCreateWithPriority(created: Out<Handle>, _flags: c_uint, _priority: c_int) |call| {
+        new_stream(call, &created)
+    }
+
+    fn cuStreamDestroy_v2(stream: Handle) |call| {
+        ready(call)?;
+        let mut objects = lock(&call.driver.objects);
+        objects.capturing.remove(&stream);
+        objects.streams.remove(&stream).map(drop).ok_or(INVALID_HANDLE)
+    }
+
+    fn cuStreamSynchronize(stream: Handle) |call| {
+        let (card, gpu) = stream_card(call, stream)?;
+        synchronize(call, card, gpu)
+    }
+
+    fn cuStreamQuery(stream: Handle) |call| {
+        stream_card(call, stream).map(drop)
+    }
+
+    fn cuStreamBeginCapture_v2(stream: Handle, _mode: c_int) |call| {
+        if stream <= 2 {
+            return Err(STREAM_CAPTURE_UNSUPPORTED);
+        }
+        stream_card(call, stream)?;
+        lock(&call.driver.objects).capturing.insert(stream);
+        Ok(())
+    }
+
+    fn cuStreamEndCapture(stream: Handle, graph: Out<Handle>) |call| {
+        stream_card(call, stream)?;
+        if !lock(&call.driver.objects).capturing.remove(&stream) {
+            return Err(INVALID_VALUE);
+        }
+        Ok(graph.put(GRAPH)?)
+    }
+
+    fn cuGraphDestroy(graph: Handle) |call| {
+        ready(call)?;
+        if graph == GRAPH { Ok(()) } else { Err(INVALID_VALUE) }
+    }
+
+    fn cuStreamIsCapturing(stream: Handle, status: Out<c_int>) |call| {
+        let (card, _) = stream_card(call, stream)?;
+        if stream == 0 && not_capturing(call, card).is_err() {
+            return Err(STREAM_CAPTURE_IMPLICIT);
+        }
+        Ok(status.put(c_int::from(lock(&call.driver.objects).capturing.contains(&stream)))?)
+    }
+
+    fn cuStreamWaitEvent(stream: Handle, waited: Handle, _flags: c_uint) |call| {
+        stream_card(call, stream)?;
+        event(call, waited)
+    }
+
+    fn cuEventCreate(created: Out<Handle>, _flags: c_uint) |call| {
+        new_event(call, &created)
+    }
+
+    fn cuEventRecord(recorded: Handle, stream: Handle) |call| {
+        stream_card(call, stream)?;
+        event(call, recorded)
+    }
+
+    fn cuEventQuery(asked: Handle) |call| {
+        event(call, asked)
+    }
+
+    fn cuEventSynchronize(waited: Handle) |call| {
+        event(call, waited)
+    }
+
+    fn cuEventDestroy_v2(destroyed: Handle) |call| {
+        ready(call)?;
+        if lock(&call.driver.objects).events.remove(&destroyed) { Ok(()) } else { Err(INVALID_HANDLE) }
+    }
+}
+
+/// `CUresult` codes, with their names and NVIDIA's words for them.
+const ERRORS: &[(c_int, &std::ffi::CStr, &std::ffi::CStr)] = &[
+    (0, c"CUDA_SUCCESS", c"no error"),
+    (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
+    (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
+    (3, c"CUDA_ERROR_NOT_INITIALIZED", c"initialization error"),
+    (
+        34,
+        c"CUDA_ERROR_STUB_LIBRARY",
+        c"CUDA driver is a stub library",
+    ),
+    (
+        46,
+        c"CUDA_ERROR_DEVICE_UNAVAILABLE",
+        c"CUDA-capable device(s) is/are busy or unavailable",
+    ),
+    (
+        100,
+        c"CUDA_ERROR_NO_DEVICE",
+        c"no CUDA-capable device is detected",
+    ),
+    (101, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
+    (
+        201,
+        c"CUDA_ERROR_INVALID_CONTEXT",
+        c"invalid device context",
+    ),
+    (
+        214,
+        c"CUDA_ERROR_ECC_UNCORRECTABLE",
+        c"uncorrectable ECC error encountered",
+    ),
+    (
+        400,
+        c"CUDA_ERROR_INVALID_HANDLE",
+        c"invalid resource handle",
+    ),
+    (
+        709,
+        c"CUDA_ERROR_CONTEXT_IS_DESTROYED",
+        c"context is destroyed",
+    ),
+    (800, c"CUDA_ERROR_NOT_PERMITTED", c"operation not permitted"),
+    (801, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
+    (
+        802,
+        c"CUDA_ERROR_SYSTEM_NOT_READY",
+        c"system not yet initialized",
+    ),
+    (
+        803,
+        c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+        c"system has unsupported display driver / cuda driver combination",
+    ),
+    (
+        900,
+        c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+        c"operation not permitted when stream is capturing",
+    ),
+    (
+        906,
+        c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+        c"operation would make the legacy stream depend on a capturing blocking stream",
+    ),
+    (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
+];
+
+fn error(code: c_int) -> Result<(*const c_char, *const c_char), Refusal> {
+    let (_, name, words) = ERRORS
+        .iter()
+        .find(|(known, ..)| *known == code)
+        .ok_or(INVALID_VALUE)?;
+    Ok((name.as_ptr(), words.as_ptr()))
+}
+
+/// NVIDIA's `cuGetErrorName`, for the codes that the tests make happen.
+#[unsafe(no_mangle)]
+extern "C" fn cuGetErrorName(code: c_int, name: Out<*const c_char>) -> c_int {
+    crate::ffi::code_of(error(code).and_then(|(text, _)| Ok(name.put(text)?)))
+}
+
+/// NVIDIA's `cuGetErrorString`, likewise.
+#[unsafe(no_mangle)]
+extern "C" fn cuGetErrorString(code: c_int, words: Out<*const c_char>) -> c_int {
+    crate::ffi::code_of(error(code).and_then(|(_, text)| Ok(words.put(text)?)))
+}

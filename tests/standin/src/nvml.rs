@@ -1,0 +1,279 @@
+//! `libnvidia-ml`: NVML sees every card, in its own order, whatever CUDA is told.
+
+use std::ffi::{c_char, c_int, c_uint};
+use std::process;
+use std::sync::atomic::Ordering;
+
+use crate::config::Processes;
+use crate::driver::{Call, Figures, Gpu};
+use crate::ffi::{NullPointer, Out, Text};
+
+/// An `nvmlReturn_t` other than success.
+struct Refusal(c_int);
+
+const UNINITIALIZED: Refusal = Refusal(1);
+const INVALID_ARGUMENT: Refusal = Refusal(2);
+const NOT_FOUND: Refusal = Refusal(6);
+const INSUFFICIENT_SIZE: Refusal = Refusal(7);
+const ARGUMENT_VERSION_MISMATCH: Refusal = Refusal(25);
+
+impl From<c_int> for Refusal {
+    fn from(code: c_int) -> Self {
+        Self(code)
+    }
+}
+
+impl From<Refusal> for c_int {
+    fn from(refusal: Refusal) -> Self {
+        refusal.0
+    }
+}
+
+impl From<NullPointer> for Refusal {
+    fn from(_: NullPointer) -> Self {
+        INVALID_ARGUMENT
+    }
+}
+
+/// An `nvmlDevice_t`: 16 times the card's index plus one, and one more for the card's slice.
+type Handle = usize;
+
+fn handle(card: usize, slice: bool) -> Handle {
+    (card + 1) * 16 + usize::from(slice)
+}
+
+fn ready(call: &Call) -> Result<(), Refusal> {
+    match call.driver.nvml_users.load(Ordering::Relaxed) {
+        0 => Err(UNINITIALIZED),
+        _ => Ok(()),
+    }
+}
+
+/// The card behind a handle, and whether the handle is that of its slice.
+fn device(call: &Call, device: Handle) -> Result<(&'static Gpu, bool), Refusal> {
+    ready(call)?;
+    let card = (device / 16)
+        .checked_sub(1)
+        .filter(|card| *card < call.driver.gpus.len())
+        .ok_or(INVALID_ARGUMENT)?;
+    let gpu = call.on(card)?;
+    match device % 16 {
+        0 => Ok((gpu, false)),
+        1 if gpu.mig.is_some() => Ok((gpu, true)),
+        _ => Err(INVALID_ARGUMENT),
+    }
+}
+
+fn figures(call: &Call, of: Handle) -> Result<Figures, Refusal> {
+    let (gpu, slice) = device(call, of)?;
+    let figures = gpu.memory().figures(slice);
+    let max = Figures {
+        total: u64::MAX,
+        free: u64::MAX,
+        used: u64::MAX,
+        reserved: u64::MAX,
+    };
+    Ok(if call.driver.config.figures_max {
+        max
+    } else {
+        figures
+    })
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct MemoryV1 {
+    total: u64,
+    free: u64,
+    used: u64,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct MemoryV2 {
+    version: c_uint,
+    total: u64,
+    reserved: u64,
+    free: u64,
+    used: u64,
+}
+
+/// `NVML_STRUCT_VERSION(Memory, 2)`: the size, and the version above it.
+const MEMORY_V2: c_uint = 0x0200_0028;
+const _: () = assert!(size_of::<MemoryV2>() == 0x28);
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ProcessInfo {
+    pid: c_uint,
+    used: u64,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+}
+
+/// `NVML_VALUE_NOT_AVAILABLE`.
+const NOT_AVAILABLE: u64 = u64::MAX;
+
+/// NVML counts a little less of a context than the card shows: 518 MiB of 527.
+const UNSEEN_OF_CONTEXT: u64 = 9 << 20;
+
+fn processes(call: &Call, of: Handle) -> Result<Vec<ProcessInfo>, Refusal> {
+    let (gpu, _) = device(call, of)?;
+    let mut memory = gpu.memory();
+    let used = match call.driver.config.processes {
+        Processes::Empty => return Ok(Vec::new()),
+        _ if memory.retained == 0 => return Ok(Vec::new()),
+        Processes::Unavailable => NOT_AVAILABLE,
+        Processes::Own => {
+            memory.cuda().used() - gpu.others - UNSEEN_OF_CONTEXT.min(call.driver.config.context)
+        }
+    };
+    Ok(vec![ProcessInfo {
+        pid: process::id(),
+        used,
+        gpu_instance: c_uint::MAX,
+        compute_instance: c_uint::MAX,
+    }])
+}
+
+exports! {
+    fn nvmlInit_v2() |call| {
+        call.driver.nvml_users.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn nvmlInitWithFlags(_flags: c_uint) |call| {
+        call.driver.nvml_users.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn nvmlShutdown() |call| {
+        ready(call)?;
+        call.driver.nvml_users.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn nvmlSystemGetDriverVersion(version: Out<c_char>, length: c_uint) |call| {
+        ready(call)?;
+        version.put_text("580.159.01", length as usize)?;
+        Ok(())
+    }
+
+    fn nvmlSystemGetNVMLVersion(version: Out<c_char>, length: c_uint) |call| {
+        ready(call)?;
+        version.put_text("13.580.159.01", length as usize)?;
+        Ok(())
+    }
+
+    fn nvmlDeviceGetCount_v2(count: Out<c_uint>) |call| {
+        ready(call)?;
+        count.put(c_uint::try_from(call.driver.gpus.len()).unwrap_or(c_uint::MAX))?;
+        Ok(())
+    }
+
+    fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, found: Out<Handle>) |call| {
+        ready(call)?;
+        let card = Some(index as usize).filter(|card| *card < call.driver.gpus.len()).ok_or(INVALID_ARGUMENT)?;
+        call.on(card)?;
+        found.put(handle(card, false))?;
+        Ok(())
+    }
+
+    fn nvmlDeviceGetHandleByUUID(uuid: Text, found: Out<Handle>) |call| {
+        ready(call)?;
+        let wanted = uuid.get()?;
+        let whole = |gpu: &Gpu| gpu.uuid.spelled("GPU-") == wanted;
+        let slice = |gpu: &Gpu| gpu.mig.is_some_and(|mig| mig.spelled("MIG-") == wanted);
+        let card = call.driver.gpus.iter().position(|gpu| whole(gpu) || slice(gpu)).ok_or(NOT_FOUND)?;
+        let gpu = call.on(card)?;
+        found.put(handle(card, slice(gpu)))?;
+        Ok(())
+    }
+
+    fn nvmlDeviceGetIndex(of: Handle, index: Out<c_uint>) |call| {
+        device(call, of)?;
+        index.put(c_uint::try_from(of / 16 - 1).unwrap_or(c_uint::MAX))?;
+        Ok(())
+    }
+
+    fn nvmlDeviceGetUUID(of: Handle, uuid: Out<c_char>, length: c_uint) |call| {
+        let (gpu, slice) = device(call, of)?;
+        let text = match gpu.mig {
+            Some(mig) if slice => mig.spelled("MIG-"),
+            _ => gpu.uuid.spelled("GPU-"),
+        };
+        if text.len() >= length as usize {
+            return Err(INSUFFICIENT_SIZE);
+        }
+        uuid.put_text(&text, length as usize)?;
+        Ok(())
+    }
+
+    fn nvmlDeviceGetName(of: Handle, name: Out<c_char>, length: c_uint) |call| {
+        let (gpu, _) = device(call, of)?;
+        if gpu.name.len() >= length as usize {
+            return Err(INSUFFICIENT_SIZE);
+        }
+        name.put_text(&gpu.name, length as usize)?;
+        Ok(())
+    }
+
+    fn nvmlDeviceGetMemoryInfo(of: Handle, memory: Out<MemoryV1>) |call| {
+        let Figures { total, free, used, reserved } = figures(call, of)?;
+        // The first version knows nothing of `reserved` and counts it as used.
+        memory.put(MemoryV1 { total, free, used: used.saturating_add(reserved) })?;
+        Ok(())
+    }
+
+    fn nvmlDeviceGetMemoryInfo_v2(of: Handle, memory: Out<MemoryV2>) |call| {
+        let Figures { total, free, used, reserved } = figures(call, of)?;
+        if memory.get()?.version != MEMORY_V2 {
+            return Err(ARGUMENT_VERSION_MISMATCH);
+        }
+        memory.put(MemoryV2 { version: MEMORY_V2, total, reserved, free, used })?;
+        Ok(())
+    }
+
+    fn nvmlDeviceGetComputeRunningProcesses_v3(of: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) |call| {
+        let processes = processes(call, of)?;
+        let room = count.get()?;
+        let needed = c_uint::try_from(processes.len()).unwrap_or(c_uint::MAX);
+        count.put(needed)?;
+        if room < needed {
+            return Err(INSUFFICIENT_SIZE);
+        }
+        if !list.is_null() {
+            list.put_all(&processes)?;
+        }
+        Ok(())
+    }
+
+    fn nvmlDeviceIsMigDeviceHandle(of: Handle, is_slice: Out<c_uint>) |call| {
+        let (_, slice) = device(call, of)?;
+        is_slice.put(c_uint::from(slice))?;
+        Ok(())
+    }
+}
+
+/// NVIDIA's `nvmlErrorString`, in NVIDIA's words.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlErrorString(code: c_int) -> *const c_char {
+    let text = match code {
+        0 => c"Success",
+        1 => c"Uninitialized",
+        2 => c"Invalid Argument",
+        3 => c"Not Supported",
+        4 => c"Insufficient Permissions",
+        6 => c"Not Found",
+        7 => c"Insufficient Size",
+        9 => c"Driver Not Loaded",
+        12 => c"NVML Shared Library Not Found",
+        13 => c"Function Not Found",
+        15 => c"GPU is lost",
+        18 => c"Driver/library version mismatch",
+        25 => c"Argument version mismatch",
+        999 => c"Unknown Error",
+        _ => c"Unknown Error Code",
+    };
+    text.as_ptr()
+}
