@@ -63,16 +63,17 @@ impl Parse for Args {
 
 /// The next option's name: one that exists and was not given before.
 fn option(input: ParseStream<'_>, seen: &mut Vec<Ident>) -> Result<Ident> {
+    let options = || format!("the options are `{}`", OPTIONS.join("`, `"));
+    if !input.peek(Ident::peek_any) {
+        return Err(input.error(options()));
+    }
     let key = input.call(Ident::parse_any)?;
     if seen.contains(&key) {
         let message = format!("the option `{key}` is given twice");
         return Err(Error::new(key.span(), message));
     }
     if !OPTIONS.iter().any(|option| key == option) {
-        let message = format!(
-            "unknown option `{key}`; the options are `{}`",
-            OPTIONS.join("`, `")
-        );
+        let message = format!("unknown option `{key}`; {}", options());
         return Err(Error::new(key.span(), message));
     }
     seen.push(key.clone());
@@ -115,15 +116,10 @@ fn gauge(lit: &Lit) -> Option<Ident> {
 
 /// `silent` alone, or `silent = false`.
 fn flag(key: &Ident, input: ParseStream<'_>) -> Result<bool> {
-    if ends_here(input) {
+    if !input.peek(Token![=]) {
         return Ok(true);
     }
-    value(
-        key,
-        input,
-        "`true` or `false`, or stands alone for `true`",
-        boolean,
-    )
+    value(key, input, "`true` or `false`", boolean)
 }
 
 fn path(key: &Ident, input: ParseStream<'_>) -> Result<Path> {

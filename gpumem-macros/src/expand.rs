@@ -3,6 +3,7 @@
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::parse::Parser;
+use syn::token::Brace;
 use syn::{Block, Error, Expr, ExprAsync, Result, ReturnType, Stmt, parse_quote, parse2};
 
 use crate::args::Args;
@@ -55,7 +56,7 @@ fn traced_impl(block: &Impl, guard: &TokenStream) -> TokenStream {
                 {
                     traced_function(function, guard)
                 }
-                Member::Function(function) => with_body(function, &function.body),
+                Member::Function(function) => with_body(function, &function.body, function.brace),
                 Member::Other(item) => item.to_token_stream(),
             });
         }
@@ -63,25 +64,41 @@ fn traced_impl(block: &Impl, guard: &TokenStream) -> TokenStream {
     tokens
 }
 
-/// The body keeps its own block inside the guard's: its locals go first, and lints see it as it was written.
 fn traced_function(function: &Function, guard: &TokenStream) -> TokenStream {
-    let body = guarded_future(function, guard).unwrap_or_else(|| {
-        let body = &function.body;
-        // Written here but located there: `unused_braces` looks at braces that the user wrote.
-        let span = Span::mixed_site().located_at(function.brace.span.join());
-        let block = quote_spanned!(span=> { #body });
-        quote!(#guard #block)
-    });
-    with_body(function, &body)
+    if let Some(body) = traced_future(function, guard) {
+        return with_body(function, &body, function.brace);
+    }
+    let body = &function.body;
+    with_body(function, &quote!(#guard #body), ours(function.brace))
 }
 
-fn with_body(function: &Function, body: &TokenStream) -> TokenStream {
+/// A function that ends in `async {}` or `Box::pin(async {})`, as `#[async_trait]` writes it: its work is that block,
+/// and the guard belongs inside.
+fn traced_future(function: &Function, guard: &TokenStream) -> Option<TokenStream> {
+    if function.sig.asyncness.is_some() || matches!(function.sig.output, ReturnType::Default) {
+        return None;
+    }
+    let mut stmts = Block::parse_within.parse2(function.body.clone()).ok()?;
+    let Some(Stmt::Expr(tail, None)) = stmts.last_mut() else {
+        return None;
+    };
+    let future = &mut async_block(tail)?.block;
+    future.stmts.insert(0, parse_quote!(#guard));
+    future.brace_token = ours(future.brace_token);
+    Some(quote!(#(#stmts)*))
+}
+
+/// Braces in the user's place that lints take for ours: items after the guard are not "items after statements".
+fn ours(theirs: Brace) -> Brace {
+    Brace(Span::mixed_site().located_at(theirs.span.join()))
+}
+
+fn with_body(function: &Function, body: &TokenStream, brace: Brace) -> TokenStream {
     let Function {
         attrs,
         vis,
         defaultness,
         sig,
-        brace,
         inner_attrs,
         ..
     } = function;
@@ -90,22 +107,6 @@ fn with_body(function: &Function, body: &TokenStream) -> TokenStream {
         tokens.extend(quote!(#(#inner_attrs)* #body));
     });
     tokens
-}
-
-/// A function that ends in `async {}` or `Box::pin(async {})`, as `#[async_trait]` writes it: its work is that block,
-/// and the guard belongs inside.
-fn guarded_future(function: &Function, guard: &TokenStream) -> Option<TokenStream> {
-    if function.sig.asyncness.is_some() || matches!(function.sig.output, ReturnType::Default) {
-        return None;
-    }
-    let mut stmts = Block::parse_within.parse2(function.body.clone()).ok()?;
-    let Some(Stmt::Expr(tail, None)) = stmts.last_mut() else {
-        return None;
-    };
-    let future = async_block(tail)?;
-    let written = &future.block;
-    future.block = parse_quote!({ #guard #written });
-    Some(quote!(#(#stmts)*))
 }
 
 fn async_block(tail: &mut Expr) -> Option<&mut ExprAsync> {

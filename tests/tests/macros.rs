@@ -1,0 +1,738 @@
+//! What `#[gpu_mem_trace]` accepts, and what each use prints.
+//!
+//! The attribute must be clean in the strictest crate, so this one is.
+#![deny(warnings, clippy::pedantic, clippy::nursery)]
+#![forbid(unsafe_code)]
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
+use std::sync::{Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use gpumem::gpu_mem_trace;
+
+/// The lines printed while `run` ran. One test at a time: a trace counts the whole process.
+fn lines<T>(run: impl FnOnce() -> T) -> Vec<String> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    gpumem::take();
+    drop(run());
+    gpumem::take().into_iter().map(|ctx| exit(&ctx)).collect()
+}
+
+fn exit(ctx: &str) -> String {
+    format!("△Used Peaked MB:      0      0 ({ctx}: exit)")
+}
+
+/// `run` must print one line for each of `contexts`, in this order.
+#[track_caller]
+fn check<const N: usize, T>(run: impl FnOnce() -> T, contexts: [&str; N]) {
+    assert_eq!(lines(run), contexts.map(exit));
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+    }
+}
+
+/// A future that is pending once.
+#[derive(Default)]
+struct Yield(bool);
+
+impl Future for Yield {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+        if std::mem::replace(&mut self.0, true) {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    }
+}
+
+mod free_functions {
+    use super::*;
+
+    #[gpu_mem_trace]
+    fn plain() {}
+
+    #[gpu_mem_trace]
+    #[rustfmt::skip]
+    fn in_one_line() -> i32 { 1 }
+
+    #[gpu_mem_trace]
+    extern "C" fn for_c(n: i32) -> i32 {
+        n
+    }
+
+    #[gpu_mem_trace]
+    fn early(n: i32) -> &'static str {
+        if n > 0 {
+            return "early";
+        }
+        "late"
+    }
+
+    #[gpu_mem_trace]
+    fn question(text: &str) -> Result<i32, std::num::ParseIntError> {
+        let n: i32 = text.parse()?;
+        Ok(n + 1)
+    }
+
+    #[gpu_mem_trace]
+    fn panics() {
+        panic!("on purpose");
+    }
+
+    #[gpu_mem_trace]
+    fn never() -> ! {
+        panic!("on purpose")
+    }
+
+    #[gpu_mem_trace]
+    fn factorial(n: u64) -> u64 {
+        if n == 0 { 1 } else { n * factorial(n - 1) }
+    }
+
+    #[gpu_mem_trace]
+    fn outer() -> i32 {
+        #[gpu_mem_trace]
+        fn inner() -> i32 {
+            7
+        }
+        inner()
+    }
+
+    #[test]
+    fn report_when_they_end() {
+        check(plain, ["plain"]);
+        check(in_one_line, ["in_one_line"]);
+        check(|| for_c(1), ["for_c"]);
+        check(|| assert_eq!(early(1), "early"), ["early"]);
+        check(|| assert_eq!(early(0), "late"), ["early"]);
+        check(|| assert_eq!(question("41"), Ok(42)), ["question"]);
+        check(|| assert!(question("x").is_err()), ["question"]);
+        check(|| assert_eq!(factorial(3), 6), ["factorial"; 4]);
+        check(|| assert_eq!(outer(), 7), ["inner", "outer"]);
+    }
+
+    #[test]
+    fn report_when_they_panic() {
+        check(|| assert!(catch_unwind(panics).is_err()), ["panics"]);
+        check(|| assert!(catch_unwind(|| never()).is_err()), ["never"]);
+    }
+
+    #[gpu_mem_trace]
+    fn generic<T: Clone, const N: usize>(value: &T) -> [T; N]
+    where
+        T: Copy,
+    {
+        [*value; N]
+    }
+
+    #[gpu_mem_trace]
+    fn longest<'a>(a: &'a str, b: &'a str) -> &'a str {
+        if a.len() > b.len() { a } else { b }
+    }
+
+    #[gpu_mem_trace]
+    fn both_places(numbers: impl IntoIterator<Item = u32>) -> impl Iterator<Item = u32> {
+        numbers.into_iter().map(|n| n + 1)
+    }
+
+    #[gpu_mem_trace]
+    fn borrowing<'a>(text: &'a str, by: &'a str) -> impl Iterator<Item = &'a str> + use<'a> {
+        text.split(by)
+    }
+
+    struct Point {
+        x: i32,
+        y: i32,
+    }
+
+    #[gpu_mem_trace]
+    fn patterns(
+        (a, mut b): (i32, i32),
+        Point { x, y: renamed }: Point,
+        [first, ..]: [i32; 3],
+        _: i32,
+        _ignored: i32,
+    ) -> i32 {
+        b += 1;
+        a + b + x + renamed + first
+    }
+
+    #[test]
+    fn keep_their_signature() {
+        check(|| assert_eq!(generic::<_, 2>(&1), [1, 1]), ["generic"]);
+        check(|| assert_eq!(longest("ab", "c"), "ab"), ["longest"]);
+        check(|| assert!(both_places([1, 2]).eq([2, 3])), ["both_places"]);
+        check(
+            || assert!(borrowing("a b", " ").eq(["a", "b"])),
+            ["borrowing"],
+        );
+        let patterns = || patterns((1, 2), Point { x: 3, y: 4 }, [5, 6, 7], 8, 9);
+        check(|| assert_eq!(patterns(), 16), ["patterns"]);
+    }
+
+    #[gpu_mem_trace]
+    fn inner_attributes() -> i32 {
+        #![allow(unused_variables)]
+        //! And an inner comment.
+        const LOCAL: i32 = 2;
+        let unused = 1;
+        LOCAL
+    }
+
+    /// Documented.
+    #[must_use]
+    #[inline(never)]
+    #[gpu_mem_trace]
+    #[track_caller]
+    #[deprecated(note = "still here")]
+    pub fn attributed() -> u32 {
+        std::panic::Location::caller().line()
+    }
+
+    #[test]
+    #[expect(deprecated, reason = "the attribute must have been kept")]
+    fn keep_their_attributes() {
+        check(|| assert_eq!(inner_attributes(), 2), ["inner_attributes"]);
+        let here = || (attributed(), line!());
+        check(|| assert_eq!(here().0, here().1), ["attributed"; 2]);
+    }
+
+    #[test]
+    #[gpu_mem_trace]
+    fn a_test_below_its_attribute() {}
+
+    #[gpu_mem_trace]
+    #[test]
+    fn a_test_above_its_attribute() {}
+
+    #[gpu_mem_trace]
+    fn hygienic(_trace: i32, trace: i32, gpumem: i32) -> i32 {
+        let __private = 1;
+        _trace + trace + gpumem + __private
+    }
+
+    #[test]
+    fn leave_all_names_to_the_user() {
+        check(|| assert_eq!(hygienic(1, 2, 3), 7), ["hygienic"]);
+    }
+
+    /// Reports into the same lines when it is dropped.
+    struct Says;
+
+    impl Drop for Says {
+        #[gpu_mem_trace]
+        fn drop(&mut self) {}
+    }
+
+    #[gpu_mem_trace]
+    fn with_locals() {
+        let _says = Says;
+        #[gpu_mem_trace(ctx = "body")]
+        fn body() {}
+        body();
+    }
+
+    #[test]
+    fn outlive_their_locals() {
+        check(with_locals, ["body", "Says::drop", "with_locals"]);
+    }
+
+    macro_rules! written_by_a_macro {
+        ($visibility:vis $name:ident $body:block $ctx:literal $item:item) => {
+            #[gpu_mem_trace]
+            $visibility fn $name() $body
+
+            #[gpu_mem_trace(ctx = $ctx)]
+            $item
+        };
+    }
+    written_by_a_macro!(pub(super) by_macro { plain() } "literal" fn item() {});
+
+    #[test]
+    fn may_be_written_by_a_macro() {
+        check(by_macro, ["plain", "by_macro"]);
+        check(item, ["literal"]);
+    }
+}
+
+mod options {
+    use super::*;
+
+    #[gpu_mem_trace(ctx = "step")]
+    fn named() {}
+
+    #[gpu_mem_trace(silent)]
+    fn silent() {}
+
+    #[gpu_mem_trace(silent = true)]
+    fn silent_true() {}
+
+    #[gpu_mem_trace(silent = false)]
+    fn silent_false() {}
+
+    #[gpu_mem_trace(on_exit_report = false)]
+    fn no_exit() {}
+
+    #[gpu_mem_trace(on_exit_report)]
+    fn on_exit() {}
+
+    #[gpu_mem_trace(skip)]
+    fn skipped() {}
+
+    #[gpu_mem_trace()]
+    fn empty() {}
+
+    #[gpu_mem_trace(ctx = "all", silent = false, on_exit_report = true, device = 0, gauge = "exact", crate = gpumem)]
+    fn all() {}
+
+    #[gpu_mem_trace(crate = super::gpumem_here::renamed)]
+    fn renamed() {}
+
+    #[test]
+    fn do_what_they_say() {
+        check(named, ["step"]);
+        check(silent, []);
+        check(silent_true, []);
+        check(silent_false, ["silent_false"]);
+        check(no_exit, []);
+        check(on_exit, ["on_exit"]);
+        check(skipped, []);
+        check(empty, ["empty"]);
+        check(all, ["all"]);
+        check(renamed, ["renamed"]);
+    }
+}
+
+mod gpumem_here {
+    pub use ::gpumem as renamed;
+}
+
+/// The user's own `gpumem`, `core`, `Result`, … hide nothing that the attribute needs.
+mod shadowed {
+    #![allow(dead_code, unused_macros, non_camel_case_types)]
+    use super::check;
+    use ::gpumem::gpu_mem_trace;
+
+    mod gpumem {}
+    mod std {}
+    mod core {}
+    struct Result;
+    struct Option;
+    struct Some;
+    struct String;
+    struct Box;
+    struct GpuMemTrace;
+    struct str;
+    struct bool;
+
+    macro_rules! format {
+        () => {};
+    }
+
+    trait Builder: Sized {
+        fn builder(&self) {}
+        fn ctx(self, _: u8) {}
+        fn silent(self, _: u8) {}
+        fn start_or_off(self) {}
+        fn into(self) {}
+    }
+    impl<T> Builder for T {}
+
+    #[gpu_mem_trace(silent = false, gauge = "exact")]
+    fn shadowed() -> Result {
+        Result
+    }
+
+    #[test]
+    fn all_paths_are_absolute() {
+        check(shadowed, ["shadowed"]);
+    }
+}
+
+mod methods {
+    use super::*;
+    use std::rc::Rc;
+    use std::sync::Arc;
+
+    #[derive(Clone, Default)]
+    struct Model<T = u8> {
+        weight: T,
+    }
+
+    impl<T: Clone + Default> Model<T> {
+        #[gpu_mem_trace]
+        fn by_ref(&self) -> &T {
+            &self.weight
+        }
+
+        #[gpu_mem_trace]
+        fn by_mut<'a>(&'a mut self) -> &'a mut T {
+            &mut self.weight
+        }
+
+        #[gpu_mem_trace]
+        fn by_value(mut self) -> T {
+            self.weight = T::default();
+            self.weight
+        }
+
+        #[gpu_mem_trace]
+        fn boxed(self: Box<Self>) -> T {
+            self.weight
+        }
+
+        #[gpu_mem_trace]
+        fn rc(self: Rc<Self>) -> T {
+            self.weight.clone()
+        }
+
+        #[gpu_mem_trace]
+        fn arc(self: &Arc<Self>) -> &T {
+            &self.weight
+        }
+
+        #[gpu_mem_trace]
+        fn pinned(self: Pin<&mut Self>) {}
+
+        #[gpu_mem_trace]
+        fn associated() -> Self {
+            Self::default()
+        }
+
+        #[gpu_mem_trace]
+        fn generic<U>(&self, u: U) -> U {
+            u
+        }
+    }
+
+    #[test]
+    fn with_every_receiver() {
+        let mut model = Model { weight: 1 };
+        check(|| assert_eq!(model.by_ref(), &1), ["Model::by_ref"]);
+        check(|| *model.by_mut() = 2, ["Model::by_mut"]);
+        check(|| model.clone().by_value(), ["Model::by_value"]);
+        check(|| Box::new(model.clone()).boxed(), ["Model::boxed"]);
+        check(|| Rc::new(model.clone()).rc(), ["Model::rc"]);
+        let shared = Arc::new(model.clone());
+        check(|| assert_eq!(shared.arc(), &2), ["Model::arc"]);
+        check(|| Pin::new(&mut model).pinned(), ["Model::pinned"]);
+        check(Model::<u8>::associated, ["Model::associated"]);
+        check(|| model.generic("u"), ["Model::generic"]);
+    }
+
+    trait Layer<T> {
+        fn forward(&self, input: T) -> T;
+
+        #[gpu_mem_trace]
+        fn twice(&self, input: T) -> T {
+            self.forward(self.forward(input))
+        }
+
+        #[gpu_mem_trace]
+        fn create() -> Self
+        where
+            Self: Default,
+        {
+            Self::default()
+        }
+
+        fn generic_default() {}
+    }
+
+    impl<T> Layer<T> for Model<Vec<T>> {
+        #[gpu_mem_trace]
+        fn forward(&self, input: T) -> T {
+            input
+        }
+    }
+
+    impl Layer<i32> for [f32] {
+        #[gpu_mem_trace]
+        fn forward(&self, input: i32) -> i32 {
+            input
+        }
+    }
+
+    mod elsewhere {
+        use super::*;
+
+        impl<T> Layer<T> for Model<Option<T>> {
+            #[gpu_mem_trace]
+            fn forward(&self, input: T) -> T {
+                input
+            }
+        }
+
+        impl Model<bool> {
+            #[gpu_mem_trace]
+            pub(super) fn from_elsewhere() {}
+        }
+    }
+
+    #[test]
+    fn of_traits() {
+        let model = Model { weight: vec![1] };
+        check(|| model.forward(1), ["Model::forward"]);
+        let twice = ["Model::forward", "Model::forward", "Model::twice"];
+        check(|| model.twice(1), twice);
+        check(<Model<Vec<u8>> as Layer<u8>>::create, ["Model::create"]);
+        check(|| [1.0].as_slice().forward(1), ["[f32]::forward"]);
+        check(|| Model { weight: Some(1) }.forward(1), ["Model::forward"]);
+        check(Model::from_elsewhere, ["Model::from_elsewhere"]);
+        check(<Model<Vec<u8>> as Layer<u8>>::generic_default, []);
+    }
+
+    #[test]
+    fn called_through_a_trait_object() {
+        trait Object {
+            #[gpu_mem_trace]
+            fn call(&self) {}
+        }
+        impl Object for u8 {}
+        let object: &dyn Object = &1_u8;
+        check(|| object.call(), ["u8::call"]);
+    }
+}
+
+mod impl_blocks {
+    use super::*;
+
+    struct Matrix<const N: usize>;
+
+    #[gpu_mem_trace]
+    impl<const N: usize> Matrix<{ N }> {
+        #![allow(clippy::unused_self)]
+        const SIZE: usize = N;
+
+        pub(super) const fn size() -> usize {
+            Self::SIZE
+        }
+
+        fn new() -> Self {
+            Self
+        }
+
+        fn rows(&self) -> usize {
+            Self::size()
+        }
+
+        #[gpu_mem_trace(ctx = "its own")]
+        fn own(&self) {}
+
+        #[gpumem::gpu_mem_trace(ctx = "by path")]
+        fn own_by_path(&self) {}
+
+        #[cfg_attr(all(), gpu_mem_trace(ctx = "conditional"))]
+        fn own_conditional(&self) {}
+
+        #[gpu_mem_trace(skip)]
+        fn skipped(&self) {}
+
+        async fn asynchronous(&self) -> usize {
+            Yield::default().await;
+            N
+        }
+    }
+
+    #[gpu_mem_trace(silent)]
+    impl Matrix<9> {
+        fn quiet() {}
+
+        #[gpu_mem_trace]
+        fn loud() {}
+    }
+
+    #[gpu_mem_trace]
+    impl<const N: usize> Iterator for Matrix<N> {
+        type Item = usize;
+
+        fn next(&mut self) -> Option<usize> {
+            None
+        }
+    }
+
+    #[test]
+    fn trace_every_method_once() {
+        let mut matrix = Matrix::<3>;
+        check(Matrix::<3>::new, ["Matrix::new"]);
+        check(|| assert_eq!(matrix.rows(), 3), ["Matrix::rows"]);
+        check(|| matrix.own(), ["its own"]);
+        check(|| matrix.own_by_path(), ["by path"]);
+        check(|| matrix.own_conditional(), ["conditional"]);
+        check(|| matrix.skipped(), []);
+        let future = matrix.asynchronous();
+        check(|| block_on(future), ["Matrix::asynchronous"]);
+        check(|| matrix.next(), ["Matrix::next"]);
+        check(Matrix::quiet, []);
+        check(Matrix::loud, ["Matrix::loud"]);
+    }
+}
+
+mod futures {
+    use super::*;
+
+    #[gpu_mem_trace]
+    async fn step(n: u32) -> u32 {
+        Yield::default().await;
+        n + 1
+    }
+
+    #[gpu_mem_trace]
+    async fn fails(text: &str) -> Result<u32, std::num::ParseIntError> {
+        let n = text.parse()?;
+        Ok(step(n).await)
+    }
+
+    #[gpu_mem_trace]
+    async fn panics() {
+        Yield::default().await;
+        panic!("on purpose");
+    }
+
+    const fn assert_send<F: Send>(future: F) -> F {
+        future
+    }
+
+    #[test]
+    fn report_when_they_end() {
+        check(|| block_on(assert_send(step(1))), ["step"]);
+        check(|| block_on(assert_send(fails("1"))), ["step", "fails"]);
+        check(|| block_on(fails("x")), ["fails"]);
+        let panicking = AssertUnwindSafe(|| block_on(panics()));
+        check(|| assert!(catch_unwind(panicking).is_err()), ["panics"]);
+    }
+
+    #[test]
+    fn report_when_they_are_dropped() {
+        let mut context = Context::from_waker(Waker::noop());
+        let mut future = Box::pin(step(1));
+        check(
+            || assert!(future.as_mut().poll(&mut context).is_pending()),
+            [],
+        );
+        check(|| drop(future), ["step"]);
+        check(|| drop(step(1)), []); // never polled, never started
+    }
+
+    #[gpu_mem_trace]
+    fn by_hand(n: u32) -> impl Future<Output = u32> + Send {
+        let m = n + 1;
+        async move {
+            Yield::default().await;
+            m
+        }
+    }
+
+    #[gpu_mem_trace]
+    fn boxed<'a>(n: &'a u32) -> Pin<Box<dyn Future<Output = u32> + 'a>> {
+        Box::pin(async move {
+            Yield::default().await;
+            *n
+        })
+    }
+
+    #[gpu_mem_trace]
+    fn factory() -> impl Fn() -> Pin<Box<dyn Future<Output = u32>>> {
+        || Box::pin(async { 1 })
+    }
+
+    #[test]
+    fn that_a_function_returns() {
+        let (future, n) = (by_hand(1), 1);
+        check(|| assert_eq!(block_on(future), 2), ["by_hand"]);
+        let future = boxed(&n);
+        check(|| assert_eq!(block_on(future), 1), ["boxed"]);
+        check(|| factory()(), ["factory"]);
+    }
+
+    #[async_trait::async_trait]
+    trait Service {
+        async fn call(&self, n: u32) -> Result<u32, std::num::ParseIntError>;
+
+        #[gpu_mem_trace]
+        async fn default(&self) -> u32 {
+            Yield::default().await;
+            1
+        }
+    }
+
+    struct Method;
+
+    #[async_trait::async_trait]
+    impl Service for Method {
+        #[gpu_mem_trace]
+        async fn call(&self, n: u32) -> Result<u32, std::num::ParseIntError> {
+            Yield::default().await;
+            "2".parse::<u32>().map(|m| n + m)
+        }
+    }
+
+    struct Above;
+
+    #[gpu_mem_trace]
+    #[async_trait::async_trait]
+    impl Service for Above {
+        async fn call(&self, n: u32) -> Result<u32, std::num::ParseIntError> {
+            Yield::default().await;
+            Ok(n + "2".parse::<u32>()?)
+        }
+    }
+
+    struct Below;
+
+    #[async_trait::async_trait]
+    #[gpu_mem_trace]
+    impl Service for Below {
+        async fn call(&self, n: u32) -> Result<u32, std::num::ParseIntError> {
+            Yield::default().await;
+            Ok(n + "2".parse::<u32>()?)
+        }
+    }
+
+    #[test]
+    fn of_async_trait() {
+        for (service, name) in [
+            (&Method as &dyn Service, "Method::call"),
+            (&Above, "Above::call"),
+            (&Below, "Below::call"),
+        ] {
+            let mut future = service.call(1);
+            let mut context = Context::from_waker(Waker::noop());
+            check(
+                || assert!(future.as_mut().poll(&mut context).is_pending()),
+                [],
+            );
+            check(|| assert_eq!(block_on(future), Ok(3)), [name]);
+        }
+        check(|| block_on(Method.default()), ["Method::default"]);
+    }
+
+    trait Native {
+        async fn call(&self) -> u32;
+    }
+
+    #[gpu_mem_trace]
+    impl Native for Method {
+        async fn call(&self) -> u32 {
+            Yield::default().await;
+            1
+        }
+    }
+
+    #[test]
+    fn of_a_trait_without_help() {
+        check(|| block_on(Native::call(&Method)), ["Method::call"]);
+    }
+}

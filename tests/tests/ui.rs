@@ -1,0 +1,28 @@
+//! What the attribute says when it is used wrongly, word for word, in `ui/fail`, and the crates it must not disturb, in
+//! `ui/pass`. After a change of words: `TRYBUILD=overwrite cargo test -p gpumem-tests --test ui`.
+
+use std::process::Command;
+
+/// Compilers word their own part of a message differently, so one is chosen.
+const WORDED_BY: &str = "rustc 1.95.";
+
+#[test]
+fn accepts() {
+    trybuild::TestCases::new().pass("ui/pass/*.rs");
+}
+
+#[test]
+fn refuses() {
+    let compiler = compiler();
+    if compiler.starts_with(WORDED_BY) {
+        trybuild::TestCases::new().compile_fail("ui/fail/*.rs");
+    } else {
+        eprintln!("skipped: the expected words are those of {WORDED_BY}x, this is {compiler}");
+    }
+}
+
+fn compiler() -> String {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(rustc).arg("--version").output();
+    String::from_utf8_lossy(&output.expect("rustc runs").stdout).into_owned()
+}

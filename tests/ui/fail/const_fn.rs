@@ -1,0 +1,13 @@
+use gpumem::gpu_mem_trace;
+
+#[gpu_mem_trace]
+const fn answer() -> u32 {
+    42
+}
+
+// The function is still there: this is no second error.
+const ANSWER: u32 = answer();
+
+fn main() {
+    assert_eq!(ANSWER, 42);
+}
