@@ -4,7 +4,8 @@
 //! - `GPUMEM_STANDIN_FAIL="nvmlDeviceGetMemoryInfo_v2[1]=15@3;cuInit=803"`: a function returns this code, if wanted only
 //!   for one device (by NVML index), if wanted only from its N-th call on;
 //! - `GPUMEM_STANDIN_FIGURES=max`: every memory figure is `u64::MAX`;
-//! - `GPUMEM_STANDIN_LOG=file`: a line for each call, as `cuMemFree_v2=0`, with the device where there is one;
+//! - `GPUMEM_STANDIN_LOG=file`: a line for each call, such as `cuInit=0` or `cuCtxSynchronize[1]=0` where it is known for
+//!   which card, and `context_created[1]=0` for each context that comes into being;
 //! - `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` mean what they mean to CUDA.
 
 use std::env;

@@ -376,6 +376,7 @@ exports! {
         if memory.retained == 0 {
             memory.cuda().hold(call.driver.config.context)?;
             call.driver.contexts_created.fetch_add(1, Ordering::Relaxed);
+            call.log("context_created", 0);
         }
         memory.retained += 1;
         Ok(context.put(CONTEXTS + card)?)

@@ -243,16 +243,21 @@ impl Call {
             card: None.into(),
         };
         let code = call.strike(None).unwrap_or_else(|| code_of(body(&call)));
-        if let Some(log) = &call.driver.log {
-            let card = call
+        call.log(function, code);
+        code
+    }
+
+    /// Writes a line to the log, with the card that the call is about, if there is one.
+    pub(crate) fn log(&self, what: &str, code: c_int) {
+        if let Some(log) = &self.driver.log {
+            let card = self
                 .card
                 .get()
                 .map(|card| format!("[{card}]"))
                 .unwrap_or_default();
-            // A log that cannot be written is missed by the test that reads it.
-            _ = lock(log).write_all(format!("{function}{card}={code}\n").as_bytes());
+            // A line that cannot be written is missed by the test that reads the log.
+            _ = lock(log).write_all(format!("{what}{card}={code}\n").as_bytes());
         }
-        code
     }
 
     /// The card that the call turned out to be about, unless a fault of that card strikes.
