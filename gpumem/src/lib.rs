@@ -1,1 +1,34 @@
-//! gpumem
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![deny(unsafe_code)]
+
+mod error;
+mod export;
+mod ledger;
+mod model;
+mod query;
+mod report;
+mod session;
+mod source;
+#[allow(unsafe_code, reason = "the one folder that talks to C")]
+mod sys;
+
+#[doc(hidden)]
+#[path = "private.rs"]
+pub mod __private;
+
+pub use error::{Error, Result};
+#[cfg(feature = "macros")]
+pub use gpumem_macros::gpu_mem_trace;
+pub use model::{ByteDelta, Bytes, Gauge, GpuMemory, ParseBytesError, ParseGaugeError, Sampling, Trace};
+pub use query::{
+    GpuHandle, b2mb, current_device, device_count, device_name, gpu_mem_get, gpu_mem_get_all, gpu_mem_get_free,
+    gpu_mem_get_free_no_cache, gpu_mem_get_used, gpu_mem_get_used_fast, gpu_mem_get_used_no_cache,
+    gpu_with_max_free_mem, is_available, preload, try_device_count, try_gpu_mem_get, try_gpu_mem_get_all,
+    try_gpu_mem_get_free, try_gpu_mem_get_free_no_cache, try_gpu_mem_get_used, try_gpu_mem_get_used_fast,
+    try_gpu_mem_get_used_no_cache, try_gpu_with_max_free_mem, try_preload,
+};
+pub use report::Report;
+pub use session::{GpuMemTrace, GpuMemTraceBuilder, Sink, set_sink};
+#[cfg(feature = "sim")]
+pub use source::sim;

@@ -28,8 +28,7 @@ fn readable(mut path: &str) -> String {
 /// The type that a segment of a path names, if it is one: `Model<f32>`, `<Model as Trait>`, `<impl Trait for Model>`.
 fn owner(segment: &str) -> Option<&str> {
     let Some(qualified) = segment.strip_prefix('<') else {
-        let named =
-            segment.starts_with(|first: char| first.is_alphabetic() && !first.is_lowercase());
+        let named = segment.starts_with(|first: char| first.is_alphabetic() && !first.is_lowercase());
         return named.then(|| without_arguments(segment));
     };
     let mut owner = qualified.strip_suffix('>').unwrap_or(qualified);
@@ -41,9 +40,8 @@ fn owner(segment: &str) -> Option<&str> {
     let plain = owner.trim_start_matches(['&', ' ']);
     let plain = plain.strip_prefix("mut ").unwrap_or(plain);
     let plain = plain.strip_prefix("dyn ").unwrap_or(plain);
-    let path_end = plain
-        .find(|c: char| !(c.is_alphanumeric() || matches!(c, '_' | ':' | '{' | '}' | '#')))
-        .unwrap_or(plain.len());
+    let path_end =
+        plain.find(|c: char| !(c.is_alphanumeric() || matches!(c, '_' | ':' | '{' | '}' | '#'))).unwrap_or(plain.len());
     let name = split_last(&plain[..path_end]).1;
     // A slice, a tuple, a raw pointer: they have no name, so they are shown as they are.
     Some(if name.is_empty() { owner } else { name })
@@ -94,78 +92,33 @@ mod tests {
             ("app::forward::{{closure}}", "forward"),
             ("app::nn::forward::{{closure}}::{{closure}}", "forward"),
             ("app::forward<alloc::vec::Vec<u8>>::{{closure}}", "forward"),
-            (
-                "app::forward<fn(u8) -> a::B, a::main::{{closure}}>::{{closure}}",
-                "forward",
-            ),
+            ("app::forward<fn(u8) -> a::B, a::main::{{closure}}>::{{closure}}", "forward"),
             // methods
             ("app::nn::Model::forward::{{closure}}", "Model::forward"),
-            (
-                "app::Model<app::nn::Layer<f32>>::forward<u8>::{{closure}}",
-                "Model::forward",
-            ),
+            ("app::Model<app::nn::Layer<f32>>::forward<u8>::{{closure}}", "Model::forward"),
             ("app::View<'_>::forward::{{closure}}", "View::forward"),
             ("app::Array<3>::forward::{{closure}}", "Array::forward"),
             ("app::Model::match::{{closure}}", "Model::match"),
             ("app::Modèle::passe::{{closure}}", "Modèle::passe"),
             // of traits, and of types that live elsewhere
-            (
-                "<app::nn::Model as app::Layer>::forward::{{closure}}",
-                "Model::forward",
-            ),
-            (
-                "<app::Model<f32> as app::Layer<fn() -> u8>>::forward::{{closure}}",
-                "Model::forward",
-            ),
-            (
-                "app::ext::<impl app::Model>::forward::{{closure}}",
-                "Model::forward",
-            ),
-            (
-                "app::ext::<impl app::Model<a::Vec<_>>>::forward::{{closure}}",
-                "Model::forward",
-            ),
-            (
-                "app::ext::<impl app::Layer<u8> for app::Model>::forward::{{closure}}",
-                "Model::forward",
-            ),
+            ("<app::nn::Model as app::Layer>::forward::{{closure}}", "Model::forward"),
+            ("<app::Model<f32> as app::Layer<fn() -> u8>>::forward::{{closure}}", "Model::forward"),
+            ("app::ext::<impl app::Model>::forward::{{closure}}", "Model::forward"),
+            ("app::ext::<impl app::Model<a::Vec<_>>>::forward::{{closure}}", "Model::forward"),
+            ("app::ext::<impl app::Layer<u8> for app::Model>::forward::{{closure}}", "Model::forward"),
             // of types without a path of their own
             ("<u32 as app::Layer>::forward::{{closure}}", "u32::forward"),
-            (
-                "<&mut app::Model as app::Layer>::forward::{{closure}}",
-                "Model::forward",
-            ),
-            (
-                "<dyn app::Other + core::marker::Send as app::Layer>::forward::{{closure}}",
-                "Other::forward",
-            ),
-            (
-                "<dyn core::ops::function::Fn(u8) -> a::B as app::Layer>::forward::{{closure}}",
-                "Fn::forward",
-            ),
-            (
-                "<[f32] as app::Layer>::forward::{{closure}}",
-                "[f32]::forward",
-            ),
-            (
-                "<(app::A, u8) as app::Layer>::forward::{{closure}}",
-                "(app::A, u8)::forward",
-            ),
-            (
-                "<fn(app::A) -> u8 as app::Layer>::forward::{{closure}}",
-                "fn::forward",
-            ),
-            (
-                "<app::main::{{closure}} as app::Layer>::forward::{{closure}}",
-                "{{closure}}::forward",
-            ),
+            ("<&mut app::Model as app::Layer>::forward::{{closure}}", "Model::forward"),
+            ("<dyn app::Other + core::marker::Send as app::Layer>::forward::{{closure}}", "Other::forward"),
+            ("<dyn core::ops::function::Fn(u8) -> a::B as app::Layer>::forward::{{closure}}", "Fn::forward"),
+            ("<[f32] as app::Layer>::forward::{{closure}}", "[f32]::forward"),
+            ("<(app::A, u8) as app::Layer>::forward::{{closure}}", "(app::A, u8)::forward"),
+            ("<fn(app::A) -> u8 as app::Layer>::forward::{{closure}}", "fn::forward"),
+            ("<app::main::{{closure}} as app::Layer>::forward::{{closure}}", "{{closure}}::forward"),
             // inside another function: its own name
             ("app::outer::inner::{{closure}}", "inner"),
             ("app::Model<_>::forward::inner::{{closure}}", "inner"),
-            (
-                "app::ext::<impl app::Model>::forward::inner::{{closure}}",
-                "inner",
-            ),
+            ("app::ext::<impl app::Model>::forward::inner::{{closure}}", "inner"),
             ("app::main::{{closure}}::inner::{{closure}}", "inner"),
             ("app::outer::Local::forward::{{closure}}", "Local::forward"),
             // nothing to find: shown as it is, never a panic

@@ -208,17 +208,12 @@ impl DeviceModel {
     /// Frees every block, pooled or not, as the end of a context does.
     pub(crate) fn clear(&mut self) {
         let (total, reserved, held) = (self.total, self.reserved, self.held);
-        *self = Self {
-            held,
-            ..Self::new(total).with_reserved(reserved)
-        };
+        *self = Self { held, ..Self::new(total).with_reserved(reserved) };
     }
 
     /// The start and size of the live block that this address points into, as `cuMemGetAddressRange` tells.
     pub(crate) fn block_at(&self, address: u64) -> Option<(u64, u64)> {
-        self.blocks
-            .containing(address)
-            .or_else(|| self.pool.blocks.containing(address))
+        self.blocks.containing(address).or_else(|| self.pool.blocks.containing(address))
     }
 
     fn small_backing(&self) -> u64 {
@@ -269,11 +264,7 @@ struct Blocks {
 
 impl Blocks {
     fn starting_at(next: u64) -> Self {
-        Self {
-            live: BTreeMap::new(),
-            reusable: BTreeMap::new(),
-            next,
-        }
+        Self { live: BTreeMap::new(), reusable: BTreeMap::new(), next }
     }
 
     fn insert(&mut self, bytes: u64) -> Result<u64, ModelError> {
@@ -290,14 +281,8 @@ impl Blocks {
     }
 
     fn remove(&mut self, address: u64) -> Result<u64, ModelError> {
-        let bytes = self
-            .live
-            .remove(&address)
-            .ok_or(ModelError::UnknownAddress)?;
-        self.reusable
-            .entry(packed(bytes)?)
-            .or_default()
-            .push(address);
+        let bytes = self.live.remove(&address).ok_or(ModelError::UnknownAddress)?;
+        self.reusable.entry(packed(bytes)?).or_default().push(address);
         Ok(bytes)
     }
 
@@ -317,9 +302,7 @@ fn add(a: u64, b: u64) -> Result<u64, ModelError> {
 }
 
 fn round_up(bytes: u64, step: u64) -> Result<u64, ModelError> {
-    bytes
-        .checked_next_multiple_of(step)
-        .ok_or(ModelError::OutOfMemory)
+    bytes.checked_next_multiple_of(step).ok_or(ModelError::OutOfMemory)
 }
 
 #[cfg(test)]
@@ -336,11 +319,7 @@ mod tests {
     fn check(script: &str) {
         let mut device = DeviceModel::new(1024 * MIB);
         let mut addresses: HashMap<&str, u64> = HashMap::new();
-        for step in script
-            .split(';')
-            .map(str::trim)
-            .filter(|step| !step.is_empty())
-        {
+        for step in script.split(';').map(str::trim).filter(|step| !step.is_empty()) {
             let mut words = step.split_whitespace().peekable();
             let refused = words.next_if(|word| word.starts_with('!'));
             let (verb, words) = (words.next().unwrap(), words.collect::<Vec<_>>());
@@ -368,15 +347,9 @@ mod tests {
                 ("threshold", _) => device.set_pool_release_threshold(size(0)),
                 ("reset_high", _) => device.reset_pool_used_high(),
                 ("clear", _) => device.clear(),
-                ("same", _) => assert_eq!(
-                    addresses[words[0]], addresses[words[1]],
-                    "`{step}` in `{script}`"
-                ),
+                ("same", _) => assert_eq!(addresses[words[0]], addresses[words[1]], "`{step}` in `{script}`"),
                 (figure, _) => {
-                    let (_, value) = before
-                        .iter()
-                        .find(|(name, _)| *name == figure)
-                        .expect(figure);
+                    let (_, value) = before.iter().find(|(name, _)| *name == figure).expect(figure);
                     assert_eq!(*value, size(0), "`{step}` in `{script}`");
                 }
             }
@@ -389,17 +362,9 @@ mod tests {
             };
             assert_eq!(outcome.err(), expected, "`{step}` in `{script}`");
             if refused.is_some() {
-                assert_eq!(
-                    figures(&device),
-                    before,
-                    "`{step}` in `{script}` was refused but changed a figure"
-                );
+                assert_eq!(figures(&device), before, "`{step}` in `{script}` was refused but changed a figure");
             }
-            assert_eq!(
-                device.total(),
-                device.free() + device.used() + device.reserved(),
-                "`{step}` in `{script}`"
-            );
+            assert_eq!(device.total(), device.free() + device.used() + device.reserved(), "`{step}` in `{script}`");
         }
     }
 
@@ -488,10 +453,7 @@ mod tests {
     #[test]
     fn what_the_driver_reserves_is_neither_free_nor_used() {
         let mut device = DeviceModel::new(1024 * MIB).with_reserved(615 * MIB);
-        assert_eq!(
-            (device.free(), device.used(), device.reserved()),
-            (409 * MIB, 0, 615 * MIB)
-        );
+        assert_eq!((device.free(), device.used(), device.reserved()), (409 * MIB, 0, 615 * MIB));
         assert_eq!(device.alloc(410 * MIB), Err(ModelError::OutOfMemory));
         assert_eq!(DeviceModel::new(MIB).with_reserved(u64::MAX).free(), 0);
     }
@@ -499,14 +461,8 @@ mod tests {
     #[test]
     fn addresses_are_aligned_and_lead_back_to_their_block() {
         let mut device = DeviceModel::new(1024 * MIB);
-        let blocks = [
-            (device.alloc(1).unwrap(), 1),
-            (device.alloc(3 * MIB).unwrap(), 3 * MIB),
-        ];
-        let pooled = [
-            (device.alloc_async(1000).unwrap(), 1000),
-            (device.alloc_async(1).unwrap(), 1),
-        ];
+        let blocks = [(device.alloc(1).unwrap(), 1), (device.alloc(3 * MIB).unwrap(), 3 * MIB)];
+        let pooled = [(device.alloc_async(1000).unwrap(), 1000), (device.alloc_async(1).unwrap(), 1)];
         for (address, bytes) in blocks.into_iter().chain(pooled) {
             assert_eq!(address % ALIGNMENT, 0);
             assert_eq!(device.block_at(address), Some((address, bytes)));

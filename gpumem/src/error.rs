@@ -1,0 +1,190 @@
+//! The one error of the crate, and every message in one place: what it is about, why, and what to do next.
+
+use std::fmt;
+
+/// `Result` with the crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why something about GPU memory could not be said or done.
+///
+/// The message names the thing, the cause and the next step. Programs branch on the predicates, not on the text.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Error(Box<Kind>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A driver library is not there or cannot be loaded.
+    NoLibrary { library: &'static str, detail: String },
+    /// A driver library lacks a function that is needed.
+    NoSymbol { library: &'static str, symbol: String },
+    /// A call of a driver library failed. `device` is said where it was about one.
+    Call { library: &'static str, call: &'static str, code: u32, name: String, device: Option<u32>, fatal: bool },
+    /// There is no device of that number.
+    NoDevice { ordinal: u32, count: u32 },
+    /// The source answered without a figure.
+    NoFigure { source: &'static str, device: u32 },
+    /// Reading would have to create a CUDA context.
+    NoContext { ordinal: u32, why: Box<Error> },
+    /// This build has no way to reach a GPU.
+    NotBuilt { feature: &'static str },
+    /// The gauge is not to be had on this device.
+    NoGauge { gauge: &'static str, device: String, cure: &'static str },
+    /// A setting that cannot be understood.
+    BadSetting { setting: &'static str, detail: String },
+    /// The operating system gave no thread.
+    NoThread { detail: String },
+    /// The simulated device is full.
+    #[cfg(feature = "sim")]
+    SimulatedOutOfMemory { device: u32, asked: String, free: String, total: String },
+    /// Something that is not to be had from a simulated device.
+    #[cfg(feature = "sim")]
+    SimulatedMisuse { device: u32, detail: &'static str },
+}
+
+impl Error {
+    /// There is nothing to measure here: no driver, no device, or a build without them. Most programs go on.
+    pub fn is_unavailable(&self) -> bool {
+        match &*self.0 {
+            Kind::NoLibrary { .. }
+            | Kind::NoSymbol { .. }
+            | Kind::NotBuilt { .. }
+            | Kind::NoFigure { .. }
+            | Kind::NoContext { .. }
+            | Kind::NoGauge { .. } => true,
+            Kind::Call { fatal, .. } => *fatal,
+            Kind::NoDevice { count, .. } => *count == 0,
+            _ => false,
+        }
+    }
+
+    /// The number names no device of this process.
+    pub fn is_unknown_device(&self) -> bool {
+        matches!(*self.0, Kind::NoDevice { .. })
+    }
+
+    /// A setting (an environment variable, an argument) cannot be understood.
+    pub fn is_invalid_setting(&self) -> bool {
+        matches!(*self.0, Kind::BadSetting { .. })
+    }
+
+    /// Memory was asked for and there was not enough.
+    pub fn is_out_of_memory(&self) -> bool {
+        match &*self.0 {
+            Kind::Call { name, .. } => name == "CUDA_ERROR_OUT_OF_MEMORY",
+            #[cfg(feature = "sim")]
+            Kind::SimulatedOutOfMemory { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// The driver's own error number and name, such as `(15, "NVML_ERROR_GPU_IS_LOST")`.
+    pub fn code(&self) -> Option<(u32, &str)> {
+        match &*self.0 {
+            Kind::Call { code, name, .. } => Some((*code, name)),
+            Kind::NoContext { why, .. } => why.code(),
+            _ => None,
+        }
+    }
+}
+
+impl From<Kind> for Error {
+    fn from(kind: Kind) -> Self {
+        Self(Box::new(kind))
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.0 {
+            Kind::NoLibrary { library, detail } => write!(
+                f,
+                "cannot load {library}: {detail}; is the NVIDIA driver installed, and in a container, was it started \
+                 with GPU access (--gpus all, NVIDIA_DRIVER_CAPABILITIES=compute,utility)?"
+            ),
+            Kind::NoSymbol { library, symbol } => {
+                write!(f, "{library} has no {symbol}: the NVIDIA driver is too old or damaged; update the driver")
+            }
+            Kind::Call { library, call, code, name, device, .. } => {
+                write!(f, "{library}: {call}")?;
+                if let Some(device) = device {
+                    write!(f, " for device {device}")?;
+                }
+                write!(f, " failed with {name} ({code}); {}", next_step(name))
+            }
+            Kind::NoDevice { ordinal, count: 0 } => {
+                write!(f, "no device {ordinal}: no CUDA device is visible; look at CUDA_VISIBLE_DEVICES and nvidia-smi")
+            }
+            Kind::NoDevice { ordinal, count } => {
+                let last = count - 1;
+                write!(
+                    f,
+                    "no device {ordinal}: this process sees CUDA devices 0 to {last}; look at CUDA_VISIBLE_DEVICES"
+                )
+            }
+            Kind::NoFigure { source, device } => write!(
+                f,
+                "{source} gives no memory figures for device {device}: virtual GPUs and WSL may not report them; compare \
+                 nvidia-smi"
+            ),
+            Kind::NoContext { ordinal, why } => write!(
+                f,
+                "cannot read device {ordinal} without creating a CUDA context (about half a GiB), since NVML cannot be \
+                 used: {why}; or create the context first, for example with gpumem::preload()"
+            ),
+            Kind::NotBuilt { feature } => {
+                write!(f, "gpumem was built without the feature `{feature}`; enable it in Cargo.toml")
+            }
+            Kind::NoGauge { gauge, device, cure } => {
+                write!(f, "the gauge `{gauge}` is not available on {device}; {cure}")
+            }
+            Kind::BadSetting { setting, detail } => write!(f, "cannot use {setting}: {detail}"),
+            Kind::NoThread { detail } => write!(
+                f,
+                "cannot start the sampler thread: {detail}; raise the limit on threads or use gauge = \"exact\""
+            ),
+            #[cfg(feature = "sim")]
+            Kind::SimulatedOutOfMemory { device, asked, free, total } => write!(
+                f,
+                "simulated device {device} is out of memory: asked for {asked}, {free} of {total} are free; free blocks \
+                 or simulate a larger device"
+            ),
+            #[cfg(feature = "sim")]
+            Kind::SimulatedMisuse { device, detail } => write!(f, "simulated device {device}: {detail}"),
+        }
+    }
+}
+
+/// What to do about an error of the driver, where there is more to say than "look it up".
+fn next_step(name: &str) -> &'static str {
+    match name {
+        "NVML_ERROR_DRIVER_NOT_LOADED" => "load the NVIDIA kernel module (modprobe nvidia) or reinstall the driver",
+        "NVML_ERROR_LIB_RM_VERSION_MISMATCH" | "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH" => {
+            "the driver was updated while in use: reboot, or reload the NVIDIA kernel modules"
+        }
+        "NVML_ERROR_NO_PERMISSION" | "CUDA_ERROR_NOT_PERMITTED" => {
+            "the user may not talk to the GPU: look at the permissions of /dev/nvidia*"
+        }
+        "NVML_ERROR_GPU_IS_LOST" | "NVML_ERROR_RESET_REQUIRED" | "CUDA_ERROR_DEVICE_UNAVAILABLE" => {
+            "the GPU has fallen off the bus or needs a reset: look at dmesg for Xid messages"
+        }
+        "NVML_ERROR_NOT_SUPPORTED" => "this GPU does not offer it (virtual GPUs and WSL may not)",
+        "NVML_ERROR_NOT_FOUND" => "the device is gone, or not visible to NVML in this container: compare nvidia-smi -L",
+        "CUDA_ERROR_NO_DEVICE" => "no CUDA device is visible: look at CUDA_VISIBLE_DEVICES and nvidia-smi",
+        "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" | "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT" => {
+            "a stream is being captured: call this before or after the capture"
+        }
+        "CUDA_ERROR_STUB_LIBRARY" => {
+            "the toolkit's stub of libcuda was loaded: take the stubs folder out of LD_LIBRARY_PATH"
+        }
+        "CUDA_ERROR_OUT_OF_MEMORY" => "the device is full: see which processes hold it with nvidia-smi",
+        _ => "look the name up in NVIDIA's documentation, and see dmesg and nvidia-smi",
+    }
+}

@@ -1,0 +1,86 @@
+//! A JSON object a line. Bytes are exact; what was not measured is `null`.
+
+use std::io;
+
+use serde::Serialize;
+
+use crate::{model::Sampling, report::Report};
+
+/// The wire form: its names are a promise, those of the types inside are not.
+#[derive(Serialize)]
+struct Line<'a> {
+    ctx: Option<&'a str>,
+    subctx: Option<&'a str>,
+    device: u32,
+    simulated: bool,
+    gauge: &'static str,
+    used: Option<i64>,
+    peaked: Option<u64>,
+    peak_over_start: Option<u64>,
+    sampling: Option<SamplingLine>,
+    lost_events: u64,
+}
+
+#[derive(Serialize)]
+struct SamplingLine {
+    every_ms: f64,
+    readings: u64,
+    longest_gap_ms: f64,
+}
+
+pub(super) fn write(report: &Report, to: &mut dyn io::Write) -> io::Result<()> {
+    let trace = &report.trace;
+    let measured = trace.is_measured();
+    let milliseconds = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+    let line = Line {
+        ctx: report.ctx.as_deref(),
+        subctx: report.subctx.as_deref(),
+        device: trace.device,
+        simulated: trace.simulated,
+        gauge: trace.gauge.name(),
+        used: measured.then(|| trace.used.get()),
+        peaked: measured.then(|| trace.peaked.get()),
+        peak_over_start: measured.then(|| trace.peak_over_start().get()),
+        sampling: trace.sampling.map(|Sampling { every, readings, longest_gap }| SamplingLine {
+            every_ms: milliseconds(every),
+            readings,
+            longest_gap_ms: milliseconds(longest_gap),
+        }),
+        lost_events: trace.lost,
+    };
+    serde_json::to_writer(&mut *to, &line)?;
+    writeln!(to)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        export::JSON,
+        model::{ByteDelta, Bytes, Gauge, Trace},
+    };
+
+    #[test]
+    fn figures_are_exact_and_words_are_escaped() {
+        let trace = Trace { gauge: Gauge::Exact, used: ByteDelta::new(-1), peaked: Bytes::new(5), ..Trace::off(2) };
+        let line = JSON.line(&Report::new(trace, Some("a \"b\"\n"), None));
+        assert_eq!(
+            line,
+            "{\"ctx\":\"a \\\"b\\\"\\n\",\"subctx\":null,\"device\":2,\"simulated\":false,\"gauge\":\"exact\",\
+             \"used\":-1,\"peaked\":5,\"peak_over_start\":5,\"sampling\":null,\"lost_events\":0}\n"
+        );
+    }
+
+    #[test]
+    fn what_was_not_measured_is_null() {
+        let sampling =
+            Some(Sampling { every: Duration::from_millis(1), readings: 3, longest_gap: Duration::from_micros(1500) });
+        let stale = Trace { gauge: Gauge::Sampled, stale: true, sampling, ..Trace::off(0) };
+        let line: serde_json::Value = serde_json::from_str(&JSON.line(&Report::new(stale, None, None))).unwrap();
+        assert!(line["used"].is_null() && line["peaked"].is_null() && line["peak_over_start"].is_null());
+        assert_eq!(line["sampling"]["readings"], 3);
+        assert_eq!(line["sampling"]["longest_gap_ms"], 1.5);
+    }
+}

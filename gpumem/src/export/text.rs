@@ -1,0 +1,80 @@
+//! fastai's line, to the byte.
+
+use std::io;
+
+use crate::report::Report;
+
+/// `△Used Peaked MB: {used:>6} {peaked:>6}` in whole MiB with commas between thousands, then ` (ctx)`, ` (subctx)`,
+/// ` (ctx: subctx)` or nothing. Figures that were not measured are `?`.
+pub(super) fn write(report: &Report, to: &mut dyn io::Write) -> io::Result<()> {
+    let trace = &report.trace;
+    let (used, peaked) = if trace.is_measured() {
+        (grouped(trace.used.mb()), grouped(trace.peaked.mb().cast_signed()))
+    } else {
+        ("?".to_owned(), "?".to_owned())
+    };
+    write!(to, "\u{25b3}Used Peaked MB: {used:>6} {peaked:>6}")?;
+    match (&report.ctx, &report.subctx) {
+        (None, None) => writeln!(to),
+        (Some(word), None) | (None, Some(word)) => writeln!(to, " ({word})"),
+        (Some(ctx), Some(subctx)) => writeln!(to, " ({ctx}: {subctx})"),
+    }
+}
+
+/// Commas between thousands, as Python's `,` format does.
+fn grouped(number: i64) -> String {
+    let digits = number.unsigned_abs().to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3 + 1);
+    if number < 0 {
+        text.push('-');
+    }
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        export::TEXT,
+        model::{ByteDelta, Bytes, Gauge, Trace},
+    };
+
+    fn line(used: i64, peaked: u64, ctx: &str, subctx: &str) -> String {
+        let trace = Trace {
+            gauge: Gauge::Exact,
+            used: ByteDelta::new(used << 20),
+            peaked: Bytes::mib(peaked),
+            ..Trace::off(0)
+        };
+        TEXT.line(&Report::new(trace, Some(ctx), Some(subctx)))
+    }
+
+    #[test]
+    fn lines_are_those_of_fastai() {
+        for (used, peaked, ctx, subctx, expected) in [
+            (0, 0, "", "", "△Used Peaked MB:      0      0\n"),
+            (10, 15, "forward", "exit", "△Used Peaked MB:     10     15 (forward: exit)\n"),
+            (20, 0, "epoch", "", "△Used Peaked MB:     20      0 (epoch)\n"),
+            (-300, 300, "", "exit", "△Used Peaked MB:   -300    300 (exit)\n"),
+            (79_872, 1_024, "", "", "△Used Peaked MB: 79,872  1,024\n"),
+            (-1_234, 143_771, "", "", "△Used Peaked MB: -1,234 143,771\n"),
+            (-12_345_678, 0, "", "", "△Used Peaked MB: -12,345,678      0\n"),
+        ] {
+            assert_eq!(line(used, peaked, ctx, subctx), expected);
+        }
+    }
+
+    #[test]
+    fn what_was_not_measured_is_no_number() {
+        let off = Report::new(Trace::off(0), None, Some("exit"));
+        assert_eq!(TEXT.line(&off), "△Used Peaked MB:      ?      ? (exit)\n");
+        let stale = Trace { gauge: Gauge::Sampled, stale: true, used: ByteDelta::new(7 << 20), ..Trace::off(0) };
+        assert_eq!(Report::new(stale, Some(""), Some("")).to_string(), "△Used Peaked MB:      ?      ?");
+    }
+}

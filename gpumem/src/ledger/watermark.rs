@@ -1,0 +1,164 @@
+//! Maxima since any number of moments, each of which can be forgotten at any time.
+//!
+//! A new value is compared with one number, whether one span is open or ten thousand: opening a span starts a new
+//! segment of time, a value raises only the newest segment, and the maximum since a moment is the maximum over its own
+//! segment and all newer ones. An older segment whose maximum is no higher than the next one's can never be the answer
+//! to anything, so the two are merged. What is left has falling maxima, and "over its own and all newer ones" is just
+//! "its own", found by binary search.
+
+/// Maxima of a value since several moments.
+#[derive(Debug)]
+pub(crate) struct Watermark<T> {
+    /// Oldest first; `last` rises, `max` falls, and the newest is never empty.
+    segments: Vec<Segment<T>>,
+    /// Segments with no open span, left until they are half of all.
+    empty: usize,
+    marks: u64,
+}
+
+#[derive(Debug)]
+struct Segment<T> {
+    /// The newest mark that lies in this segment.
+    last: u64,
+    max: T,
+    /// Spans that began here and are still open.
+    open: usize,
+}
+
+/// The moment at which a span was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark(u64);
+
+impl<T: Copy + Ord> Watermark<T> {
+    pub(crate) const fn new() -> Self {
+        Self { segments: Vec::new(), empty: 0, marks: 0 }
+    }
+
+    /// Opens a span; its maximum begins with `now`.
+    pub(crate) fn open(&mut self, now: T) -> Mark {
+        self.marks += 1;
+        self.segments.push(Segment { last: self.marks, max: now, open: 1 });
+        self.merge();
+        Mark(self.marks)
+    }
+
+    /// The value is now `value`.
+    pub(crate) fn raise(&mut self, value: T) {
+        if let Some(newest) = self.segments.last_mut()
+            && newest.max < value
+        {
+            newest.max = value;
+            self.merge();
+        }
+    }
+
+    /// The highest value since `mark`, which is open.
+    pub(crate) fn max_since(&self, mark: Mark) -> T {
+        self.segments[self.segment_of(mark)].max
+    }
+
+    /// Closes the span that began at `mark`.
+    pub(crate) fn close(&mut self, mark: Mark) {
+        let segment = self.segment_of(mark);
+        self.segments[segment].open -= 1;
+        if self.segments[segment].open > 0 {
+            return;
+        }
+        self.empty += 1;
+        while self.segments.pop_if(|newest| newest.open == 0).is_some() {
+            self.empty -= 1;
+        }
+        if self.empty * 2 > self.segments.len() {
+            self.segments.retain(|segment| segment.open > 0);
+            self.empty = 0;
+        }
+    }
+
+    fn segment_of(&self, mark: Mark) -> usize {
+        self.segments.partition_point(|segment| segment.last < mark.0)
+    }
+
+    /// Restores falling maxima after the newest segment rose or was added.
+    fn merge(&mut self) {
+        while let [.., older, newest] = self.segments.as_mut_slice()
+            && older.max <= newest.max
+        {
+            newest.open += older.open;
+            self.empty -= usize::from(older.open == 0);
+            let older = self.segments.len() - 2;
+            self.segments.swap_remove(older);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The obvious way: every open span keeps its own maximum.
+    #[derive(Default)]
+    struct Obvious {
+        open: Vec<(Mark, i64)>,
+    }
+
+    impl Obvious {
+        fn raise(&mut self, value: i64) {
+            for (_, max) in &mut self.open {
+                *max = value.max(*max);
+            }
+        }
+    }
+
+    /// A small generator with a fixed seed: what fails once fails always.
+    fn numbers(mut seed: u64) -> impl FnMut(u64) -> u64 {
+        move |below| {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            seed % below
+        }
+    }
+
+    #[test]
+    fn agrees_with_the_obvious_way() {
+        for seed in 1..400 {
+            let mut random = numbers(seed);
+            let (mut watermark, mut obvious) = (Watermark::new(), Obvious::default());
+            let (mut now, mut most_open) = (0_i64, 0);
+            for _ in 0..300 {
+                match random(5) {
+                    0 => obvious.open.push((watermark.open(now), now)),
+                    1 if !obvious.open.is_empty() => {
+                        let at = usize::try_from(random(obvious.open.len() as u64)).unwrap();
+                        watermark.close(obvious.open.swap_remove(at).0);
+                    }
+                    _ => {
+                        now += random(21).cast_signed() - 10;
+                        watermark.raise(now);
+                        obvious.raise(now);
+                    }
+                }
+                for (mark, max) in &obvious.open {
+                    assert_eq!(watermark.max_since(*mark), *max, "seed {seed}");
+                }
+                let open: usize = watermark.segments.iter().map(|segment| segment.open).sum();
+                assert_eq!(open, obvious.open.len());
+                let empty = watermark.segments.iter().filter(|segment| segment.open == 0).count();
+                assert_eq!(empty, watermark.empty);
+                most_open = most_open.max(open);
+                assert!(watermark.segments.len() <= 2 * most_open);
+            }
+        }
+    }
+
+    #[test]
+    fn ten_thousand_spans_at_one_level_are_one_segment() {
+        let mut watermark = Watermark::new();
+        let marks: Vec<_> = (0..10_000).map(|_| watermark.open(7)).collect();
+        assert_eq!(watermark.segments.len(), 1);
+        watermark.raise(9);
+        assert!(marks.iter().all(|mark| watermark.max_since(*mark) == 9));
+        marks.into_iter().for_each(|mark| watermark.close(mark));
+        assert!(watermark.segments.is_empty());
+    }
+}

@@ -1,0 +1,316 @@
+//! Amounts of memory. Sums and differences are taken in bytes; rounding happens where a number is printed.
+
+use std::{fmt, iter::Sum, ops, str::FromStr};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const TIB: u64 = 1 << 40;
+
+/// An amount of memory in bytes.
+///
+/// `Display` is for people (`256 MiB`, `1.50 GiB`), [`get`](Bytes::get) is exact, [`mb`](Bytes::mb) is the whole
+/// number of MiB (2^20 bytes) that fastai calls MB.
+///
+/// ```
+/// use gpumem::Bytes;
+/// assert_eq!("1.5 GiB".parse(), Ok(Bytes::mib(1536)));
+/// assert_eq!(Bytes::mib(1536).to_string(), "1.50 GiB");
+/// assert_eq!(Bytes::new(161 * 1024 * 1024 + 5).mb(), 161);
+/// ```
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Bytes(u64);
+
+impl Bytes {
+    /// No bytes.
+    pub const ZERO: Self = Self(0);
+
+    /// So many bytes.
+    pub const fn new(bytes: u64) -> Self {
+        Self(bytes)
+    }
+
+    /// So many KiB (2^10 bytes).
+    ///
+    /// # Panics
+    /// As any constant arithmetic: when the result is over 2^64 bytes.
+    pub const fn kib(kib: u64) -> Self {
+        Self(kib * KIB)
+    }
+
+    /// So many MiB (2^20 bytes).
+    ///
+    /// # Panics
+    /// As any constant arithmetic: when the result is over 2^64 bytes.
+    pub const fn mib(mib: u64) -> Self {
+        Self(mib * MIB)
+    }
+
+    /// So many GiB (2^30 bytes).
+    ///
+    /// # Panics
+    /// As any constant arithmetic: when the result is over 2^64 bytes.
+    pub const fn gib(gib: u64) -> Self {
+        Self(gib * GIB)
+    }
+
+    /// The exact number of bytes.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// Whole MiB, rounded down: fastai's MB.
+    pub const fn mb(self) -> u64 {
+        self.0 / MIB
+    }
+
+    /// What is left after taking `other` away, or `None` if that is less than nothing.
+    pub const fn checked_sub(self, other: Self) -> Option<Self> {
+        match self.0.checked_sub(other.0) {
+            Some(bytes) => Some(Self(bytes)),
+            None => None,
+        }
+    }
+}
+
+/// A difference of two amounts of memory, in bytes.
+///
+/// ```
+/// use gpumem::ByteDelta;
+/// let freed = ByteDelta::new(-10 * 1024 * 1024);
+/// assert_eq!((freed.mb(), freed.to_string()), (-10, "-10 MiB".to_string()));
+/// ```
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ByteDelta(i64);
+
+impl ByteDelta {
+    /// No difference.
+    pub const ZERO: Self = Self(0);
+
+    /// A difference of so many bytes.
+    pub const fn new(bytes: i64) -> Self {
+        Self(bytes)
+    }
+
+    /// The exact number of bytes.
+    pub const fn get(self) -> i64 {
+        self.0
+    }
+
+    /// Whole MiB, rounded towards zero as Python's `int()` does: fastai's MB.
+    pub const fn mb(self) -> i64 {
+        self.0 / MIB.cast_signed()
+    }
+}
+
+impl From<u64> for Bytes {
+    fn from(bytes: u64) -> Self {
+        Self(bytes)
+    }
+}
+
+impl From<u32> for Bytes {
+    fn from(bytes: u32) -> Self {
+        Self(bytes.into())
+    }
+}
+
+impl From<usize> for Bytes {
+    fn from(bytes: usize) -> Self {
+        Self(bytes as u64)
+    }
+}
+
+impl From<i64> for ByteDelta {
+    fn from(bytes: i64) -> Self {
+        Self(bytes)
+    }
+}
+
+impl ops::Add for Bytes {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0 + other.0)
+    }
+}
+
+impl Sum for Bytes {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::ZERO, ops::Add::add)
+    }
+}
+
+impl PartialEq<u64> for Bytes {
+    fn eq(&self, bytes: &u64) -> bool {
+        self.0 == *bytes
+    }
+}
+
+impl PartialOrd<u64> for Bytes {
+    fn partial_cmp(&self, bytes: &u64) -> Option<std::cmp::Ordering> {
+        self.0.partial_cmp(bytes)
+    }
+}
+
+impl PartialEq<i64> for ByteDelta {
+    fn eq(&self, bytes: &i64) -> bool {
+        self.0 == *bytes
+    }
+}
+
+impl PartialOrd<i64> for ByteDelta {
+    fn partial_cmp(&self, bytes: &i64) -> Option<std::cmp::Ordering> {
+        self.0.partial_cmp(bytes)
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, name) = match self.0 {
+            TIB.. => (TIB, "TiB"),
+            GIB.. => (GIB, "GiB"),
+            MIB.. => (MIB, "MiB"),
+            KIB.. => (KIB, "KiB"),
+            _ => (1, "B"),
+        };
+        let text = if self.0 % unit == 0 {
+            format!("{} {name}", self.0 / unit)
+        } else {
+            #[expect(clippy::cast_precision_loss, reason = "two decimals are printed")]
+            let value = self.0 as f64 / unit as f64;
+            format!("{value:.2} {name}")
+        };
+        f.pad(&text)
+    }
+}
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Bytes({})", self.0)
+    }
+}
+
+impl fmt::Display for ByteDelta {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.0 < 0 { "-" } else { "" };
+        f.pad(&format!("{sign}{}", Bytes(self.0.unsigned_abs())))
+    }
+}
+
+impl fmt::Debug for ByteDelta {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ByteDelta({})", self.0)
+    }
+}
+
+/// A text that is not an amount of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParseBytesError(String);
+
+impl fmt::Display for ParseBytesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` is not an amount of memory; write a number and a unit, such as 512MiB or 16GiB", self.0)
+    }
+}
+
+impl std::error::Error for ParseBytesError {}
+
+impl FromStr for Bytes {
+    type Err = ParseBytesError;
+
+    /// A number, whole or with decimals, and a unit: `B`, `KiB`, `MiB`, `GiB`, `TiB` in any case, with or without the
+    /// `i` (`MB` is 2^20 bytes everywhere in this crate), or no unit for bytes.
+    fn from_str(text: &str) -> Result<Self, ParseBytesError> {
+        let refused = || ParseBytesError(text.to_owned());
+        let trimmed = text.trim();
+        let split = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_').unwrap_or(trimmed.len());
+        let (number, unit) = trimmed.split_at(split);
+        let number = number.replace('_', "");
+        let unit = match unit.trim().to_ascii_lowercase().as_str() {
+            "" | "b" => 1,
+            "k" | "kb" | "kib" => KIB,
+            "m" | "mb" | "mib" => MIB,
+            "g" | "gb" | "gib" => GIB,
+            "t" | "tb" | "tib" => TIB,
+            _ => return Err(refused()),
+        };
+        let (whole, decimals) = number.split_once('.').unwrap_or((&number, ""));
+        if whole.is_empty() || (number.contains('.') && decimals.is_empty()) || decimals.len() > 12 {
+            return Err(refused());
+        }
+        let whole: u128 = whole.parse().map_err(|_| refused())?;
+        let part = if decimals.is_empty() {
+            0
+        } else {
+            let digits: u128 = decimals.parse().map_err(|_| refused())?;
+            let scale = 10_u128.pow(u32::try_from(decimals.len()).map_err(|_| refused())?);
+            digits * u128::from(unit) / scale
+        };
+        let bytes = whole
+            .checked_mul(u128::from(unit))
+            .and_then(|bytes| u64::try_from(bytes + part).ok())
+            .ok_or_else(refused)?;
+        Ok(Self(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_read() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("17", 17),
+            ("17 B", 17),
+            ("1_000", 1000),
+            ("4k", 4 << 10),
+            ("512 MB", 512 << 20),
+            ("512MiB", 512 << 20),
+            (" 16GiB ", 16 << 30),
+            ("1.5 gib", 3 << 29),
+            ("2TiB", 2 << 40),
+            ("18446744073709551615", u64::MAX),
+        ] {
+            assert_eq!(text.parse(), Ok(Bytes(bytes)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_amount_is_refused_by_name() {
+        for text in ["", "MiB", "-1", "1.", ".5GiB", "1.2.3", "12 parsecs", "16777216TiB", "1e9", "0x10", "٣"] {
+            let refused = text.parse::<Bytes>().expect_err(text);
+            assert!(refused.to_string().contains(&format!("`{text}`")), "{refused}");
+        }
+    }
+
+    #[test]
+    fn amounts_are_printed_and_read_back() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1 KiB"),
+            (1536, "1.50 KiB"),
+            (256 << 20, "256 MiB"),
+            (16 << 30, "16 GiB"),
+            ((1 << 30) + (1 << 29), "1.50 GiB"),
+            (1 << 40, "1 TiB"),
+        ] {
+            assert_eq!(Bytes(bytes).to_string(), text);
+            assert_eq!(text.parse(), Ok(Bytes(bytes)));
+        }
+        assert_eq!(format!("[{:>9}]", Bytes::mib(1)), "[    1 MiB]");
+        assert_eq!(format!("{:?}", Bytes(5)), "Bytes(5)");
+    }
+
+    #[test]
+    fn mb_rounds_as_python_does() {
+        assert_eq!(Bytes((1 << 20) - 1).mb(), 0);
+        assert_eq!(Bytes((2 << 20) - 1).mb(), 1);
+        assert_eq!(ByteDelta(-1).mb(), 0);
+        assert_eq!(ByteDelta(-(1 << 20) - 1).mb(), -1);
+        assert_eq!(ByteDelta(-(3 << 29)).to_string(), "-1.50 GiB");
+        assert_eq!(ByteDelta(i64::MIN).to_string(), "-8388608 TiB");
+    }
+}

@@ -1,0 +1,26 @@
+use std::fmt;
+
+/// Where a device number belongs to: the CUDA driver's devices, or the simulated ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Family {
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "no CUDA devices in this build"))]
+    Cuda,
+    #[cfg_attr(not(feature = "sim"), expect(dead_code, reason = "no simulated devices in this build"))]
+    Simulated,
+}
+
+/// One device of this process: a CUDA ordinal, or the number of a simulated device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Device {
+    pub(crate) family: Family,
+    pub(crate) ordinal: u32,
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.family {
+            Family::Cuda => write!(f, "device {}", self.ordinal),
+            Family::Simulated => write!(f, "simulated device {}", self.ordinal),
+        }
+    }
+}

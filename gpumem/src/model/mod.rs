@@ -1,0 +1,15 @@
+//! Plain data: what every floor above may name, and which names nothing but `std`.
+
+mod bytes;
+mod device;
+mod event;
+mod gauge;
+mod memory;
+mod trace;
+
+pub use bytes::{ByteDelta, Bytes, ParseBytesError};
+pub(crate) use device::{Device, Family};
+pub(crate) use event::{Block, Event, EventKind, MemKind, ScopeId, Time};
+pub use gauge::{Gauge, ParseGaugeError, Sampling};
+pub use memory::GpuMemory;
+pub use trace::Trace;

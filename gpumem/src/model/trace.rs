@@ -1,0 +1,52 @@
+use super::{ByteDelta, Bytes, Gauge, Sampling};
+
+/// What a trace comes to at one reading.
+///
+/// With S in use at the start (or the last reset), E at the reading and P the most in use in between, both ends
+/// folded in: `used = E − S`, `peaked = P − max(S, E)`. So `peaked` is the memory that was needed on top of what
+/// stayed, it is never negative, and `P − S = max(used, 0) + peaked`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Trace {
+    /// The CUDA ordinal of the device.
+    pub device: u32,
+    /// The device is a simulated one.
+    pub simulated: bool,
+    /// How far the numbers can be trusted.
+    pub gauge: Gauge,
+    /// More in use than at the start; negative when memory was given back.
+    pub used: ByteDelta,
+    /// Needed at the worst moment on top of what stayed.
+    pub peaked: Bytes,
+    /// How well it was sampled; `None` unless the gauge is [`Gauge::Sampled`].
+    pub sampling: Option<Sampling>,
+    /// The device could not be read at this reading: the numbers are those of the last good one. Reports print `?`.
+    pub stale: bool,
+    /// Events that could not be taken while the trace was open, in the whole process. Not 0: the numbers may be wrong.
+    pub lost: u64,
+}
+
+impl Trace {
+    /// `P − S`: the most that was in use on top of the start, whatever was given back since.
+    pub fn peak_over_start(&self) -> Bytes {
+        Bytes::new(self.used.get().max(0).unsigned_abs()) + self.peaked
+    }
+
+    /// The numbers say something: the gauge was on and the last reading worked.
+    pub fn is_measured(&self) -> bool {
+        self.gauge != Gauge::Off && !self.stale
+    }
+
+    pub(crate) fn off(device: u32) -> Self {
+        Self {
+            device,
+            simulated: false,
+            gauge: Gauge::Off,
+            used: ByteDelta::ZERO,
+            peaked: Bytes::ZERO,
+            sampling: None,
+            stale: false,
+            lost: 0,
+        }
+    }
+}

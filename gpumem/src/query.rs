@@ -1,0 +1,262 @@
+//! `gpu_mem_get` and its family, under fastai's names and contracts, each with a twin that says what went wrong.
+//!
+//! None of them creates a CUDA context but [`preload`], and only the `no_cache` ones wait for the device.
+
+use crate::{
+    error::Result,
+    model::{Bytes, GpuMemory},
+    session::devices,
+    source::Devices,
+};
+
+/// A device that was looked up, for [`gpu_mem_get_used_fast`].
+#[derive(Clone, Copy)]
+pub struct GpuHandle {
+    devices: &'static dyn Devices,
+    ordinal: u32,
+}
+
+impl GpuHandle {
+    /// Looks a device up: the one with this CUDA ordinal, or with `None` the calling thread's current one.
+    ///
+    /// # Errors
+    /// Without a driver, or when there is no such device.
+    pub fn new(id: impl Into<Option<u32>>) -> Result<Self> {
+        let handle = device(id.into())?;
+        handle.memory()?;
+        Ok(handle)
+    }
+
+    /// Its CUDA ordinal.
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    fn memory(self) -> Result<GpuMemory> {
+        self.devices.read(self.ordinal)
+    }
+
+    fn memory_no_cache(self) -> Result<GpuMemory> {
+        self.devices.trim(self.ordinal)?;
+        self.memory()
+    }
+}
+
+impl std::fmt::Debug for GpuHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GpuHandle").field("ordinal", &self.ordinal).finish_non_exhaustive()
+    }
+}
+
+fn device(id: Option<u32>) -> Result<GpuHandle> {
+    let devices = devices()?;
+    let ordinal = id.map_or_else(|| devices.current(), Ok)?;
+    Ok(GpuHandle { devices, ordinal })
+}
+
+/// Total, free and used memory of one device: the one with this CUDA ordinal, or with `None` the calling thread's
+/// current one. Zeros without a GPU and for a number that is no device.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::mib(4096))?;
+/// # let block = gpu.alloc(gpumem::Bytes::mib(160))?;
+/// use gpumem::{GpuMemory, gpu_mem_get};
+///
+/// println!("{}", gpu_mem_get(None)); // GPUMemory(total=4096, free=3936, used=160)
+/// assert_eq!(gpu_mem_get(99), GpuMemory::default());
+/// # assert_eq!(gpu_mem_get(0).to_string(), "GPUMemory(total=4096, free=3936, used=160)");
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+#[doc(alias("nvmlDeviceGetMemoryInfo_v2", "cuMemGetInfo", "nvidia-smi"))]
+pub fn gpu_mem_get(id: impl Into<Option<u32>>) -> GpuMemory {
+    try_gpu_mem_get(id).unwrap_or_default()
+}
+
+/// As [`gpu_mem_get`].
+///
+/// # Errors
+/// When there is no such device, or it cannot be read.
+pub fn try_gpu_mem_get(id: impl Into<Option<u32>>) -> Result<GpuMemory> {
+    device(id.into())?.memory()
+}
+
+/// [`gpu_mem_get`] of every device that this process sees, by CUDA ordinal. Empty without a GPU; a device that cannot be
+/// read is zeros.
+pub fn gpu_mem_get_all() -> Vec<GpuMemory> {
+    let count = device_count();
+    (0..count).map(gpu_mem_get).collect()
+}
+
+/// As [`gpu_mem_get_all`].
+///
+/// # Errors
+/// Without a driver, or when one of the devices cannot be read.
+pub fn try_gpu_mem_get_all() -> Result<Vec<GpuMemory>> {
+    (0..try_device_count()?).map(try_gpu_mem_get).collect()
+}
+
+/// Free memory of the current device, with the pools as they are. Zero without a GPU.
+pub fn gpu_mem_get_free() -> Bytes {
+    try_gpu_mem_get_free().unwrap_or_default()
+}
+
+/// As [`gpu_mem_get_free`].
+///
+/// # Errors
+/// When the device cannot be read.
+pub fn try_gpu_mem_get_free() -> Result<Bytes> {
+    Ok(device(None)?.memory()?.free)
+}
+
+/// Free memory of the current device after its stream-ordered pools gave back what they do not use: waits for the
+/// device, then trims. Zero without a GPU. Not while a stream is being captured: that would break the capture.
+#[doc(alias("cuMemPoolTrimTo", "empty_cache"))]
+pub fn gpu_mem_get_free_no_cache() -> Bytes {
+    try_gpu_mem_get_free_no_cache().unwrap_or_default()
+}
+
+/// As [`gpu_mem_get_free_no_cache`].
+///
+/// # Errors
+/// When the device cannot be read, waited for or trimmed, and while a stream is being captured.
+pub fn try_gpu_mem_get_free_no_cache() -> Result<Bytes> {
+    Ok(device(None)?.memory_no_cache()?.free)
+}
+
+/// Used memory of the current device, by all processes, with the pools as they are. Zero without a GPU.
+pub fn gpu_mem_get_used() -> Bytes {
+    try_gpu_mem_get_used().unwrap_or_default()
+}
+
+/// As [`gpu_mem_get_used`].
+///
+/// # Errors
+/// When the device cannot be read.
+pub fn try_gpu_mem_get_used() -> Result<Bytes> {
+    Ok(device(None)?.memory()?.used)
+}
+
+/// Used memory of the current device after its stream-ordered pools gave back what they do not use: waits for the
+/// device, then trims. Zero without a GPU. Not while a stream is being captured: that would break the capture.
+#[doc(alias("cuMemPoolTrimTo", "empty_cache"))]
+pub fn gpu_mem_get_used_no_cache() -> Bytes {
+    try_gpu_mem_get_used_no_cache().unwrap_or_default()
+}
+
+/// As [`gpu_mem_get_used_no_cache`].
+///
+/// # Errors
+/// When the device cannot be read, waited for or trimmed, and while a stream is being captured.
+pub fn try_gpu_mem_get_used_no_cache() -> Result<Bytes> {
+    Ok(device(None)?.memory_no_cache()?.used)
+}
+
+/// Used memory of a device that was looked up before. Zero when it cannot be read.
+///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::mib(4096))?;
+/// use gpumem::{GpuHandle, gpu_mem_get_used_fast};
+///
+/// let handle = GpuHandle::new(0)?;
+/// assert_eq!(gpu_mem_get_used_fast(&handle).mb(), 0);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+pub fn gpu_mem_get_used_fast(handle: &GpuHandle) -> Bytes {
+    try_gpu_mem_get_used_fast(handle).unwrap_or_default()
+}
+
+/// As [`gpu_mem_get_used_fast`].
+///
+/// # Errors
+/// When the device cannot be read.
+pub fn try_gpu_mem_get_used_fast(handle: &GpuHandle) -> Result<Bytes> {
+    Ok(handle.memory()?.used)
+}
+
+/// The first device with the most free memory, and how much that is; `(None, 0)` without a GPU. Devices that cannot be
+/// read are passed over.
+pub fn gpu_with_max_free_mem() -> (Option<u32>, Bytes) {
+    most_free((0..device_count()).filter_map(|id| try_gpu_mem_get(id).ok().map(|memory| (id, memory.free))))
+}
+
+/// As [`gpu_with_max_free_mem`]; `(None, 0)` when the process sees no device.
+///
+/// # Errors
+/// Without a driver, or when one of the devices cannot be read.
+pub fn try_gpu_with_max_free_mem() -> Result<(Option<u32>, Bytes)> {
+    let free: Result<Vec<_>> = (0..).zip(try_gpu_mem_get_all()?).map(|(id, memory)| Ok((id, memory.free))).collect();
+    Ok(most_free(free?))
+}
+
+fn most_free(devices: impl IntoIterator<Item = (u32, Bytes)>) -> (Option<u32>, Bytes) {
+    devices.into_iter().fold((None, Bytes::ZERO), |best, (id, free)| {
+        if best.0.is_none() || free > best.1 { (Some(id), free) } else { best }
+    })
+}
+
+/// Creates the CUDA context of the current device, if there is none, and keeps it for the life of the process: about
+/// half a GiB that would otherwise be counted to the first thing that is traced. Does nothing without a GPU.
+///
+/// The calling thread's current context stays what it is.
+#[doc(alias("cuDevicePrimaryCtxRetain", "preload_pytorch"))]
+pub fn preload() {
+    let _ = try_preload();
+}
+
+/// As [`preload`].
+///
+/// # Errors
+/// Without a GPU, or when the context cannot be created.
+pub fn try_preload() -> Result<()> {
+    let GpuHandle { devices, ordinal } = device(None)?;
+    devices.preload(ordinal)
+}
+
+/// Bytes as whole MB (2^20), rounded down.
+///
+/// ```
+/// assert_eq!(gpumem::b2mb(161_u64 * 1024 * 1024 + 5), 161);
+/// ```
+pub fn b2mb(bytes: impl Into<Bytes>) -> u64 {
+    bytes.into().mb()
+}
+
+/// Whether there is a device to measure: real, or simulated.
+#[doc(alias = "torch.cuda.is_available")]
+pub fn is_available() -> bool {
+    device_count() > 0
+}
+
+/// How many devices this process sees: none without a driver.
+#[doc(alias("cuDeviceGetCount", "torch.cuda.device_count"))]
+pub fn device_count() -> u32 {
+    try_device_count().unwrap_or(0)
+}
+
+/// As [`device_count`].
+///
+/// # Errors
+/// Without a driver, or when it cannot be initialised.
+pub fn try_device_count() -> Result<u32> {
+    devices()?.count()
+}
+
+/// The number of the calling thread's current device; 0 if it has chosen none.
+///
+/// # Errors
+/// Without a driver, or when it cannot be initialised.
+#[doc(alias("cuCtxGetDevice", "torch.cuda.current_device"))]
+pub fn current_device() -> Result<u32> {
+    devices()?.current()
+}
+
+/// The name of a device, such as `NVIDIA H200`: the one with this CUDA ordinal, or with `None` the calling thread's
+/// current one.
+///
+/// # Errors
+/// Without a driver, or when there is no such device.
+#[doc(alias("cuDeviceGetName", "torch.cuda.get_device_name"))]
+pub fn device_name(id: impl Into<Option<u32>>) -> Result<String> {
+    let GpuHandle { devices, ordinal } = device(id.into())?;
+    devices.name(ordinal)
+}

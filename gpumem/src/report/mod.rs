@@ -1,0 +1,33 @@
+//! What is told of a trace. Derived, never measured here.
+
+use std::fmt;
+
+use crate::{export, model::Trace};
+
+/// One reading of a trace, and the words it was reported with.
+///
+/// `Display` is fastai's line, without the line break.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// The numbers.
+    pub trace: Trace,
+    /// The trace's own context, such as the name of the function. Never empty.
+    pub ctx: Option<String>,
+    /// What this one report was given, such as `exit`. Never empty.
+    pub subctx: Option<String>,
+}
+
+impl Report {
+    /// An empty word counts as none: fastai prints ` (: exit)` there.
+    pub(crate) fn new(trace: Trace, ctx: Option<&str>, subctx: Option<&str>) -> Self {
+        let word = |word: Option<&str>| word.filter(|word| !word.is_empty()).map(str::to_owned);
+        Self { trace, ctx: word(ctx), subctx: word(subctx) }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(export::TEXT.line(self).trim_end_matches('\n'))
+    }
+}

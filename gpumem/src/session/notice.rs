@@ -1,0 +1,81 @@
+//! What is said once for each process, on stderr.
+
+use std::{
+    cell::Cell,
+    fmt::{self, Display},
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+};
+
+use super::sink;
+
+/// What a notice is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Notice {
+    Off,
+    Sampled,
+    Simulated,
+    Stale,
+    Lost,
+    SampleInterval,
+    Report,
+    Unwritten,
+}
+
+/// Says it on stderr, unless the same notice was given before or reports are off.
+pub(crate) fn notify(notice: Notice, text: &dyn Display) {
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    let bit = 1 << notice as u32;
+    if GIVEN.load(Relaxed) & bit != 0 || sink::is_off() || GIVEN.fetch_or(bit, Relaxed) & bit != 0 {
+        return;
+    }
+    eprint!("{}", Quiet::new(&format_args!("gpumem: {text}\n")));
+}
+
+/// Text for `print!` that does not make it panic when nobody can be written to (a closed pipe, a full disk): the error
+/// stays here. `print!` and not a write to stdout, because the test harness captures that alone.
+pub(super) struct Quiet<'a> {
+    text: &'a dyn Display,
+    failed: Cell<bool>,
+}
+
+impl<'a> Quiet<'a> {
+    pub(super) fn new(text: &'a dyn Display) -> Self {
+        Self { text, failed: Cell::new(false) }
+    }
+
+    pub(super) fn failed(&self) -> bool {
+        self.failed.get()
+    }
+}
+
+impl Display for Quiet<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.failed.set(self.text.fmt(f).is_err());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{self, Write};
+
+    use super::*;
+
+    #[test]
+    fn a_writer_that_fails_is_no_error_and_is_known() {
+        struct Full;
+        impl Write for Full {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::StorageFull.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let quiet = Quiet::new(&"text");
+        assert!(write!(Full, "{quiet}").is_ok());
+        assert!(quiet.failed());
+        assert!(write!(Vec::new(), "{quiet}").is_ok());
+        assert!(!quiet.failed());
+    }
+}

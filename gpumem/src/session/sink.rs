@@ -1,0 +1,132 @@
+//! Where reports go.
+
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use once_cell::sync::OnceCell;
+
+use super::notice::{Notice, Quiet, notify};
+use crate::{
+    error::Kind,
+    export::{self, Format},
+    report::Report,
+};
+
+/// Where the reports of all traces go. The environment variable `GPUMEM_REPORT` (`stdout`, `stderr`, `json` or `off`)
+/// sets it from outside, [`set_sink`] from inside; stdout is the default.
+#[derive(Clone, Default)]
+#[non_exhaustive]
+pub enum Sink {
+    /// Lines on stdout, through `print!`, so that tests capture them.
+    #[default]
+    Stdout,
+    /// Lines on stderr.
+    Stderr,
+    /// A JSON object a line, on stdout.
+    #[cfg(feature = "json")]
+    Json,
+    /// Nowhere. Notices on stderr are off as well.
+    Off,
+    /// To a function; see [`Sink::custom`].
+    Custom(Arc<dyn Fn(&Report) + Send + Sync>),
+}
+
+impl Sink {
+    /// Hands each report to a function, on the thread that reports. A panic in it is caught, since it may come from
+    /// the drop of a guard.
+    ///
+    /// ```
+    /// use gpumem::{GpuMemTrace, Sink, set_sink};
+    /// set_sink(Sink::custom(|report| log(&report.to_string())));
+    /// # fn log(_: &str) {}
+    /// ```
+    pub fn custom(to: impl Fn(&Report) + Send + Sync + 'static) -> Self {
+        Self::Custom(Arc::new(to))
+    }
+}
+
+impl fmt::Debug for Sink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Stdout => "Stdout",
+            Self::Stderr => "Stderr",
+            #[cfg(feature = "json")]
+            Self::Json => "Json",
+            Self::Off => "Off",
+            Self::Custom(_) => "Custom",
+        })
+    }
+}
+
+static SINK: RwLock<Option<Sink>> = RwLock::new(None);
+
+/// Sends the reports of all traces there from now on, whatever `GPUMEM_REPORT` says.
+pub fn set_sink(sink: Sink) {
+    *SINK.write().unwrap_or_else(PoisonError::into_inner) = Some(sink);
+}
+
+fn sink() -> Sink {
+    // Cloned, not borrowed: a sink may itself set another.
+    let set = SINK.read().unwrap_or_else(PoisonError::into_inner).clone();
+    set.unwrap_or_else(|| of_environment().0.clone())
+}
+
+/// The sink of `GPUMEM_REPORT`, and what was wrong with it.
+fn of_environment() -> &'static (Sink, Option<String>) {
+    static CHOSEN: OnceCell<(Sink, Option<String>)> = OnceCell::new();
+    CHOSEN.get_or_init(|| {
+        let Some(text) = std::env::var_os("GPUMEM_REPORT") else { return (Sink::Stdout, None) };
+        let text = text.to_string_lossy();
+        match text.trim().to_ascii_lowercase().as_str() {
+            "" | "stdout" => (Sink::Stdout, None),
+            "stderr" => (Sink::Stderr, None),
+            #[cfg(feature = "json")]
+            "json" => (Sink::Json, None),
+            "off" => (Sink::Off, None),
+            _ => {
+                let names =
+                    if cfg!(feature = "json") { "stdout, stderr, json or off" } else { "stdout, stderr or off" };
+                (Sink::Stdout, Some(format!("`{text}` is not one of {names}; reports go to stdout")))
+            }
+        }
+    })
+}
+
+pub(super) fn is_off() -> bool {
+    matches!(sink(), Sink::Off)
+}
+
+/// Writes one report.
+pub(super) fn write(report: &Report) {
+    let sink = sink();
+    if let (_, Some(detail)) = of_environment() {
+        let detail = detail.clone();
+        notify(Notice::Report, &crate::error::Error::from(Kind::BadSetting { setting: "GPUMEM_REPORT", detail }));
+    }
+    let print = |format: &Format, to_stderr: bool| {
+        let text = format.line(report);
+        let quiet = Quiet::new(&text);
+        if to_stderr {
+            eprint!("{quiet}");
+        } else {
+            print!("{quiet}");
+        }
+        if quiet.failed() && !to_stderr {
+            notify(Notice::Unwritten, &"cannot write reports to stdout (a closed pipe or a full disk?); they are lost");
+        }
+    };
+    match sink {
+        Sink::Stdout => print(&export::TEXT, false),
+        Sink::Stderr => print(&export::TEXT, true),
+        #[cfg(feature = "json")]
+        Sink::Json => print(&export::JSON, false),
+        Sink::Off => {}
+        Sink::Custom(to) => {
+            // The panic hook has spoken; going on is what a guard's drop owes its host.
+            let _ = catch_unwind(AssertUnwindSafe(|| to(report)));
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! The guard.
+
+use std::{
+    fmt::{self, Display},
+    mem,
+};
+
+use super::{
+    OpenScope,
+    notice::{Notice, notify},
+    sink,
+};
+use crate::{
+    error::Result,
+    model::{Gauge, Trace},
+    report::Report,
+};
+
+/// Traces the GPU memory of a piece of code: how much more is in use after it, and how much was needed on top of that
+/// at the worst moment.
+///
+/// It measures from its creation on and reports when it is dropped, also while unwinding:
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// use gpumem::GpuMemTrace;
+///
+/// let weights;
+/// {
+///     let _trace = GpuMemTrace::with_ctx("epoch");
+///     weights = gpu.alloc(gpumem::Bytes::mib(20))?;
+/// } // △Used Peaked MB:     20      0 (epoch: exit)
+/// # drop(weights);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+///
+/// Give it a name: `let _ = GpuMemTrace::new()` drops it at once. Values of a block are dropped before a guard that was
+/// created first in it, so what they held shows as `peaked`, not as `used`; [`GpuMemTrace::scope`] hands them out.
+///
+/// The device is fixed when the trace starts: the builder's, else the calling thread's current CUDA device, else 0.
+/// By default a trace counts all threads of the process, so traces that run at the same time overlap. It is `Send`: it
+/// may live across `.await` and move between threads.
+///
+/// Without a GPU, or with one that cannot be read, a trace is off: one line on stderr says why, nothing is reported, and
+/// [`data`](Self::data) is zeros under [`Gauge::Off`].
+#[must_use = "a trace measures until it is dropped; bind it to a name"]
+pub struct GpuMemTrace {
+    state: State,
+    settings: GpuMemTraceBuilder,
+}
+
+enum State {
+    Off,
+    Running(OpenScope),
+    Stopped(Trace),
+}
+
+impl GpuMemTrace {
+    /// Starts a trace of the current device.
+    pub fn new() -> Self {
+        Self::builder().start_or_off()
+    }
+
+    /// Starts a trace whose reports carry this context. An empty one counts as none.
+    pub fn with_ctx(ctx: impl Into<String>) -> Self {
+        Self::builder().ctx(ctx).start_or_off()
+    }
+
+    /// A trace with settings.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// use gpumem::{Gauge, GpuMemTrace};
+    ///
+    /// let trace = GpuMemTrace::builder()
+    ///     .ctx("foobar")
+    ///     .device(1)
+    ///     .gauge(Gauge::Sampled)
+    ///     .silent(true)
+    ///     .on_exit_report(false)
+    ///     .start()?;
+    /// assert_eq!((trace.data().device, trace.data().gauge), (1, Gauge::Sampled));
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    pub fn builder() -> GpuMemTraceBuilder {
+        GpuMemTraceBuilder { ctx: None, device: None, gauge: None, silent: false, on_exit_report: true }
+    }
+
+    /// Runs `code` under a trace, reports when it is through, and gives its result out: what it holds is reported as
+    /// used, as with Python's `with`.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// use gpumem::{Bytes, GpuMemTrace};
+    ///
+    /// let y = GpuMemTrace::scope("forward", |_trace| gpu.alloc(Bytes::mib(10)))?;
+    /// // △Used Peaked MB:     10      0 (forward: exit)
+    /// # drop(y);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    pub fn scope<R>(ctx: impl Into<String>, code: impl FnOnce(&mut Self) -> R) -> R {
+        let mut trace = Self::with_ctx(ctx);
+        code(&mut trace)
+    }
+
+    /// Measures from now on. A trace that runs is [`reset`](Self::reset), one that was stopped or off is started anew.
+    pub fn start(&mut self) {
+        match &self.state {
+            State::Running(_) => self.reset(),
+            State::Stopped(_) | State::Off => self.state = self.settings.open_or_off(),
+        }
+    }
+
+    /// Ends the measurement and freezes the figures: [`data`](Self::data) and reports tell them from now on. Stopping
+    /// again changes nothing.
+    pub fn stop(&mut self) {
+        if let State::Running(_) = &self.state
+            && let State::Running(scope) = mem::replace(&mut self.state, State::Off)
+        {
+            self.state = State::Stopped(scope.close());
+        }
+    }
+
+    /// Begins anew from this moment, if it runs.
+    pub fn reset(&mut self) {
+        if let State::Running(scope) = &self.state {
+            scope.reset();
+        }
+    }
+
+    /// The figures of this moment, or the frozen ones. Never an error: see [`Trace::gauge`] and [`Trace::stale`].
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # let trace = gpumem::GpuMemTrace::new();
+    /// let data = trace.data();
+    /// println!("{} bytes more, {} MB at the worst moment", data.used.get(), data.peaked.mb());
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    pub fn data(&self) -> Trace {
+        match &self.state {
+            State::Off => Trace::off(self.settings.device.unwrap_or(0)),
+            State::Running(scope) => scope.read(),
+            State::Stopped(trace) => *trace,
+        }
+    }
+
+    /// Prints the figures: `△Used Peaked MB:     10     15 (ctx)`.
+    pub fn report(&self) {
+        self.tell(None, Self::data);
+    }
+
+    /// As [`report`](Self::report), with a word on which one it is: ` (ctx: subctx)`.
+    pub fn report_with(&self, subctx: impl Display) {
+        self.tell(Some(&subctx), Self::data);
+    }
+
+    /// As [`report`](Self::report), and begins anew from the very reading that was reported.
+    pub fn report_n_reset(&mut self) {
+        self.tell(None, Self::read_n_reset);
+    }
+
+    /// As [`report_with`](Self::report_with), and begins anew from the very reading that was reported.
+    pub fn report_n_reset_with(&mut self, subctx: impl Display) {
+        self.tell(Some(&subctx), Self::read_n_reset);
+    }
+
+    /// Silences the reports of this trace, or lets them speak again.
+    pub fn silent(&mut self, silent: bool) {
+        self.settings.silent = silent;
+    }
+
+    fn read_n_reset(&self) -> Trace {
+        if let State::Running(scope) = &self.state { scope.reset() } else { self.data() }
+    }
+
+    fn tell(&self, subctx: Option<&dyn Display>, read: impl FnOnce(&Self) -> Trace) {
+        let trace = read(self);
+        if self.settings.silent || trace.gauge == Gauge::Off {
+            return;
+        }
+        if trace.lost > 0 {
+            notify(Notice::Lost, &"events were lost while a trace was open; its figures may be wrong");
+        }
+        let subctx = subctx.map(ToString::to_string);
+        sink::write(&Report::new(trace, self.settings.ctx.as_deref(), subctx.as_deref()));
+    }
+}
+
+impl Default for GpuMemTrace {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for GpuMemTrace {
+    fn drop(&mut self) {
+        self.stop();
+        if self.settings.on_exit_report {
+            self.report_with("exit");
+        }
+    }
+}
+
+/// The line that [`report`](GpuMemTrace::report) prints, of this moment.
+impl Display for GpuMemTrace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Report::new(self.data(), self.settings.ctx.as_deref(), None).fmt(f)
+    }
+}
+
+/// State and settings. Does not read the device.
+impl fmt::Debug for GpuMemTrace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("GpuMemTrace");
+        match &self.state {
+            State::Off => shown.field("state", &"off"),
+            State::Running(scope) => {
+                shown.field("state", &"running").field("device", &scope.device.ordinal).field("gauge", &scope.gauge)
+            }
+            State::Stopped(trace) => shown.field("state", &"stopped").field("trace", trace),
+        };
+        shown.field("ctx", &self.settings.ctx).field("silent", &self.settings.silent).finish_non_exhaustive()
+    }
+}
+
+/// Settings of a [`GpuMemTrace`] that is yet to start.
+#[derive(Clone, Debug)]
+#[must_use = "nothing is measured before `start`"]
+pub struct GpuMemTraceBuilder {
+    ctx: Option<String>,
+    device: Option<u32>,
+    gauge: Option<Gauge>,
+    silent: bool,
+    on_exit_report: bool,
+}
+
+impl GpuMemTraceBuilder {
+    /// The context of all reports. An empty one counts as none.
+    pub fn ctx(mut self, ctx: impl Into<String>) -> Self {
+        self.ctx = Some(ctx.into());
+        self
+    }
+
+    /// The CUDA ordinal of the device, instead of the calling thread's current one.
+    pub fn device(mut self, ordinal: u32) -> Self {
+        self.device = Some(ordinal);
+        self
+    }
+
+    /// How to measure, instead of the best way that the device offers (or `GPUMEM_GAUGE`).
+    pub fn gauge(mut self, gauge: Gauge) -> Self {
+        self.gauge = Some(gauge);
+        self
+    }
+
+    /// Whether reports are kept from being printed; they are not unless asked for.
+    pub fn silent(mut self, silent: bool) -> Self {
+        self.silent = silent;
+        self
+    }
+
+    /// Whether dropping the trace reports; it does unless told not to.
+    pub fn on_exit_report(mut self, report: bool) -> Self {
+        self.on_exit_report = report;
+        self
+    }
+
+    /// Starts the trace.
+    ///
+    /// # Errors
+    /// When there is no such device, it cannot be read, or the gauge is not available on it.
+    pub fn start(self) -> Result<GpuMemTrace> {
+        let state = self.open()?;
+        Ok(GpuMemTrace { state, settings: self })
+    }
+
+    /// Starts the trace, or one that is off, where [`start`](Self::start) would give an error; the error is then said
+    /// once on stderr.
+    pub fn start_or_off(self) -> GpuMemTrace {
+        let state = self.open_or_off();
+        GpuMemTrace { state, settings: self }
+    }
+
+    fn open(&self) -> Result<State> {
+        let scope = OpenScope::open(self.device, self.gauge)?;
+        Ok(scope.map_or(State::Off, State::Running))
+    }
+
+    fn open_or_off(&self) -> State {
+        self.open().unwrap_or_else(|error| {
+            notify(Notice::Off, &format_args!("traces are off: {error}"));
+            State::Off
+        })
+    }
+}

@@ -1,0 +1,111 @@
+//! CUDA's devices: numbers and contexts from the driver, figures from NVML matched by UUID, and from `cuMemGetInfo`
+//! where NVML has none.
+
+#[cfg(feature = "nvml")]
+use once_cell::sync::OnceCell;
+
+use super::Devices;
+#[cfg(feature = "nvml")]
+use crate::sys::nvml;
+use crate::{
+    error::{Error, Kind, Result},
+    model::{Bytes, Family, GpuMemory},
+    sys::cuda::{self, CudaDevice},
+};
+
+#[derive(Debug)]
+struct Cuda;
+
+pub(super) fn chosen() -> Option<Result<&'static dyn Devices>> {
+    Some(Ok(&Cuda))
+}
+
+fn device(ordinal: u32) -> Result<CudaDevice> {
+    let devices = cuda::devices()?;
+    devices.get(ordinal as usize).copied().ok_or_else(|| {
+        let count = u32::try_from(devices.len()).unwrap_or(u32::MAX);
+        Kind::NoDevice { ordinal, count }.into()
+    })
+}
+
+impl Devices for Cuda {
+    fn family(&self) -> Family {
+        Family::Cuda
+    }
+
+    fn count(&self) -> Result<u32> {
+        cuda::devices().map(|devices| u32::try_from(devices.len()).unwrap_or(u32::MAX))
+    }
+
+    fn current(&self) -> Result<u32> {
+        Ok(cuda::current()?.unwrap_or(0))
+    }
+
+    fn name(&self, ordinal: u32) -> Result<String> {
+        device(ordinal)?.name()
+    }
+
+    fn read(&self, ordinal: u32) -> Result<GpuMemory> {
+        let device = device(ordinal)?;
+        by_nvml(device).or_else(|why| by_driver(device, why))
+    }
+
+    fn trim(&self, ordinal: u32) -> Result<()> {
+        device(ordinal)?.trim()
+    }
+
+    fn preload(&self, ordinal: u32) -> Result<()> {
+        device(ordinal)?.preload()
+    }
+
+    fn tells(&self, ordinal: u32) -> Result<()> {
+        let device = format!("device {ordinal}");
+        let cure = "this version hears no allocations of CUDA devices yet; use `sampled`";
+        Err(Kind::NoGauge { gauge: "exact", device, cure }.into())
+    }
+}
+
+/// NVML's handle of each device, looked up once.
+#[cfg(feature = "nvml")]
+fn by_nvml(device: CudaDevice) -> Result<GpuMemory> {
+    static HANDLES: OnceCell<Vec<OnceCell<nvml::Handle>>> = OnceCell::new();
+    let handles =
+        HANDLES.get_or_try_init(|| Ok::<_, Error>(cuda::devices()?.iter().map(|_| OnceCell::new()).collect()))?;
+    let handle =
+        handles[device.ordinal as usize].get_or_try_init(|| nvml::device_by_uuid(device.uuid, device.ordinal))?;
+    let nvml::Figures { total, free, used, reserved } = handle.memory(device.ordinal)?;
+    let kept = reserved.unwrap_or(0);
+    // Where a figure is not available NVML gives u64::MAX, or zero for the total: no device has that.
+    if total == 0 || free > total || used > total || kept > total {
+        return Err(Kind::NoFigure { source: "NVML", device: device.ordinal }.into());
+    }
+    Ok(GpuMemory {
+        total: Bytes::new(total),
+        free: Bytes::new(free),
+        used: Bytes::new(used),
+        reserved: reserved.map(Bytes::new),
+    })
+}
+
+#[cfg(not(feature = "nvml"))]
+fn by_nvml(_: CudaDevice) -> Result<GpuMemory> {
+    Err(Kind::NotBuilt { feature: "nvml" }.into())
+}
+
+/// What the driver says, if it can be asked without creating a context; `why` is what stopped NVML.
+fn by_driver(device: CudaDevice, why: Error) -> Result<GpuMemory> {
+    // A device that is lost or gone is so for the driver too, and asking it may hang.
+    let ordinal = device.ordinal;
+    let worth_asking = why.is_unavailable() || matches!(why.code(), Some((_, "NVML_ERROR_NOT_FOUND")));
+    if !worth_asking {
+        return Err(why);
+    }
+    let Some((free, total)) = device.mem_get_info()? else {
+        return Err(Kind::NoContext { ordinal, why: Box::new(why) }.into());
+    };
+    if total == 0 || free > total {
+        return Err(Kind::NoFigure { source: "cuMemGetInfo", device: ordinal }.into());
+    }
+    let (total, free) = (Bytes::new(total), Bytes::new(free));
+    Ok(GpuMemory { total, free, used: total.checked_sub(free).unwrap_or_default(), reserved: None })
+}

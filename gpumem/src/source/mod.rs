@@ -1,0 +1,78 @@
+//! What brings facts in. A family of devices can be asked (a reading, the current device), and some also tell: they
+//! post each allocation as it happens.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "sim")]
+#[allow(dead_code, reason = "the stand-in driver of the tests is the same file and uses more of it")]
+mod device_model;
+#[cfg(feature = "sim")]
+pub mod sim;
+
+#[cfg(feature = "sim")]
+use once_cell::sync::OnceCell;
+
+#[cfg(feature = "sim")]
+use crate::model::EventKind;
+use crate::{
+    error::{Error, Result},
+    model::{Family, GpuMemory},
+};
+
+/// Devices of one kind, by number.
+pub(crate) trait Devices: Send + Sync {
+    fn family(&self) -> Family;
+
+    fn count(&self) -> Result<u32>;
+
+    /// The calling thread's current device; 0 if it has chosen none.
+    fn current(&self) -> Result<u32>;
+
+    fn name(&self, ordinal: u32) -> Result<String>;
+
+    /// One reading of the whole device. Never creates a context.
+    fn read(&self, ordinal: u32) -> Result<GpuMemory>;
+
+    /// Waits for the device and gives the unused memory of its pools back.
+    fn trim(&self, ordinal: u32) -> Result<()>;
+
+    /// Pays now for what the first use of the device would cost.
+    fn preload(&self, ordinal: u32) -> Result<()>;
+
+    /// Whether every allocation on the device is posted; if not, why not.
+    fn tells(&self, ordinal: u32) -> Result<()>;
+}
+
+/// The one list of what can be asked, first come first served.
+const FAMILIES: &[fn() -> Option<Result<&'static dyn Devices>>] = &[
+    #[cfg(feature = "sim")]
+    sim::chosen,
+    #[cfg(feature = "cuda")]
+    cuda::chosen,
+];
+
+/// The devices of this process: simulated ones if there are any, else CUDA's.
+pub(crate) fn devices() -> Result<&'static dyn Devices> {
+    FAMILIES.iter().find_map(|chosen| chosen()).unwrap_or_else(|| {
+        let feature = "cuda";
+        Err(Error::from(crate::error::Kind::NotBuilt { feature }))
+    })
+}
+
+/// Where sources that tell post their facts; set by the session when it begins. Until then nobody listens, and a fact
+/// costs one load.
+#[cfg(feature = "sim")]
+static LISTENER: OnceCell<fn(EventKind)> = OnceCell::new();
+
+#[cfg(feature = "sim")]
+pub(crate) fn listen(listener: fn(EventKind)) {
+    // The session is one for the process and sets always the same.
+    let _ = LISTENER.set(listener);
+}
+
+#[cfg(feature = "sim")]
+fn tell(fact: EventKind) {
+    if let Some(listener) = LISTENER.get() {
+        listener(fact);
+    }
+}

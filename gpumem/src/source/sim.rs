@@ -1,0 +1,289 @@
+//! Simulated devices: GPU memory where there is no GPU, with every allocation heard.
+//!
+//! A process gets simulated devices by [`SimGpu::install`] or by `GPUMEM_SIM=16GiB` (several: `GPUMEM_SIM=16GiB,8GiB`).
+//! From then on the device numbers of this crate are theirs: CUDA's devices are not looked at. A line on stderr says so.
+//!
+//! ```
+//! use gpumem::{Bytes, GpuMemTrace, sim::SimGpu};
+//!
+//! let gpu = SimGpu::install(Bytes::gib(16))?;
+//! let trace = GpuMemTrace::new();
+//! let block = gpu.alloc(Bytes::mib(256))?;
+//! drop(gpu.alloc_async(Bytes::mib(64))?);
+//! assert_eq!(trace.data().used.mb(), 256);
+//! assert_eq!(trace.data().peaked.mb(), 64);
+//! # drop(block);
+//! # Ok::<(), gpumem::Error>(())
+//! ```
+
+use std::{
+    cell::Cell,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+};
+
+use once_cell::sync::OnceCell;
+
+use super::{
+    Devices,
+    device_model::{DeviceModel, ModelError},
+    tell,
+};
+use crate::{
+    error::{Error, Kind, Result},
+    model::{Block, Bytes, Device, EventKind, Family, GpuMemory, MemKind},
+};
+
+/// A simulated device: memory that can be given out, from the device or from its stream-ordered pool.
+///
+/// Cheap to clone; all clones are the same device. It lasts as long as the process, as a real one does.
+#[derive(Clone)]
+pub struct SimGpu {
+    ordinal: u32,
+    model: Arc<Mutex<State>>,
+}
+
+struct State {
+    memory: DeviceModel,
+    /// Readings fail, as those of a GPU that fell off the bus.
+    lost: bool,
+}
+
+static GPUS: RwLock<Vec<SimGpu>> = RwLock::new(Vec::new());
+
+thread_local! {
+    static CURRENT: Cell<u32> = const { Cell::new(0) };
+}
+
+impl SimGpu {
+    /// Adds a simulated device with so much memory. The first is device 0, unless `GPUMEM_SIM` names some already.
+    ///
+    /// # Errors
+    /// When `GPUMEM_SIM` is set and cannot be understood.
+    pub fn install(total: Bytes) -> Result<Self> {
+        from_environment()?;
+        Ok(add(total))
+    }
+
+    /// The simulated devices of this process, by number.
+    ///
+    /// # Errors
+    /// When `GPUMEM_SIM` is set and cannot be understood.
+    pub fn all() -> Result<Vec<Self>> {
+        from_environment()?;
+        Ok(GPUS.read().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    /// Its device number.
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// Makes it the calling thread's current device, as `cudaSetDevice` does.
+    pub fn make_current(&self) {
+        CURRENT.set(self.ordinal);
+    }
+
+    /// Gives out memory, as `cuMemAlloc` does. It is given back when the block is dropped.
+    ///
+    /// # Errors
+    /// When the device is full ([`Error::is_out_of_memory`]), or when nothing is asked for.
+    pub fn alloc(&self, bytes: Bytes) -> Result<SimBlock> {
+        self.give(bytes, MemKind::Device)
+    }
+
+    /// Gives out memory of the stream-ordered pool, as `cuMemAllocAsync` does. The pool takes memory from the device in
+    /// steps of 32 MiB and keeps it until [`synchronize`](Self::synchronize).
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_async(&self, bytes: Bytes) -> Result<SimBlock> {
+        self.give(bytes, MemKind::Pool)
+    }
+
+    /// Lets the pool give back what is unused, as a synchronisation of the device does.
+    pub fn synchronize(&self) {
+        self.state().memory.synchronize();
+    }
+
+    /// From now on (or no longer) every reading fails, as those of a GPU that fell off the bus.
+    pub fn set_lost(&self, lost: bool) {
+        self.state().lost = lost;
+    }
+
+    fn give(&self, bytes: Bytes, kind: MemKind) -> Result<SimBlock> {
+        let given = {
+            let memory = &mut self.state().memory;
+            let given = match kind {
+                MemKind::Device => memory.alloc(bytes.get()),
+                MemKind::Pool => memory.alloc_async(bytes.get()),
+            };
+            given.map_err(|error| self.refused(error, bytes, memory))
+        };
+        let block = Block { device: self.device(), address: given?, bytes, kind };
+        tell(EventKind::Alloc(block));
+        Ok(SimBlock { gpu: self.clone(), block })
+    }
+
+    fn refused(&self, error: ModelError, asked: Bytes, memory: &DeviceModel) -> Error {
+        let device = self.ordinal;
+        match error {
+            ModelError::OutOfMemory => Kind::SimulatedOutOfMemory {
+                device,
+                asked: asked.to_string(),
+                free: Bytes::new(memory.free()).to_string(),
+                total: Bytes::new(memory.total()).to_string(),
+            },
+            _ => Kind::SimulatedMisuse { device, detail: "an allocation of 0 bytes, which CUDA refuses; ask for more" },
+        }
+        .into()
+    }
+
+    fn device(&self) -> Device {
+        Device { family: Family::Simulated, ordinal: self.ordinal }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.model.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for SimGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimGpu").field("ordinal", &self.ordinal).finish_non_exhaustive()
+    }
+}
+
+/// Memory of a simulated device, given back on drop.
+#[must_use = "dropping it gives the memory back at once"]
+pub struct SimBlock {
+    gpu: SimGpu,
+    block: Block,
+}
+
+impl SimBlock {
+    /// How much was asked for.
+    pub fn bytes(&self) -> Bytes {
+        self.block.bytes
+    }
+
+    /// Its address on the device.
+    pub fn address(&self) -> u64 {
+        self.block.address
+    }
+}
+
+impl Drop for SimBlock {
+    fn drop(&mut self) {
+        let Block { device, address, bytes, kind } = self.block;
+        // Told first: once the model has it back, another thread may be given the same address.
+        tell(EventKind::Free { device, address, bytes: Some(bytes) });
+        let memory = &mut self.gpu.state().memory;
+        let freed = match kind {
+            MemKind::Device => memory.free_block(address),
+            MemKind::Pool => memory.free_async(address),
+        };
+        debug_assert!(freed.is_ok(), "a block of the model is given back once");
+    }
+}
+
+impl fmt::Debug for SimBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SimBlock({:#x}, {})", self.block.address, self.block.bytes)
+    }
+}
+
+fn add(total: Bytes) -> SimGpu {
+    let mut gpus = GPUS.write().unwrap_or_else(PoisonError::into_inner);
+    let ordinal = u32::try_from(gpus.len()).expect("fewer than 2^32 simulated devices");
+    let state = State { memory: DeviceModel::new(total.get()), lost: false };
+    let gpu = SimGpu { ordinal, model: Arc::new(Mutex::new(state)) };
+    gpus.push(gpu.clone());
+    gpu
+}
+
+/// Adds the devices of `GPUMEM_SIM`, once.
+fn from_environment() -> Result<()> {
+    static READ: OnceCell<Result<()>> = OnceCell::new();
+    let read = READ.get_or_init(|| {
+        let Some(text) = std::env::var_os("GPUMEM_SIM").filter(|text| !text.is_empty()) else { return Ok(()) };
+        let bad = |detail| Error::from(Kind::BadSetting { setting: "GPUMEM_SIM", detail });
+        let text = text.into_string().map_err(|_| bad("it is not UTF-8".to_owned()))?;
+        let totals: Result<Vec<Bytes>, _> = text.split(',').map(str::parse).collect();
+        for total in totals.map_err(|error| bad(error.to_string()))? {
+            add(total);
+        }
+        Ok(())
+    });
+    read.clone()
+}
+
+#[derive(Debug)]
+struct Simulated;
+
+pub(super) fn chosen() -> Option<Result<&'static dyn Devices>> {
+    match SimGpu::all() {
+        Ok(gpus) if gpus.is_empty() => None,
+        Ok(_) => Some(Ok(&Simulated)),
+        Err(error) => Some(Err(error)),
+    }
+}
+
+fn gpu(ordinal: u32) -> Result<SimGpu> {
+    let gpus = GPUS.read().unwrap_or_else(PoisonError::into_inner);
+    gpus.get(ordinal as usize).cloned().ok_or_else(|| {
+        let count = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
+        Kind::NoDevice { ordinal, count }.into()
+    })
+}
+
+impl Devices for Simulated {
+    fn family(&self) -> Family {
+        Family::Simulated
+    }
+
+    fn count(&self) -> Result<u32> {
+        SimGpu::all().map(|gpus| u32::try_from(gpus.len()).unwrap_or(u32::MAX))
+    }
+
+    fn current(&self) -> Result<u32> {
+        Ok(CURRENT.get())
+    }
+
+    fn name(&self, ordinal: u32) -> Result<String> {
+        let total = Bytes::new(gpu(ordinal)?.state().memory.total());
+        Ok(format!("simulated GPU ({total})"))
+    }
+
+    fn read(&self, ordinal: u32) -> Result<GpuMemory> {
+        let gpu = gpu(ordinal)?;
+        let state = gpu.state();
+        if state.lost {
+            let detail = "it was told to fail its readings (SimGpu::set_lost)";
+            return Err(Kind::SimulatedMisuse { device: ordinal, detail }.into());
+        }
+        let memory = &state.memory;
+        Ok(GpuMemory {
+            total: Bytes::new(memory.total()),
+            free: Bytes::new(memory.free()),
+            used: Bytes::new(memory.used()),
+            reserved: Some(Bytes::new(memory.reserved())),
+        })
+    }
+
+    fn trim(&self, ordinal: u32) -> Result<()> {
+        let gpu = gpu(ordinal)?;
+        let memory = &mut gpu.state().memory;
+        memory.synchronize();
+        memory.trim_to(0);
+        Ok(())
+    }
+
+    fn preload(&self, ordinal: u32) -> Result<()> {
+        gpu(ordinal).map(|_| ())
+    }
+
+    fn tells(&self, ordinal: u32) -> Result<()> {
+        gpu(ordinal).map(|_| ())
+    }
+}

@@ -1,0 +1,230 @@
+//! The CUDA driver through cudarc's `result` calls: device numbers, the current device, pools.
+//!
+//! Nothing here creates a context but [`preload`], nothing synchronises but [`trim`], and the calling thread's current
+//! context is afterwards what it was before.
+
+use std::ffi::c_int;
+
+use cudarc::driver::{
+    result::{self, DriverError},
+    sys,
+};
+use once_cell::sync::OnceCell;
+
+use super::dl;
+use crate::error::{Error, Kind};
+
+const LIBRARY: &str = "libcuda";
+const NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so", "libcuda.so.1"] };
+
+/// Every function that is called below: one that is missing is an error here and would be a panic in cudarc.
+const SYMBOLS: &[&str] = &[
+    "cuInit",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuDeviceGet",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDeviceGetUuid_v2",
+    "cuDeviceGetDefaultMemPool",
+    "cuDeviceGetMemPool",
+    "cuDevicePrimaryCtxGetState",
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxGetCurrent",
+    "cuCtxGetDevice",
+    "cuCtxPopCurrent_v2",
+    "cuCtxPushCurrent_v2",
+    "cuCtxSynchronize",
+    "cuMemGetInfo_v2",
+    "cuMemPoolTrimTo",
+    "cuStreamIsCapturing",
+];
+
+/// One CUDA device, and the proof that the driver is loaded and initialised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CudaDevice {
+    device: sys::CUdevice,
+    pub(crate) ordinal: u32,
+    pub(crate) uuid: [u8; 16],
+}
+
+/// Loads and initialises the driver once and lists its devices, which are fixed from then on.
+#[doc(alias("cuInit", "cuDeviceGetCount", "cuDeviceGetUuid_v2"))]
+pub(crate) fn devices() -> Result<&'static [CudaDevice], Error> {
+    static DEVICES: OnceCell<Result<Vec<CudaDevice>, Error>> = OnceCell::new();
+    let devices = DEVICES.get_or_init(|| {
+        dl::load(LIBRARY, NAMES, SYMBOLS)?;
+        match result::init() {
+            Ok(()) => {}
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Ok(Vec::new()),
+            Err(error) => return Err(told("cuInit", error, None)),
+        }
+        let count = result::device::get_count().map_err(|error| told("cuDeviceGetCount", error, None))?;
+        (0..count).map(device).collect()
+    });
+    devices.as_deref().map_err(Clone::clone)
+}
+
+fn device(number: c_int) -> Result<CudaDevice, Error> {
+    let ordinal = number.unsigned_abs();
+    let device = result::device::get(number).map_err(|error| told("cuDeviceGet", error, Some(ordinal)))?;
+    let mut uuid = sys::CUuuid { bytes: [0; 16] };
+    // SAFETY: the driver is initialised, `device` came from it, and `uuid` is a live out-parameter of the bound type.
+    // Version 2 tells the UUID of the MIG slice where there is one, version 1 that of the card around it.
+    unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, device) }
+        .result()
+        .map_err(|error| told("cuDeviceGetUuid_v2", error, Some(ordinal)))?;
+    let uuid = uuid.bytes.map(|byte| byte.to_ne_bytes()[0]);
+    Ok(CudaDevice { device, ordinal, uuid })
+}
+
+/// The ordinal of the calling thread's current context, or `None` if it has none.
+#[doc(alias("cuCtxGetCurrent", "cuCtxGetDevice"))]
+pub(crate) fn current() -> Result<Option<u32>, Error> {
+    let devices = devices()?;
+    let Some(device) = current_device()? else { return Ok(None) };
+    Ok(devices.iter().find(|known| known.device == device).map(|known| known.ordinal))
+}
+
+fn current_device() -> Result<Option<sys::CUdevice>, Error> {
+    if result::ctx::get_current().map_err(|error| told("cuCtxGetCurrent", error, None))?.is_none() {
+        return Ok(None);
+    }
+    let mut device = 0;
+    // SAFETY: the driver is initialised and the out-parameter is a live `CUdevice`.
+    unsafe { sys::cuCtxGetDevice(&raw mut device) }.result().map_err(|error| told("cuCtxGetDevice", error, None))?;
+    Ok(Some(device))
+}
+
+impl CudaDevice {
+    #[doc(alias = "cuDeviceGetName")]
+    pub(crate) fn name(self) -> Result<String, Error> {
+        result::device::get_name(self.device).map_err(self.told("cuDeviceGetName"))
+    }
+
+    /// Free and total bytes, or `None` where the device has no context to ask in.
+    #[doc(alias = "cuMemGetInfo")]
+    pub(crate) fn mem_get_info(self) -> Result<Option<(u64, u64)>, Error> {
+        self.in_context(|| {
+            let (free, total) = result::mem_get_info().map_err(self.told("cuMemGetInfo_v2"))?;
+            Ok((free as u64, total as u64))
+        })
+    }
+
+    /// Waits for the device, then gives the unused memory of its stream-ordered pools back. Without a context there is
+    /// none. The other order would recover nothing: what was freed on a stream returns at the next synchronisation.
+    #[doc(alias("cuCtxSynchronize", "cuMemPoolTrimTo"))]
+    pub(crate) fn trim(self) -> Result<(), Error> {
+        let trimmed = self.in_context(|| {
+            refuse_capture().map_err(self.told("cuStreamIsCapturing"))?;
+            result::ctx::synchronize().map_err(self.told("cuCtxSynchronize"))?;
+            // SAFETY: the device came from the driver, which is initialised.
+            let pools = unsafe {
+                [result::device::get_default_mem_pool(self.device), result::device::get_mem_pool(self.device)]
+            };
+            for pool in pools {
+                let pool = match pool {
+                    Ok(pool) => pool,
+                    // A device without pools (some virtual GPUs) has nothing to give back.
+                    Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED)) => continue,
+                    Err(error) => return Err(told("cuDeviceGetMemPool", error, Some(self.ordinal))),
+                };
+                // SAFETY: the pool is the device's own: the default pool lives as long as the driver, and the current
+                // one is kept alive by the device that it is current on.
+                unsafe { result::mem_pool::trim_to(pool, 0) }.map_err(self.told("cuMemPoolTrimTo"))?;
+            }
+            Ok(())
+        });
+        trimmed.map(|_| ())
+    }
+
+    /// Creates the device's primary context, if there is none, and keeps it for the life of the process.
+    #[doc(alias = "cuDevicePrimaryCtxRetain")]
+    pub(crate) fn preload(self) -> Result<(), Error> {
+        // SAFETY: the device came from the driver. The reference is never released: that is the purpose.
+        unsafe { result::primary_ctx::retain(self.device) }.map(|_| ()).map_err(self.told("cuDevicePrimaryCtxRetain"))
+    }
+
+    /// Runs `action` with a context of this device current, without creating one: the calling thread's own context if
+    /// it is on this device, else the primary context if it is active. `None` where there is neither.
+    fn in_context<T>(self, action: impl FnOnce() -> Result<T, Error>) -> Result<Option<T>, Error> {
+        if current_device()? == Some(self.device) {
+            return action().map(Some);
+        }
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: the device came from the driver, and both out-parameters are live integers of the bound types.
+        unsafe { sys::cuDevicePrimaryCtxGetState(self.device, &raw mut flags, &raw mut active) }
+            .result()
+            .map_err(self.told("cuDevicePrimaryCtxGetState"))?;
+        if active == 0 {
+            return Ok(None);
+        }
+        let _held = Pushed::primary(self)?;
+        action().map(Some)
+    }
+
+    fn told(self, call: &'static str) -> impl Fn(DriverError) -> Error {
+        move |error| told(call, error, Some(self.ordinal))
+    }
+}
+
+/// The primary context of a device, retained and current until this is dropped.
+struct Pushed(sys::CUdevice);
+
+impl Pushed {
+    fn primary(of: CudaDevice) -> Result<Self, Error> {
+        // SAFETY: the device came from the driver; the reference taken here is released by `Drop`, or below.
+        let context = unsafe { result::primary_ctx::retain(of.device) }.map_err(of.told("cuDevicePrimaryCtxRetain"))?;
+        // SAFETY: the context is alive, since it was just retained.
+        if let Err(error) = unsafe { sys::cuCtxPushCurrent_v2(context) }.result() {
+            // SAFETY: this gives back the reference taken above and no other.
+            let _ = unsafe { result::primary_ctx::release(of.device) };
+            return Err(told("cuCtxPushCurrent_v2", error, Some(of.ordinal)));
+        }
+        Ok(Self(of.device))
+    }
+}
+
+impl Drop for Pushed {
+    fn drop(&mut self) {
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: the context on top of this thread's stack is the one that was pushed: nothing between changes the
+        // stack. The out-parameter is live. The reference that is released is the one taken with it; errors are those
+        // of earlier work, which the user's own next call reports.
+        unsafe {
+            let _ = sys::cuCtxPopCurrent_v2(&raw mut popped).result();
+            let _ = result::primary_ctx::release(self.0);
+        }
+    }
+}
+
+/// An error while a stream of the current context is being captured, as far as CUDA lets us ask without breaking the
+/// capture: synchronising would invalidate it.
+fn refuse_capture() -> Result<(), DriverError> {
+    // SAFETY: the null stream exists in every context, and a context is current.
+    let status = unsafe { result::stream::is_capturing(result::stream::null()) }?;
+    if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+        Ok(())
+    } else {
+        Err(DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED))
+    }
+}
+
+fn told(call: &'static str, error: DriverError, device: Option<u32>) -> Error {
+    use sys::CUresult as Code;
+
+    let name = error.error_name().map_or_else(|_| "an unknown CUDA error".into(), |name| name.to_string_lossy());
+    let fatal = matches!(
+        error.0,
+        Code::CUDA_ERROR_NO_DEVICE
+            | Code::CUDA_ERROR_NOT_INITIALIZED
+            | Code::CUDA_ERROR_STUB_LIBRARY
+            | Code::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
+            | Code::CUDA_ERROR_SYSTEM_NOT_READY
+            | Code::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE
+            | Code::CUDA_ERROR_NOT_PERMITTED
+            | Code::CUDA_ERROR_UNKNOWN
+    );
+    Kind::Call { library: LIBRARY, call, code: error.0 as u32, name: name.into_owned(), device, fatal }.into()
+}

@@ -1,0 +1,166 @@
+//! NVML through `nvml-wrapper`: device memory by UUID.
+
+use std::{ffi::OsStr, mem::MaybeUninit};
+
+use nvml_wrapper::{
+    Device, Nvml,
+    error::{NvmlError, nvml_try},
+};
+use once_cell::sync::OnceCell;
+
+use crate::error::{Error, Kind};
+
+const LIBRARY: &str = "libnvidia-ml";
+
+/// The driver ships the `.1`, only the toolkit adds the name without; nvml-wrapper tries that alone.
+const NAMES: &[&str] = if cfg!(windows) { &["nvml.dll"] } else { &["libnvidia-ml.so.1", "libnvidia-ml.so"] };
+
+/// What NVML says of a device's memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Figures {
+    pub(crate) total: u64,
+    pub(crate) free: u64,
+    pub(crate) used: u64,
+    /// `None` from drivers older than 510: it is part of `used` there.
+    pub(crate) reserved: Option<u64>,
+}
+
+/// A device as NVML knows it.
+#[derive(Debug)]
+pub(crate) struct Handle(Device<'static>);
+
+/// NVML, initialised once for the process: its constructor looks up every symbol.
+fn nvml() -> Result<&'static Nvml, Error> {
+    static NVML: OnceCell<Nvml> = OnceCell::new();
+    NVML.get_or_try_init(|| {
+        let mut failed = None;
+        for name in NAMES {
+            match Nvml::builder().lib_path(OsStr::new(name)).init() {
+                Ok(nvml) => return Ok(nvml),
+                Err(error @ NvmlError::LibloadingError(_)) => failed = Some(error),
+                Err(error) => return Err(told("nvmlInit_v2", error, None)),
+            }
+        }
+        Err(failed.map_or(Kind::NotBuilt { feature: "nvml" }.into(), |error| told("nvmlInit_v2", error, None)))
+    })
+}
+
+/// The device with this UUID: a whole GPU, or a MIG slice.
+#[doc(alias = "nvmlDeviceGetHandleByUUID")]
+pub(crate) fn device_by_uuid(uuid: [u8; 16], ordinal: u32) -> Result<Handle, Error> {
+    let nvml = nvml()?;
+    let uuid = spelled(uuid);
+    match nvml.device_by_uuid(format!("GPU-{uuid}")) {
+        Ok(device) => Ok(Handle(device)),
+        Err(whole) => match nvml.device_by_uuid(format!("MIG-{uuid}")) {
+            Ok(slice) => Ok(Handle(slice)),
+            // A driver without MIG refuses the spelling; what it said of the GPU is the reason.
+            Err(_) => Err(told("nvmlDeviceGetHandleByUUID", whole, Some(ordinal))),
+        },
+    }
+}
+
+impl Handle {
+    /// One reading of the device's memory.
+    #[doc(alias = "nvmlDeviceGetMemoryInfo_v2")]
+    pub(crate) fn memory(&self, ordinal: u32) -> Result<Figures, Error> {
+        match self.0.memory_info() {
+            Ok(info) => {
+                Ok(Figures { total: info.total, free: info.free, used: info.used, reserved: Some(info.reserved) })
+            }
+            Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => {
+                self.memory_v1().map_err(|error| told("nvmlDeviceGetMemoryInfo", error, Some(ordinal)))
+            }
+            Err(error) => Err(told("nvmlDeviceGetMemoryInfo_v2", error, Some(ordinal))),
+        }
+    }
+
+    /// The call of drivers older than 510, which `nvml-wrapper` no longer wraps.
+    fn memory_v1(&self) -> Result<Figures, NvmlError> {
+        let call = match &self.0.nvml().lib().nvmlDeviceGetMemoryInfo {
+            Ok(call) => call,
+            Err(error) => return Err(NvmlError::FailedToLoadSymbol(error.to_string())),
+        };
+        let mut info = MaybeUninit::uninit();
+        // SAFETY: the function pointer is the library's own `nvmlDeviceGetMemoryInfo`, whose C signature is the bound
+        // one; the library stays loaded as long as the `'static` Nvml behind `self.0`. The handle came from that very
+        // library, and the out-parameter is a live `nvmlMemory_t`, which the call fills when it succeeds; it is read
+        // only then.
+        let info = unsafe {
+            nvml_try(call(self.0.handle(), info.as_mut_ptr()))?;
+            info.assume_init()
+        };
+        Ok(Figures { total: info.total, free: info.free, used: info.used, reserved: None })
+    }
+}
+
+fn spelled(uuid: [u8; 16]) -> String {
+    use std::fmt::Write;
+
+    uuid.iter().enumerate().fold(String::with_capacity(36), |mut text, (at, byte)| {
+        if matches!(at, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// `nvmlReturn_t` by name, and whether it means that there is nothing to read on this machine at all.
+const RETURNS: &[(u32, &str, bool)] = &[
+    (1, "NVML_ERROR_UNINITIALIZED", true),
+    (2, "NVML_ERROR_INVALID_ARGUMENT", false),
+    (3, "NVML_ERROR_NOT_SUPPORTED", true),
+    (4, "NVML_ERROR_NO_PERMISSION", true),
+    (6, "NVML_ERROR_NOT_FOUND", false),
+    (7, "NVML_ERROR_INSUFFICIENT_SIZE", false),
+    (8, "NVML_ERROR_INSUFFICIENT_POWER", false),
+    (9, "NVML_ERROR_DRIVER_NOT_LOADED", true),
+    (10, "NVML_ERROR_TIMEOUT", false),
+    (11, "NVML_ERROR_IRQ_ISSUE", false),
+    (12, "NVML_ERROR_LIBRARY_NOT_FOUND", true),
+    (13, "NVML_ERROR_FUNCTION_NOT_FOUND", true),
+    (15, "NVML_ERROR_GPU_IS_LOST", false),
+    (16, "NVML_ERROR_RESET_REQUIRED", false),
+    (17, "NVML_ERROR_OPERATING_SYSTEM", false),
+    (18, "NVML_ERROR_LIB_RM_VERSION_MISMATCH", true),
+    (19, "NVML_ERROR_IN_USE", false),
+    (20, "NVML_ERROR_MEMORY", false),
+    (21, "NVML_ERROR_NO_DATA", false),
+    (999, "NVML_ERROR_UNKNOWN", false),
+];
+
+fn told(call: &'static str, error: NvmlError, device: Option<u32>) -> Error {
+    match error {
+        NvmlError::LibloadingError(error) => Kind::NoLibrary { library: LIBRARY, detail: error.to_string() }.into(),
+        NvmlError::FailedToLoadSymbol(_) => Kind::NoSymbol { library: LIBRARY, symbol: call.to_owned() }.into(),
+        error => {
+            let code = u32::from(error);
+            let known = RETURNS.iter().find(|(number, ..)| *number == code);
+            let (name, fatal) = known.map_or(("an NVML error unknown here", false), |(_, name, fatal)| (*name, *fatal));
+            Kind::Call { library: LIBRARY, call, code, name: name.to_owned(), device, fatal }.into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuids_are_spelled_as_nvidia_smi_does() {
+        let uuid = [0x0c, 0xf1, 0x2e, 0xad, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0xa, 0xff];
+        assert_eq!(spelled(uuid), "0cf12ead-0001-0203-0405-060708090aff");
+    }
+
+    #[test]
+    fn errors_keep_their_number_and_name() {
+        for (code, name, fatal) in RETURNS {
+            let error = told("nvmlInit_v2", NvmlError::from(*code), Some(1));
+            assert_eq!(error.code(), Some((*code, *name)));
+            assert_eq!(error.is_unavailable(), *fatal);
+            assert!(error.to_string().starts_with("libnvidia-ml: nvmlInit_v2 for device 1 failed with NVML_ERROR_"));
+        }
+        assert_eq!(told("nvmlInit_v2", NvmlError::from(77), None).code(), Some((77, "an NVML error unknown here")));
+    }
+}
