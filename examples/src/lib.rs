@@ -1,1 +1,110 @@
-//! Examples.
+//! What the examples run on: a CUDA device where there is one, else a simulated one, which is announced.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, DriverError, result, sys};
+use gpumem::{
+    Bytes, Error,
+    sim::{SimBlock, SimGpu},
+};
+
+/// A device to take memory from.
+#[derive(Debug)]
+pub enum Gpu {
+    /// A CUDA device, with its context current on the thread that opened it.
+    Cuda(Arc<CudaContext>),
+    /// A simulated device.
+    Simulated(SimGpu),
+}
+
+/// Memory of a device, given back on drop.
+#[derive(Debug)]
+#[must_use = "dropping it gives the memory back at once"]
+pub enum Block {
+    /// From `cuMemAlloc`.
+    Cuda(CudaBlock),
+    /// From the simulated device.
+    Simulated(SimBlock),
+}
+
+/// Memory from `cuMemAlloc`, given back on drop.
+#[derive(Debug)]
+pub struct CudaBlock {
+    context: Arc<CudaContext>,
+    address: sys::CUdeviceptr,
+}
+
+/// Why a block or a device was not to be had.
+pub type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
+
+impl Gpu {
+    /// Device 0.
+    ///
+    /// # Errors
+    /// When a device is there but cannot be used.
+    pub fn open() -> Result<Self> {
+        Self::nth(0)
+    }
+
+    /// The device of that number. Where there is no GPU at all, simulated devices up to it are made.
+    ///
+    /// # Errors
+    /// When devices are there, but not this one, or it cannot be used.
+    pub fn nth(ordinal: u32) -> Result<Self> {
+        if SimGpu::all()?.is_empty() && gpumem::is_available() {
+            return Ok(Self::Cuda(CudaContext::new(ordinal as usize)?));
+        }
+        if SimGpu::all()?.is_empty() {
+            println!("(no GPU here: the examples use simulated ones)");
+        }
+        while SimGpu::all()?.len() <= ordinal as usize {
+            SimGpu::install(Bytes::gib(16))?;
+        }
+        Ok(Self::Simulated(SimGpu::all()?.swap_remove(ordinal as usize)))
+    }
+
+    /// Makes it the calling thread's current device.
+    ///
+    /// # Errors
+    /// When the device can no longer be used.
+    pub fn make_current(&self) -> Result<()> {
+        match self {
+            Self::Cuda(context) => context.bind_to_thread()?,
+            Self::Simulated(gpu) => gpu.make_current(),
+        }
+        Ok(())
+    }
+
+    /// Takes memory.
+    ///
+    /// # Errors
+    /// When the device is full.
+    pub fn alloc(&self, bytes: Bytes) -> Result<Block> {
+        match self {
+            Self::Cuda(context) => Ok(Block::Cuda(CudaBlock::new(context, bytes)?)),
+            Self::Simulated(gpu) => Ok(Block::Simulated(gpu.alloc(bytes).map_err(Error::from)?)),
+        }
+    }
+}
+
+impl CudaBlock {
+    fn new(context: &Arc<CudaContext>, bytes: Bytes) -> Result<Self, DriverError> {
+        context.bind_to_thread()?;
+        let bytes = usize::try_from(bytes.get()).expect("64-bit sizes");
+        // SAFETY: a context of the device is current. The memory is never read.
+        let address = unsafe { result::malloc_sync(bytes) }?;
+        Ok(Self { context: Arc::clone(context), address })
+    }
+}
+
+impl Drop for CudaBlock {
+    fn drop(&mut self) {
+        let freed = self.context.bind_to_thread().and_then(|()| {
+            // SAFETY: the address came from `malloc_sync` in this context and is given back once.
+            unsafe { result::free_sync(self.address) }
+        });
+        if let Err(error) = freed {
+            eprintln!("cuMemFree: {error}");
+        }
+    }
+}

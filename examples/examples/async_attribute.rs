@@ -1,0 +1,52 @@
+//! `#[gpu_mem_trace]` on `async fn`: the trace spans the awaits and reports when the future ends, or is dropped.
+//!
+//! `cargo run --example async_attribute`
+
+use std::{
+    pin::pin,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use gpumem::{Bytes, gpu_mem_trace};
+use gpumem_examples::{Block, Gpu, Result};
+
+#[gpu_mem_trace]
+async fn forward(gpu: &Gpu, size: Bytes) -> Result<Block> {
+    let _activations = gpu.alloc(Bytes::mib(200))?;
+    yield_now().await;
+    gpu.alloc(size)
+}
+
+#[gpu_mem_trace]
+async fn cancelled(gpu: &Gpu) -> Result<()> {
+    let _held = gpu.alloc(Bytes::mib(70))?;
+    std::future::pending().await
+}
+
+fn main() -> Result<()> {
+    let gpu = Gpu::open()?;
+    let kept = pollster::block_on(forward(&gpu, Bytes::mib(25)))?;
+
+    // A future that is polled once and dropped has run its trace as well.
+    {
+        let mut future = pin!(cancelled(&gpu));
+        assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    drop(kept);
+    Ok(())
+}
+
+/// Lets others run for a while, as an executor would.
+async fn yield_now() {
+    let mut yielded = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

@@ -1,0 +1,35 @@
+//! One trace for each device. Numbers are CUDA ordinals, whatever `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` say:
+//! try `CUDA_VISIBLE_DEVICES=1,0`.
+//!
+//! `cargo run --example multi_gpu`
+
+use gpumem::{Bytes, GpuMemTrace, current_device, device_count, device_name, gpu_mem_get};
+use gpumem_examples::{Gpu, Result};
+
+fn main() -> Result<()> {
+    if !gpumem::is_available() {
+        Gpu::nth(1)?; // two simulated devices
+    }
+    let mut gpus = (0..device_count()).map(Gpu::nth).collect::<Result<Vec<_>>>()?;
+
+    let mut traces = Vec::new();
+    for id in 0..device_count() {
+        println!("{id}: {}: {}", device_name(id)?, gpu_mem_get(id));
+        traces.push(GpuMemTrace::builder().device(id).ctx(format!("device {id}")).start()?);
+    }
+
+    let mut blocks = Vec::new();
+    for (gpu, size) in gpus.iter().zip(1_u64..) {
+        blocks.push(gpu.alloc(Bytes::mib(100 * size))?);
+    }
+    traces.iter().for_each(GpuMemTrace::report);
+
+    // A trace without a device is of the thread's current one, and stays with it.
+    let last = gpus.pop().expect("there is a device");
+    last.make_current()?;
+    println!("current device: {}", current_device()?);
+    let trace = GpuMemTrace::with_ctx("current");
+    blocks.push(last.alloc(Bytes::mib(50))?);
+    drop(trace);
+    Ok(())
+}

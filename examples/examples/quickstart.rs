@@ -1,0 +1,32 @@
+//! The first report: a guard in a block, a guard in a loop, an attribute on a function.
+//!
+//! `cargo run --example quickstart`
+
+use gpumem::{Bytes, GpuMemTrace, device_name, gpu_mem_get, gpu_mem_trace};
+use gpumem_examples::{Block, Gpu, Result};
+
+fn main() -> Result<()> {
+    let gpu = Gpu::open()?;
+    gpumem::preload(); // so that the CUDA context is not counted to the first trace
+    println!("{}: {}", device_name(None)?, gpu_mem_get(None));
+
+    // The result of the block is handed out, so what it holds counts as used.
+    let weights = GpuMemTrace::scope("load", |_| gpu.alloc(Bytes::mib(256)))?;
+
+    let mut trace = GpuMemTrace::with_ctx("train");
+    for step in 0..3 {
+        drop(forward(&gpu)?);
+        trace.report_n_reset_with(format!("step {step}"));
+    }
+
+    drop(weights);
+    trace.report_with("weights freed");
+    Ok(()) // the trace is dropped and reports its exit
+}
+
+#[gpu_mem_trace]
+fn forward(gpu: &Gpu) -> Result<Block> {
+    let _activations = gpu.alloc(Bytes::mib(512))?;
+    std::thread::sleep(std::time::Duration::from_millis(20)); // the work
+    gpu.alloc(Bytes::mib(10))
+}
