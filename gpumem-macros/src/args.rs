@@ -25,15 +25,7 @@ pub(crate) struct Ctx {
     pub(crate) value: String,
 }
 
-const OPTIONS: [&str; 7] = [
-    "ctx",
-    "device",
-    "gauge",
-    "silent",
-    "on_exit_report",
-    "skip",
-    "crate",
-];
+const OPTIONS: [&str; 7] = ["ctx", "device", "gauge", "silent", "on_exit_report", "skip", "crate"];
 
 impl Parse for Args {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
@@ -130,12 +122,7 @@ fn path(key: &Ident, input: ParseStream<'_>) -> Result<Path> {
 }
 
 /// The literal after the `=`, as `read` understands it.
-fn value<T>(
-    key: &Ident,
-    input: ParseStream<'_>,
-    expected: &str,
-    read: impl FnOnce(&Lit) -> Option<T>,
-) -> Result<T> {
+fn value<T>(key: &Ident, input: ParseStream<'_>, expected: &str, read: impl FnOnce(&Lit) -> Option<T>) -> Result<T> {
     equals(key, input, expected)?;
     let wrong = misfit(key, input, expected);
     let lit = input.parse::<Lit>().ok();
@@ -148,11 +135,7 @@ fn equals(key: &Ident, input: ParseStream<'_>, expected: &str) -> Result<Token![
 
 /// What to say when the next token is not what `key` takes; said at `key` when there is none.
 fn misfit(key: &Ident, input: ParseStream<'_>, expected: &str) -> Error {
-    let span = if ends_here(input) {
-        key.span()
-    } else {
-        input.span()
-    };
+    let span = if ends_here(input) { key.span() } else { input.span() };
     Error::new(span, format!("`{key}` takes {expected}"))
 }
 

@@ -3,8 +3,7 @@
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::parse::Parser;
-use syn::token::Brace;
-use syn::{Block, Error, Expr, ExprAsync, Result, ReturnType, Stmt, parse_quote, parse2};
+use syn::{Block, Error, Expr, ExprAsync, Result, Stmt, parse_quote_spanned, parse2};
 
 use crate::args::Args;
 use crate::item::{Function, Impl, Item, Member};
@@ -39,24 +38,17 @@ fn traced(args: TokenStream, item: &TokenStream) -> Result<TokenStream> {
 }
 
 /// Every method that has a body, but for those that say otherwise or have no room for a guard.
-fn traced_impl(block: &Impl, guard: &TokenStream) -> TokenStream {
-    let Impl {
-        head,
-        brace,
-        inner_attrs,
-        members,
-    } = block;
+fn traced_impl(block: &Impl, guard: &Stmt) -> TokenStream {
+    let Impl { head, brace, inner_attrs, members } = block;
     let mut tokens = head.clone();
     brace.surround(&mut tokens, |tokens| {
         tokens.extend(quote!(#(#inner_attrs)*));
         for member in members {
             tokens.extend(match member {
-                Member::Function(function)
-                    if !function.has_own_attribute() && function.refusal().is_none() =>
-                {
+                Member::Function(function) if !function.has_own_attribute() && function.refusal().is_none() => {
                     traced_function(function, guard)
                 }
-                Member::Function(function) => with_body(function, &function.body, function.brace),
+                Member::Function(function) => with_body(function, &function.body),
                 Member::Other(item) => item.to_token_stream(),
             });
         }
@@ -64,56 +56,34 @@ fn traced_impl(block: &Impl, guard: &TokenStream) -> TokenStream {
     tokens
 }
 
-fn traced_function(function: &Function, guard: &TokenStream) -> TokenStream {
-    if let Some(body) = traced_future(function, guard) {
-        return with_body(function, &body, function.brace);
-    }
+fn traced_function(function: &Function, guard: &Stmt) -> TokenStream {
     let body = &function.body;
-    with_body(function, &quote!(#guard #body), ours(function.brace))
+    let Ok(mut stmts) = Block::parse_within.parse2(body.clone()) else {
+        return with_body(function, &quote!(#guard #body)); // syntax that is newer than syn
+    };
+    if let Some(future) = returned_future(function, &mut stmts) {
+        insert(guard, &mut future.block.stmts);
+    } else {
+        insert(guard, &mut stmts);
+    }
+    with_body(function, &quote!(#(#stmts)*))
 }
 
-/// A function that ends in `async {}` or `Box::pin(async {})`, as `#[async_trait]` writes it: its work is that block,
-/// and the guard belongs inside.
-fn traced_future(function: &Function, guard: &TokenStream) -> Option<TokenStream> {
-    if function.sig.asyncness.is_some() || matches!(function.sig.output, ReturnType::Default) {
+/// Puts the guard before all that runs, but after items: clippy wants those first.
+fn insert(guard: &Stmt, stmts: &mut Vec<Stmt>) {
+    let items = stmts.iter().take_while(|stmt| matches!(stmt, Stmt::Item(_)));
+    stmts.insert(items.count(), guard.clone());
+}
+
+/// A function that ends in `async {}` or `Box::pin(async {})`, as `#[async_trait]` writes it, does its work in that block.
+fn returned_future<'a>(function: &Function, stmts: &'a mut [Stmt]) -> Option<&'a mut ExprAsync> {
+    if function.sig.asyncness.is_some() {
         return None;
     }
-    let mut stmts = Block::parse_within.parse2(function.body.clone()).ok()?;
-    let Some(Stmt::Expr(tail, None)) = stmts.last_mut() else {
-        return None;
-    };
-    let future = &mut async_block(tail)?.block;
-    future.stmts.insert(0, parse_quote!(#guard));
-    future.brace_token = ours(future.brace_token);
-    Some(quote!(#(#stmts)*))
-}
-
-/// Braces in the user's place that lints take for ours: items after the guard are not "items after statements".
-fn ours(theirs: Brace) -> Brace {
-    Brace(Span::mixed_site().located_at(theirs.span.join()))
-}
-
-fn with_body(function: &Function, body: &TokenStream, brace: Brace) -> TokenStream {
-    let Function {
-        attrs,
-        vis,
-        defaultness,
-        sig,
-        inner_attrs,
-        ..
-    } = function;
-    let mut tokens = quote!(#(#attrs)* #vis #defaultness #sig);
-    brace.surround(&mut tokens, |tokens| {
-        tokens.extend(quote!(#(#inner_attrs)* #body));
-    });
-    tokens
-}
-
-fn async_block(tail: &mut Expr) -> Option<&mut ExprAsync> {
-    match tail {
-        Expr::Async(block) => Some(block),
-        Expr::Call(call) if is_box_pin(&call.func) => match call.args.first_mut() {
-            Some(Expr::Async(block)) => Some(block),
+    match stmts.last_mut()? {
+        Stmt::Expr(Expr::Async(block), None) => Some(block),
+        Stmt::Expr(Expr::Call(call), None) if is_box_pin(&call.func) => match call.args.first_mut()? {
+            Expr::Async(block) => Some(block),
             _ => None,
         },
         _ => None,
@@ -128,13 +98,19 @@ fn is_box_pin(function: &Expr) -> bool {
     names.next().is_some_and(|name| name == "pin") && names.next().is_some_and(|name| name == "Box")
 }
 
+fn with_body(function: &Function, body: &TokenStream) -> TokenStream {
+    let Function { attrs, vis, defaultness, sig, brace, inner_attrs, .. } = function;
+    let mut tokens = quote!(#(#attrs)* #vis #defaultness #sig);
+    brace.surround(&mut tokens, |tokens| {
+        tokens.extend(quote!(#(#inner_attrs)* #body));
+    });
+    tokens
+}
+
 /// The one statement that is added. It carries no `#[allow]`, which a user's `#![forbid]` would refuse.
-fn guard(args: &Args) -> TokenStream {
+fn guard(args: &Args) -> Stmt {
     let here = Span::mixed_site();
-    let gpumem = args.gpumem.as_ref().map_or_else(
-        || quote_spanned!(here=> ::gpumem),
-        ToTokens::to_token_stream,
-    );
+    let gpumem = args.gpumem.as_ref().map_or_else(|| quote_spanned!(here=> ::gpumem), ToTokens::to_token_stream);
     let ctx = args.ctx.as_ref().map_or_else(
         || quote_spanned!(here=> #gpumem::__private::function_name(&|| {})),
         |ctx| ctx.value.to_token_stream(),
@@ -152,7 +128,7 @@ fn guard(args: &Args) -> TokenStream {
     if let Some(report) = args.on_exit_report {
         options.extend(quote_spanned!(here=> .on_exit_report(#report)));
     }
-    quote_spanned! {here=>
+    parse_quote_spanned! {here=>
         let _trace = #gpumem::__private::GpuMemTrace::builder().ctx(#ctx) #options .start_or_off();
     }
 }

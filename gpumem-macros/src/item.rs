@@ -88,12 +88,7 @@ impl Parse for Impl {
         while !content.is_empty() {
             members.push(content.parse()?);
         }
-        Ok(Self {
-            head,
-            brace,
-            inner_attrs,
-            members,
-        })
+        Ok(Self { head, brace, inner_attrs, members })
     }
 }
 
@@ -124,14 +119,8 @@ impl Function {
     pub(crate) fn has_own_attribute(&self) -> bool {
         const NAME: &str = "gpu_mem_trace";
         self.attrs.iter().any(|attr| match &attr.meta {
-            Meta::List(list) if list.path.is_ident("cfg_attr") => {
-                list.tokens.to_string().contains(NAME)
-            }
-            meta => meta
-                .path()
-                .segments
-                .last()
-                .is_some_and(|name| name.ident == NAME),
+            Meta::List(list) if list.path.is_ident("cfg_attr") => list.tokens.to_string().contains(NAME),
+            meta => meta.path().segments.last().is_some_and(|name| name.ident == NAME),
         })
     }
 }

@@ -1,24 +1,41 @@
 //! What `#[gpu_mem_trace]` accepts, and what each use prints.
 //!
 //! The attribute must be clean in the strictest crate, so this one is.
-#![deny(warnings, clippy::pedantic, clippy::nursery)]
+#![deny(warnings, clippy::pedantic)]
 #![forbid(unsafe_code)]
 
+use std::cell::RefCell;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use gpumem::gpu_mem_trace;
+use gpumem::sim::{SimBlock, SimGpu};
+use gpumem::{Bytes, Gauge, Report, Sink, gpu_mem_trace};
 
-/// The lines printed while `run` ran. One test at a time: a trace counts the whole process.
-fn lines<T>(run: impl FnOnce() -> T) -> Vec<String> {
+/// The simulated devices 0 and 1.
+fn gpus() -> &'static [SimGpu; 2] {
+    static GPUS: OnceLock<[SimGpu; 2]> = OnceLock::new();
+    GPUS.get_or_init(|| [0, 1].map(|_| SimGpu::install(Bytes::gib(1)).expect("no GPUMEM_SIM in the environment")))
+}
+
+thread_local! {
+    static REPORTS: RefCell<Vec<Report>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What this thread reported while `run` ran. One test at a time: a trace counts the whole process.
+fn reports<T>(run: impl FnOnce() -> T) -> Vec<Report> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    gpumem::take();
+    gpus();
+    gpumem::set_sink(Sink::custom(|report| REPORTS.with_borrow_mut(|reports| reports.push(report.clone()))));
     drop(run());
-    gpumem::take().into_iter().map(|ctx| exit(&ctx)).collect()
+    REPORTS.take()
+}
+
+fn lines<T>(run: impl FnOnce() -> T) -> Vec<String> {
+    reports(run).iter().map(Report::to_string).collect()
 }
 
 fn exit(ctx: &str) -> String {
@@ -49,11 +66,7 @@ impl Future for Yield {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
-        if std::mem::replace(&mut self.0, true) {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
+        if std::mem::replace(&mut self.0, true) { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
@@ -130,7 +143,7 @@ mod free_functions {
     }
 
     #[gpu_mem_trace]
-    fn generic<T: Clone, const N: usize>(value: &T) -> [T; N]
+    fn generic<T, const N: usize>(value: &T) -> [T; N]
     where
         T: Copy,
     {
@@ -174,10 +187,7 @@ mod free_functions {
         check(|| assert_eq!(generic::<_, 2>(&1), [1, 1]), ["generic"]);
         check(|| assert_eq!(longest("ab", "c"), "ab"), ["longest"]);
         check(|| assert!(both_places([1, 2]).eq([2, 3])), ["both_places"]);
-        check(
-            || assert!(borrowing("a b", " ").eq(["a", "b"])),
-            ["borrowing"],
-        );
+        check(|| assert!(borrowing("a b", " ").eq(["a", "b"])), ["borrowing"]);
         let patterns = || patterns((1, 2), Point { x: 3, y: 4 }, [5, 6, 7], 8, 9);
         check(|| assert_eq!(patterns(), 16), ["patterns"]);
     }
@@ -197,7 +207,7 @@ mod free_functions {
     #[gpu_mem_trace]
     #[track_caller]
     #[deprecated(note = "still here")]
-    pub fn attributed() -> u32 {
+    fn attributed() -> u32 {
         std::panic::Location::caller().line()
     }
 
@@ -217,7 +227,14 @@ mod free_functions {
     #[test]
     fn a_test_above_its_attribute() {}
 
+    #[test]
+    fn may_be_tests() {
+        check(a_test_below_its_attribute, ["a_test_below_its_attribute"]);
+        check(a_test_above_its_attribute, ["a_test_above_its_attribute"]);
+    }
+
     #[gpu_mem_trace]
+    #[expect(clippy::used_underscore_binding, reason = "it is the guard's name")]
     fn hygienic(_trace: i32, trace: i32, gpumem: i32) -> i32 {
         let __private = 1;
         _trace + trace + gpumem + __private
@@ -238,9 +255,9 @@ mod free_functions {
 
     #[gpu_mem_trace]
     fn with_locals() {
-        let _says = Says;
         #[gpu_mem_trace(ctx = "body")]
         fn body() {}
+        let _says = Says;
         body();
     }
 
@@ -264,6 +281,48 @@ mod free_functions {
     fn may_be_written_by_a_macro() {
         check(by_macro, ["plain", "by_macro"]);
         check(item, ["literal"]);
+    }
+}
+
+mod figures {
+    use super::*;
+
+    fn take(gpu: usize, mib: u64) -> SimBlock {
+        gpus()[gpu].alloc(Bytes::mib(mib)).expect("there is room")
+    }
+
+    #[gpu_mem_trace]
+    fn forward(input: SimBlock) -> SimBlock {
+        let _scratch = take(0, 512);
+        drop(input);
+        take(0, 20)
+    }
+
+    #[gpu_mem_trace(device = 1)]
+    fn on_device_1() -> [SimBlock; 2] {
+        drop(take(1, 7));
+        [take(0, 100), take(1, 3)]
+    }
+
+    #[gpu_mem_trace]
+    async fn across_await() -> SimBlock {
+        let scratch = take(0, 30);
+        Yield::default().await;
+        drop(scratch);
+        take(0, 10)
+    }
+
+    #[gpu_mem_trace]
+    fn parameter_only(_input: SimBlock) {}
+
+    #[test]
+    fn are_those_of_the_function() {
+        let input = take(0, 10);
+        assert_eq!(lines(|| forward(input)), ["△Used Peaked MB:     10    512 (forward: exit)"]);
+        assert_eq!(lines(on_device_1), ["△Used Peaked MB:      3      4 (on_device_1: exit)"]);
+        assert_eq!(lines(|| block_on(across_await())), ["△Used Peaked MB:     10     20 (across_await: exit)"]);
+        let input = take(0, 10);
+        assert_eq!(lines(|| parameter_only(input)), ["△Used Peaked MB:      0      0 (parameter_only: exit)"]);
     }
 }
 
@@ -291,6 +350,12 @@ mod options {
     #[gpu_mem_trace(skip)]
     fn skipped() {}
 
+    #[gpu_mem_trace(gauge = "off")]
+    fn unmeasured() {}
+
+    #[gpu_mem_trace(gauge = "sampled")]
+    fn sampled() {}
+
     #[gpu_mem_trace()]
     fn empty() {}
 
@@ -310,13 +375,17 @@ mod options {
         check(on_exit, ["on_exit"]);
         check(skipped, []);
         check(empty, ["empty"]);
+        check(unmeasured, []);
+        check(sampled, ["sampled"]);
+        assert_eq!(reports(sampled)[0].trace.gauge, Gauge::Sampled);
+        assert_eq!(reports(all)[0].trace.gauge, Gauge::Exact);
         check(all, ["all"]);
         check(renamed, ["renamed"]);
     }
 }
 
 mod gpumem_here {
-    pub use ::gpumem as renamed;
+    pub(super) use ::gpumem as renamed;
 }
 
 /// The user's own `gpumem`, `core`, `Result`, … hide nothing that the attribute needs.
@@ -362,6 +431,7 @@ mod shadowed {
 }
 
 mod methods {
+    #![allow(clippy::boxed_local, clippy::unused_self)]
     use super::*;
     use std::rc::Rc;
     use std::sync::Arc;
@@ -378,7 +448,7 @@ mod methods {
         }
 
         #[gpu_mem_trace]
-        fn by_mut<'a>(&'a mut self) -> &'a mut T {
+        fn by_mut(&mut self) -> &mut T {
             &mut self.weight
         }
 
@@ -618,10 +688,7 @@ mod futures {
     fn report_when_they_are_dropped() {
         let mut context = Context::from_waker(Waker::noop());
         let mut future = Box::pin(step(1));
-        check(
-            || assert!(future.as_mut().poll(&mut context).is_pending()),
-            [],
-        );
+        check(|| assert!(future.as_mut().poll(&mut context).is_pending()), []);
         check(|| drop(future), ["step"]);
         check(|| drop(step(1)), []); // never polled, never started
     }
@@ -703,17 +770,12 @@ mod futures {
 
     #[test]
     fn of_async_trait() {
-        for (service, name) in [
-            (&Method as &dyn Service, "Method::call"),
-            (&Above, "Above::call"),
-            (&Below, "Below::call"),
-        ] {
+        for (service, name) in
+            [(&Method as &dyn Service, "Method::call"), (&Above, "Above::call"), (&Below, "Below::call")]
+        {
             let mut future = service.call(1);
             let mut context = Context::from_waker(Waker::noop());
-            check(
-                || assert!(future.as_mut().poll(&mut context).is_pending()),
-                [],
-            );
+            check(|| assert!(future.as_mut().poll(&mut context).is_pending()), []);
             check(|| assert_eq!(block_on(future), Ok(3)), [name]);
         }
         check(|| block_on(Method.default()), ["Method::default"]);
