@@ -7,12 +7,13 @@
 use std::cell::RefCell;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use gpumem::sim::{SimBlock, SimGpu};
 use gpumem::{Bytes, Gauge, Report, Sink, gpu_mem_trace};
+use pollster::block_on;
 
 /// The simulated devices 0 and 1.
 fn gpus() -> &'static [SimGpu; 2] {
@@ -29,6 +30,7 @@ fn reports<T>(run: impl FnOnce() -> T) -> Vec<Report> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     gpus();
+    REPORTS.take();
     gpumem::set_sink(Sink::custom(|report| REPORTS.with_borrow_mut(|reports| reports.push(report.clone()))));
     drop(run());
     REPORTS.take()
@@ -48,16 +50,6 @@ fn check<const N: usize, T>(run: impl FnOnce() -> T, contexts: [&str; N]) {
     assert_eq!(lines(run), contexts.map(exit));
 }
 
-fn block_on<F: Future>(future: F) -> F::Output {
-    let mut future = pin!(future);
-    let mut context = Context::from_waker(Waker::noop());
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-            return output;
-        }
-    }
-}
-
 /// A future that is pending once.
 #[derive(Default)]
 struct Yield(bool);
@@ -65,7 +57,8 @@ struct Yield(bool);
 impl Future for Yield {
     type Output = ();
 
-    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        context.waker().wake_by_ref();
         if std::mem::replace(&mut self.0, true) { Poll::Ready(()) } else { Poll::Pending }
     }
 }
@@ -274,6 +267,15 @@ mod free_functions {
             #[gpu_mem_trace(ctx = $ctx)]
             $item
         };
+        ($item:item) => {
+            #[gpu_mem_trace]
+            $item
+        };
+    }
+    written_by_a_macro! {
+        impl Says {
+            fn hello() {}
+        }
     }
     written_by_a_macro!(pub(super) by_macro { plain() } "literal" fn item() {});
 
@@ -281,6 +283,7 @@ mod free_functions {
     fn may_be_written_by_a_macro() {
         check(by_macro, ["plain", "by_macro"]);
         check(item, ["literal"]);
+        check(Says::hello, ["Says::hello"]);
     }
 }
 
@@ -583,11 +586,11 @@ mod impl_blocks {
 
     #[gpu_mem_trace]
     impl<const N: usize> Matrix<{ N }> {
-        #![allow(clippy::unused_self)]
-        const SIZE: usize = N;
+        #![allow(clippy::unused_self, non_upper_case_globals)]
+        const Size: usize = N;
 
         pub(super) const fn size() -> usize {
-            Self::SIZE
+            Self::Size
         }
 
         fn new() -> Self {
@@ -717,10 +720,10 @@ mod futures {
 
     #[test]
     fn that_a_function_returns() {
-        let (future, n) = (by_hand(1), 1);
-        check(|| assert_eq!(block_on(future), 2), ["by_hand"]);
-        let future = boxed(&n);
-        check(|| assert_eq!(block_on(future), 1), ["boxed"]);
+        check(|| drop(by_hand(1)), []);
+        check(|| assert_eq!(block_on(by_hand(1)), 2), ["by_hand"]);
+        check(|| drop(boxed(&1)), []);
+        check(|| assert_eq!(block_on(boxed(&1)), 1), ["boxed"]);
         check(|| factory()(), ["factory"]);
     }
 
