@@ -130,28 +130,19 @@ impl Standin {
     /// When the child cannot be set up or run, and when it hangs.
     pub fn run(&self, script: &str) -> Outcome {
         let folder = Folder::new();
-        self.install(&folder.0)
-            .unwrap_or_else(|error| panic!("cannot install the stand-in driver: {error}"));
+        self.install(&folder.0).unwrap_or_else(|error| panic!("cannot install the stand-in driver: {error}"));
         let log = folder.0.join("calls");
         let output = |name: &str| File::create(folder.0.join(name)).map(Stdio::from);
         let spawned = || -> io::Result<process::Child> {
             let mut command = Command::new(built("probe"));
             for (name, _) in env::vars_os() {
                 let name_text = name.to_string_lossy();
-                if ["GPUMEM_", "CUDA_", "LD_"]
-                    .iter()
-                    .any(|prefix| name_text.starts_with(prefix))
-                {
+                if ["GPUMEM_", "CUDA_", "LD_"].iter().any(|prefix| name_text.starts_with(prefix)) {
                     command.env_remove(&name);
                 }
             }
             command
-                .args(
-                    script
-                        .split(';')
-                        .map(str::trim)
-                        .filter(|step| !step.is_empty()),
-                )
+                .args(script.split(';').map(str::trim).filter(|step| !step.is_empty()))
                 .env("LD_LIBRARY_PATH", &folder.0)
                 .env("GPUMEM_STANDIN", self.settings.join(","))
                 .env("GPUMEM_STANDIN_FAIL", self.faults.join(";"))
@@ -163,14 +154,10 @@ impl Standin {
                 .spawn()
         };
         let mut child = spawned().unwrap_or_else(|error| panic!("cannot start the probe: {error}"));
-        let exit = wait(&mut child, self.limit)
-            .unwrap_or_else(|error| panic!("cannot wait for the probe: {error}"));
+        let exit = wait(&mut child, self.limit).unwrap_or_else(|error| panic!("cannot wait for the probe: {error}"));
         // The stand-in driver writes no file when nobody calls it.
         let text = |path: &Path| {
-            fs::read(path).map_or_else(
-                |_| String::new(),
-                |bytes| String::from_utf8_lossy(&bytes).into_owned(),
-            )
+            fs::read(path).map_or_else(|_| String::new(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
         };
         let outcome = Outcome {
             machine: self.to_string(),
@@ -181,22 +168,14 @@ impl Standin {
             exit: exit.map(|status| status.to_string()),
             succeeded: exit.is_some_and(|status| status.success()),
         };
-        assert!(
-            outcome.exit.is_some(),
-            "hung for {:?} and was killed\n{outcome}",
-            self.limit
-        );
+        assert!(outcome.exit.is_some(), "hung for {:?} and was killed\n{outcome}", self.limit);
         outcome
     }
 
     /// Puts the shared object into `folder` under the names of the libraries that this machine has. It is one file with
     /// two names, so that the loader loads it once and both libraries see the same cards.
     fn install(&self, folder: &Path) -> io::Result<()> {
-        let mut object = built(&format!(
-            "{}gpumem_standin{}",
-            env::consts::DLL_PREFIX,
-            env::consts::DLL_SUFFIX
-        ));
+        let mut object = built(&format!("{}gpumem_standin{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX));
         if !self.hidden.is_empty() {
             let mut bytes = fs::read(&object)?;
             for symbol in &self.hidden {
@@ -207,16 +186,11 @@ impl Standin {
         }
         for library in Library::ALL {
             // Where a real driver is installed, the loader would find it under the name that we do not take.
-            let names = [
-                format!("{}.so.1", library.name()),
-                format!("{}.so", library.name()),
-            ];
+            let names = [format!("{}.so.1", library.name()), format!("{}.so", library.name())];
             let names = &names[..if system_has(library) { 2 } else { 1 }];
             for name in names {
                 let file = folder.join(name);
-                if self.damaged.contains(&library)
-                    || self.missing.contains(&library) && system_has(library)
-                {
+                if self.damaged.contains(&library) || self.missing.contains(&library) && system_has(library) {
                     fs::write(file, "no library")?;
                 } else if !self.missing.contains(&library) {
                     symlink(&object, file)?;
@@ -231,25 +205,16 @@ impl Display for Standin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings = self.settings.iter().chain(&self.faults).cloned();
         let libraries = |word: &'static str, of: &[Library]| -> Vec<String> {
-            of.iter()
-                .map(|library| format!("{word} {}", library.name()))
-                .collect()
+            of.iter().map(|library| format!("{word} {}", library.name())).collect()
         };
-        let env = self
-            .env
-            .iter()
-            .map(|(name, value)| format!("{}={}", name.display(), value.display()));
+        let env = self.env.iter().map(|(name, value)| format!("{}={}", name.display(), value.display()));
         let all: Vec<String> = settings
             .chain(libraries("without", &self.missing))
             .chain(libraries("damaged", &self.damaged))
             .chain(self.hidden.iter().map(|symbol| format!("without {symbol}")))
             .chain(env)
             .collect();
-        f.write_str(if all.is_empty() {
-            "a sound machine"
-        } else {
-            ""
-        })?;
+        f.write_str(if all.is_empty() { "a sound machine" } else { "" })?;
         f.write_str(&all.join(", "))
     }
 }
@@ -280,52 +245,28 @@ impl Outcome {
     /// # Panics
     /// When there is no such answer.
     pub fn answer(&self, command: &str) -> &str {
-        let answer = self.stdout.lines().find_map(|line| {
-            line.strip_prefix("> ")?
-                .strip_prefix(command)?
-                .strip_prefix(": ")
-        });
+        let answer =
+            self.stdout.lines().find_map(|line| line.strip_prefix("> ")?.strip_prefix(command)?.strip_prefix(": "));
         answer.unwrap_or_else(|| panic!("no answer to `{command}`\n{self}"))
     }
 
     /// The lines of stdout that are gpumem's reports and not the probe's answers.
     pub fn reports(&self) -> Vec<&str> {
-        self.stdout
-            .lines()
-            .filter(|line| !line.starts_with("> "))
-            .collect()
+        self.stdout.lines().filter(|line| !line.starts_with("> ")).collect()
     }
 
     /// How many contexts came into being.
     pub fn contexts_created(&self) -> usize {
-        self.calls
-            .iter()
-            .filter(|call| call.starts_with("context_created"))
-            .count()
+        self.calls.iter().filter(|call| call.starts_with("context_created")).count()
     }
 }
 
 impl Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            machine,
-            script,
-            exit,
-            stdout,
-            stderr,
-            calls,
-            ..
-        } = self;
+        let Self { machine, script, exit, stdout, stderr, calls, .. } = self;
         let exit = exit.as_deref().unwrap_or("none");
-        writeln!(
-            f,
-            "machine: {machine}\nscript: {script}\nexit: {exit}\nstdout:\n{stdout}\nstderr:\n{stderr}"
-        )?;
-        write!(
-            f,
-            "last calls: {}",
-            calls[calls.len().saturating_sub(30)..].join(" ")
-        )
+        writeln!(f, "machine: {machine}\nscript: {script}\nexit: {exit}\nstdout:\n{stdout}\nstderr:\n{stderr}")?;
+        write!(f, "last calls: {}", calls[calls.len().saturating_sub(30)..].join(" "))
     }
 }
 
@@ -337,8 +278,7 @@ impl Folder {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let folder = env::temp_dir().join(format!("gpumem-tests-{}-{number}", process::id()));
-        fs::create_dir_all(&folder)
-            .unwrap_or_else(|error| panic!("cannot make {}: {error}", folder.display()));
+        fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("cannot make {}: {error}", folder.display()));
         Self(folder)
     }
 }
@@ -368,13 +308,8 @@ fn wait(child: &mut process::Child, limit: Duration) -> io::Result<Option<proces
 
 /// What Cargo built beside the running test: in the same folder or the one above.
 fn built(name: &str) -> PathBuf {
-    let test = env::current_exe()
-        .unwrap_or_else(|error| panic!("cannot tell where this test is: {error}"));
-    let places = test
-        .ancestors()
-        .skip(1)
-        .take(2)
-        .map(|folder| folder.join(name));
+    let test = env::current_exe().unwrap_or_else(|error| panic!("cannot tell where this test is: {error}"));
+    let places = test.ancestors().skip(1).take(2).map(|folder| folder.join(name));
     let found = places.clone().find(|place| place.is_file());
     found.unwrap_or_else(|| panic!("{name} was not built: {:?}", places.collect::<Vec<_>>()))
 }
@@ -383,21 +318,15 @@ fn built(name: &str) -> PathBuf {
 fn system_has(library: Library) -> bool {
     let cache = fs::read("/etc/ld.so.cache").unwrap_or_default();
     let name = format!("{}.so", library.name());
-    cache
-        .windows(name.len())
-        .any(|window| window == name.as_bytes())
+    cache.windows(name.len()).any(|window| window == name.as_bytes())
 }
 
 /// Spells the symbol's name differently wherever the object's string tables have it, so that nobody finds it.
 fn hide(object: &mut [u8], symbol: &str) {
     let name = format!("\0{symbol}\0").into_bytes();
-    let places: Vec<usize> = (0..object.len().saturating_sub(name.len()))
-        .filter(|start| object[*start..].starts_with(&name))
-        .collect();
-    assert!(
-        !places.is_empty(),
-        "the stand-in driver has no {symbol} to hide"
-    );
+    let places: Vec<usize> =
+        (0..object.len().saturating_sub(name.len())).filter(|start| object[*start..].starts_with(&name)).collect();
+    assert!(!places.is_empty(), "the stand-in driver has no {symbol} to hide");
     for start in places {
         object[start + symbol.len()] = b'?';
     }

@@ -2,7 +2,7 @@
 //!
 //! - `GPUMEM_STANDIN="devices=2,total=16GiB,reserved=615MiB,used[1]=4GiB,mig=1"`: see [`Config::read`] for every key;
 //! - `GPUMEM_STANDIN_FAIL="nvmlDeviceGetMemoryInfo_v2[1]=15@3;cuInit=803"`: a function returns this code, if wanted only
-//!   for one device (by NVML index), if wanted only from its N-th call on;
+//!   for one device (by NVML index), if wanted only from its N-th call on, or from its N-th to before its M-th (`@3..5`);
 //! - `GPUMEM_STANDIN_FIGURES=max`: every memory figure is `u64::MAX`;
 //! - `GPUMEM_STANDIN_LOG=file`: a line for each call, such as `cuInit=0` or `cuCtxSynchronize[1]=0` where it is known for
 //!   which card, and `context_created[1]=0` for each context that comes into being;
@@ -10,6 +10,7 @@
 
 use std::env;
 use std::ffi::c_int;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -62,9 +63,7 @@ impl Config {
             None | Some("") => false,
             Some("max") => true,
             Some(other) => {
-                return Err(format!(
-                    "GPUMEM_STANDIN_FIGURES={other}: only `max` is known"
-                ));
+                return Err(format!("GPUMEM_STANDIN_FIGURES={other}: only `max` is known"));
             }
         };
         config.log = env::var_os("GPUMEM_STANDIN_LOG").map(PathBuf::from);
@@ -102,21 +101,11 @@ impl Config {
             visible: None,
         };
         let mut devices = 1;
-        let mut common = Card {
-            total: 16 * GIB,
-            reserved: 615 * MIB,
-            used: 0,
-        };
+        let mut common = Card { total: 16 * GIB, reserved: 615 * MIB, used: 0 };
         let mut single = Vec::new();
-        for entry in text
-            .split(',')
-            .map(str::trim)
-            .filter(|entry| !entry.is_empty())
-        {
+        for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
             let refuse = |why: &str| format!("GPUMEM_STANDIN: `{entry}`: {why}");
-            let (key, value) = entry
-                .split_once('=')
-                .ok_or_else(|| refuse("not of the form key=value"))?;
+            let (key, value) = entry.split_once('=').ok_or_else(|| refuse("not of the form key=value"))?;
             let flag = || match value {
                 "0" => Ok(false),
                 "1" => Ok(true),
@@ -124,15 +113,10 @@ impl Config {
             };
             match key {
                 "devices" => {
-                    devices = value
-                        .parse()
-                        .ok()
-                        .filter(|count| *count <= 64)
-                        .ok_or_else(|| refuse("0 to 64"))?;
+                    devices = value.parse().ok().filter(|count| *count <= 64).ok_or_else(|| refuse("0 to 64"))?;
                 }
                 "context" => {
-                    config.context =
-                        size(value).ok_or_else(|| refuse("no size, such as 527MiB"))?;
+                    config.context = size(value).ok_or_else(|| refuse("no size, such as 527MiB"))?;
                 }
                 "mig" => config.mig = flag()?,
                 "pools" => config.pools = flag()?,
@@ -153,31 +137,20 @@ impl Config {
                 }
                 _ => {
                     let (name, card) = indexed(key).ok_or_else(|| refuse("a bad index"))?;
-                    let bytes = size(value)
-                        .ok_or_else(|| refuse("no such key, or no size, such as 16GiB"))?;
+                    let bytes = size(value).ok_or_else(|| refuse("no such key, or no size, such as 16GiB"))?;
                     match card {
                         Some(card) => single.push((entry, card, name, bytes)),
                         None => {
-                            *figure(&mut common, name).ok_or_else(|| refuse("no such key"))? =
-                                bytes;
+                            *figure(&mut common, name).ok_or_else(|| refuse("no such key"))? = bytes;
                         }
                     }
                 }
             }
         }
-        config.cards = (0..devices)
-            .map(|card| Card {
-                total: common.total + card * GIB,
-                ..common
-            })
-            .collect();
+        config.cards = (0..devices).map(|card| Card { total: common.total + card * GIB, ..common }).collect();
         for (entry, card, name, bytes) in single {
-            let figure = config
-                .cards
-                .get_mut(card)
-                .and_then(|card| figure(card, name));
-            *figure.ok_or_else(|| format!("GPUMEM_STANDIN: `{entry}`: no such card or key"))? =
-                bytes;
+            let figure = config.cards.get_mut(card).and_then(|card| figure(card, name));
+            *figure.ok_or_else(|| format!("GPUMEM_STANDIN: `{entry}`: no such card or key"))? = bytes;
         }
         Ok(config)
     }
@@ -222,8 +195,8 @@ pub(crate) struct Fault {
     function: String,
     card: Option<usize>,
     code: c_int,
-    /// The first call that fails, counted from 1.
-    from: u64,
+    /// The calls that fail, counted from 1.
+    failing: Range<u64>,
     calls: AtomicU64,
 }
 
@@ -235,24 +208,20 @@ impl Fault {
             return None;
         }
         let call = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
-        (call >= self.from).then_some(self.code)
+        self.failing.contains(&call).then_some(self.code)
     }
 }
 
 fn read_faults(text: &str, functions: &[&str]) -> Result<Vec<Fault>, String> {
-    let entries = text
-        .split(';')
-        .map(str::trim)
-        .filter(|entry| !entry.is_empty());
+    let entries = text.split(';').map(str::trim).filter(|entry| !entry.is_empty());
     entries
         .map(|entry| {
             let refuse = |why: &str| format!("GPUMEM_STANDIN_FAIL: `{entry}`: {why}");
-            let form = || {
-                refuse("not of the form function=code, function[card]=code or function=code@call")
-            };
+            let form = || refuse("not of the form function=code, function[card]=code, function=code@call or function=code@call..call");
             let (place, what) = entry.split_once('=').ok_or_else(form)?;
             let (function, card) = indexed(place).ok_or_else(form)?;
-            let (code, from) = what.split_once('@').unwrap_or((what, "1"));
+            let (code, calls) = what.split_once('@').unwrap_or((what, "1"));
+            let (from, to) = calls.split_once("..").map_or((calls, None), |(from, to)| (from, Some(to)));
             if !functions.contains(&function) {
                 return Err(refuse("the stand-in driver has no such function"));
             }
@@ -260,7 +229,8 @@ fn read_faults(text: &str, functions: &[&str]) -> Result<Vec<Fault>, String> {
                 function: function.to_owned(),
                 card,
                 code: code.parse().map_err(|_| form())?,
-                from: from.parse().map_err(|_| form())?,
+                failing: from.parse().map_err(|_| form())?
+                    ..to.map_or(Ok(u64::MAX), str::parse).map_err(|_| form())?,
                 calls: AtomicU64::new(0),
             })
         })
@@ -274,64 +244,27 @@ mod tests {
     #[test]
     fn cards() {
         let cards = |text| Config::read(text).unwrap().cards;
-        let plain = Card {
-            total: 16 * GIB,
-            reserved: 615 * MIB,
-            used: 0,
-        };
+        let plain = Card { total: 16 * GIB, reserved: 615 * MIB, used: 0 };
         assert_eq!(cards(""), [plain]);
-        assert_eq!(
-            cards("devices=2"),
-            [
-                plain,
-                Card {
-                    total: 17 * GIB,
-                    ..plain
-                }
-            ]
-        );
+        assert_eq!(cards("devices=2"), [plain, Card { total: 17 * GIB, ..plain }]);
         assert_eq!(
             cards("devices=2, total=1GiB, reserved=0B, used[1]=3KiB"),
-            [
-                Card {
-                    total: GIB,
-                    reserved: 0,
-                    used: 0
-                },
-                Card {
-                    total: 2 * GIB,
-                    reserved: 0,
-                    used: 3 << 10
-                }
-            ],
+            [Card { total: GIB, reserved: 0, used: 0 }, Card { total: 2 * GIB, reserved: 0, used: 3 << 10 }],
         );
         assert_eq!(cards("devices=0"), []);
-        assert_eq!(
-            Config::read("processes=empty").unwrap().processes,
-            Processes::Empty
-        );
+        assert_eq!(Config::read("processes=empty").unwrap().processes, Processes::Empty);
     }
 
     #[test]
     fn what_cannot_be_understood_is_refused() {
-        let refused = "devices devices=x devices=65 total=16 total=GiB total=16GB total[1]=1GiB total[x=1GiB size=1GiB mig=2";
-        for text in refused.split(' ').chain([
-            "processes=none",
-            "fastest=slow",
-            "context=0",
-            "total=99999999999999GiB",
-        ]) {
+        let refused =
+            "devices devices=x devices=65 total=16 total=GiB total=16GB total[1]=1GiB total[x=1GiB size=1GiB mig=2";
+        for text in refused.split(' ').chain(["processes=none", "fastest=slow", "context=0", "total=99999999999999GiB"])
+        {
             let error = Config::read(text).map(|_| ()).expect_err(text);
             assert!(error.contains(text), "{error}");
         }
-        for text in [
-            "cuInit",
-            "cuInit=",
-            "cuInit=x",
-            "cuInit=1@",
-            "cuInit[=1",
-            "cuinit=1",
-        ] {
+        for text in ["cuInit", "cuInit=", "cuInit=x", "cuInit=1@", "cuInit=1@1..", "cuInit[=1", "cuinit=1"] {
             let error = read_faults(text, &["cuInit"]).map(|_| ()).expect_err(text);
             assert!(error.contains(text), "{error}");
         }
@@ -339,19 +272,9 @@ mod tests {
 
     #[test]
     fn faults_strike_from_their_call_on_and_for_their_card() {
-        let faults = read_faults("a=15@2; b[1]=6", &["a", "b"]).unwrap();
+        let faults = read_faults("a=15@2..4; b[1]=6", &["a", "b"]).unwrap();
         let strike = |function, card| faults.iter().find_map(|fault| fault.strike(function, card));
-        assert_eq!(
-            [strike("a", None), strike("a", None), strike("a", None)],
-            [None, Some(15), Some(15)]
-        );
-        assert_eq!(
-            [
-                strike("b", None),
-                strike("b", Some(0)),
-                strike("b", Some(1))
-            ],
-            [None, None, Some(6)]
-        );
+        assert_eq!([(); 4].map(|()| strike("a", None)), [None, Some(15), Some(15), None]);
+        assert_eq!([strike("b", None), strike("b", Some(0)), strike("b", Some(1))], [None, None, Some(6)]);
     }
 }

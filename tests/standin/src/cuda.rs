@@ -76,17 +76,11 @@ fn stack<T>(use_it: impl FnOnce(&mut Vec<Handle>) -> T) -> T {
 }
 
 fn card_of(handle: Handle, kind: Handle, call: &Call) -> Option<usize> {
-    handle
-        .checked_sub(kind)
-        .filter(|card| *card < call.driver.gpus.len())
+    handle.checked_sub(kind).filter(|card| *card < call.driver.gpus.len())
 }
 
 fn ready(call: &Call) -> Result<(), Refusal> {
-    if call.is_initialised() {
-        Ok(())
-    } else {
-        Err(NOT_INITIALIZED)
-    }
+    if call.is_initialised() { Ok(()) } else { Err(NOT_INITIALIZED) }
 }
 
 /// The card of an ordinal.
@@ -115,21 +109,14 @@ fn stream_card(call: &Call, stream: Handle) -> Result<(usize, &'static Gpu), Ref
         return current(call);
     }
     ready(call)?;
-    let card = *lock(&call.driver.objects)
-        .streams
-        .get(&stream)
-        .ok_or(INVALID_HANDLE)?;
+    let card = *lock(&call.driver.objects).streams.get(&stream).ok_or(INVALID_HANDLE)?;
     Ok((card, call.on(card)?))
 }
 
 /// Refuses what is not legal while a stream of the card is being captured.
 fn not_capturing(call: &Call, card: usize) -> Result<(), Refusal> {
     let objects = lock(&call.driver.objects);
-    if objects
-        .capturing
-        .iter()
-        .any(|stream| objects.streams.get(stream) == Some(&card))
-    {
+    if objects.capturing.iter().any(|stream| objects.streams.get(stream) == Some(&card)) {
         return Err(STREAM_CAPTURE_UNSUPPORTED);
     }
     Ok(())
@@ -143,11 +130,7 @@ fn pool(call: &Call, pool: Handle) -> Result<(usize, &'static Gpu), Refusal> {
 
 fn event(call: &Call, event: Handle) -> Result<(), Refusal> {
     ready(call)?;
-    if lock(&call.driver.objects).events.contains(&event) {
-        Ok(())
-    } else {
-        Err(INVALID_HANDLE)
-    }
+    if lock(&call.driver.objects).events.contains(&event) { Ok(()) } else { Err(INVALID_HANDLE) }
 }
 
 /// Each card's addresses are moved by this, so that no two cards give out the same one.
@@ -161,19 +144,12 @@ fn address_out(card: usize, address: Address) -> Address {
 /// The card of an address, and the address as its model knows it.
 fn address_in(call: &Call, address: Address) -> Result<(&'static Gpu, Address), Refusal> {
     let card = address.checked_sub(FIRST_ADDRESS).ok_or(INVALID_VALUE)? / CARD_ADDRESSES;
-    let gpu = usize::try_from(card)
-        .ok()
-        .and_then(|card| call.driver.gpus.get(card))
-        .ok_or(INVALID_VALUE)?;
+    let gpu = usize::try_from(card).ok().and_then(|card| call.driver.gpus.get(card)).ok_or(INVALID_VALUE)?;
     Ok((gpu, address - card * CARD_ADDRESSES))
 }
 
 fn figure(call: &Call, bytes: u64) -> u64 {
-    if call.driver.config.figures_max {
-        u64::MAX
-    } else {
-        bytes
-    }
+    if call.driver.config.figures_max { u64::MAX } else { bytes }
 }
 
 fn figure_usize(call: &Call, bytes: u64) -> usize {
@@ -190,11 +166,7 @@ fn total(model: &DeviceModel) -> u64 {
 }
 
 /// The block and the place in it that `length` bytes from an address on are in.
-fn place(
-    memory: &mut Memory,
-    address: Address,
-    length: usize,
-) -> Result<(Address, usize), Refusal> {
+fn place(memory: &mut Memory, address: Address, length: usize) -> Result<(Address, usize), Refusal> {
     let (start, bytes) = memory.cuda().block_at(address).ok_or(INVALID_VALUE)?;
     let offset = address - start;
     if length as u64 > bytes - offset {
@@ -225,9 +197,7 @@ fn read(call: &Call, address: Address, length: usize) -> Result<Vec<u8>, Refusal
     let (gpu, address) = address_in(call, address)?;
     let mut memory = gpu.memory();
     let (start, offset) = place(&mut memory, address, length)?;
-    let written = memory.contents.get(&start).map_or(&[][..], |contents| {
-        contents.get(offset..).unwrap_or_default()
-    });
+    let written = memory.contents.get(&start).map_or(&[][..], |contents| contents.get(offset..).unwrap_or_default());
     let mut bytes = written[..written.len().min(length)].to_vec();
     bytes.resize(length, 0);
     Ok(bytes)
@@ -673,59 +643,19 @@ const ERRORS: &[(c_int, &std::ffi::CStr, &std::ffi::CStr)] = &[
     (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
     (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
     (3, c"CUDA_ERROR_NOT_INITIALIZED", c"initialization error"),
-    (
-        34,
-        c"CUDA_ERROR_STUB_LIBRARY",
-        c"CUDA driver is a stub library",
-    ),
-    (
-        46,
-        c"CUDA_ERROR_DEVICE_UNAVAILABLE",
-        c"CUDA-capable device(s) is/are busy or unavailable",
-    ),
-    (
-        100,
-        c"CUDA_ERROR_NO_DEVICE",
-        c"no CUDA-capable device is detected",
-    ),
+    (34, c"CUDA_ERROR_STUB_LIBRARY", c"CUDA driver is a stub library"),
+    (46, c"CUDA_ERROR_DEVICE_UNAVAILABLE", c"CUDA-capable device(s) is/are busy or unavailable"),
+    (100, c"CUDA_ERROR_NO_DEVICE", c"no CUDA-capable device is detected"),
     (101, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
-    (
-        201,
-        c"CUDA_ERROR_INVALID_CONTEXT",
-        c"invalid device context",
-    ),
-    (
-        214,
-        c"CUDA_ERROR_ECC_UNCORRECTABLE",
-        c"uncorrectable ECC error encountered",
-    ),
-    (
-        400,
-        c"CUDA_ERROR_INVALID_HANDLE",
-        c"invalid resource handle",
-    ),
-    (
-        709,
-        c"CUDA_ERROR_CONTEXT_IS_DESTROYED",
-        c"context is destroyed",
-    ),
+    (201, c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
+    (214, c"CUDA_ERROR_ECC_UNCORRECTABLE", c"uncorrectable ECC error encountered"),
+    (400, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
+    (709, c"CUDA_ERROR_CONTEXT_IS_DESTROYED", c"context is destroyed"),
     (800, c"CUDA_ERROR_NOT_PERMITTED", c"operation not permitted"),
     (801, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
-    (
-        802,
-        c"CUDA_ERROR_SYSTEM_NOT_READY",
-        c"system not yet initialized",
-    ),
-    (
-        803,
-        c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
-        c"system has unsupported display driver / cuda driver combination",
-    ),
-    (
-        900,
-        c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
-        c"operation not permitted when stream is capturing",
-    ),
+    (802, c"CUDA_ERROR_SYSTEM_NOT_READY", c"system not yet initialized"),
+    (803, c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", c"system has unsupported display driver / cuda driver combination"),
+    (900, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when stream is capturing"),
     (
         906,
         c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
@@ -735,10 +665,7 @@ const ERRORS: &[(c_int, &std::ffi::CStr, &std::ffi::CStr)] = &[
 ];
 
 fn error(code: c_int) -> Result<(*const c_char, *const c_char), Refusal> {
-    let (_, name, words) = ERRORS
-        .iter()
-        .find(|(known, ..)| *known == code)
-        .ok_or(INVALID_VALUE)?;
+    let (_, name, words) = ERRORS.iter().find(|(known, ..)| *known == code).ok_or(INVALID_VALUE)?;
     Ok((name.as_ptr(), words.as_ptr()))
 }
 

@@ -88,11 +88,7 @@ impl Memory {
         match &self.slice {
             Some(model) if slice => of(model),
             // A part of the card that is in use by its slice is in use.
-            Some(model) => Figures {
-                used: whole.used + model.used(),
-                free: whole.free - model.used(),
-                ..whole
-            },
+            Some(model) => Figures { used: whole.used + model.used(), free: whole.free - model.used(), ..whole },
             None => whole,
         }
     }
@@ -139,11 +135,7 @@ impl Uuid {
     pub(crate) fn spelled(self, prefix: &str) -> String {
         let mut text = prefix.to_owned();
         for (index, byte) in self.0.iter().enumerate() {
-            let dash = if matches!(index, 4 | 6 | 8 | 10) {
-                "-"
-            } else {
-                ""
-            };
+            let dash = if matches!(index, 4 | 6 | 8 | 10) { "-" } else { "" };
             _ = write!(text, "{dash}{byte:02x}");
         }
         text
@@ -171,13 +163,10 @@ impl Driver {
             .enumerate()
             .map(|(index, card)| Gpu::new(index, *card, config.mig))
             .collect::<Result<_, _>>()
-            .map_err(|_| {
-                "GPUMEM_STANDIN: a card has less memory than is reserved and used of it".to_owned()
-            })?;
+            .map_err(|_| "GPUMEM_STANDIN: a card has less memory than is reserved and used of it".to_owned())?;
         let log = config.log.as_ref().map(|path| {
             let file = File::options().create(true).append(true).open(path);
-            file.map(Mutex::new)
-                .map_err(|error| format!("GPUMEM_STANDIN_LOG={}: {error}", path.display()))
+            file.map(Mutex::new).map_err(|error| format!("GPUMEM_STANDIN_LOG={}: {error}", path.display()))
         });
         Ok(Self {
             visible: visible(&gpus, config.reversed, config.visible.as_deref()),
@@ -205,9 +194,7 @@ fn visible(gpus: &[Gpu], reversed: bool, list: Option<&str>) -> Vec<usize> {
         let named = |index: &usize| {
             let gpu = &gpus[*index];
             entry.starts_with("GPU-") && gpu.uuid.spelled("GPU-").starts_with(entry)
-                || gpu.mig.is_some_and(|mig| {
-                    entry.starts_with("MIG-") && mig.spelled("MIG-").starts_with(entry)
-                })
+                || gpu.mig.is_some_and(|mig| entry.starts_with("MIG-") && mig.spelled("MIG-").starts_with(entry))
         };
         let found = match entry.parse::<usize>() {
             Ok(number) => order.get(number).copied(),
@@ -233,15 +220,8 @@ pub(crate) struct Call {
 
 impl Call {
     /// Runs a function's body, unless a fault strikes, and writes the call to the log.
-    pub(crate) fn run<E: Into<c_int>>(
-        function: &'static str,
-        body: impl FnOnce(&Self) -> Result<(), E>,
-    ) -> c_int {
-        let call = Self {
-            driver: driver(),
-            function,
-            card: None.into(),
-        };
+    pub(crate) fn run<E: Into<c_int>>(function: &'static str, body: impl FnOnce(&Self) -> Result<(), E>) -> c_int {
+        let call = Self { driver: driver(), function, card: None.into() };
         let code = call.strike(None).unwrap_or_else(|| code_of(body(&call)));
         call.log(function, code);
         code
@@ -250,11 +230,7 @@ impl Call {
     /// Writes a line to the log, with the card that the call is about, if there is one.
     pub(crate) fn log(&self, what: &str, code: c_int) {
         if let Some(log) = &self.driver.log {
-            let card = self
-                .card
-                .get()
-                .map(|card| format!("[{card}]"))
-                .unwrap_or_default();
+            let card = self.card.get().map(|card| format!("[{card}]")).unwrap_or_default();
             // A line that cannot be written is missed by the test that reads the log.
             _ = lock(log).write_all(format!("{what}{card}={code}\n").as_bytes());
         }
@@ -270,11 +246,7 @@ impl Call {
     }
 
     fn strike(&self, card: Option<usize>) -> Option<c_int> {
-        self.driver
-            .config
-            .faults
-            .iter()
-            .find_map(|fault| fault.strike(self.function, card))
+        self.driver.config.faults.iter().find_map(|fault| fault.strike(self.function, card))
     }
 
     pub(crate) fn is_initialised(&self) -> bool {
@@ -293,14 +265,8 @@ mod tests {
 
     #[test]
     fn visible_devices() {
-        let card = Card {
-            total: 1 << 30,
-            reserved: 0,
-            used: 0,
-        };
-        let gpus: Vec<Gpu> = (0..3)
-            .map(|index| Gpu::new(index, card, true).unwrap())
-            .collect();
+        let card = Card { total: 1 << 30, reserved: 0, used: 0 };
+        let gpus: Vec<Gpu> = (0..3).map(|index| Gpu::new(index, card, true).unwrap()).collect();
         let second = gpus[1].uuid.spelled("GPU-");
         let third_slice = gpus[2].mig.unwrap().spelled("MIG-");
         assert_eq!(second, "GPU-7374616e-642d-696e-2067-707500000001");

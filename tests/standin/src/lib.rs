@@ -34,7 +34,5 @@ mod nvml;
 /// How many contexts were created since the driver was loaded.
 #[unsafe(no_mangle)]
 extern "C" fn standin_contexts_created() -> u32 {
-    driver::driver()
-        .contexts_created
-        .load(std::sync::atomic::Ordering::Relaxed)
+    driver::driver().contexts_created.load(std::sync::atomic::Ordering::Relaxed)
 }

@@ -52,10 +52,7 @@ fn ready(call: &Call) -> Result<(), Refusal> {
 /// The card behind a handle, and whether the handle is that of its slice.
 fn device(call: &Call, device: Handle) -> Result<(&'static Gpu, bool), Refusal> {
     ready(call)?;
-    let card = (device / 16)
-        .checked_sub(1)
-        .filter(|card| *card < call.driver.gpus.len())
-        .ok_or(INVALID_ARGUMENT)?;
+    let card = (device / 16).checked_sub(1).filter(|card| *card < call.driver.gpus.len()).ok_or(INVALID_ARGUMENT)?;
     let gpu = call.on(card)?;
     match device % 16 {
         0 => Ok((gpu, false)),
@@ -67,17 +64,8 @@ fn device(call: &Call, device: Handle) -> Result<(&'static Gpu, bool), Refusal> 
 fn figures(call: &Call, of: Handle) -> Result<Figures, Refusal> {
     let (gpu, slice) = device(call, of)?;
     let figures = gpu.memory().figures(slice);
-    let max = Figures {
-        total: u64::MAX,
-        free: u64::MAX,
-        used: u64::MAX,
-        reserved: u64::MAX,
-    };
-    Ok(if call.driver.config.figures_max {
-        max
-    } else {
-        figures
-    })
+    let max = Figures { total: u64::MAX, free: u64::MAX, used: u64::MAX, reserved: u64::MAX };
+    Ok(if call.driver.config.figures_max { max } else { figures })
 }
 
 #[derive(Clone, Copy)]
@@ -124,16 +112,9 @@ fn processes(call: &Call, of: Handle) -> Result<Vec<ProcessInfo>, Refusal> {
         Processes::Empty => return Ok(Vec::new()),
         _ if memory.retained == 0 => return Ok(Vec::new()),
         Processes::Unavailable => NOT_AVAILABLE,
-        Processes::Own => {
-            memory.cuda().used() - gpu.others - UNSEEN_OF_CONTEXT.min(call.driver.config.context)
-        }
+        Processes::Own => memory.cuda().used() - gpu.others - UNSEEN_OF_CONTEXT.min(call.driver.config.context),
     };
-    Ok(vec![ProcessInfo {
-        pid: process::id(),
-        used,
-        gpu_instance: c_uint::MAX,
-        compute_instance: c_uint::MAX,
-    }])
+    Ok(vec![ProcessInfo { pid: process::id(), used, gpu_instance: c_uint::MAX, compute_instance: c_uint::MAX }])
 }
 
 exports! {

@@ -1,0 +1,192 @@
+//! A program that measures, for the tests to run where something is wrong with the driver.
+//!
+//! Each argument is a command. Its answer is a line `> command: answer` on stdout; what failed answers `error[…]` with what
+//! a program could tell of the error between the brackets, then its message. All else on stdout and stderr is gpumem's.
+//!
+//! - `get [device]`, `get_all`, `free`, `free_no_cache`, `used`, `used_no_cache`, `max_free`, `preload`, `count`, and each of
+//!   them after `try_`; `available`, `current`, `name [device]`;
+//! - `handle [device]`: looks a device up; `fast`, `try_fast`: used memory through it;
+//! - `new`, `build [device]`: a trace; `report`, `reset`, `data`, `stop`, `drop`: what to do with the last one;
+//! - `context device`; `pooled MiB`: allocates on the last context, through cudarc; `give_back`: all of it; `capture`: a
+//!   stream is captured from now on;
+//! - `other_thread command…`: the command, on another thread;
+//! - `sleep ms`, `threads`: how many threads of gpumem's run.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Duration;
+use std::{env, fs, io, thread};
+
+use cudarc::driver::sys::CUstreamCaptureMode;
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
+use gpumem::{Error, GpuHandle, GpuMemTrace, GpuMemory};
+
+fn main() {
+    let mut probe = Probe::default();
+    for command in env::args().skip(1) {
+        let answer = probe.run(&command).unwrap_or_else(|trouble| format!("no answer: {trouble}"));
+        println!("> {command}: {answer}");
+    }
+}
+
+#[derive(Default)]
+struct Probe {
+    handle: Option<GpuHandle>,
+    traces: Vec<GpuMemTrace>,
+    blocks: Vec<CudaSlice<u8>>,
+    streams: Vec<Arc<CudaStream>>,
+}
+
+impl Probe {
+    /// The answer, or what is wrong with the command.
+    fn run(&mut self, command: &str) -> Result<String, Box<dyn std::error::Error>> {
+        let (verb, argument) = command.split_once(' ').unwrap_or((command, ""));
+        let number = || argument.parse::<u32>();
+        let device = || if argument.is_empty() { Ok(None) } else { number().map(Some) };
+        let trace = || self.traces.last().ok_or("there is no trace");
+        Ok(match verb {
+            "get" => gpumem::gpu_mem_get(device()?).to_string(),
+            "try_get" => told(gpumem::try_gpu_mem_get(device()?)),
+            "get_all" => all(&gpumem::gpu_mem_get_all()),
+            "try_get_all" => told(gpumem::try_gpu_mem_get_all().map(|devices| all(&devices))),
+            "free" => gpumem::gpu_mem_get_free().to_string(),
+            "try_free" => told(gpumem::try_gpu_mem_get_free()),
+            "free_no_cache" => gpumem::gpu_mem_get_free_no_cache().to_string(),
+            "try_free_no_cache" => told(gpumem::try_gpu_mem_get_free_no_cache()),
+            "used" => gpumem::gpu_mem_get_used().to_string(),
+            "try_used" => told(gpumem::try_gpu_mem_get_used()),
+            "used_no_cache" => gpumem::gpu_mem_get_used_no_cache().to_string(),
+            "try_used_no_cache" => told(gpumem::try_gpu_mem_get_used_no_cache()),
+            "max_free" => most_free(gpumem::gpu_with_max_free_mem()),
+            "try_max_free" => told(gpumem::try_gpu_with_max_free_mem().map(most_free)),
+            "preload" => {
+                gpumem::preload();
+                "done".to_owned()
+            }
+            "try_preload" => told(gpumem::try_preload().map(|()| "done")),
+            "available" => gpumem::is_available().to_string(),
+            "count" => gpumem::device_count().to_string(),
+            "try_count" => told(gpumem::try_device_count()),
+            "current" => told(gpumem::current_device()),
+            "name" => told(gpumem::device_name(device()?)),
+            "handle" => told(GpuHandle::new(device()?).map(|handle| {
+                self.handle = Some(handle);
+                "found"
+            })),
+            "fast" => gpumem::gpu_mem_get_used_fast(self.handle.as_ref().ok_or("there is no handle")?).to_string(),
+            "try_fast" => told(gpumem::try_gpu_mem_get_used_fast(self.handle.as_ref().ok_or("there is no handle")?)),
+            "new" => {
+                self.traces.push(GpuMemTrace::new());
+                "started".to_owned()
+            }
+            "build" => {
+                let builder = GpuMemTrace::builder();
+                let started = match device()? {
+                    Some(device) => builder.device(device).start(),
+                    None => builder.start(),
+                };
+                told(started.map(|trace| {
+                    self.traces.push(trace);
+                    "started"
+                }))
+            }
+            "report" => {
+                trace()?.report();
+                "done".to_owned()
+            }
+            "data" => {
+                let data = trace()?.data();
+                format!(
+                    "device={} used={} peaked={} gauge={} stale={}",
+                    data.device,
+                    data.used.get(),
+                    data.peaked.get(),
+                    data.gauge,
+                    data.stale
+                )
+            }
+            "reset" => {
+                self.traces.last_mut().ok_or("there is no trace")?.reset();
+                "done".to_owned()
+            }
+            "stop" => {
+                self.traces.last_mut().ok_or("there is no trace")?.stop();
+                "done".to_owned()
+            }
+            "drop" => {
+                self.traces.pop();
+                "done".to_owned()
+            }
+            "context" => {
+                let context = CudaContext::new(number()? as usize)?;
+                self.streams.push(context.default_stream());
+                "created".to_owned()
+            }
+            "pooled" => {
+                let stream = self.streams.last().ok_or("there is no context")?;
+                self.blocks.push(stream.alloc_zeros((number()? as usize) << 20)?);
+                "allocated".to_owned()
+            }
+            "give_back" => {
+                self.blocks.clear();
+                for stream in &self.streams {
+                    stream.synchronize()?;
+                }
+                "done".to_owned()
+            }
+            "capture" => {
+                let stream = self.streams.last().ok_or("there is no context")?.context().new_stream()?;
+                stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL)?;
+                self.streams.push(stream);
+                "begun".to_owned()
+            }
+            "other_thread" => thread::scope(|scope| {
+                let answer = scope.spawn(|| Self::default().run(argument).map_err(|trouble| trouble.to_string()));
+                answer.join().unwrap_or_else(|_| Err("the thread panicked".to_owned()))
+            })?,
+            "sleep" => {
+                thread::sleep(Duration::from_millis(number()?.into()));
+                "slept".to_owned()
+            }
+            "threads" => threads()?.to_string(),
+            _ => return Err("no such command".into()),
+        })
+    }
+}
+
+fn told<T: Display>(result: Result<T, Error>) -> String {
+    match result {
+        Ok(value) => value.to_string(),
+        Err(error) => {
+            let flags = [
+                ("unavailable", error.is_unavailable()),
+                ("unknown device", error.is_unknown_device()),
+                ("invalid setting", error.is_invalid_setting()),
+                ("out of memory", error.is_out_of_memory()),
+            ];
+            let mut flags: Vec<String> =
+                flags.iter().filter(|(_, is_so)| *is_so).map(|(flag, _)| (*flag).to_owned()).collect();
+            flags.extend(error.code().map(|(number, name)| format!("{number} {name}")));
+            format!("error[{}] {error}", flags.join(", "))
+        }
+    }
+}
+
+fn all(devices: &[GpuMemory]) -> String {
+    let devices: Vec<String> = devices.iter().map(GpuMemory::to_string).collect();
+    format!("[{}]", devices.join(" "))
+}
+
+fn most_free((device, free): (Option<u32>, gpumem::Bytes)) -> String {
+    format!("{device:?} {free}")
+}
+
+fn threads() -> io::Result<usize> {
+    let mut count = 0;
+    for task in fs::read_dir("/proc/self/task")? {
+        // A thread may end while we look.
+        let name = fs::read_to_string(task?.path().join("comm")).unwrap_or_default();
+        count += usize::from(name.starts_with("gpumem"));
+    }
+    Ok(count)
+}
