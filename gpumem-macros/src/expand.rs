@@ -59,7 +59,7 @@ fn traced_impl(block: &Impl, guard: &Stmt) -> TokenStream {
 fn traced_function(function: &Function, guard: &Stmt) -> TokenStream {
     let body = &function.body;
     let Ok(mut stmts) = Block::parse_within.parse2(body.clone()) else {
-        return with_body(function, &quote!(#guard #body)); // syntax that is newer than syn
+        return with_body(function, &quote!(#guard #body)); // syntax newer than syn
     };
     if let Some(future) = returned_future(function, &mut stmts) {
         insert(guard, &mut future.block.stmts);
@@ -130,5 +130,19 @@ fn guard(args: &Args) -> Stmt {
     }
     parse_quote_spanned! {here=>
         let _trace = #gpumem::__private::GpuMemTrace::builder().ctx(#ctx) #options .start_or_off();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quote::quote;
+
+    #[test]
+    fn syntax_newer_than_syn_passes_through() {
+        for item in [quote!(fn f() { new @ syntax }), quote!(impl T { fn f() { new @ syntax } })] {
+            let written = super::expand(quote!(silent), &item).to_string();
+            assert!(!written.contains("compile_error"), "{written}");
+            assert!(written.contains(". start_or_off () ; new @ syntax"), "{written}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Reads what the attribute stands on: a function, or an `impl` block.
 //!
-//! Bodies stay the tokens they were written in: they are moved, never interpreted.
+//! A body stays the tokens it was written in, so that syntax newer than syn passes through.
 
 use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;

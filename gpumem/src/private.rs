@@ -33,8 +33,8 @@ fn owner(segment: &str) -> Option<&str> {
     };
     let mut owner = qualified.strip_suffix('>').unwrap_or(qualified);
     if let Some(block) = owner.strip_prefix("impl ") {
-        owner = find_outside(block, " for ").map_or(block, |at| &block[at + " for ".len()..]);
-    } else if let Some(at) = find_outside(owner, " as ") {
+        owner = rfind_outside(block, " for ").map_or(block, |at| &block[at + " for ".len()..]);
+    } else if let Some(at) = rfind_outside(owner, " as ") {
         owner = &owner[..at];
     }
     let plain = owner.trim_start_matches(['&', ' ']);
@@ -49,34 +49,25 @@ fn owner(segment: &str) -> Option<&str> {
 
 /// `a::b<c::d>::e` → (`a::b<c::d>`, `e`); a path of one segment has nothing before it.
 fn split_last(path: &str) -> (&str, &str) {
-    let mut rest = path;
-    let mut split = ("", path);
-    let mut from = 0;
-    while let Some(at) = find_outside(rest, "::") {
-        split = (&path[..from + at], &path[from + at + 2..]);
-        from += at + 2;
-        rest = &path[from..];
-    }
-    split
+    rfind_outside(path, "::").map_or(("", path), |at| (&path[..at], &path[at + 2..]))
 }
 
 fn without_arguments(segment: &str) -> &str {
     segment.split('<').next().unwrap_or(segment)
 }
 
-/// Where `wanted` first stands outside all brackets; the `>` of an arrow is none.
-fn find_outside(text: &str, wanted: &str) -> Option<usize> {
+/// Where `wanted` last stands outside all brackets; the `>` of an arrow is none.
+fn rfind_outside(text: &str, wanted: &str) -> Option<usize> {
+    let text = text.as_bytes();
     let mut depth = 0_usize;
-    let mut before = ' ';
-    for (at, c) in text.char_indices() {
-        match c {
-            '<' | '(' | '[' => depth += 1,
-            '>' if before == '-' => {}
-            '>' | ')' | ']' => depth = depth.saturating_sub(1),
-            _ if depth == 0 && text[at..].starts_with(wanted) => return Some(at),
+    for at in (0..text.len()).rev() {
+        match text[at] {
+            b'>' if text[..at].ends_with(b"-") => {}
+            b'>' | b')' | b']' => depth += 1,
+            b'<' | b'(' | b'[' => depth = depth.saturating_sub(1),
+            _ if depth == 0 && text[at..].starts_with(wanted.as_bytes()) => return Some(at),
             _ => {}
         }
-        before = c;
     }
     None
 }
@@ -125,7 +116,7 @@ mod tests {
             ("", ""),
             ("::", ""),
             ("<", ""),
-            ("a<b::c", "a"),
+            ("a<b::c", "c"),
         ] {
             assert_eq!(readable(path), name, "{path}");
         }
