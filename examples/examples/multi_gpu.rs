@@ -10,7 +10,7 @@ fn main() -> Result<()> {
     if !gpumem::is_available() {
         Gpu::nth(1)?; // two simulated devices
     }
-    let mut gpus = (0..device_count()).map(Gpu::nth).collect::<Result<Vec<_>>>()?;
+    let gpus = (0..device_count()).map(Gpu::nth).collect::<Result<Vec<_>>>()?;
 
     let mut traces = Vec::new();
     for id in 0..device_count() {
@@ -25,7 +25,7 @@ fn main() -> Result<()> {
     traces.iter().for_each(GpuMemTrace::report);
 
     // A trace without a device is of the thread's current one, and stays with it.
-    let last = gpus.pop().expect("there is a device");
+    let last = gpus.last().expect("there is a device");
     last.make_current()?;
     println!("current device: {}", current_device()?);
     let trace = GpuMemTrace::with_ctx("current");

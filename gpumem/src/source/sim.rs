@@ -222,11 +222,17 @@ fn from_environment() -> Result<()> {
 struct Simulated;
 
 pub(super) fn chosen() -> Option<Result<&'static dyn Devices>> {
-    match SimGpu::all() {
-        Ok(gpus) if gpus.is_empty() => None,
+    match count() {
+        Ok(0) => None,
         Ok(_) => Some(Ok(&Simulated)),
         Err(error) => Some(Err(error)),
     }
+}
+
+fn count() -> Result<u32> {
+    from_environment()?;
+    let gpus = GPUS.read().unwrap_or_else(PoisonError::into_inner);
+    Ok(u32::try_from(gpus.len()).unwrap_or(u32::MAX))
 }
 
 fn gpu(ordinal: u32) -> Result<SimGpu> {
@@ -243,7 +249,7 @@ impl Devices for Simulated {
     }
 
     fn count(&self) -> Result<u32> {
-        SimGpu::all().map(|gpus| u32::try_from(gpus.len()).unwrap_or(u32::MAX))
+        count()
     }
 
     fn current(&self) -> Result<u32> {
