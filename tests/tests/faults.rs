@@ -469,9 +469,12 @@ fn unknown_devices() {
 /// A device number is a CUDA ordinal, whatever NVML calls the card: its name and its figures are those of one card.
 #[test]
 fn the_right_card() {
+    /// A setting, the environment, and the cards that CUDA then sees, by NVML's numbers.
+    type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a [u64]);
+
     let two = [("CUDA_VISIBLE_DEVICES", "1,0")];
     let first = "GPU-7374616e-642d-696e-2067-707500000000";
-    let cases: &[(&str, &[(&str, &str)], &[u64])] = &[
+    let cases: &[Case<'_>] = &[
         ("devices=3", &[], &[0, 1, 2]),
         ("devices=2", &[("CUDA_VISIBLE_DEVICES", "1")], &[1]),
         ("devices=2", &two, &[1, 0]),

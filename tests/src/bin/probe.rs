@@ -13,6 +13,7 @@
 //! - `sleep ms`, `threads`: how many threads of gpumem's run.
 
 use std::fmt::Display;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{env, fs, io, thread};
@@ -21,12 +22,20 @@ use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use gpumem::{Error, GpuHandle, GpuMemTrace, GpuMemory};
 
-fn main() {
+/// What is wrong with a command or with cudarc, and nothing of gpumem's: the test is then wrong.
+type Trouble = Box<dyn std::error::Error>;
+
+fn main() -> ExitCode {
     let mut probe = Probe::default();
+    let mut code = ExitCode::SUCCESS;
     for command in env::args().skip(1) {
-        let answer = probe.run(&command).unwrap_or_else(|trouble| format!("no answer: {trouble}"));
+        let answer = probe.run(&command).unwrap_or_else(|trouble| {
+            code = ExitCode::FAILURE;
+            format!("no answer: {trouble}")
+        });
         println!("> {command}: {answer}");
     }
+    code
 }
 
 #[derive(Default)]
@@ -39,14 +48,21 @@ struct Probe {
 
 impl Probe {
     /// The answer, or what is wrong with the command.
-    fn run(&mut self, command: &str) -> Result<String, Box<dyn std::error::Error>> {
+    fn run(&mut self, command: &str) -> Result<String, Trouble> {
         let (verb, argument) = command.split_once(' ').unwrap_or((command, ""));
-        let number = || argument.parse::<u32>();
-        let device = || if argument.is_empty() { Ok(None) } else { number().map(Some) };
-        let trace = || self.traces.last().ok_or("there is no trace");
-        Ok(match verb {
-            "get" => gpumem::gpu_mem_get(device()?).to_string(),
-            "try_get" => told(gpumem::try_gpu_mem_get(device()?)),
+        for part in [Self::query, Self::trace, Self::act] {
+            if let Some(answer) = part(self, verb, argument)? {
+                return Ok(answer);
+            }
+        }
+        Err("no such command".into())
+    }
+
+    /// What asks; `None` where the command is none of these.
+    fn query(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
+        Ok(Some(match verb {
+            "get" => gpumem::gpu_mem_get(device(argument)?).to_string(),
+            "try_get" => told(gpumem::try_gpu_mem_get(device(argument)?)),
             "get_all" => all(&gpumem::gpu_mem_get_all()),
             "try_get_all" => told(gpumem::try_gpu_mem_get_all().map(|devices| all(&devices))),
             "free" => gpumem::gpu_mem_get_free().to_string(),
@@ -68,20 +84,28 @@ impl Probe {
             "count" => gpumem::device_count().to_string(),
             "try_count" => told(gpumem::try_device_count()),
             "current" => told(gpumem::current_device()),
-            "name" => told(gpumem::device_name(device()?)),
-            "handle" => told(GpuHandle::new(device()?).map(|handle| {
+            "name" => told(gpumem::device_name(device(argument)?)),
+            "handle" => told(GpuHandle::new(device(argument)?).map(|handle| {
                 self.handle = Some(handle);
                 "found"
             })),
             "fast" => gpumem::gpu_mem_get_used_fast(self.handle.as_ref().ok_or("there is no handle")?).to_string(),
             "try_fast" => told(gpumem::try_gpu_mem_get_used_fast(self.handle.as_ref().ok_or("there is no handle")?)),
+            _ => return Ok(None),
+        }))
+    }
+
+    /// What is done with traces.
+    fn trace(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
+        let trace = self.traces.last_mut();
+        Ok(Some(match verb {
             "new" => {
                 self.traces.push(GpuMemTrace::new());
                 "started".to_owned()
             }
             "build" => {
                 let builder = GpuMemTrace::builder();
-                let started = match device()? {
+                let started = match device(argument)? {
                     Some(device) => builder.device(device).start(),
                     None => builder.start(),
                 };
@@ -91,11 +115,11 @@ impl Probe {
                 }))
             }
             "report" => {
-                trace()?.report();
+                trace.ok_or("there is no trace")?.report();
                 "done".to_owned()
             }
             "data" => {
-                let data = trace()?.data();
+                let data = trace.ok_or("there is no trace")?.data();
                 format!(
                     "device={} used={} peaked={} gauge={} stale={}",
                     data.device,
@@ -106,25 +130,32 @@ impl Probe {
                 )
             }
             "reset" => {
-                self.traces.last_mut().ok_or("there is no trace")?.reset();
+                trace.ok_or("there is no trace")?.reset();
                 "done".to_owned()
             }
             "stop" => {
-                self.traces.last_mut().ok_or("there is no trace")?.stop();
+                trace.ok_or("there is no trace")?.stop();
                 "done".to_owned()
             }
             "drop" => {
                 self.traces.pop();
                 "done".to_owned()
             }
+            _ => return Ok(None),
+        }))
+    }
+
+    /// What happens around them.
+    fn act(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
+        Ok(Some(match verb {
             "context" => {
-                let context = CudaContext::new(number()? as usize)?;
+                let context = CudaContext::new(argument.parse::<u32>()? as usize)?;
                 self.streams.push(context.default_stream());
                 "created".to_owned()
             }
             "pooled" => {
                 let stream = self.streams.last().ok_or("there is no context")?;
-                self.blocks.push(stream.alloc_zeros((number()? as usize) << 20)?);
+                self.blocks.push(stream.alloc_zeros((argument.parse::<u32>()? as usize) << 20)?);
                 "allocated".to_owned()
             }
             "give_back" => {
@@ -145,13 +176,18 @@ impl Probe {
                 answer.join().unwrap_or_else(|_| Err("the thread panicked".to_owned()))
             })?,
             "sleep" => {
-                thread::sleep(Duration::from_millis(number()?.into()));
+                thread::sleep(Duration::from_millis(argument.parse::<u32>()?.into()));
                 "slept".to_owned()
             }
             "threads" => threads()?.to_string(),
-            _ => return Err("no such command".into()),
-        })
+            _ => return Ok(None),
+        }))
     }
+}
+
+/// `0`, or nothing for the current device.
+fn device(argument: &str) -> Result<Option<u32>, Trouble> {
+    if argument.is_empty() { Ok(None) } else { Ok(Some(argument.parse()?)) }
 }
 
 fn told<T: Display>(result: Result<T, Error>) -> String {
