@@ -38,7 +38,7 @@ use proc_macro::TokenStream;
 /// `#[async_trait]`, whichever of the two attributes comes first.
 ///
 /// **`impl` blocks**, of a type or of a trait for it: every method in it is traced, but for a `const fn`. A method that
-/// has a `#[gpu_mem_trace]` of its own follows that one alone.
+/// has a `#[gpu_mem_trace]` of its own, known by this name, follows that one alone.
 ///
 /// ```
 /// # use gpumem::gpu_mem_trace;
