@@ -558,6 +558,27 @@ fn only_preload_creates_a_context() {
     ensure(outcome.answer("get_all").starts_with("[GPUMemory(total=16384, free=15242, used=527) "), "unread", &outcome);
 }
 
+/// What is retained or pushed for one call is given back by it, and what is called was asked for before.
+#[test]
+fn calls_are_balanced_and_were_asked_for() {
+    let queries: Vec<&str> = QUERIES.iter().map(|(.., twin)| *twin).collect();
+    let script = format!("{0}; try_preload; {0}; name; new; sleep 5; report", queries.join("; "));
+    for machine in [standin(), standin().without(Library::Nvml)] {
+        let outcome = machine.run(&script);
+        ensure(outcome.is_clean(), "panicked or did not end well", &outcome);
+        let count = |call: &str| outcome.calls.iter().filter(|made| made.starts_with(call)).count();
+        ensure(count("cuMemPoolTrimTo") > 0, "never trimmed", &outcome);
+        ensure(count("cuCtxPushCurrent_v2") == count("cuCtxPopCurrent_v2"), "left a context current", &outcome);
+        let kept = count("cuDevicePrimaryCtxRetain") - count("cuDevicePrimaryCtxRelease");
+        ensure(kept == 1, "kept a context beyond the one that preload keeps", &outcome);
+        let required = required_of_cuda();
+        for call in outcome.calls.iter().filter(|call| call.starts_with("cu")) {
+            let function = call.split(['[', '=']).next().unwrap_or_default();
+            ensure(required.contains(&function), &format!("{function} is called and not asked for"), &outcome);
+        }
+    }
+}
+
 /// `no_cache` waits, then trims; where it cannot, its twin says so and the plain one is zero.
 #[test]
 fn emptying_the_cache() {
