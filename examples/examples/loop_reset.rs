@@ -12,7 +12,7 @@ fn main() -> Result<()> {
     let mut kept = Vec::new();
     let mut some_code = |i: u64| -> Result<()> {
         let _scratch = gpu.alloc(Bytes::mib(32 * (i + 1)))?;
-        if i % 2 == 0 {
+        if i.is_multiple_of(2) {
             kept.push(gpu.alloc(Bytes::mib(8))?);
         }
         thread::sleep(Duration::from_millis(10));

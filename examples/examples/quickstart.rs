@@ -27,6 +27,7 @@ fn main() -> Result<()> {
 #[gpu_mem_trace]
 fn forward(gpu: &Gpu) -> Result<Block> {
     let _activations = gpu.alloc(Bytes::mib(512))?;
+    let loss = gpu.alloc(Bytes::mib(10));
     std::thread::sleep(std::time::Duration::from_millis(20)); // the work
-    gpu.alloc(Bytes::mib(10))
+    loss
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 use gpumem::{
-    Bytes, Error,
+    Bytes,
     sim::{SimBlock, SimGpu},
 };
 
@@ -82,7 +82,7 @@ impl Gpu {
     pub fn alloc(&self, bytes: Bytes) -> Result<Block> {
         match self {
             Self::Cuda(context) => Ok(Block::Cuda(CudaBlock::new(context, bytes)?)),
-            Self::Simulated(gpu) => Ok(Block::Simulated(gpu.alloc(bytes).map_err(Error::from)?)),
+            Self::Simulated(gpu) => Ok(Block::Simulated(gpu.alloc(bytes)?)),
         }
     }
 }

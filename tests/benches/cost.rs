@@ -32,7 +32,7 @@ fn device(criterion: &mut Criterion) {
     // The card's and the processor's clocks settle in the warm-up; the baseline is measured three times to show the rest.
     group.sample_size(200).warm_up_time(Duration::from_secs(5));
     group.bench_function("baseline: nvmlDeviceGetMemoryInfo_v2, cached handle", |bench| {
-        bench.iter(|| bare.memory_info())
+        bench.iter(|| bare.memory_info());
     });
     group.bench_function("gpu_mem_get(0)", |bench| bench.iter(|| gpu_mem_get(0)));
     group.bench_function("baseline, second time", |bench| bench.iter(|| bare.memory_info()));

@@ -100,7 +100,8 @@ fn forward(gpu: &Gpu) -> Block {
 async fn forward_async(gpu: &Gpu) -> Block {
     let _activations = mib(gpu, 128);
     let out = mib(gpu, 64);
-    std::future::ready(hold()).await;
+    hold();
+    std::future::ready(()).await;
     out
 }
 
@@ -243,8 +244,8 @@ fn child() {
             let visible = env::var("CUDA_VISIBLE_DEVICES").unwrap_or_else(|_| "(not set)".to_owned());
             for id in 0..device_count() {
                 let Ok(Gpu::Cuda(context)) = Gpu::nth(id) else { panic!("a real device") };
-                let uuid = context.uuid().expect("a device has one");
-                let uuid: String = uuid.bytes.iter().map(|byte| format!("{:02x}", byte.to_ne_bytes()[0])).collect();
+                let uuid = context.uuid().expect("a device has one").bytes;
+                let uuid = u32::from_be_bytes([0, 1, 2, 3].map(|at| uuid[at].to_ne_bytes()[0]));
                 let trace = GpuMemTrace::builder().device(id).on_exit_report(false).start().expect("it can be read");
                 let others: Vec<_> = (0..device_count())
                     .filter(|other| *other != id)
@@ -258,9 +259,8 @@ fn child() {
                 let _block = mib(&gpu, 300 + 100 * u64::from(id));
                 let after = gpu_mem_get(id);
                 println!(
-                    "CUDA_VISIBLE_DEVICES={visible}: ordinal {id} GPU-{}…: current {:?}, query +{} MiB, {trace}, \
+                    "CUDA_VISIBLE_DEVICES={visible}: ordinal {id} GPU-{uuid:08x}…: current {:?}, query +{} MiB, {trace}, \
                      trace of the current {}, others {:?}",
-                    &uuid[..8],
                     current_device(),
                     after.used.mb() - before.used.mb(),
                     current.expect("it can be read"),

@@ -1,23 +1,29 @@
 //! fastai's line, to the byte.
 
-use std::io;
+use std::{fmt, io};
 
 use crate::report::Report;
 
+pub(super) fn write(report: &Report, to: &mut dyn io::Write) -> io::Result<()> {
+    writeln!(to, "{report}")
+}
+
 /// `△Used Peaked MB: {used:>6} {peaked:>6}` in whole MiB with commas between thousands, then ` (ctx)`, ` (subctx)`,
 /// ` (ctx: subctx)` or nothing. Figures that were not measured are `?`.
-pub(super) fn write(report: &Report, to: &mut dyn io::Write) -> io::Result<()> {
-    let trace = &report.trace;
-    let (used, peaked) = if trace.is_measured() {
-        (grouped(trace.used.mb()), grouped(trace.peaked.mb().cast_signed()))
-    } else {
-        ("?".to_owned(), "?".to_owned())
-    };
-    write!(to, "\u{25b3}Used Peaked MB: {used:>6} {peaked:>6}")?;
-    match (&report.ctx, &report.subctx) {
-        (None, None) => writeln!(to),
-        (Some(word), None) | (None, Some(word)) => writeln!(to, " ({word})"),
-        (Some(ctx), Some(subctx)) => writeln!(to, " ({ctx}: {subctx})"),
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let trace = &self.trace;
+        let (used, peaked) = if trace.is_measured() {
+            (grouped(trace.used.mb()), grouped(trace.peaked.mb().cast_signed()))
+        } else {
+            ("?".to_owned(), "?".to_owned())
+        };
+        write!(f, "\u{25b3}Used Peaked MB: {used:>6} {peaked:>6}")?;
+        match (&self.ctx, &self.subctx) {
+            (None, None) => Ok(()),
+            (Some(word), None) | (None, Some(word)) => write!(f, " ({word})"),
+            (Some(ctx), Some(subctx)) => write!(f, " ({ctx}: {subctx})"),
+        }
     }
 }
 
@@ -29,7 +35,7 @@ fn grouped(number: i64) -> String {
         text.push('-');
     }
     for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at) % 3 == 0 {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);

@@ -158,7 +158,9 @@ mod tests {
         assert_eq!(watermark.segments.len(), 1);
         watermark.raise(9);
         assert!(marks.iter().all(|mark| watermark.max_since(*mark) == 9));
-        marks.into_iter().for_each(|mark| watermark.close(mark));
+        for mark in marks {
+            watermark.close(mark);
+        }
         assert!(watermark.segments.is_empty());
     }
 }

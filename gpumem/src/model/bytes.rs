@@ -173,7 +173,7 @@ impl fmt::Display for Bytes {
             KIB.. => (KIB, "KiB"),
             _ => (1, "B"),
         };
-        let text = if self.0 % unit == 0 {
+        let text = if self.0.is_multiple_of(unit) {
             format!("{} {name}", self.0 / unit)
         } else {
             #[expect(clippy::cast_precision_loss, reason = "two decimals are printed")]

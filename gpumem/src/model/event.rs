@@ -13,7 +13,6 @@ pub(crate) struct ScopeId(pub(crate) u64);
 
 /// What sort of memory a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "sim"), expect(dead_code, reason = "only the simulated device allocates so far"))]
 pub(crate) enum MemKind {
     /// `cuMemAlloc`
     Device,
@@ -33,11 +32,9 @@ pub(crate) struct Block {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventKind {
     /// Memory was given out; posted when the call has succeeded.
-    #[cfg_attr(not(any(feature = "sim", test)), expect(dead_code, reason = "only the simulated device tells so far"))]
     Alloc(Block),
     /// Memory is given back; posted before the address can be given out again. The source says the size where it
     /// knows it, for blocks that are older than the session.
-    #[cfg_attr(not(any(feature = "sim", test)), expect(dead_code, reason = "only the simulated device tells so far"))]
     Free { device: Device, address: u64, bytes: Option<Bytes> },
     /// A device was read.
     Sample { device: Device, memory: GpuMemory },

@@ -1,8 +1,6 @@
 //! What is told of a trace. Derived, never measured here.
 
-use std::fmt;
-
-use crate::{export, model::Trace};
+use crate::model::Trace;
 
 /// One reading of a trace, and the words it was reported with.
 ///
@@ -23,11 +21,5 @@ impl Report {
     pub(crate) fn new(trace: Trace, ctx: Option<&str>, subctx: Option<&str>) -> Self {
         let word = |word: Option<&str>| word.filter(|word| !word.is_empty()).map(str::to_owned);
         Self { trace, ctx: word(ctx), subctx: word(subctx) }
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(export::TEXT.line(self).trim_end_matches('\n'))
     }
 }

@@ -59,14 +59,13 @@ fn begun() -> Option<&'static Session> {
 fn sample_interval() -> Duration {
     let default = Duration::from_millis(1);
     let Some(text) = std::env::var_os("GPUMEM_SAMPLE_MS") else { return default };
-    match text.to_str().and_then(|text| text.trim().parse::<u32>().ok()) {
-        Some(every @ 1..) => Duration::from_millis(every.into()),
-        _ => {
-            let detail = format!("{text:?} is not a whole number of milliseconds from 1 on; readings are 1 ms apart");
-            notify(Notice::SampleInterval, &Error::from(Kind::BadSetting { setting: "GPUMEM_SAMPLE_MS", detail }));
-            default
-        }
+    if let Some(every @ 1..) = text.to_str().and_then(|text| text.trim().parse::<u32>().ok()) {
+        return Duration::from_millis(every.into());
     }
+    let text = text.display();
+    let detail = format!("`{text}` is not a whole number of milliseconds from 1 on; readings are 1 ms apart");
+    notify(Notice::SampleInterval, &Error::from(Kind::BadSetting { setting: "GPUMEM_SAMPLE_MS", detail }));
+    default
 }
 
 /// The devices of this process, announced where they are simulated.

@@ -4,7 +4,7 @@
 #[cfg(feature = "nvml")]
 use once_cell::sync::OnceCell;
 
-use super::Devices;
+use super::{Chosen, Devices};
 #[cfg(feature = "nvml")]
 use crate::sys::nvml;
 use crate::{
@@ -16,7 +16,8 @@ use crate::{
 #[derive(Debug)]
 struct Cuda;
 
-pub(super) fn chosen() -> Option<Result<&'static dyn Devices>> {
+#[expect(clippy::unnecessary_wraps, reason = "one shape for all families")]
+pub(super) fn chosen() -> Chosen {
     Some(Ok(&Cuda))
 }
 

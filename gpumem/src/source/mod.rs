@@ -43,8 +43,11 @@ pub(crate) trait Devices: Send + Sync {
     fn tells(&self, ordinal: u32) -> Result<()>;
 }
 
+/// A family's answer to whether the process uses it: not, yes, or it would but cannot.
+type Chosen = Option<Result<&'static dyn Devices>>;
+
 /// The one list of what can be asked, first come first served.
-const FAMILIES: &[fn() -> Option<Result<&'static dyn Devices>>] = &[
+const FAMILIES: &[fn() -> Chosen] = &[
     #[cfg(feature = "sim")]
     sim::chosen,
     #[cfg(feature = "cuda")]

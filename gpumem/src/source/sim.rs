@@ -25,7 +25,7 @@ use std::{
 use once_cell::sync::OnceCell;
 
 use super::{
-    Devices,
+    Chosen, Devices,
     device_model::{DeviceModel, ModelError},
     tell,
 };
@@ -221,7 +221,7 @@ fn from_environment() -> Result<()> {
 #[derive(Debug)]
 struct Simulated;
 
-pub(super) fn chosen() -> Option<Result<&'static dyn Devices>> {
+pub(super) fn chosen() -> Chosen {
     match count() {
         Ok(0) => None,
         Ok(_) => Some(Ok(&Simulated)),

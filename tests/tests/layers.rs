@@ -1,0 +1,129 @@
+//! Holds the sources of the library to the picture in `docs/ARCHITECTURE.md`.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Each floor, and what it may name besides itself.
+const FLOORS: &[(&str, &[&str])] = &[
+    ("model", &[]),
+    ("error", &[]),
+    ("ledger", &["model"]),
+    ("report", &["model"]),
+    ("export", &["report", "model", "error"]),
+    ("sys", &["error"]),
+    ("source", &["sys", "model", "error"]),
+    // Of `sys`, the session names the end of the process alone.
+    ("session", &["source", "ledger", "report", "export", "model", "error", "sys::exit"]),
+    ("query", &["session", "source", "model", "error"]),
+    ("private", &["session", "query", "model", "error"]),
+];
+
+fn sources(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("the sources are there").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            sources(&path, files);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+}
+
+fn library() -> Vec<(String, PathBuf, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gpumem/src");
+    let mut files = Vec::new();
+    sources(&root, &mut files);
+    let read = |path: PathBuf| {
+        let inside = path.strip_prefix(&root).expect("it was found there");
+        let floor = inside.iter().next().expect("a file has a name").to_string_lossy();
+        let floor = floor.trim_end_matches(".rs").to_owned();
+        let text = fs::read_to_string(&path).expect("sources are text");
+        let code = text.lines().map(|line| line.split("//").next().unwrap_or("")).collect::<Vec<_>>().join("\n");
+        (floor, path, code)
+    };
+    files.into_iter().map(read).collect()
+}
+
+/// What follows each `crate::`, two names deep, groups in braces included.
+fn named(code: &str) -> BTreeSet<String> {
+    code.split("crate::").skip(1).flat_map(|rest| heads(rest, 2)).collect()
+}
+
+fn heads(path: &str, depth: usize) -> Vec<String> {
+    let path = path.trim_start();
+    if depth == 0 {
+        return vec![String::new()];
+    }
+    if let Some(group) = path.strip_prefix('{') {
+        return parts(group).into_iter().flat_map(|part| heads(part, depth)).collect();
+    }
+    let end = path.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(path.len());
+    let (head, rest) = path.split_at(end);
+    let tails = rest.strip_prefix("::").map_or_else(|| vec![String::new()], |rest| heads(rest, depth - 1));
+    tails.into_iter().map(|tail| if tail.is_empty() { head.to_owned() } else { format!("{head}::{tail}") }).collect()
+}
+
+/// The parts of `a, b::{c, d}, e}…`, up to the brace that closes the group.
+fn parts(group: &str) -> Vec<&str> {
+    let (mut depth, mut start, mut found) = (0, 0, Vec::new());
+    for (at, c) in group.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => {
+                found.push(&group[start..at]);
+                break;
+            }
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                found.push(&group[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    found.retain(|part| !part.trim().is_empty());
+    found
+}
+
+#[test]
+fn each_floor_names_only_what_is_below_it() {
+    for (floor, path, code) in library() {
+        if floor == "lib" {
+            continue;
+        }
+        let (_, may) = FLOORS.iter().find(|(name, _)| *name == floor).unwrap_or_else(|| panic!("no floor: {floor}"));
+        for name in named(&code) {
+            let within = |allowed: &str| name == allowed || name.starts_with(&format!("{allowed}::"));
+            let allowed = within(&floor) || may.iter().any(|allowed| within(allowed));
+            assert!(allowed, "{}: `{floor}` may not name `{name}`", path.display());
+        }
+    }
+}
+
+#[test]
+fn the_picture_in_the_documentation_is_this_one() {
+    let picture = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/ARCHITECTURE.md")).unwrap();
+    for (floor, may) in FLOORS {
+        let may = if may.is_empty() { "`std` only".to_owned() } else { format!("`{}`", may.join("`, `")) };
+        let row = format!("| `{floor}` | {may} |");
+        assert!(picture.contains(&row), "docs/ARCHITECTURE.md lacks the row: {row}");
+    }
+}
+
+#[test]
+fn only_sys_is_unsafe() {
+    for (floor, path, code) in library() {
+        let words = || code.split(|c: char| !c.is_alphanumeric() && c != '_');
+        assert!(floor == "sys" || !words().any(|word| word == "unsafe"), "{} says unsafe", path.display());
+    }
+}
+
+#[test]
+fn names_are_found_in_every_spelling() {
+    let code = "use crate::{\n error::Error,\n model::{Bytes, Device},\n sys::exit,\n};\n crate::ledger::Ledger::new(); crate::lone";
+    let expected = ["error::Error", "ledger::Ledger", "lone", "model::Bytes", "model::Device", "sys::exit"];
+    assert_eq!(named(code).into_iter().collect::<Vec<_>>(), expected);
+}
