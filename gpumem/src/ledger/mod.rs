@@ -57,6 +57,8 @@ struct Scope {
     gap: Mark,
     /// Samples of the device before the one that this scope began with.
     samples_before: u64,
+    /// The device could not be read when this scope began (a reset may meet that), so nobody knows what it began with.
+    blind: bool,
     lost_before: u64,
 }
 
@@ -115,6 +117,7 @@ impl Ledger {
             peak: peaks.open(*in_use),
             gap: samples.gaps.open(Duration::ZERO),
             samples_before: samples.count.saturating_sub(1),
+            blind: samples.failed,
             lost_before: self.lost,
         }
     }
@@ -134,7 +137,7 @@ impl Ledger {
                 readings: samples.count - scope.samples_before,
                 longest_gap: samples.gaps.max_since(scope.gap),
             }),
-            stale: sampled && samples.failed,
+            stale: sampled && (samples.failed || scope.blind),
             lost: self.lost - scope.lost_before,
         }
     }

@@ -194,6 +194,13 @@ fn a_failed_reading_keeps_the_last_good_figures_and_says_so() {
 }
 
 #[test]
+fn a_scope_that_began_unread_is_never_a_number() {
+    check(
+        "sample 10; open t sampled; unread; reset t = 0 0 stale; sample 40; read t = 30 0 stale; reset t = 30 0 stale; sample 50; close t = 10 0",
+    );
+}
+
+#[test]
 fn lost_events_are_told_to_the_scopes_that_were_open() {
     check("open a; lost 3; open b; lost 1; close b = 0 0 lost=1; close a = 0 0 lost=4");
 }

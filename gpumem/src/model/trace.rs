@@ -20,7 +20,8 @@ pub struct Trace {
     pub peaked: Bytes,
     /// How well it was sampled; `None` unless the gauge is [`Gauge::Sampled`].
     pub sampling: Option<Sampling>,
-    /// The device could not be read at this reading: the numbers are those of the last good one. Reports print `?`.
+    /// The device could not be read at this reading, or at the start: the numbers are those of the readings that were
+    /// good. Reports print `?`.
     pub stale: bool,
     /// Events that could not be taken while the trace was open, in the whole process. Not 0: the numbers may be wrong.
     pub lost: u64,

@@ -39,6 +39,9 @@ impl Devices for Cuda {
     }
 
     fn current(&self) -> Result<u32> {
+        if cuda::devices()?.is_empty() {
+            return Err(Kind::NoDevice { ordinal: 0, count: 0 }.into());
+        }
         Ok(cuda::current()?.unwrap_or(0))
     }
 
@@ -75,9 +78,9 @@ fn by_nvml(device: CudaDevice) -> Result<GpuMemory> {
     let handle =
         handles[device.ordinal as usize].get_or_try_init(|| nvml::device_by_uuid(device.uuid, device.ordinal))?;
     let nvml::Figures { total, free, used, reserved } = handle.memory(device.ordinal)?;
-    let kept = reserved.unwrap_or(0);
-    // Where a figure is not available NVML gives u64::MAX, or zero for the total: no device has that.
-    if total == 0 || free > total || used > total || kept > total {
+    // Where a figure is not available NVML gives u64::MAX, or zero for the total.
+    let told = free.checked_add(used).and_then(|told| told.checked_add(reserved.unwrap_or(0)));
+    if total == 0 || told.is_none_or(|told| told > total) {
         return Err(Kind::NoFigure { source: "NVML", device: device.ordinal }.into());
     }
     Ok(GpuMemory {
@@ -104,7 +107,7 @@ fn by_driver(device: CudaDevice, why: Error) -> Result<GpuMemory> {
     let Some((free, total)) = device.mem_get_info()? else {
         return Err(Kind::NoContext { ordinal, why: Box::new(why) }.into());
     };
-    if total == 0 || free > total {
+    if total == 0 || total == u64::MAX || free > total {
         return Err(Kind::NoFigure { source: "cuMemGetInfo", device: ordinal }.into());
     }
     let (total, free) = (Bytes::new(total), Bytes::new(free));

@@ -1,5 +1,7 @@
 //! Finding a library and making sure that it has what will be called.
 
+use std::error::Error as _;
+
 use libloading::Library;
 
 use crate::error::{Error, Kind};
@@ -26,7 +28,8 @@ pub(super) fn load(library: &'static str, names: &[&str], symbols: &[&str]) -> R
                 std::mem::forget(loaded);
                 return Ok(());
             }
-            Err(error) => detail = error.to_string(),
+            // The loader's own words are the source of the error.
+            Err(error) => detail = error.source().map_or_else(|| error.to_string(), ToString::to_string),
         }
     }
     Err(Kind::NoLibrary { library, detail }.into())

@@ -12,7 +12,7 @@ use crate::error::{Error, Kind};
 
 const LIBRARY: &str = "libnvidia-ml";
 
-/// The driver ships the `.1`, only the toolkit adds the name without; nvml-wrapper tries that alone.
+/// The driver ships the name with `.1`, only the toolkit adds the one without; nvml-wrapper by itself tries that alone.
 const NAMES: &[&str] = if cfg!(windows) { &["nvml.dll"] } else { &["libnvidia-ml.so.1", "libnvidia-ml.so"] };
 
 /// What NVML says of a device's memory, in bytes.
@@ -29,20 +29,17 @@ pub(crate) struct Figures {
 #[derive(Debug)]
 pub(crate) struct Handle(Device<'static>);
 
-/// NVML, initialised once for the process: its constructor looks up every symbol.
+/// NVML, initialised once for the process, whether that works or not: its constructor looks up every symbol.
 fn nvml() -> Result<&'static Nvml, Error> {
-    static NVML: OnceCell<Nvml> = OnceCell::new();
-    NVML.get_or_try_init(|| {
-        let mut failed = None;
-        for name in NAMES {
-            match Nvml::builder().lib_path(OsStr::new(name)).init() {
-                Ok(nvml) => return Ok(nvml),
-                Err(error @ NvmlError::LibloadingError(_)) => failed = Some(error),
-                Err(error) => return Err(told("nvmlInit_v2", error, None)),
-            }
-        }
-        Err(failed.map_or(Kind::NotBuilt { feature: "nvml" }.into(), |error| told("nvmlInit_v2", error, None)))
-    })
+    static NVML: OnceCell<Result<Nvml, Error>> = OnceCell::new();
+    NVML.get_or_init(init).as_ref().map_err(Clone::clone)
+}
+
+fn init() -> Result<Nvml, Error> {
+    let open = |name: &&str| Nvml::builder().lib_path(OsStr::new(name)).init();
+    let unloadable = |found: &Result<Nvml, NvmlError>| matches!(found, Err(NvmlError::LibloadingError(_)));
+    let found = NAMES.iter().map(open).find(|found| !unloadable(found));
+    found.unwrap_or_else(|| open(&NAMES[0])).map_err(|error| told("nvmlInit_v2", error, None))
 }
 
 /// The device with this UUID: a whole GPU, or a MIG slice.
