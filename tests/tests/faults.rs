@@ -593,11 +593,6 @@ fn emptying_the_cache() {
         ("cuMemPoolTrimTo=1", pooled, ["cuMemPoolTrimTo for device 0", "CUDA_ERROR_INVALID_VALUE (1)"]),
         ("cuDeviceGetDefaultMemPool=999", pooled, ["MemPool for device 0", "CUDA_ERROR_UNKNOWN (999)"]),
         ("nvmlDeviceGetMemoryInfo_v2=15", pooled, ["for device 0", "NVML_ERROR_GPU_IS_LOST (15)"]),
-        (
-            "cuEventQuery=1",
-            "context 0; capture",
-            ["for device 0", "a stream is being captured: call this before or after"],
-        ),
     ] {
         let script = format!("{script}; try_free_no_cache; free_no_cache; try_used_no_cache; used_no_cache; current");
         let outcome = standin().fail(fault).run(&script);
@@ -608,6 +603,18 @@ fn emptying_the_cache() {
         ensure(outcome.answer("used_no_cache") == "0 B", "`used_no_cache`", &outcome);
         ensure(outcome.answer("current") == "0", "the context changed", &outcome);
     }
+    // A capture is not broken by asking.
+    let script =
+        "context 0; capture; try_free_no_cache; free_no_cache; try_used_no_cache; try_used; new; data; end_capture";
+    let outcome = standin().run(script);
+    ensure(outcome.is_clean(), "panicked or did not end well", &outcome);
+    for command in ["try_free_no_cache", "try_used_no_cache"] {
+        let says = ["for device 0", "a stream is being captured: call this before or after the capture"];
+        ensure_error(command, says, &outcome);
+    }
+    ensure(outcome.answer("free_no_cache") == "0 B", "`free_no_cache`", &outcome);
+    ensure(outcome.answer("try_used") == "527 MiB", "could not be read", &outcome);
+    ensure(outcome.answer("end_capture") == "whole", "broke the capture", &outcome);
     // Devices without pools have no cache.
     let outcome = standin().set("pools=0").run("context 0; pooled 100; try_used_no_cache");
     ensure(outcome.answer("try_used_no_cache") == "627 MiB", "no pools", &outcome);

@@ -8,7 +8,7 @@
 //! - `handle [device]`: looks a device up; `fast`, `try_fast`: used memory through it;
 //! - `new`, `build [device]`: a trace; `report`, `reset`, `data`, `stop`, `drop`: what to do with the last one;
 //! - `context device`; `pooled MiB`: allocates on the last context, through cudarc; `give_back`: all of it; `capture`: a
-//!   stream is captured from now on;
+//!   stream is captured until `end_capture`, which tells whether the capture is whole;
 //! - `other_thread command…`: the command, on another thread;
 //! - `sleep ms`, `threads`: how many threads of gpumem's run.
 
@@ -18,7 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{env, fs, io, thread};
 
-use cudarc::driver::sys::CUstreamCaptureMode;
+use cudarc::driver::result::stream::{self, StreamKind};
+use cudarc::driver::sys::{CUstream, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use gpumem::{Error, GpuHandle, GpuMemTrace, GpuMemory};
 
@@ -44,6 +45,7 @@ struct Probe {
     traces: Vec<GpuMemTrace>,
     blocks: Vec<CudaSlice<u8>>,
     streams: Vec<Arc<CudaStream>>,
+    captured: Option<CUstream>,
 }
 
 impl Probe {
@@ -166,10 +168,20 @@ impl Probe {
                 "done".to_owned()
             }
             "capture" => {
-                let stream = self.streams.last().ok_or("there is no context")?.context().new_stream()?;
-                stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL)?;
-                self.streams.push(stream);
+                // One that waits for the legacy stream, as CUDA's own are by default and cudarc's are not.
+                let stream = stream::create(StreamKind::Default)?;
+                // SAFETY: the stream was just created, and is not destroyed while this process runs.
+                unsafe { stream::begin_capture(stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL) }?;
+                self.captured = Some(stream);
                 "begun".to_owned()
+            }
+            "end_capture" => {
+                let stream = self.captured.take().ok_or("there is no capture")?;
+                // SAFETY: the stream was created by `capture` and lives on.
+                match unsafe { stream::end_capture(stream) } {
+                    Ok(_) => "whole".to_owned(),
+                    Err(error) => format!("broken: {error}"),
+                }
             }
             "other_thread" => thread::scope(|scope| {
                 let answer = scope.spawn(|| Self::default().run(argument).map_err(|trouble| trouble.to_string()));

@@ -4,11 +4,11 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::sync::atomic::Ordering;
 
 use crate::device_model::{DeviceModel, ModelError};
-use crate::driver::{Call, Gpu, Memory, lock};
+use crate::driver::{Call, Capture, Gpu, Memory, Stream, lock};
 use crate::ffi::{Input, NullPointer, Out};
 
 /// A `CUresult` other than success.
@@ -24,6 +24,7 @@ const INVALID_HANDLE: Refusal = Refusal(400);
 const CONTEXT_IS_DESTROYED: Refusal = Refusal(709);
 const NOT_SUPPORTED: Refusal = Refusal(801);
 const STREAM_CAPTURE_UNSUPPORTED: Refusal = Refusal(900);
+const STREAM_CAPTURE_INVALIDATED: Refusal = Refusal(901);
 const STREAM_CAPTURE_IMPLICIT: Refusal = Refusal(906);
 
 impl From<c_int> for Refusal {
@@ -109,17 +110,21 @@ fn stream_card(call: &Call, stream: Handle) -> Result<(usize, &'static Gpu), Ref
         return current(call);
     }
     ready(call)?;
-    let card = *lock(&call.driver.objects).streams.get(&stream).ok_or(INVALID_HANDLE)?;
+    let card = lock(&call.driver.objects).streams.get(&stream).ok_or(INVALID_HANDLE)?.card;
     Ok((card, call.on(card)?))
 }
 
-/// Refuses what is not legal while a stream of the card is being captured.
+/// Refuses what is not legal while a stream of the card is being captured, and breaks the capture, as CUDA does.
 fn not_capturing(call: &Call, card: usize) -> Result<(), Refusal> {
-    let objects = lock(&call.driver.objects);
-    if objects.capturing.iter().any(|stream| objects.streams.get(stream) == Some(&card)) {
-        return Err(STREAM_CAPTURE_UNSUPPORTED);
+    let mut objects = lock(&call.driver.objects);
+    let mut outcome = Ok(());
+    for stream in objects.streams.values_mut().filter(|stream| stream.card == card) {
+        if stream.capture != Capture::None {
+            stream.capture = Capture::Broken;
+            outcome = Err(STREAM_CAPTURE_UNSUPPORTED);
+        }
     }
-    Ok(())
+    outcome
 }
 
 fn pool(call: &Call, pool: Handle) -> Result<(usize, &'static Gpu), Refusal> {
@@ -236,11 +241,14 @@ fn new_event(call: &Call, created: &Out<Handle>) -> Result<(), Refusal> {
     Ok(created.put(handle)?)
 }
 
-fn new_stream(call: &Call, created: &Out<Handle>) -> Result<(), Refusal> {
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: c_uint = 1;
+
+fn new_stream(call: &Call, created: &Out<Handle>, flags: c_uint) -> Result<(), Refusal> {
     let (card, _) = current(call)?;
     let mut objects = lock(&call.driver.objects);
     let handle = objects.new_handle();
-    objects.streams.insert(handle, card);
+    objects.streams.insert(handle, Stream { card, blocking: flags & NON_BLOCKING == 0, capture: Capture::None });
     Ok(created.put(handle)?)
 }
 
@@ -361,7 +369,7 @@ exports! {
             memory.cuda().clear();
             memory.cuda().release(call.driver.config.context);
             let mut objects = lock(&call.driver.objects);
-            objects.streams.retain(|_, of| *of != card);
+            objects.streams.retain(|_, stream| stream.card != card);
         }
         Ok(())
     }
@@ -555,19 +563,17 @@ exports! {
         write(call, to, &read(call, from, length)?)
     }
 
-    fn cuStreamCreate(created: Out<Handle>, _flags: c_uint) |call| {
-        new_stream(call, &created)
+    fn cuStreamCreate(created: Out<Handle>, flags: c_uint) |call| {
+        new_stream(call, &created, flags)
     }
 
-    fn cuStreamCreateWithPriority(created: Out<Handle>, _flags: c_uint, _priority: c_int) |call| {
-        new_stream(call, &created)
+    fn cuStreamCreateWithPriority(created: Out<Handle>, flags: c_uint, _priority: c_int) |call| {
+        new_stream(call, &created, flags)
     }
 
     fn cuStreamDestroy_v2(stream: Handle) |call| {
         ready(call)?;
-        let mut objects = lock(&call.driver.objects);
-        objects.capturing.remove(&stream);
-        objects.streams.remove(&stream).map(drop).ok_or(INVALID_HANDLE)
+        lock(&call.driver.objects).streams.remove(&stream).map(drop).ok_or(INVALID_HANDLE)
     }
 
     fn cuStreamSynchronize(stream: Handle) |call| {
@@ -580,20 +586,22 @@ exports! {
     }
 
     fn cuStreamBeginCapture_v2(stream: Handle, _mode: c_int) |call| {
-        if stream <= 2 {
-            return Err(STREAM_CAPTURE_UNSUPPORTED);
-        }
-        stream_card(call, stream)?;
-        lock(&call.driver.objects).capturing.insert(stream);
+        ready(call)?;
+        let mut objects = lock(&call.driver.objects);
+        let stream = objects.streams.get_mut(&stream).ok_or(STREAM_CAPTURE_UNSUPPORTED)?;
+        stream.capture = Capture::Active;
         Ok(())
     }
 
     fn cuStreamEndCapture(stream: Handle, graph: Out<Handle>) |call| {
-        stream_card(call, stream)?;
-        if !lock(&call.driver.objects).capturing.remove(&stream) {
-            return Err(INVALID_VALUE);
+        ready(call)?;
+        let mut objects = lock(&call.driver.objects);
+        let stream = objects.streams.get_mut(&stream).ok_or(INVALID_HANDLE)?;
+        match mem::replace(&mut stream.capture, Capture::None) {
+            Capture::None => Err(INVALID_VALUE),
+            Capture::Active => Ok(graph.put(GRAPH)?),
+            Capture::Broken => Err(STREAM_CAPTURE_INVALIDATED),
         }
-        Ok(graph.put(GRAPH)?)
     }
 
     fn cuGraphDestroy(graph: Handle) |call| {
@@ -603,10 +611,18 @@ exports! {
 
     fn cuStreamIsCapturing(stream: Handle, status: Out<c_int>) |call| {
         let (card, _) = stream_card(call, stream)?;
-        if stream == 0 && not_capturing(call, card).is_err() {
+        let objects = lock(&call.driver.objects);
+        // The legacy stream knows of the streams that wait for it.
+        let seen = |other: &Stream| other.card == card && other.blocking && other.capture != Capture::None;
+        if stream == 0 && objects.streams.values().any(seen) {
             return Err(STREAM_CAPTURE_IMPLICIT);
         }
-        Ok(status.put(c_int::from(lock(&call.driver.objects).capturing.contains(&stream)))?)
+        let capture = objects.streams.get(&stream).map_or(Capture::None, |stream| stream.capture);
+        Ok(status.put(match capture {
+            Capture::None => 0,
+            Capture::Active => 1,
+            Capture::Broken => 2,
+        })?)
     }
 
     fn cuStreamWaitEvent(stream: Handle, waited: Handle, _flags: c_uint) |call| {
@@ -656,6 +672,7 @@ const ERRORS: &[(c_int, &std::ffi::CStr, &std::ffi::CStr)] = &[
     (802, c"CUDA_ERROR_SYSTEM_NOT_READY", c"system not yet initialized"),
     (803, c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", c"system has unsupported display driver / cuda driver combination"),
     (900, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when stream is capturing"),
+    (901, c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"operation failed due to a previous error during capture"),
     (
         906,
         c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",

@@ -106,10 +106,23 @@ pub(crate) struct Figures {
 #[derive(Default)]
 pub(crate) struct Objects {
     created: usize,
-    /// Each stream's card.
-    pub(crate) streams: HashMap<usize, usize>,
-    pub(crate) capturing: HashSet<usize>,
+    pub(crate) streams: HashMap<usize, Stream>,
     pub(crate) events: HashSet<usize>,
+}
+
+pub(crate) struct Stream {
+    pub(crate) card: usize,
+    /// Whether it waits for the legacy stream, which then knows of it.
+    pub(crate) blocking: bool,
+    pub(crate) capture: Capture,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Capture {
+    None,
+    Active,
+    /// By a call that is not legal while capturing.
+    Broken,
 }
 
 impl Objects {
