@@ -10,12 +10,14 @@
 //! - `context device`; `pooled MiB`: allocates on the last context, through cudarc; `give_back`: all of it; `capture`: a
 //!   stream is captured until `end_capture`, which tells whether the capture is whole;
 //! - `other_thread command…`: the command, on another thread;
+//! - `await stale`, `await fresh`: until the last trace is so; `await readable`: until the current device can be
+//!   read; `await a_thread`, `await no_threads`: until that many of gpumem's threads run;
 //! - `sleep ms`, `threads`: how many threads of gpumem's run.
 
 use std::fmt::Display;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{env, fs, io, thread};
 
 use cudarc::driver::result::stream::{self, StreamKind};
@@ -183,6 +185,7 @@ impl Probe {
                     Err(error) => format!("broken: {error}"),
                 }
             }
+            "await" => self.wait_for(argument)?,
             "other_thread" => thread::scope(|scope| {
                 let answer = scope.spawn(|| Self::default().run(argument).map_err(|trouble| trouble.to_string()));
                 answer.join().unwrap_or_else(|_| Err("the thread panicked".to_owned()))
@@ -195,7 +198,30 @@ impl Probe {
             _ => return Ok(None),
         }))
     }
+
+    fn wait_for(&self, what: &str) -> Result<String, Trouble> {
+        let began = Instant::now();
+        while began.elapsed() < PATIENCE {
+            let stale = self.traces.last().map(|trace| trace.data().stale);
+            let is_so = match what {
+                "stale" => stale == Some(true),
+                "fresh" => stale == Some(false),
+                "readable" => gpumem::try_gpu_mem_get(None).is_ok(),
+                "a_thread" => threads()? == 1,
+                "no_threads" => threads()? == 0,
+                _ => return Err("no such thing to wait for".into()),
+            };
+            if is_so {
+                return Ok("so".to_owned());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Err("waited in vain".into())
+    }
 }
+
+/// How long to wait for what should come soon, on a machine that may be busy.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// `0`, or nothing for the current device.
 fn device(argument: &str) -> Result<Option<u32>, Trouble> {
