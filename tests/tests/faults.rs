@@ -1,5 +1,5 @@
-//! What gpumem does where something is wrong with the driver: it never panics, hangs or ends the program, it never reads
-//! a zero as truth, it creates no context that nobody asked for, and it says what is wrong and what to do.
+//! What gpumem does where something is wrong with the driver: it never panics, hangs or ends the program, it never
+//! reads a zero as truth, it creates no context that nobody asked for, and it says what is wrong and what to do.
 //!
 //! Each case is a machine (the stand-in driver, with what is wrong with it) and what gpumem is to say there.
 
@@ -442,7 +442,8 @@ fn a_device_that_comes_back_is_measured_again() {
     ensure(outcome.answer("data").ends_with("used=67108864 peaked=0 gauge=sampled stale=false"), "stale", &outcome);
 }
 
-/// What was in use at a reset that could not be read is not known later either: neither 64 nor 0 MiB since then is true.
+/// What was in use at a reset that could not be read is not known later either: neither 64 nor 0 MiB since then is
+/// true.
 #[test]
 fn a_reset_that_could_not_be_read_is_no_start() {
     let outcome = standin()

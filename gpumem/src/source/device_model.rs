@@ -1,7 +1,7 @@
 //! What the memory of one GPU does, as measured on a real one, and nothing else: no clock, no lock, no I/O.
 //!
-//! The simulated device is this model behind safe guards; the stand-in driver of the tests is the same file behind the C
-//! ABI. It therefore names nothing but `std`, and counts in plain `u64` bytes.
+//! The simulated device is this model behind safe guards; the stand-in driver of the tests is the same file behind the
+//! C ABI. It therefore names nothing but `std`, and counts in plain `u64` bytes.
 //!
 //! The figures are those of NVML's second version: `total = free + used + reserved`.
 
@@ -148,8 +148,8 @@ impl DeviceModel {
         self.pool.shrink_to(self.pool.release_threshold);
     }
 
-    /// `cuMemPoolTrimTo`. Memory that was freed since the last synchronise may still be in use by the work in flight, so
-    /// trimming before synchronising recovers nothing.
+    /// `cuMemPoolTrimTo`. Memory that was freed since the last synchronise may still be in use by the work in flight,
+    /// so trimming before synchronising recovers nothing.
     pub(crate) fn trim_to(&mut self, keep: u64) {
         self.pool.shrink_to(keep);
     }
@@ -313,9 +313,9 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Runs a script, one step for each `;`, on a device of 1024 MiB. Sizes are in MiB, or in bytes with a `b`; names stand
-    /// for addresses. A step that is a figure's name checks that figure; `!oom`, `!unknown` and `!zero` in front of a step
-    /// say that it is refused, and a refused step must change no figure.
+    /// Runs a script, one step for each `;`, on a device of 1024 MiB. Sizes are in MiB, or in bytes with a `b`; names
+    /// stand for addresses. A step that is a figure's name checks that figure; `!oom`, `!unknown` and `!zero` in front
+    /// of a step say that it is refused, and a refused step must change no figure.
     fn check(script: &str) {
         let mut device = DeviceModel::new(1024 * MIB);
         let mut addresses: HashMap<&str, u64> = HashMap::new();

@@ -1,14 +1,15 @@
 //! A program that measures, for the tests to run where something is wrong with the driver.
 //!
-//! Each argument is a command. Its answer is a line `> command: answer` on stdout; what failed answers `error[…]` with what
-//! a program could tell of the error between the brackets, then its message. All else on stdout and stderr is gpumem's.
+//! Each argument is a command. Its answer is a line `> command: answer` on stdout; what failed answers `error[…]` with
+//! what a program could tell of the error between the brackets, then its message. All else on stdout and stderr is
+//! gpumem's.
 //!
-//! - `get [device]`, `get_all`, `free`, `free_no_cache`, `used`, `used_no_cache`, `max_free`, `preload`, `count`, and each of
-//!   them after `try_`; `available`, `current`, `name [device]`;
+//! - `get [device]`, `get_all`, `free`, `free_no_cache`, `used`, `used_no_cache`, `max_free`, `preload`, `count`, and
+//!   each of them after `try_`; `available`, `current`, `name [device]`;
 //! - `handle [device]`: looks a device up; `fast`, `try_fast`: used memory through it;
 //! - `new`, `build [device]`: a trace; `report`, `reset`, `data`, `stop`, `drop`: what to do with the last one;
-//! - `context device`; `pooled MiB`: allocates on the last context, through cudarc; `give_back`: all of it; `capture`: a
-//!   stream is captured until `end_capture`, which tells whether the capture is whole;
+//! - `context device`; `pooled MiB`: allocates on the last context, through cudarc; `give_back`: all of it; `capture`:
+//!   a stream is captured until `end_capture`, which tells whether the capture is whole;
 //! - `other_thread command…`: the command, on another thread;
 //! - `await stale`, `await fresh`: until the last trace is so; `await readable`: until the current device can be
 //!   read; `await a_thread`, `await no_threads`: until that many of gpumem's threads run;

@@ -1,11 +1,12 @@
 //! What the environment says that this driver should be like. Read once; what cannot be understood ends the process.
 //!
 //! - `GPUMEM_STANDIN="devices=2,total=16GiB,reserved=615MiB,used[1]=4GiB,mig=1"`: see [`Config::read`] for every key;
-//! - `GPUMEM_STANDIN_FAIL="nvmlDeviceGetMemoryInfo_v2[1]=15@3;cuInit=803"`: a function returns this code, if wanted only
-//!   for one device (by NVML index), if wanted only from its N-th call on, or from its N-th to before its M-th (`@3..5`);
+//! - `GPUMEM_STANDIN_FAIL="nvmlDeviceGetMemoryInfo_v2[1]=15@3;cuInit=803"`: a function returns this code, if wanted
+//!   only for one device (by NVML index), if wanted only from its N-th call on, or from its N-th to before its M-th
+//!   (`@3..5`);
 //! - `GPUMEM_STANDIN_FIGURES=max`: every memory figure is `u64::MAX`;
-//! - `GPUMEM_STANDIN_LOG=file`: a line for each call, such as `cuInit=0` or `cuCtxSynchronize[1]=0` where it is known for
-//!   which card, and `context_created[1]=0` for each context that comes into being;
+//! - `GPUMEM_STANDIN_LOG=file`: a line for each call, such as `cuInit=0` or `cuCtxSynchronize[1]=0` where it is known
+//!   for which card, and `context_created[1]=0` for each context that comes into being;
 //! - `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` mean what they mean to CUDA.
 
 use std::env;
@@ -201,8 +202,8 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
-    /// The code that this call has to return, if it is one of those that fail. A fault of one card counts only the calls
-    /// for that card, and hears of a call once the card is known.
+    /// The code that this call has to return, if it is one of those that fail. A fault of one card counts only the
+    /// calls for that card, and hears of a call once the card is known.
     pub(crate) fn strike(&self, function: &str, card: Option<usize>) -> Option<c_int> {
         if self.function != function || self.card != card {
             return None;
@@ -217,7 +218,8 @@ fn read_faults(text: &str, functions: &[&str]) -> Result<Vec<Fault>, String> {
     entries
         .map(|entry| {
             let refuse = |why: &str| format!("GPUMEM_STANDIN_FAIL: `{entry}`: {why}");
-            let form = || refuse("not of the form function=code, function[card]=code, function=code@call or function=code@call..call");
+            let form =
+                || refuse("not of the form function=code, function[card]=code or either with @call or @call..call");
             let (place, what) = entry.split_once('=').ok_or_else(form)?;
             let (function, card) = indexed(place).ok_or_else(form)?;
             let (code, calls) = what.split_once('@').unwrap_or((what, "1"));
@@ -229,8 +231,7 @@ fn read_faults(text: &str, functions: &[&str]) -> Result<Vec<Fault>, String> {
                 function: function.to_owned(),
                 card,
                 code: code.parse().map_err(|_| form())?,
-                failing: from.parse().map_err(|_| form())?
-                    ..to.map_or(Ok(u64::MAX), str::parse).map_err(|_| form())?,
+                failing: from.parse().map_err(|_| form())?..to.map_or(Ok(u64::MAX), str::parse).map_err(|_| form())?,
                 calls: AtomicU64::new(0),
             })
         })

@@ -58,8 +58,8 @@ impl From<ModelError> for Refusal {
 type Device = c_int;
 /// A `CUdeviceptr`.
 type Address = u64;
-/// A `CUcontext`, `CUmemoryPool`, `CUstream`, `CUevent` or `CUgraph`; each kind in a range of its own. There is one primary
-/// context and one pool for each card.
+/// A `CUcontext`, `CUmemoryPool`, `CUstream`, `CUevent` or `CUgraph`; each kind in a range of its own. There is one
+/// primary context and one pool for each card.
 type Handle = usize;
 
 const CONTEXTS: Handle = 0x1000_0000;

@@ -1,5 +1,5 @@
-//! The C side of a call: what comes in and goes out by pointer. All of the crate's reading and writing through C pointers
-//! is here.
+//! The C side of a call: what comes in and goes out by pointer. All of the crate's reading and writing through C
+//! pointers is here.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::slice;
@@ -43,8 +43,8 @@ impl<T: Copy> Out<T> {
         if self.0.is_null() {
             return Err(NullPointer);
         }
-        // SAFETY: every call site compares `values.len()` with the length that the C caller passed for this buffer, which
-        // is the caller's own and so no part of `values`.
+        // SAFETY: every call site compares `values.len()` with the length that the C caller passed for this buffer,
+        // which is the caller's own and so no part of `values`.
         unsafe { values.as_ptr().copy_to_nonoverlapping(self.0, values.len()) };
         Ok(())
     }
