@@ -18,6 +18,7 @@ struct Line<'a> {
     peaked: Option<u64>,
     peak_over_start: Option<u64>,
     sampling: Option<SamplingLine>,
+    untracked_frees: u64,
     lost_events: u64,
 }
 
@@ -46,6 +47,7 @@ pub(super) fn write(report: &Report, to: &mut dyn io::Write) -> io::Result<()> {
             readings,
             longest_gap_ms: milliseconds(longest_gap),
         }),
+        untracked_frees: trace.untracked,
         lost_events: trace.lost,
     };
     serde_json::to_writer(&mut *to, &line)?;
@@ -69,7 +71,7 @@ mod tests {
         assert_eq!(
             line,
             "{\"ctx\":\"a \\\"b\\\"\\n\",\"subctx\":null,\"device\":2,\"simulated\":false,\"gauge\":\"exact\",\
-             \"used\":-1,\"peaked\":5,\"peak_over_start\":5,\"sampling\":null,\"lost_events\":0}\n"
+             \"used\":-1,\"peaked\":5,\"peak_over_start\":5,\"sampling\":null,\"untracked_frees\":0,\"lost_events\":0}\n"
         );
     }
 

@@ -6,20 +6,48 @@ mod watermark;
 
 use std::{collections::HashMap, time::Duration};
 
+pub(crate) use self::live::Tally;
 use self::{
-    live::Live,
+    live::{Entry, Live},
     watermark::{Mark, Watermark},
 };
 use crate::model::{
-    ByteDelta, Bytes, Device, Event, EventKind, Family, Gauge, GpuMemory, Sampling, ScopeId, Time, Trace,
+    Block, ByteDelta, Bytes, Device, Event, EventKind, Family, Gauge, GpuMemory, MemKind, Sampling, ScopeId, ThreadId,
+    Time, Trace, Watch,
 };
 
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     live: Live,
     meters: Meters,
+    /// The part of a meter that one thread allocated, while a scope looks at it.
+    locals: HashMap<(ThreadId, u16), Local>,
     scopes: HashMap<ScopeId, Scope>,
-    lost: u64,
+    counts: Counts,
+}
+
+/// What was heard so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Allocations and frees.
+    pub(crate) heard: u64,
+    /// Frees of blocks that nobody knows the size of.
+    pub(crate) untracked: u64,
+    /// Events that could not be taken.
+    pub(crate) lost: u64,
+}
+
+/// What the fold says to an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Nothing was asked.
+    Nothing,
+    /// What the scope has come to.
+    Trace(Trace),
+    /// The block that is freed.
+    Freed(Block),
+    /// The block that is freed is not known.
+    Untracked,
 }
 
 /// One for each device and gauge; a handful, so a search beats a hash.
@@ -31,10 +59,22 @@ struct Meters(Vec<Meter>);
 struct Meter {
     device: Device,
     gauge: Gauge,
+    level: Level,
+    samples: Samples,
+}
+
+#[derive(Debug)]
+struct Local {
+    level: Level,
+    scopes: usize,
+}
+
+/// Bytes in use, and the most of them since any moment that an open scope began at.
+#[derive(Debug)]
+struct Level {
     /// Signed: blocks that are older than the session may be given back, and samples count down from what is free.
     in_use: i64,
     peaks: Watermark<i64>,
-    samples: Samples,
 }
 
 /// How a device was sampled, of which an open scope is told its own part.
@@ -50,7 +90,8 @@ struct Samples {
 /// An open scope.
 #[derive(Debug)]
 struct Scope {
-    meter: usize,
+    meter: u16,
+    thread: Option<ThreadId>,
     every: Duration,
     start: i64,
     peak: Mark,
@@ -59,112 +100,184 @@ struct Scope {
     samples_before: u64,
     /// The device could not be read when this scope began (a reset may meet that), so nobody knows what it began with.
     blind: bool,
-    lost_before: u64,
+    before: Counts,
 }
 
 impl Ledger {
-    /// Takes one event in; answers what a scope has come to where the event asks for it.
-    pub(crate) fn apply(&mut self, event: &Event) -> Option<Trace> {
+    /// Takes one event in.
+    pub(crate) fn apply(&mut self, event: &Event) -> Answer {
         match event.kind {
-            EventKind::Alloc(block) => {
-                let replaced = self.live.insert(&block).unwrap_or(Bytes::ZERO);
-                let meter = self.meters.of(block.device, Gauge::Exact);
-                meter.change(-signed(replaced));
-                meter.change(signed(block.bytes));
-                None
+            EventKind::Alloc { key, block } => {
+                self.counts.heard += 1;
+                let meter = self.meters.index(block.device, Gauge::Exact);
+                let entry = Entry { bytes: block.bytes, thread: event.thread, meter, kind: block.kind };
+                if let Some(replaced) = self.live.insert(key, entry) {
+                    self.change(&replaced, -signed(replaced.bytes));
+                }
+                self.change(&entry, signed(block.bytes));
             }
-            EventKind::Free { device, address, bytes } => {
-                let bytes = self.live.remove(device, address).or(bytes).unwrap_or(Bytes::ZERO);
-                self.meters.of(device, Gauge::Exact).change(-signed(bytes));
-                None
+            EventKind::Free { key, block } => {
+                self.counts.heard += 1;
+                if let Some(entry) = self.live.remove(key) {
+                    self.change(&entry, -signed(entry.bytes));
+                    let device = self.meters.0[usize::from(entry.meter)].device;
+                    return Answer::Freed(Block { device, bytes: entry.bytes, kind: entry.kind });
+                }
+                let Some(block) = block else {
+                    self.counts.untracked += 1;
+                    return Answer::Untracked;
+                };
+                self.free_older(block);
+                return Answer::Freed(block);
             }
-            EventKind::Sample { device, memory } => {
-                self.meters.of(device, Gauge::Sampled).sample(event.time, &memory);
-                None
+            EventKind::Found { block } => {
+                self.counts.untracked = self.counts.untracked.saturating_sub(1);
+                self.free_older(block);
             }
-            EventKind::Unread { device } => {
-                self.meters.of(device, Gauge::Sampled).samples.failed = true;
-                None
+            EventKind::Gone { device } => {
+                let meter = self.meters.index(device, Gauge::Exact);
+                let of_context = |kind| matches!(kind, MemKind::Device | MemKind::Pool | MemKind::Managed);
+                for entry in self.live.drain(|entry| entry.meter == meter && of_context(entry.kind)) {
+                    self.change(&entry, -signed(entry.bytes));
+                }
             }
-            EventKind::Open { scope, device, gauge, every } => {
-                let meter = self.meters.index(device, gauge);
-                let opened = self.begin(meter, every);
-                self.scopes.insert(scope, opened);
-                None
+            EventKind::Sample { device, memory } => self.meters.of(device, Gauge::Sampled).sample(event.time, &memory),
+            EventKind::Unread { device } => self.meters.of(device, Gauge::Sampled).samples.failed = true,
+            EventKind::Open { scope, watch } => self.open(scope, watch),
+            EventKind::Read { scope } => {
+                return self.scopes.get(&scope).map_or(Answer::Nothing, |open| Answer::Trace(self.trace(open)));
             }
-            EventKind::Read { scope } => self.scopes.get(&scope).map(|open| self.trace(open)),
             EventKind::Reset { scope } => {
-                let (meter, every) = self.scopes.get(&scope).map(|open| (open.meter, open.every))?;
-                let trace = self.end(scope);
-                let opened = self.begin(meter, every);
-                self.scopes.insert(scope, opened);
-                trace
+                let Some(open) = self.scopes.get(&scope) else { return Answer::Nothing };
+                let Meter { device, gauge, .. } = self.meters.0[usize::from(open.meter)];
+                let watch = Watch { device, gauge, every: open.every, thread: open.thread };
+                let trace = self.close(scope);
+                self.open(scope, watch);
+                return trace;
             }
-            EventKind::Close { scope } => self.end(scope),
-            EventKind::Lost { count } => {
-                self.lost += count;
-                None
-            }
+            EventKind::Close { scope } => return self.close(scope),
+            EventKind::Lost { count } => self.counts.lost += count,
+        }
+        Answer::Nothing
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// What is live, by the order of [`MemKind::ALL`].
+    pub(crate) fn live(&self) -> [Tally; MemKind::ALL.len()] {
+        self.live.by_kind()
+    }
+
+    fn change(&mut self, of: &Entry, by: i64) {
+        if !of.kind.is_on_device() {
+            return;
+        }
+        self.meters.0[usize::from(of.meter)].level.change(by);
+        if !self.locals.is_empty()
+            && let Some(local) = self.locals.get_mut(&(of.thread, of.meter))
+        {
+            local.level.change(by);
         }
     }
 
-    fn begin(&mut self, meter: usize, every: Duration) -> Scope {
-        let Meter { in_use, peaks, samples, .. } = &mut self.meters.0[meter];
-        Scope {
+    /// A block from before the session is given back; no thread's part ever had it.
+    fn free_older(&mut self, block: Block) {
+        if block.kind.is_on_device() {
+            self.meters.of(block.device, Gauge::Exact).level.change(-signed(block.bytes));
+        }
+    }
+
+    fn open(&mut self, scope: ScopeId, watch: Watch) {
+        let meter = self.meters.index(watch.device, watch.gauge);
+        let Meter { level, samples, .. } = &mut self.meters.0[usize::from(meter)];
+        let level = match watch.thread {
+            None => level,
+            Some(thread) => {
+                let local =
+                    self.locals.entry((thread, meter)).or_insert_with(|| Local { level: Level::new(), scopes: 0 });
+                local.scopes += 1;
+                &mut local.level
+            }
+        };
+        let opened = Scope {
             meter,
-            every,
-            start: *in_use,
-            peak: peaks.open(*in_use),
+            thread: watch.thread,
+            every: watch.every,
+            start: level.in_use,
+            peak: level.peaks.open(level.in_use),
             gap: samples.gaps.open(Duration::ZERO),
             samples_before: samples.count.saturating_sub(1),
             blind: samples.failed,
-            lost_before: self.lost,
+            before: self.counts,
+        };
+        self.scopes.insert(scope, opened);
+    }
+
+    fn level(&self, scope: &Scope) -> &Level {
+        match scope.thread {
+            None => &self.meters.0[usize::from(scope.meter)].level,
+            Some(thread) => &self.locals[&(thread, scope.meter)].level,
         }
     }
 
     fn trace(&self, scope: &Scope) -> Trace {
-        let Meter { device, gauge, in_use: end, peaks, samples, .. } = &self.meters.0[scope.meter];
-        let peak = peaks.max_since(scope.peak);
+        let Meter { device, gauge, samples, .. } = &self.meters.0[usize::from(scope.meter)];
+        let level = self.level(scope);
+        let (peak, end) = (level.peaks.max_since(scope.peak), level.in_use);
         let sampled = *gauge == Gauge::Sampled;
         Trace {
             device: device.ordinal,
             simulated: device.family == Family::Simulated,
             gauge: *gauge,
             used: ByteDelta::new(end - scope.start),
-            peaked: Bytes::new(peak.abs_diff(scope.start.max(*end))),
+            peaked: Bytes::new(peak.abs_diff(scope.start.max(end))),
             sampling: sampled.then(|| Sampling {
                 every: scope.every,
                 readings: samples.count - scope.samples_before,
                 longest_gap: samples.gaps.max_since(scope.gap),
             }),
             stale: sampled && (samples.failed || scope.blind),
-            lost: self.lost - scope.lost_before,
+            untracked: if sampled { 0 } else { self.counts.untracked.saturating_sub(scope.before.untracked) },
+            lost: self.counts.lost - scope.before.lost,
         }
     }
 
-    fn end(&mut self, scope: ScopeId) -> Option<Trace> {
-        let open = self.scopes.remove(&scope)?;
+    fn close(&mut self, scope: ScopeId) -> Answer {
+        let Some(open) = self.scopes.remove(&scope) else { return Answer::Nothing };
         let trace = self.trace(&open);
-        let meter = &mut self.meters.0[open.meter];
-        meter.peaks.close(open.peak);
-        meter.samples.gaps.close(open.gap);
-        Some(trace)
+        let Meter { level, samples, .. } = &mut self.meters.0[usize::from(open.meter)];
+        samples.gaps.close(open.gap);
+        let Some(thread) = open.thread else {
+            level.peaks.close(open.peak);
+            return Answer::Trace(trace);
+        };
+        if let Some(local) = self.locals.get_mut(&(thread, open.meter)) {
+            local.level.peaks.close(open.peak);
+            local.scopes -= 1;
+            if local.scopes == 0 {
+                self.locals.remove(&(thread, open.meter));
+            }
+        }
+        Answer::Trace(trace)
     }
 }
 
 impl Meters {
-    fn index(&mut self, device: Device, gauge: Gauge) -> usize {
+    fn index(&mut self, device: Device, gauge: Gauge) -> u16 {
         let known = self.0.iter().position(|meter| meter.device == device && meter.gauge == gauge);
-        known.unwrap_or_else(|| {
+        let index = known.unwrap_or_else(|| {
             let samples = Samples { count: 0, newest: None, gaps: Watermark::new(), failed: false };
-            self.0.push(Meter { device, gauge, in_use: 0, peaks: Watermark::new(), samples });
+            self.0.push(Meter { device, gauge, level: Level::new(), samples });
             self.0.len() - 1
-        })
+        });
+        u16::try_from(index).expect("fewer than 2^16 devices")
     }
 
     fn of(&mut self, device: Device, gauge: Gauge) -> &mut Meter {
         let index = self.index(device, gauge);
-        &mut self.0[index]
+        &mut self.0[usize::from(index)]
     }
 }
 
@@ -172,17 +285,26 @@ fn signed(bytes: Bytes) -> i64 {
     i64::try_from(bytes.get()).unwrap_or(i64::MAX)
 }
 
-impl Meter {
-    fn change(&mut self, by: i64) {
-        self.in_use = self.in_use.saturating_add(by);
-        self.peaks.raise(self.in_use);
+impl Level {
+    const fn new() -> Self {
+        Self { in_use: 0, peaks: Watermark::new() }
     }
 
+    fn change(&mut self, by: i64) {
+        self.set(self.in_use.saturating_add(by));
+    }
+
+    fn set(&mut self, in_use: i64) {
+        self.in_use = in_use;
+        self.peaks.raise(in_use);
+    }
+}
+
+impl Meter {
     /// In use is what is no longer free: that is the one figure which NVML in both its versions and `cuMemGetInfo`
     /// agree on.
     fn sample(&mut self, time: Time, memory: &GpuMemory) {
-        self.in_use = -signed(memory.free);
-        self.peaks.raise(self.in_use);
+        self.level.set(-signed(memory.free));
         if let Some(before) = self.samples.newest.replace(time) {
             self.samples.gaps.raise(time.saturating_sub(before));
         }

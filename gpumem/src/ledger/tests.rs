@@ -2,15 +2,16 @@
 //! what the scope must have come to. Amounts are MiB, devices are `@0` unless said otherwise.
 //!
 //! ```text
-//! open a            open a exact scope       alloc x 10      free x       lost 1
-//! open a sampled    open a sampled scope     sample 100      unread       (sample: MiB in use of 1000)
+//! open a            an exact scope           alloc x 10 [kind]   free x       lost 1
+//! open a of 2       one of thread 2 alone    alloc y 10 %2       free y %1    (%: the thread that does it, else 1)
+//! open a sampled    a sampled scope          sample 100          unread       (sample: MiB in use of 1000)
 //! read a = 10 15    reset a = 10 15          close a = 10 15 [stale] [lost=1] [readings=2] [gap=3]
 //! ```
 
 use std::{collections::HashMap, fmt::Write, time::Duration};
 
 use super::*;
-use crate::model::{Block, MemKind};
+use crate::model::{Key, Space};
 
 const MIB: i64 = 1 << 20;
 
@@ -27,6 +28,20 @@ impl Runner {
         *self.names.entry(name.to_owned()).or_insert(next)
     }
 
+    fn key(&mut self, name: &str) -> Key {
+        Key::new(Space::Address, self.id(name))
+    }
+
+    fn open(&mut self, scope: &str, device: Device, gauge: Gauge, thread: Option<&str>) -> EventKind {
+        let every = Duration::from_millis(u64::from(gauge == Gauge::Sampled));
+        let thread = thread.map(|number| ThreadId(number.parse().expect("a number")));
+        EventKind::Open { scope: ScopeId(self.id(scope)), watch: Watch { device, gauge, every, thread } }
+    }
+
+    fn alloc(&mut self, block: &str, device: Device, bytes: Bytes, kind: MemKind) -> EventKind {
+        EventKind::Alloc { key: self.key(block), block: Block { device, bytes, kind } }
+    }
+
     fn line(&mut self, line: &str) {
         let (event, expected) = line.split_once('=').map_or((line, None), |_| {
             let (event, expected) = line.split_once(" = ").expect(line);
@@ -38,21 +53,27 @@ impl Runner {
             None => 0,
         };
         let device = Device { family: Family::Cuda, ordinal };
+        let thread = match words.iter().position(|word| word.starts_with('%')) {
+            Some(at) => ThreadId(words.remove(at)[1..].parse().expect(line)),
+            None => ThreadId(1),
+        };
         let mib = |text: &str| Bytes::mib(text.parse().expect(line));
         let kind = match words[..] {
-            ["open", scope] => {
-                let scope = ScopeId(self.id(scope));
-                EventKind::Open { scope, device, gauge: Gauge::Exact, every: Duration::ZERO }
+            ["open", scope] => self.open(scope, device, Gauge::Exact, None),
+            ["open", scope, "sampled"] => self.open(scope, device, Gauge::Sampled, None),
+            ["open", scope, "of", thread] => self.open(scope, device, Gauge::Exact, Some(thread)),
+            ["alloc", block, size] => self.alloc(block, device, mib(size), MemKind::Device),
+            ["alloc", block, size, "pool"] => self.alloc(block, device, mib(size), MemKind::Pool),
+            ["alloc", block, size, "managed"] => self.alloc(block, device, mib(size), MemKind::Managed),
+            ["alloc", block, size, "pinned"] => self.alloc(block, device, mib(size), MemKind::PinnedHost),
+            ["alloc", block, size, "vmm"] => self.alloc(block, device, mib(size), MemKind::Vmm),
+            ["free", block] => EventKind::Free { key: self.key(block), block: None },
+            ["free", block, size] => {
+                let known = Block { device, bytes: mib(size), kind: MemKind::Device };
+                EventKind::Free { key: self.key(block), block: Some(known) }
             }
-            ["open", scope, "sampled"] => {
-                let scope = ScopeId(self.id(scope));
-                EventKind::Open { scope, device, gauge: Gauge::Sampled, every: Duration::from_millis(1) }
-            }
-            ["alloc", block, size] => {
-                EventKind::Alloc(Block { device, address: self.id(block), bytes: mib(size), kind: MemKind::Device })
-            }
-            ["free", block] => EventKind::Free { device, address: self.id(block), bytes: None },
-            ["free", block, size] => EventKind::Free { device, address: self.id(block), bytes: Some(mib(size)) },
+            ["found", size] => EventKind::Found { block: Block { device, bytes: mib(size), kind: MemKind::Device } },
+            ["gone"] => EventKind::Gone { device },
             ["sample", used] => {
                 let (total, used) = (Bytes::mib(1000), mib(used));
                 let free = total.checked_sub(used).expect(line);
@@ -66,8 +87,11 @@ impl Runner {
             _ => panic!("not an event: {line}"),
         };
         self.number += 1;
-        let event = Event { number: self.number, time: Duration::from_millis(self.number), kind };
-        let trace = self.ledger.apply(&event);
+        let event = Event { number: self.number, time: Duration::from_millis(self.number), thread, kind };
+        let trace = match self.ledger.apply(&event) {
+            Answer::Trace(trace) => Some(trace),
+            _ => None,
+        };
         match (trace, expected) {
             (None, None) => {}
             (Some(trace), Some(expected)) => {
@@ -87,7 +111,7 @@ impl Runner {
 fn tell(trace: &Trace) -> String {
     let peaked = trace.peaked.get().cast_signed();
     assert_eq!((trace.used.get() % MIB, peaked % MIB), (0, 0));
-    let mut told = format!("{} {} lost={}", trace.used.mb(), peaked / MIB, trace.lost);
+    let mut told = format!("{} {} lost={} untracked={}", trace.used.mb(), peaked / MIB, trace.lost, trace.untracked);
     if trace.stale {
         told.push_str(" stale");
     }
@@ -152,14 +176,45 @@ fn a_closed_or_unknown_scope_comes_to_nothing() {
 #[test]
 fn devices_are_apart() {
     check("open a @0; open b @1; alloc x @1 10; close a = 0 0; close b = 10 0");
-    check("open a @0; open b @1; alloc x @0 10; alloc x @1 20; free x @0; close a = 0 10; close b = 20 0");
+    check("open a @0; open b @1; alloc x @0 10; alloc y @1 20; free x; close a = 0 10; close b = 20 0");
 }
 
 #[test]
 fn frees_of_blocks_that_nobody_heard_of() {
-    check("open t; free x; close t = 0 0");
+    check("open t; free x; close t = 0 0 untracked=1");
     check("open t; free x 10; close t = -10 0");
     check("open t; alloc a 4; free x 10; alloc b 8; close t = 2 2");
+}
+
+#[test]
+fn an_untracked_free_that_is_looked_up_after_all() {
+    check("open t; free x; free y; found 10; read t = -10 0 untracked=1; open u; close u = 0 0 untracked=0");
+}
+
+#[test]
+fn kinds_that_are_not_on_the_device_for_certain_are_kept_apart() {
+    check("open t; alloc a 1; alloc b 2 pool; alloc c 4 vmm; alloc d 8 managed; alloc e 16 pinned; close t = 7 0");
+    let ledger = check("alloc a 8 managed; alloc b 16 pinned; alloc c 1; alloc d 2; free a; free c");
+    let [device, pool, managed, pinned, vmm] = ledger.live().map(|tally| (tally.blocks, tally.bytes >> 20));
+    assert_eq!((device, pool, managed, pinned, vmm), ((1, 2), (0, 0), (0, 0), (1, 16), (0, 0)));
+}
+
+#[test]
+fn a_context_that_is_gone_takes_its_blocks_along() {
+    check("open t; alloc a 10; alloc b 20 pool; alloc c 5 vmm; alloc d @1 40; gone; free a; read t = 5 30 untracked=1");
+    check("open t @1; alloc a 10; alloc d @1 40; gone; close t = 40 0");
+}
+
+#[test]
+fn a_scope_of_one_thread_counts_what_that_thread_allocated() {
+    check("open t of 2; alloc a 10; alloc b 20 %2; alloc c 40 %3; free a %2; close t = 20 0");
+    check("open t of 2; alloc b 20 %2; free b %1; close t = 0 20");
+    check("alloc b 20 %2; open t of 2; free b %1; alloc c 5 %2; close t = -15 0");
+    check("open p; open t of 1; open u of 2; alloc a 1; alloc b 2 %2; close t = 1 0; close u = 2 0; close p = 3 0");
+    check(
+        "open t of 2; open u of 2; alloc a 7 %2; close t = 7 0; free a %2; close u = 0 7; open v of 2; close v = 0 0",
+    );
+    check("open t of 2 @1; alloc a 7 %2; alloc b 9 @1 %2; reset t = 9 0; free b; close t = -9 0");
 }
 
 #[test]
@@ -209,6 +264,8 @@ fn lost_events_are_told_to_the_scopes_that_were_open() {
 fn nothing_is_left_behind() {
     let ledger = check("open a; open b; alloc x 1; alloc y 2; free y; close a = 1 2; close b = 1 2; free x");
     assert!(ledger.scopes.is_empty());
+    let ledger = check("open a of 1; open b of 1; open c of 2; close a = 0 0; close c = 0 0; close b = 0 0");
+    assert!(ledger.locals.is_empty());
 }
 
 /// RMM's rule for counters that nest (`statistics_resource_adaptor`): a closed inner counter is folded into the outer
@@ -234,7 +291,7 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
         let mut number = 0;
         let mut apply = |kind| {
             number += 1;
-            ledger.apply(&Event { number, time: Duration::from_nanos(number), kind })
+            ledger.apply(&Event { number, time: Duration::from_nanos(number), thread: ThreadId(1), kind })
         };
         let device = Device { family: Family::Cuda, ordinal: 0 };
         let mut stack: Vec<(ScopeId, Counter)> = Vec::new();
@@ -243,12 +300,13 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
             match random(6) {
                 0 => {
                     let scope = ScopeId(step);
-                    apply(EventKind::Open { scope, device, gauge: Gauge::Exact, every: Duration::ZERO });
+                    let watch = Watch { device, gauge: Gauge::Exact, every: Duration::ZERO, thread: None };
+                    apply(EventKind::Open { scope, watch });
                     stack.push((scope, Counter::default()));
                 }
                 1 => {
                     if let Some((scope, inner)) = stack.pop() {
-                        let trace = apply(EventKind::Close { scope }).expect("the scope is open");
+                        let Answer::Trace(trace) = apply(EventKind::Close { scope }) else { panic!("it is open") };
                         assert_eq!(trace.used.get(), inner.value, "seed {seed}");
                         assert_eq!(trace.peak_over_start().get().cast_signed(), inner.peak, "seed {seed}");
                         if let Some((_, outer)) = stack.last_mut() {
@@ -260,19 +318,15 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
                 2 | 3 if !blocks.is_empty() => {
                     let at = usize::try_from(random(blocks.len() as u64)).unwrap();
                     let (address, bytes) = blocks.swap_remove(at);
-                    apply(EventKind::Free { device, address, bytes: None });
+                    apply(EventKind::Free { key: Key::new(Space::Address, address), block: None });
                     if let Some((_, top)) = stack.last_mut() {
                         top.value -= bytes;
                     }
                 }
                 _ => {
                     let bytes = random(1000).cast_signed();
-                    apply(EventKind::Alloc(Block {
-                        device,
-                        address: step,
-                        bytes: Bytes::new(bytes.unsigned_abs()),
-                        kind: MemKind::Device,
-                    }));
+                    let block = Block { device, bytes: Bytes::new(bytes.unsigned_abs()), kind: MemKind::Device };
+                    apply(EventKind::Alloc { key: Key::new(Space::Address, step), block });
                     blocks.push((step, bytes));
                     if let Some((_, top)) = stack.last_mut() {
                         top.value += bytes;

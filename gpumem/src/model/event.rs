@@ -11,20 +11,63 @@ pub(crate) type Time = Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ScopeId(pub(crate) u64);
 
+/// A thread of the process, numbered from 1 in the order in which they first posted something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct ThreadId(pub(crate) u32);
+
 /// What sort of memory a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemKind {
-    /// `cuMemAlloc`
+    /// Memory of the device: `cuMemAlloc`, arrays.
     Device,
-    /// Stream-ordered: `cuMemAllocAsync`
+    /// Stream-ordered: `cuMemAllocAsync`.
     Pool,
+    /// Virtual, and wherever it was touched last: `cuMemAllocManaged`.
+    Managed,
+    /// On the host, locked for the device: `cuMemAllocHost`, `cuMemHostRegister`.
+    PinnedHost,
+    /// Physical memory behind a handle: `cuMemCreate`.
+    Vmm,
 }
 
-/// One live allocation.
+impl MemKind {
+    pub(crate) const ALL: [Self; 5] = [Self::Device, Self::Pool, Self::Managed, Self::PinnedHost, Self::Vmm];
+
+    /// It is in the device's memory for certain, and so counted by traces.
+    pub(crate) const fn is_on_device(self) -> bool {
+        matches!(self, Self::Device | Self::Pool | Self::Vmm)
+    }
+}
+
+/// What a block is known by while it lives: unique among the live blocks of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key(u64);
+
+/// The sorts of names that blocks have. Addresses are unique in a process across devices and host, but a handle may be
+/// the same number as an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Space {
+    Address,
+    Handle,
+    Array,
+    Registered,
+}
+
+impl Key {
+    /// User space ends at 2^57, so the bits above tell the spaces apart.
+    pub(crate) const fn new(space: Space, name: u64) -> Self {
+        Self(name ^ ((space as u64) << 58))
+    }
+
+    pub(crate) const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+/// One allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
     pub(crate) device: Device,
-    pub(crate) address: u64,
     pub(crate) bytes: Bytes,
     pub(crate) kind: MemKind,
 }
@@ -32,16 +75,20 @@ pub(crate) struct Block {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventKind {
     /// Memory was given out; posted when the call has succeeded.
-    Alloc(Block),
-    /// Memory is given back; posted before the address can be given out again. The source says the size where it
-    /// knows it, for blocks that are older than the session.
-    Free { device: Device, address: u64, bytes: Option<Bytes> },
+    Alloc { key: Key, block: Block },
+    /// Memory is given back; posted before its name can be given out again. The source says what the block is where it
+    /// knows, for blocks that are older than the session. The answer is the block.
+    Free { key: Key, block: Option<Block> },
+    /// The block of an untracked free was looked up after all.
+    Found { block: Block },
+    /// The device has let go of all its blocks of these kinds: its context is gone.
+    Gone { device: Device },
     /// A device was read.
     Sample { device: Device, memory: GpuMemory },
     /// A device was to be read and could not be.
     Unread { device: Device },
-    /// A scope begins; `every` is the wanted time between samples, zero unless the gauge is sampled.
-    Open { scope: ScopeId, device: Device, gauge: Gauge, every: Duration },
+    /// A scope begins.
+    Open { scope: ScopeId, watch: Watch },
     /// What has the scope come to so far?
     Read { scope: ScopeId },
     /// As `Read`, and the scope begins anew from the same moment.
@@ -52,10 +99,23 @@ pub(crate) enum EventKind {
     Lost { count: u64 },
 }
 
+/// What a scope looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Watch {
+    pub(crate) device: Device,
+    pub(crate) gauge: Gauge,
+    /// The wanted time between samples; zero unless the gauge is sampled.
+    pub(crate) every: Duration,
+    /// Only what this thread allocates, instead of the whole process.
+    pub(crate) thread: Option<ThreadId>,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Event {
     /// Gap-free, in the order of the door.
     pub(crate) number: u64,
     pub(crate) time: Time,
+    /// The thread that posted it.
+    pub(crate) thread: ThreadId,
     pub(crate) kind: EventKind,
 }

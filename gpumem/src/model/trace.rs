@@ -23,6 +23,9 @@ pub struct Trace {
     /// The device could not be read at this reading, or at the start: the numbers are those of the readings that were
     /// good. Reports print `?`.
     pub stale: bool,
+    /// Frees, while the trace was open, of blocks whose size nobody knows, in the whole process: blocks that are older than
+    /// the first trace and could not be looked up. Not 0: `used` may be too high.
+    pub untracked: u64,
     /// Events that could not be taken while the trace was open, in the whole process. Not 0: the numbers may be wrong.
     pub lost: u64,
 }
@@ -47,6 +50,7 @@ impl Trace {
             peaked: Bytes::ZERO,
             sampling: None,
             stale: false,
+            untracked: 0,
             lost: 0,
         }
     }

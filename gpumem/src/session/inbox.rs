@@ -4,14 +4,14 @@ use std::{
     cell::Cell,
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     time::Instant,
 };
 
 use crate::{
-    ledger::Ledger,
-    model::{Event, EventKind, Trace},
+    ledger::{Answer, Counts, Ledger, Tally},
+    model::{Event, EventKind, MemKind, ThreadId, Time},
 };
 
 /// Numbers facts, stamps them with the time and folds them, all under one short lock: no call of a driver, no I/O, no
@@ -41,32 +41,57 @@ impl Inbox {
         Self { door: Mutex::default(), began: Instant::now(), lost: AtomicU64::new(0) }
     }
 
-    /// Takes `facts` in, one behind the other with nothing between; answers what the last one asks for.
-    pub(super) fn post(&self, facts: &[EventKind]) -> Option<Trace> {
-        // Where the thread is so far gone that its locals are, nothing can be inside any more.
-        if INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(false) {
-            self.lost.fetch_add(facts.len() as u64, Relaxed);
-            return None;
-        }
-        let trace = {
-            // A panic inside (a failed allocation of the fold) leaves numbers, not broken memory: go on.
-            let mut door = self.door.lock().unwrap_or_else(PoisonError::into_inner);
-            let time = self.began.elapsed();
+    /// Takes `facts` in, one behind the other with nothing between; gives the answer to the last one.
+    pub(super) fn post(&self, facts: &[EventKind]) -> Answer {
+        self.enter(facts.len() as u64, |door| {
+            let (time, thread) = (self.began.elapsed(), thread());
             let count = self.lost.swap(0, Relaxed);
             if count > 0 {
-                door.take(time, EventKind::Lost { count });
+                door.take(time, thread, EventKind::Lost { count });
             }
-            facts.iter().fold(None, |_, fact| door.take(time, *fact))
-        };
+            facts.iter().fold(Answer::Nothing, |_, fact| door.take(time, thread, *fact))
+        })
+        .unwrap_or(Answer::Nothing)
+    }
+
+    /// What was heard so far, and what is live.
+    pub(super) fn counts(&self) -> (Counts, [Tally; MemKind::ALL.len()]) {
+        self.enter(0, |door| (door.ledger.counts(), door.ledger.live())).unwrap_or_default()
+    }
+
+    /// Does something at the door; `None`, and `facts` are counted as lost, if this thread is inside already.
+    fn enter<T>(&self, facts: u64, inside: impl FnOnce(&mut Door) -> T) -> Option<T> {
+        // Where the thread is so far gone that its locals are, nothing can be inside any more.
+        if INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(false) {
+            self.lost.fetch_add(facts, Relaxed);
+            return None;
+        }
+        // A panic inside (a failed allocation of the fold) leaves numbers, not broken memory: go on.
+        let done = inside(&mut self.door.lock().unwrap_or_else(PoisonError::into_inner));
         let _ = INSIDE.try_with(|inside| inside.set(false));
-        trace
+        Some(done)
     }
 }
 
+/// The calling thread's number; 0 where it is so far gone that it has none.
+pub(super) fn thread() -> ThreadId {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    thread_local! {
+        static THREAD: Cell<u32> = const { Cell::new(0) };
+    }
+    let number = THREAD.try_with(|thread| {
+        if thread.get() == 0 {
+            thread.set(NEXT.fetch_add(1, Relaxed));
+        }
+        thread.get()
+    });
+    ThreadId(number.unwrap_or(0))
+}
+
 impl Door {
-    fn take(&mut self, time: std::time::Duration, kind: EventKind) -> Option<Trace> {
+    fn take(&mut self, time: Time, thread: ThreadId, kind: EventKind) -> Answer {
         self.number += 1;
-        self.ledger.apply(&Event { number: self.number, time, kind })
+        self.ledger.apply(&Event { number: self.number, time, thread, kind })
     }
 }
 
@@ -75,12 +100,13 @@ mod tests {
     use std::{thread, time::Duration};
 
     use super::*;
-    use crate::model::{Block, Bytes, Device, Family, Gauge, MemKind, ScopeId};
+    use crate::model::{Block, Bytes, Device, Family, Gauge, Key, MemKind, ScopeId, Space, Trace, Watch};
 
     const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
     fn open(scope: u64) -> EventKind {
-        EventKind::Open { scope: ScopeId(scope), device: DEVICE, gauge: Gauge::Exact, every: Duration::ZERO }
+        let watch = Watch { device: DEVICE, gauge: Gauge::Exact, every: Duration::ZERO, thread: None };
+        EventKind::Open { scope: ScopeId(scope), watch }
     }
 
     fn close(scope: u64) -> EventKind {
@@ -88,11 +114,17 @@ mod tests {
     }
 
     fn alloc(address: u64, bytes: u64) -> EventKind {
-        EventKind::Alloc(Block { device: DEVICE, address, bytes: Bytes::new(bytes), kind: MemKind::Device })
+        let block = Block { device: DEVICE, bytes: Bytes::new(bytes), kind: MemKind::Device };
+        EventKind::Alloc { key: Key::new(Space::Address, address), block }
     }
 
     fn free(address: u64) -> EventKind {
-        EventKind::Free { device: DEVICE, address, bytes: None }
+        EventKind::Free { key: Key::new(Space::Address, address), block: None }
+    }
+
+    fn trace(answer: Answer) -> Trace {
+        let Answer::Trace(trace) = answer else { panic!("{answer:?}") };
+        trace
     }
 
     #[test]
@@ -113,12 +145,12 @@ mod tests {
                         if round % 2 == 0 {
                             inbox.post(&[free(address)]);
                         }
-                        assert!(inbox.post(&[close(scope)]).is_some());
+                        trace(inbox.post(&[close(scope)]));
                     }
                 });
             }
         });
-        let trace = inbox.post(&[close(1)]).expect("the scope was open");
+        let trace = trace(inbox.post(&[close(1)]));
         assert_eq!(trace.used.get().unsigned_abs(), THREADS * ROUNDS / 2 * 10);
         assert!(trace.peaked.get() <= THREADS * 10);
         assert_eq!(trace.lost, 0);
@@ -129,7 +161,7 @@ mod tests {
     #[test]
     fn facts_of_one_post_are_neighbours() {
         let inbox = Inbox::new();
-        assert!(inbox.post(&[open(1), alloc(1, 10), close(1)]).is_some_and(|trace| trace.used == 10));
+        assert!(trace(inbox.post(&[open(1), alloc(1, 10), close(1)])).used == 10);
     }
 
     #[test]
@@ -137,9 +169,9 @@ mod tests {
         let inbox = Inbox::new();
         inbox.post(&[open(1)]);
         INSIDE.set(true);
-        assert_eq!(inbox.post(&[alloc(1, 10), alloc(2, 10)]), None);
+        assert_eq!(inbox.post(&[alloc(1, 10), alloc(2, 10)]), Answer::Nothing);
         INSIDE.set(false);
-        let trace = inbox.post(&[close(1)]).expect("the scope was open");
+        let trace = trace(inbox.post(&[close(1)]));
         assert_eq!((trace.lost, trace.used.get()), (2, 0));
     }
 }

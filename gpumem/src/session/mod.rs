@@ -21,7 +21,8 @@ pub use self::{
 };
 use crate::{
     error::{Error, Kind, Result},
-    model::{Device, EventKind, Family, Gauge, ScopeId, Trace},
+    ledger::Answer,
+    model::{Device, EventKind, Family, Gauge, ScopeId, Trace, Watch},
     source::{self, Devices},
 };
 
@@ -120,7 +121,8 @@ impl OpenScope {
                 ),
             );
         }
-        facts.push(EventKind::Open { scope: id, device, gauge, every });
+        let watch = Watch { device, gauge, every, thread: None };
+        facts.push(EventKind::Open { scope: id, watch });
         session.inbox.post(&facts);
         Ok(Some(Self { id, device, gauge, devices }))
     }
@@ -142,7 +144,10 @@ impl OpenScope {
             session.inbox.post(&[question])
         };
         // Only a thread that is inside the inbox gets no answer, and it is told that it lost what it asked.
-        answer.unwrap_or_else(|| Trace { stale: true, gauge: self.gauge, ..Trace::off(self.device.ordinal) })
+        match answer {
+            Answer::Trace(trace) => trace,
+            _ => Trace { stale: true, gauge: self.gauge, ..Trace::off(self.device.ordinal) },
+        }
     }
 
     fn close(self) -> Trace {

@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     error::{Error, Kind, Result},
-    model::{Block, Bytes, Device, EventKind, Family, GpuMemory, MemKind},
+    model::{Block, Bytes, Device, EventKind, Family, GpuMemory, Key, MemKind, Space},
 };
 
 /// A simulated device: memory that can be given out, from the device or from its stream-ordered pool.
@@ -49,6 +49,10 @@ struct State {
     lost: bool,
 }
 
+/// The model's addresses are below 2^48, and a key has room for 2^9 devices above.
+const ADDRESS_BITS: u32 = 48;
+const MOST_DEVICES: usize = 1 << 9;
+
 static GPUS: RwLock<Vec<SimGpu>> = RwLock::new(Vec::new());
 
 thread_local! {
@@ -59,10 +63,10 @@ impl SimGpu {
     /// Adds a simulated device with so much memory. The first is device 0, unless `GPUMEM_SIM` names some already.
     ///
     /// # Errors
-    /// When `GPUMEM_SIM` is set and cannot be understood.
+    /// When `GPUMEM_SIM` is set and cannot be understood, and when there are 512 already.
     pub fn install(total: Bytes) -> Result<Self> {
         from_environment()?;
-        Ok(add(total))
+        add(total)
     }
 
     /// The simulated devices of this process, by number.
@@ -115,14 +119,17 @@ impl SimGpu {
         let given = {
             let memory = &mut self.state().memory;
             let given = match kind {
-                MemKind::Device => memory.alloc(bytes.get()),
                 MemKind::Pool => memory.alloc_async(bytes.get()),
+                _ => memory.alloc(bytes.get()),
             };
             given.map_err(|error| self.refused(error, bytes, memory))
         };
-        let block = Block { device: self.device(), address: given?, bytes, kind };
-        tell(EventKind::Alloc(block));
-        Ok(SimBlock { gpu: self.clone(), block })
+        let (address, device) = (given?, Device { family: Family::Simulated, ordinal: self.ordinal });
+        // Each device counts its addresses from the same start.
+        let key = Key::new(Space::Address, address + (u64::from(self.ordinal) << ADDRESS_BITS));
+        let block = Block { device, bytes, kind };
+        tell(EventKind::Alloc { key, block });
+        Ok(SimBlock { gpu: self.clone(), address, key, block })
     }
 
     fn refused(&self, error: ModelError, asked: Bytes, memory: &DeviceModel) -> Error {
@@ -137,10 +144,6 @@ impl SimGpu {
             _ => Kind::SimulatedMisuse { device, detail: "an allocation of 0 bytes, which CUDA refuses; ask for more" },
         }
         .into()
-    }
-
-    fn device(&self) -> Device {
-        Device { family: Family::Simulated, ordinal: self.ordinal }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -158,6 +161,8 @@ impl fmt::Debug for SimGpu {
 #[must_use = "dropping it gives the memory back at once"]
 pub struct SimBlock {
     gpu: SimGpu,
+    address: u64,
+    key: Key,
     block: Block,
 }
 
@@ -169,19 +174,18 @@ impl SimBlock {
 
     /// Its address on the device.
     pub fn address(&self) -> u64 {
-        self.block.address
+        self.address
     }
 }
 
 impl Drop for SimBlock {
     fn drop(&mut self) {
-        let Block { device, address, bytes, kind } = self.block;
         // Told first: once the model has it back, another thread may be given the same address.
-        tell(EventKind::Free { device, address, bytes: Some(bytes) });
+        tell(EventKind::Free { key: self.key, block: Some(self.block) });
         let memory = &mut self.gpu.state().memory;
-        let freed = match kind {
-            MemKind::Device => memory.free_block(address),
-            MemKind::Pool => memory.free_async(address),
+        let freed = match self.block.kind {
+            MemKind::Pool => memory.free_async(self.address),
+            _ => memory.free_block(self.address),
         };
         debug_assert!(freed.is_ok(), "a block of the model is given back once");
     }
@@ -189,17 +193,22 @@ impl Drop for SimBlock {
 
 impl fmt::Debug for SimBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SimBlock({:#x}, {})", self.block.address, self.block.bytes)
+        write!(f, "SimBlock({:#x}, {})", self.address, self.block.bytes)
     }
 }
 
-fn add(total: Bytes) -> SimGpu {
+fn add(total: Bytes) -> Result<SimGpu> {
     let mut gpus = GPUS.write().unwrap_or_else(PoisonError::into_inner);
-    let ordinal = u32::try_from(gpus.len()).expect("fewer than 2^32 simulated devices");
+    let ordinal = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
+    if gpus.len() == MOST_DEVICES {
+        return Err(
+            Kind::SimulatedMisuse { device: ordinal, detail: "a process can have 512 of them; use fewer" }.into()
+        );
+    }
     let state = State { memory: DeviceModel::new(total.get()), lost: false };
     let gpu = SimGpu { ordinal, model: Arc::new(Mutex::new(state)) };
     gpus.push(gpu.clone());
-    gpu
+    Ok(gpu)
 }
 
 /// Adds the devices of `GPUMEM_SIM`, once.
@@ -211,7 +220,7 @@ fn from_environment() -> Result<()> {
         let text = text.into_string().map_err(|_| bad("it is not UTF-8".to_owned()))?;
         let totals: Result<Vec<Bytes>, _> = text.split(',').map(str::parse).collect();
         for total in totals.map_err(|error| bad(error.to_string()))? {
-            add(total);
+            add(total)?;
         }
         Ok(())
     });
