@@ -24,8 +24,19 @@ pub enum Library {
     Nvml,
 }
 
+/// Where a machine's libcupti lies.
+#[derive(Debug, Clone)]
+enum Cupti {
+    /// Nowhere.
+    Missing,
+    /// On the loader's path.
+    OnPath(String),
+    /// In a folder under the one that this variable tells.
+    Under { variable: String, folder: String, name: String },
+}
+
 impl Library {
-    /// Both of them.
+    /// Those that come with the driver.
     pub const ALL: [Self; 2] = [Self::Cuda, Self::Nvml];
 
     /// The name as messages spell it.
@@ -45,6 +56,7 @@ pub struct Standin {
     missing: Vec<Library>,
     damaged: Vec<Library>,
     hidden: Vec<String>,
+    cupti: Cupti,
     env: Vec<(OsString, OsString)>,
     limit: Duration,
 }
@@ -56,7 +68,7 @@ impl Default for Standin {
 }
 
 impl Standin {
-    /// One card of 16 GiB with which nothing is wrong.
+    /// One card of 16 GiB with which nothing is wrong, on a machine without a CUDA toolkit and so without libcupti.
     pub fn new() -> Self {
         Self {
             settings: Vec::new(),
@@ -64,6 +76,7 @@ impl Standin {
             missing: Vec::new(),
             damaged: Vec::new(),
             hidden: Vec::new(),
+            cupti: Cupti::Missing,
             env: Vec::new(),
             limit: Duration::from_secs(30),
         }
@@ -110,6 +123,27 @@ impl Standin {
         self
     }
 
+    /// A machine with libcupti on the loader's path.
+    #[must_use]
+    pub fn cupti(self) -> Self {
+        self.cupti_named("libcupti.so.13")
+    }
+
+    /// A machine with libcupti on the loader's path under another name, such as `libcupti.so.12`.
+    #[must_use]
+    pub fn cupti_named(mut self, name: impl Into<String>) -> Self {
+        self.cupti = Cupti::OnPath(name.into());
+        self
+    }
+
+    /// A machine with libcupti in `folder` under the folder that the environment's `variable` tells, and not on the
+    /// loader's path.
+    #[must_use]
+    pub fn cupti_under(mut self, variable: &str, folder: &str, name: &str) -> Self {
+        self.cupti = Cupti::Under { variable: variable.to_owned(), folder: folder.to_owned(), name: name.to_owned() };
+        self
+    }
+
     /// A variable of the child's environment, which has none of CUDA's or gpumem's otherwise.
     #[must_use]
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
@@ -130,14 +164,14 @@ impl Standin {
     /// When the child cannot be set up or run, and when it hangs.
     pub fn run(&self, script: &str) -> Outcome {
         let folder = Folder::new();
-        self.install(&folder.0).unwrap_or_else(|error| panic!("cannot install the stand-in driver: {error}"));
+        let of_cupti = self.install(&folder.0).unwrap_or_else(|error| panic!("cannot install the stand-in driver: {error}"));
         let log = folder.0.join("calls");
         let output = |name: &str| File::create(folder.0.join(name)).map(Stdio::from);
         let spawned = || -> io::Result<process::Child> {
             let mut command = Command::new(built("probe"));
             for (name, _) in env::vars_os() {
                 let name_text = name.to_string_lossy();
-                if ["GPUMEM_", "CUDA_", "LD_"].iter().any(|prefix| name_text.starts_with(prefix)) {
+                if ["GPUMEM_", "CUDA_", "LD_", "VIRTUAL_ENV", "CONDA_"].iter().any(|prefix| name_text.starts_with(prefix)) {
                     command.env_remove(&name);
                 }
             }
@@ -147,6 +181,7 @@ impl Standin {
                 .env("GPUMEM_STANDIN", self.settings.join(","))
                 .env("GPUMEM_STANDIN_FAIL", self.faults.join(";"))
                 .env("GPUMEM_STANDIN_LOG", &log)
+                .envs(of_cupti)
                 .envs(self.env.iter().map(|(name, value)| (name, value)))
                 .stdin(Stdio::null())
                 .stdout(output("stdout")?)
@@ -173,8 +208,9 @@ impl Standin {
     }
 
     /// Puts the shared object into `folder` under the names of the libraries that this machine has. It is one file with
-    /// two names, so that the loader loads it once and both libraries see the same cards.
-    fn install(&self, folder: &Path) -> io::Result<()> {
+    /// two names, so that the loader loads it once and both libraries see the same cards. libcupti is a file of its own, as
+    /// NVIDIA's is: what finds it has to look where it lies. Returns what the environment is to say of it.
+    fn install(&self, folder: &Path) -> io::Result<Option<(String, PathBuf)>> {
         let mut object = built(&format!("{}gpumem_standin{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX));
         if !self.hidden.is_empty() {
             let mut bytes = fs::read(&object)?;
@@ -197,9 +233,24 @@ impl Standin {
                 }
             }
         }
-        Ok(())
+        let (place, name, variable) = match &self.cupti {
+            Cupti::Missing => return Ok(None),
+            Cupti::OnPath(name) => (folder.to_owned(), name, None),
+            Cupti::Under { variable, folder: inner, name } => {
+                let root = folder.join("elsewhere");
+                (root.join(inner), name, Some((variable.clone(), root)))
+            }
+        };
+        fs::create_dir_all(&place)?;
+        let mut bytes = fs::read(object)?;
+        spell(&mut bytes, SONAME, name);
+        fs::write(place.join(name), bytes)?;
+        Ok(variable)
     }
 }
+
+/// What the shared object calls itself, which no program asks for.
+const SONAME: &str = "libstandi.so.0";
 
 impl Display for Standin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -208,7 +259,14 @@ impl Display for Standin {
             of.iter().map(|library| format!("{word} {}", library.name())).collect()
         };
         let env = self.env.iter().map(|(name, value)| format!("{}={}", name.display(), value.display()));
-        let all: Vec<String> = settings
+        let cupti = match &self.cupti {
+            Cupti::Missing => None,
+            Cupti::OnPath(name) => Some(name.clone()),
+            Cupti::Under { variable, folder, name } => Some(format!("${variable}/{folder}/{name}")),
+        };
+        let all: Vec<String> = cupti
+            .into_iter()
+            .chain(settings)
             .chain(libraries("without", &self.missing))
             .chain(libraries("damaged", &self.damaged))
             .chain(self.hidden.iter().map(|symbol| format!("without {symbol}")))
@@ -321,13 +379,19 @@ fn system_has(library: Library) -> bool {
     cache.windows(name.len()).any(|window| window == name.as_bytes())
 }
 
-/// Spells the symbol's name differently wherever the object's string tables have it, so that nobody finds it.
+/// Spells the symbol's name differently, so that nobody finds it.
 fn hide(object: &mut [u8], symbol: &str) {
-    let name = format!("\0{symbol}\0").into_bytes();
+    spell(object, symbol, &format!("{}?", &symbol[..symbol.len() - 1]));
+}
+
+/// Replaces a name wherever the object's string tables have it by one that is as long.
+fn spell(object: &mut [u8], old: &str, new: &str) {
+    assert_eq!(old.len(), new.len(), "{new} cannot take the place of {old}");
+    let name = format!("\0{old}\0").into_bytes();
     let places: Vec<usize> =
         (0..object.len().saturating_sub(name.len())).filter(|start| object[*start..].starts_with(&name)).collect();
-    assert!(!places.is_empty(), "the stand-in driver has no {symbol} to hide");
+    assert!(!places.is_empty(), "the stand-in driver has no {old}");
     for start in places {
-        object[start + symbol.len()] = b'?';
+        object[start + 1..start + name.len() - 1].copy_from_slice(new.as_bytes());
     }
 }

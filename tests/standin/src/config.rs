@@ -6,7 +6,8 @@
 //!   (`@3..5`);
 //! - `GPUMEM_STANDIN_FIGURES=max`: every memory figure is `u64::MAX`;
 //! - `GPUMEM_STANDIN_LOG=file`: a line for each call, such as `cuInit=0` or `cuCtxSynchronize[1]=0` where it is known
-//!   for which card, and `context_created[1]=0` for each context that comes into being;
+//!   for which card, `callback>cuCtxGetDevice[0]=0` where it was called from a callback of CUPTI's, and
+//!   `context_created[1]=0` for each context that comes into being;
 //! - `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` mean what they mean to CUDA.
 
 use std::env;
@@ -38,6 +39,17 @@ pub(crate) enum Processes {
     Unavailable,
 }
 
+/// What libcupti is like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Cupti {
+    /// What `cuptiGetVersion` says.
+    pub(crate) version: u32,
+    /// The tool that holds the subscription already.
+    pub(crate) subscriber: Option<String>,
+    /// Whether that tool lets others in beside it.
+    pub(crate) shared: bool,
+}
+
 #[derive(Debug)]
 #[allow(clippy::struct_excessive_bools)] // Each is a switch of its own, in any combination.
 pub(crate) struct Config {
@@ -48,6 +60,7 @@ pub(crate) struct Config {
     pub(crate) processes: Processes,
     /// Whether CUDA's own order of the cards is the reverse of NVML's.
     pub(crate) reversed: bool,
+    pub(crate) cupti: Cupti,
     pub(crate) figures_max: bool,
     pub(crate) faults: Vec<Fault>,
     pub(crate) log: Option<PathBuf>,
@@ -85,6 +98,9 @@ impl Config {
     /// | `mig` | `0` | `1`: each card is split, and CUDA sees its one slice of half the memory |
     /// | `pools` | `1` | `0`: no stream-ordered pools |
     /// | `processes` | `own` | `empty`, `unavailable`: what NVML's process list shows |
+    /// | `cupti` | `130202` | what CUPTI's version is; before 130200 one subscriber at most |
+    /// | `subscriber` | | a tool such as `nsys` that holds CUPTI's subscription already |
+    /// | `shared` | `0` | `1`: that tool lets others subscribe beside it |
     /// | `fastest` | `pci` | `reversed`: CUDA's own order of the cards is the reverse of NVML's |
     ///
     /// `total[1]`, `reserved[1]` and `used[1]` set one card alone.
@@ -96,6 +112,7 @@ impl Config {
             pools: true,
             processes: Processes::Own,
             reversed: false,
+            cupti: Cupti { version: 130_202, subscriber: None, shared: false },
             figures_max: false,
             faults: Vec::new(),
             log: None,
@@ -121,6 +138,9 @@ impl Config {
                 }
                 "mig" => config.mig = flag()?,
                 "pools" => config.pools = flag()?,
+                "cupti" => config.cupti.version = value.parse().map_err(|_| refuse("no version, such as 130202"))?,
+                "subscriber" => config.cupti.subscriber = Some(value.to_owned()),
+                "shared" => config.cupti.shared = flag()?,
                 "processes" => {
                     config.processes = match value {
                         "own" => Processes::Own,

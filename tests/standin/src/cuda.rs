@@ -1,28 +1,30 @@
-//! `libcuda`: what it sees, contexts of each thread, blocks, the stream-ordered pool, streams and events.
+//! `libcuda`: what it sees, contexts of each thread, pools' marks, copies, streams and events. What allocates is in
+//! `memory.rs`.
 //!
 //! Work takes no time here: a stream is always idle, an event has always happened.
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::mem::{self, ManuallyDrop};
+use std::process;
 use std::sync::atomic::Ordering;
 
 use crate::device_model::{DeviceModel, ModelError};
-use crate::driver::{Call, Capture, Gpu, Memory, Stream, lock};
+use crate::driver::{Call, Capture, Gpu, Memory, Objects, Stream, free_handle, lock};
 use crate::ffi::{Input, NullPointer, Out};
 
 /// A `CUresult` other than success.
-struct Refusal(c_int);
+pub(crate) struct Refusal(c_int);
 
-const INVALID_VALUE: Refusal = Refusal(1);
-const OUT_OF_MEMORY: Refusal = Refusal(2);
-const NOT_INITIALIZED: Refusal = Refusal(3);
-const NO_DEVICE: Refusal = Refusal(100);
-const INVALID_DEVICE: Refusal = Refusal(101);
-const INVALID_CONTEXT: Refusal = Refusal(201);
-const INVALID_HANDLE: Refusal = Refusal(400);
-const CONTEXT_IS_DESTROYED: Refusal = Refusal(709);
-const NOT_SUPPORTED: Refusal = Refusal(801);
+pub(crate) const INVALID_VALUE: Refusal = Refusal(1);
+pub(crate) const OUT_OF_MEMORY: Refusal = Refusal(2);
+pub(crate) const NOT_INITIALIZED: Refusal = Refusal(3);
+pub(crate) const NO_DEVICE: Refusal = Refusal(100);
+pub(crate) const INVALID_DEVICE: Refusal = Refusal(101);
+pub(crate) const INVALID_CONTEXT: Refusal = Refusal(201);
+pub(crate) const INVALID_HANDLE: Refusal = Refusal(400);
+pub(crate) const CONTEXT_IS_DESTROYED: Refusal = Refusal(709);
+pub(crate) const NOT_SUPPORTED: Refusal = Refusal(801);
 const STREAM_CAPTURE_UNSUPPORTED: Refusal = Refusal(900);
 const STREAM_CAPTURE_INVALIDATED: Refusal = Refusal(901);
 const STREAM_CAPTURE_IMPLICIT: Refusal = Refusal(906);
@@ -55,16 +57,19 @@ impl From<ModelError> for Refusal {
 }
 
 /// A `CUdevice`: the CUDA ordinal.
-type Device = c_int;
+pub(crate) type Device = c_int;
 /// A `CUdeviceptr`.
-type Address = u64;
+pub(crate) type Address = u64;
 /// A `CUcontext`, `CUmemoryPool`, `CUstream`, `CUevent` or `CUgraph`; each kind in a range of its own. There is one
-/// primary context and one pool for each card.
-type Handle = usize;
+/// primary context and one default pool for each card.
+pub(crate) type Handle = usize;
 
-const CONTEXTS: Handle = 0x1000_0000;
-const POOLS: Handle = 0x2000_0000;
+pub(crate) const CONTEXTS: Handle = 0x1000_0000;
+const CREATED_CONTEXTS: Handle = 0x1100_0000;
+pub(crate) const POOLS: Handle = 0x2000_0000;
 const GRAPH: Handle = 0x3000_0000;
+const STREAMS: Handle = 0x3100_0000;
+const EVENTS: Handle = 0x3200_0000;
 
 thread_local! {
     // Never dropped, so that a thread's other destructors may still call CUDA.
@@ -76,36 +81,76 @@ fn stack<T>(use_it: impl FnOnce(&mut Vec<Handle>) -> T) -> T {
     CURRENT.with(|stack| use_it(&mut stack.borrow_mut()))
 }
 
+pub(crate) fn current_context() -> Handle {
+    stack(|stack| stack.last().copied()).unwrap_or(0)
+}
+
 fn card_of(handle: Handle, kind: Handle, call: &Call) -> Option<usize> {
     handle.checked_sub(kind).filter(|card| *card < call.driver.gpus.len())
 }
 
-fn ready(call: &Call) -> Result<(), Refusal> {
+pub(crate) fn ready(call: &Call) -> Result<(), Refusal> {
     if call.is_initialised() { Ok(()) } else { Err(NOT_INITIALIZED) }
 }
 
 /// The card of an ordinal.
-fn device(call: &Call, device: Device) -> Result<(usize, &'static Gpu), Refusal> {
+pub(crate) fn device(call: &Call, device: Device) -> Result<(usize, &'static Gpu), Refusal> {
     ready(call)?;
     let ordinal = usize::try_from(device).map_err(|_| INVALID_DEVICE)?;
     let card = *call.driver.visible.get(ordinal).ok_or(INVALID_DEVICE)?;
     Ok((card, call.on(card)?))
 }
 
-/// The card of the calling thread's current context.
-fn current(call: &Call) -> Result<(usize, &'static Gpu), Refusal> {
+/// The calling thread's current context, and its card.
+pub(crate) fn context(call: &Call) -> Result<(Handle, usize, &'static Gpu), Refusal> {
     ready(call)?;
     let context = stack(|stack| stack.last().copied()).ok_or(INVALID_CONTEXT)?;
-    let card = card_of(context, CONTEXTS, call).ok_or(INVALID_CONTEXT)?;
+    let card = call.driver.context_card(context).ok_or(CONTEXT_IS_DESTROYED)?;
     let gpu = call.on(card)?;
-    if gpu.memory().retained == 0 {
+    if context < CREATED_CONTEXTS && gpu.memory().retained == 0 {
         return Err(CONTEXT_IS_DESTROYED);
     }
-    Ok((card, gpu))
+    Ok((context, card, gpu))
+}
+
+/// The card of the calling thread's current context.
+pub(crate) fn current(call: &Call) -> Result<(usize, &'static Gpu), Refusal> {
+    context(call).map(|(_, card, gpu)| (card, gpu))
+}
+
+/// Makes a context out of nothing: its memory, and its number.
+fn begin_context(call: &Call, gpu: &Gpu, name: impl FnOnce(&mut Objects) -> Handle) -> Result<Handle, Refusal> {
+    gpu.memory().cuda().hold(call.driver.config.context)?;
+    let uid = call.driver.contexts_created.fetch_add(1, Ordering::Relaxed) + 1;
+    call.log("context_created", 0);
+    let mut objects = lock(&call.driver.objects);
+    let context = name(&mut objects);
+    objects.context_uids.insert(context, uid);
+    Ok(context)
+}
+
+/// Ends all that is in a context.
+fn empty_context(call: &Call, gpu: &Gpu, context: Handle) {
+    gpu.memory().end(context);
+    let mut objects = lock(&call.driver.objects);
+    objects.streams.retain(|_, stream| stream.context != context);
+    objects.arrays.retain(|_, array| array.context != context);
+    objects.managed.retain(|_, (_, whose)| *whose != context);
+}
+
+fn create_context(call: &Call, created: &Out<Handle>, of: Device) -> Result<(), Refusal> {
+    let (card, gpu) = device(call, of)?;
+    let context = begin_context(call, gpu, |objects| {
+        let context = free_handle(CREATED_CONTEXTS, |taken| objects.contexts.contains_key(taken));
+        objects.contexts.insert(context, card);
+        context
+    })?;
+    stack(|stack| stack.push(context));
+    Ok(created.put(context)?)
 }
 
 /// The card of a stream, or of the current context for the streams that every context has.
-fn stream_card(call: &Call, stream: Handle) -> Result<(usize, &'static Gpu), Refusal> {
+pub(crate) fn stream_card(call: &Call, stream: Handle) -> Result<(usize, &'static Gpu), Refusal> {
     if stream <= 2 {
         return current(call);
     }
@@ -115,7 +160,7 @@ fn stream_card(call: &Call, stream: Handle) -> Result<(usize, &'static Gpu), Ref
 }
 
 /// Refuses what is not legal while a stream of the card is being captured, and breaks the capture, as CUDA does.
-fn not_capturing(call: &Call, card: usize) -> Result<(), Refusal> {
+pub(crate) fn not_capturing(call: &Call, card: usize) -> Result<(), Refusal> {
     let mut objects = lock(&call.driver.objects);
     let mut outcome = Ok(());
     for stream in objects.streams.values_mut().filter(|stream| stream.card == card) {
@@ -127,10 +172,18 @@ fn not_capturing(call: &Call, card: usize) -> Result<(), Refusal> {
     outcome
 }
 
-fn pool(call: &Call, pool: Handle) -> Result<(usize, &'static Gpu), Refusal> {
+/// The card of a pool, and the pool's number there.
+pub(crate) fn pool(call: &Call, pool: Handle) -> Result<(usize, u64, &'static Gpu), Refusal> {
     ready(call)?;
-    let card = card_of(pool, POOLS, call).ok_or(INVALID_VALUE)?;
-    Ok((card, call.on(card)?))
+    let default = card_of(pool, POOLS, call).map(|card| (card, 0));
+    let created = || lock(&call.driver.objects).pools.get(&pool).copied();
+    let (card, number) = default.or_else(created).ok_or(INVALID_VALUE)?;
+    Ok((card, number, call.on(card)?))
+}
+
+/// The handle of a card's current pool.
+pub(crate) fn current_pool(call: &Call, card: usize) -> Handle {
+    lock(&call.driver.objects).current_pools.get(&card).copied().unwrap_or(POOLS + card)
 }
 
 fn event(call: &Call, event: Handle) -> Result<(), Refusal> {
@@ -142,12 +195,12 @@ fn event(call: &Call, event: Handle) -> Result<(), Refusal> {
 const CARD_ADDRESSES: Address = 1 << 44;
 const FIRST_ADDRESS: Address = 0x7000_0000_0000;
 
-fn address_out(card: usize, address: Address) -> Address {
+pub(crate) fn address_out(card: usize, address: Address) -> Address {
     address + card as Address * CARD_ADDRESSES
 }
 
 /// The card of an address, and the address as its model knows it.
-fn address_in(call: &Call, address: Address) -> Result<(&'static Gpu, Address), Refusal> {
+pub(crate) fn address_in(call: &Call, address: Address) -> Result<(&'static Gpu, Address), Refusal> {
     let card = address.checked_sub(FIRST_ADDRESS).ok_or(INVALID_VALUE)? / CARD_ADDRESSES;
     let gpu = usize::try_from(card).ok().and_then(|card| call.driver.gpus.get(card)).ok_or(INVALID_VALUE)?;
     Ok((gpu, address - card * CARD_ADDRESSES))
@@ -172,7 +225,7 @@ fn total(model: &DeviceModel) -> u64 {
 
 /// The block and the place in it that `length` bytes from an address on are in.
 fn place(memory: &mut Memory, address: Address, length: usize) -> Result<(Address, usize), Refusal> {
-    let (start, bytes) = memory.cuda().block_at(address).ok_or(INVALID_VALUE)?;
+    let (start, bytes) = memory.block_at(address).ok_or(INVALID_VALUE)?;
     let offset = address - start;
     if length as u64 > bytes - offset {
         return Err(INVALID_VALUE);
@@ -236,7 +289,7 @@ fn put_uuid(uuid: &Out<[u8; 16]>, bytes: [u8; 16]) -> Result<(), Refusal> {
 fn new_event(call: &Call, created: &Out<Handle>) -> Result<(), Refusal> {
     current(call)?;
     let mut objects = lock(&call.driver.objects);
-    let handle = objects.new_handle();
+    let handle = free_handle(EVENTS, |taken| objects.events.contains(taken));
     objects.events.insert(handle);
     Ok(created.put(handle)?)
 }
@@ -245,25 +298,24 @@ fn new_event(call: &Call, created: &Out<Handle>) -> Result<(), Refusal> {
 const NON_BLOCKING: c_uint = 1;
 
 fn new_stream(call: &Call, created: &Out<Handle>, flags: c_uint) -> Result<(), Refusal> {
-    let (card, _) = current(call)?;
+    let (context, card, _) = context(call)?;
     let mut objects = lock(&call.driver.objects);
-    let handle = objects.new_handle();
-    objects.streams.insert(handle, Stream { card, blocking: flags & NON_BLOCKING == 0, capture: Capture::None });
+    let handle = free_handle(STREAMS, |taken| objects.streams.contains_key(taken));
+    let blocking = flags & NON_BLOCKING == 0;
+    objects.streams.insert(handle, Stream { card, context, blocking, capture: Capture::None });
     Ok(created.put(handle)?)
 }
 
 fn synchronize(call: &Call, card: usize, gpu: &Gpu) -> Result<(), Refusal> {
     not_capturing(call, card)?;
-    gpu.memory().cuda().synchronize();
+    gpu.memory().synchronize();
     Ok(())
 }
 
-fn give_pool(call: &Call, found: &Out<Handle>, of: Device) -> Result<(), Refusal> {
+/// The card of a device, if it has pools.
+fn pooling(call: &Call, of: Device) -> Result<usize, Refusal> {
     let (card, _) = device(call, of)?;
-    if !call.driver.config.pools {
-        return Err(NOT_SUPPORTED);
-    }
-    Ok(found.put(POOLS + card)?)
+    if call.driver.config.pools { Ok(card) } else { Err(NOT_SUPPORTED) }
 }
 
 /// `CU_DEVICE_ATTRIBUTE_…` and what it is here; any other reads as 0.
@@ -293,7 +345,11 @@ exports! {
         if call.driver.visible.is_empty() {
             return Err(NO_DEVICE);
         }
-        call.driver.cuda_initialised.store(true, Ordering::Relaxed);
+        if !call.is_initialised() && call.driver.initialised_by.swap(process::id(), Ordering::Relaxed) != 0 {
+            // A forked process has nothing of its parent's, and gets nothing of its own.
+            call.driver.initialised_by.store(u32::MAX, Ordering::Relaxed);
+            return Err(NOT_INITIALIZED);
+        }
         Ok(())
     }
 
@@ -350,27 +406,58 @@ exports! {
 
     fn cuDevicePrimaryCtxRetain(context: Out<Handle>, of: Device) |call| {
         let (card, gpu) = device(call, of)?;
-        let mut memory = gpu.memory();
-        if memory.retained == 0 {
-            memory.cuda().hold(call.driver.config.context)?;
-            call.driver.contexts_created.fetch_add(1, Ordering::Relaxed);
-            call.log("context_created", 0);
+        if gpu.memory().retained == 0 {
+            begin_context(call, gpu, |_| CONTEXTS + card)?;
         }
-        memory.retained += 1;
+        gpu.memory().retained += 1;
         Ok(context.put(CONTEXTS + card)?)
     }
 
     fn cuDevicePrimaryCtxRelease_v2(of: Device) |call| {
         let (card, gpu) = device(call, of)?;
-        let mut memory = gpu.memory();
-        memory.retained = memory.retained.checked_sub(1).ok_or(INVALID_CONTEXT)?;
-        if memory.retained == 0 {
-            memory.contents.clear();
-            memory.cuda().clear();
-            memory.cuda().release(call.driver.config.context);
-            let mut objects = lock(&call.driver.objects);
-            objects.streams.retain(|_, stream| stream.card != card);
+        let left = {
+            let mut memory = gpu.memory();
+            memory.retained = memory.retained.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+            memory.retained
+        };
+        if left == 0 {
+            empty_context(call, gpu, CONTEXTS + card);
+            gpu.memory().cuda().release(call.driver.config.context);
         }
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxReset_v2(of: Device) |call| {
+        // All in it is gone; who retained it still has to release it.
+        let (card, gpu) = device(call, of)?;
+        if gpu.memory().retained > 0 {
+            empty_context(call, gpu, CONTEXTS + card);
+            gpu.memory().cuda().release(call.driver.config.context);
+            begin_context(call, gpu, |_| CONTEXTS + card)?;
+        }
+        Ok(())
+    }
+
+    fn cuCtxCreate_v2(created: Out<Handle>, _flags: c_uint, of: Device) |call| {
+        create_context(call, &created, of)
+    }
+
+    fn cuCtxCreate_v3(created: Out<Handle>, _params: Out<c_void>, _count: c_int, _flags: c_uint, of: Device) |call| {
+        create_context(call, &created, of)
+    }
+
+    fn cuCtxCreate_v4(created: Out<Handle>, _params: Out<c_void>, _flags: c_uint, of: Device) |call| {
+        create_context(call, &created, of)
+    }
+
+    fn cuCtxDestroy_v2(destroyed: Handle) |call| {
+        ready(call)?;
+        let card = lock(&call.driver.objects).contexts.get(&destroyed).copied().ok_or(INVALID_CONTEXT)?;
+        let gpu = call.on(card)?;
+        empty_context(call, gpu, destroyed);
+        gpu.memory().cuda().release(call.driver.config.context);
+        lock(&call.driver.objects).contexts.remove(&destroyed);
+        stack(|stack| _ = stack.pop_if(|top| *top == destroyed));
         Ok(())
     }
 
@@ -381,7 +468,7 @@ exports! {
 
     fn cuCtxSetCurrent(context: Handle) |call| {
         ready(call)?;
-        if context != 0 && card_of(context, CONTEXTS, call).is_none() {
+        if context != 0 && call.driver.context_card(context).is_none() {
             return Err(INVALID_CONTEXT);
         }
         stack(|stack| {
@@ -393,7 +480,7 @@ exports! {
 
     fn cuCtxPushCurrent_v2(context: Handle) |call| {
         ready(call)?;
-        card_of(context, CONTEXTS, call).ok_or(INVALID_CONTEXT)?;
+        call.driver.context_card(context).ok_or(INVALID_CONTEXT)?;
         stack(|stack| stack.push(context));
         Ok(())
     }
@@ -423,27 +510,30 @@ exports! {
     }
 
     fn cuDeviceGetMemPool(found: Out<Handle>, of: Device) |call| {
-        give_pool(call, &found, of)
+        let card = pooling(call, of)?;
+        Ok(found.put(current_pool(call, card))?)
     }
 
     fn cuDeviceGetDefaultMemPool(found: Out<Handle>, of: Device) |call| {
-        give_pool(call, &found, of)
+        Ok(found.put(POOLS + pooling(call, of)?)?)
     }
 
     fn cuMemPoolTrimTo(of: Handle, keep: usize) |call| {
-        let (card, gpu) = pool(call, of)?;
+        let (card, number, gpu) = pool(call, of)?;
         not_capturing(call, card)?;
-        gpu.memory().cuda().trim_to(keep as u64);
-        Ok(())
+        Ok(gpu.memory().in_pool(number, |model| {
+            model.trim_to(keep as u64);
+            Ok(())
+        })?)
     }
 
     fn cuMemPoolGetAttribute(of: Handle, attribute: c_int, value: Out<c_void>) |call| {
-        let (_, gpu) = pool(call, of)?;
+        let (_, number, gpu) = pool(call, of)?;
         let mut memory = gpu.memory();
-        let model = memory.cuda();
+        let model = memory.pool(number).ok_or(INVALID_VALUE)?;
         let bytes = match attribute {
             // The reuse policies are numbers of the size of an `int`.
-            1..=3 => return Ok(value.of::<c_int>().put(1)?),
+            1..=3 => return Ok(value.cast::<c_int>().put(1)?),
             RELEASE_THRESHOLD => model.pool_release_threshold(),
             RESERVED_MEM_CURRENT => model.pool_reserved(),
             RESERVED_MEM_HIGH => model.pool_reserved_high(),
@@ -451,74 +541,21 @@ exports! {
             USED_MEM_HIGH => model.pool_used_high(),
             _ => return Err(INVALID_VALUE),
         };
-        Ok(value.of().put(figure(call, bytes))?)
+        Ok(value.cast().put(figure(call, bytes))?)
     }
 
     fn cuMemPoolSetAttribute(of: Handle, attribute: c_int, value: Out<c_void>) |call| {
-        let (_, gpu) = pool(call, of)?;
+        let (_, number, gpu) = pool(call, of)?;
         let mut memory = gpu.memory();
-        let wanted = if (1..=3).contains(&attribute) { 0 } else { value.of::<u64>().get()? };
+        let model = memory.pool(number).ok_or(INVALID_VALUE)?;
+        let wanted = if (1..=3).contains(&attribute) { 0 } else { value.cast::<u64>().get()? };
         match attribute {
             1..=3 => (),
-            RELEASE_THRESHOLD => memory.cuda().set_pool_release_threshold(wanted),
+            RELEASE_THRESHOLD => model.set_pool_release_threshold(wanted),
             // The marks can be reset and not set.
-            RESERVED_MEM_HIGH if wanted == 0 => memory.cuda().reset_pool_reserved_high(),
-            USED_MEM_HIGH if wanted == 0 => memory.cuda().reset_pool_used_high(),
+            RESERVED_MEM_HIGH if wanted == 0 => model.reset_pool_reserved_high(),
+            USED_MEM_HIGH if wanted == 0 => model.reset_pool_used_high(),
             _ => return Err(INVALID_VALUE),
-        }
-        Ok(())
-    }
-
-    fn cuMemAlloc_v2(address: Out<Address>, bytes: usize) |call| {
-        let (card, gpu) = current(call)?;
-        not_capturing(call, card)?;
-        let block = gpu.memory().cuda().alloc(bytes as u64)?;
-        Ok(address.put(address_out(card, block))?)
-    }
-
-    fn cuMemFree_v2(address: Address) |call| {
-        current(call)?;
-        if address == 0 {
-            return Ok(());
-        }
-        let (gpu, block) = address_in(call, address)?;
-        let mut memory = gpu.memory();
-        if memory.cuda().free_block(block).is_err() {
-            // A pooled block may be freed like any other, and is then gone at once.
-            memory.cuda().free_async(block)?;
-            memory.cuda().synchronize();
-        }
-        memory.contents.remove(&block);
-        Ok(())
-    }
-
-    fn cuMemAllocAsync(address: Out<Address>, bytes: usize, stream: Handle) |call| {
-        let (card, gpu) = stream_card(call, stream)?;
-        if !call.driver.config.pools {
-            return Err(NOT_SUPPORTED);
-        }
-        let block = gpu.memory().cuda().alloc_async(bytes as u64)?;
-        Ok(address.put(address_out(card, block))?)
-    }
-
-    fn cuMemFreeAsync(address: Address, stream: Handle) |call| {
-        stream_card(call, stream)?;
-        let (gpu, block) = address_in(call, address)?;
-        let mut memory = gpu.memory();
-        memory.cuda().free_async(block)?;
-        memory.contents.remove(&block);
-        Ok(())
-    }
-
-    fn cuMemGetAddressRange_v2(start: Out<Address>, bytes: Out<usize>, address: Address) |call| {
-        current(call)?;
-        let (gpu, inside) = address_in(call, address)?;
-        let (block, length) = gpu.memory().cuda().block_at(inside).ok_or(INVALID_VALUE)?;
-        if !start.is_null() {
-            start.put(address - (inside - block))?;
-        }
-        if !bytes.is_null() {
-            bytes.put(usize::try_from(length).unwrap_or(usize::MAX))?;
         }
         Ok(())
     }
@@ -545,12 +582,12 @@ exports! {
 
     fn cuMemcpyDtoH_v2(to: Out<c_void>, from: Address, length: usize) |call| {
         current(call)?;
-        Ok(to.of().put_all(&read(call, from, length)?)?)
+        Ok(to.cast().put_all(&read(call, from, length)?)?)
     }
 
     fn cuMemcpyDtoHAsync_v2(to: Out<c_void>, from: Address, length: usize, stream: Handle) |call| {
         stream_card(call, stream)?;
-        Ok(to.of().put_all(&read(call, from, length)?)?)
+        Ok(to.cast().put_all(&read(call, from, length)?)?)
     }
 
     fn cuMemcpyDtoD_v2(to: Address, from: Address, length: usize) |call| {
@@ -574,6 +611,16 @@ exports! {
     fn cuStreamDestroy_v2(stream: Handle) |call| {
         ready(call)?;
         lock(&call.driver.objects).streams.remove(&stream).map(drop).ok_or(INVALID_HANDLE)
+    }
+
+    fn cuStreamGetCtx(stream: Handle, found: Out<Handle>) |call| {
+        ready(call)?;
+        let own = lock(&call.driver.objects).streams.get(&stream).map(|stream| stream.context);
+        Ok(found.put(match own {
+            Some(context) => context,
+            None if stream <= 2 => context(call)?.0,
+            None => return Err(INVALID_HANDLE),
+        })?)
     }
 
     fn cuStreamSynchronize(stream: Handle) |call| {
@@ -668,6 +715,8 @@ const ERRORS: &[(c_int, &std::ffi::CStr, &std::ffi::CStr)] = &[
     (400, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
     (709, c"CUDA_ERROR_CONTEXT_IS_DESTROYED", c"context is destroyed"),
     (800, c"CUDA_ERROR_NOT_PERMITTED", c"operation not permitted"),
+    (712, c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", c"part or all of the requested memory range is already mapped"),
+    (713, c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", c"pointer does not correspond to a registered memory region"),
     (801, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
     (802, c"CUDA_ERROR_SYSTEM_NOT_READY", c"system not yet initialized"),
     (803, c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", c"system has unsupported display driver / cuda driver combination"),

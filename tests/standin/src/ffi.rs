@@ -1,8 +1,12 @@
 //! The C side of a call: what comes in and goes out by pointer. All of the crate's reading and writing through C
 //! pointers is here.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::slice;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::{mem, ptr, slice};
+
+use cudarc::cupti::sys::CUpti_CallbackData;
+
+use crate::driver::Root;
 
 /// A pointer that should not have been null was; each library has its own code for that.
 pub(crate) struct NullPointer;
@@ -10,6 +14,14 @@ pub(crate) struct NullPointer;
 /// Where a C function puts a result.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
+
+impl<T> Clone for Out<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Out<T> {}
 
 impl<T: Copy> Out<T> {
     pub(crate) fn put(&self, value: T) -> Result<(), NullPointer> {
@@ -59,14 +71,15 @@ impl Out<c_char> {
     }
 }
 
-impl Out<c_void> {
+impl<T> Out<T> {
     /// The same place, seen as the type that another argument of the call says it has.
-    pub(crate) fn of<T>(&self) -> Out<T> {
+    pub(crate) fn cast<U>(&self) -> Out<U> {
         Out(self.0.cast())
     }
 }
 
 /// A C string that comes in.
+#[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Text(*const c_char);
 
@@ -82,6 +95,7 @@ impl Text {
 }
 
 /// Bytes that come in; the length is another argument.
+#[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Input(*const c_void);
 
@@ -97,6 +111,53 @@ impl Input {
         // goes with it, which is what every call site passes on.
         Ok(unsafe { slice::from_raw_parts(self.0.cast::<u8>(), length) }.to_vec())
     }
+}
+
+/// What CUPTI calls at both ends of a driver call: with the subscriber's data, the domain, the function's id and what
+/// there is to know.
+pub(crate) type Callback = unsafe extern "C" fn(*mut c_void, c_uint, c_uint, *const CUpti_CallbackData);
+
+/// A subscriber's function and its data.
+#[derive(Clone, Copy)]
+pub(crate) struct Listener {
+    callback: Callback,
+    userdata: *mut c_void,
+}
+
+// SAFETY: the two are only handed back to the C caller that gave them, which CUPTI's contract has called on any thread.
+unsafe impl Send for Listener {}
+
+impl Listener {
+    pub(crate) fn new(callback: Callback, userdata: Out<c_void>) -> Self {
+        Self { callback, userdata: userdata.0 }
+    }
+
+    pub(crate) fn call(self, domain: c_uint, id: c_uint, data: &CUpti_CallbackData) {
+        // SAFETY: whoever subscribed gave a function of this type for just this, with data that it promised to keep
+        // until it unsubscribes; `data` is whole and lives for the call.
+        unsafe { (self.callback)(self.userdata, domain, id, data) };
+    }
+}
+
+/// What the driver that lies on the loader's path as `libcuda` says of itself, if that is another copy of this file.
+pub(crate) fn root_of_libcuda(own: extern "C" fn() -> *const Root) -> Option<&'static Root> {
+    unsafe extern "C" {
+        fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
+        fn dlsym(library: *mut c_void, symbol: *const c_char) -> *mut c_void;
+    }
+    const RTLD_NOW: c_int = 2;
+    // SAFETY: both are the C library's, with strings that end; a library that is loaded runs its initialisers, of which
+    // this one has none of its own.
+    let root = unsafe {
+        let library = dlopen(c"libcuda.so.1".as_ptr(), RTLD_NOW);
+        if library.is_null() { ptr::null_mut() } else { dlsym(library, c"standin_root".as_ptr()) }
+    };
+    if root.is_null() || root == own as *mut c_void {
+        return None;
+    }
+    // SAFETY: only a copy of this very file has such a symbol, and there it is a function of this type, whose result
+    // lives as long as the library, which nobody closes.
+    unsafe { mem::transmute::<*mut c_void, extern "C" fn() -> *const Root>(root)().as_ref() }
 }
 
 /// What a C function returns: 0, or the library's code.

@@ -1,5 +1,5 @@
-//! A driver for the tests of gpumem, where there is none: `libcuda` and `libnvidia-ml` in one shared object, with cards
-//! that are the same model as gpumem's simulated device.
+//! A driver for the tests of gpumem, where there is none: `libcuda`, `libnvidia-ml` and `libcupti` in one shared object,
+//! with cards that are the same model as gpumem's simulated device.
 //!
 //! The tests put it on the loader's path under NVIDIA's names, so that the real nvml-wrapper and cudarc run on it, and
 //! tell it by its environment what to be like and what to fail at; `config.rs` lists all that it understands.
@@ -7,16 +7,36 @@
 // The C ABI is what this crate is for, and its functions keep NVIDIA's names.
 #![allow(unsafe_code, non_snake_case)]
 
-/// Exports functions of NVIDIA's under their names. Each body runs as a `Call`, which it names,
-/// and returns the file's `Refusal`.
+/// Exports functions of NVIDIA's under their names. Each body runs as a `Call`, which it names, and returns the file's
+/// `Refusal`. Those that have an id with CUPTI are announced at both ends to whoever subscribed.
 macro_rules! exports {
     ($(fn $name:ident($($argument:ident: $type:ty),*) |$call:ident| $body:block)*) => {
         /// The functions that can be made to fail.
         pub(crate) const FUNCTIONS: &[&str] = &[$(stringify!($name)),*];
+
+        /// The arguments of each function, one after the other as its header has them, which is what CUPTI hands on.
+        #[allow(dead_code, non_camel_case_types)]
+        pub(crate) mod params {
+            use super::*;
+            $(
+                #[derive(Clone, Copy)]
+                #[repr(C)]
+                pub(crate) struct $name { $(pub(super) $argument: $type),* }
+
+                impl $name {
+                    pub(crate) const OFFSETS: &[usize] = &[$(std::mem::offset_of!(Self, $argument)),*];
+                }
+            )*
+        }
+
         $(
             #[unsafe(no_mangle)]
             extern "C" fn $name($($argument: $type),*) -> std::ffi::c_int {
-                crate::driver::Call::run(stringify!($name), |$call| -> Result<(), Refusal> { $body })
+                const ID: Option<std::ffi::c_uint> = crate::heard::id(stringify!($name));
+                let params = params::$name { $($argument),* };
+                crate::cupti::announce(ID, concat!(stringify!($name), "\0"), &params, || {
+                    crate::driver::Call::run(stringify!($name), |$call| -> Result<(), Refusal> { $body })
+                })
             }
         )*
     };
@@ -24,11 +44,14 @@ macro_rules! exports {
 
 mod config;
 mod cuda;
+mod cupti;
 #[allow(dead_code)] // The simulated device uses all of it, the stand-in driver most.
 #[path = "../../../gpumem/src/source/device_model.rs"]
 mod device_model;
 mod driver;
 mod ffi;
+mod heard;
+mod memory;
 mod nvml;
 
 /// How many contexts were created since the driver was loaded.

@@ -1,0 +1,255 @@
+//! `libcupti`: who subscribed, and their callbacks at both ends of the driver calls that they asked for.
+
+use std::cell::Cell;
+use std::collections::HashSet;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cudarc::cupti::sys::{CUpti_ApiCallbackSite, CUpti_CallbackData};
+
+use crate::driver::{Call, driver, lock, root};
+use crate::ffi::{Callback, Listener, NullPointer, Out, Text};
+
+/// A `CUptiResult` other than success.
+struct Refusal(c_int);
+
+const INVALID_PARAMETER: Refusal = Refusal(1);
+const INVALID_CONTEXT: Refusal = Refusal(3);
+const MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED: Refusal = Refusal(39);
+
+impl From<c_int> for Refusal {
+    fn from(code: c_int) -> Self {
+        Self(code)
+    }
+}
+
+impl From<Refusal> for c_int {
+    fn from(refusal: Refusal) -> Self {
+        refusal.0
+    }
+}
+
+impl From<NullPointer> for Refusal {
+    fn from(_: NullPointer) -> Self {
+        INVALID_PARAMETER
+    }
+}
+
+// From cupti_callbacks.h; the same in every version from 11.4 to 13.4.
+const _: () = {
+    assert!(size_of::<CUpti_CallbackData>() == 72);
+    assert!(offset_of!(CUpti_CallbackData, functionName) == 8);
+    assert!(offset_of!(CUpti_CallbackData, functionParams) == 16);
+    assert!(offset_of!(CUpti_CallbackData, functionReturnValue) == 24);
+    assert!(offset_of!(CUpti_CallbackData, context) == 40);
+    assert!(offset_of!(CUpti_CallbackData, contextUid) == 48);
+    assert!(offset_of!(CUpti_CallbackData, correlationData) == 56);
+    assert!(offset_of!(CUpti_CallbackData, correlationId) == 64);
+};
+
+/// `CUPTI_CB_DOMAIN_DRIVER_API`, the only one here, and `CUPTI_CB_DOMAIN_SIZE`.
+const DRIVER_API: c_uint = 1;
+const DOMAINS: c_uint = 7;
+
+/// The subscribers that are alive.
+#[derive(Default)]
+pub(crate) struct Subscriptions {
+    created: usize,
+    live: Vec<Subscriber>,
+}
+
+struct Subscriber {
+    /// A `CUpti_SubscriberHandle`.
+    handle: usize,
+    listener: Listener,
+    name: String,
+    /// Whether it lets others in beside it.
+    shares: bool,
+    enabled: HashSet<c_uint>,
+}
+
+impl Subscriptions {
+    fn get(&mut self, handle: usize) -> Result<&mut Subscriber, Refusal> {
+        self.live.iter_mut().find(|subscriber| subscriber.handle == handle).ok_or(INVALID_PARAMETER)
+    }
+}
+
+/// `CUpti_SubscriberParams` as of CUPTI 13.0, and what 13.2 put behind it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct SubscriberParams {
+    size: usize,
+    name: Text,
+    old_name: Out<c_char>,
+    old_length: usize,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct SharingParams {
+    params: SubscriberParams,
+    allow_multiple: u8,
+    padding: [u8; 7],
+}
+
+const _: () = assert!(size_of::<SubscriberParams>() == 32 && size_of::<SharingParams>() == 40);
+const FIRST_SHARING: u32 = 130_200;
+
+fn subscribe(
+    call: &Call,
+    created: Out<usize>,
+    callback: Option<Callback>,
+    userdata: Out<c_void>,
+    params: Option<Out<SubscriberParams>>,
+) -> Result<(), Refusal> {
+    let callback = callback.ok_or(INVALID_PARAMETER)?;
+    let cupti = &call.driver.config.cupti;
+    let (mut name, mut shares, mut old) = ("another".to_owned(), false, None);
+    if let Some(params) = params {
+        let given = params.get()?;
+        let sharing = cupti.version >= FIRST_SHARING;
+        if given.size != if sharing { size_of::<SharingParams>() } else { size_of::<SubscriberParams>() } {
+            return Err(INVALID_PARAMETER);
+        }
+        name = given.name.get().unwrap_or(name);
+        shares = sharing && params.cast::<SharingParams>().get()?.allow_multiple != 0;
+        old = Some((given.old_name, given.old_length));
+    }
+    let mut subscriptions = lock(&call.driver.cupti);
+    let tool = cupti.subscriber.iter().map(|tool| (tool, cupti.shared));
+    let mut others = tool.chain(subscriptions.live.iter().map(|other| (&other.name, other.shares)));
+    if let Some((in_the_way, _)) = others.find(|(_, other_shares)| !(shares && *other_shares)) {
+        if let Some((place, length)) = old.filter(|(place, _)| !place.is_null()) {
+            place.put_text(in_the_way, length)?;
+        }
+        return Err(MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED);
+    }
+    subscriptions.created += 1;
+    let handle = 0x5000_0000 + subscriptions.created * 16;
+    created.put(handle)?;
+    let listener = Listener::new(callback, userdata);
+    subscriptions.live.push(Subscriber { handle, listener, name, shares, enabled: HashSet::new() });
+    Ok(())
+}
+
+thread_local! {
+    /// How many callbacks the calling thread is in.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+pub(crate) fn in_callback() -> bool {
+    DEPTH.get() > 0
+}
+
+/// Runs a call, between the callbacks of everybody who asked for this function.
+pub(crate) fn announce<P>(
+    id: Option<c_uint>,
+    function: &'static str,
+    params: &P,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    let Some(id) = id else { return call() };
+    let hearing = |subscriber: &&Subscriber| subscriber.enabled.contains(&id);
+    let mut hearers: Vec<(usize, u64)> =
+        lock(&driver().cupti).live.iter().filter(hearing).map(|hearer| (hearer.handle, 0)).collect();
+    if hearers.is_empty() {
+        return call();
+    }
+    let correlation = CALLS.fetch_add(1, Ordering::Relaxed) + 1;
+    let mut announce = |site, result: Option<&mut c_int>| {
+        let result: *mut c_int = result.map_or(std::ptr::null_mut(), std::ptr::from_mut);
+        for (handle, correlation_data) in &mut hearers {
+            // Nothing is held during the callback, and one who unsubscribed meanwhile hears no more.
+            let listener = lock(&driver().cupti).live.iter().filter(hearing).find(|hearer| hearer.handle == *handle).map(|hearer| hearer.listener);
+            let context = (root().current)();
+            let data = CUpti_CallbackData {
+                callbackSite: site,
+                functionName: function.as_ptr().cast(),
+                functionParams: if size_of::<P>() == 0 { std::ptr::null() } else { std::ptr::from_ref(params).cast() },
+                functionReturnValue: result.cast(),
+                symbolName: std::ptr::null(),
+                context: std::ptr::without_provenance_mut(context),
+                contextUid: driver().context_uid(context),
+                correlationData: correlation_data,
+                correlationId: correlation,
+            };
+            if let Some(listener) = listener {
+                DEPTH.set(DEPTH.get() + 1);
+                listener.call(DRIVER_API, id, &data);
+                DEPTH.set(DEPTH.get() - 1);
+            }
+        }
+    };
+    announce(CUpti_ApiCallbackSite::CUPTI_API_ENTER, None);
+    let mut code = call();
+    announce(CUpti_ApiCallbackSite::CUPTI_API_EXIT, Some(&mut code));
+    code
+}
+
+exports! {
+    fn cuptiSubscribe(created: Out<usize>, callback: Option<Callback>, userdata: Out<c_void>) |call| {
+        subscribe(call, created, callback, userdata, None)
+    }
+
+    fn cuptiSubscribe_v2(created: Out<usize>, callback: Option<Callback>, userdata: Out<c_void>, params: Out<SubscriberParams>) |call| {
+        subscribe(call, created, callback, userdata, Some(params))
+    }
+
+    fn cuptiUnsubscribe(subscriber: usize) |call| {
+        let mut subscriptions = lock(&call.driver.cupti);
+        subscriptions.get(subscriber)?;
+        subscriptions.live.retain(|other| other.handle != subscriber);
+        Ok(())
+    }
+
+    fn cuptiEnableCallback(enable: c_uint, subscriber: usize, domain: c_uint, id: c_uint) |call| {
+        let mut subscriptions = lock(&call.driver.cupti);
+        let subscriber = subscriptions.get(subscriber)?;
+        if domain == 0 || domain >= DOMAINS || id == 0 {
+            return Err(INVALID_PARAMETER);
+        }
+        if domain == DRIVER_API && enable != 0 {
+            subscriber.enabled.insert(id);
+        } else if domain == DRIVER_API {
+            subscriber.enabled.remove(&id);
+        }
+        Ok(())
+    }
+
+    fn cuptiGetDeviceId(context: usize, device: Out<c_uint>) |call| {
+        let context = if context == 0 { (root().current)() } else { context };
+        let card = call.driver.context_card(context).ok_or(INVALID_CONTEXT)?;
+        call.on(card)?;
+        let ordinal = call.driver.visible.iter().position(|visible| *visible == card).ok_or(INVALID_CONTEXT)?;
+        Ok(device.put(c_uint::try_from(ordinal).unwrap_or(c_uint::MAX))?)
+    }
+
+    fn cuptiGetVersion(version: Out<c_uint>) |call| {
+        Ok(version.put(call.driver.config.cupti.version)?)
+    }
+}
+
+/// NVIDIA's `cuptiGetResultString`, for the codes that the tests make happen.
+#[unsafe(no_mangle)]
+extern "C" fn cuptiGetResultString(code: c_int, text: Out<*const c_char>) -> c_int {
+    let words = match code {
+        0 => c"CUPTI_SUCCESS",
+        1 => c"CUPTI_ERROR_INVALID_PARAMETER",
+        2 => c"CUPTI_ERROR_INVALID_DEVICE",
+        3 => c"CUPTI_ERROR_INVALID_CONTEXT",
+        7 => c"CUPTI_ERROR_INVALID_OPERATION",
+        8 => c"CUPTI_ERROR_OUT_OF_MEMORY",
+        9 => c"CUPTI_ERROR_HARDWARE",
+        12 => c"CUPTI_ERROR_MAX_LIMIT_REACHED",
+        15 => c"CUPTI_ERROR_NOT_INITIALIZED",
+        27 => c"CUPTI_ERROR_NOT_SUPPORTED",
+        33 => c"CUPTI_ERROR_VIRTUALIZED_DEVICE_NOT_SUPPORTED",
+        35 => c"CUPTI_ERROR_INSUFFICIENT_PRIVILEGES",
+        39 => c"CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED",
+        999 => c"CUPTI_ERROR_UNKNOWN",
+        _ => return INVALID_PARAMETER.into(),
+    };
+    crate::ffi::code_of(text.put(words.as_ptr()).map_err(Refusal::from))
+}

@@ -1,0 +1,513 @@
+//! `libcuda`: every way to allocate and to free.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use crate::cuda::{
+    Address, CONTEXTS, Device, Handle, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, POOLS, Refusal,
+    address_in, address_out, context, current, current_pool, device, not_capturing, pool, ready, stream_card,
+};
+use crate::driver::{Array, Call, Gpu, Objects, Physical, free_handle, lock};
+use crate::ffi::Out;
+
+fn already_registered() -> Refusal {
+    712.into()
+}
+
+fn not_registered() -> Refusal {
+    713.into()
+}
+
+const CREATED_POOLS: Handle = 0x2100_0000;
+const PHYSICAL: Handle = 0x4000_0000;
+const ARRAYS: Handle = 0x4100_0000;
+/// Addresses that belong to no card.
+const RANGES: Address = 0x5000_0000_0000;
+const MANAGED: Address = 0x6000_0000_0000;
+/// What physical memory is made of, and what addresses are reserved in.
+const GRANULARITY: u64 = 2 << 20;
+/// What the rows of a pitched block start at multiples of.
+const PITCH: usize = 512;
+
+/// A `CUmemLocation`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Location {
+    kind: c_int,
+    id: c_int,
+}
+
+const ON_DEVICE: c_int = 1;
+
+/// A `CUmemAllocationProp`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct AllocationProperties {
+    kind: c_int,
+    handle_kinds: c_int,
+    location: Location,
+    metadata: Out<c_void>,
+    flags: u64,
+}
+
+/// A `CUmemPoolProps`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PoolProperties {
+    kind: c_int,
+    handle_kinds: c_int,
+    location: Location,
+    security: Out<c_void>,
+    most: usize,
+    rest: [u8; 56],
+}
+
+/// A `CUDA_ARRAY_DESCRIPTOR`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ArrayShape {
+    width: usize,
+    height: usize,
+    format: c_uint,
+    channels: c_uint,
+}
+
+/// A `CUDA_ARRAY3D_DESCRIPTOR`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct SolidShape {
+    width: usize,
+    height: usize,
+    depth: usize,
+    format: c_uint,
+    channels: c_uint,
+    flags: c_uint,
+}
+
+// As in cuda.h, whatever version of it cudarc was built for.
+const _: () = {
+    use cudarc::driver::sys;
+
+    assert!(size_of::<Location>() == size_of::<sys::CUmemLocation>());
+    assert!(size_of::<AllocationProperties>() == 32 && size_of::<sys::CUmemAllocationProp>() == 32);
+    assert!(std::mem::offset_of!(sys::CUmemAllocationProp, location) == 8);
+    assert!(size_of::<PoolProperties>() == 88 && size_of::<sys::CUmemPoolProps>() == 88);
+    assert!(std::mem::offset_of!(sys::CUmemPoolProps, location) == 8);
+    assert!(size_of::<ArrayShape>() == 24 && size_of::<sys::CUDA_ARRAY_DESCRIPTOR>() == 24);
+    assert!(size_of::<SolidShape>() == 40 && size_of::<sys::CUDA_ARRAY3D_DESCRIPTOR>() == 40);
+};
+
+/// The bytes of one element of a `CUarray_format`.
+fn format_bytes(format: c_uint) -> Result<u64, Refusal> {
+    match format {
+        0x01 | 0x08 => Ok(1),
+        0x02 | 0x09 | 0x10 => Ok(2),
+        0x03 | 0x0a | 0x20 => Ok(4),
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+impl SolidShape {
+    /// The bytes of this level of a mipmapped array; level 0 is an array's own.
+    fn bytes(&self, level: u32) -> Result<u64, Refusal> {
+        if self.width == 0 || !matches!(self.channels, 1 | 2 | 4) {
+            return Err(INVALID_VALUE);
+        }
+        [self.width, self.height, self.depth].iter().try_fold(
+            format_bytes(self.format)? * u64::from(self.channels),
+            |bytes, side| bytes.checked_mul(((*side >> level) as u64).max(1)).ok_or(OUT_OF_MEMORY),
+        )
+    }
+}
+
+fn alloc(call: &Call, address: &Out<Address>, bytes: u64) -> Result<(), Refusal> {
+    let (context, card, gpu) = context(call)?;
+    not_capturing(call, card)?;
+    if address.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let block = gpu.memory().alloc(bytes, context)?;
+    Ok(address.put(address_out(card, block))?)
+}
+
+/// Allocates in a pool of a card, whatever the stream's card is.
+fn alloc_in_pool(
+    call: &Call,
+    address: &Out<Address>,
+    bytes: usize,
+    (card, number, gpu): (usize, u64, &Gpu),
+) -> Result<(), Refusal> {
+    if !call.driver.config.pools {
+        return Err(NOT_SUPPORTED);
+    }
+    if address.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // Pools are the device's, and end with its primary context at the latest.
+    let block = gpu.memory().alloc_in_pool(number, bytes as u64, CONTEXTS + card)?;
+    Ok(address.put(address_out(card, block))?)
+}
+
+fn alloc_async(call: &Call, address: &Out<Address>, bytes: usize, stream: Handle) -> Result<(), Refusal> {
+    let (card, _) = stream_card(call, stream)?;
+    alloc_in_pool(call, address, bytes, pool(call, current_pool(call, card))?)
+}
+
+fn alloc_from_pool_async(
+    call: &Call,
+    address: &Out<Address>,
+    bytes: usize,
+    of: Handle,
+    stream: Handle,
+) -> Result<(), Refusal> {
+    stream_card(call, stream)?;
+    alloc_in_pool(call, address, bytes, pool(call, of)?)
+}
+
+fn free_async(call: &Call, address: Address, stream: Handle) -> Result<(), Refusal> {
+    stream_card(call, stream)?;
+    let (gpu, block) = address_in(call, address)?;
+    Ok(gpu.memory().free_async(block)?)
+}
+
+fn new_array(call: &Call, created: &Out<Handle>, bytes: u64, mipmapped: bool) -> Result<(), Refusal> {
+    let (context, card, gpu) = context(call)?;
+    not_capturing(call, card)?;
+    if created.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let block = gpu.memory().alloc(bytes, context)?;
+    let mut objects = lock(&call.driver.objects);
+    let handle = free_handle(ARRAYS, |taken| objects.arrays.contains_key(taken));
+    objects.arrays.insert(handle, Array { card, context, block, mipmapped });
+    Ok(created.put(handle)?)
+}
+
+fn destroy_array(call: &Call, destroyed: Handle, mipmapped: bool) -> Result<(), Refusal> {
+    ready(call)?;
+    let array = {
+        let mut objects = lock(&call.driver.objects);
+        if objects.arrays.get(&destroyed).is_none_or(|array| array.mipmapped != mipmapped) {
+            return Err(INVALID_HANDLE);
+        }
+        objects.arrays.remove(&destroyed).ok_or(INVALID_HANDLE)?
+    };
+    Ok(call.on(array.card)?.memory().free(array.block)?)
+}
+
+fn pin(call: &Call, address: &Out<usize>, bytes: usize) -> Result<(), Refusal> {
+    current(call)?;
+    if bytes == 0 || address.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let mut memory = Vec::new();
+    memory.try_reserve_exact(bytes).map_err(|_| OUT_OF_MEMORY)?;
+    let start = memory.as_ptr() as usize;
+    lock(&call.driver.objects).pinned.insert(start, memory);
+    Ok(address.put(start)?)
+}
+
+/// Ends physical memory that nobody refers to and that is mapped nowhere.
+fn settle(call: &Call, handle: Handle) -> Result<(), Refusal> {
+    let mut objects = lock(&call.driver.objects);
+    let over = |physical: &&Physical| physical.references == 0 && physical.mappings == 0;
+    let Some((card, bytes)) = objects.physical.get(&handle).filter(over).map(|gone| (gone.card, gone.bytes)) else {
+        return Ok(());
+    };
+    objects.physical.remove(&handle);
+    drop(objects);
+    if let Some(card) = card {
+        call.on(card)?.memory().cuda().release(bytes);
+    }
+    Ok(())
+}
+
+fn physical(objects: &mut Objects, handle: u64) -> Result<(Handle, &mut Physical), Refusal> {
+    let handle = usize::try_from(handle).map_err(|_| INVALID_VALUE)?;
+    let physical = objects.physical.get_mut(&handle).filter(|physical| physical.references > 0).ok_or(INVALID_VALUE)?;
+    Ok((handle, physical))
+}
+
+fn whole_pages(bytes: usize) -> Result<u64, Refusal> {
+    let bytes = bytes as u64;
+    if bytes > 0 && bytes.is_multiple_of(GRANULARITY) { Ok(bytes) } else { Err(INVALID_VALUE) }
+}
+
+exports! {
+    fn cuMemAlloc_v2(address: Out<Address>, bytes: usize) |call| {
+        alloc(call, &address, bytes as u64)
+    }
+
+    fn cuMemAllocPitch_v2(address: Out<Address>, pitch: Out<usize>, width: usize, height: usize, element: c_uint) |call| {
+        if !matches!(element, 4 | 8 | 16) || pitch.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let row = width.checked_next_multiple_of(PITCH).ok_or(OUT_OF_MEMORY)?;
+        alloc(call, &address, row.checked_mul(height).ok_or(OUT_OF_MEMORY)? as u64)?;
+        Ok(pitch.put(row)?)
+    }
+
+    fn cuMemAllocManaged(address: Out<Address>, bytes: usize, flags: c_uint) |call| {
+        // It is on no card before a card touches it, which none does here.
+        let (context, _, _) = context(call)?;
+        if bytes == 0 || !matches!(flags, 1 | 2) || address.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let mut objects = lock(&call.driver.objects);
+        let end = objects.managed.last_key_value().map_or(MANAGED, |(start, (bytes, _))| start + bytes);
+        let start = end.checked_next_multiple_of(GRANULARITY).ok_or(OUT_OF_MEMORY)?;
+        objects.managed.insert(start, (bytes as u64, context));
+        Ok(address.put(start)?)
+    }
+
+    fn cuMemFree_v2(address: Address) |call| {
+        current(call)?;
+        if address == 0 || lock(&call.driver.objects).managed.remove(&address).is_some() {
+            return Ok(());
+        }
+        let (gpu, block) = address_in(call, address)?;
+        // A pooled block may be freed like any other, and is then gone at once.
+        Ok(gpu.memory().free(block)?)
+    }
+
+    fn cuMemAllocAsync(address: Out<Address>, bytes: usize, stream: Handle) |call| {
+        alloc_async(call, &address, bytes, stream)
+    }
+
+    fn cuMemAllocAsync_ptsz(address: Out<Address>, bytes: usize, stream: Handle) |call| {
+        alloc_async(call, &address, bytes, stream)
+    }
+
+    fn cuMemAllocFromPoolAsync(address: Out<Address>, bytes: usize, of: Handle, stream: Handle) |call| {
+        alloc_from_pool_async(call, &address, bytes, of, stream)
+    }
+
+    fn cuMemAllocFromPoolAsync_ptsz(address: Out<Address>, bytes: usize, of: Handle, stream: Handle) |call| {
+        alloc_from_pool_async(call, &address, bytes, of, stream)
+    }
+
+    fn cuMemFreeAsync(address: Address, stream: Handle) |call| {
+        free_async(call, address, stream)
+    }
+
+    fn cuMemFreeAsync_ptsz(address: Address, stream: Handle) |call| {
+        free_async(call, address, stream)
+    }
+
+    fn cuMemGetAddressRange_v2(start: Out<Address>, bytes: Out<usize>, address: Address) |call| {
+        current(call)?;
+        let managed = lock(&call.driver.objects).managed.range(..=address).next_back().map(|(start, (bytes, _))| (*start, *bytes));
+        let (first, length) = match managed.filter(|(start, bytes)| address - start < *bytes) {
+            Some(found) => found,
+            None => {
+                let (gpu, inside) = address_in(call, address)?;
+                let (block, length) = gpu.memory().block_at(inside).ok_or(INVALID_VALUE)?;
+                (address - (inside - block), length)
+            }
+        };
+        if !start.is_null() {
+            start.put(first)?;
+        }
+        if !bytes.is_null() {
+            bytes.put(usize::try_from(length).unwrap_or(usize::MAX))?;
+        }
+        Ok(())
+    }
+
+    fn cuMemPoolCreate(created: Out<Handle>, properties: Out<PoolProperties>) |call| {
+        ready(call)?;
+        let PoolProperties { location, .. } = properties.get()?;
+        if !call.driver.config.pools {
+            return Err(NOT_SUPPORTED);
+        }
+        if location.kind != ON_DEVICE || created.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let (card, gpu) = device(call, location.id)?;
+        let number = gpu.memory().create_pool()?;
+        let mut objects = lock(&call.driver.objects);
+        let handle = free_handle(CREATED_POOLS, |taken| objects.pools.contains_key(taken));
+        objects.pools.insert(handle, (card, number));
+        Ok(created.put(handle)?)
+    }
+
+    fn cuMemPoolDestroy(destroyed: Handle) |call| {
+        // The blocks in it live on until each is freed.
+        let (card, number, gpu) = pool(call, destroyed)?;
+        if destroyed == POOLS + card {
+            return Err(INVALID_VALUE);
+        }
+        gpu.memory().destroy_pool(number);
+        let mut objects = lock(&call.driver.objects);
+        objects.pools.remove(&destroyed);
+        objects.current_pools.retain(|_, current| *current != destroyed);
+        Ok(())
+    }
+
+    fn cuDeviceSetMemPool(of: Device, wanted: Handle) |call| {
+        let (card, _) = device(call, of)?;
+        let (home, _, _) = pool(call, wanted)?;
+        if home != card {
+            return Err(INVALID_VALUE);
+        }
+        lock(&call.driver.objects).current_pools.insert(card, wanted);
+        Ok(())
+    }
+
+    fn cuMemGetAllocationGranularity(bytes: Out<usize>, _properties: Out<AllocationProperties>, _option: c_int) |call| {
+        ready(call)?;
+        Ok(bytes.put(usize::try_from(GRANULARITY).unwrap_or(usize::MAX))?)
+    }
+
+    fn cuMemCreate(created: Out<u64>, bytes: usize, properties: Out<AllocationProperties>, flags: u64) |call| {
+        ready(call)?;
+        let AllocationProperties { location, .. } = properties.get()?;
+        let bytes = whole_pages(bytes)?;
+        if flags != 0 || created.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let card = if location.kind == ON_DEVICE {
+            let (card, gpu) = device(call, location.id)?;
+            gpu.memory().cuda().hold(bytes)?;
+            Some(card)
+        } else {
+            None
+        };
+        let mut objects = lock(&call.driver.objects);
+        let handle = free_handle(PHYSICAL, |taken| objects.physical.contains_key(taken));
+        objects.physical.insert(handle, Physical { card, bytes, references: 1, mappings: 0 });
+        Ok(created.put(handle as u64)?)
+    }
+
+    fn cuMemRetainAllocationHandle(found: Out<u64>, address: Address) |call| {
+        ready(call)?;
+        let mut objects = lock(&call.driver.objects);
+        let (start, (bytes, handle)) = objects.mapped.range(..=address).next_back().ok_or(INVALID_VALUE)?;
+        if address - start >= *bytes || found.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let handle = *handle;
+        objects.physical.get_mut(&handle).ok_or(INVALID_VALUE)?.references += 1;
+        Ok(found.put(handle as u64)?)
+    }
+
+    fn cuMemRelease(handle: u64) |call| {
+        ready(call)?;
+        let handle = {
+            let mut objects = lock(&call.driver.objects);
+            let (handle, physical) = physical(&mut objects, handle)?;
+            physical.references -= 1;
+            handle
+        };
+        settle(call, handle)
+    }
+
+    fn cuMemAddressReserve(start: Out<Address>, bytes: usize, _alignment: usize, _wanted: Address, flags: u64) |call| {
+        ready(call)?;
+        let bytes = whole_pages(bytes)?;
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let mut objects = lock(&call.driver.objects);
+        let address = objects.ranges.last_key_value().map_or(RANGES, |(start, bytes)| start + bytes);
+        start.put(address)?;
+        objects.ranges.insert(address, bytes);
+        Ok(())
+    }
+
+    fn cuMemAddressFree(start: Address, bytes: usize) |call| {
+        ready(call)?;
+        let bytes = bytes as u64;
+        let mut objects = lock(&call.driver.objects);
+        let is_mapped = objects.mapped.range(start..start.saturating_add(bytes)).next().is_some();
+        if is_mapped || objects.ranges.get(&start) != Some(&bytes) {
+            return Err(INVALID_VALUE);
+        }
+        objects.ranges.remove(&start);
+        Ok(())
+    }
+
+    fn cuMemMap(start: Address, bytes: usize, offset: usize, handle: u64, flags: u64) |call| {
+        ready(call)?;
+        let bytes = whole_pages(bytes)?;
+        let mut objects = lock(&call.driver.objects);
+        let reserved = objects.ranges.range(..=start).next_back();
+        let fits = reserved.is_some_and(|(first, length)| start + bytes <= first + length);
+        let mapped = objects.mapped.range(..start.saturating_add(bytes)).next_back();
+        let taken = mapped.is_some_and(|(first, (length, _))| first + length > start);
+        let (handle, physical) = physical(&mut objects, handle)?;
+        if !fits || taken || offset != 0 || flags != 0 || bytes != physical.bytes {
+            return Err(INVALID_VALUE);
+        }
+        physical.mappings += 1;
+        objects.mapped.insert(start, (bytes, handle));
+        Ok(())
+    }
+
+    fn cuMemUnmap(start: Address, bytes: usize) |call| {
+        ready(call)?;
+        let handle = {
+            let mut objects = lock(&call.driver.objects);
+            let (_, handle) =
+                *objects.mapped.get(&start).filter(|(length, _)| *length == bytes as u64).ok_or(INVALID_VALUE)?;
+            objects.mapped.remove(&start);
+            objects.physical.get_mut(&handle).ok_or(INVALID_VALUE)?.mappings -= 1;
+            handle
+        };
+        settle(call, handle)
+    }
+
+    fn cuMemSetAccess(start: Address, _bytes: usize, _access: Out<c_void>, _count: usize) |call| {
+        ready(call)?;
+        if lock(&call.driver.objects).mapped.contains_key(&start) { Ok(()) } else { Err(INVALID_VALUE) }
+    }
+
+    fn cuMemAllocHost_v2(address: Out<usize>, bytes: usize) |call| {
+        pin(call, &address, bytes)
+    }
+
+    fn cuMemHostAlloc(address: Out<usize>, bytes: usize, _flags: c_uint) |call| {
+        pin(call, &address, bytes)
+    }
+
+    fn cuMemFreeHost(address: usize) |call| {
+        ready(call)?;
+        lock(&call.driver.objects).pinned.remove(&address).map(drop).ok_or(INVALID_VALUE)
+    }
+
+    fn cuMemHostRegister_v2(address: usize, bytes: usize, _flags: c_uint) |call| {
+        current(call)?;
+        if address == 0 || bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
+        if lock(&call.driver.objects).registered.insert(address) { Ok(()) } else { Err(already_registered()) }
+    }
+
+    fn cuMemHostUnregister(address: usize) |call| {
+        current(call)?;
+        if lock(&call.driver.objects).registered.remove(&address) { Ok(()) } else { Err(not_registered()) }
+    }
+
+    fn cuArrayCreate_v2(created: Out<Handle>, shape: Out<ArrayShape>) |call| {
+        let ArrayShape { width, height, format, channels } = shape.get()?;
+        let bytes = SolidShape { width, height, depth: 0, format, channels, flags: 0 }.bytes(0)?;
+        new_array(call, &created, bytes, false)
+    }
+
+    fn cuArray3DCreate_v2(created: Out<Handle>, shape: Out<SolidShape>) |call| {
+        new_array(call, &created, shape.get()?.bytes(0)?, false)
+    }
+
+    fn cuArrayDestroy(destroyed: Handle) |call| {
+        destroy_array(call, destroyed, false)
+    }
+
+    fn cuMipmappedArrayCreate(created: Out<Handle>, shape: Out<SolidShape>, levels: c_uint) |call| {
+        let shape = shape.get()?;
+        let bytes = (0..levels.clamp(1, 32)).try_fold(0, |sum, level| Ok::<u64, Refusal>(sum + shape.bytes(level)?))?;
+        new_array(call, &created, bytes, true)
+    }
+
+    fn cuMipmappedArrayDestroy(destroyed: Handle) |call| {
+        destroy_array(call, destroyed, true)
+    }
+}
