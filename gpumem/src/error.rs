@@ -20,7 +20,7 @@ pub(crate) enum Kind {
     /// A call of a driver library failed. `device` is said where it was about one.
     Call { library: &'static str, call: &'static str, code: u32, name: String, device: Option<u32>, fatal: bool },
     /// There is no device of that number.
-    NoDevice { ordinal: u32, count: u32 },
+    NoDevice { ordinal: u32, count: u32, simulated: bool },
     /// The source answered without a figure.
     NoFigure { source: &'static str, device: u32 },
     /// Reading would have to create a CUDA context.
@@ -28,7 +28,11 @@ pub(crate) enum Kind {
     /// This build has no way to reach a GPU.
     NotBuilt { feature: &'static str },
     /// The gauge is not to be had on this device.
-    NoGauge { gauge: &'static str, device: String, cure: &'static str },
+    NoGauge { gauge: &'static str, why: &'static str },
+    /// Another tool holds what only one can hold; its name, if CUPTI tells it.
+    Busy { holder: String },
+    /// The process is the child of a fork.
+    Forked,
     /// A setting that cannot be understood.
     BadSetting { setting: &'static str, detail: String },
     /// The operating system gave no thread.
@@ -50,11 +54,17 @@ impl Error {
             | Kind::NotBuilt { .. }
             | Kind::NoFigure { .. }
             | Kind::NoContext { .. }
-            | Kind::NoGauge { .. } => true,
+            | Kind::NoGauge { .. }
+            | Kind::Forked => true,
             Kind::Call { fatal, .. } => *fatal,
             Kind::NoDevice { count, .. } => *count == 0,
             _ => false,
         }
+    }
+
+    /// Another profiler is at work, and only one can be.
+    pub fn is_busy(&self) -> bool {
+        matches!(*self.0, Kind::Busy { .. })
     }
 
     /// The number names no device of this process.
@@ -93,9 +103,10 @@ impl From<Kind> for Error {
     }
 }
 
+/// The same words as `Display`: `main` prints the error that it returns by its `Debug`.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -104,6 +115,11 @@ impl std::error::Error for Error {}
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &*self.0 {
+            Kind::NoLibrary { library: library @ "libcupti", detail } => write!(
+                f,
+                "cannot load {library}: {detail}; it comes with the CUDA toolkit (extras/CUPTI/lib64) and with the PyPI \
+                 package nvidia-cuda-cupti; GPUMEM_CUPTI names the file or its folder"
+            ),
             Kind::NoLibrary { library, detail } => write!(
                 f,
                 "cannot load {library}: {detail}; is the NVIDIA driver installed, and in a container, was it started \
@@ -119,10 +135,14 @@ impl fmt::Display for Error {
                 }
                 write!(f, " failed with {name} ({code}); {}", next_step(name))
             }
-            Kind::NoDevice { ordinal, count: 0 } => {
+            Kind::NoDevice { ordinal, count, simulated: true } => {
+                let last = count.saturating_sub(1);
+                write!(f, "no simulated device {ordinal}: there are 0 to {last}; see GPUMEM_SIM and SimGpu::install")
+            }
+            Kind::NoDevice { ordinal, count: 0, .. } => {
                 write!(f, "no device {ordinal}: no CUDA device is visible; look at CUDA_VISIBLE_DEVICES and nvidia-smi")
             }
-            Kind::NoDevice { ordinal, count } => {
+            Kind::NoDevice { ordinal, count, .. } => {
                 let last = count - 1;
                 write!(
                     f,
@@ -142,14 +162,23 @@ impl fmt::Display for Error {
             Kind::NotBuilt { feature } => {
                 write!(f, "gpumem was built without the feature `{feature}`; enable it in Cargo.toml")
             }
-            Kind::NoGauge { gauge, device, cure } => {
-                write!(f, "the gauge `{gauge}` is not available on {device}; {cure}")
+            Kind::NoGauge { gauge, why } => write!(f, "the gauge `{gauge}` is not to be had: {why}"),
+            Kind::Busy { holder } => {
+                let holder = if holder.is_empty() { "another profiler" } else { holder };
+                write!(
+                    f,
+                    "cannot subscribe to CUPTI: {holder} holds the only subscription \
+                     (CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED); end it, or use GPUMEM_GAUGE=sampled"
+                )
             }
-            Kind::BadSetting { setting, detail } => write!(f, "cannot use {setting}: {detail}"),
-            Kind::NoThread { detail } => write!(
-                f,
-                "cannot start the sampler thread: {detail}; raise the limit on threads or use gauge = \"exact\""
+            Kind::Forked => f.write_str(
+                "this process was forked from one that used gpumem, and CUDA does not work in it; start it with \
+                 std::process::Command, or trace in it alone",
             ),
+            Kind::BadSetting { setting, detail } => write!(f, "cannot use {setting}: {detail}"),
+            Kind::NoThread { detail } => {
+                write!(f, "cannot start the sampler thread: {detail}; raise the limit on threads (ulimit -u)")
+            }
             #[cfg(feature = "sim")]
             Kind::SimulatedOutOfMemory { device, asked, free, total } => write!(
                 f,

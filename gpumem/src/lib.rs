@@ -31,6 +31,8 @@ pub use query::{
     try_gpu_mem_get_used_no_cache, try_gpu_with_max_free_mem, try_preload,
 };
 pub use report::Report;
-pub use session::{GpuMemTrace, GpuMemTraceBuilder, Sink, set_sink};
+pub use session::{
+    GpuMemTrace, GpuMemTraceBuilder, LiveMemory, Sink, Status, set_sink, status, subscribe, unsubscribe,
+};
 #[cfg(feature = "sim")]
 pub use source::sim;

@@ -5,7 +5,7 @@
 use crate::{
     error::Result,
     model::{Bytes, GpuMemory},
-    session::devices,
+    session::{self, devices},
     source::Devices,
 };
 
@@ -197,7 +197,8 @@ fn most_free(devices: impl IntoIterator<Item = (u32, Bytes)>) -> (Option<u32>, B
 /// Creates the CUDA context of the current device, if there is none, and keeps it for the life of the process: about
 /// half a GiB that would otherwise be counted to the first thing that is traced. Does nothing without a GPU.
 ///
-/// The calling thread's current context stays what it is.
+/// Where exact traces are to be had, it also begins to hear allocations, as [`subscribe`](crate::subscribe) does, so that
+/// blocks that are older than the first trace are known. The calling thread's current context stays what it is.
 #[doc(alias("cuDevicePrimaryCtxRetain", "preload_pytorch"))]
 pub fn preload() {
     let _ = try_preload();
@@ -209,7 +210,9 @@ pub fn preload() {
 /// Without a GPU, or when the context cannot be created.
 pub fn try_preload() -> Result<()> {
     let GpuHandle { devices, ordinal } = device(None)?;
-    devices.preload(ordinal)
+    devices.preload(ordinal)?;
+    session::prepare(devices);
+    Ok(())
 }
 
 /// Bytes as whole MB (2^20), rounded down.

@@ -15,8 +15,8 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("export", &["report", "model", "error"]),
     ("sys", &["error"]),
     ("source", &["sys", "model", "error"]),
-    // Of `sys`, the session names the end of the process alone.
-    ("session", &["source", "ledger", "report", "export", "model", "error", "sys::exit"]),
+    // Of `sys`, the session names the process alone.
+    ("session", &["source", "ledger", "report", "export", "model", "error", "sys::process"]),
     ("query", &["session", "source", "model", "error"]),
     ("private", &["session", "query", "model", "error"]),
 ];
@@ -123,7 +123,7 @@ fn only_sys_is_unsafe() {
 
 #[test]
 fn names_are_found_in_every_spelling() {
-    let code = "use crate::{\n error::Error,\n model::{Bytes, Device},\n sys::exit,\n};\n crate::ledger::Ledger::new(); crate::lone";
-    let expected = ["error::Error", "ledger::Ledger", "lone", "model::Bytes", "model::Device", "sys::exit"];
+    let code = "use crate::{\n error::Error,\n model::{Bytes, Device},\n sys::process,\n};\n crate::ledger::Ledger::new(); crate::lone";
+    let expected = ["error::Error", "ledger::Ledger", "lone", "model::Bytes", "model::Device", "sys::process"];
     assert_eq!(named(code).into_iter().collect::<Vec<_>>(), expected);
 }

@@ -1,6 +1,6 @@
 //! A JSON object a line. Bytes are exact; what was not measured is `null`.
 
-use std::io;
+use std::{io, time::Duration};
 
 use serde::Serialize;
 
@@ -24,15 +24,15 @@ struct Line<'a> {
 
 #[derive(Serialize)]
 struct SamplingLine {
-    every_ms: f64,
+    every_us: u64,
     readings: u64,
-    longest_gap_ms: f64,
+    longest_gap_us: u64,
 }
 
 pub(super) fn write(report: &Report, to: &mut dyn io::Write) -> io::Result<()> {
     let trace = &report.trace;
     let measured = trace.is_measured();
-    let milliseconds = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+    let microseconds = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let line = Line {
         ctx: report.ctx.as_deref(),
         subctx: report.subctx.as_deref(),
@@ -43,9 +43,9 @@ pub(super) fn write(report: &Report, to: &mut dyn io::Write) -> io::Result<()> {
         peaked: measured.then(|| trace.peaked.get()),
         peak_over_start: measured.then(|| trace.peak_over_start().get()),
         sampling: trace.sampling.map(|Sampling { every, readings, longest_gap }| SamplingLine {
-            every_ms: milliseconds(every),
+            every_us: microseconds(every),
             readings,
-            longest_gap_ms: milliseconds(longest_gap),
+            longest_gap_us: microseconds(longest_gap),
         }),
         untracked_frees: trace.untracked,
         lost_events: trace.lost,
@@ -56,8 +56,6 @@ pub(super) fn write(report: &Report, to: &mut dyn io::Write) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::{
         export::JSON,
@@ -83,6 +81,6 @@ mod tests {
         let line: serde_json::Value = serde_json::from_str(&JSON.line(&Report::new(stale, None, None))).unwrap();
         assert!(line["used"].is_null() && line["peaked"].is_null() && line["peak_over_start"].is_null());
         assert_eq!(line["sampling"]["readings"], 3);
-        assert_eq!(line["sampling"]["longest_gap_ms"], 1.5);
+        assert_eq!(line["sampling"]["longest_gap_us"], 1500);
     }
 }

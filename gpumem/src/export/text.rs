@@ -1,6 +1,6 @@
 //! fastai's line, to the byte.
 
-use std::{fmt, io};
+use std::{borrow::Cow, fmt, io};
 
 use crate::report::Report;
 
@@ -19,12 +19,21 @@ impl fmt::Display for Report {
             ("?".to_owned(), "?".to_owned())
         };
         write!(f, "\u{25b3}Used Peaked MB: {used:>6} {peaked:>6}")?;
-        match (&self.ctx, &self.subctx) {
+        match (self.ctx.as_deref().map(one_line), self.subctx.as_deref().map(one_line)) {
             (None, None) => Ok(()),
             (Some(word), None) | (None, Some(word)) => write!(f, " ({word})"),
             (Some(ctx), Some(subctx)) => write!(f, " ({ctx}: {subctx})"),
         }
     }
+}
+
+/// A report is a line, whatever it is called: line breaks and terminal controls are shown, not done.
+fn one_line(word: &str) -> Cow<'_, str> {
+    if !word.contains(char::is_control) {
+        return Cow::Borrowed(word);
+    }
+    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    Cow::Owned(word.chars().map(shown).collect())
 }
 
 /// Commas between thousands, as Python's `,` format does.
@@ -68,6 +77,7 @@ mod tests {
             (10, 15, "forward", "exit", "△Used Peaked MB:     10     15 (forward: exit)\n"),
             (20, 0, "epoch", "", "△Used Peaked MB:     20      0 (epoch)\n"),
             (-300, 300, "", "exit", "△Used Peaked MB:   -300    300 (exit)\n"),
+            (0, 0, "two\nlines \u{1b}[1m", "é", "△Used Peaked MB:      0      0 (two\\nlines \\u{1b}[1m: é)\n"),
             (79_872, 1_024, "", "", "△Used Peaked MB: 79,872  1,024\n"),
             (-1_234, 143_771, "", "", "△Used Peaked MB: -1,234 143,771\n"),
             (-12_345_678, 0, "", "", "△Used Peaked MB: -12,345,678      0\n"),

@@ -61,7 +61,9 @@ impl Live {
     pub(super) fn drain(&mut self, gone: impl Fn(&Entry) -> bool) -> Vec<Entry> {
         let taken: Vec<_> =
             self.shards.iter_mut().flat_map(|shard| shard.extract_if(|_, entry| gone(entry))).map(|(_, e)| e).collect();
-        taken.iter().for_each(|entry| self.took(entry));
+        for entry in &taken {
+            self.took(entry);
+        }
         taken
     }
 

@@ -132,7 +132,9 @@ impl Ledger {
             }
             EventKind::Found { block } => {
                 self.counts.untracked = self.counts.untracked.saturating_sub(1);
-                self.free_older(block);
+                if let Some(block) = block {
+                    self.free_older(block);
+                }
             }
             EventKind::Gone { device } => {
                 let meter = self.meters.index(device, Gauge::Exact);

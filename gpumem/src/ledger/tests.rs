@@ -72,7 +72,9 @@ impl Runner {
                 let known = Block { device, bytes: mib(size), kind: MemKind::Device };
                 EventKind::Free { key: self.key(block), block: Some(known) }
             }
-            ["found", size] => EventKind::Found { block: Block { device, bytes: mib(size), kind: MemKind::Device } },
+            ["found", size] => {
+                EventKind::Found { block: Some(Block { device, bytes: mib(size), kind: MemKind::Device }) }
+            }
             ["gone"] => EventKind::Gone { device },
             ["sample", used] => {
                 let (total, used) = (Bytes::mib(1000), mib(used));

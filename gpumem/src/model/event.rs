@@ -58,10 +58,6 @@ impl Key {
     pub(crate) const fn new(space: Space, name: u64) -> Self {
         Self(name ^ ((space as u64) << 58))
     }
-
-    pub(crate) const fn get(self) -> u64 {
-        self.0
-    }
 }
 
 /// One allocation.
@@ -79,8 +75,8 @@ pub(crate) enum EventKind {
     /// Memory is given back; posted before its name can be given out again. The source says what the block is where it
     /// knows, for blocks that are older than the session. The answer is the block.
     Free { key: Key, block: Option<Block> },
-    /// The block of an untracked free was looked up after all.
-    Found { block: Block },
+    /// The block of an untracked free was looked up after all; none, if it was no free.
+    Found { block: Option<Block> },
     /// The device has let go of all its blocks of these kinds: its context is gone.
     Gone { device: Device },
     /// A device was read.

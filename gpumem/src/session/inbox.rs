@@ -6,12 +6,13 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use crate::{
     ledger::{Answer, Counts, Ledger, Tally},
     model::{Event, EventKind, MemKind, ThreadId, Time},
+    sys::process,
 };
 
 /// Numbers facts, stamps them with the time and folds them, all under one short lock: no call of a driver, no I/O, no
@@ -54,6 +55,10 @@ impl Inbox {
         .unwrap_or(Answer::Nothing)
     }
 
+    pub(super) fn age(&self) -> Duration {
+        self.began.elapsed()
+    }
+
     /// What was heard so far, and what is live.
     pub(super) fn counts(&self) -> (Counts, [Tally; MemKind::ALL.len()]) {
         self.enter(0, |door| (door.ledger.counts(), door.ledger.live())).unwrap_or_default()
@@ -61,6 +66,10 @@ impl Inbox {
 
     /// Does something at the door; `None`, and `facts` are counted as lost, if this thread is inside already.
     fn enter<T>(&self, facts: u64, inside: impl FnOnce(&mut Door) -> T) -> Option<T> {
+        // The lock may be held for ever by a thread that is not in this copy of the process.
+        if process::is_forked() {
+            return None;
+        }
         // Where the thread is so far gone that its locals are, nothing can be inside any more.
         if INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(false) {
             self.lost.fetch_add(facts, Relaxed);
@@ -97,7 +106,7 @@ impl Door {
 
 #[cfg(test)]
 mod tests {
-    use std::{thread, time::Duration};
+    use std::thread;
 
     use super::*;
     use crate::model::{Block, Bytes, Device, Family, Gauge, Key, MemKind, ScopeId, Space, Trace, Watch};

@@ -4,10 +4,11 @@ mod inbox;
 mod notice;
 mod sampler;
 mod sink;
+mod status;
 mod trace;
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
 
@@ -17,13 +18,15 @@ pub(crate) use self::notice::{Notice, notify};
 use self::{inbox::Inbox, sampler::Sampler};
 pub use self::{
     sink::{Sink, set_sink},
+    status::{LiveMemory, Status, status},
     trace::{GpuMemTrace, GpuMemTraceBuilder},
 };
 use crate::{
     error::{Error, Kind, Result},
     ledger::Answer,
-    model::{Device, EventKind, Family, Gauge, ScopeId, Trace, Watch},
-    source::{self, Devices},
+    model::{Device, EventKind, Family, Gauge, ParseGaugeError, ScopeId, Trace, Watch},
+    source::{self, Devices, Told},
+    sys::process,
 };
 
 static SESSION: OnceCell<Session> = OnceCell::new();
@@ -34,22 +37,84 @@ struct Session {
     /// The wanted time between two readings of the sampler.
     every: Duration,
     scopes: AtomicU64,
+    /// Somebody else was given the subscription.
+    unsubscribed: AtomicBool,
+}
+
+impl Session {
+    /// Has allocations told from now on, unless that was given up.
+    fn subscribe(&self, devices: &dyn Devices) -> Result<()> {
+        if self.unsubscribed.load(Relaxed) {
+            let why = "gpumem::unsubscribe() was called; call gpumem::subscribe()";
+            return Err(Kind::NoGauge { gauge: "exact", why }.into());
+        }
+        devices.subscribe()
+    }
+}
+
+/// Hears every allocation from now on. The first trace does this by itself; a program that allocates before it calls this
+/// (or [`preload`](crate::preload)) first, so that these blocks are known.
+///
+/// # Errors
+/// When allocations cannot be heard: without a driver, without `libcupti`, or when another profiler is at work
+/// ([`Error::is_busy`]).
+#[doc(alias = "cuptiSubscribe")]
+pub fn subscribe() -> Result<()> {
+    if process::is_forked() {
+        return Err(Kind::Forked.into());
+    }
+    let session = session();
+    session.unsubscribed.store(false, Relaxed);
+    devices()?.subscribe()
+}
+
+/// Begins to hear allocations if traces will want that; if it fails, they will say why.
+pub(crate) fn prepare(devices: &dyn Devices) {
+    let exact = matches!(gauge_of_environment(), Ok(None | Some(Gauge::Exact)));
+    if exact && !process::is_forked() {
+        let _ = session().subscribe(devices);
+    }
+}
+
+/// Lets another profiler have CUPTI's one subscription, until [`subscribe`] is called. What is known of live blocks is
+/// kept; traces that are open are told that events were lost ([`Trace::lost`]), and new ones are sampled.
+#[doc(alias = "cuptiUnsubscribe")]
+pub fn unsubscribe() {
+    let (Some(session), Ok(devices), false) = (begun(), source::devices(), process::is_forked()) else { return };
+    if devices.family() == Family::Cuda && devices.subscribed().is_some() {
+        session.unsubscribed.store(true, Relaxed);
+        devices.unsubscribe();
+        session.inbox.post(&[EventKind::Lost { count: 1 }]);
+    }
 }
 
 /// The session, begun at the first use.
 fn session() -> &'static Session {
     SESSION.get_or_init(|| {
-        #[cfg(feature = "sim")]
-        source::listen(|fact| {
-            session().inbox.post(&[fact]);
+        source::listen(|fact| match session().inbox.post(&[fact]) {
+            Answer::Freed(block) => Told::Freed(block),
+            Answer::Untracked => Told::Untracked,
+            Answer::Nothing | Answer::Trace(_) => Told::Nothing,
         });
+        process::watch(at_exit);
         Session {
             inbox: Inbox::new(),
             sampler: Sampler::default(),
             every: sample_interval(),
             scopes: AtomicU64::new(0),
+            unsubscribed: AtomicBool::new(false),
         }
     })
+}
+
+/// Driver libraries are torn down while the process exits: nobody may be in them then, and nothing is called any more.
+extern "C" fn at_exit() {
+    if let (Some(session), false) = (begun(), process::is_forked()) {
+        session.sampler.stop();
+        if let Ok(devices) = source::devices() {
+            devices.unsubscribe();
+        }
+    }
 }
 
 fn begun() -> Option<&'static Session> {
@@ -59,12 +124,13 @@ fn begun() -> Option<&'static Session> {
 /// `GPUMEM_SAMPLE_MS`: whole milliseconds between two readings, 1 unless told otherwise.
 fn sample_interval() -> Duration {
     let default = Duration::from_millis(1);
-    let Some(text) = std::env::var_os("GPUMEM_SAMPLE_MS") else { return default };
+    let Some(text) = std::env::var_os("GPUMEM_SAMPLE_MS").filter(|text| !text.is_empty()) else { return default };
     if let Some(every @ 1..) = text.to_str().and_then(|text| text.trim().parse::<u32>().ok()) {
         return Duration::from_millis(every.into());
     }
     let text = text.display();
-    let detail = format!("`{text}` is not a whole number of milliseconds from 1 on; readings are 1 ms apart");
+    let detail =
+        format!("`{text}` is not a whole number of milliseconds from 1 to 4294967295; readings are 1 ms apart");
     notify(Notice::SampleInterval, &Error::from(Kind::BadSetting { setting: "GPUMEM_SAMPLE_MS", detail }));
     default
 }
@@ -73,10 +139,32 @@ fn sample_interval() -> Duration {
 pub(crate) fn devices() -> Result<&'static dyn Devices> {
     let devices = source::devices()?;
     if devices.family() == Family::Simulated {
-        let figures = "the figures are those of a simulated GPU (GPUMEM_SIM or SimGpu::install), not of a real one";
-        notify(Notice::Simulated, &figures);
+        notify(
+            Notice::Simulated,
+            &"figures are those of a simulated GPU (GPUMEM_SIM or SimGpu::install), not of a real one",
+        );
+    }
+    #[cfg(not(feature = "sim"))]
+    {
+        static IN_VAIN: OnceCell<bool> = OnceCell::new();
+        let is_set = || std::env::var_os("GPUMEM_SIM").is_some_and(|text| !text.is_empty());
+        if *IN_VAIN.get_or_init(is_set) {
+            let text = "GPUMEM_SIM is set, but this build has no simulated devices; enable the feature `sim`";
+            notify(Notice::Simulated, &text);
+        }
     }
     Ok(devices)
+}
+
+/// What a new scope is asked to be.
+#[derive(Clone, Copy, Debug, Default)]
+struct Wish {
+    /// Else the calling thread's current device.
+    device: Option<u32>,
+    /// Else the best.
+    gauge: Option<Gauge>,
+    /// Only what the calling thread allocates.
+    of_thread: bool,
 }
 
 /// A scope that is open, on a device that is fixed.
@@ -88,42 +176,52 @@ struct OpenScope {
 }
 
 impl OpenScope {
-    /// Opens a scope by the gauge that was wished for, else by that of `GPUMEM_GAUGE`, else by the best that the device
-    /// offers. None where the gauge is `Off`.
-    fn open(ordinal: Option<u32>, wish: Option<Gauge>) -> Result<Option<Self>> {
-        let wish = wish.map_or_else(gauge_of_environment, |gauge| Ok(Some(gauge)))?;
-        if wish == Some(Gauge::Off) {
+    /// Opens a scope by the gauge that was wished for, else by that of `GPUMEM_GAUGE`, else by the best that the devices
+    /// offer. None where the gauge is `Off`.
+    fn open(wish: Wish) -> Result<Option<Self>> {
+        let gauge = wish.gauge.map_or_else(gauge_of_environment, |gauge| Ok(Some(gauge)))?;
+        if gauge == Some(Gauge::Off) {
             return Ok(None);
         }
+        if process::is_forked() {
+            return Err(Kind::Forked.into());
+        }
         let devices = devices()?;
-        let ordinal = ordinal.map_or_else(|| devices.current(), Ok)?;
+        let ordinal = wish.device.map_or_else(|| devices.current(), Ok)?;
         let device = Device { family: devices.family(), ordinal };
-        let told = devices.tells(ordinal);
-        let gauge = match wish {
-            Some(Gauge::Exact) => told.map(|()| Gauge::Exact)?,
-            None if told.is_ok() => Gauge::Exact,
-            _ => Gauge::Sampled,
-        };
         let session = session();
+        let (gauge, not_exact) = match gauge {
+            Some(Gauge::Sampled) => (Gauge::Sampled, None),
+            Some(_) => session.subscribe(devices).map(|()| (Gauge::Exact, None))?,
+            None => match session.subscribe(devices) {
+                Ok(()) => (Gauge::Exact, None),
+                Err(why) => (Gauge::Sampled, Some(why)),
+            },
+        };
+        let sampled = gauge == Gauge::Sampled;
+        if sampled && wish.of_thread {
+            let why = "a trace of one thread needs exact figures, and the device is sampled";
+            return Err(not_exact.unwrap_or_else(|| Kind::NoGauge { gauge: "exact", why }.into()));
+        }
+        let every = if sampled { session.every } else { Duration::ZERO };
+        let thread = wish.of_thread.then(inbox::thread);
+        let watch = Watch { device, gauge, every, thread };
         let id = ScopeId(session.scopes.fetch_add(1, Relaxed));
-        let mut facts = Vec::with_capacity(2);
-        let mut every = Duration::ZERO;
-        if gauge == Gauge::Sampled {
-            every = session.every;
+        let open = EventKind::Open { scope: id, watch };
+        if sampled {
             let memory = devices.read(ordinal)?;
             session.sampler.watch(session, device, devices)?;
-            facts.push(EventKind::Sample { device, memory });
-            notify(
-                Notice::Sampled,
-                &format_args!(
-                    "memory of {device} is sampled every {every:?}, all processes on it together: a peak between two \
-                     readings is missed (gauge: sampled; GPUMEM_SAMPLE_MS sets the interval, GPUMEM_REPORT=off silences)"
-                ),
-            );
+            session.inbox.post(&[EventKind::Sample { device, memory }, open]);
+        } else {
+            devices.check(ordinal)?;
+            session.inbox.post(&[open]);
         }
-        let watch = Watch { device, gauge, every, thread: None };
-        facts.push(EventKind::Open { scope: id, watch });
-        session.inbox.post(&facts);
+        if let Some(why) = not_exact {
+            let text = format_args!(
+                "{device} is sampled every {every:?}, all processes on it, and shorter peaks are missed, because {why}"
+            );
+            notify(Notice::Sampled, &text);
+        }
         Ok(Some(Self { id, device, gauge, devices }))
     }
 
@@ -165,11 +263,11 @@ fn gauge_of_environment() -> Result<Option<Gauge>> {
     let chosen = CHOSEN.get_or_init(|| {
         let Some(text) = std::env::var_os("GPUMEM_GAUGE") else { return Ok(None) };
         let text = text.to_string_lossy();
-        if text.is_empty() || text.eq_ignore_ascii_case("auto") {
+        if matches!(text.trim().to_ascii_lowercase().as_str(), "" | "auto") {
             return Ok(None);
         }
         let bad = |detail| Error::from(Kind::BadSetting { setting: "GPUMEM_GAUGE", detail });
-        text.parse().map(Some).map_err(|error: crate::model::ParseGaugeError| bad(error.to_string()))
+        text.parse().map(Some).map_err(|error: ParseGaugeError| bad(format!("{error}, or auto for the best")))
     });
     chosen.clone()
 }

@@ -3,10 +3,14 @@
 use std::{
     cell::Cell,
     fmt::{self, Display},
-    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
 };
 
 use super::sink;
+use crate::error::Error;
 
 /// What a notice is about.
 #[derive(Clone, Copy, Debug)]
@@ -16,9 +20,24 @@ pub(crate) enum Notice {
     Simulated,
     Stale,
     Lost,
+    Untracked,
     SampleInterval,
     Report,
     Unwritten,
+}
+
+/// Says why a trace is off, once for each reason, of the first few.
+pub(super) fn notify_off(error: &Error) {
+    static GIVEN: Mutex<Vec<Error>> = Mutex::new(Vec::new());
+    if error.is_unavailable() {
+        return notify(Notice::Off, &format_args!("traces are off: {error}"));
+    }
+    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if given.len() < 8 && !given.contains(error) && !sink::is_off() {
+        given.push(error.clone());
+        drop(given);
+        eprint!("{}", Quiet::new(&format_args!("gpumem: a trace is off: {error}\n")));
+    }
 }
 
 /// Says it on stderr, unless the same notice was given before or reports are off.

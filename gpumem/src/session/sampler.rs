@@ -12,7 +12,6 @@ use std::{
 };
 
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
-use once_cell::sync::OnceCell;
 
 use super::{
     Session,
@@ -22,7 +21,7 @@ use crate::{
     error::{Error, Kind, Result},
     model::{Device, EventKind},
     source::Devices,
-    sys::exit,
+    sys::process,
 };
 
 /// How long the thread stays with nothing to watch.
@@ -80,7 +79,6 @@ impl Sampler {
             if let Thread::Ended(handle) = mem::replace(&mut state.thread, running) {
                 let _ = handle.join();
             }
-            stop_at_exit();
         }
         match state.watched.iter_mut().find(|watched| watched.device == device) {
             Some(watched) => watched.scopes += 1,
@@ -91,6 +89,9 @@ impl Sampler {
 
     /// One scope less watches the device.
     pub(super) fn unwatch(&self, device: Device) {
+        if process::is_forked() {
+            return;
+        }
         let mut state = self.state();
         if let Some(watched) = state.watched.iter_mut().find(|watched| watched.device == device) {
             watched.scopes -= 1;
@@ -99,7 +100,7 @@ impl Sampler {
     }
 
     /// Ends the thread, for good.
-    fn stop(&self) {
+    pub(super) fn stop(&self) {
         let thread = {
             let mut state = self.state();
             state.over = true;
@@ -194,15 +195,4 @@ pub(super) fn reading(device: Device, devices: &dyn Devices) -> EventKind {
             EventKind::Unread { device }
         }
     }
-}
-
-/// Driver libraries are torn down while the process exits: nobody may be in them then.
-fn stop_at_exit() {
-    extern "C" fn stop() {
-        if let Some(session) = super::begun() {
-            session.sampler.stop();
-        }
-    }
-    static ONCE: OnceCell<()> = OnceCell::new();
-    ONCE.get_or_init(|| exit::at_exit(stop));
 }

@@ -1,6 +1,7 @@
 //! Where reports go.
 
 use std::{
+    cell::Cell,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, PoisonError, RwLock},
@@ -10,7 +11,7 @@ use once_cell::sync::OnceCell;
 
 use super::notice::{Notice, Quiet, notify};
 use crate::{
-    error::Kind,
+    error::{Error, Kind},
     export::{self, Format},
     report::Report,
 };
@@ -35,8 +36,8 @@ pub enum Sink {
 }
 
 impl Sink {
-    /// Hands each report to a function, on the thread that reports. A panic in it is caught, since it may come from
-    /// the drop of a guard.
+    /// Hands each report to a function, on the thread that reports. A panic that unwinds from it is caught, since it may
+    /// run in the drop of a guard. Traces in it do not report.
     ///
     /// ```
     /// use gpumem::{GpuMemTrace, Sink, set_sink};
@@ -61,17 +62,33 @@ impl fmt::Debug for Sink {
     }
 }
 
+thread_local! {
+    /// This thread is in a custom sink.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
 static SINK: RwLock<Option<Sink>> = RwLock::new(None);
 
 /// Sends the reports of all traces there from now on, whatever `GPUMEM_REPORT` says.
 pub fn set_sink(sink: Sink) {
-    *SINK.write().unwrap_or_else(PoisonError::into_inner) = Some(sink);
+    let replaced = SINK.write().unwrap_or_else(PoisonError::into_inner).replace(sink);
+    // Not under the lock: what a sink owns may itself report when it is dropped.
+    drop(replaced);
 }
 
 fn sink() -> Sink {
     // Cloned, not borrowed: a sink may itself set another.
     let set = SINK.read().unwrap_or_else(PoisonError::into_inner).clone();
     set.unwrap_or_else(|| of_environment().0.clone())
+}
+
+/// Says what is wrong with `GPUMEM_REPORT`, if it counts.
+fn complain() {
+    let is_set = SINK.read().unwrap_or_else(PoisonError::into_inner).is_some();
+    if let (false, (_, Some(detail))) = (is_set, of_environment()) {
+        let detail = detail.clone();
+        notify(Notice::Report, &Error::from(Kind::BadSetting { setting: "GPUMEM_REPORT", detail }));
+    }
 }
 
 /// The sink of `GPUMEM_REPORT`, and what was wrong with it.
@@ -101,11 +118,8 @@ pub(super) fn is_off() -> bool {
 
 /// Writes one report.
 pub(super) fn write(report: &Report) {
+    complain();
     let sink = sink();
-    if let (_, Some(detail)) = of_environment() {
-        let detail = detail.clone();
-        notify(Notice::Report, &crate::error::Error::from(Kind::BadSetting { setting: "GPUMEM_REPORT", detail }));
-    }
     let print = |format: &Format, to_stderr: bool| {
         let text = format.line(report);
         let quiet = Quiet::new(&text);
@@ -125,8 +139,13 @@ pub(super) fn write(report: &Report) {
         Sink::Json => print(&export::JSON, false),
         Sink::Off => {}
         Sink::Custom(to) => {
+            // A trace inside a sink would report to it without end.
+            if INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true) {
+                return;
+            }
             // The panic hook has spoken; going on is what a guard's drop owes its host.
             let _ = catch_unwind(AssertUnwindSafe(|| to(report)));
+            let _ = INSIDE.try_with(|inside| inside.set(false));
         }
     }
 }

@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
-    OpenScope,
-    notice::{Notice, notify},
+    OpenScope, Wish,
+    notice::{Notice, notify, notify_off},
     sink,
 };
 use crate::{
@@ -84,7 +84,7 @@ impl GpuMemTrace {
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn builder() -> GpuMemTraceBuilder {
-        GpuMemTraceBuilder { ctx: None, device: None, gauge: None, silent: false, on_exit_report: true }
+        GpuMemTraceBuilder { ctx: None, wish: Wish::default(), silent: false, on_exit_report: true }
     }
 
     /// Runs `code` under a trace, reports when it is through, and gives its result out: what it holds is reported as
@@ -140,7 +140,7 @@ impl GpuMemTrace {
     /// ```
     pub fn data(&self) -> Trace {
         match &self.state {
-            State::Off => Trace::off(self.settings.device.unwrap_or(0)),
+            State::Off => Trace::off(self.settings.wish.device.unwrap_or(0)),
             State::Running(scope) => scope.read(),
             State::Stopped(trace) => *trace,
         }
@@ -181,7 +181,12 @@ impl GpuMemTrace {
             return;
         }
         if trace.lost > 0 {
-            notify(Notice::Lost, &"events were lost while a trace was open; its figures may be wrong");
+            notify(Notice::Lost, &"allocations were missed while a trace was open; its figures may be wrong");
+        }
+        if trace.untracked > 0 {
+            let text = "blocks older than the first trace were freed, and nobody knows their size: `used` may be too high; \
+                        call gpumem::subscribe() before they are allocated";
+            notify(Notice::Untracked, &text);
         }
         let subctx = subctx.map(ToString::to_string);
         sink::write(&Report::new(trace, self.settings.ctx.as_deref(), subctx.as_deref()));
@@ -230,8 +235,7 @@ impl fmt::Debug for GpuMemTrace {
 #[must_use = "nothing is measured before `start`"]
 pub struct GpuMemTraceBuilder {
     ctx: Option<String>,
-    device: Option<u32>,
-    gauge: Option<Gauge>,
+    wish: Wish,
     silent: bool,
     on_exit_report: bool,
 }
@@ -245,13 +249,32 @@ impl GpuMemTraceBuilder {
 
     /// The CUDA ordinal of the device, instead of the calling thread's current one.
     pub fn device(mut self, ordinal: u32) -> Self {
-        self.device = Some(ordinal);
+        self.wish.device = Some(ordinal);
         self
     }
 
     /// How to measure, instead of the best way that the device offers (or `GPUMEM_GAUGE`).
     pub fn gauge(mut self, gauge: Gauge) -> Self {
-        self.gauge = Some(gauge);
+        self.wish.gauge = Some(gauge);
+        self
+    }
+
+    /// Counts only what the calling thread allocates, wherever it is freed, instead of the whole process. Needs exact
+    /// figures.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// use gpumem::{Bytes, GpuMemTrace};
+    ///
+    /// let trace = GpuMemTrace::builder().thread_local_only().start()?;
+    /// let other = std::thread::scope(|threads| threads.spawn(|| gpu.alloc(Bytes::mib(100))).join().unwrap())?;
+    /// let own = gpu.alloc(Bytes::mib(1))?;
+    /// assert_eq!(trace.data().used.mb(), 1);
+    /// # drop((own, other));
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    pub fn thread_local_only(mut self) -> Self {
+        self.wish.of_thread = true;
         self
     }
 
@@ -284,13 +307,13 @@ impl GpuMemTraceBuilder {
     }
 
     fn open(&self) -> Result<State> {
-        let scope = OpenScope::open(self.device, self.gauge)?;
+        let scope = OpenScope::open(self.wish)?;
         Ok(scope.map_or(State::Off, State::Running))
     }
 
     fn open_or_off(&self) -> State {
         self.open().unwrap_or_else(|error| {
-            notify(Notice::Off, &format_args!("traces are off: {error}"));
+            notify_off(&error);
             State::Off
         })
     }

@@ -4,6 +4,8 @@
 #[cfg(feature = "nvml")]
 use once_cell::sync::OnceCell;
 
+#[cfg(feature = "cupti")]
+use super::cupti;
 use super::{Chosen, Devices};
 #[cfg(feature = "nvml")]
 use crate::sys::nvml;
@@ -25,7 +27,7 @@ fn device(ordinal: u32) -> Result<CudaDevice> {
     let devices = cuda::devices()?;
     devices.get(ordinal as usize).copied().ok_or_else(|| {
         let count = u32::try_from(devices.len()).unwrap_or(u32::MAX);
-        Kind::NoDevice { ordinal, count }.into()
+        Kind::NoDevice { ordinal, count, simulated: false }.into()
     })
 }
 
@@ -40,9 +42,13 @@ impl Devices for Cuda {
 
     fn current(&self) -> Result<u32> {
         if cuda::devices()?.is_empty() {
-            return Err(Kind::NoDevice { ordinal: 0, count: 0 }.into());
+            return Err(Kind::NoDevice { ordinal: 0, count: 0, simulated: false }.into());
         }
         Ok(cuda::current()?.unwrap_or(0))
+    }
+
+    fn check(&self, ordinal: u32) -> Result<()> {
+        device(ordinal).map(|_| ())
     }
 
     fn name(&self, ordinal: u32) -> Result<String> {
@@ -62,10 +68,36 @@ impl Devices for Cuda {
         device(ordinal)?.preload()
     }
 
-    fn tells(&self, ordinal: u32) -> Result<()> {
-        let device = format!("device {ordinal}");
-        let cure = "this version hears no allocations of CUDA devices yet; use `sampled`";
-        Err(Kind::NoGauge { gauge: "exact", device, cure }.into())
+    #[cfg(feature = "cupti")]
+    fn subscribe(&self) -> Result<()> {
+        // Without a driver there is nothing to hear, and CUPTI is not the reason.
+        cuda::devices()?;
+        cupti::subscribe()
+    }
+
+    #[cfg(not(feature = "cupti"))]
+    fn subscribe(&self) -> Result<()> {
+        Err(Kind::NotBuilt { feature: "cupti" }.into())
+    }
+
+    fn can_subscribe(&self) -> Result<()> {
+        cuda::devices()?;
+        #[cfg(feature = "cupti")]
+        return cupti::can_subscribe();
+        #[cfg(not(feature = "cupti"))]
+        Err(Kind::NotBuilt { feature: "cupti" }.into())
+    }
+
+    fn unsubscribe(&self) {
+        #[cfg(feature = "cupti")]
+        cupti::unsubscribe();
+    }
+
+    fn subscribed(&self) -> Option<&'static str> {
+        #[cfg(feature = "cupti")]
+        return cupti::subscribed();
+        #[cfg(not(feature = "cupti"))]
+        None
     }
 }
 
@@ -79,8 +111,7 @@ fn by_nvml(device: CudaDevice) -> Result<GpuMemory> {
         handles[device.ordinal as usize].get_or_try_init(|| nvml::device_by_uuid(device.uuid, device.ordinal))?;
     let nvml::Figures { total, free, used, reserved } = handle.memory(device.ordinal)?;
     // Where a figure is not available NVML gives u64::MAX, or zero for the total.
-    let told = free.checked_add(used).and_then(|told| told.checked_add(reserved.unwrap_or(0)));
-    if total == 0 || told.is_none_or(|told| told > total) {
+    if total == 0 || total == u64::MAX || free > total || used > total {
         return Err(Kind::NoFigure { source: "NVML", device: device.ordinal }.into());
     }
     Ok(GpuMemory {

@@ -3,30 +3,34 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cupti")]
+mod cupti;
 #[cfg(feature = "sim")]
 #[allow(dead_code, reason = "the stand-in driver of the tests is the same file and uses more of it")]
 mod device_model;
 #[cfg(feature = "sim")]
 pub mod sim;
 
-#[cfg(feature = "sim")]
+use std::panic::RefUnwindSafe;
+
 use once_cell::sync::OnceCell;
 
-#[cfg(feature = "sim")]
-use crate::model::EventKind;
 use crate::{
     error::{Error, Result},
-    model::{Family, GpuMemory},
+    model::{Block, EventKind, Family, GpuMemory},
 };
 
 /// Devices of one kind, by number.
-pub(crate) trait Devices: Send + Sync {
+pub(crate) trait Devices: Send + Sync + RefUnwindSafe {
     fn family(&self) -> Family;
 
     fn count(&self) -> Result<u32>;
 
     /// The calling thread's current device; 0 if it has chosen none.
     fn current(&self) -> Result<u32>;
+
+    /// Whether there is such a device.
+    fn check(&self, ordinal: u32) -> Result<()>;
 
     fn name(&self, ordinal: u32) -> Result<String>;
 
@@ -39,8 +43,17 @@ pub(crate) trait Devices: Send + Sync {
     /// Pays now for what the first use of the device would cost.
     fn preload(&self, ordinal: u32) -> Result<()>;
 
-    /// Whether every allocation on the device is posted; if not, why not.
-    fn tells(&self, ordinal: u32) -> Result<()>;
+    /// Has every allocation on its devices told from now on, if it is not so already.
+    fn subscribe(&self) -> Result<()>;
+
+    /// Whether that would work, without doing it.
+    fn can_subscribe(&self) -> Result<()>;
+
+    /// Ends that.
+    fn unsubscribe(&self);
+
+    /// By what allocations are told; `None` if they are not.
+    fn subscribed(&self) -> Option<&'static str>;
 }
 
 /// A family's answer to whether the process uses it: not, yes, or it would but cannot.
@@ -62,20 +75,25 @@ pub(crate) fn devices() -> Result<&'static dyn Devices> {
     })
 }
 
+/// What is said to a fact that was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    Nothing,
+    /// This block is freed.
+    Freed(Block),
+    /// The block that is freed is not known.
+    Untracked,
+}
+
 /// Where sources that tell post their facts; set by the session when it begins. Until then nobody listens, and a fact
 /// costs one load.
-#[cfg(feature = "sim")]
-static LISTENER: OnceCell<fn(EventKind)> = OnceCell::new();
+static LISTENER: OnceCell<fn(EventKind) -> Told> = OnceCell::new();
 
-#[cfg(feature = "sim")]
-pub(crate) fn listen(listener: fn(EventKind)) {
+pub(crate) fn listen(listener: fn(EventKind) -> Told) {
     // The session is one for the process and sets always the same.
     let _ = LISTENER.set(listener);
 }
 
-#[cfg(feature = "sim")]
-fn tell(fact: EventKind) {
-    if let Some(listener) = LISTENER.get() {
-        listener(fact);
-    }
+fn tell(fact: EventKind) -> Told {
+    LISTENER.get().map_or(Told::Nothing, |listener| listener(fact))
 }

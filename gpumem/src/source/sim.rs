@@ -219,7 +219,7 @@ fn from_environment() -> Result<()> {
         let bad = |detail| Error::from(Kind::BadSetting { setting: "GPUMEM_SIM", detail });
         let text = text.into_string().map_err(|_| bad("it is not UTF-8".to_owned()))?;
         let totals: Result<Vec<Bytes>, _> = text.split(',').map(str::parse).collect();
-        for total in totals.map_err(|error| bad(error.to_string()))? {
+        for total in totals.map_err(|error| bad(format!("{error} (it says `{text}`)")))? {
             add(total)?;
         }
         Ok(())
@@ -248,7 +248,7 @@ fn gpu(ordinal: u32) -> Result<SimGpu> {
     let gpus = GPUS.read().unwrap_or_else(PoisonError::into_inner);
     gpus.get(ordinal as usize).cloned().ok_or_else(|| {
         let count = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
-        Kind::NoDevice { ordinal, count }.into()
+        Kind::NoDevice { ordinal, count, simulated: true }.into()
     })
 }
 
@@ -263,6 +263,11 @@ impl Devices for Simulated {
 
     fn current(&self) -> Result<u32> {
         Ok(CURRENT.get())
+    }
+
+    fn check(&self, ordinal: u32) -> Result<()> {
+        let count = count()?;
+        if ordinal < count { Ok(()) } else { Err(Kind::NoDevice { ordinal, count, simulated: true }.into()) }
     }
 
     fn name(&self, ordinal: u32) -> Result<String> {
@@ -295,10 +300,21 @@ impl Devices for Simulated {
     }
 
     fn preload(&self, ordinal: u32) -> Result<()> {
-        gpu(ordinal).map(|_| ())
+        self.check(ordinal)
     }
 
-    fn tells(&self, ordinal: u32) -> Result<()> {
-        gpu(ordinal).map(|_| ())
+    /// Simulated devices always tell.
+    fn subscribe(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn can_subscribe(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn unsubscribe(&self) {}
+
+    fn subscribed(&self) -> Option<&'static str> {
+        Some("the simulated device")
     }
 }

@@ -36,8 +36,10 @@ const SYMBOLS: &[&str] = &[
     "cuCtxPopCurrent_v2",
     "cuCtxPushCurrent_v2",
     "cuCtxSynchronize",
+    "cuMemGetAddressRange_v2",
     "cuMemGetInfo_v2",
     "cuMemPoolTrimTo",
+    "cuPointerGetAttribute",
     "cuStreamIsCapturing",
 ];
 
@@ -95,6 +97,39 @@ fn current_device() -> Result<Option<sys::CUdevice>, Error> {
     // SAFETY: the driver is initialised and the out-parameter is a live `CUdevice`.
     unsafe { sys::cuCtxGetDevice(&raw mut device) }.result().map_err(|error| told("cuCtxGetDevice", error, None))?;
     Ok(Some(device))
+}
+
+/// One allocation as the driver knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) bytes: u64,
+    pub(crate) ordinal: u32,
+    pub(crate) managed: bool,
+    pub(crate) on_host: bool,
+}
+
+/// The allocation that begins at an address, if the driver knows one.
+#[doc(alias("cuMemGetAddressRange", "cuPointerGetAttribute"))]
+pub(crate) fn range_at(address: u64) -> Option<Range> {
+    use sys::CUpointer_attribute as Attribute;
+
+    const CU_MEMORYTYPE_HOST: u32 = 1;
+    let (mut base, mut bytes) = (0, 0);
+    // SAFETY: any address may be asked for, and both out-parameters are live.
+    unsafe { sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, address) }.result().ok()?;
+    let attribute = |attribute| {
+        let mut value = 0_u32;
+        // SAFETY: the attributes asked for are 32 bits wide, or narrower and written at the front of a zeroed word.
+        unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address) }.result().ok()?;
+        Some(value)
+    };
+    let device = attribute(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;
+    Some(Range {
+        bytes: (base == address).then_some(bytes as u64)?,
+        ordinal: device,
+        managed: attribute(Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED)? != 0,
+        on_host: attribute(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)? == CU_MEMORYTYPE_HOST,
+    })
 }
 
 impl CudaDevice {

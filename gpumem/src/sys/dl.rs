@@ -1,6 +1,11 @@
 //! Finding a library and making sure that it has what will be called.
 
-use std::error::Error as _;
+use std::{
+    env,
+    error::Error as _,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use libloading::Library;
 
@@ -11,26 +16,82 @@ use crate::error::{Error, Kind};
 /// cudarc's loader searches by the same names, so what it finds later is what was checked here; it panics where a
 /// library or a symbol is missing, which a tool that only measures must not.
 pub(super) fn load(library: &'static str, names: &[&str], symbols: &[&str]) -> Result<(), Error> {
+    let (loaded, _) = open(library, names.iter().map(PathBuf::from))?;
+    let missing = symbols.iter().find(|symbol| {
+        // SAFETY: the symbol is only looked up, as an address that is never called or read here.
+        unsafe { loaded.get::<*const ()>(symbol.as_bytes()) }.is_err()
+    });
+    if let Some(symbol) = missing {
+        return Err(Kind::NoSymbol { library, symbol: (*symbol).to_owned() }.into());
+    }
+    // Kept for the life of the process: a driver library that is unloaded and loaded again starts over.
+    std::mem::forget(loaded);
+    Ok(())
+}
+
+/// Loads the first of `places` that can be loaded, and says which it was.
+pub(super) fn open(
+    library: &'static str,
+    places: impl IntoIterator<Item = PathBuf>,
+) -> Result<(Library, PathBuf), Error> {
     let mut detail = String::new();
-    for name in names {
-        // SAFETY: loading runs the library's initialisers. The names are those of NVIDIA's driver, whose initialisers
-        // have no preconditions; a library of that name put on the path by the user is as trusted as the user's own.
-        match unsafe { Library::new(*name) } {
-            Ok(loaded) => {
-                let missing = symbols.iter().find(|symbol| {
-                    // SAFETY: the symbol is only looked up, as an address that is never called or read here.
-                    unsafe { loaded.get::<*const ()>(symbol.as_bytes()) }.is_err()
-                });
-                if let Some(symbol) = missing {
-                    return Err(Kind::NoSymbol { library, symbol: (*symbol).to_owned() }.into());
-                }
-                // Kept for the life of the process: a driver library that is unloaded and loaded again starts over.
-                std::mem::forget(loaded);
-                return Ok(());
-            }
+    for place in places {
+        // SAFETY: loading runs the library's initialisers. The names are those of NVIDIA's libraries, whose
+        // initialisers have no preconditions; a library of that name put on the path by the user is as trusted as the
+        // user's own.
+        match unsafe { Library::new(&place) } {
+            Ok(loaded) => return Ok((loaded, place)),
             // The loader's own words are the source of the error.
             Err(error) => detail = error.source().map_or_else(|| error.to_string(), ToString::to_string),
         }
     }
     Err(Kind::NoLibrary { library, detail }.into())
+}
+
+const CUPTI_NAMES: &[&str] = &["libcupti.so.13", "libcupti.so.12", "libcupti.so"];
+
+/// Where `libcupti` may be: `GPUMEM_CUPTI`, the loader's own path, the toolkit, Python's packages. It is not part of the
+/// driver, and toolkits do not put it on the loader's path.
+pub(super) fn cupti_places() -> Vec<PathBuf> {
+    let mut places: Vec<PathBuf> = Vec::new();
+    if let Some(named) = env::var_os("GPUMEM_CUPTI").filter(|named| !named.is_empty()).map(PathBuf::from) {
+        if named.is_dir() {
+            places.extend(CUPTI_NAMES.iter().map(|name| named.join(name)));
+        } else {
+            // Named by the user: nothing else will do.
+            return vec![named];
+        }
+    }
+    places.extend(CUPTI_NAMES.iter().map(PathBuf::from));
+    let mut folders = Vec::new();
+    let toolkits = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"].iter().filter_map(env::var_os).map(PathBuf::from);
+    for toolkit in toolkits.chain([PathBuf::from("/usr/local/cuda")]).chain(matching(Path::new("/usr/local"), "cuda-"))
+    {
+        let inside = ["extras/CUPTI/lib64", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib", "lib64"];
+        folders.extend(inside.map(|folder| toolkit.join(folder)));
+    }
+    for python in ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(env::var_os).map(PathBuf::from) {
+        for version in matching(&python.join("lib"), "python3") {
+            let packages = version.join("site-packages/nvidia");
+            folders.extend(["cu13/lib", "cuda_cupti/lib"].map(|folder| packages.join(folder)));
+        }
+    }
+    let files = folders.iter().flat_map(|folder| CUPTI_NAMES.iter().map(|name| folder.join(name)));
+    places.extend(files.filter(|file| file.exists()));
+    places
+}
+
+/// What is in a folder under a name that begins so, the newest version first.
+fn matching(folder: &Path, beginning: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut found: Vec<_> = entries
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(beginning))
+        .map(|entry| entry.path())
+        .collect();
+    found.sort_by_key(|path| {
+        let numbers = path.to_string_lossy().into_owned();
+        numbers.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect::<Vec<u64>>()
+    });
+    found.reverse();
+    found
 }

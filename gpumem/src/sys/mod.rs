@@ -3,8 +3,10 @@
 
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+#[cfg(feature = "cupti")]
+pub(crate) mod cupti;
 #[cfg(feature = "cuda")]
 mod dl;
-pub(crate) mod exit;
 #[cfg(feature = "nvml")]
 pub(crate) mod nvml;
+pub(crate) mod process;

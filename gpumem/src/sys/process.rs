@@ -1,0 +1,50 @@
+//! The process itself: its end, and its copies.
+
+use std::{
+    ffi::c_int,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use once_cell::sync::OnceCell;
+
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" {
+    fn atexit(callback: extern "C" fn()) -> c_int;
+
+    #[cfg(unix)]
+    fn pthread_atfork(
+        prepare: Option<unsafe extern "C" fn()>,
+        parent: Option<unsafe extern "C" fn()>,
+        child: Option<unsafe extern "C" fn()>,
+    ) -> c_int;
+}
+
+/// Has `callback` called when the process exits, before the driver libraries are torn down: handlers run in reverse
+/// order and libraries are finished after the last one. It must not unwind. From then on forks are noticed, too.
+pub(crate) fn watch(callback: extern "C" fn()) {
+    static ONCE: OnceCell<()> = OnceCell::new();
+    ONCE.get_or_init(|| {
+        // SAFETY: `atexit` is in the C library that every target of `std` with NVIDIA drivers links; it keeps the
+        // function pointer, which is `'static`, and calls it once with no argument. A refusal (no memory) is harmless:
+        // the handler is then not called.
+        unsafe { atexit(callback) };
+        #[cfg(unix)]
+        // SAFETY: `pthread_atfork` is in the C library of every unix; it keeps the function pointer, which is `'static`,
+        // and calls it in the child of a fork. What is called there stores to an atomic, which is allowed.
+        unsafe {
+            pthread_atfork(None, None, Some(forked))
+        };
+    });
+}
+
+#[cfg(unix)]
+unsafe extern "C" fn forked() {
+    FORKED.store(true, Relaxed);
+}
+
+/// This process is the copy of one that used this crate. Its other threads are gone, locks that they held stay locked for
+/// ever, and the CUDA driver does not work in it either.
+pub(crate) fn is_forked() -> bool {
+    FORKED.load(Relaxed)
+}
