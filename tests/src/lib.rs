@@ -164,14 +164,18 @@ impl Standin {
     /// When the child cannot be set up or run, and when it hangs.
     pub fn run(&self, script: &str) -> Outcome {
         let folder = Folder::new();
-        let of_cupti = self.install(&folder.0).unwrap_or_else(|error| panic!("cannot install the stand-in driver: {error}"));
+        let of_cupti =
+            self.install(&folder.0).unwrap_or_else(|error| panic!("cannot install the stand-in driver: {error}"));
         let log = folder.0.join("calls");
         let output = |name: &str| File::create(folder.0.join(name)).map(Stdio::from);
         let spawned = || -> io::Result<process::Child> {
             let mut command = Command::new(built("probe"));
             for (name, _) in env::vars_os() {
                 let name_text = name.to_string_lossy();
-                if ["GPUMEM_", "CUDA_", "LD_", "VIRTUAL_ENV", "CONDA_"].iter().any(|prefix| name_text.starts_with(prefix)) {
+                if ["GPUMEM_", "CUDA_", "LD_", "VIRTUAL_ENV", "CONDA_"]
+                    .iter()
+                    .any(|prefix| name_text.starts_with(prefix))
+                {
                     command.env_remove(&name);
                 }
             }

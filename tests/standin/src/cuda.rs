@@ -9,6 +9,7 @@ use std::mem::{self, ManuallyDrop};
 use std::process;
 use std::sync::atomic::Ordering;
 
+use crate::cupti;
 use crate::device_model::{DeviceModel, ModelError};
 use crate::driver::{Call, Capture, Gpu, Memory, Objects, Stream, free_handle, lock};
 use crate::ffi::{Input, NullPointer, Out};
@@ -131,6 +132,7 @@ fn begin_context(call: &Call, gpu: &Gpu, name: impl FnOnce(&mut Objects) -> Hand
 
 /// Ends all that is in a context.
 fn empty_context(call: &Call, gpu: &Gpu, context: Handle) {
+    cupti::announce_end(context);
     gpu.memory().end(context);
     let mut objects = lock(&call.driver.objects);
     objects.streams.retain(|_, stream| stream.context != context);
@@ -138,7 +140,7 @@ fn empty_context(call: &Call, gpu: &Gpu, context: Handle) {
     objects.managed.retain(|_, (_, whose)| *whose != context);
 }
 
-fn create_context(call: &Call, created: &Out<Handle>, of: Device) -> Result<(), Refusal> {
+fn create_context(call: &Call, created: Out<Handle>, of: Device) -> Result<(), Refusal> {
     let (card, gpu) = device(call, of)?;
     let context = begin_context(call, gpu, |objects| {
         let context = free_handle(CREATED_CONTEXTS, |taken| objects.contexts.contains_key(taken));
@@ -282,11 +284,11 @@ fn fill(call: &Call, address: Address, value: u8, length: usize) -> Result<(), R
     Ok(())
 }
 
-fn put_uuid(uuid: &Out<[u8; 16]>, bytes: [u8; 16]) -> Result<(), Refusal> {
+fn put_uuid(uuid: Out<[u8; 16]>, bytes: [u8; 16]) -> Result<(), Refusal> {
     Ok(uuid.put(bytes)?)
 }
 
-fn new_event(call: &Call, created: &Out<Handle>) -> Result<(), Refusal> {
+fn new_event(call: &Call, created: Out<Handle>) -> Result<(), Refusal> {
     current(call)?;
     let mut objects = lock(&call.driver.objects);
     let handle = free_handle(EVENTS, |taken| objects.events.contains(taken));
@@ -297,7 +299,7 @@ fn new_event(call: &Call, created: &Out<Handle>) -> Result<(), Refusal> {
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
 
-fn new_stream(call: &Call, created: &Out<Handle>, flags: c_uint) -> Result<(), Refusal> {
+fn new_stream(call: &Call, created: Out<Handle>, flags: c_uint) -> Result<(), Refusal> {
     let (context, card, _) = context(call)?;
     let mut objects = lock(&call.driver.objects);
     let handle = free_handle(STREAMS, |taken| objects.streams.contains_key(taken));
@@ -375,12 +377,12 @@ exports! {
     fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, of: Device) |call| {
         // On a split card this one names the whole card.
         let (_, gpu) = device(call, of)?;
-        put_uuid(&uuid, gpu.uuid.0)
+        put_uuid(uuid, gpu.uuid.0)
     }
 
     fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, of: Device) |call| {
         let (_, gpu) = device(call, of)?;
-        put_uuid(&uuid, gpu.mig.unwrap_or(gpu.uuid).0)
+        put_uuid(uuid, gpu.mig.unwrap_or(gpu.uuid).0)
     }
 
     fn cuDeviceTotalMem_v2(bytes: Out<usize>, of: Device) |call| {
@@ -439,15 +441,15 @@ exports! {
     }
 
     fn cuCtxCreate_v2(created: Out<Handle>, _flags: c_uint, of: Device) |call| {
-        create_context(call, &created, of)
+        create_context(call, created, of)
     }
 
     fn cuCtxCreate_v3(created: Out<Handle>, _params: Out<c_void>, _count: c_int, _flags: c_uint, of: Device) |call| {
-        create_context(call, &created, of)
+        create_context(call, created, of)
     }
 
     fn cuCtxCreate_v4(created: Out<Handle>, _params: Out<c_void>, _flags: c_uint, of: Device) |call| {
-        create_context(call, &created, of)
+        create_context(call, created, of)
     }
 
     fn cuCtxDestroy_v2(destroyed: Handle) |call| {
@@ -601,11 +603,11 @@ exports! {
     }
 
     fn cuStreamCreate(created: Out<Handle>, flags: c_uint) |call| {
-        new_stream(call, &created, flags)
+        new_stream(call, created, flags)
     }
 
     fn cuStreamCreateWithPriority(created: Out<Handle>, flags: c_uint, _priority: c_int) |call| {
-        new_stream(call, &created, flags)
+        new_stream(call, created, flags)
     }
 
     fn cuStreamDestroy_v2(stream: Handle) |call| {
@@ -678,7 +680,7 @@ exports! {
     }
 
     fn cuEventCreate(created: Out<Handle>, _flags: c_uint) |call| {
-        new_event(call, &created)
+        new_event(call, created)
     }
 
     fn cuEventRecord(recorded: Handle, stream: Handle) |call| {

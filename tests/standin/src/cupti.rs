@@ -48,9 +48,22 @@ const _: () = {
     assert!(offset_of!(CUpti_CallbackData, correlationId) == 64);
 };
 
-/// `CUPTI_CB_DOMAIN_DRIVER_API`, the only one here, and `CUPTI_CB_DOMAIN_SIZE`.
+/// `CUPTI_CB_DOMAIN_DRIVER_API`, `CUPTI_CB_DOMAIN_RESOURCE` and `CUPTI_CB_DOMAIN_SIZE`.
 const DRIVER_API: c_uint = 1;
+const RESOURCE: c_uint = 3;
 const DOMAINS: c_uint = 7;
+/// `CUPTI_CBID_RESOURCE_CONTEXT_DESTROY_STARTING`, the only one here.
+const CONTEXT_DESTROY_STARTING: c_uint = 2;
+
+/// `CUpti_ResourceData`.
+#[repr(C)]
+struct ResourceData {
+    context: usize,
+    resource: usize,
+    descriptor: usize,
+}
+
+const _: () = assert!(size_of::<ResourceData>() == size_of::<cudarc::cupti::sys::CUpti_ResourceData>());
 
 /// The subscribers that are alive.
 #[derive(Default)]
@@ -66,7 +79,8 @@ struct Subscriber {
     name: String,
     /// Whether it lets others in beside it.
     shares: bool,
-    enabled: HashSet<c_uint>,
+    /// Domains and ids.
+    enabled: HashSet<(c_uint, c_uint)>,
 }
 
 impl Subscriptions {
@@ -142,6 +156,31 @@ pub(crate) fn in_callback() -> bool {
     DEPTH.get() > 0
 }
 
+/// The handles of those who asked for this id.
+fn hearers(domain: c_uint, id: c_uint) -> Vec<usize> {
+    let hearing = |subscriber: &&Subscriber| subscriber.enabled.contains(&(domain, id));
+    lock(&driver().cupti).live.iter().filter(hearing).map(|hearer| hearer.handle).collect()
+}
+
+/// Calls one who asked for this id, unless they have unsubscribed or asked no more meanwhile. Nothing is held while the
+/// callback runs.
+fn tell<T>(hearer: usize, domain: c_uint, id: c_uint, data: &T) {
+    let hears = |subscriber: &&Subscriber| subscriber.handle == hearer && subscriber.enabled.contains(&(domain, id));
+    let listener = lock(&driver().cupti).live.iter().find(hears).map(|subscriber| subscriber.listener);
+    if let Some(listener) = listener {
+        DEPTH.set(DEPTH.get() + 1);
+        listener.call(domain, id, data);
+        DEPTH.set(DEPTH.get() - 1);
+    }
+}
+
+/// Says that a context is about to end, with all that is in it.
+pub(crate) fn announce_end(context: usize) {
+    for hearer in hearers(RESOURCE, CONTEXT_DESTROY_STARTING) {
+        tell(hearer, RESOURCE, CONTEXT_DESTROY_STARTING, &ResourceData { context, resource: 0, descriptor: 0 });
+    }
+}
+
 /// Runs a call, between the callbacks of everybody who asked for this function.
 pub(crate) fn announce<P>(
     id: Option<c_uint>,
@@ -151,9 +190,7 @@ pub(crate) fn announce<P>(
 ) -> c_int {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let Some(id) = id else { return call() };
-    let hearing = |subscriber: &&Subscriber| subscriber.enabled.contains(&id);
-    let mut hearers: Vec<(usize, u64)> =
-        lock(&driver().cupti).live.iter().filter(hearing).map(|hearer| (hearer.handle, 0)).collect();
+    let mut hearers: Vec<(usize, u64)> = hearers(DRIVER_API, id).into_iter().map(|hearer| (hearer, 0)).collect();
     if hearers.is_empty() {
         return call();
     }
@@ -161,8 +198,6 @@ pub(crate) fn announce<P>(
     let mut announce = |site, result: Option<&mut c_int>| {
         let result: *mut c_int = result.map_or(std::ptr::null_mut(), std::ptr::from_mut);
         for (handle, correlation_data) in &mut hearers {
-            // Nothing is held during the callback, and one who unsubscribed meanwhile hears no more.
-            let listener = lock(&driver().cupti).live.iter().filter(hearing).find(|hearer| hearer.handle == *handle).map(|hearer| hearer.listener);
             let context = (root().current)();
             let data = CUpti_CallbackData {
                 callbackSite: site,
@@ -175,11 +210,7 @@ pub(crate) fn announce<P>(
                 correlationData: correlation_data,
                 correlationId: correlation,
             };
-            if let Some(listener) = listener {
-                DEPTH.set(DEPTH.get() + 1);
-                listener.call(DRIVER_API, id, &data);
-                DEPTH.set(DEPTH.get() - 1);
-            }
+            tell(*handle, DRIVER_API, id, &data);
         }
     };
     announce(CUpti_ApiCallbackSite::CUPTI_API_ENTER, None);
@@ -210,10 +241,10 @@ exports! {
         if domain == 0 || domain >= DOMAINS || id == 0 {
             return Err(INVALID_PARAMETER);
         }
-        if domain == DRIVER_API && enable != 0 {
-            subscriber.enabled.insert(id);
-        } else if domain == DRIVER_API {
-            subscriber.enabled.remove(&id);
+        if enable == 0 {
+            subscriber.enabled.remove(&(domain, id));
+        } else {
+            subscriber.enabled.insert((domain, id));
         }
         Ok(())
     }

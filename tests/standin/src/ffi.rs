@@ -4,8 +4,6 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::{mem, ptr, slice};
 
-use cudarc::cupti::sys::CUpti_CallbackData;
-
 use crate::driver::Root;
 
 /// A pointer that should not have been null was; each library has its own code for that.
@@ -24,7 +22,7 @@ impl<T> Clone for Out<T> {
 impl<T> Copy for Out<T> {}
 
 impl<T: Copy> Out<T> {
-    pub(crate) fn put(&self, value: T) -> Result<(), NullPointer> {
+    pub(crate) fn put(self, value: T) -> Result<(), NullPointer> {
         if self.0.is_null() {
             return Err(NullPointer);
         }
@@ -35,7 +33,7 @@ impl<T: Copy> Out<T> {
     }
 
     /// What the caller left there, for arguments that go both ways.
-    pub(crate) fn get(&self) -> Result<T, NullPointer> {
+    pub(crate) fn get(self) -> Result<T, NullPointer> {
         if self.0.is_null() {
             return Err(NullPointer);
         }
@@ -43,12 +41,12 @@ impl<T: Copy> Out<T> {
         Ok(unsafe { self.0.read() })
     }
 
-    pub(crate) fn is_null(&self) -> bool {
+    pub(crate) fn is_null(self) -> bool {
         self.0.is_null()
     }
 
     /// Puts `values` one after the other, for arguments whose length the caller gave as at least that many.
-    pub(crate) fn put_all(&self, values: &[T]) -> Result<(), NullPointer> {
+    pub(crate) fn put_all(self, values: &[T]) -> Result<(), NullPointer> {
         if values.is_empty() {
             return Ok(());
         }
@@ -64,7 +62,7 @@ impl<T: Copy> Out<T> {
 
 impl Out<c_char> {
     /// Puts a C string, cut to what fits with its end mark when it must be.
-    pub(crate) fn put_text(&self, text: &str, length: usize) -> Result<(), NullPointer> {
+    pub(crate) fn put_text(self, text: &str, length: usize) -> Result<(), NullPointer> {
         let fitting = text.len().min(length.saturating_sub(1));
         let bytes = text.as_bytes()[..fitting].iter().copied().chain([0]);
         self.put_all(&bytes.map(u8::cast_signed).take(length).collect::<Vec<_>>())
@@ -73,7 +71,7 @@ impl Out<c_char> {
 
 impl<T> Out<T> {
     /// The same place, seen as the type that another argument of the call says it has.
-    pub(crate) fn cast<U>(&self) -> Out<U> {
+    pub(crate) fn cast<U>(self) -> Out<U> {
         Out(self.0.cast())
     }
 }
@@ -84,7 +82,7 @@ impl<T> Out<T> {
 pub(crate) struct Text(*const c_char);
 
 impl Text {
-    pub(crate) fn get(&self) -> Result<String, NullPointer> {
+    pub(crate) fn get(self) -> Result<String, NullPointer> {
         if self.0.is_null() {
             return Err(NullPointer);
         }
@@ -100,7 +98,7 @@ impl Text {
 pub(crate) struct Input(*const c_void);
 
 impl Input {
-    pub(crate) fn get(&self, length: usize) -> Result<Vec<u8>, NullPointer> {
+    pub(crate) fn get(self, length: usize) -> Result<Vec<u8>, NullPointer> {
         if length == 0 {
             return Ok(Vec::new());
         }
@@ -115,7 +113,7 @@ impl Input {
 
 /// What CUPTI calls at both ends of a driver call: with the subscriber's data, the domain, the function's id and what
 /// there is to know.
-pub(crate) type Callback = unsafe extern "C" fn(*mut c_void, c_uint, c_uint, *const CUpti_CallbackData);
+pub(crate) type Callback = unsafe extern "C" fn(*mut c_void, c_uint, c_uint, *const c_void);
 
 /// A subscriber's function and its data.
 #[derive(Clone, Copy)]
@@ -132,10 +130,11 @@ impl Listener {
         Self { callback, userdata: userdata.0 }
     }
 
-    pub(crate) fn call(self, domain: c_uint, id: c_uint, data: &CUpti_CallbackData) {
+    /// `data` is what CUPTI gives in this domain.
+    pub(crate) fn call<T>(self, domain: c_uint, id: c_uint, data: &T) {
         // SAFETY: whoever subscribed gave a function of this type for just this, with data that it promised to keep
         // until it unsubscribes; `data` is whole and lives for the call.
-        unsafe { (self.callback)(self.userdata, domain, id, data) };
+        unsafe { (self.callback)(self.userdata, domain, id, ptr::from_ref(data).cast()) };
     }
 }
 

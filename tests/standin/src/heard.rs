@@ -20,10 +20,8 @@ macro_rules! heard {
 }
 
 /// Those of which cudarc has no arguments, because there are none, or because not every version has the function.
-const OTHERS: &[(&str, c_uint)] = &[
-    ("cuCtxSynchronize", Id::CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize as c_uint),
-    ("cuCtxCreate_v4", 757),
-];
+const OTHERS: &[(&str, c_uint)] =
+    &[("cuCtxSynchronize", Id::CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize as c_uint), ("cuCtxCreate_v4", 757)];
 
 /// The id of a function, if it has one.
 pub(crate) const fn id(function: &str) -> Option<c_uint> {
@@ -124,6 +122,7 @@ heard! {
     memory::cuMemFreeAsync: CUPTI_DRIVER_TRACE_CBID_cuMemFreeAsync, cuMemFreeAsync_params { dptr, hStream };
     memory::cuMemFreeAsync_ptsz: CUPTI_DRIVER_TRACE_CBID_cuMemFreeAsync_ptsz, cuMemFreeAsync_ptsz_params { dptr, hStream };
     memory::cuMemGetAddressRange_v2: CUPTI_DRIVER_TRACE_CBID_cuMemGetAddressRange_v2, cuMemGetAddressRange_v2_params { pbase, psize, dptr };
+    memory::cuPointerGetAttribute: CUPTI_DRIVER_TRACE_CBID_cuPointerGetAttribute, cuPointerGetAttribute_params { data, attribute, ptr };
     memory::cuMemPoolCreate: CUPTI_DRIVER_TRACE_CBID_cuMemPoolCreate, cuMemPoolCreate_params { pool, poolProps };
     memory::cuMemPoolDestroy: CUPTI_DRIVER_TRACE_CBID_cuMemPoolDestroy, cuMemPoolDestroy_params { pool };
     memory::cuDeviceSetMemPool: CUPTI_DRIVER_TRACE_CBID_cuDeviceSetMemPool, cuDeviceSetMemPool_params { dev, pool };

@@ -112,14 +112,15 @@ impl SolidShape {
         if self.width == 0 || !matches!(self.channels, 1 | 2 | 4) {
             return Err(INVALID_VALUE);
         }
-        [self.width, self.height, self.depth].iter().try_fold(
-            format_bytes(self.format)? * u64::from(self.channels),
-            |bytes, side| bytes.checked_mul(((*side >> level) as u64).max(1)).ok_or(OUT_OF_MEMORY),
-        )
+        [self.width, self.height, self.depth]
+            .iter()
+            .try_fold(format_bytes(self.format)? * u64::from(self.channels), |bytes, side| {
+                bytes.checked_mul(((*side >> level) as u64).max(1)).ok_or(OUT_OF_MEMORY)
+            })
     }
 }
 
-fn alloc(call: &Call, address: &Out<Address>, bytes: u64) -> Result<(), Refusal> {
+fn alloc(call: &Call, address: Out<Address>, bytes: u64) -> Result<(), Refusal> {
     let (context, card, gpu) = context(call)?;
     not_capturing(call, card)?;
     if address.is_null() {
@@ -132,7 +133,7 @@ fn alloc(call: &Call, address: &Out<Address>, bytes: u64) -> Result<(), Refusal>
 /// Allocates in a pool of a card, whatever the stream's card is.
 fn alloc_in_pool(
     call: &Call,
-    address: &Out<Address>,
+    address: Out<Address>,
     bytes: usize,
     (card, number, gpu): (usize, u64, &Gpu),
 ) -> Result<(), Refusal> {
@@ -147,14 +148,14 @@ fn alloc_in_pool(
     Ok(address.put(address_out(card, block))?)
 }
 
-fn alloc_async(call: &Call, address: &Out<Address>, bytes: usize, stream: Handle) -> Result<(), Refusal> {
+fn alloc_async(call: &Call, address: Out<Address>, bytes: usize, stream: Handle) -> Result<(), Refusal> {
     let (card, _) = stream_card(call, stream)?;
     alloc_in_pool(call, address, bytes, pool(call, current_pool(call, card))?)
 }
 
 fn alloc_from_pool_async(
     call: &Call,
-    address: &Out<Address>,
+    address: Out<Address>,
     bytes: usize,
     of: Handle,
     stream: Handle,
@@ -169,7 +170,7 @@ fn free_async(call: &Call, address: Address, stream: Handle) -> Result<(), Refus
     Ok(gpu.memory().free_async(block)?)
 }
 
-fn new_array(call: &Call, created: &Out<Handle>, bytes: u64, mipmapped: bool) -> Result<(), Refusal> {
+fn new_array(call: &Call, created: Out<Handle>, bytes: u64, mipmapped: bool) -> Result<(), Refusal> {
     let (context, card, gpu) = context(call)?;
     not_capturing(call, card)?;
     if created.is_null() {
@@ -194,7 +195,7 @@ fn destroy_array(call: &Call, destroyed: Handle, mipmapped: bool) -> Result<(), 
     Ok(call.on(array.card)?.memory().free(array.block)?)
 }
 
-fn pin(call: &Call, address: &Out<usize>, bytes: usize) -> Result<(), Refusal> {
+fn pin(call: &Call, address: Out<usize>, bytes: usize) -> Result<(), Refusal> {
     current(call)?;
     if bytes == 0 || address.is_null() {
         return Err(INVALID_VALUE);
@@ -234,7 +235,7 @@ fn whole_pages(bytes: usize) -> Result<u64, Refusal> {
 
 exports! {
     fn cuMemAlloc_v2(address: Out<Address>, bytes: usize) |call| {
-        alloc(call, &address, bytes as u64)
+        alloc(call, address, bytes as u64)
     }
 
     fn cuMemAllocPitch_v2(address: Out<Address>, pitch: Out<usize>, width: usize, height: usize, element: c_uint) |call| {
@@ -242,7 +243,7 @@ exports! {
             return Err(INVALID_VALUE);
         }
         let row = width.checked_next_multiple_of(PITCH).ok_or(OUT_OF_MEMORY)?;
-        alloc(call, &address, row.checked_mul(height).ok_or(OUT_OF_MEMORY)? as u64)?;
+        alloc(call, address, row.checked_mul(height).ok_or(OUT_OF_MEMORY)? as u64)?;
         Ok(pitch.put(row)?)
     }
 
@@ -270,19 +271,19 @@ exports! {
     }
 
     fn cuMemAllocAsync(address: Out<Address>, bytes: usize, stream: Handle) |call| {
-        alloc_async(call, &address, bytes, stream)
+        alloc_async(call, address, bytes, stream)
     }
 
     fn cuMemAllocAsync_ptsz(address: Out<Address>, bytes: usize, stream: Handle) |call| {
-        alloc_async(call, &address, bytes, stream)
+        alloc_async(call, address, bytes, stream)
     }
 
     fn cuMemAllocFromPoolAsync(address: Out<Address>, bytes: usize, of: Handle, stream: Handle) |call| {
-        alloc_from_pool_async(call, &address, bytes, of, stream)
+        alloc_from_pool_async(call, address, bytes, of, stream)
     }
 
     fn cuMemAllocFromPoolAsync_ptsz(address: Out<Address>, bytes: usize, of: Handle, stream: Handle) |call| {
-        alloc_from_pool_async(call, &address, bytes, of, stream)
+        alloc_from_pool_async(call, address, bytes, of, stream)
     }
 
     fn cuMemFreeAsync(address: Address, stream: Handle) |call| {
@@ -296,13 +297,13 @@ exports! {
     fn cuMemGetAddressRange_v2(start: Out<Address>, bytes: Out<usize>, address: Address) |call| {
         current(call)?;
         let managed = lock(&call.driver.objects).managed.range(..=address).next_back().map(|(start, (bytes, _))| (*start, *bytes));
-        let (first, length) = match managed.filter(|(start, bytes)| address - start < *bytes) {
-            Some(found) => found,
-            None => {
-                let (gpu, inside) = address_in(call, address)?;
-                let (block, length) = gpu.memory().block_at(inside).ok_or(INVALID_VALUE)?;
-                (address - (inside - block), length)
-            }
+        let managed = managed.filter(|(start, bytes)| address - start < *bytes);
+        let (first, length) = if let Some(found) = managed {
+            found
+        } else {
+            let (gpu, inside) = address_in(call, address)?;
+            let (block, length) = gpu.memory().block_at(inside).ok_or(INVALID_VALUE)?;
+            (address - (inside - block), length)
         };
         if !start.is_null() {
             start.put(first)?;
@@ -311,6 +312,35 @@ exports! {
             bytes.put(usize::try_from(length).unwrap_or(usize::MAX))?;
         }
         Ok(())
+    }
+
+    fn cuPointerGetAttribute(value: Out<c_void>, attribute: c_int, address: Address) |call| {
+        const HOST: c_uint = 1;
+        const DEVICE: c_uint = 2;
+        ready(call)?;
+        let (managed, pinned) = {
+            let objects = lock(&call.driver.objects);
+            let managed = objects.managed.range(..=address).next_back();
+            let managed = managed.filter(|(start, (bytes, _))| address - **start < *bytes).map(|(_, (_, of))| *of);
+            let pinned = usize::try_from(address).is_ok_and(|address| objects.pinned.contains_key(&address));
+            (managed, pinned)
+        };
+        let card = match managed {
+            Some(context) => call.driver.context_card(context).ok_or(INVALID_VALUE)?,
+            None if pinned => current(call)?.0,
+            None => {
+                let (gpu, inside) = address_in(call, address)?;
+                gpu.memory().block_at(inside).ok_or(INVALID_VALUE)?;
+                call.driver.gpus.iter().position(|other| std::ptr::eq(other, gpu)).ok_or(INVALID_VALUE)?
+            }
+        };
+        let ordinal = call.driver.visible.iter().position(|visible| *visible == card).ok_or(INVALID_VALUE)?;
+        Ok(value.cast::<c_uint>().put(match attribute {
+            2 => if pinned { HOST } else { DEVICE },
+            8 => c_uint::from(managed.is_some()),
+            9 => c_uint::try_from(ordinal).unwrap_or(c_uint::MAX),
+            _ => return Err(INVALID_VALUE),
+        })?)
     }
 
     fn cuMemPoolCreate(created: Out<Handle>, properties: Out<PoolProperties>) |call| {
@@ -462,11 +492,11 @@ exports! {
     }
 
     fn cuMemAllocHost_v2(address: Out<usize>, bytes: usize) |call| {
-        pin(call, &address, bytes)
+        pin(call, address, bytes)
     }
 
     fn cuMemHostAlloc(address: Out<usize>, bytes: usize, _flags: c_uint) |call| {
-        pin(call, &address, bytes)
+        pin(call, address, bytes)
     }
 
     fn cuMemFreeHost(address: usize) |call| {
@@ -490,11 +520,11 @@ exports! {
     fn cuArrayCreate_v2(created: Out<Handle>, shape: Out<ArrayShape>) |call| {
         let ArrayShape { width, height, format, channels } = shape.get()?;
         let bytes = SolidShape { width, height, depth: 0, format, channels, flags: 0 }.bytes(0)?;
-        new_array(call, &created, bytes, false)
+        new_array(call, created, bytes, false)
     }
 
     fn cuArray3DCreate_v2(created: Out<Handle>, shape: Out<SolidShape>) |call| {
-        new_array(call, &created, shape.get()?.bytes(0)?, false)
+        new_array(call, created, shape.get()?.bytes(0)?, false)
     }
 
     fn cuArrayDestroy(destroyed: Handle) |call| {
@@ -504,7 +534,7 @@ exports! {
     fn cuMipmappedArrayCreate(created: Out<Handle>, shape: Out<SolidShape>, levels: c_uint) |call| {
         let shape = shape.get()?;
         let bytes = (0..levels.clamp(1, 32)).try_fold(0, |sum, level| Ok::<u64, Refusal>(sum + shape.bytes(level)?))?;
-        new_array(call, &created, bytes, true)
+        new_array(call, created, bytes, true)
     }
 
     fn cuMipmappedArrayDestroy(destroyed: Handle) |call| {
