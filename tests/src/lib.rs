@@ -1,7 +1,7 @@
 //! Runs gpumem on the stand-in driver: puts a shared object under NVIDIA's names on the loader's path of a child
 //! process, with what the test wants to be wrong with it, and reports what the child said and which calls it made.
 //!
-//! The child is `probe`, which takes its commands from its arguments; `src/bin/probe.rs` lists them.
+//! The child is `probe`, which takes its commands from its arguments; `src/bin/probe/main.rs` lists them.
 
 use std::env;
 use std::ffi::OsString;
@@ -310,6 +310,15 @@ impl Outcome {
         let answer =
             self.stdout.lines().find_map(|line| line.strip_prefix("> ")?.strip_prefix(command)?.strip_prefix(": "));
         answer.unwrap_or_else(|| panic!("no answer to `{command}`\n{self}"))
+    }
+
+    /// What every command of this name answered, in order.
+    pub fn answers(&self, command: &str) -> Vec<&str> {
+        let answer = |line: &'_ str| -> Option<usize> {
+            let rest = line.strip_prefix("> ")?.strip_prefix(command)?.strip_prefix(": ")?;
+            Some(line.len() - rest.len())
+        };
+        self.stdout.lines().filter_map(|line| Some(&line[answer(line)?..])).collect()
     }
 
     /// The lines of stdout that are gpumem's reports and not the probe's answers.

@@ -10,21 +10,33 @@
 //! - `new`, `build [device]`: a trace; `report`, `reset`, `data`, `stop`, `drop`: what to do with the last one;
 //! - `context device`; `pooled MiB`: allocates on the last context, through cudarc; `give_back`: all of it; `capture`:
 //!   a stream is captured until `end_capture`, which tells whether the capture is whole;
-//! - `other_thread command…`: the command, on another thread;
+//! - `exact [device]`, `of_thread [device]`, `sampled [device]`: a trace with that gauge, or of this thread alone;
+//!   `figures [n]`: bytes used and peaked of the last trace, or of the n-th, with what makes them doubtful; `status`;
+//! - `subscribe`, `unsubscribe`: gpumem to CUPTI; `tool_subscribe library`, `tool_unsubscribe library`: a tool of this
+//!   process;
+//! - `call function argument…`: the driver's function, see `raw.rs`; `let name value`: for its arguments;
+//! - `together threads phases devices`, `alone threads steps devices`, `nested depth`: see `churn.rs`;
+//! - `other_thread command | command…`: the commands, on another thread; `at_exit …`: when the process exits;
+//!   `at_thread_exit …`: while another thread's locals are destroyed; `fork …`: in a child of this process;
 //! - `await stale`, `await fresh`: until the last trace is so; `await readable`: until the current device can be
 //!   read; `await a_thread`, `await no_threads`: until that many of gpumem's threads run;
 //! - `sleep ms`, `threads`: how many threads of gpumem's run.
 
+use std::cell::RefCell;
 use std::fmt::Display;
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{env, fs, io, thread};
 
+mod churn;
+mod raw;
+
+use crate::raw::{Names, Tool};
 use cudarc::driver::result::stream::{self, StreamKind};
 use cudarc::driver::sys::{CUstream, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use gpumem::{Error, GpuHandle, GpuMemTrace, GpuMemory};
+use gpumem::{Error, Gauge, GpuHandle, GpuMemTrace, GpuMemory};
 
 /// What is wrong with a command or with cudarc, and nothing of gpumem's: the test is then wrong.
 type Trouble = Box<dyn std::error::Error>;
@@ -33,11 +45,9 @@ fn main() -> ExitCode {
     let mut probe = Probe::default();
     let mut code = ExitCode::SUCCESS;
     for command in env::args().skip(1) {
-        let answer = probe.run(&command).unwrap_or_else(|trouble| {
+        if !probe.answer(&command) {
             code = ExitCode::FAILURE;
-            format!("no answer: {trouble}")
-        });
-        println!("> {command}: {answer}");
+        }
     }
     code
 }
@@ -49,13 +59,34 @@ struct Probe {
     blocks: Vec<CudaSlice<u8>>,
     streams: Vec<Arc<CudaStream>>,
     captured: Option<CUstream>,
+    names: Names,
+    tool: Tool,
 }
 
 impl Probe {
+    /// One that knows these names.
+    fn knowing(names: Names) -> Self {
+        Self { names, ..Self::default() }
+    }
+
+    /// Prints the answer; `false` if there is none.
+    fn answer(&mut self, command: &str) -> bool {
+        let answer = self.run(command);
+        let told = answer.as_ref().map_or_else(|trouble| format!("no answer: {trouble}"), Clone::clone);
+        println!("> {command}: {told}");
+        answer.is_ok()
+    }
+
+    /// Prints the answers to commands with `|` between them; fails where one has none.
+    fn answer_each(&mut self, commands: &str) -> Result<String, String> {
+        let answered = commands.split('|').map(str::trim).filter(|command| self.answer(command)).count();
+        if answered == commands.split('|').count() { Ok("done".to_owned()) } else { Err("one failed".to_owned()) }
+    }
+
     /// The answer, or what is wrong with the command.
     fn run(&mut self, command: &str) -> Result<String, Trouble> {
         let (verb, argument) = command.split_once(' ').unwrap_or((command, ""));
-        for part in [Self::query, Self::trace, Self::act] {
+        for part in [Self::query, Self::trace, Self::act, Self::drive] {
             if let Some(answer) = part(self, verb, argument)? {
                 return Ok(answer);
             }
@@ -104,6 +135,33 @@ impl Probe {
     fn trace(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
         let trace = self.traces.last_mut();
         Ok(Some(match verb {
+            "exact" | "sampled" | "of_thread" => {
+                let builder = GpuMemTrace::builder();
+                let builder = match verb {
+                    "exact" => builder.gauge(Gauge::Exact),
+                    "sampled" => builder.gauge(Gauge::Sampled),
+                    _ => builder.thread_local_only(),
+                };
+                let builder = match device(argument)? {
+                    Some(device) => builder.device(device),
+                    None => builder,
+                };
+                told(builder.start().map(|trace| {
+                    self.traces.push(trace);
+                    "started"
+                }))
+            }
+            "figures" => {
+                let number = if argument.is_empty() { self.traces.len().wrapping_sub(1) } else { argument.parse()? };
+                let data = self.traces.get(number).ok_or("there is no such trace")?.data();
+                let doubts = [
+                    (data.gauge != Gauge::Exact, data.gauge.to_string()),
+                    (data.untracked > 0, format!("{} untracked", data.untracked)),
+                    (data.lost > 0, format!("{} lost", data.lost)),
+                ];
+                let doubts = doubts.into_iter().filter(|(is_so, _)| *is_so).map(|(_, doubt)| format!(", {doubt}"));
+                format!("{} {}{}", data.used.get(), data.peaked.get(), doubts.collect::<String>())
+            }
             "new" => {
                 self.traces.push(GpuMemTrace::new());
                 "started".to_owned()
@@ -187,15 +245,54 @@ impl Probe {
                 }
             }
             "await" => self.wait_for(argument)?,
-            "other_thread" => thread::scope(|scope| {
-                let answer = scope.spawn(|| Self::default().run(argument).map_err(|trouble| trouble.to_string()));
-                answer.join().unwrap_or_else(|_| Err("the thread panicked".to_owned()))
-            })?,
             "sleep" => {
                 thread::sleep(Duration::from_millis(argument.parse::<u32>()?.into()));
                 "slept".to_owned()
             }
             "threads" => threads()?.to_string(),
+            _ => return Ok(None),
+        }))
+    }
+
+    /// What drives the driver, and what listens to it.
+    fn drive(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
+        let numbers = || argument.split(' ').map(str::parse).collect::<Result<Vec<u32>, _>>();
+        Ok(Some(match verb {
+            "call" => self.names.call(argument)?.to_string(),
+            "let" => self.names.set(argument)?,
+            "together" | "alone" => match numbers()?[..] {
+                [threads, steps, devices] if verb == "alone" => churn::alone(threads.into(), steps.into(), devices)?,
+                [threads, phases, devices] => churn::together(threads.into(), phases.into(), devices)?,
+                _ => return Err("three numbers".into()),
+            },
+            "nested" => churn::nested(argument.parse()?)?,
+            "subscribe" => told(gpumem::subscribe().map(|()| "done")),
+            "unsubscribe" => {
+                gpumem::unsubscribe();
+                "done".to_owned()
+            }
+            "tool_subscribe" => self.tool.subscribe(argument)?.to_string(),
+            "tool_unsubscribe" => self.tool.unsubscribe(argument)?.to_string(),
+            "status" => status(),
+            "other_thread" => {
+                let names = self.names.clone();
+                let ended = thread::scope(|scope| scope.spawn(|| Self::knowing(names).answer_each(argument)).join());
+                ended.unwrap_or_else(|_| Err("the thread panicked".to_owned()))?
+            }
+            "at_exit" => {
+                let (names, commands) = (self.names.clone(), argument.to_owned());
+                raw::at_exit(move || _ = Self::knowing(names).answer_each(&commands));
+                "set".to_owned()
+            }
+            "at_thread_exit" => {
+                let late = Late { names: self.names.clone(), commands: argument.to_owned() };
+                let ended = thread::spawn(move || LATE.with(|place| *place.borrow_mut() = Some(late))).join();
+                ended.map_or_else(|_| Err("the thread panicked"), |()| Ok("done".to_owned()))?
+            }
+            "fork" => match raw::fork()? {
+                Some(status) => format!("the child ended with {status}"),
+                None => process::exit(i32::from(self.answer_each(argument).is_err())),
+            },
             _ => return Ok(None),
         }))
     }
@@ -221,6 +318,38 @@ impl Probe {
     }
 }
 
+/// What a thread does when its locals are destroyed.
+struct Late {
+    names: Names,
+    commands: String,
+}
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        _ = Probe::knowing(self.names.clone()).answer_each(&self.commands);
+    }
+}
+
+thread_local! {
+    static LATE: RefCell<Option<Late>> = const { RefCell::new(None) };
+}
+
+/// One line.
+fn status() -> String {
+    let status = gpumem::status();
+    let live = status.live.iter().map(|live| format!(" {}={}/{}", live.kind, live.bytes.get(), live.blocks));
+    format!(
+        "gauge={} heard={} untracked={} lost={}{} by={} why={}",
+        status.gauge,
+        status.heard,
+        status.untracked,
+        status.lost,
+        live.collect::<String>(),
+        status.heard_by.as_deref().unwrap_or("nothing"),
+        status.why_not_exact.map_or_else(|| "none".to_owned(), |why| why.to_string()),
+    )
+}
+
 /// How long to wait for what should come soon, on a machine that may be busy.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -238,6 +367,7 @@ fn told<T: Display>(result: Result<T, Error>) -> String {
                 ("unknown device", error.is_unknown_device()),
                 ("invalid setting", error.is_invalid_setting()),
                 ("out of memory", error.is_out_of_memory()),
+                ("busy", error.is_busy()),
             ];
             let mut flags: Vec<String> =
                 flags.iter().filter(|(_, is_so)| *is_so).map(|(flag, _)| (*flag).to_owned()).collect();

@@ -1,0 +1,297 @@
+//! Many threads that allocate and free at random under many traces, whose figures are compared with a log of what was
+//! done.
+
+use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use gpumem::{Gauge, GpuMemTrace};
+
+use crate::Trouble;
+use crate::raw::{Names, invoke};
+
+/// The same sequence for the same seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
+
+/// A device with a context and a stream in it.
+struct Place {
+    ordinal: u32,
+    context: u64,
+    stream: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Block {
+    place: usize,
+    address: u64,
+    bytes: u64,
+    pooled: bool,
+}
+
+fn places(devices: u32) -> Result<Vec<Place>, Trouble> {
+    let names = Names::default();
+    let place = |ordinal: u32| {
+        for call in [
+            format!("cuDevicePrimaryCtxRetain &context {ordinal}"),
+            "cuCtxSetCurrent context".to_owned(),
+            "cuStreamCreate &stream 0".to_owned(),
+        ] {
+            done(names.call(&call)?)?;
+        }
+        Ok(Place { ordinal, context: names.get("context"), stream: names.get("stream") })
+    };
+    (0..devices).map(place).collect()
+}
+
+fn done(code: i32) -> Result<(), Trouble> {
+    if code == 0 { Ok(()) } else { Err(format!("a call failed with {code}").into()) }
+}
+
+/// Allocates up to 3 MiB in one of the places; in a pool while another place's context is current, as a library would
+/// that was handed a stream.
+fn alloc(places: &[Place], random: &mut Random) -> Result<Block, Trouble> {
+    let pick = |random: &mut Random| usize::try_from(random.below(places.len() as u64)).unwrap_or(0);
+    let (place, other) = (pick(random), pick(random));
+    let (bytes, pooled) = (1 + random.below(3 << 20), random.below(2) == 0);
+    let mut address = 0_u64;
+    let out = &raw mut address as u64;
+    if pooled {
+        done(invoke("cuCtxSetCurrent", [places[other].context, 0, 0, 0, 0, 0])?)?;
+        done(invoke("cuMemAllocAsync", [out, bytes, places[place].stream, 0, 0, 0])?)?;
+    } else {
+        done(invoke("cuCtxSetCurrent", [places[place].context, 0, 0, 0, 0, 0])?)?;
+        done(invoke("cuMemAlloc_v2", [out, bytes, 0, 0, 0, 0])?)?;
+    }
+    Ok(Block { place, address, bytes, pooled })
+}
+
+fn free(places: &[Place], block: Block, random: &mut Random) -> Result<(), Trouble> {
+    done(invoke("cuCtxSetCurrent", [places[block.place].context, 0, 0, 0, 0, 0])?)?;
+    done(if block.pooled && random.below(4) > 0 {
+        invoke("cuMemFreeAsync", [block.address, places[block.place].stream, 0, 0, 0, 0])?
+    } else {
+        invoke("cuMemFree_v2", [block.address, 0, 0, 0, 0, 0])?
+    })
+}
+
+/// What is in use, moment by moment.
+struct Log(Vec<u64>);
+
+impl Log {
+    fn now(&self) -> u64 {
+        self.0.last().copied().unwrap_or(0)
+    }
+}
+
+/// A trace, where it looks, and when it began by the log.
+struct Traced {
+    trace: GpuMemTrace,
+    place: usize,
+    began: usize,
+}
+
+impl Traced {
+    /// How the trace differs from the log of its place, if it does.
+    fn differs(&self, log: &Log) -> Option<String> {
+        let seen = &log.0[self.began..];
+        let (start, end) = (seen[0], log.now());
+        let most = seen.iter().max().copied().unwrap_or(start);
+        let expected = (end.cast_signed() - start.cast_signed(), most - start.max(end));
+        let data = self.trace.data();
+        let found = (data.used.get(), data.peaked.get());
+        let sound = data.gauge == Gauge::Exact && data.lost == 0 && data.untracked == 0;
+        (found != expected || !sound).then(|| format!("(used, peaked) is {expected:?} by the log, and {data:?}"))
+    }
+}
+
+/// What came of a run: traces that were compared, and what was wrong with them.
+#[derive(Default)]
+struct Verdict {
+    traces: usize,
+    wrong: Vec<String>,
+}
+
+impl Verdict {
+    fn take(&mut self, traced: &Traced, log: &Log) {
+        self.traces += 1;
+        self.wrong.extend(traced.differs(log));
+    }
+
+    fn told(mut self) -> Result<String, Trouble> {
+        match self.wrong.pop() {
+            None => Ok(format!("{} traces equal the log", self.traces)),
+            Some(wrong) => Err(format!("{} of {} traces are wrong: {wrong}", self.wrong.len() + 1, self.traces).into()),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn start(place: &Place, of_thread: bool) -> Result<GpuMemTrace, Trouble> {
+    let builder = GpuMemTrace::builder().device(place.ordinal).silent(true);
+    Ok(if of_thread { builder.thread_local_only() } else { builder }.start()?)
+}
+
+/// All threads at once, under traces of the whole process. They either all allocate or all free, so what was in use in
+/// between never exceeds both ends, in whatever order the calls came; traces begin and end in between, on any thread.
+/// Blocks are freed by whoever comes first.
+pub(crate) fn together(threads: u64, phases: u64, devices: u32) -> Result<String, Trouble> {
+    let places = places(devices)?;
+    let blocks = Mutex::new(Vec::new());
+    let logs: Vec<_> = places.iter().map(|_| Mutex::new(Log(vec![0]))).collect();
+    let verdict = Mutex::new(Verdict::default());
+    let barrier = Barrier::new(usize::try_from(threads)?);
+    let failed = Mutex::new(None);
+    let work = |seed: u64| {
+        let mut random = Random(seed);
+        let mut traced: Vec<Traced> = Vec::new();
+        for phase in 0..phases {
+            for (at, place) in places.iter().enumerate() {
+                let began = lock(&logs[at]).0.len() - 1;
+                if phase == 0 || random.below(2) == 0 {
+                    match start(place, false) {
+                        Ok(trace) => traced.push(Traced { trace, place: at, began }),
+                        Err(trouble) => *lock(&failed) = Some(trouble.to_string()),
+                    }
+                }
+            }
+            barrier.wait();
+            let outcome = (0..random.below(24)).try_for_each(|_| {
+                if phase % 2 == 0 {
+                    let block = alloc(&places, &mut random)?;
+                    lock(&blocks).push(block);
+                    return Ok::<_, Trouble>(());
+                }
+                let block = {
+                    let mut blocks = lock(&blocks);
+                    let count = blocks.len() as u64;
+                    (count > 0).then(|| blocks.swap_remove(usize::try_from(random.below(count)).unwrap_or(0)))
+                };
+                block.map_or(Ok(()), |block| free(&places, block, &mut random))
+            });
+            if let Err(trouble) = outcome {
+                *lock(&failed) = Some(trouble.to_string());
+            }
+            if barrier.wait().is_leader() {
+                for (at, log) in logs.iter().enumerate() {
+                    let blocks = lock(&blocks);
+                    let of_place = blocks.iter().filter(|block: &&Block| block.place == at);
+                    let in_use = of_place.map(|block| block.bytes).sum();
+                    lock(log).0.push(in_use);
+                }
+            }
+            barrier.wait();
+            for ended in traced.extract_if(.., |_| random.below(3) == 0) {
+                lock(&verdict).take(&ended, &lock(&logs[ended.place]));
+            }
+        }
+        for ended in traced {
+            lock(&verdict).take(&ended, &lock(&logs[ended.place]));
+        }
+    };
+    thread::scope(|scope| {
+        for seed in 1..=threads {
+            let work = &work;
+            scope.spawn(move || work(seed * 0x9e37_79b9_7f4a_7c15));
+        }
+    });
+    if let Some(trouble) = lock(&failed).take() {
+        return Err(trouble.into());
+    }
+    verdict.into_inner().unwrap_or_else(PoisonError::into_inner).told()
+}
+
+/// Each thread for itself, under nested and overlapping traces of its own: what the others do must not show.
+pub(crate) fn alone(threads: u64, steps: u64, devices: u32) -> Result<String, Trouble> {
+    let places = places(devices)?;
+    let work = |seed: u64| -> Result<Verdict, Trouble> {
+        let mut random = Random(seed);
+        let mut verdict = Verdict::default();
+        let mut logs: Vec<_> = places.iter().map(|_| Log(vec![0])).collect();
+        let (mut traced, mut blocks): (Vec<Traced>, Vec<Block>) = (Vec::new(), Vec::new());
+        for _ in 0..steps {
+            match random.below(8) {
+                0..3 => {
+                    let block = alloc(&places, &mut random)?;
+                    let in_use = logs[block.place].now() + block.bytes;
+                    logs[block.place].0.push(in_use);
+                    blocks.push(block);
+                }
+                3..6 if !blocks.is_empty() => {
+                    let block = blocks.swap_remove(usize::try_from(random.below(blocks.len() as u64))?);
+                    let in_use = logs[block.place].now() - block.bytes;
+                    logs[block.place].0.push(in_use);
+                    free(&places, block, &mut random)?;
+                }
+                6 if !traced.is_empty() => {
+                    let ended = traced.swap_remove(usize::try_from(random.below(traced.len() as u64))?);
+                    verdict.take(&ended, &logs[ended.place]);
+                }
+                _ => {
+                    let place = usize::try_from(random.below(places.len() as u64))?;
+                    let trace = start(&places[place], true)?;
+                    traced.push(Traced { trace, place, began: logs[place].0.len() - 1 });
+                }
+            }
+        }
+        for ended in traced {
+            verdict.take(&ended, &logs[ended.place]);
+        }
+        for block in blocks {
+            free(&places, block, &mut random)?;
+        }
+        Ok(verdict)
+    };
+    let verdicts: Vec<Result<Verdict, String>> = thread::scope(|scope| {
+        let spawn = |seed: u64| {
+            let work = &work;
+            scope.spawn(move || work(seed * 0x9e37_79b9_7f4a_7c15).map_err(|trouble| trouble.to_string()))
+        };
+        let running: Vec<_> = (1..=threads).map(spawn).collect();
+        running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("panicked".to_owned()))).collect()
+    });
+    let mut all = Verdict::default();
+    for verdict in verdicts {
+        let verdict = verdict?;
+        all.traces += verdict.traces;
+        all.wrong.extend(verdict.wrong);
+    }
+    all.told()
+}
+
+/// So many traces, each in the one before, and a block between any two; then out again.
+pub(crate) fn nested(depth: u64) -> Result<String, Trouble> {
+    let places = places(1)?;
+    let (mut log, mut verdict) = (Log(vec![0]), Verdict::default());
+    let (mut traced, mut blocks, mut random) = (Vec::new(), Vec::new(), Random(depth));
+    for _ in 0..depth {
+        traced.push(Traced { trace: start(&places[0], false)?, place: 0, began: log.0.len() - 1 });
+        for _ in 0..2 {
+            let block = alloc(&places, &mut random)?;
+            log.0.push(log.now() + block.bytes);
+            blocks.push(block);
+        }
+        if let Some(block) = blocks.pop() {
+            free(&places, block, &mut random)?;
+            log.0.push(log.now() - block.bytes);
+        }
+    }
+    while let Some(ended) = traced.pop() {
+        verdict.take(&ended, &log);
+        if let Some(block) = blocks.pop() {
+            free(&places, block, &mut random)?;
+            log.0.push(log.now() - block.bytes);
+        }
+    }
+    verdict.told()
+}

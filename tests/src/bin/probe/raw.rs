@@ -1,0 +1,199 @@
+//! Calls of the driver as C makes them: by name, with arguments that the script spells.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{mem, ptr};
+
+use cudarc::driver::sys;
+
+use crate::Trouble;
+
+/// What calls gave out, by the name that the script has for it.
+#[derive(Clone, Default)]
+pub(crate) struct Names(Arc<Mutex<HashMap<String, u64>>>);
+
+impl Names {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `name value`: what a later call is to find there.
+    pub(crate) fn set(&self, definition: &str) -> Result<String, Trouble> {
+        let (name, value) = definition.split_once(' ').ok_or("not of the form name value")?;
+        let value = self.value(value)?;
+        self.lock().insert(name.to_owned(), value);
+        Ok(format!("{value:#x}"))
+    }
+
+    /// 0 for what was never given out.
+    pub(crate) fn get(&self, name: &str) -> u64 {
+        self.lock().get(name).copied().unwrap_or(0)
+    }
+
+    fn value(&self, word: &str) -> Result<u64, Trouble> {
+        let (word, more) = word.split_once('+').unwrap_or((word, "0"));
+        let named = self.lock().get(word).copied();
+        let value = match (named, word.strip_prefix("0x")) {
+            (Some(value), _) => value,
+            (None, Some(digits)) => u64::from_str_radix(digits, 16)?,
+            (None, None) => word.parse().map_err(|_| format!("`{word}` is no number and no name"))?,
+        };
+        Ok(value + more.parse::<u64>()?)
+    }
+
+    /// `function argument…`: the call's result, as a number. An argument is
+    /// - a number, a name, or either with `+number`;
+    /// - `&name`: where the call puts what the name then stands for, and finds what it stood for before (0 if nothing);
+    /// - `on:1`: the properties of memory or of a pool on device 1; `on:host`: on the host;
+    /// - `array:64x32x1:0x20:4`: the shape of an array, its format and its channels; `array3d:…` likewise.
+    pub(crate) fn call(&self, line: &str) -> Result<c_int, Trouble> {
+        let mut words = line.split_whitespace();
+        let function = words.next().ok_or("no function")?;
+        let mut arguments = words.map(|word| self.argument(word)).collect::<Result<Vec<_>, _>>()?;
+        let mut registers = [0; 6];
+        for (register, argument) in registers.iter_mut().zip(&mut arguments) {
+            *register = argument.register();
+        }
+        let result = invoke(function, registers)?;
+        for argument in arguments {
+            if let Argument::Out(name, value) = argument {
+                self.lock().insert(name, *value);
+            }
+        }
+        Ok(result)
+    }
+
+    fn argument(&self, word: &str) -> Result<Argument, Trouble> {
+        if let Some(name) = word.strip_prefix('&') {
+            return Ok(Argument::Out(name.to_owned(), Box::new(self.get(name))));
+        }
+        if let Some(place) = word.strip_prefix("on:") {
+            // The front of CUmemAllocationProp and of CUmemPoolProps: kind, handle kinds, then kind and id of the place.
+            let place = if place == "host" { 2 } else { 1 | place.parse::<u64>()? << 32 };
+            let mut words = vec![0; 11];
+            (words[0], words[1]) = (1, place);
+            return Ok(Argument::Struct(words));
+        }
+        let shape = word.strip_prefix("array3d:").map(|shape| (shape, true));
+        if let Some((shape, solid)) = shape.or_else(|| word.strip_prefix("array:").map(|shape| (shape, false))) {
+            let [sides, format, channels] = shape.split(':').collect::<Vec<_>>()[..] else {
+                return Err("not of the form sides:format:channels".into());
+            };
+            let mut words = sides.split('x').map(str::parse).collect::<Result<Vec<u64>, _>>()?;
+            words.resize(if solid { 3 } else { 2 }, 0);
+            words.extend([self.value(format)? | self.value(channels)? << 32, 0]);
+            return Ok(Argument::Struct(words));
+        }
+        Ok(Argument::Value(self.value(word)?))
+    }
+}
+
+enum Argument {
+    Value(u64),
+    Out(String, Box<u64>),
+    Struct(Vec<u64>),
+}
+
+impl Argument {
+    /// What the call gets: the value, or the address of what lives here.
+    fn register(&mut self) -> u64 {
+        match self {
+            Self::Value(value) => *value,
+            Self::Out(_, value) => ptr::from_mut(&mut **value) as u64,
+            Self::Struct(words) => words.as_ptr() as u64,
+        }
+    }
+}
+
+/// A function of the driver, as one of six integers: the calling conventions of x86-64 and of aarch64 pass integers and
+/// pointers in registers, of which a function with fewer arguments looks at fewer.
+type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> c_int;
+
+/// Calls a function of the driver.
+pub(crate) fn invoke(function: &str, registers: [u64; 6]) -> Result<c_int, Trouble> {
+    // SAFETY: loading the driver has no preconditions, and all programs here have loaded it already or can.
+    let library = unsafe { sys::culib() };
+    // SAFETY: every function that the scripts name takes at most six integers and pointers and returns a `CUresult`.
+    let function = unsafe { library.get::<Function>(function.as_bytes()) }?;
+    let [first, second, third, fourth, fifth, sixth] = registers;
+    // SAFETY: pointers are the script's own (which the stand-in driver refuses where they are wrong) or those of
+    // arguments that live until the call has returned and are as large as the function writes or reads.
+    Ok(unsafe { function(first, second, third, fourth, fifth, sixth) })
+}
+
+/// Runs something when the process exits, after `main`.
+pub(crate) fn at_exit(last: impl FnOnce() + Send + 'static) {
+    unsafe extern "C" {
+        fn atexit(callback: extern "C" fn()) -> c_int;
+    }
+    static LAST: Mutex<Vec<Box<dyn FnOnce() + Send>>> = Mutex::new(Vec::new());
+    extern "C" fn run() {
+        let last = LAST.lock().map(|mut last| last.pop());
+        if let Ok(Some(last)) = last {
+            last();
+        }
+    }
+    LAST.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(last));
+    // SAFETY: the C library keeps the pointer to this function and calls it once, without an argument.
+    unsafe { atexit(run) };
+}
+
+/// Splits off a process that goes on with what this one has: `Ok(None)` in the child, its exit status in the parent.
+pub(crate) fn fork() -> Result<Option<c_int>, Trouble> {
+    unsafe extern "C" {
+        fn fork() -> c_int;
+        fn waitpid(process: c_int, status: *mut c_int, options: c_int) -> c_int;
+    }
+    // SAFETY: the child goes on alone, with what its one thread has; that it may hang is what is tested.
+    match unsafe { fork() } {
+        0 => Ok(None),
+        child if child > 0 => {
+            let mut status = 0;
+            // SAFETY: the child is this process's own, and the status is a live `int`.
+            let waited = unsafe { waitpid(child, &raw mut status, 0) };
+            if waited == child { Ok(Some(status)) } else { Err("no child to wait for".into()) }
+        }
+        _ => Err("cannot fork".into()),
+    }
+}
+
+/// Another tool's subscription to CUPTI in this process, as a profiler would have it.
+#[derive(Default)]
+pub(crate) struct Tool(Option<u64>);
+
+impl Tool {
+    /// The code of `cuptiSubscribe` in the library of this name or path.
+    pub(crate) fn subscribe(&mut self, library: &str) -> Result<c_int, Trouble> {
+        extern "C" fn heard(_: *mut c_void, _: u32, _: u32, _: *const c_void) {}
+        type Subscribe =
+            unsafe extern "C" fn(*mut u64, extern "C" fn(*mut c_void, u32, u32, *const c_void), *mut c_void) -> c_int;
+        let mut subscriber = 0;
+        // SAFETY: the library is the stand-in's, whose function has this type; all pointers live for the call, and the
+        // callback for ever.
+        let code =
+            unsafe { load::<Subscribe>(library, "cuptiSubscribe")?(&raw mut subscriber, heard, ptr::null_mut()) };
+        self.0 = Some(subscriber).filter(|_| code == 0);
+        Ok(code)
+    }
+
+    pub(crate) fn unsubscribe(&mut self, library: &str) -> Result<c_int, Trouble> {
+        type Unsubscribe = unsafe extern "C" fn(u64) -> c_int;
+        let subscriber = self.0.take().ok_or("there is no subscription")?;
+        // SAFETY: as in `subscribe`; the subscriber is alive.
+        Ok(unsafe { load::<Unsubscribe>(library, "cuptiUnsubscribe")?(subscriber) })
+    }
+}
+
+/// A function of a library, which stays loaded.
+///
+/// # Safety
+/// The function has to be of that type.
+unsafe fn load<F: Copy>(library: &str, function: &str) -> Result<F, Trouble> {
+    // SAFETY: the stand-in's initialisers have no preconditions.
+    let loaded = unsafe { libloading::Library::new(library) }?;
+    // SAFETY: of that type, as the caller says.
+    let found = *unsafe { loaded.get::<F>(function.as_bytes()) }?;
+    mem::forget(loaded);
+    Ok(found)
+}
