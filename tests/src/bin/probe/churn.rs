@@ -13,6 +13,10 @@ use crate::raw::{Names, invoke};
 struct Random(u64);
 
 impl Random {
+    fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
     fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -48,6 +52,8 @@ fn places(devices: u32) -> Result<Vec<Place>, Trouble> {
         }
         Ok(Place { ordinal, context: names.get("context"), stream: names.get("stream") })
     };
+    // What is heard includes the streams, whose devices are then known.
+    gpumem::subscribe()?;
     (0..devices).map(place).collect()
 }
 
@@ -152,8 +158,7 @@ pub(crate) fn together(threads: u64, phases: u64, devices: u32) -> Result<String
     let verdict = Mutex::new(Verdict::default());
     let barrier = Barrier::new(usize::try_from(threads)?);
     let failed = Mutex::new(None);
-    let work = |seed: u64| {
-        let mut random = Random(seed);
+    let work = |mut random: Random| {
         let mut traced: Vec<Traced> = Vec::new();
         for phase in 0..phases {
             for (at, place) in places.iter().enumerate() {
@@ -202,7 +207,7 @@ pub(crate) fn together(threads: u64, phases: u64, devices: u32) -> Result<String
     thread::scope(|scope| {
         for seed in 1..=threads {
             let work = &work;
-            scope.spawn(move || work(seed * 0x9e37_79b9_7f4a_7c15));
+            scope.spawn(move || work(Random::new(seed)));
         }
     });
     if let Some(trouble) = lock(&failed).take() {
@@ -214,8 +219,7 @@ pub(crate) fn together(threads: u64, phases: u64, devices: u32) -> Result<String
 /// Each thread for itself, under nested and overlapping traces of its own: what the others do must not show.
 pub(crate) fn alone(threads: u64, steps: u64, devices: u32) -> Result<String, Trouble> {
     let places = places(devices)?;
-    let work = |seed: u64| -> Result<Verdict, Trouble> {
-        let mut random = Random(seed);
+    let work = |mut random: Random| -> Result<Verdict, Trouble> {
         let mut verdict = Verdict::default();
         let mut logs: Vec<_> = places.iter().map(|_| Log(vec![0])).collect();
         let (mut traced, mut blocks): (Vec<Traced>, Vec<Block>) = (Vec::new(), Vec::new());
@@ -255,7 +259,7 @@ pub(crate) fn alone(threads: u64, steps: u64, devices: u32) -> Result<String, Tr
     let verdicts: Vec<Result<Verdict, String>> = thread::scope(|scope| {
         let spawn = |seed: u64| {
             let work = &work;
-            scope.spawn(move || work(seed * 0x9e37_79b9_7f4a_7c15).map_err(|trouble| trouble.to_string()))
+            scope.spawn(move || work(Random::new(seed)).map_err(|trouble| trouble.to_string()))
         };
         let running: Vec<_> = (1..=threads).map(spawn).collect();
         running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("panicked".to_owned()))).collect()
@@ -273,7 +277,7 @@ pub(crate) fn alone(threads: u64, steps: u64, devices: u32) -> Result<String, Tr
 pub(crate) fn nested(depth: u64) -> Result<String, Trouble> {
     let places = places(1)?;
     let (mut log, mut verdict) = (Log(vec![0]), Verdict::default());
-    let (mut traced, mut blocks, mut random) = (Vec::new(), Vec::new(), Random(depth));
+    let (mut traced, mut blocks, mut random) = (Vec::new(), Vec::new(), Random::new(depth));
     for _ in 0..depth {
         traced.push(Traced { trace: start(&places[0], false)?, place: 0, began: log.0.len() - 1 });
         for _ in 0..2 {

@@ -158,6 +158,7 @@ impl Probe {
                     (data.gauge != Gauge::Exact, data.gauge.to_string()),
                     (data.untracked > 0, format!("{} untracked", data.untracked)),
                     (data.lost > 0, format!("{} lost", data.lost)),
+                    (data.stale, "stale".to_owned()),
                 ];
                 let doubts = doubts.into_iter().filter(|(is_so, _)| *is_so).map(|(_, doubt)| format!(", {doubt}"));
                 format!("{} {}{}", data.used.get(), data.peaked.get(), doubts.collect::<String>())
