@@ -16,7 +16,7 @@
 //!   process;
 //! - `call function argument…`: the driver's function, see `raw.rs`; `let name value`: for its arguments;
 //! - `together threads phases devices`, `alone threads steps devices`, `nested depth`: see `churn.rs`;
-//! - `other_thread command | command…`: the commands, on another thread; `at_exit …`: when the process exits;
+//! - `other_thread command | command…`: the commands, on another thread, and the answer where it is one; `at_exit …`: when the process exits;
 //!   `at_thread_exit …`: while another thread's locals are destroyed; `fork …`: in a child of this process;
 //! - `await stale`, `await fresh`: until the last trace is so; `await readable`: until the current device can be
 //!   read; `await a_thread`, `await no_threads`: until that many of gpumem's threads run;
@@ -81,6 +81,14 @@ impl Probe {
     fn answer_each(&mut self, commands: &str) -> Result<String, String> {
         let answered = commands.split('|').map(str::trim).filter(|command| self.answer(command)).count();
         if answered == commands.split('|').count() { Ok("done".to_owned()) } else { Err("one failed".to_owned()) }
+    }
+
+    /// The answer to one command, or prints those to several.
+    fn told(&mut self, commands: &str) -> Result<String, String> {
+        if commands.contains('|') {
+            return self.answer_each(commands);
+        }
+        self.run(commands).map_err(|trouble| trouble.to_string())
     }
 
     /// The answer, or what is wrong with the command.
@@ -277,7 +285,7 @@ impl Probe {
             "status" => status(),
             "other_thread" => {
                 let names = self.names.clone();
-                let ended = thread::scope(|scope| scope.spawn(|| Self::knowing(names).answer_each(argument)).join());
+                let ended = thread::scope(|scope| scope.spawn(|| Self::knowing(names).told(argument)).join());
                 ended.unwrap_or_else(|_| Err("the thread panicked".to_owned()))?
             }
             "at_exit" => {
