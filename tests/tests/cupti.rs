@@ -548,3 +548,81 @@ fn traces_of_one_thread() {
     let outcome = check(&Standin::new(), &format!("{CONTEXT}; of_thread"));
     ensure(outcome.answer("of_thread").starts_with("error[unavailable]"), "a sampled trace of one thread", &outcome);
 }
+
+/// Pools are the device's, not a context's.
+#[test]
+#[ignore = "gpumem takes the blocks of pools to end with the last context that it knows of"]
+fn a_pool_outlives_a_context() {
+    let script = "call cuMemPoolCreate &p on:0; call cuMemAllocFromPoolAsync &a 9 p 0; call cuCtxCreate_v2 &x 0 0; \
+                  call cuMemAlloc_v2 &b 20; call cuCtxDestroy_v2 x; figures";
+    let outcome = check(&heard(), &format!("{CONTEXT}; exact; {script}"));
+    let figures = outcome.answer("figures");
+    ensure(figures == "9 20" || figures.ends_with("lost"), "wrong without a word", &outcome);
+}
+
+#[test]
+#[ignore = "gpumem gives the block to the thread that failed to free it"]
+fn another_threads_free_that_fails() {
+    let script = "of_thread; call cuMemAlloc_v2 &a 7; other_thread call cuCtxSetCurrent ctx | call cuMemFree_v2 a = 999; \
+                  figures 0 = 7 0; figures 1 = 7 0";
+    check_exact(&heard().fail("cuMemFree_v2=999"), script);
+}
+
+#[test]
+#[ignore = "gpumem asks whether there is a library and not whether it let it subscribe"]
+fn status_says_why_traces_are_not_exact() {
+    let outcome = check(&heard().set("subscriber=nsys"), "new; status");
+    let status = outcome.answer("status");
+    ensure(status.starts_with("gauge=sampled ") && status.contains("nsys"), "claims to be exact", &outcome);
+    let outcome = check(&Standin::new(), "status; new");
+    let status = outcome.answer("status");
+    ensure(
+        status.starts_with("gauge=sampled ") && status.contains("cannot load libcupti"),
+        "claims to be exact",
+        &outcome,
+    );
+}
+
+#[test]
+fn nothing_is_subscribed_to_that_nobody_asked_for() {
+    for (machine, script) in [
+        (heard(), "get; get_all; used_no_cache; max_free; available; status; handle; fast"),
+        (heard(), "sampled; drop"),
+        (heard().env("GPUMEM_GAUGE", "sampled"), "new; report; drop; of_thread"),
+        (heard().env("GPUMEM_GAUGE", "off"), "new; report; drop"),
+    ] {
+        let outcome = check(&machine, script);
+        let subscribed = outcome.calls.iter().any(|call| call.starts_with("cuptiSubscribe"));
+        ensure(!subscribed && outcome.stderr.is_empty(), "subscribed, or said something", &outcome);
+    }
+    let outcome = check(&Standin::new().env("GPUMEM_GAUGE", "exact"), "new; figures = 0 0, off; drop");
+    ensure(outcome.stderr.starts_with("gpumem: traces are off: cannot load libcupti"), "the notice", &outcome);
+    let outcome = check(&heard(), "new; figures = 0 0; drop");
+    ensure(outcome.contexts_created() == 0, "created a context", &outcome);
+    // Before the first trace, for what is allocated before it.
+    check(
+        &heard(),
+        &format!(
+            "{CONTEXT}; try_preload = done; call cuArrayCreate_v2 &a array:10:0x01:1; new; call cuArrayDestroy a; figures = -10 0"
+        ),
+    );
+}
+
+/// Handlers that were set before gpumem's own run after it has gone.
+#[test]
+fn traces_while_the_process_ends() {
+    let late = "at_exit new | call cuMemAlloc_v2 &b 1000 | figures | report | drop | status | try_get";
+    for script in
+        [format!("{late}; exact; exact"), format!("exact; {late}"), late.to_owned(), format!("sampled; {late}")]
+    {
+        check(&heard(), &format!("{CONTEXT}; {script}"));
+        check(&Standin::new(), &format!("{CONTEXT}; {script}"));
+    }
+}
+
+#[test]
+fn subscribing_again_and_again_under_load() {
+    let script = "call cuInit 0; toggling 8 300; exact; call cuDevicePrimaryCtxRetain &ctx 0; call cuCtxSetCurrent ctx; \
+                  call cuMemAlloc_v2 &a 1000; figures = 1000 0; call cuMemFree_v2 a; figures 0 = 0 1000";
+    check(&heard(), script);
+}

@@ -1,6 +1,7 @@
 //! Many threads that allocate and free at random under many traces, whose figures are compared with a log of what was
 //! done.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -298,4 +299,31 @@ pub(crate) fn nested(depth: u64) -> Result<String, Trouble> {
         }
     }
     verdict.told()
+}
+
+/// Threads that allocate and free while the subscription ends and begins, so many times.
+pub(crate) fn toggling(threads: u64, rounds: u64) -> Result<String, Trouble> {
+    let places = places(1)?;
+    let going = AtomicBool::new(true);
+    let work = |mut random: Random| -> Result<(), String> {
+        while going.load(Ordering::Relaxed) {
+            let block = alloc(&places, &mut random).map_err(|trouble| trouble.to_string())?;
+            free(&places, block, &mut random).map_err(|trouble| trouble.to_string())?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let work = &work;
+        let running: Vec<_> = (1..=threads).map(|seed| scope.spawn(move || work(Random::new(seed)))).collect();
+        let outcome = (0..rounds).try_for_each(|_| {
+            gpumem::unsubscribe();
+            gpumem::subscribe()
+        });
+        going.store(false, Ordering::Relaxed);
+        for thread in running {
+            thread.join().map_err(|_| "panicked")??;
+        }
+        outcome?;
+        Ok("done".to_owned())
+    })
 }

@@ -15,7 +15,8 @@
 //! - `subscribe`, `unsubscribe`: gpumem to CUPTI; `tool_subscribe library`, `tool_unsubscribe library`: a tool of this
 //!   process;
 //! - `call function argument…`: the driver's function, see `raw.rs`; `let name value`: for its arguments;
-//! - `together threads phases devices`, `alone threads steps devices`, `nested depth`: see `churn.rs`;
+//! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`: see
+//!   `churn.rs`;
 //! - `other_thread command | command…`: the commands, on another thread, and the answer where it is one; `at_exit …`: when the process exits;
 //!   `at_thread_exit …`: while another thread's locals are destroyed; `fork …`: in a child of this process;
 //! - `await stale`, `await fresh`: until the last trace is so; `await readable`: until the current device can be
@@ -273,6 +274,10 @@ impl Probe {
                 [threads, steps, devices] if verb == "alone" => churn::alone(threads.into(), steps.into(), devices)?,
                 [threads, phases, devices] => churn::together(threads.into(), phases.into(), devices)?,
                 _ => return Err("three numbers".into()),
+            },
+            "toggling" => match numbers()?[..] {
+                [threads, rounds] => churn::toggling(threads.into(), rounds.into())?,
+                _ => return Err("two numbers".into()),
             },
             "nested" => churn::nested(argument.parse()?)?,
             "subscribe" => told(gpumem::subscribe().map(|()| "done")),
