@@ -45,7 +45,8 @@ fn main() {
     println!("Driver: {}, CUDA {}; heard by {}", driver_version(), cuda_version(), file_name(&heard_by));
     println!(
         "Medians of {PAIRS} interleaved pairs, bare and heard; ratios are those of each pair. \"Before\" is bare before \
-         CUPTI was first used. {} threads at most on {} processors.",
+         CUPTI was first used. Times are for each pair or launch; with {} threads, on {} processors, the wall time of all \
+         divided by what each did, waits included.",
         THREADS,
         thread::available_parallelism().map_or(0, usize::from),
     );
@@ -193,7 +194,7 @@ impl Gpu {
             return self.run(work.kind, 0, work.times);
         }
         let barrier = Barrier::new(work.threads);
-        let (barrier, began) = (&barrier, &Mutex::new(None));
+        let (barrier, clock) = (&barrier, &Mutex::new(None));
         thread::scope(|threads| {
             let of_thread = |stream| {
                 move || {
@@ -202,7 +203,7 @@ impl Gpu {
                     self.run(work.kind, stream, work.times / 10);
                     barrier.wait();
                     // The first thread that is through the barrier starts the clock for all.
-                    let begin = *began.lock().expect("nobody panicked").get_or_insert_with(Instant::now);
+                    let begin = *clock.lock().expect("nobody panicked").get_or_insert_with(Instant::now);
                     self.run(work.kind, stream, work.times);
                     begin.elapsed()
                 }
