@@ -7,7 +7,7 @@ use std::{
     collections::HashMap,
     ffi::c_void,
     hint::black_box,
-    ptr,
+    panic, process, ptr,
     sync::{
         Barrier, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -32,6 +32,12 @@ fn main() {
         println!("skipped: no device");
         return;
     }
+    // A thread that fails would leave the others at their barrier.
+    let say = panic::take_hook();
+    panic::set_hook(Box::new(move |failure| {
+        say(failure);
+        process::abort();
+    }));
     let gpu = Gpu::open();
     // Before anything was ever subscribed.
     let works = Work::all();

@@ -4,13 +4,13 @@
 
 use std::{
     env,
-    process::Command,
+    process::{Command, Stdio},
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicI64, Ordering::Relaxed},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use gpumem::{
@@ -885,7 +885,17 @@ fn child() {
 fn run_child(what: &str) {
     let mut child = Command::new(env::current_exe().expect("a test has a path"));
     child.args(["--exact", "child", "--nocapture"]).env("GPUMEM_CHILD", what);
-    let output = child.output().expect("the test can be run again");
+    let mut child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the test can be run again");
+    // What it says fits into a pipe, so it can be waited for without reading.
+    let begin = Instant::now();
+    while child.try_wait().expect("it is our child").is_none() {
+        if begin.elapsed() > Duration::from_secs(120) {
+            println!("{what}: it does not end, and is killed");
+            child.kill().expect("it is our child");
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    let output = child.wait_with_output().expect("it has ended");
     let said = String::from_utf8_lossy(&output.stdout);
     println!("a process of its own, {what}:");
     for line in said.lines().filter(|line| line.contains("used") || line.contains("live ") || line.contains("events")) {
