@@ -61,6 +61,8 @@ pub(crate) struct Config {
     /// Whether CUDA's own order of the cards is the reverse of NVML's.
     pub(crate) reversed: bool,
     pub(crate) cupti: Cupti,
+    /// Whether other threads are let in between a call and its callbacks.
+    pub(crate) yields: bool,
     pub(crate) figures_max: bool,
     pub(crate) faults: Vec<Fault>,
     pub(crate) log: Option<PathBuf>,
@@ -101,6 +103,7 @@ impl Config {
     /// | `cupti` | `130202` | what CUPTI's version is; before 130200 one subscriber at most |
     /// | `subscriber` | | a tool such as `nsys` that holds CUPTI's subscription already |
     /// | `shared` | `0` | `1`: that tool lets others subscribe beside it |
+    /// | `yields` | `0` | `1`: other threads get their turn between a call and its callbacks |
     /// | `fastest` | `pci` | `reversed`: CUDA's own order of the cards is the reverse of NVML's |
     ///
     /// `total[1]`, `reserved[1]` and `used[1]` set one card alone.
@@ -112,6 +115,7 @@ impl Config {
             pools: true,
             processes: Processes::Own,
             reversed: false,
+            yields: false,
             cupti: Cupti { version: 130_202, subscriber: None, shared: false },
             figures_max: false,
             faults: Vec::new(),
@@ -140,6 +144,7 @@ impl Config {
                 "pools" => config.pools = flag()?,
                 "cupti" => config.cupti.version = value.parse().map_err(|_| refuse("no version, such as 130202"))?,
                 "subscriber" => config.cupti.subscriber = Some(value.to_owned()),
+                "yields" => config.yields = flag()?,
                 "shared" => config.cupti.shared = flag()?,
                 "processes" => {
                     config.processes = match value {

@@ -214,7 +214,14 @@ pub(crate) fn announce<P>(
         }
     };
     announce(CUpti_ApiCallbackSite::CUPTI_API_ENTER, None);
+    let let_others_in = || {
+        if driver().config.yields {
+            std::thread::yield_now();
+        }
+    };
+    let_others_in();
     let mut code = call();
+    let_others_in();
     announce(CUpti_ApiCallbackSite::CUPTI_API_EXIT, Some(&mut code));
     code
 }

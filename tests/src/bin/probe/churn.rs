@@ -67,7 +67,9 @@ fn done(code: i32) -> Result<(), Trouble> {
 fn alloc(places: &[Place], random: &mut Random) -> Result<Block, Trouble> {
     let pick = |random: &mut Random| usize::try_from(random.below(places.len() as u64)).unwrap_or(0);
     let (place, other) = (pick(random), pick(random));
-    let (bytes, pooled) = (1 + random.below(3 << 20), random.below(2) == 0);
+    // Half of them of one size, so that an address that one thread gives back is soon another's.
+    let bytes = if random.below(2) == 0 { 4096 } else { 1 + random.below(3 << 20) };
+    let pooled = random.below(2) == 0;
     let mut address = 0_u64;
     let out = &raw mut address as u64;
     if pooled {
