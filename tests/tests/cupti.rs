@@ -323,6 +323,11 @@ fn two_tools_in_one_process() {
     check(&heard(), &format!("{CONTEXT}; exact; {script}"));
     // Twice is once.
     check_exact(&heard(), "subscribe = done; subscribe = done; call cuMemAlloc_v2 &a 1000; figures = 1000 0");
+    for _ in 0..5 {
+        let outcome = check(&heard().set("yields=1"), "rush 16 = done");
+        let subscribed = outcome.calls.iter().filter(|call| call.starts_with("cuptiSubscribe")).count();
+        ensure(subscribed == 1, "not once", &outcome);
+    }
     let outcome = check(&heard(), "subscribe; subscribe; exact; exact; unsubscribe; unsubscribe");
     let count = |call: &str| outcome.calls.iter().filter(|line| line.starts_with(call)).count();
     ensure(count("cuptiSubscribe") == 1 && count("cuptiUnsubscribe") == 1, "not once", &outcome);
@@ -625,4 +630,22 @@ fn subscribing_again_and_again_under_load() {
     let script = "call cuInit 0; toggling 8 300; exact; call cuDevicePrimaryCtxRetain &ctx 0; call cuCtxSetCurrent ctx; \
                   call cuMemAlloc_v2 &a 1000; figures = 1000 0; call cuMemFree_v2 a; figures 0 = 0 1000";
     check(&heard(), script);
+}
+
+/// A capture is not broken by what listens, and what it refuses is not counted.
+#[test]
+fn while_a_stream_is_captured() {
+    let script = "context 0; capture; new; figures = 0 0; report; status; call cuMemAllocAsync &a 1000 0; figures 0 = 1000 0; \
+                  drop; end_capture = whole";
+    check(&heard(), script);
+    let script = "context 0; capture; new; call cuMemAlloc_v2 &a 1000 = 900; figures = 0 0; end_capture";
+    check(&heard(), script);
+}
+
+#[test]
+fn slices_of_a_card_are_heard() {
+    check_exact(
+        &heard().set("mig=1"),
+        "call cuMemAlloc_v2 &a 1000; figures = 1000 0; call cuMemFree_v2 a; figures = 0 1000",
+    );
 }

@@ -33,12 +33,23 @@ struct Place {
     stream: u64,
 }
 
+/// A way to allocate.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Plain,
+    Pooled,
+    Pitched,
+    Physical,
+    Array,
+}
+
 #[derive(Clone, Copy)]
 struct Block {
     place: usize,
-    address: u64,
+    /// Its address or handle.
+    name: u64,
     bytes: u64,
-    pooled: bool,
+    kind: Kind,
 }
 
 fn places(devices: u32) -> Result<Vec<Place>, Trouble> {
@@ -62,33 +73,59 @@ fn done(code: i32) -> Result<(), Trouble> {
     if code == 0 { Ok(()) } else { Err(format!("a call failed with {code}").into()) }
 }
 
-/// Allocates up to 3 MiB in one of the places; in a pool while another place's context is current, as a library would
-/// that was handed a stream.
+/// Allocates up to a few MiB in one of the places; in a pool, or by properties, while another place's context is current,
+/// as a library would that was handed a stream.
 fn alloc(places: &[Place], random: &mut Random) -> Result<Block, Trouble> {
     let pick = |random: &mut Random| usize::try_from(random.below(places.len() as u64)).unwrap_or(0);
     let (place, other) = (pick(random), pick(random));
     // Half of them of one size, so that an address that one thread gives back is soon another's.
     let bytes = if random.below(2) == 0 { 4096 } else { 1 + random.below(3 << 20) };
-    let pooled = random.below(2) == 0;
-    let mut address = 0_u64;
-    let out = &raw mut address as u64;
-    if pooled {
-        done(invoke("cuCtxSetCurrent", [places[other].context, 0, 0, 0, 0, 0])?)?;
-        done(invoke("cuMemAllocAsync", [out, bytes, places[place].stream, 0, 0, 0])?)?;
-    } else {
-        done(invoke("cuCtxSetCurrent", [places[place].context, 0, 0, 0, 0, 0])?)?;
-        done(invoke("cuMemAlloc_v2", [out, bytes, 0, 0, 0, 0])?)?;
-    }
-    Ok(Block { place, address, bytes, pooled })
+    let mut name = 0_u64;
+    let out = &raw mut name as u64;
+    let mut pitch = 0_u64;
+    let pitch = &raw mut pitch as u64;
+    let (kind, current, function, arguments, bytes) = match random.below(10) {
+        0..4 => (Kind::Plain, place, "cuMemAlloc_v2", [out, bytes, 0, 0, 0, 0], bytes),
+        4..7 => (Kind::Pooled, other, "cuMemAllocAsync", [out, bytes, places[place].stream, 0, 0, 0], bytes),
+        7 => {
+            let rows = [out, pitch, 1 + bytes % 512, 8, 4, 0];
+            (Kind::Pitched, place, "cuMemAllocPitch_v2", rows, 512 * 8)
+        }
+        8 => {
+            let pages = (1 + bytes % 3) << 21;
+            let properties = [1_u64, 1 | u64::from(places[place].ordinal) << 32, 0, 0];
+            let arguments = [out, pages, properties.as_ptr() as u64, 0, 0, 0];
+            return called(places, other, "cuMemCreate", arguments).map(|()| Block {
+                place,
+                name,
+                bytes: pages,
+                kind: Kind::Physical,
+            });
+        }
+        _ => {
+            let shape = [bytes, 2, 0x10 | 4 << 32];
+            return called(places, place, "cuArrayCreate_v2", [out, shape.as_ptr() as u64, 0, 0, 0, 0])
+                .map(|()| Block { place, name, bytes: bytes * 2 * 2 * 4, kind: Kind::Array });
+        }
+    };
+    called(places, current, function, arguments)?;
+    Ok(Block { place, name, bytes, kind })
+}
+
+/// Calls a function of the driver while that place's context is current.
+fn called(places: &[Place], current: usize, function: &str, arguments: [u64; 6]) -> Result<(), Trouble> {
+    done(invoke("cuCtxSetCurrent", [places[current].context, 0, 0, 0, 0, 0])?)?;
+    done(invoke(function, arguments)?)
 }
 
 fn free(places: &[Place], block: Block, random: &mut Random) -> Result<(), Trouble> {
-    done(invoke("cuCtxSetCurrent", [places[block.place].context, 0, 0, 0, 0, 0])?)?;
-    done(if block.pooled && random.below(4) > 0 {
-        invoke("cuMemFreeAsync", [block.address, places[block.place].stream, 0, 0, 0, 0])?
-    } else {
-        invoke("cuMemFree_v2", [block.address, 0, 0, 0, 0, 0])?
-    })
+    let function = match block.kind {
+        Kind::Pooled if random.below(4) > 0 => "cuMemFreeAsync",
+        Kind::Plain | Kind::Pooled | Kind::Pitched => "cuMemFree_v2",
+        Kind::Physical => "cuMemRelease",
+        Kind::Array => "cuArrayDestroy",
+    };
+    called(places, block.place, function, [block.name, places[block.place].stream, 0, 0, 0, 0])
 }
 
 /// What is in use, moment by moment.
@@ -326,6 +363,34 @@ pub(crate) fn toggling(threads: u64, rounds: u64) -> Result<String, Trouble> {
             thread.join().map_err(|_| "panicked")??;
         }
         outcome?;
+        Ok("done".to_owned())
+    })
+}
+
+/// Threads that all start the first trace at the same moment, and allocate under it.
+pub(crate) fn rush(threads: u64) -> Result<String, Trouble> {
+    done(invoke("cuInit", [0; 6])?)?;
+    let names = Names::default();
+    done(names.call("cuDevicePrimaryCtxRetain &context 0")?)?;
+    let (context, barrier) = (names.get("context"), Barrier::new(usize::try_from(threads)?));
+    let work = || -> Result<(), String> {
+        barrier.wait();
+        let trace =
+            GpuMemTrace::builder().gauge(Gauge::Exact).silent(true).start().map_err(|error| error.to_string())?;
+        let mut address = 0_u64;
+        for (function, first) in [("cuCtxSetCurrent", context), ("cuMemAlloc_v2", &raw mut address as u64)] {
+            let code = invoke(function, [first, 1000, 0, 0, 0, 0]).map_err(|trouble| trouble.to_string())?;
+            done(code).map_err(|trouble| trouble.to_string())?;
+        }
+        barrier.wait();
+        let used = trace.data().used.get();
+        if (1000..=1000 * threads.cast_signed()).contains(&used) { Ok(()) } else { Err(format!("used {used}")) }
+    };
+    thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        for thread in running {
+            thread.join().map_err(|_| "panicked")??;
+        }
         Ok("done".to_owned())
     })
 }

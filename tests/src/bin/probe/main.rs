@@ -15,7 +15,7 @@
 //! - `subscribe`, `unsubscribe`: gpumem to CUPTI; `tool_subscribe library`, `tool_unsubscribe library`: a tool of this
 //!   process;
 //! - `call function argument…`: the driver's function, see `raw.rs`; `let name value`: for its arguments;
-//! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`: see
+//! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`: see
 //!   `churn.rs`;
 //! - `other_thread command | command…`: the commands, on another thread, and the answer where it is one; `at_exit …`: when the process exits;
 //!   `at_thread_exit …`: while another thread's locals are destroyed; `fork …`: in a child of this process;
@@ -279,6 +279,7 @@ impl Probe {
                 [threads, rounds] => churn::toggling(threads.into(), rounds.into())?,
                 _ => return Err("two numbers".into()),
             },
+            "rush" => churn::rush(argument.parse()?)?,
             "nested" => churn::nested(argument.parse()?)?,
             "subscribe" => told(gpumem::subscribe().map(|()| "done")),
             "unsubscribe" => {
