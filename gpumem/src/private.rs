@@ -72,6 +72,53 @@ fn rfind_outside(text: &str, wanted: &str) -> Option<usize> {
     None
 }
 
+/// The inbox and the fold behind it, bare, for the benchmarks.
+#[cfg(feature = "bench")]
+pub mod bench {
+    use std::time::Duration;
+
+    use crate::{
+        model::{Block, Bytes, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, Space, Watch},
+        session::Inbox,
+    };
+
+    const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
+
+    /// An inbox of its own.
+    #[derive(Debug)]
+    pub struct Door(Inbox);
+
+    impl Default for Door {
+        fn default() -> Self {
+            Self(Inbox::new())
+        }
+    }
+
+    impl Door {
+        /// Posts an allocation.
+        pub fn alloc(&self, address: u64, bytes: u64) {
+            let block = Block { device: DEVICE, bytes: Bytes::new(bytes), kind: MemKind::Pool };
+            self.0.post(&EventKind::Alloc { key: Key::new(Space::Address, address), block });
+        }
+
+        /// Posts a free.
+        pub fn free(&self, address: u64) {
+            self.0.post(&EventKind::Free { key: Key::new(Space::Address, address), block: None });
+        }
+
+        /// Opens a scope.
+        pub fn open(&self, scope: u64) {
+            let watch = Watch { device: DEVICE, gauge: Gauge::Exact, every: Duration::ZERO, thread: None };
+            self.0.post(&EventKind::Open { scope: ScopeId(scope), watch });
+        }
+
+        /// Closes a scope.
+        pub fn close(&self, scope: u64) {
+            self.0.post(&EventKind::Close { scope: ScopeId(scope) });
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::readable;

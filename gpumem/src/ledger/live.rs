@@ -3,12 +3,16 @@
 
 use std::{
     collections::HashMap,
-    hash::{BuildHasher, BuildHasherDefault, Hasher},
+    hash::{BuildHasherDefault, Hasher},
 };
 
 use crate::model::{Bytes, Key, MemKind, ThreadId};
 
-const SHARDS: usize = 256;
+/// A table of a million blocks then moves some 16,000 entries at a time.
+const SHARDS: usize = 64;
+
+/// 2^64 divided by the golden ratio, odd.
+const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 #[derive(Debug)]
 pub(super) struct Live {
@@ -44,6 +48,7 @@ impl Default for Live {
 
 impl Live {
     /// Enters a block; gives back one that was entered under the same key and whose free was not heard.
+    #[inline]
     pub(super) fn insert(&mut self, key: Key, entry: Entry) -> Option<Entry> {
         let replaced = self.shard(key).insert(key, entry);
         let tally = &mut self.by_kind[entry.kind as usize];
@@ -53,6 +58,7 @@ impl Live {
     }
 
     /// Takes a block out, if it is known.
+    #[inline]
     pub(super) fn remove(&mut self, key: Key) -> Option<Entry> {
         self.shard(key).remove(&key).inspect(|old| self.took(old))
     }
@@ -78,9 +84,7 @@ impl Live {
     }
 
     fn shard(&mut self, key: Key) -> &mut HashMap<Key, Entry, Folded> {
-        // Bits that the table itself does not look at: it takes the lowest for the place and the highest for the tag.
-        let shard = (Folded::default().hash_one(key) >> 40) as usize % SHARDS;
-        &mut self.shards[shard]
+        &mut self.shards[(key.get().wrapping_mul(GOLDEN) >> 58) as usize]
     }
 }
 
@@ -99,8 +103,7 @@ impl Hasher for Fold {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // 2^64 divided by the golden ratio, odd.
-        let product = u128::from(number ^ self.0) * 0x9E37_79B9_7F4A_7C15;
+        let product = u128::from(number ^ self.0) * u128::from(GOLDEN);
         #[expect(clippy::cast_possible_truncation, reason = "both halves are used")]
         {
             self.0 = (product >> 64) as u64 ^ product as u64;

@@ -12,8 +12,8 @@ use self::{
     watermark::{Mark, Watermark},
 };
 use crate::model::{
-    Block, ByteDelta, Bytes, Device, Event, EventKind, Family, Gauge, GpuMemory, MemKind, Sampling, ScopeId, ThreadId,
-    Time, Trace, Watch,
+    Block, ByteDelta, Bytes, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, MemKind, Sampling, ScopeId,
+    ThreadId, Time, Trace, Watch,
 };
 
 #[derive(Debug, Default)]
@@ -23,6 +23,8 @@ pub(crate) struct Ledger {
     /// The part of a meter that one thread allocated, while a scope looks at it.
     locals: HashMap<(ThreadId, u16), Local>,
     scopes: HashMap<ScopeId, Scope>,
+    /// What the newest question came to. Not part of the answer, which every allocation would carry about.
+    told: Option<Trace>,
     counts: Counts,
 }
 
@@ -40,11 +42,8 @@ pub(crate) struct Counts {
 /// What the fold says to an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// Nothing was asked.
     Nothing,
-    /// What the scope has come to.
-    Trace(Trace),
-    /// The block that is freed.
+    /// This block is freed.
     Freed(Block),
     /// The block that is freed is not known.
     Untracked,
@@ -105,31 +104,53 @@ struct Scope {
 
 impl Ledger {
     /// Takes one event in.
-    pub(crate) fn apply(&mut self, event: &Event) -> Answer {
+    #[inline]
+    pub(crate) fn apply(&mut self, event: &Event<'_>) -> Answer {
         match event.kind {
             EventKind::Alloc { key, block } => {
-                self.counts.heard += 1;
-                let meter = self.meters.index(block.device, Gauge::Exact);
-                let entry = Entry { bytes: block.bytes, thread: event.thread, meter, kind: block.kind };
-                if let Some(replaced) = self.live.insert(key, entry) {
-                    self.change(&replaced, -signed(replaced.bytes));
-                }
-                self.change(&entry, signed(block.bytes));
+                self.alloc(*key, block, event.thread);
+                Answer::Nothing
             }
-            EventKind::Free { key, block } => {
-                self.counts.heard += 1;
-                if let Some(entry) = self.live.remove(key) {
-                    self.change(&entry, -signed(entry.bytes));
-                    let device = self.meters.0[usize::from(entry.meter)].device;
-                    return Answer::Freed(Block { device, bytes: entry.bytes, kind: entry.kind });
-                }
-                let Some(block) = block else {
-                    self.counts.untracked += 1;
-                    return Answer::Untracked;
-                };
-                self.free_older(block);
-                return Answer::Freed(block);
+            EventKind::Free { key, block } => self.free(*key, block.as_ref()),
+            _ => {
+                self.told = self.apply_rare(event);
+                Answer::Nothing
             }
+        }
+    }
+
+    #[inline]
+    fn alloc(&mut self, key: Key, block: &Block, thread: ThreadId) {
+        self.counts.heard += 1;
+        let meter = self.meters.index(block.device, Gauge::Exact);
+        let entry = Entry { bytes: block.bytes, thread, meter, kind: block.kind };
+        if let Some(replaced) = self.live.insert(key, entry) {
+            self.change(&replaced, -signed(replaced.bytes));
+        }
+        self.change(&entry, signed(block.bytes));
+    }
+
+    #[inline]
+    fn free(&mut self, key: Key, older: Option<&Block>) -> Answer {
+        self.counts.heard += 1;
+        if let Some(entry) = self.live.remove(key) {
+            self.change(&entry, -signed(entry.bytes));
+            let device = self.meters.0[usize::from(entry.meter)].device;
+            return Answer::Freed(Block { device, bytes: entry.bytes, kind: entry.kind });
+        }
+        let Some(block) = older else {
+            self.counts.untracked += 1;
+            return Answer::Untracked;
+        };
+        self.free_older(*block);
+        Answer::Freed(*block)
+    }
+
+    /// Everything but allocations and frees, out of their way.
+    #[cold]
+    fn apply_rare(&mut self, event: &Event<'_>) -> Option<Trace> {
+        match *event.kind {
+            EventKind::Alloc { .. } | EventKind::Free { .. } => {}
             EventKind::Found { block } => {
                 self.counts.untracked = self.counts.untracked.saturating_sub(1);
                 if let Some(block) = block {
@@ -147,10 +168,10 @@ impl Ledger {
             EventKind::Unread { device } => self.meters.of(device, Gauge::Sampled).samples.failed = true,
             EventKind::Open { scope, watch } => self.open(scope, watch),
             EventKind::Read { scope } => {
-                return self.scopes.get(&scope).map_or(Answer::Nothing, |open| Answer::Trace(self.trace(open)));
+                return self.scopes.get(&scope).map(|open| self.trace(open));
             }
             EventKind::Reset { scope } => {
-                let Some(open) = self.scopes.get(&scope) else { return Answer::Nothing };
+                let open = self.scopes.get(&scope)?;
                 let Meter { device, gauge, .. } = self.meters.0[usize::from(open.meter)];
                 let watch = Watch { device, gauge, every: open.every, thread: open.thread };
                 let trace = self.close(scope);
@@ -160,7 +181,12 @@ impl Ledger {
             EventKind::Close { scope } => return self.close(scope),
             EventKind::Lost { count } => self.counts.lost += count,
         }
-        Answer::Nothing
+        None
+    }
+
+    /// What the newest event came to, if it was a question to an open scope.
+    pub(crate) fn take_trace(&mut self) -> Option<Trace> {
+        self.told.take()
     }
 
     pub(crate) fn counts(&self) -> Counts {
@@ -172,6 +198,7 @@ impl Ledger {
         self.live.by_kind()
     }
 
+    #[inline]
     fn change(&mut self, of: &Entry, by: i64) {
         if !of.kind.is_on_device() {
             return;
@@ -246,14 +273,14 @@ impl Ledger {
         }
     }
 
-    fn close(&mut self, scope: ScopeId) -> Answer {
-        let Some(open) = self.scopes.remove(&scope) else { return Answer::Nothing };
+    fn close(&mut self, scope: ScopeId) -> Option<Trace> {
+        let open = self.scopes.remove(&scope)?;
         let trace = self.trace(&open);
         let Meter { level, samples, .. } = &mut self.meters.0[usize::from(open.meter)];
         samples.gaps.close(open.gap);
         let Some(thread) = open.thread else {
             level.peaks.close(open.peak);
-            return Answer::Trace(trace);
+            return Some(trace);
         };
         if let Some(local) = self.locals.get_mut(&(thread, open.meter)) {
             local.level.peaks.close(open.peak);
@@ -262,11 +289,12 @@ impl Ledger {
                 self.locals.remove(&(thread, open.meter));
             }
         }
-        Answer::Trace(trace)
+        Some(trace)
     }
 }
 
 impl Meters {
+    #[inline]
     fn index(&mut self, device: Device, gauge: Gauge) -> u16 {
         let known = self.0.iter().position(|meter| meter.device == device && meter.gauge == gauge);
         let index = known.unwrap_or_else(|| {
@@ -292,10 +320,12 @@ impl Level {
         Self { in_use: 0, peaks: Watermark::new() }
     }
 
+    #[inline]
     fn change(&mut self, by: i64) {
         self.set(self.in_use.saturating_add(by));
     }
 
+    #[inline]
     fn set(&mut self, in_use: i64) {
         self.in_use = in_use;
         self.peaks.raise(in_use);

@@ -89,11 +89,9 @@ impl Runner {
             _ => panic!("not an event: {line}"),
         };
         self.number += 1;
-        let event = Event { number: self.number, time: Duration::from_millis(self.number), thread, kind };
-        let trace = match self.ledger.apply(&event) {
-            Answer::Trace(trace) => Some(trace),
-            _ => None,
-        };
+        let event = Event { number: self.number, time: Duration::from_millis(self.number), thread, kind: &kind };
+        self.ledger.apply(&event);
+        let trace = self.ledger.take_trace();
         match (trace, expected) {
             (None, None) => {}
             (Some(trace), Some(expected)) => {
@@ -293,7 +291,8 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
         let mut number = 0;
         let mut apply = |kind| {
             number += 1;
-            ledger.apply(&Event { number, time: Duration::from_nanos(number), thread: ThreadId(1), kind })
+            ledger.apply(&Event { number, time: Duration::from_nanos(number), thread: ThreadId(1), kind: &kind });
+            ledger.take_trace()
         };
         let device = Device { family: Family::Cuda, ordinal: 0 };
         let mut stack: Vec<(ScopeId, Counter)> = Vec::new();
@@ -308,7 +307,7 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
                 }
                 1 => {
                     if let Some((scope, inner)) = stack.pop() {
-                        let Answer::Trace(trace) = apply(EventKind::Close { scope }) else { panic!("it is open") };
+                        let trace = apply(EventKind::Close { scope }).expect("it is open");
                         assert_eq!(trace.used.get(), inner.value, "seed {seed}");
                         assert_eq!(trace.peak_over_start().get().cast_signed(), inner.peak, "seed {seed}");
                         if let Some((_, outer)) = stack.last_mut() {

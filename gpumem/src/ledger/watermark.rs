@@ -43,6 +43,7 @@ impl<T: Copy + Ord> Watermark<T> {
     }
 
     /// The value is now `value`.
+    #[inline]
     pub(crate) fn raise(&mut self, value: T) {
         if let Some(newest) = self.segments.last_mut()
             && newest.max < value

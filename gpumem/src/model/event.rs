@@ -54,6 +54,10 @@ pub(crate) enum Space {
 }
 
 impl Key {
+    pub(crate) const fn get(self) -> u64 {
+        self.0
+    }
+
     /// User space ends at 2^57, so the bits above tell the spaces apart.
     pub(crate) const fn new(space: Space, name: u64) -> Self {
         Self(name ^ ((space as u64) << 58))
@@ -95,6 +99,14 @@ pub(crate) enum EventKind {
     Lost { count: u64 },
 }
 
+impl EventKind {
+    /// Something hangs on when it happened, to the microsecond. Other events carry the time of the newest one before
+    /// them that does.
+    pub(crate) const fn needs_time(&self) -> bool {
+        !matches!(self, Self::Alloc { .. } | Self::Free { .. })
+    }
+}
+
 /// What a scope looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Watch {
@@ -106,12 +118,14 @@ pub(crate) struct Watch {
     pub(crate) thread: Option<ThreadId>,
 }
 
+/// A fact that has come through the door.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Event {
+pub(crate) struct Event<'a> {
     /// Gap-free, in the order of the door.
     pub(crate) number: u64,
     pub(crate) time: Time,
     /// The thread that posted it.
     pub(crate) thread: ThreadId,
-    pub(crate) kind: EventKind,
+    /// Borrowed: copying one costs more than folding an allocation.
+    pub(crate) kind: &'a EventKind,
 }

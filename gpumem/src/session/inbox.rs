@@ -11,14 +11,14 @@ use std::{
 
 use crate::{
     ledger::{Answer, Counts, Ledger, Tally},
-    model::{Event, EventKind, MemKind, ThreadId, Time},
+    model::{Event, EventKind, MemKind, ThreadId, Time, Trace},
     sys::process,
 };
 
-/// Numbers facts, stamps them with the time and folds them, all under one short lock: no call of a driver, no I/O, no
+/// Numbers facts, stamps them and folds them, all under one short lock: no call of a driver, no I/O, no
 /// formatting inside.
 #[derive(Debug)]
-pub(super) struct Inbox {
+pub(crate) struct Inbox {
     door: Mutex<Door>,
     began: Instant,
     /// Facts that came while their own thread was inside, told to the fold by whoever comes next.
@@ -28,31 +28,101 @@ pub(super) struct Inbox {
 #[derive(Debug, Default)]
 struct Door {
     number: u64,
+    time: Time,
     ledger: Ledger,
 }
 
+/// What a thread knows of itself.
+struct Here {
+    /// It is inside. A global allocator or a signal handler that allocates GPU memory would come back here while the fold
+    /// is at work, and wait for itself for ever.
+    inside: Cell<bool>,
+    /// Its number; 0 until it has one.
+    number: Cell<u32>,
+}
+
+/// Leaves, also when the fold panics.
+struct Out<'a>(&'a Here);
+
+impl Drop for Out<'_> {
+    fn drop(&mut self) {
+        self.0.inside.set(false);
+    }
+}
+
+impl Here {
+    #[inline]
+    fn thread(&self) -> ThreadId {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        if self.number.get() == 0 {
+            self.number.set(NEXT.fetch_add(1, Relaxed));
+        }
+        ThreadId(self.number.get())
+    }
+}
+
 thread_local! {
-    /// This thread is inside. A global allocator or a signal handler that allocates GPU memory would come back here
-    /// while the fold is at work, and wait for itself for ever.
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
+    // With nothing to drop, it is there as long as the thread.
+    static HERE: Here = const { Here { inside: Cell::new(false), number: Cell::new(0) } };
+}
+
+/// The calling thread's number.
+pub(super) fn thread() -> ThreadId {
+    HERE.with(Here::thread)
 }
 
 impl Inbox {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { door: Mutex::default(), began: Instant::now(), lost: AtomicU64::new(0) }
     }
 
-    /// Takes `facts` in, one behind the other with nothing between; gives the answer to the last one.
-    pub(super) fn post(&self, facts: &[EventKind]) -> Answer {
-        self.enter(facts.len() as u64, |door| {
-            let (time, thread) = (self.began.elapsed(), thread());
-            let count = self.lost.swap(0, Relaxed);
-            if count > 0 {
-                door.take(time, thread, EventKind::Lost { count });
+    /// Takes a fact in.
+    pub(crate) fn post(&self, fact: &EventKind) -> Answer {
+        self.enter(1, |door, thread| self.take(door, thread, fact)).unwrap_or(Answer::Nothing)
+    }
+
+    /// Takes a reading and a question to a scope in, with nothing between; gives what the scope has come to.
+    pub(crate) fn ask(&self, reading: Option<&EventKind>, question: &EventKind) -> Option<Trace> {
+        let ask = |door: &mut Door, thread| {
+            if let Some(reading) = reading {
+                self.take(door, thread, reading);
             }
-            facts.iter().fold(Answer::Nothing, |_, fact| door.take(time, thread, *fact))
+            self.take(door, thread, question);
+            door.ledger.take_trace()
+        };
+        self.enter(1 + u64::from(reading.is_some()), ask).flatten()
+    }
+
+    #[inline]
+    fn take(&self, door: &mut Door, thread: ThreadId, fact: &EventKind) -> Answer {
+        // A clock costs more than all the rest of an allocation's way through here; where nothing hangs on the time, the
+        // one that was read last will do.
+        if fact.needs_time() {
+            door.time = self.began.elapsed();
+        }
+        if self.lost.load(Relaxed) > 0 {
+            door.take(thread, &EventKind::Lost { count: self.lost.swap(0, Relaxed) });
+        }
+        door.take(thread, fact)
+    }
+
+    /// Does something at the door; `None`, and `facts` are counted as lost, if this thread is inside already.
+    #[inline]
+    fn enter<T>(&self, facts: u64, inside: impl FnOnce(&mut Door, ThreadId) -> T) -> Option<T> {
+        // The lock may be held for ever by a thread that is not in this copy of the process.
+        if process::is_forked() {
+            return None;
+        }
+        HERE.with(|here| {
+            if here.inside.replace(true) {
+                self.lost.fetch_add(facts, Relaxed);
+                return None;
+            }
+            let _out = Out(here);
+            // A panic inside (a failed allocation of the fold) leaves numbers, not broken memory: go on.
+            let mut door = self.door.lock().unwrap_or_else(PoisonError::into_inner);
+            Some(inside(&mut door, here.thread()))
         })
-        .unwrap_or(Answer::Nothing)
     }
 
     pub(super) fn age(&self) -> Duration {
@@ -61,46 +131,15 @@ impl Inbox {
 
     /// What was heard so far, and what is live.
     pub(super) fn counts(&self) -> (Counts, [Tally; MemKind::ALL.len()]) {
-        self.enter(0, |door| (door.ledger.counts(), door.ledger.live())).unwrap_or_default()
+        self.enter(0, |door, _| (door.ledger.counts(), door.ledger.live())).unwrap_or_default()
     }
-
-    /// Does something at the door; `None`, and `facts` are counted as lost, if this thread is inside already.
-    fn enter<T>(&self, facts: u64, inside: impl FnOnce(&mut Door) -> T) -> Option<T> {
-        // The lock may be held for ever by a thread that is not in this copy of the process.
-        if process::is_forked() {
-            return None;
-        }
-        // Where the thread is so far gone that its locals are, nothing can be inside any more.
-        if INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(false) {
-            self.lost.fetch_add(facts, Relaxed);
-            return None;
-        }
-        // A panic inside (a failed allocation of the fold) leaves numbers, not broken memory: go on.
-        let done = inside(&mut self.door.lock().unwrap_or_else(PoisonError::into_inner));
-        let _ = INSIDE.try_with(|inside| inside.set(false));
-        Some(done)
-    }
-}
-
-/// The calling thread's number; 0 where it is so far gone that it has none.
-pub(super) fn thread() -> ThreadId {
-    static NEXT: AtomicU32 = AtomicU32::new(1);
-    thread_local! {
-        static THREAD: Cell<u32> = const { Cell::new(0) };
-    }
-    let number = THREAD.try_with(|thread| {
-        if thread.get() == 0 {
-            thread.set(NEXT.fetch_add(1, Relaxed));
-        }
-        thread.get()
-    });
-    ThreadId(number.unwrap_or(0))
 }
 
 impl Door {
-    fn take(&mut self, time: Time, thread: ThreadId, kind: EventKind) -> Answer {
+    #[inline]
+    fn take(&mut self, thread: ThreadId, kind: &EventKind) -> Answer {
         self.number += 1;
-        self.ledger.apply(&Event { number: self.number, time, thread, kind })
+        self.ledger.apply(&Event { number: self.number, time: self.time, thread, kind })
     }
 }
 
@@ -109,7 +148,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::model::{Block, Bytes, Device, Family, Gauge, Key, MemKind, ScopeId, Space, Trace, Watch};
+    use crate::model::{Block, Bytes, Device, Family, Gauge, Key, MemKind, ScopeId, Space, Watch};
 
     const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
@@ -131,17 +170,12 @@ mod tests {
         EventKind::Free { key: Key::new(Space::Address, address), block: None }
     }
 
-    fn trace(answer: Answer) -> Trace {
-        let Answer::Trace(trace) = answer else { panic!("{answer:?}") };
-        trace
-    }
-
     #[test]
     fn totals_are_conserved_under_contention() {
         const THREADS: u64 = 8;
         const ROUNDS: u64 = 2_000;
         let inbox = Inbox::new();
-        inbox.post(&[open(1)]);
+        inbox.post(&open(1));
         thread::scope(|threads| {
             for thread in 0..THREADS {
                 let inbox = &inbox;
@@ -149,17 +183,17 @@ mod tests {
                     let scope = 100 + thread;
                     for round in 0..ROUNDS {
                         let address = (thread << 32) + round;
-                        inbox.post(&[open(scope)]);
-                        inbox.post(&[alloc(address, 10)]);
+                        inbox.post(&open(scope));
+                        inbox.post(&alloc(address, 10));
                         if round % 2 == 0 {
-                            inbox.post(&[free(address)]);
+                            inbox.post(&free(address));
                         }
-                        trace(inbox.post(&[close(scope)]));
+                        assert!(inbox.ask(None, &close(scope)).is_some());
                     }
                 });
             }
         });
-        let trace = trace(inbox.post(&[close(1)]));
+        let trace = inbox.ask(None, &close(1)).expect("the scope is open");
         assert_eq!(trace.used.get().unsigned_abs(), THREADS * ROUNDS / 2 * 10);
         assert!(trace.peaked.get() <= THREADS * 10);
         assert_eq!(trace.lost, 0);
@@ -168,19 +202,21 @@ mod tests {
     }
 
     #[test]
-    fn facts_of_one_post_are_neighbours() {
+    fn a_reading_and_its_question_are_neighbours() {
         let inbox = Inbox::new();
-        assert!(trace(inbox.post(&[open(1), alloc(1, 10), close(1)])).used == 10);
+        inbox.post(&open(1));
+        assert!(inbox.ask(Some(&alloc(1, 10)), &close(1)).is_some_and(|trace| trace.used == 10));
     }
 
     #[test]
     fn a_thread_that_comes_back_while_inside_loses_its_fact_and_says_so() {
         let inbox = Inbox::new();
-        inbox.post(&[open(1)]);
-        INSIDE.set(true);
-        assert_eq!(inbox.post(&[alloc(1, 10), alloc(2, 10)]), Answer::Nothing);
-        INSIDE.set(false);
-        let trace = trace(inbox.post(&[close(1)]));
+        inbox.post(&open(1));
+        HERE.with(|here| here.inside.set(true));
+        assert_eq!(inbox.post(&alloc(1, 10)), Answer::Nothing);
+        assert_eq!(inbox.ask(None, &close(1)), None);
+        HERE.with(|here| here.inside.set(false));
+        let trace = inbox.ask(None, &close(1)).expect("the scope is open");
         assert_eq!((trace.lost, trace.used.get()), (2, 0));
     }
 }

@@ -14,8 +14,9 @@ use std::{
 
 use once_cell::sync::OnceCell;
 
+pub(crate) use self::inbox::Inbox;
 pub(crate) use self::notice::{Notice, notify};
-use self::{inbox::Inbox, sampler::Sampler};
+use self::sampler::Sampler;
 pub use self::{
     sink::{Sink, set_sink},
     status::{LiveMemory, Status, status},
@@ -84,17 +85,17 @@ pub fn unsubscribe() {
     if devices.family() == Family::Cuda && devices.subscribed().is_some() {
         session.unsubscribed.store(true, Relaxed);
         devices.unsubscribe();
-        session.inbox.post(&[EventKind::Lost { count: 1 }]);
+        session.inbox.post(&EventKind::Lost { count: 1 });
     }
 }
 
 /// The session, begun at the first use.
 fn session() -> &'static Session {
     SESSION.get_or_init(|| {
-        source::listen(|fact| match session().inbox.post(&[fact]) {
+        source::listen(|fact| match session().inbox.post(&fact) {
             Answer::Freed(block) => Told::Freed(block),
             Answer::Untracked => Told::Untracked,
-            Answer::Nothing | Answer::Trace(_) => Told::Nothing,
+            Answer::Nothing => Told::Nothing,
         });
         process::watch(at_exit);
         Session {
@@ -211,10 +212,10 @@ impl OpenScope {
         if sampled {
             let memory = devices.read(ordinal)?;
             session.sampler.watch(session, device, devices)?;
-            session.inbox.post(&[EventKind::Sample { device, memory }, open]);
+            session.inbox.ask(Some(&EventKind::Sample { device, memory }), &open);
         } else {
             devices.check(ordinal)?;
-            session.inbox.post(&[open]);
+            session.inbox.post(&open);
         }
         if let Some(why) = not_exact {
             let text = format_args!(
@@ -236,16 +237,11 @@ impl OpenScope {
 
     fn ask(&self, question: EventKind) -> Trace {
         let session = session();
-        let answer = if self.gauge == Gauge::Sampled {
-            session.inbox.post(&[sampler::reading(self.device, self.devices), question])
-        } else {
-            session.inbox.post(&[question])
-        };
-        // Only a thread that is inside the inbox gets no answer, and it is told that it lost what it asked.
-        match answer {
-            Answer::Trace(trace) => trace,
-            _ => Trace { stale: true, gauge: self.gauge, ..Trace::off(self.device.ordinal) },
-        }
+        let sampled = self.gauge == Gauge::Sampled;
+        let reading = sampled.then(|| sampler::reading(self.device, self.devices));
+        let trace = session.inbox.ask(reading.as_ref(), &question);
+        // Only a thread that is inside the inbox gets no answer, or a process that was forked.
+        trace.unwrap_or_else(|| Trace { stale: true, gauge: self.gauge, ..Trace::off(self.device.ordinal) })
     }
 
     fn close(self) -> Trace {

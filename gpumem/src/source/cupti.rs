@@ -11,6 +11,7 @@ use std::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering::Relaxed},
     },
+    thread::{self, ThreadId},
 };
 
 use once_cell::sync::Lazy;
@@ -50,6 +51,8 @@ struct Known {
     /// `None` is a pool on the host.
     pools: HashMap<u64, Option<u32>>,
     handles: Handles,
+    /// What each thread is about to unmap.
+    unmapping: HashMap<ThreadId, Vec<Mapping>>,
 }
 
 static KNOWN: Lazy<Mutex<Known>> = Lazy::new(Mutex::default);
@@ -79,6 +82,8 @@ enum Giving {
     Untracked,
     /// One reference less, and perhaps no block.
     Handle(u64, Option<(Key, Block)>),
+    /// The mappings that are noted under this thread.
+    Mappings,
 }
 
 thread_local! {
@@ -135,7 +140,12 @@ fn hear(context: Context, call: Call) {
         }
         Call::Freed { worked } => {
             let giving = GIVING.replace(Giving::Nothing);
-            if !worked {
+            if let Giving::Mappings = giving {
+                let unmapped = known().unmapping.remove(&thread::current().id()).unwrap_or_default();
+                if !worked {
+                    map_again(unmapped);
+                }
+            } else if !worked {
                 take_back(giving);
             }
         }
@@ -146,11 +156,16 @@ fn hear(context: Context, call: Call) {
         }
         Call::Retained { handle } => known().handles.retain(handle),
         Call::Mapped { at, handle } => known().handles.map(at, handle),
-        Call::Unmapped { at, bytes } => {
-            let gone = known().handles.unmap(at, bytes);
-            for handle in gone {
-                tell(EventKind::Free { key: Key::new(Space::Handle, handle), block: None });
+        Call::Unmapping { at, bytes } => {
+            let mut unmapped = known().handles.unmap(at, bytes);
+            for mapping in unmapped.iter_mut().filter(|mapping| mapping.was_last) {
+                let key = Key::new(Space::Handle, mapping.handle);
+                if let Told::Freed(block) = tell(EventKind::Free { key, block: None }) {
+                    mapping.freed = Some((key, block));
+                }
             }
+            known().unmapping.insert(thread::current().id(), unmapped);
+            GIVING.set(Giving::Mappings);
         }
         Call::Pool { pool, device } => {
             known().pools.insert(pool, device);
@@ -199,7 +214,7 @@ fn lost() {
 /// The call failed after all: what it was to give back is still there.
 fn take_back(giving: Giving) {
     match giving {
-        Giving::Nothing => {}
+        Giving::Nothing | Giving::Mappings => {}
         Giving::Block(key, block) => {
             tell(EventKind::Alloc { key, block });
         }
@@ -215,6 +230,20 @@ fn take_back(giving: Giving) {
     }
 }
 
+/// The mappings are still there after all.
+fn map_again(unmapped: Vec<Mapping>) {
+    for Mapping { at, handle, freed, .. } in unmapped {
+        {
+            let handles = &mut known().handles;
+            handles.retain(handle);
+            handles.mapped.insert(at, handle);
+        }
+        if let Some((key, block)) = freed {
+            tell(EventKind::Alloc { key, block });
+        }
+    }
+}
+
 /// The device that a stream belongs to, else that of the context that is current.
 fn device_of(context: Context, stream: u64) -> Option<u32> {
     let generation = GENERATION.load(Relaxed);
@@ -223,13 +252,10 @@ fn device_of(context: Context, stream: u64) -> Option<u32> {
         return Some(place.device);
     }
     let mut known = known();
-    let device = match known.streams.get(&stream).or_else(|| known.contexts.get(&context)).copied() {
+    let heard = known.streams.get(&stream).or_else(|| known.contexts.get(&context)).copied();
+    let device = match heard {
         Some(device) => device,
-        None => {
-            let device = cupti::device_of(context)?;
-            known.contexts.insert(context, device);
-            device
-        }
+        None => *known.contexts.entry(context).or_insert(cupti::device_of(context)?),
     };
     PLACE.set(Place { context, stream, generation, device });
     Some(device)
@@ -268,6 +294,17 @@ fn context_gone(handle: usize) {
         // Which of the device's blocks were in this context is not known.
         None => lost(),
     }
+}
+
+/// A mapping of a handle that is taken away.
+#[derive(Debug)]
+struct Mapping {
+    at: u64,
+    handle: u64,
+    /// Nobody refers to the handle any more.
+    was_last: bool,
+    /// So its block is freed.
+    freed: Option<(Key, Block)>,
 }
 
 /// `cuMemCreate`'s handles. The memory is given back when nobody refers to it: not who created or retained the handle,
@@ -310,15 +347,15 @@ impl Handles {
         }
     }
 
-    /// The handles that nobody refers to any more.
-    fn unmap(&mut self, at: u64, bytes: u64) -> Vec<u64> {
+    /// Takes out all mappings in a range.
+    fn unmap(&mut self, at: u64, bytes: u64) -> Vec<Mapping> {
         let inside: Vec<_> =
             self.mapped.range(at..at.saturating_add(bytes)).map(|(at, handle)| (*at, *handle)).collect();
         let unmap = |(at, handle)| {
             self.mapped.remove(&at);
-            self.release(handle).then_some(handle)
+            Mapping { at, handle, was_last: self.release(handle), freed: None }
         };
-        inside.into_iter().filter_map(unmap).collect()
+        inside.into_iter().map(unmap).collect()
     }
 }
 
@@ -341,9 +378,9 @@ mod tests {
         handles.map(0x1000, 1);
         handles.map(0x3000, 1);
         assert!(!handles.release(1), "two mappings hold it");
-        assert!(handles.unmap(0x1000, 0x1000).is_empty());
+        assert!(handles.unmap(0x1000, 0x1000).iter().all(|mapping| !mapping.was_last));
         assert!(handles.unmap(0x1000, 0x1000).is_empty(), "nothing is mapped there any more");
-        assert_eq!(handles.unmap(0x2000, 0x2000), [1]);
+        assert!(handles.unmap(0x2000, 0x2000).iter().all(|mapping| mapping.was_last && mapping.handle == 1));
 
         assert!(handles.release(9), "older than the subscription");
         handles.map(0x1000, 9);

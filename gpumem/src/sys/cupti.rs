@@ -184,7 +184,8 @@ pub(crate) enum Call {
         at: u64,
         handle: u64,
     },
-    Unmapped {
+    /// About to be unmapped: everything in this range.
+    Unmapping {
         at: u64,
         bytes: u64,
     },
@@ -483,12 +484,13 @@ unsafe fn decode(shape: Shape, data: &CallbackData) -> Option<Call> {
         return match shape {
             Shape::Free(named) => Some(Call::Freeing { named, name: word(0) }),
             Shape::Release => Some(Call::Releasing { handle: word(0) }),
+            Shape::Unmap => Some(Call::Unmapping { at: word(0), bytes: word(1) }),
             _ => None,
         };
     }
     // SAFETY: at the exit CUPTI passes where the call's `CUresult` is.
     let worked = unsafe { data.function_return_value.read() } == 0;
-    if matches!(shape, Shape::Free(_) | Shape::Release) {
+    if matches!(shape, Shape::Free(_) | Shape::Release | Shape::Unmap) {
         return Some(Call::Freed { worked });
     }
     if !worked {
@@ -531,7 +533,6 @@ unsafe fn decode(shape: Shape, data: &CallbackData) -> Option<Call> {
         }
         Shape::Retain => Call::Retained { handle: out() },
         Shape::Map => Call::Mapped { at: word(0), handle: word(3) },
-        Shape::Unmap => Call::Unmapped { at: word(0), bytes: word(1) },
         Shape::PoolCreate => {
             // SAFETY: the second argument of a call that succeeded points to the properties.
             let device = unsafe { located(word(1)) };
@@ -541,7 +542,7 @@ unsafe fn decode(shape: Shape, data: &CallbackData) -> Option<Call> {
         Shape::PoolOfDevice => Call::Pool { pool: out(), device: Some(word(1) as u32) },
         Shape::StreamCreate => Call::StreamCreated { stream: out() },
         Shape::StreamDestroy => Call::StreamDestroyed { stream: word(0) },
-        Shape::Free(_) | Shape::Release => return None,
+        Shape::Free(_) | Shape::Release | Shape::Unmap => return None,
     })
 }
 
@@ -623,6 +624,7 @@ mod tests {
         }
         assert_eq!(call(302, 0, 0, &[7]), Some(Call::Freeing { named: Named::Registered, name: 7 }));
         assert_eq!(call(550, 0, 0, &[7]), Some(Call::Releasing { handle: 7 }));
+        assert_eq!(call(552, 0, 0, &[7, 8]), Some(Call::Unmapping { at: 7, bytes: 8 }));
     }
 
     #[test]
