@@ -316,6 +316,9 @@ fn two_tools_in_one_process() {
     let script = "tool_subscribe libcupti.so.13 = 0; new; figures = 0 0, sampled; drop; tool_unsubscribe libcupti.so.13 = 0; \
                   subscribe = done; new; call cuMemAlloc_v2 &a 1000; figures 0 = 1000 0";
     check(&heard(), &format!("{CONTEXT}; {script}"));
+    let script = "tool_subscribe libcupti.so.13 = 0; new; drop; tool_unsubscribe libcupti.so.13 = 0; new; \
+                  call cuMemAlloc_v2 &a 1000; figures 0 = 1000 0";
+    check(&heard(), &format!("{CONTEXT}; {script}"));
     // It comes later: gpumem makes room when it is told to, and goes on with what it knew.
     let script = "tool_subscribe libcupti.so.13 = 39; call cuMemAlloc_v2 &a 1000; call cuMemAlloc_v2 &b 50; unsubscribe; \
                   tool_subscribe libcupti.so.13 = 0; tool_unsubscribe libcupti.so.13 = 0; subscribe = done; \
@@ -403,6 +406,7 @@ fn libcupti_is_found() {
     // What the user names is taken, or nothing.
     let machine = heard().env("GPUMEM_CUPTI", "/nowhere/libcupti.so.13");
     check_sampled(&machine, &["cannot load libcupti", "/nowhere/libcupti.so.13"]);
+    check_sampled(&heard().env("GPUMEM_CUPTI", "/etc/passwd"), &["cannot load libcupti", "/etc/passwd"]);
 }
 
 const TWO: &str = "call cuInit 0; call cuDevicePrimaryCtxRetain &c0 0; call cuDevicePrimaryCtxRetain &c1 1";
@@ -477,6 +481,13 @@ fn a_context_that_ends_gives_everything_back() {
             format!("{made}; call cuDevicePrimaryCtxReset_v2 0; call cuMemAlloc_v2 &e 7; figures = 7 1023"),
             // Physical memory is no context's.
             "call cuMemCreate &h 2097152 on:0 0; call cuMemAlloc_v2 &a 8; call cuDevicePrimaryCtxReset_v2 0; figures = 2097152 8"
+                .to_owned(),
+            // What was freed by it cannot be freed again, and what is only let go of is still there.
+            "call cuMemAlloc_v2 &a 8; call cuDevicePrimaryCtxReset_v2 0; call cuMemFree_v2 a = 1; figures = 0 8".to_owned(),
+            "call cuDevicePrimaryCtxRetain &ctx 0; call cuMemAlloc_v2 &a 8; call cuDevicePrimaryCtxRelease_v2 0; figures = 8 0"
+                .to_owned(),
+            "call cuMemAllocManaged &a 8 1; call cuDevicePrimaryCtxReset_v2 0; \
+             status = gauge=exact heard=1 untracked=0 lost=0 by=libcupti.so.13 why=none"
                 .to_owned(),
             // Nothing was in it.
             "call cuMemAlloc_v2 &a 8; call cuCtxCreate_v2 &x 0 0; call cuCtxDestroy_v2 x; figures = 8 0".to_owned(),
