@@ -127,6 +127,12 @@ fn what_is_live_is_told_by_kind() {
                   status = gauge=exact heard=7 untracked=0 lost=0 device=3/2 pool=20/1 managed=300/1 pinned host=4050/2 \
                   vmm=2097152/1 by=libcupti.so.13 why=none";
     check_exact(&heard(), script);
+    // And what is given back is not live any more.
+    let freed = "call cuMemFree_v2 a; call cuMemFreeAsync b 0; call cuMemFree_v2 c; call cuMemFreeHost d; call cuMemRelease e; \
+                 call cuMemHostUnregister 0x10000; call cuArrayDestroy f; figures 0 = 0 2097175; \
+                 status = gauge=exact heard=14 untracked=0 lost=0 by=libcupti.so.13 why=none";
+    let (allocated, _) = script.split_once("figures").unwrap_or((script, ""));
+    check_exact(&heard(), &format!("{allocated}{freed}"));
 }
 
 /// The result is looked at before anything else of a call: what a failed call was to fill in may be anything.

@@ -9,10 +9,12 @@ use std::mem::{self, ManuallyDrop};
 use std::process;
 use std::sync::atomic::Ordering;
 
+use crate::card::{Gpu, Memory};
 use crate::cupti;
 use crate::device_model::{DeviceModel, ModelError};
-use crate::driver::{Call, Capture, Gpu, Memory, Objects, Stream, free_handle, lock};
+use crate::driver::{Call, lock};
 use crate::ffi::{Input, NullPointer, Out};
+use crate::objects::{Capture, Objects, Stream, free_handle};
 
 /// A `CUresult` other than success.
 pub(crate) struct Refusal(c_int);

@@ -126,15 +126,15 @@ heard! {
     memory::cuMemPoolCreate: CUPTI_DRIVER_TRACE_CBID_cuMemPoolCreate, cuMemPoolCreate_params { pool, poolProps };
     memory::cuMemPoolDestroy: CUPTI_DRIVER_TRACE_CBID_cuMemPoolDestroy, cuMemPoolDestroy_params { pool };
     memory::cuDeviceSetMemPool: CUPTI_DRIVER_TRACE_CBID_cuDeviceSetMemPool, cuDeviceSetMemPool_params { dev, pool };
-    memory::cuMemGetAllocationGranularity: CUPTI_DRIVER_TRACE_CBID_cuMemGetAllocationGranularity, cuMemGetAllocationGranularity_params { granularity, prop, option };
-    memory::cuMemCreate: CUPTI_DRIVER_TRACE_CBID_cuMemCreate, cuMemCreate_params { handle, size, prop, flags };
-    memory::cuMemRetainAllocationHandle: CUPTI_DRIVER_TRACE_CBID_cuMemRetainAllocationHandle, cuMemRetainAllocationHandle_params { handle, addr };
-    memory::cuMemRelease: CUPTI_DRIVER_TRACE_CBID_cuMemRelease, cuMemRelease_params { handle };
-    memory::cuMemAddressReserve: CUPTI_DRIVER_TRACE_CBID_cuMemAddressReserve, cuMemAddressReserve_params { ptr, size, alignment, addr, flags };
-    memory::cuMemAddressFree: CUPTI_DRIVER_TRACE_CBID_cuMemAddressFree, cuMemAddressFree_params { ptr, size };
-    memory::cuMemMap: CUPTI_DRIVER_TRACE_CBID_cuMemMap, cuMemMap_params { ptr, size, offset, handle, flags };
-    memory::cuMemUnmap: CUPTI_DRIVER_TRACE_CBID_cuMemUnmap, cuMemUnmap_params { ptr, size };
-    memory::cuMemSetAccess: CUPTI_DRIVER_TRACE_CBID_cuMemSetAccess, cuMemSetAccess_params { ptr, size, desc, count };
+    physical::cuMemGetAllocationGranularity: CUPTI_DRIVER_TRACE_CBID_cuMemGetAllocationGranularity, cuMemGetAllocationGranularity_params { granularity, prop, option };
+    physical::cuMemCreate: CUPTI_DRIVER_TRACE_CBID_cuMemCreate, cuMemCreate_params { handle, size, prop, flags };
+    physical::cuMemRetainAllocationHandle: CUPTI_DRIVER_TRACE_CBID_cuMemRetainAllocationHandle, cuMemRetainAllocationHandle_params { handle, addr };
+    physical::cuMemRelease: CUPTI_DRIVER_TRACE_CBID_cuMemRelease, cuMemRelease_params { handle };
+    physical::cuMemAddressReserve: CUPTI_DRIVER_TRACE_CBID_cuMemAddressReserve, cuMemAddressReserve_params { ptr, size, alignment, addr, flags };
+    physical::cuMemAddressFree: CUPTI_DRIVER_TRACE_CBID_cuMemAddressFree, cuMemAddressFree_params { ptr, size };
+    physical::cuMemMap: CUPTI_DRIVER_TRACE_CBID_cuMemMap, cuMemMap_params { ptr, size, offset, handle, flags };
+    physical::cuMemUnmap: CUPTI_DRIVER_TRACE_CBID_cuMemUnmap, cuMemUnmap_params { ptr, size };
+    physical::cuMemSetAccess: CUPTI_DRIVER_TRACE_CBID_cuMemSetAccess, cuMemSetAccess_params { ptr, size, desc, count };
     memory::cuMemAllocHost_v2: CUPTI_DRIVER_TRACE_CBID_cuMemAllocHost_v2, cuMemAllocHost_v2_params { pp, bytesize };
     memory::cuMemHostAlloc: CUPTI_DRIVER_TRACE_CBID_cuMemHostAlloc, cuMemHostAlloc_params { pp, bytesize, Flags };
     memory::cuMemFreeHost: CUPTI_DRIVER_TRACE_CBID_cuMemFreeHost, cuMemFreeHost_params { p };
@@ -150,7 +150,7 @@ heard! {
 #[cfg(test)]
 mod tests {
     use super::id;
-    use crate::{cuda, cupti, memory, nvml};
+    use crate::{cuda, cupti, memory, nvml, physical};
 
     #[test]
     fn every_function_of_the_driver_has_its_id() {
@@ -168,7 +168,7 @@ mod tests {
         ] {
             assert_eq!(id(name), Some(number), "{name}");
         }
-        for name in cuda::FUNCTIONS.iter().chain(memory::FUNCTIONS) {
+        for name in cuda::FUNCTIONS.iter().chain(memory::FUNCTIONS).chain(physical::FUNCTIONS) {
             assert!(id(name).is_some(), "{name}");
         }
         for name in nvml::FUNCTIONS.iter().chain(cupti::FUNCTIONS) {

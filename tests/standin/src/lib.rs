@@ -42,6 +42,7 @@ macro_rules! exports {
     };
 }
 
+mod card;
 mod config;
 mod cuda;
 mod cupti;
@@ -53,6 +54,8 @@ mod ffi;
 mod heard;
 mod memory;
 mod nvml;
+mod objects;
+mod physical;
 
 /// How many contexts were created since the driver was loaded.
 #[unsafe(no_mangle)]

@@ -4,8 +4,9 @@ use std::ffi::{c_char, c_int, c_uint};
 use std::process;
 use std::sync::atomic::Ordering;
 
+use crate::card::{Figures, Gpu};
 use crate::config::Processes;
-use crate::driver::{Call, Figures, Gpu};
+use crate::driver::Call;
 use crate::ffi::{NullPointer, Out, Text};
 
 /// An `nvmlReturn_t` other than success.

@@ -1,0 +1,66 @@
+//! What is alive besides blocks.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// By handle or address. A handle that was given back is given out again, as those of a
+/// real driver are.
+#[derive(Default)]
+pub(crate) struct Objects {
+    pub(crate) streams: HashMap<usize, Stream>,
+    pub(crate) events: HashSet<usize>,
+    /// The contexts that were created; primary ones are the cards' own.
+    pub(crate) contexts: HashMap<usize, usize>,
+    /// The number that is a context's own, of primary ones too.
+    pub(crate) context_uids: HashMap<usize, u32>,
+    /// The card and the number there of each pool that was created.
+    pub(crate) pools: HashMap<usize, (usize, u64)>,
+    /// The pool that is each card's current one, where it is not the default.
+    pub(crate) current_pools: HashMap<usize, usize>,
+    pub(crate) arrays: HashMap<usize, Array>,
+    pub(crate) physical: HashMap<usize, Physical>,
+    /// Addresses that were reserved, and what is mapped there: bytes, and the handle of what they are of.
+    pub(crate) ranges: BTreeMap<u64, u64>,
+    pub(crate) mapped: BTreeMap<u64, (u64, usize)>,
+    /// Managed blocks: bytes, and the context that they end with.
+    pub(crate) managed: BTreeMap<u64, (u64, usize)>,
+    /// Pinned memory of the host.
+    pub(crate) pinned: HashMap<usize, Vec<u8>>,
+    pub(crate) registered: HashSet<usize>,
+}
+
+pub(crate) struct Stream {
+    pub(crate) card: usize,
+    pub(crate) context: usize,
+    /// Whether it waits for the legacy stream, which then knows of it.
+    pub(crate) blocking: bool,
+    pub(crate) capture: Capture,
+}
+
+pub(crate) struct Array {
+    pub(crate) card: usize,
+    pub(crate) context: usize,
+    pub(crate) block: u64,
+    pub(crate) mipmapped: bool,
+}
+
+/// What `cuMemCreate` made: alive while it is referred to or mapped.
+pub(crate) struct Physical {
+    /// The card that it is on, if it is on one.
+    pub(crate) card: Option<usize>,
+    pub(crate) bytes: u64,
+    pub(crate) references: usize,
+    pub(crate) mappings: usize,
+}
+
+/// The first handle from `start` on that nobody has.
+pub(crate) fn free_handle(start: usize, is_taken: impl Fn(&usize) -> bool) -> usize {
+    (start..).step_by(16).find(|handle| !is_taken(handle)).unwrap_or(start)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Capture {
+    None,
+    Active,
+    /// By a call that is not legal while capturing.
+    Broken,
+}
