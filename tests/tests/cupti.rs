@@ -439,6 +439,10 @@ fn events_are_of_the_right_device() {
              figures 0 = 0 0; figures 1 = 1000 0; call cuMemFreeAsync a 0; figures 1 = 0 1000",
             "call cuMemPoolCreate &p on:1; call cuCtxSetCurrent c0; call cuMemAllocFromPoolAsync &a 1000 p 0; \
              figures 0 = 0 0; figures 1 = 1000 0",
+            "call cuDeviceGetMemPool &p 1; call cuCtxSetCurrent c0; call cuMemAllocFromPoolAsync_ptsz &a 1000 p 0; \
+             figures 0 = 0 0; figures 1 = 1000 0",
+            "call cuCtxSetCurrent c1; call cuStreamCreateWithPriority &s 1 0; call cuCtxSetCurrent c0; \
+             call cuMemAllocAsync_ptsz &a 1000 s; figures 0 = 0 0; figures 1 = 1000 0",
             // Where the properties say, without any context.
             "call cuMemCreate &h 2097152 on:1 0; figures 0 = 0 0; figures 1 = 2097152 0; call cuMemRelease h; figures 1 = 0 2097152",
             "call cuCtxCreate_v2 &x 0 1; call cuMemAlloc_v2 &a 7; call cuCtxSetCurrent c0; call cuMemAlloc_v2 &b 20; \
@@ -458,7 +462,7 @@ fn events_are_of_the_right_device() {
     );
 }
 
-/// Streams and pools that are older than the subscription.
+/// Streams and pools that are older than the subscription, or came while there was none.
 #[test]
 #[ignore = "gpumem takes them to be of the current context's device"]
 fn streams_and_pools_from_before() {
@@ -467,6 +471,9 @@ fn streams_and_pools_from_before() {
             "call cuCtxSetCurrent c1; call cuStreamCreate &s 0; call cuCtxSetCurrent c0; TRACE; call cuMemAllocAsync &a 1000 s; \
              figures 0 = 0 0; figures 1 = 1000 0",
             "call cuMemPoolCreate &p on:1; call cuCtxSetCurrent c0; TRACE; call cuMemAllocFromPoolAsync &a 1000 p 0; \
+             figures 0 = 0 0; figures 1 = 1000 0",
+            "call cuCtxSetCurrent c0; subscribe = done; call cuStreamCreate &s 0; unsubscribe; call cuStreamDestroy_v2 s; \
+             call cuCtxSetCurrent c1; call cuStreamCreate &t 0; call cuCtxSetCurrent c0; subscribe = done; TRACE; call cuMemAllocAsync &a 1000 t; \
              figures 0 = 0 0; figures 1 = 1000 0",
             "call cuDeviceGetDefaultMemPool &p 1; call cuCtxSetCurrent c0; TRACE; call cuMemAllocFromPoolAsync &a 1000 p 0; \
              figures 0 = 0 0; figures 1 = 1000 0",
