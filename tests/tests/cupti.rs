@@ -110,6 +110,9 @@ fn every_way_to_allocate_is_counted_to_the_byte() {
             "call cuMemAllocHost_v2 &a 1000; call cuMemHostAlloc &b 1000 0; figures = 0 0; call cuMemFreeHost a; call cuMemFreeHost b; figures = 0 0",
             "let mine 0x10000; call cuMemHostRegister_v2 mine 1000 0; figures = 0 0; call cuMemHostUnregister mine; figures = 0 0",
             "call cuMemCreate &h 2097152 on:host 0; figures = 0 0; call cuMemRelease h; figures = 0 0",
+            // An address of one sort may be the number of another.
+            "call cuMemAlloc_v2 &a 1000; call cuMemHostRegister_v2 a 50 0; figures = 1000 0; call cuMemHostUnregister a; \
+             figures = 1000 0; call cuMemFree_v2 a; figures = 0 1000",
             // Addresses and handles that were given back are given out again.
             "call cuMemAlloc_v2 &a 4096; call cuMemFree_v2 a; call cuMemAlloc_v2 &b 4000; figures = 4000 96; call cuMemFree_v2 a; figures = 0 4096",
             "call cuMemCreate &h 2097152 on:0 0; call cuMemRelease h; call cuMemCreate &h 4194304 on:0 0; call cuMemRelease h; figures = 0 4194304",
