@@ -125,6 +125,9 @@ impl fmt::Display for Error {
                 "cannot load {library}: {detail}; is the NVIDIA driver installed, and in a container, was it started \
                  with GPU access (--gpus all, NVIDIA_DRIVER_CAPABILITIES=compute,utility)?"
             ),
+            Kind::NoSymbol { library: library @ "libcupti", symbol } => {
+                write!(f, "{library} has no {symbol}: it is too old or damaged; GPUMEM_CUPTI names another")
+            }
             Kind::NoSymbol { library, symbol } => {
                 write!(f, "{library} has no {symbol}: the NVIDIA driver is too old or damaged; update the driver")
             }

@@ -97,7 +97,7 @@ pub mod bench {
     impl Door {
         /// Posts an allocation.
         pub fn alloc(&self, address: u64, bytes: u64) {
-            let block = Block { device: DEVICE, bytes: Bytes::new(bytes), kind: MemKind::Pool };
+            let block = Block { device: DEVICE, bytes: Bytes::new(bytes), kind: MemKind::Pool, context: 0 };
             self.0.post(&EventKind::Alloc { key: Key::new(Space::Address, address), block });
         }
 

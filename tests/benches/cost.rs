@@ -3,10 +3,22 @@
 //!
 //! `cargo bench -p gpumem-tests`
 
-use std::{ffi::OsStr, hint::black_box, time::Duration};
+use std::{
+    collections::HashMap,
+    ffi::OsStr,
+    hint::black_box,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use gpumem::{Bytes, Gauge, GpuHandle, GpuMemTrace, gpu_mem_get, gpu_mem_get_used_fast, sim::SimGpu};
+use gpumem::{
+    __private::bench::Door, Bytes, Gauge, GpuHandle, GpuMemTrace, gpu_mem_get, gpu_mem_get_used_fast, sim::SimGpu,
+};
 use nvml_wrapper::Nvml;
 
 fn trace(gauge: Gauge) -> GpuMemTrace {
@@ -29,22 +41,101 @@ fn device(criterion: &mut Criterion) {
     let bare = nvml.device_by_index(0).expect("device 0 is there");
     let handle = GpuHandle::new(0).expect("device 0 is there");
     let mut group = criterion.benchmark_group("device");
-    // The card's and the processor's clocks settle in the warm-up; the baseline is measured three times to show the rest.
-    group.sample_size(200).warm_up_time(Duration::from_secs(5));
-    group.bench_function("baseline: nvmlDeviceGetMemoryInfo_v2, cached handle", |bench| {
-        bench.iter(|| bare.memory_info());
-    });
-    group.bench_function("gpu_mem_get(0)", |bench| bench.iter(|| gpu_mem_get(0)));
-    group.bench_function("baseline, second time", |bench| bench.iter(|| bare.memory_info()));
-    group.bench_function("gpu_mem_get(None)", |bench| bench.iter(|| gpu_mem_get(None)));
-    group.bench_function("gpu_mem_get_used_fast", |bench| bench.iter(|| gpu_mem_get_used_fast(&handle)));
-    group.bench_function("baseline, third time", |bench| bench.iter(|| bare.memory_info()));
+    group.warm_up_time(Duration::from_secs(1)).measurement_time(Duration::from_secs(2));
+    // In turns, since clocks drift by more than the difference.
+    for round in 1..=5 {
+        group.bench_function(format!("baseline: nvmlDeviceGetMemoryInfo_v2, cached handle ({round})"), |bench| {
+            bench.iter(|| bare.memory_info());
+        });
+        group.bench_function(format!("gpu_mem_get(0) ({round})"), |bench| bench.iter(|| gpu_mem_get(0)));
+        group.bench_function(format!("gpu_mem_get(None) ({round})"), |bench| bench.iter(|| gpu_mem_get(None)));
+        group.bench_function(format!("gpu_mem_get_used_fast ({round})"), |bench| {
+            bench.iter(|| gpu_mem_get_used_fast(&handle));
+        });
+    }
     group.bench_function("sampled trace: create, stop, read", |bench| bench.iter(|| create_and_stop(Gauge::Sampled)));
     let live: Vec<_> = (0..1000).map(|_| trace(Gauge::Sampled)).collect();
     group.bench_function("sampled trace beside 1,000 live ones", |bench| {
         bench.iter(|| create_and_stop(Gauge::Sampled));
     });
     drop(live);
+    group.finish();
+}
+
+/// Addresses that a program may have in use, to be freed and given out again in turn.
+fn addresses() -> impl Iterator<Item = u64> {
+    (0..1024_u64).map(|block| 0x7f00_0000_0000 + block * 4096).cycle()
+}
+
+/// The door and the fold, against a map behind a lock that does nothing else.
+fn events(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("events");
+    let map = Mutex::new(HashMap::<u64, u64>::new());
+    let insert_and_remove = |address| {
+        map.lock().unwrap().insert(address, 4096);
+        map.lock().unwrap().remove(&address);
+    };
+    let door = Door::default();
+    let alloc_and_free = |address| {
+        door.alloc(address, 4096);
+        door.free(address);
+    };
+    for address in addresses().take(1024).step_by(2) {
+        map.lock().unwrap().insert(address + 1, 4096);
+        door.alloc(address + 1, 4096);
+    }
+    let mut next = addresses();
+    for round in ["", " (second time)"] {
+        group.bench_function(format!("baseline: Mutex<HashMap> insert+remove{round}"), |bench| {
+            bench.iter(|| insert_and_remove(next.next().unwrap()));
+        });
+        group.bench_function(format!("alloc+free, no scope{round}"), |bench| {
+            bench.iter(|| alloc_and_free(next.next().unwrap()));
+        });
+    }
+    for scopes in [1_u64, 10_000] {
+        for scope in 1..=scopes {
+            // At different levels, so that the segments do not merge.
+            door.open(scope);
+            door.alloc(scope * 8192 + 1, 1 << 20);
+        }
+        for scope in (1..=scopes).rev() {
+            door.free(scope * 8192 + 1);
+        }
+        group.bench_function(format!("alloc+free, {scopes} open scopes"), |bench| {
+            bench.iter(|| alloc_and_free(next.next().unwrap()));
+        });
+        for scope in 1..=scopes {
+            door.close(scope);
+        }
+    }
+    group.bench_function("open+close a scope", |bench| {
+        bench.iter(|| {
+            door.open(1);
+            door.close(1);
+        });
+    });
+    // Two threads at it: one works in the background as hard as it can.
+    for (name, work) in [
+        ("baseline: Mutex<HashMap> insert+remove", &insert_and_remove as &(dyn Fn(u64) + Sync)),
+        ("alloc+free", &alloc_and_free),
+    ] {
+        let over = AtomicBool::new(false);
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                for address in addresses() {
+                    work(address + (1 << 32));
+                    if over.load(Relaxed) {
+                        break;
+                    }
+                }
+            });
+            group.bench_function(format!("{name}, two threads"), |bench| {
+                bench.iter(|| work(next.next().unwrap()));
+            });
+            over.store(true, Relaxed);
+        });
+    }
     group.finish();
 }
 
@@ -63,5 +154,5 @@ fn simulated(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, device, simulated);
+criterion_group!(benches, device, events, simulated);
 criterion_main!(benches);

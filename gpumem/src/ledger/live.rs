@@ -29,6 +29,7 @@ pub(super) struct Entry {
     /// The meter of its device.
     pub(super) meter: u16,
     pub(super) kind: MemKind,
+    pub(super) context: u8,
 }
 
 const _: () = assert!(size_of::<(Key, Entry)>() == 24);
@@ -90,7 +91,7 @@ impl Live {
 
 type Folded = BuildHasherDefault<Fold>;
 
-/// A multiplication folded on itself: keys are addresses of the driver, not chosen by an enemy, and a hash that guards
+/// A multiplication: keys are addresses of the driver, not chosen by an enemy, and a hash that guards
 /// against one costs more than all the rest of an event.
 #[derive(Default)]
 struct Fold(u64);
@@ -103,11 +104,9 @@ impl Hasher for Fold {
     }
 
     fn write_u64(&mut self, number: u64) {
-        let product = u128::from(number ^ self.0) * u128::from(GOLDEN);
-        #[expect(clippy::cast_possible_truncation, reason = "both halves are used")]
-        {
-            self.0 = (product >> 64) as u64 ^ product as u64;
-        }
+        // The upper half of the product depends on all bits of the number, the lower does not; swapped, the bits that a
+        // table looks at first are good ones.
+        self.0 = (number ^ self.0).wrapping_mul(GOLDEN).rotate_left(32);
     }
 
     fn finish(&self) -> u64 {
@@ -121,7 +120,7 @@ mod tests {
     use crate::model::Space;
 
     fn entry(bytes: u64) -> Entry {
-        Entry { bytes: Bytes::new(bytes), thread: ThreadId(1), meter: 0, kind: MemKind::Device }
+        Entry { bytes: Bytes::new(bytes), thread: ThreadId(1), meter: 0, kind: MemKind::Device, context: 0 }
     }
 
     fn key(address: u64) -> Key {

@@ -43,8 +43,8 @@ pub(crate) struct Counts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Nothing,
-    /// This block is freed.
-    Freed(Block),
+    /// This block is freed, which that thread allocated.
+    Freed(Block, ThreadId),
     /// The block that is freed is not known.
     Untracked,
 }
@@ -123,11 +123,12 @@ impl Ledger {
     fn alloc(&mut self, key: Key, block: &Block, thread: ThreadId) {
         self.counts.heard += 1;
         let meter = self.meters.index(block.device, Gauge::Exact);
-        let entry = Entry { bytes: block.bytes, thread, meter, kind: block.kind };
+        let Block { bytes, kind, context, .. } = *block;
+        let entry = Entry { bytes, thread, meter, kind, context };
         if let Some(replaced) = self.live.insert(key, entry) {
             self.change(&replaced, -signed(replaced.bytes));
         }
-        self.change(&entry, signed(block.bytes));
+        self.change(&entry, signed(bytes));
     }
 
     #[inline]
@@ -136,14 +137,15 @@ impl Ledger {
         if let Some(entry) = self.live.remove(key) {
             self.change(&entry, -signed(entry.bytes));
             let device = self.meters.0[usize::from(entry.meter)].device;
-            return Answer::Freed(Block { device, bytes: entry.bytes, kind: entry.kind });
+            let Entry { bytes, thread, kind, context, .. } = entry;
+            return Answer::Freed(Block { device, bytes, kind, context }, thread);
         }
         let Some(block) = older else {
             self.counts.untracked += 1;
             return Answer::Untracked;
         };
         self.free_older(*block);
-        Answer::Freed(*block)
+        Answer::Freed(*block, ThreadId::default())
     }
 
     /// Everything but allocations and frees, out of their way.
@@ -157,10 +159,9 @@ impl Ledger {
                     self.free_older(block);
                 }
             }
-            EventKind::Gone { device } => {
-                let meter = self.meters.index(device, Gauge::Exact);
-                let of_context = |kind| matches!(kind, MemKind::Device | MemKind::Pool | MemKind::Managed);
-                for entry in self.live.drain(|entry| entry.meter == meter && of_context(entry.kind)) {
+            EventKind::StillThere { key, block, thread } => self.alloc(key, &block, thread),
+            EventKind::Gone { context } => {
+                for entry in self.live.drain(|entry| entry.context == context) {
                     self.change(&entry, -signed(entry.bytes));
                 }
             }

@@ -39,7 +39,7 @@ impl Runner {
     }
 
     fn alloc(&mut self, block: &str, device: Device, bytes: Bytes, kind: MemKind) -> EventKind {
-        EventKind::Alloc { key: self.key(block), block: Block { device, bytes, kind } }
+        EventKind::Alloc { key: self.key(block), block: Block { device, bytes, kind, context: 0 } }
     }
 
     fn line(&mut self, line: &str) {
@@ -69,13 +69,23 @@ impl Runner {
             ["alloc", block, size, "vmm"] => self.alloc(block, device, mib(size), MemKind::Vmm),
             ["free", block] => EventKind::Free { key: self.key(block), block: None },
             ["free", block, size] => {
-                let known = Block { device, bytes: mib(size), kind: MemKind::Device };
+                let known = Block { device, bytes: mib(size), kind: MemKind::Device, context: 0 };
                 EventKind::Free { key: self.key(block), block: Some(known) }
             }
-            ["found", size] => {
-                EventKind::Found { block: Some(Block { device, bytes: mib(size), kind: MemKind::Device }) }
+            ["still", block, size, "of", thread] => EventKind::StillThere {
+                key: self.key(block),
+                block: Block { device, bytes: mib(size), kind: MemKind::Device, context: 0 },
+                thread: ThreadId(thread.parse().expect(line)),
+            },
+            ["alloc", block, size, "in", context] => {
+                let context = context.parse().expect(line);
+                let block_of = Block { device, bytes: mib(size), kind: MemKind::Device, context };
+                EventKind::Alloc { key: self.key(block), block: block_of }
             }
-            ["gone"] => EventKind::Gone { device },
+            ["found", size] => {
+                EventKind::Found { block: Some(Block { device, bytes: mib(size), kind: MemKind::Device, context: 0 }) }
+            }
+            ["gone", context] => EventKind::Gone { context: context.parse().expect(line) },
             ["sample", used] => {
                 let (total, used) = (Bytes::mib(1000), mib(used));
                 let free = total.checked_sub(used).expect(line);
@@ -201,8 +211,16 @@ fn kinds_that_are_not_on_the_device_for_certain_are_kept_apart() {
 
 #[test]
 fn a_context_that_is_gone_takes_its_blocks_along() {
-    check("open t; alloc a 10; alloc b 20 pool; alloc c 5 vmm; alloc d @1 40; gone; free a; read t = 5 30 untracked=1");
-    check("open t @1; alloc a 10; alloc d @1 40; gone; close t = 40 0");
+    check(
+        "open t; alloc a 10 in 1; alloc b 20 in 2; alloc c 5 vmm; gone 1; free a; read t = 25 10 untracked=1; gone 3",
+    );
+    check("open t @1; alloc a 10 in 1; alloc d @1 40 in 2; gone 1; close t = 40 0");
+}
+
+#[test]
+fn a_free_that_fails_leaves_the_block_with_whoever_allocated_it() {
+    check("open t of 2; alloc a 10 %2; free a %3; still a 10 of 2 %3; read t = 10 0; free a; close t = 0 10");
+    check("open t of 3; alloc a 10 %2; free a %3; still a 10 of 2 %3; close t = 0 0");
 }
 
 #[test]
@@ -326,7 +344,8 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
                 }
                 _ => {
                     let bytes = random(1000).cast_signed();
-                    let block = Block { device, bytes: Bytes::new(bytes.unsigned_abs()), kind: MemKind::Device };
+                    let block =
+                        Block { device, bytes: Bytes::new(bytes.unsigned_abs()), kind: MemKind::Device, context: 0 };
                     apply(EventKind::Alloc { key: Key::new(Space::Address, step), block });
                     blocks.push((step, bytes));
                     if let Some((_, top)) = stack.last_mut() {

@@ -70,6 +70,8 @@ pub(crate) struct Block {
     pub(crate) device: Device,
     pub(crate) bytes: Bytes,
     pub(crate) kind: MemKind,
+    /// The context that it goes with, as its source numbers them; 0 if with none.
+    pub(crate) context: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,8 +83,10 @@ pub(crate) enum EventKind {
     Free { key: Key, block: Option<Block> },
     /// The block of an untracked free was looked up after all; none, if it was no free.
     Found { block: Option<Block> },
-    /// The device has let go of all its blocks of these kinds: its context is gone.
-    Gone { device: Device },
+    /// A free failed after all, and the block is still there, as whoever allocated it has it.
+    StillThere { key: Key, block: Block, thread: ThreadId },
+    /// A context is gone, and with it all its blocks.
+    Gone { context: u8 },
     /// A device was read.
     Sample { device: Device, memory: GpuMemory },
     /// A device was to be read and could not be.

@@ -8,7 +8,10 @@ mod status;
 mod trace;
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -30,6 +33,8 @@ use crate::{
     sys::process,
 };
 
+const UNSUBSCRIBED: &str = "gpumem::unsubscribe() was called; call gpumem::subscribe()";
+
 static SESSION: OnceCell<Session> = OnceCell::new();
 
 struct Session {
@@ -40,16 +45,19 @@ struct Session {
     scopes: AtomicU64,
     /// Somebody else was given the subscription.
     unsubscribed: AtomicBool,
+    /// Why the newest attempt to hear allocations failed.
+    refused: Mutex<Option<Error>>,
 }
 
 impl Session {
     /// Has allocations told from now on, unless that was given up.
     fn subscribe(&self, devices: &dyn Devices) -> Result<()> {
         if self.unsubscribed.load(Relaxed) {
-            let why = "gpumem::unsubscribe() was called; call gpumem::subscribe()";
-            return Err(Kind::NoGauge { gauge: "exact", why }.into());
+            return Err(Kind::NoGauge { gauge: "exact", why: UNSUBSCRIBED }.into());
         }
-        devices.subscribe()
+        let subscribed = devices.subscribe();
+        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = subscribed.clone().err();
+        subscribed
     }
 }
 
@@ -66,7 +74,7 @@ pub fn subscribe() -> Result<()> {
     }
     let session = session();
     session.unsubscribed.store(false, Relaxed);
-    devices()?.subscribe()
+    session.subscribe(devices()?)
 }
 
 /// Begins to hear allocations if traces will want that; if it fails, they will say why.
@@ -92,8 +100,8 @@ pub fn unsubscribe() {
 /// The session, begun at the first use.
 fn session() -> &'static Session {
     SESSION.get_or_init(|| {
-        source::listen(|fact| match session().inbox.post(&fact) {
-            Answer::Freed(block) => Told::Freed(block),
+        source::listen(|fact| match session().inbox.post(fact) {
+            Answer::Freed(block, thread) => Told::Freed(block, thread),
             Answer::Untracked => Told::Untracked,
             Answer::Nothing => Told::Nothing,
         });
@@ -104,6 +112,7 @@ fn session() -> &'static Session {
             every: sample_interval(),
             scopes: AtomicU64::new(0),
             unsubscribed: AtomicBool::new(false),
+            refused: Mutex::new(None),
         }
     })
 }
@@ -205,7 +214,7 @@ impl OpenScope {
             return Err(not_exact.unwrap_or_else(|| Kind::NoGauge { gauge: "exact", why }.into()));
         }
         let every = if sampled { session.every } else { Duration::ZERO };
-        let thread = wish.of_thread.then(inbox::thread);
+        let thread = wish.of_thread.then(inbox::this_thread);
         let watch = Watch { device, gauge, every, thread };
         let id = ScopeId(session.scopes.fetch_add(1, Relaxed));
         let open = EventKind::Open { scope: id, watch };

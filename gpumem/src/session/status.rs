@@ -1,6 +1,10 @@
 //! What is measured, by what, since when, and how well.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    sync::{PoisonError, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use super::{begun, devices, gauge_of_environment};
 use crate::{
@@ -96,12 +100,21 @@ fn gauge_of_now() -> (Gauge, Option<Error>, Option<String>) {
         (Some(Gauge::Off), _) => (Gauge::Off, Some(asked("GPUMEM_GAUGE says off")), heard_by),
         (Some(Gauge::Sampled), _) => (Gauge::Sampled, Some(asked("GPUMEM_GAUGE says sampled")), heard_by),
         (Some(Gauge::Exact) | None, Some(_)) => (Gauge::Exact, None, heard_by),
-        (Some(Gauge::Exact) | None, None) => match devices.can_subscribe() {
+        (Some(Gauge::Exact) | None, None) => match refused().map_or_else(|| devices.can_subscribe(), Err) {
             Ok(()) => (Gauge::Exact, None, None),
             Err(why) if wish.is_none() => (Gauge::Sampled, Some(why), None),
             Err(why) => off(why),
         },
     }
+}
+
+/// Why the session does not hear allocations, if it was tried or given up.
+fn refused() -> Option<Error> {
+    let session = begun()?;
+    if session.unsubscribed.load(Relaxed) {
+        return Some(Kind::NoGauge { gauge: "exact", why: super::UNSUBSCRIBED }.into());
+    }
+    session.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 impl fmt::Display for Status {

@@ -19,7 +19,7 @@ use once_cell::sync::Lazy;
 use super::{Told, tell};
 use crate::{
     error::Result,
-    model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, Space},
+    model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, Space, ThreadId as Allocator},
     sys::{
         cuda,
         cupti::{self, Call, Context, Memory, Named},
@@ -28,6 +28,13 @@ use crate::{
 
 /// Hears every allocation from now on.
 pub(super) fn subscribe() -> Result<()> {
+    if cupti::subscribed().is_none() {
+        // Streams and pools may have gone and come under the same names while nobody listened.
+        let mut known = known();
+        known.streams.clear();
+        known.pools.clear();
+        GENERATION.fetch_add(1, Relaxed);
+    }
     cupti::subscribe(hear)
 }
 
@@ -46,13 +53,23 @@ pub(super) fn subscribed() -> Option<&'static str> {
 /// What was heard of contexts, streams, pools and handles. Locked for a look-up at most; never while a fact is told.
 #[derive(Debug, Default)]
 struct Known {
-    contexts: HashMap<Context, u32>,
+    contexts: HashMap<Context, Owner>,
+    /// Numbers of contexts that are in use, from 1.
+    numbers: Vec<bool>,
     streams: HashMap<u64, u32>,
     /// `None` is a pool on the host.
     pools: HashMap<u64, Option<u32>>,
     handles: Handles,
     /// What each thread is about to unmap.
     unmapping: HashMap<ThreadId, Vec<Mapping>>,
+}
+
+/// Whose memory it is that is allocated in a context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Owner {
+    device: u32,
+    /// The context's number in blocks; 0 if there are too many to have one.
+    number: u8,
 }
 
 static KNOWN: Lazy<Mutex<Known>> = Lazy::new(Mutex::default);
@@ -68,28 +85,30 @@ fn known() -> MutexGuard<'static, Known> {
 #[derive(Clone, Copy, Default)]
 struct Place {
     context: Context,
-    stream: u64,
     generation: u32,
-    device: u32,
+    owner: Owner,
 }
 
 /// What a thread is about to give back, until the call has ended.
 #[derive(Clone, Copy)]
 enum Giving {
     Nothing,
-    Block(Key, Block),
+    Block(Key, Block, Allocator),
     /// Nobody knows what it is.
     Untracked,
     /// One reference less, and perhaps no block.
-    Handle(u64, Option<(Key, Block)>),
+    Handle(u64, Option<(Key, Block, Allocator)>),
     /// The mappings that are noted under this thread.
     Mappings,
 }
 
 thread_local! {
-    static PLACE: Cell<Place> = const { Cell::new(Place {
-        context: Context { handle: 0, uid: 0 }, stream: 0, generation: 0, device: 0,
-    }) };
+    static PLACE: Cell<Place> = const {
+        let owner = Owner { device: 0, number: 0 };
+        Cell::new(Place { context: Context { handle: 0, uid: 0 }, generation: 0, owner })
+    };
+    /// The stream that a thread last allocated on, and its device: 0 is the null stream, of the current context.
+    static STREAM: Cell<(u64, u32, u32)> = const { Cell::new((0, 0, 0)) };
     static GIVING: Cell<Giving> = const { Cell::new(Giving::Nothing) };
 }
 
@@ -101,28 +120,33 @@ fn hear(context: Context, call: Call) {
                 Memory::Managed => MemKind::Managed,
                 Memory::PinnedHost => MemKind::PinnedHost,
             };
-            allocated(key(named, name), device_of(context, 0), bytes, kind);
+            match owner_of(context) {
+                Some(Owner { device, number }) => allocated(key(named, name), device, bytes, kind, number),
+                None => lost(),
+            }
         }
         Call::Pooled { address, bytes, stream, pool } => {
-            let device = match pool.map(|pool| known().pools.get(&pool).copied()) {
-                Some(Some(None)) => {
-                    return allocated(key(Named::Address, address), Some(0), bytes, MemKind::PinnedHost);
-                }
-                Some(Some(device)) => device,
-                Some(None) | None => device_of(context, stream),
+            let key = key(Named::Address, address);
+            let device = match pool {
+                Some(pool) => device_of_pool(pool, address),
+                None => device_of_stream(context, stream, address),
             };
-            allocated(key(Named::Address, address), device, bytes, MemKind::Pool);
+            match device {
+                Some(Some(device)) => allocated(key, device, bytes, MemKind::Pool, 0),
+                Some(None) => allocated(key, 0, bytes, MemKind::PinnedHost, 0),
+                None => lost(),
+            }
         }
         Call::Unsized => lost(),
         // What frees nothing needs no telling.
         Call::Freeing { name: 0, .. } => GIVING.set(Giving::Nothing),
         Call::Freeing { named, name } => {
             let key = key(named, name);
-            let giving = match tell(EventKind::Free { key, block: None }) {
-                Told::Freed(block) => Giving::Block(key, block),
+            let giving = match tell(&EventKind::Free { key, block: None }) {
+                Told::Freed(block, thread) => Giving::Block(key, block, thread),
                 Told::Untracked => look_up(named, name).map_or(Giving::Untracked, |block| {
-                    tell(EventKind::Found { block: Some(block) });
-                    Giving::Block(key, block)
+                    tell(&EventKind::Found { block: Some(block) });
+                    Giving::Block(key, block, Allocator::default())
                 }),
                 Told::Nothing => Giving::Nothing,
             };
@@ -131,9 +155,9 @@ fn hear(context: Context, call: Call) {
         Call::Releasing { handle } => {
             let key = Key::new(Space::Handle, handle);
             let last = known().handles.release(handle);
-            let block = last.then(|| tell(EventKind::Free { key, block: None }));
+            let block = last.then(|| tell(&EventKind::Free { key, block: None }));
             GIVING.set(match block {
-                Some(Told::Freed(block)) => Giving::Handle(handle, Some((key, block))),
+                Some(Told::Freed(block, thread)) => Giving::Handle(handle, Some((key, block, thread))),
                 Some(Told::Untracked) => Giving::Untracked,
                 _ => Giving::Handle(handle, None),
             });
@@ -152,7 +176,7 @@ fn hear(context: Context, call: Call) {
         Call::Created { handle, bytes, device } => {
             known().handles.create(handle);
             let kind = if device.is_some() { MemKind::Vmm } else { MemKind::PinnedHost };
-            allocated(Key::new(Space::Handle, handle), device.or(Some(0)), bytes, kind);
+            allocated(Key::new(Space::Handle, handle), device.unwrap_or(0), bytes, kind, 0);
         }
         Call::Retained { handle } => known().handles.retain(handle),
         Call::Mapped { at, handle } => known().handles.map(at, handle),
@@ -160,8 +184,8 @@ fn hear(context: Context, call: Call) {
             let mut unmapped = known().handles.unmap(at, bytes);
             for mapping in unmapped.iter_mut().filter(|mapping| mapping.was_last) {
                 let key = Key::new(Space::Handle, mapping.handle);
-                if let Told::Freed(block) = tell(EventKind::Free { key, block: None }) {
-                    mapping.freed = Some((key, block));
+                if let Told::Freed(block, thread) = tell(&EventKind::Free { key, block: None }) {
+                    mapping.freed = Some((key, block, thread));
                 }
             }
             known().unmapping.insert(thread::current().id(), unmapped);
@@ -171,7 +195,7 @@ fn hear(context: Context, call: Call) {
             known().pools.insert(pool, device);
         }
         Call::StreamCreated { stream } => {
-            if let Some(device) = device_of(context, 0) {
+            if let Some(Owner { device, .. }) = owner_of(context) {
                 known().streams.insert(stream, device);
                 GENERATION.fetch_add(1, Relaxed);
             }
@@ -197,34 +221,30 @@ fn cuda(ordinal: u32) -> Device {
     Device { family: Family::Cuda, ordinal }
 }
 
-fn allocated(key: Key, device: Option<u32>, bytes: u64, kind: MemKind) {
-    match device {
-        Some(ordinal) => {
-            tell(EventKind::Alloc { key, block: Block { device: cuda(ordinal), bytes: Bytes::new(bytes), kind } });
-        }
-        None => lost(),
-    }
+fn allocated(key: Key, ordinal: u32, bytes: u64, kind: MemKind, context: u8) {
+    let block = Block { device: cuda(ordinal), bytes: Bytes::new(bytes), kind, context };
+    tell(&EventKind::Alloc { key, block });
 }
 
 /// Something was allocated that cannot be counted: better said than guessed.
 fn lost() {
-    tell(EventKind::Lost { count: 1 });
+    tell(&EventKind::Lost { count: 1 });
 }
 
 /// The call failed after all: what it was to give back is still there.
 fn take_back(giving: Giving) {
     match giving {
         Giving::Nothing | Giving::Mappings => {}
-        Giving::Block(key, block) => {
-            tell(EventKind::Alloc { key, block });
+        Giving::Block(key, block, thread) => {
+            tell(&EventKind::StillThere { key, block, thread });
         }
         Giving::Untracked => {
-            tell(EventKind::Found { block: None });
+            tell(&EventKind::Found { block: None });
         }
         Giving::Handle(handle, block) => {
             known().handles.retain(handle);
-            if let Some((key, block)) = block {
-                tell(EventKind::Alloc { key, block });
+            if let Some((key, block, thread)) = block {
+                tell(&EventKind::StillThere { key, block, thread });
             }
         }
     }
@@ -238,27 +258,81 @@ fn map_again(unmapped: Vec<Mapping>) {
             handles.retain(handle);
             handles.mapped.insert(at, handle);
         }
-        if let Some((key, block)) = freed {
-            tell(EventKind::Alloc { key, block });
+        if let Some((key, block, thread)) = freed {
+            tell(&EventKind::StillThere { key, block, thread });
         }
     }
 }
 
-/// The device that a stream belongs to, else that of the context that is current.
-fn device_of(context: Context, stream: u64) -> Option<u32> {
+/// The device of a context, and the number that its blocks carry.
+fn owner_of(context: Context) -> Option<Owner> {
     let generation = GENERATION.load(Relaxed);
     let place = PLACE.get();
-    if place.context == context && place.stream == stream && place.generation == generation {
-        return Some(place.device);
+    if place.context == context && place.generation == generation {
+        return Some(place.owner);
     }
-    let mut known = known();
-    let heard = known.streams.get(&stream).or_else(|| known.contexts.get(&context)).copied();
+    let heard = known().contexts.get(&context).copied();
+    let owner = match heard {
+        Some(owner) => owner,
+        None => {
+            // Not under the lock: it is another library that is asked.
+            let device = cupti::device_of(context)?;
+            known().name_context(context, device)
+        }
+    };
+    PLACE.set(Place { context, generation, owner });
+    Some(owner)
+}
+
+/// The device of the stream that memory was allocated on.
+fn device_of_stream(context: Context, stream: u64, address: u64) -> Option<Option<u32>> {
+    const CU_STREAM_LEGACY: u64 = 1;
+    const CU_STREAM_PER_THREAD: u64 = 2;
+    if matches!(stream, 0 | CU_STREAM_LEGACY | CU_STREAM_PER_THREAD) {
+        return owner_of(context).map(|owner| Some(owner.device));
+    }
+    let generation = GENERATION.load(Relaxed);
+    let (last, of, device) = STREAM.get();
+    if (last, of) == (stream, generation) {
+        return Some(Some(device));
+    }
+    let heard = known().streams.get(&stream).copied();
     let device = match heard {
         Some(device) => device,
-        None => *known.contexts.entry(context).or_insert(cupti::device_of(context)?),
+        None => {
+            // Older than the subscription: the memory itself says where it is.
+            let device = cuda::device_at(address)?;
+            known().streams.insert(stream, device);
+            device
+        }
     };
-    PLACE.set(Place { context, stream, generation, device });
-    Some(device)
+    STREAM.set((stream, generation, device));
+    Some(Some(device))
+}
+
+/// The device of the pool that memory was allocated from; none, if the pool is on the host.
+fn device_of_pool(pool: u64, address: u64) -> Option<Option<u32>> {
+    let heard = known().pools.get(&pool).copied();
+    if heard.is_none() {
+        let device = Some(cuda::device_at(address)?);
+        known().pools.insert(pool, device);
+        return Some(device);
+    }
+    heard
+}
+
+impl Known {
+    /// Gives a context the lowest number that is free.
+    fn name_context(&mut self, context: Context, device: u32) -> Owner {
+        let free = self.numbers.iter().position(|taken| !taken).unwrap_or(self.numbers.len());
+        let number = u8::try_from(free + 1).unwrap_or(0);
+        if number > 0 {
+            self.numbers.resize(self.numbers.len().max(free + 1), false);
+            self.numbers[free] = true;
+        }
+        let owner = Owner { device, number };
+        *self.contexts.entry(context).or_insert(owner)
+    }
 }
 
 /// A block that is freed and was never heard of: it is older than the subscription. The driver knows it still, since the
@@ -273,26 +347,26 @@ fn look_up(named: Named, name: u64) -> Option<Block> {
         (true, false) => MemKind::PinnedHost,
         (false, false) => MemKind::Device,
     };
-    Some(Block { device: cuda(ordinal), bytes: Bytes::new(bytes), kind })
+    Some(Block { device: cuda(ordinal), bytes: Bytes::new(bytes), kind, context: 0 })
 }
 
+/// What was allocated in a context goes with it. Blocks of pools do not: a pool is the device's.
 fn context_gone(handle: usize) {
-    let device = {
+    let gone = {
         let mut known = known();
         GENERATION.fetch_add(1, Relaxed);
-        let gone = known.contexts.iter().find(|(context, _)| context.handle == handle).map(|(context, _)| *context);
+        let context = known.contexts.keys().find(|context| context.handle == handle).copied();
         // Nothing was allocated in a context that was never named.
-        let Some(gone) = gone else { return };
-        let Some(device) = known.contexts.remove(&gone) else { return };
-        known.streams.retain(|_, of| *of != device);
-        (!known.contexts.values().any(|other| *other == device)).then_some(device)
+        let Some(gone) = context.and_then(|context| known.contexts.remove(&context)) else { return };
+        gone
     };
-    match device {
-        Some(device) => {
-            tell(EventKind::Gone { device: cuda(device) });
+    match gone.number {
+        // Which blocks were in this context is not known.
+        0 => lost(),
+        number => {
+            tell(&EventKind::Gone { context: number });
+            known().numbers[usize::from(number) - 1] = false;
         }
-        // Which of the device's blocks were in this context is not known.
-        None => lost(),
     }
 }
 
@@ -304,7 +378,7 @@ struct Mapping {
     /// Nobody refers to the handle any more.
     was_last: bool,
     /// So its block is freed.
-    freed: Option<(Key, Block)>,
+    freed: Option<(Key, Block, Allocator)>,
 }
 
 /// `cuMemCreate`'s handles. The memory is given back when nobody refers to it: not who created or retained the handle,

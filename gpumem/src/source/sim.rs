@@ -127,8 +127,8 @@ impl SimGpu {
         let (address, device) = (given?, Device { family: Family::Simulated, ordinal: self.ordinal });
         // Each device counts its addresses from the same start.
         let key = Key::new(Space::Address, address + (u64::from(self.ordinal) << ADDRESS_BITS));
-        let block = Block { device, bytes, kind };
-        tell(EventKind::Alloc { key, block });
+        let block = Block { device, bytes, kind, context: 0 };
+        tell(&EventKind::Alloc { key, block });
         Ok(SimBlock { gpu: self.clone(), address, key, block })
     }
 
@@ -181,7 +181,7 @@ impl SimBlock {
 impl Drop for SimBlock {
     fn drop(&mut self) {
         // Told first: once the model has it back, another thread may be given the same address.
-        tell(EventKind::Free { key: self.key, block: Some(self.block) });
+        tell(&EventKind::Free { key: self.key, block: Some(self.block) });
         let memory = &mut self.gpu.state().memory;
         let freed = match self.block.kind {
             MemKind::Pool => memory.free_async(self.address),

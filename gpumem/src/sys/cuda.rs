@@ -108,6 +108,20 @@ pub(crate) struct Range {
     pub(crate) on_host: bool,
 }
 
+/// The device of an allocation.
+#[doc(alias = "cuPointerGetAttribute")]
+pub(crate) fn device_at(address: u64) -> Option<u32> {
+    attribute_at(address, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+}
+
+fn attribute_at(address: u64, attribute: sys::CUpointer_attribute) -> Option<u32> {
+    let mut value = 0_u32;
+    // SAFETY: any address may be asked about. The attributes asked for in this file are 32 bits wide, or narrower and
+    // written at the front of a zeroed word.
+    unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address) }.result().ok()?;
+    Some(value)
+}
+
 /// The allocation that begins at an address, if the driver knows one.
 #[doc(alias("cuMemGetAddressRange", "cuPointerGetAttribute"))]
 pub(crate) fn range_at(address: u64) -> Option<Range> {
@@ -117,12 +131,7 @@ pub(crate) fn range_at(address: u64) -> Option<Range> {
     let (mut base, mut bytes) = (0, 0);
     // SAFETY: any address may be asked for, and both out-parameters are live.
     unsafe { sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, address) }.result().ok()?;
-    let attribute = |attribute| {
-        let mut value = 0_u32;
-        // SAFETY: the attributes asked for are 32 bits wide, or narrower and written at the front of a zeroed word.
-        unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address) }.result().ok()?;
-        Some(value)
-    };
+    let attribute = |attribute| attribute_at(address, attribute);
     let device = attribute(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;
     Some(Range {
         bytes: (base == address).then_some(bytes as u64)?,

@@ -164,7 +164,7 @@ pub(crate) enum Call {
         named: Named,
         name: u64,
     },
-    /// The call that was about to give something back has ended.
+    /// The call that was about to give something back has ended. Not told of a plain free that worked.
     Freed {
         worked: bool,
     },
@@ -448,35 +448,35 @@ thread_local! {
 
 /// What CUPTI calls. Copies what it needs, since the data is gone when it returns, and never unwinds into C.
 unsafe extern "C" fn callback(_: *mut c_void, domain: u32, number: u32, data: *const c_void) {
-    if INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true) {
+    let (context, call) = if domain == DOMAIN_DRIVER_API {
+        let Some(Some(shape)) = SHAPES.get(number as usize) else { return };
+        // SAFETY: in this domain CUPTI passes a `CUpti_CallbackData` that is valid until the callback returns.
+        let data = unsafe { &*data.cast::<CallbackData>() };
+        // SAFETY: the number says which call it is, and so what its parameters are.
+        let Some(call) = (unsafe { decode(*shape, data) }) else { return };
+        (Context { handle: data.context, uid: data.context_uid }, call)
+    } else if domain == DOMAIN_RESOURCE && number == RESOURCE_CONTEXT_DESTROY_STARTING {
+        // SAFETY: in this domain CUPTI passes a `CUpti_ResourceData` that is valid until the callback returns.
+        let handle = unsafe { &*data.cast::<ResourceData>() }.context;
+        (Context { handle, uid: 0 }, Call::ContextGone)
+    } else {
+        return;
+    };
+    if INSIDE.replace(true) {
         return;
     }
-    let _ = catch_unwind(AssertUnwindSafe(|| {
-        let Some(handler) = HANDLER.get() else { return };
-        if domain == DOMAIN_DRIVER_API {
-            // SAFETY: in this domain CUPTI passes a `CUpti_CallbackData` that is valid until the callback returns.
-            let data = unsafe { &*data.cast::<CallbackData>() };
-            let context = Context { handle: data.context, uid: data.context_uid };
-            if let Some(Some(shape)) = SHAPES.get(number as usize)
-                // SAFETY: the number says which call it is, and so what its parameters are.
-                && let Some(call) = unsafe { decode(*shape, data) }
-            {
-                handler(context, call);
-            }
-        } else if domain == DOMAIN_RESOURCE && number == RESOURCE_CONTEXT_DESTROY_STARTING {
-            // SAFETY: in this domain CUPTI passes a `CUpti_ResourceData` that is valid until the callback returns.
-            let handle = unsafe { &*data.cast::<ResourceData>() }.context;
-            handler(Context { handle, uid: 0 }, Call::ContextGone);
-        }
-    }));
-    let _ = INSIDE.try_with(|inside| inside.set(false));
+    if let Some(handler) = HANDLER.get() {
+        let _ = catch_unwind(AssertUnwindSafe(|| handler(context, call)));
+    }
+    INSIDE.set(false);
 }
 
 /// Reads one side of a call: a free before it is made, everything else when it has succeeded. Out-parameters are read
-/// only then.
+/// only then. Most sides have nothing to say, and that is found out first.
 ///
 /// # Safety
 /// `data` is that of a call of this shape.
+#[inline]
 unsafe fn decode(shape: Shape, data: &CallbackData) -> Option<Call> {
     // SAFETY: `function_params` points to the call's arguments, of which the shape's are 64-bit words at the front.
     let word = |at: usize| unsafe { data.function_params.add(at).read() };
@@ -490,11 +490,11 @@ unsafe fn decode(shape: Shape, data: &CallbackData) -> Option<Call> {
     }
     // SAFETY: at the exit CUPTI passes where the call's `CUresult` is.
     let worked = unsafe { data.function_return_value.read() } == 0;
-    if matches!(shape, Shape::Free(_) | Shape::Release | Shape::Unmap) {
-        return Some(Call::Freed { worked });
-    }
-    if !worked {
-        return None;
+    match shape {
+        Shape::Free(_) => return (!worked).then_some(Call::Freed { worked }),
+        Shape::Release | Shape::Unmap => return Some(Call::Freed { worked }),
+        _ if !worked => return None,
+        _ => {}
     }
     // SAFETY: the call succeeded, so it has written its first argument's target: one word.
     let out = || unsafe { (word(0) as *const u64).read() };
@@ -619,7 +619,7 @@ mod tests {
         for number in [245, 600, 601, 38] {
             let freeing = Call::Freeing { named: Named::Address, name: 7 };
             assert_eq!(call(number, 0, 0, &[7, 0]), Some(freeing));
-            assert_eq!(call(number, 1, 0, &[7, 0]), Some(Call::Freed { worked: true }));
+            assert_eq!(call(number, 1, 0, &[7, 0]), None, "it was told before");
             assert_eq!(call(number, 1, 1, &[7, 0]), Some(Call::Freed { worked: false }));
         }
         assert_eq!(call(302, 0, 0, &[7]), Some(Call::Freeing { named: Named::Registered, name: 7 }));
