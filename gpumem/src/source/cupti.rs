@@ -132,9 +132,9 @@ fn hear(context: Context, call: Call) {
                 None => device_of_stream(context, stream, address),
             };
             match device {
-                Some(Some(device)) => allocated(key, device, bytes, MemKind::Pool, 0),
-                Some(None) => allocated(key, 0, bytes, MemKind::PinnedHost, 0),
-                None => lost(),
+                Where::Device(device) => allocated(key, device, bytes, MemKind::Pool, 0),
+                Where::Host => allocated(key, 0, bytes, MemKind::PinnedHost, 0),
+                Where::Unknown => lost(),
             }
         }
         Call::Unsized => lost(),
@@ -272,53 +272,67 @@ fn owner_of(context: Context) -> Option<Owner> {
         return Some(place.owner);
     }
     let heard = known().contexts.get(&context).copied();
-    let owner = match heard {
-        Some(owner) => owner,
-        None => {
-            // Not under the lock: it is another library that is asked.
-            let device = cupti::device_of(context)?;
-            known().name_context(context, device)
-        }
+    let owner = if let Some(owner) = heard {
+        owner
+    } else {
+        // Not under the lock: it is another library that is asked.
+        let device = cupti::device_of(context)?;
+        known().name_context(context, device)
     };
     PLACE.set(Place { context, generation, owner });
     Some(owner)
 }
 
+/// Where stream-ordered memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Where {
+    Device(u32),
+    Host,
+    Unknown,
+}
+
+impl Where {
+    fn of(device: Option<u32>) -> Self {
+        device.map_or(Self::Unknown, Self::Device)
+    }
+}
+
 /// The device of the stream that memory was allocated on.
-fn device_of_stream(context: Context, stream: u64, address: u64) -> Option<Option<u32>> {
+fn device_of_stream(context: Context, stream: u64, address: u64) -> Where {
     const CU_STREAM_LEGACY: u64 = 1;
     const CU_STREAM_PER_THREAD: u64 = 2;
     if matches!(stream, 0 | CU_STREAM_LEGACY | CU_STREAM_PER_THREAD) {
-        return owner_of(context).map(|owner| Some(owner.device));
+        return Where::of(owner_of(context).map(|owner| owner.device));
     }
     let generation = GENERATION.load(Relaxed);
     let (last, of, device) = STREAM.get();
     if (last, of) == (stream, generation) {
-        return Some(Some(device));
+        return Where::Device(device);
     }
     let heard = known().streams.get(&stream).copied();
-    let device = match heard {
-        Some(device) => device,
-        None => {
-            // Older than the subscription: the memory itself says where it is.
-            let device = cuda::device_at(address)?;
-            known().streams.insert(stream, device);
-            device
-        }
-    };
+    // One that is older than the subscription: the memory itself says where it is.
+    let Some(device) = heard.or_else(|| cuda::device_at(address)) else { return Where::Unknown };
+    if heard.is_none() {
+        known().streams.insert(stream, device);
+    }
     STREAM.set((stream, generation, device));
-    Some(Some(device))
+    Where::Device(device)
 }
 
-/// The device of the pool that memory was allocated from; none, if the pool is on the host.
-fn device_of_pool(pool: u64, address: u64) -> Option<Option<u32>> {
+/// The device of the pool that memory was allocated from.
+fn device_of_pool(pool: u64, address: u64) -> Where {
     let heard = known().pools.get(&pool).copied();
-    if heard.is_none() {
-        let device = Some(cuda::device_at(address)?);
-        known().pools.insert(pool, device);
-        return Some(device);
+    match heard {
+        Some(Some(device)) => Where::Device(device),
+        Some(None) => Where::Host,
+        None => {
+            let device = cuda::device_at(address);
+            if device.is_some() {
+                known().pools.insert(pool, device);
+            }
+            Where::of(device)
+        }
     }
-    heard
 }
 
 impl Known {
