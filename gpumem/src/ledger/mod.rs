@@ -12,8 +12,8 @@ use self::{
     watermark::{Mark, Watermark},
 };
 use crate::model::{
-    Block, ByteDelta, Bytes, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, MemKind, Sampling, ScopeId,
-    ThreadId, Time, Trace, Watch,
+    Answer, Block, ByteDelta, Bytes, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, MemKind, Sampling,
+    ScopeId, ThreadId, Time, Trace, Watch,
 };
 
 #[derive(Debug, Default)]
@@ -23,6 +23,8 @@ pub(crate) struct Ledger {
     /// The part of a meter that one thread allocated, while a scope looks at it.
     locals: HashMap<(ThreadId, u16), Local>,
     scopes: HashMap<ScopeId, Scope>,
+    /// By thread, should a free turn out to have failed.
+    freed: Vec<Freed>,
     /// What the newest question came to. Not part of the answer, which every allocation would carry about.
     told: Option<Trace>,
     counts: Counts,
@@ -39,13 +41,14 @@ pub(crate) struct Counts {
     pub(crate) lost: u64,
 }
 
-/// What the fold says to an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+/// What the newest free of a thread took out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Freed {
+    #[default]
     Nothing,
-    /// This block is freed, which that thread allocated.
-    Freed(Block, ThreadId),
-    /// The block that is freed is not known.
+    Block(Key, Entry),
+    /// A block from before the session.
+    Older(Block),
     Untracked,
 }
 
@@ -109,12 +112,12 @@ impl Ledger {
         match event.kind {
             EventKind::Alloc { key, block } => {
                 self.alloc(*key, block, event.thread);
-                Answer::Nothing
+                Answer::Taken
             }
-            EventKind::Free { key, block } => self.free(*key, block.as_ref()),
+            EventKind::Free { key, block } => self.free(*key, block.as_ref(), event.thread),
             _ => {
                 self.told = self.apply_rare(event);
-                Answer::Nothing
+                Answer::Taken
             }
         }
     }
@@ -124,28 +127,55 @@ impl Ledger {
         self.counts.heard += 1;
         let meter = self.meters.index(block.device, Gauge::Exact);
         let Block { bytes, kind, context, .. } = *block;
-        let entry = Entry { bytes, thread, meter, kind, context };
-        if let Some(replaced) = self.live.insert(key, entry) {
-            self.change(&replaced, -signed(replaced.bytes));
-        }
-        self.change(&entry, signed(bytes));
+        self.enter(key, Entry { bytes, thread, meter, kind, context });
     }
 
     #[inline]
-    fn free(&mut self, key: Key, older: Option<&Block>) -> Answer {
-        self.counts.heard += 1;
-        if let Some(entry) = self.live.remove(key) {
-            self.change(&entry, -signed(entry.bytes));
-            let device = self.meters.0[usize::from(entry.meter)].device;
-            let Entry { bytes, thread, kind, context, .. } = entry;
-            return Answer::Freed(Block { device, bytes, kind, context }, thread);
+    fn enter(&mut self, key: Key, entry: Entry) {
+        if let Some(replaced) = self.live.insert(key, entry) {
+            self.change(&replaced, -signed(replaced.bytes));
         }
-        let Some(block) = older else {
+        self.change(&entry, signed(entry.bytes));
+    }
+
+    #[inline]
+    fn free(&mut self, key: Key, older: Option<&Block>, thread: ThreadId) -> Answer {
+        self.counts.heard += 1;
+        let freed = if let Some(entry) = self.live.remove(key) {
+            self.change(&entry, -signed(entry.bytes));
+            Freed::Block(key, entry)
+        } else if let Some(block) = older {
+            self.free_older(*block);
+            Freed::Older(*block)
+        } else {
             self.counts.untracked += 1;
-            return Answer::Untracked;
+            Freed::Untracked
         };
-        self.free_older(*block);
-        Answer::Freed(*block, ThreadId::default())
+        let known = freed != Freed::Untracked;
+        *self.freed_by(thread) = freed;
+        if known { Answer::Taken } else { Answer::Untracked }
+    }
+
+    #[inline]
+    fn freed_by(&mut self, thread: ThreadId) -> &mut Freed {
+        let thread = thread.0 as usize;
+        if thread >= self.freed.len() {
+            self.freed.resize(thread + 1, Freed::Nothing);
+        }
+        &mut self.freed[thread]
+    }
+
+    fn unfree(&mut self, thread: ThreadId) {
+        match std::mem::take(self.freed_by(thread)) {
+            Freed::Nothing => {}
+            Freed::Block(key, entry) => self.enter(key, entry),
+            Freed::Older(block) => {
+                if block.kind.is_on_device() {
+                    self.meters.of(block.device, Gauge::Exact).level.change(signed(block.bytes));
+                }
+            }
+            Freed::Untracked => self.counts.untracked = self.counts.untracked.saturating_sub(1),
+        }
     }
 
     /// Everything but allocations and frees, out of their way.
@@ -153,13 +183,12 @@ impl Ledger {
     fn apply_rare(&mut self, event: &Event<'_>) -> Option<Trace> {
         match *event.kind {
             EventKind::Alloc { .. } | EventKind::Free { .. } => {}
+            EventKind::Unfree => self.unfree(event.thread),
             EventKind::Found { block } => {
                 self.counts.untracked = self.counts.untracked.saturating_sub(1);
-                if let Some(block) = block {
-                    self.free_older(block);
-                }
+                self.free_older(block);
+                *self.freed_by(event.thread) = Freed::Older(block);
             }
-            EventKind::StillThere { key, block, thread } => self.alloc(key, &block, thread),
             EventKind::Gone { context } => {
                 for entry in self.live.drain(|entry| entry.context == context) {
                     self.change(&entry, -signed(entry.bytes));

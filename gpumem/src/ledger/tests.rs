@@ -72,18 +72,14 @@ impl Runner {
                 let known = Block { device, bytes: mib(size), kind: MemKind::Device, context: 0 };
                 EventKind::Free { key: self.key(block), block: Some(known) }
             }
-            ["still", block, size, "of", thread] => EventKind::StillThere {
-                key: self.key(block),
-                block: Block { device, bytes: mib(size), kind: MemKind::Device, context: 0 },
-                thread: ThreadId(thread.parse().expect(line)),
-            },
+            ["unfree"] => EventKind::Unfree,
             ["alloc", block, size, "in", context] => {
                 let context = context.parse().expect(line);
                 let block_of = Block { device, bytes: mib(size), kind: MemKind::Device, context };
                 EventKind::Alloc { key: self.key(block), block: block_of }
             }
             ["found", size] => {
-                EventKind::Found { block: Some(Block { device, bytes: mib(size), kind: MemKind::Device, context: 0 }) }
+                EventKind::Found { block: Block { device, bytes: mib(size), kind: MemKind::Device, context: 0 } }
             }
             ["gone", context] => EventKind::Gone { context: context.parse().expect(line) },
             ["sample", used] => {
@@ -219,8 +215,13 @@ fn a_context_that_is_gone_takes_its_blocks_along() {
 
 #[test]
 fn a_free_that_fails_leaves_the_block_with_whoever_allocated_it() {
-    check("open t of 2; alloc a 10 %2; free a %3; still a 10 of 2 %3; read t = 10 0; free a; close t = 0 10");
-    check("open t of 3; alloc a 10 %2; free a %3; still a 10 of 2 %3; close t = 0 0");
+    check("open t of 2; alloc a 10 %2; free a %3; unfree %3; read t = 10 0; free a; close t = 0 10");
+    check("open t of 3; alloc a 10 %2; free a %3; unfree %3; close t = 0 0");
+    check(
+        "open t; alloc a 1; alloc b 2; free a %2; free b %3; unfree %2; read t = 1 2; unfree %2; unfree; close t = 1 2",
+    );
+    check("open t; free x 10; unfree; read t = 0 0; free y; found 7; unfree; close t = 0 0 untracked=0");
+    check("open t; free x; unfree; close t = 0 0 untracked=0");
 }
 
 #[test]

@@ -79,12 +79,12 @@ pub(crate) enum EventKind {
     /// Memory was given out; posted when the call has succeeded.
     Alloc { key: Key, block: Block },
     /// Memory is given back; posted before its name can be given out again. The source says what the block is where it
-    /// knows, for blocks that are older than the session. The answer is the block.
+    /// knows, for blocks that are older than the session. The answer is whether the block is known.
     Free { key: Key, block: Option<Block> },
-    /// The block of an untracked free was looked up after all; none, if it was no free.
-    Found { block: Option<Block> },
-    /// A free failed after all, and the block is still there, as whoever allocated it has it.
-    StillThere { key: Key, block: Block, thread: ThreadId },
+    /// The block of this thread's newest free, which was untracked, was looked up after all.
+    Found { block: Block },
+    /// The newest free of this thread failed after all: its block is still there, as whoever allocated it has it.
+    Unfree,
     /// A context is gone, and with it all its blocks.
     Gone { context: u8 },
     /// A device was read.
@@ -107,7 +107,7 @@ impl EventKind {
     /// Something hangs on when it happened, to the microsecond. Other events carry the time of the newest one before
     /// them that does.
     pub(crate) const fn needs_time(&self) -> bool {
-        !matches!(self, Self::Alloc { .. } | Self::Free { .. })
+        !matches!(self, Self::Alloc { .. } | Self::Free { .. } | Self::Unfree | Self::Found { .. })
     }
 }
 
@@ -120,6 +120,15 @@ pub(crate) struct Watch {
     pub(crate) every: Duration,
     /// Only what this thread allocates, instead of the whole process.
     pub(crate) thread: Option<ThreadId>,
+}
+
+/// What is said to a fact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// It was taken in.
+    Taken,
+    /// It frees a block that is not known.
+    Untracked,
 }
 
 /// A fact that has come through the door.

@@ -9,7 +9,7 @@ mod trace;
 
 pub use bytes::{ByteDelta, Bytes, ParseBytesError};
 pub(crate) use device::{Device, Family};
-pub(crate) use event::{Block, Event, EventKind, Key, MemKind, ScopeId, Space, ThreadId, Time, Watch};
+pub(crate) use event::{Answer, Block, Event, EventKind, Key, MemKind, ScopeId, Space, ThreadId, Time, Watch};
 pub use gauge::{Gauge, ParseGaugeError, Sampling};
 pub use memory::GpuMemory;
 pub use trace::Trace;

@@ -11,8 +11,8 @@ use crossbeam::utils::Backoff;
 use spin::mutex::{SpinMutex as Mutex, SpinMutexGuard as MutexGuard};
 
 use crate::{
-    ledger::{Answer, Counts, Ledger, Tally},
-    model::{Event, EventKind, MemKind, ThreadId, Time, Trace},
+    ledger::{Counts, Ledger, Tally},
+    model::{Answer, Event, EventKind, MemKind, ThreadId, Time, Trace},
     sys::process,
 };
 
@@ -79,7 +79,7 @@ impl Inbox {
 
     /// Takes a fact in.
     pub(crate) fn post(&self, fact: &EventKind) -> Answer {
-        self.enter(1, |door, thread| self.take(door, thread, fact)).unwrap_or(Answer::Nothing)
+        self.enter(1, |door, thread| self.take(door, thread, fact)).unwrap_or(Answer::Taken)
     }
 
     /// Takes a reading and a question to a scope in, with nothing between; gives what the scope has come to.
@@ -233,7 +233,7 @@ mod tests {
         let inbox = Inbox::new();
         inbox.post(&open(1));
         HERE.with(|here| here.inside.set(true));
-        assert_eq!(inbox.post(&alloc(1, 10)), Answer::Nothing);
+        assert_eq!(inbox.post(&alloc(1, 10)), Answer::Taken);
         assert_eq!(inbox.ask(None, &close(1)), None);
         HERE.with(|here| here.inside.set(false));
         let trace = inbox.ask(None, &close(1)).expect("the scope is open");

@@ -27,9 +27,8 @@ pub use self::{
 };
 use crate::{
     error::{Error, Kind, Result},
-    ledger::Answer,
     model::{Device, EventKind, Family, Gauge, ParseGaugeError, ScopeId, Trace, Watch},
-    source::{self, Devices, Told},
+    source::{self, Devices},
     sys::process,
 };
 
@@ -100,11 +99,7 @@ pub fn unsubscribe() {
 /// The session, begun at the first use.
 fn session() -> &'static Session {
     SESSION.get_or_init(|| {
-        source::listen(|fact| match session().inbox.post(fact) {
-            Answer::Freed(block, thread) => Told::Freed(block, thread),
-            Answer::Untracked => Told::Untracked,
-            Answer::Nothing => Told::Nothing,
-        });
+        source::listen(|fact| session().inbox.post(fact));
         process::watch(at_exit);
         Session {
             inbox: Inbox::new(),

@@ -16,10 +16,10 @@ use std::{
 
 use once_cell::sync::Lazy;
 
-use super::{Told, tell};
+use super::tell;
 use crate::{
     error::Result,
-    model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, Space, ThreadId as Allocator},
+    model::{Answer, Block, Bytes, Device, EventKind, Family, Key, MemKind, Space},
     sys::{
         cuda,
         cupti::{self, Call, Context, Memory, Named},
@@ -90,14 +90,12 @@ struct Place {
 }
 
 /// What a thread is about to give back, until the call has ended.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Giving {
-    Nothing,
-    Block(Key, Block, Allocator),
-    /// Nobody knows what it is.
-    Untracked,
-    /// One reference less, and perhaps no block.
-    Handle(u64, Option<(Key, Block, Allocator)>),
+    /// A block, which the fold remembers.
+    Block,
+    /// One reference to a handle; a block, if it was the last.
+    Handle { handle: u64, last: bool },
     /// The mappings that are noted under this thread.
     Mappings,
 }
@@ -109,11 +107,11 @@ thread_local! {
     };
     /// The stream that a thread last allocated on, and its device: 0 is the null stream, of the current context.
     static STREAM: Cell<(u64, u32, u32)> = const { Cell::new((0, 0, 0)) };
-    static GIVING: Cell<Giving> = const { Cell::new(Giving::Nothing) };
+    static GIVING: Cell<Giving> = const { Cell::new(Giving::Block) };
 }
 
-fn hear(context: Context, call: Call) {
-    match call {
+fn hear(context: Context, call: &Call) {
+    match *call {
         Call::Allocated { named, name, bytes, memory } => {
             let kind = match memory {
                 Memory::Device => MemKind::Device,
@@ -138,55 +136,54 @@ fn hear(context: Context, call: Call) {
             }
         }
         Call::Unsized => lost(),
-        // What frees nothing needs no telling.
-        Call::Freeing { name: 0, .. } => GIVING.set(Giving::Nothing),
         Call::Freeing { named, name } => {
-            let key = key(named, name);
-            let giving = match tell(&EventKind::Free { key, block: None }) {
-                Told::Freed(block, thread) => Giving::Block(key, block, thread),
-                Told::Untracked => look_up(named, name).map_or(Giving::Untracked, |block| {
-                    tell(&EventKind::Found { block: Some(block) });
-                    Giving::Block(key, block, Allocator::default())
-                }),
-                Told::Nothing => Giving::Nothing,
-            };
-            GIVING.set(giving);
+            if tell(&EventKind::Free { key: key(named, name), block: None }) == Answer::Untracked {
+                match look_up(named, name) {
+                    Some(block) => tell(&EventKind::Found { block }),
+                    // What frees nothing is no free.
+                    None if name == 0 => tell(&EventKind::Unfree),
+                    None => Answer::Untracked,
+                };
+            }
+            GIVING.set(Giving::Block);
         }
         Call::Releasing { handle } => {
-            let key = Key::new(Space::Handle, handle);
-            let last = known().handles.release(handle);
-            let block = last.then(|| tell(&EventKind::Free { key, block: None }));
-            GIVING.set(match block {
-                Some(Told::Freed(block, thread)) => Giving::Handle(handle, Some((key, block, thread))),
-                Some(Told::Untracked) => Giving::Untracked,
-                _ => Giving::Handle(handle, None),
-            });
+            let last = known().handles.release(handle).was_last;
+            if last {
+                tell(&EventKind::Free { key: Key::new(Space::Handle, handle), block: None });
+            }
+            GIVING.set(Giving::Handle { handle, last });
         }
-        Call::Freed { worked } => {
-            let giving = GIVING.replace(Giving::Nothing);
-            if let Giving::Mappings = giving {
+        Call::Freed { worked } => match GIVING.replace(Giving::Block) {
+            Giving::Mappings => {
                 let unmapped = known().unmapping.remove(&thread::current().id()).unwrap_or_default();
                 if !worked {
                     map_again(unmapped);
                 }
-            } else if !worked {
-                take_back(giving);
             }
-        }
+            _ if worked => {}
+            Giving::Block => {
+                tell(&EventKind::Unfree);
+            }
+            Giving::Handle { handle, last } => {
+                known().handles.retain(handle);
+                if last {
+                    tell(&EventKind::Unfree);
+                }
+            }
+        },
         Call::Created { handle, bytes, device } => {
-            known().handles.create(handle);
             let kind = if device.is_some() { MemKind::Vmm } else { MemKind::PinnedHost };
-            allocated(Key::new(Space::Handle, handle), device.unwrap_or(0), bytes, kind, 0);
+            let block = Block { device: cuda(device.unwrap_or(0)), bytes: Bytes::new(bytes), kind, context: 0 };
+            known().handles.create(handle, block);
+            tell(&EventKind::Alloc { key: Key::new(Space::Handle, handle), block });
         }
         Call::Retained { handle } => known().handles.retain(handle),
         Call::Mapped { at, handle } => known().handles.map(at, handle),
         Call::Unmapping { at, bytes } => {
-            let mut unmapped = known().handles.unmap(at, bytes);
-            for mapping in unmapped.iter_mut().filter(|mapping| mapping.was_last) {
-                let key = Key::new(Space::Handle, mapping.handle);
-                if let Told::Freed(block, thread) = tell(&EventKind::Free { key, block: None }) {
-                    mapping.freed = Some((key, block, thread));
-                }
+            let unmapped = known().handles.unmap(at, bytes);
+            for Mapping { handle, .. } in unmapped.iter().filter(|mapping| mapping.reference.was_last) {
+                tell(&EventKind::Free { key: Key::new(Space::Handle, *handle), block: None });
             }
             known().unmapping.insert(thread::current().id(), unmapped);
             GIVING.set(Giving::Mappings);
@@ -231,35 +228,12 @@ fn lost() {
     tell(&EventKind::Lost { count: 1 });
 }
 
-/// The call failed after all: what it was to give back is still there.
-fn take_back(giving: Giving) {
-    match giving {
-        Giving::Nothing | Giving::Mappings => {}
-        Giving::Block(key, block, thread) => {
-            tell(&EventKind::StillThere { key, block, thread });
-        }
-        Giving::Untracked => {
-            tell(&EventKind::Found { block: None });
-        }
-        Giving::Handle(handle, block) => {
-            known().handles.retain(handle);
-            if let Some((key, block, thread)) = block {
-                tell(&EventKind::StillThere { key, block, thread });
-            }
-        }
-    }
-}
-
 /// The mappings are still there after all.
 fn map_again(unmapped: Vec<Mapping>) {
-    for Mapping { at, handle, freed, .. } in unmapped {
-        {
-            let handles = &mut known().handles;
-            handles.retain(handle);
-            handles.mapped.insert(at, handle);
-        }
-        if let Some((key, block, thread)) = freed {
-            tell(&EventKind::StillThere { key, block, thread });
+    for Mapping { at, handle, reference } in unmapped {
+        known().handles.map_again(at, handle, reference);
+        if let (true, Some(block)) = (reference.was_last, reference.block) {
+            tell(&EventKind::Alloc { key: Key::new(Space::Handle, handle), block });
         }
     }
 }
@@ -385,51 +359,53 @@ fn context_gone(handle: usize) {
 }
 
 /// A mapping of a handle that is taken away.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mapping {
     at: u64,
     handle: u64,
+    reference: Reference,
+}
+
+/// A reference to a handle that is taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reference {
     /// Nobody refers to the handle any more.
     was_last: bool,
-    /// So its block is freed.
-    freed: Option<(Key, Block, Allocator)>,
+    /// What is behind the handle; none if it is older than the subscription.
+    block: Option<Block>,
 }
 
 /// `cuMemCreate`'s handles. The memory is given back when nobody refers to it: not who created or retained the handle,
 /// and no mapping.
 #[derive(Debug, Default)]
 struct Handles {
-    references: HashMap<u64, u32>,
+    referred: HashMap<u64, (u32, Option<Block>)>,
     /// By the address of the mapping.
     mapped: BTreeMap<u64, u64>,
 }
 
 impl Handles {
-    fn create(&mut self, handle: u64) {
-        self.references.insert(handle, 1);
+    fn create(&mut self, handle: u64, block: Block) {
+        self.referred.insert(handle, (1, Some(block)));
     }
 
     fn retain(&mut self, handle: u64) {
-        *self.references.entry(handle).or_default() += 1;
+        self.referred.entry(handle).or_default().0 += 1;
     }
 
-    /// Whether that was the last reference. So it is for a handle that is older than the subscription.
-    fn release(&mut self, handle: u64) -> bool {
-        match self.references.get_mut(&handle) {
-            Some(references) if *references > 1 => {
-                *references -= 1;
-                false
-            }
-            _ => {
-                self.references.remove(&handle);
-                true
-            }
+    /// Takes one reference away. That of a handle that is older than the subscription is taken to be the last.
+    fn release(&mut self, handle: u64) -> Reference {
+        if let Some((references @ 2.., block)) = self.referred.get_mut(&handle) {
+            *references -= 1;
+            return Reference { was_last: false, block: *block };
         }
+        let block = self.referred.remove(&handle).and_then(|(_, block)| block);
+        Reference { was_last: true, block }
     }
 
     fn map(&mut self, at: u64, handle: u64) {
         // Memory that is older than the subscription, or another process's, is not counted.
-        if let Some(references) = self.references.get_mut(&handle) {
+        if let Some((references, _)) = self.referred.get_mut(&handle) {
             *references += 1;
             self.mapped.insert(at, handle);
         }
@@ -441,9 +417,14 @@ impl Handles {
             self.mapped.range(at..at.saturating_add(bytes)).map(|(at, handle)| (*at, *handle)).collect();
         let unmap = |(at, handle)| {
             self.mapped.remove(&at);
-            Mapping { at, handle, was_last: self.release(handle), freed: None }
+            Mapping { at, handle, reference: self.release(handle) }
         };
         inside.into_iter().map(unmap).collect()
+    }
+
+    fn map_again(&mut self, at: u64, handle: u64, reference: Reference) {
+        self.referred.entry(handle).or_insert((0, reference.block)).0 += 1;
+        self.mapped.insert(at, handle);
     }
 }
 
@@ -453,26 +434,31 @@ mod tests {
 
     #[test]
     fn a_handle_lives_as_long_as_somebody_refers_to_it() {
+        let block = Block { device: cuda(0), bytes: Bytes::mib(2), kind: MemKind::Vmm, context: 0 };
         let mut handles = Handles::default();
-        handles.create(1);
-        assert!(handles.release(1), "created and released");
+        handles.create(1, block);
+        assert_eq!(handles.release(1), Reference { was_last: true, block: Some(block) }, "created and released");
 
-        handles.create(1);
+        handles.create(1, block);
         handles.retain(1);
-        assert!(!handles.release(1));
-        assert!(handles.release(1), "retained, released twice");
+        assert!(!handles.release(1).was_last);
+        assert!(handles.release(1).was_last, "retained, released twice");
 
-        handles.create(1);
+        handles.create(1, block);
         handles.map(0x1000, 1);
         handles.map(0x3000, 1);
-        assert!(!handles.release(1), "two mappings hold it");
-        assert!(handles.unmap(0x1000, 0x1000).iter().all(|mapping| !mapping.was_last));
+        assert!(!handles.release(1).was_last, "two mappings hold it");
+        assert!(handles.unmap(0x1000, 0x1000).iter().all(|mapping| !mapping.reference.was_last));
         assert!(handles.unmap(0x1000, 0x1000).is_empty(), "nothing is mapped there any more");
-        assert!(handles.unmap(0x2000, 0x2000).iter().all(|mapping| mapping.was_last && mapping.handle == 1));
+        let unmapped = handles.unmap(0x2000, 0x2000);
+        let reference = Reference { was_last: true, block: Some(block) };
+        assert_eq!(unmapped, [Mapping { at: 0x3000, handle: 1, reference }]);
+        handles.map_again(0x3000, 1, reference);
+        assert_eq!(handles.unmap(0x3000, 1), unmapped, "as if nothing had happened");
 
-        assert!(handles.release(9), "older than the subscription");
+        assert_eq!(handles.release(9), Reference { was_last: true, block: None }, "older than the subscription");
         handles.map(0x1000, 9);
         assert!(handles.unmap(0, u64::MAX).is_empty());
-        assert!(handles.references.is_empty() && handles.mapped.is_empty());
+        assert!(handles.referred.is_empty() && handles.mapped.is_empty());
     }
 }

@@ -17,7 +17,7 @@ use once_cell::sync::OnceCell;
 
 use crate::{
     error::{Error, Result},
-    model::{Block, EventKind, Family, GpuMemory, ThreadId},
+    model::{Answer, EventKind, Family, GpuMemory},
 };
 
 /// Devices of one kind, by number.
@@ -75,25 +75,16 @@ pub(crate) fn devices() -> Result<&'static dyn Devices> {
     })
 }
 
-/// What is said to a fact that was told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
-    Nothing,
-    /// This block is freed, which that thread allocated.
-    Freed(Block, ThreadId),
-    /// The block that is freed is not known.
-    Untracked,
-}
-
 /// Where sources that tell post their facts; set by the session when it begins. Until then nobody listens, and a fact
 /// costs one load.
-static LISTENER: OnceCell<fn(&EventKind) -> Told> = OnceCell::new();
+static LISTENER: OnceCell<fn(&EventKind) -> Answer> = OnceCell::new();
 
-pub(crate) fn listen(listener: fn(&EventKind) -> Told) {
+pub(crate) fn listen(listener: fn(&EventKind) -> Answer) {
     // The session is one for the process and sets always the same.
     let _ = LISTENER.set(listener);
 }
 
-fn tell(fact: &EventKind) -> Told {
-    LISTENER.get().map_or(Told::Nothing, |listener| listener(fact))
+#[inline]
+fn tell(fact: &EventKind) -> Answer {
+    LISTENER.get().map_or(Answer::Taken, |listener| listener(fact))
 }

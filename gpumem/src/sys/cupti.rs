@@ -300,7 +300,7 @@ struct Live(Subscriber);
 unsafe impl Send for Live {}
 
 static LIVE: Mutex<Option<Live>> = Mutex::new(None);
-static HANDLER: OnceCell<fn(Context, Call)> = OnceCell::new();
+static HANDLER: OnceCell<fn(Context, &Call)> = OnceCell::new();
 
 fn cupti() -> Result<&'static Cupti, Error> {
     static CUPTI: OnceCell<Result<Cupti, Error>> = OnceCell::new();
@@ -315,7 +315,7 @@ pub(crate) fn is_there() -> Result<(), Error> {
 /// Has `handler` called with each fact from now on, on the thread that makes the call. It must call no CUDA function
 /// that allocates or frees. Subscribing twice is subscribing once.
 #[doc(alias("cuptiSubscribe", "cuptiEnableCallback"))]
-pub(crate) fn subscribe(handler: fn(Context, Call)) -> Result<(), Error> {
+pub(crate) fn subscribe(handler: fn(Context, &Call)) -> Result<(), Error> {
     let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
     if live.is_some() {
         return Ok(());
@@ -466,7 +466,7 @@ unsafe extern "C" fn callback(_: *mut c_void, domain: u32, number: u32, data: *c
         return;
     }
     if let Some(handler) = HANDLER.get() {
-        let _ = catch_unwind(AssertUnwindSafe(|| handler(context, call)));
+        let _ = catch_unwind(AssertUnwindSafe(|| handler(context, &call)));
     }
     INSIDE.set(false);
 }
