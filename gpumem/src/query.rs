@@ -33,10 +33,12 @@ impl GpuHandle {
     }
 
     fn memory(self) -> Result<GpuMemory> {
+        session::alive()?;
         self.devices.read(self.ordinal)
     }
 
     fn memory_no_cache(self) -> Result<GpuMemory> {
+        session::alive()?;
         self.devices.trim(self.ordinal)?;
         self.memory()
     }

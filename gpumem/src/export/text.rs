@@ -29,10 +29,12 @@ impl fmt::Display for Report {
 
 /// A report is a line, whatever it is called: line breaks and terminal controls are shown, not done.
 fn one_line(word: &str) -> Cow<'_, str> {
-    if !word.contains(char::is_control) {
+    // Controls, line and paragraph separators, and what turns the direction of text.
+    let acts = |c: char| c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    if !word.contains(acts) {
         return Cow::Borrowed(word);
     }
-    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    let shown = |c: char| if acts(c) { c.escape_default().to_string() } else { c.to_string() };
     Cow::Owned(word.chars().map(shown).collect())
 }
 

@@ -68,12 +68,10 @@ impl Session {
 /// ([`Error::is_busy`]).
 #[doc(alias = "cuptiSubscribe")]
 pub fn subscribe() -> Result<()> {
-    if process::is_forked() {
-        return Err(Kind::Forked.into());
-    }
+    let devices = devices()?;
     let session = session();
     session.unsubscribed.store(false, Relaxed);
-    session.subscribe(devices()?)
+    session.subscribe(devices)
 }
 
 /// Begins to hear allocations if traces will want that; if it fails, they will say why.
@@ -85,12 +83,17 @@ pub(crate) fn prepare(devices: &dyn Devices) {
 }
 
 /// Lets another profiler have CUPTI's one subscription, until [`subscribe`] is called. What is known of live blocks is
-/// kept; traces that are open are told that events were lost ([`Trace::lost`]), and new ones are sampled.
+/// kept; traces that are open are told that events were lost ([`Trace::lost`]), and new ones are sampled. Simulated devices
+/// need no subscription, and go on.
 #[doc(alias = "cuptiUnsubscribe")]
 pub fn unsubscribe() {
-    let (Some(session), Ok(devices), false) = (begun(), source::devices(), process::is_forked()) else { return };
-    if devices.family() == Family::Cuda && devices.subscribed().is_some() {
-        session.unsubscribed.store(true, Relaxed);
+    let Ok(devices) = devices() else { return };
+    if devices.family() == Family::Simulated {
+        return;
+    }
+    let session = session();
+    session.unsubscribed.store(true, Relaxed);
+    if devices.subscribed().is_some() {
         devices.unsubscribe();
         session.inbox.post(&EventKind::Lost { count: 1 });
     }
@@ -100,7 +103,7 @@ pub fn unsubscribe() {
 fn session() -> &'static Session {
     SESSION.get_or_init(|| {
         source::listen(|fact| session().inbox.post(fact));
-        process::watch(at_exit);
+        process::at_exit(at_exit);
         Session {
             inbox: Inbox::new(),
             sampler: Sampler::default(),
@@ -140,8 +143,15 @@ fn sample_interval() -> Duration {
     default
 }
 
+/// In the child of a fork locks may be held by threads that are not there, and CUDA does not work.
+pub(crate) fn alive() -> Result<()> {
+    if process::is_forked() { Err(Kind::Forked.into()) } else { Ok(()) }
+}
+
 /// The devices of this process, announced where they are simulated.
 pub(crate) fn devices() -> Result<&'static dyn Devices> {
+    alive()?;
+    process::notice_forks();
     let devices = source::devices()?;
     if devices.family() == Family::Simulated {
         notify(
@@ -188,9 +198,6 @@ impl OpenScope {
         if gauge == Some(Gauge::Off) {
             return Ok(None);
         }
-        if process::is_forked() {
-            return Err(Kind::Forked.into());
-        }
         let devices = devices()?;
         let ordinal = wish.device.map_or_else(|| devices.current(), Ok)?;
         let device = Device { family: devices.family(), ordinal };
@@ -205,8 +212,9 @@ impl OpenScope {
         };
         let sampled = gauge == Gauge::Sampled;
         if sampled && wish.of_thread {
-            let why = "a trace of one thread needs exact figures, and the device is sampled";
-            return Err(not_exact.unwrap_or_else(|| Kind::NoGauge { gauge: "exact", why }.into()));
+            let setting = "thread_local_only";
+            let detail = "it needs exact figures, and a sampled trace was asked for; leave the gauge out".to_owned();
+            return Err(not_exact.unwrap_or_else(|| Kind::BadSetting { setting, detail }.into()));
         }
         let every = if sampled { session.every } else { Duration::ZERO };
         let thread = wish.of_thread.then(inbox::this_thread);
@@ -241,7 +249,7 @@ impl OpenScope {
 
     fn ask(&self, question: EventKind) -> Trace {
         let session = session();
-        let sampled = self.gauge == Gauge::Sampled;
+        let sampled = self.gauge == Gauge::Sampled && !process::is_forked();
         let reading = sampled.then(|| sampler::reading(self.device, self.devices));
         let trace = session.inbox.ask(reading.as_ref(), &question);
         // Only a thread that is inside the inbox gets no answer, or a process that was forked.

@@ -123,10 +123,8 @@ impl fmt::Display for Status {
         if let Some(why) = &self.why_not_exact {
             write!(f, "\n  not exact: {why}")?;
         }
-        match &self.heard_by {
-            Some(by) => write!(f, "\nallocations heard by: {by}")?,
-            None => write!(f, "\nallocations heard by: nothing")?,
-        }
+        let nobody = if self.gauge == Gauge::Exact { "nothing yet" } else { "nothing" };
+        write!(f, "\nallocations heard by: {}", self.heard_by.as_deref().unwrap_or(nobody))?;
         let since = self.since.as_secs_f64();
         let Self { heard, untracked, lost, .. } = self;
         write!(f, "\nsince {since:.1} s: {heard} events, {untracked} untracked frees, {lost} lost")?;

@@ -32,6 +32,7 @@ use super::{
 use crate::{
     error::{Error, Kind, Result},
     model::{Block, Bytes, Device, EventKind, Family, GpuMemory, Key, MemKind, Space},
+    sys::process,
 };
 
 /// A simulated device: memory that can be given out, from the device or from its stream-ordered pool.
@@ -51,6 +52,7 @@ struct State {
 
 /// The model's addresses are below 2^48, and a key has room for 2^9 devices above.
 const ADDRESS_BITS: u32 = 48;
+const PAGE: Bytes = Bytes::mib(2);
 const MOST_DEVICES: usize = 1 << 9;
 
 static GPUS: RwLock<Vec<SimGpu>> = RwLock::new(Vec::new());
@@ -116,6 +118,9 @@ impl SimGpu {
     }
 
     fn give(&self, bytes: Bytes, kind: MemKind) -> Result<SimBlock> {
+        if process::is_forked() {
+            return Err(Kind::Forked.into());
+        }
         let given = {
             let memory = &mut self.state().memory;
             let given = match kind {
@@ -180,6 +185,10 @@ impl SimBlock {
 
 impl Drop for SimBlock {
     fn drop(&mut self) {
+        // The child of a fork has a copy of the model, whose lock may be held for ever.
+        if process::is_forked() {
+            return;
+        }
         // Told first: once the model has it back, another thread may be given the same address.
         tell(&EventKind::Free { key: self.key, block: Some(self.block) });
         let memory = &mut self.gpu.state().memory;
@@ -198,6 +207,7 @@ impl fmt::Debug for SimBlock {
 }
 
 fn add(total: Bytes) -> Result<SimGpu> {
+    process::notice_forks();
     let mut gpus = GPUS.write().unwrap_or_else(PoisonError::into_inner);
     let ordinal = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
     if gpus.len() == MOST_DEVICES {
@@ -220,6 +230,9 @@ fn from_environment() -> Result<()> {
         let text = text.into_string().map_err(|_| bad("it is not UTF-8".to_owned()))?;
         let totals: Result<Vec<Bytes>, _> = text.split(',').map(str::parse).collect();
         for total in totals.map_err(|error| bad(format!("{error} (it says `{text}`)")))? {
+            if total < PAGE {
+                return Err(bad(format!("{total} is less than a page of a GPU ({PAGE}); write a unit, such as 16GiB")));
+            }
             add(total)?;
         }
         Ok(())

@@ -21,14 +21,18 @@ unsafe extern "C" {
 }
 
 /// Has `callback` called when the process exits, before the driver libraries are torn down: handlers run in reverse
-/// order and libraries are finished after the last one. It must not unwind. From then on forks are noticed, too.
-pub(crate) fn watch(callback: extern "C" fn()) {
+/// order and libraries are finished after the last one. It must not unwind.
+pub(crate) fn at_exit(callback: extern "C" fn()) {
+    // SAFETY: `atexit` is in the C library that every target of `std` with NVIDIA drivers links; it keeps the function
+    // pointer, which is `'static`, and calls it once with no argument. A refusal (no memory) is harmless: the handler is
+    // then not called.
+    unsafe { atexit(callback) };
+}
+
+/// Has forks of this process noticed from now on.
+pub(crate) fn notice_forks() {
     static ONCE: OnceCell<()> = OnceCell::new();
     ONCE.get_or_init(|| {
-        // SAFETY: `atexit` is in the C library that every target of `std` with NVIDIA drivers links; it keeps the
-        // function pointer, which is `'static`, and calls it once with no argument. A refusal (no memory) is harmless:
-        // the handler is then not called.
-        unsafe { atexit(callback) };
         #[cfg(unix)]
         // SAFETY: `pthread_atfork` is in the C library of every unix; it keeps the function pointer, which is `'static`,
         // and calls it in the child of a fork. What is called there stores to an atomic, which is allowed.
@@ -43,7 +47,7 @@ unsafe extern "C" fn forked() {
     FORKED.store(true, Relaxed);
 }
 
-/// This process is the copy of one that used this crate. Its other threads are gone, locks that they held stay locked for
+/// This process is the copy of one that used this crate: see [`notice_forks`]. Its other threads are gone, locks that they held stay locked for
 /// ever, and the CUDA driver does not work in it either.
 pub(crate) fn is_forked() -> bool {
     FORKED.load(Relaxed)
