@@ -13,7 +13,7 @@ use crate::card::{Gpu, Memory};
 use crate::cupti;
 use crate::device_model::{DeviceModel, ModelError};
 use crate::driver::{Call, lock};
-use crate::ffi::{Input, NullPointer, Out};
+use crate::ffi::{Input, Out};
 use crate::objects::{Capture, Objects, Stream, free_handle};
 
 /// A `CUresult` other than success.
@@ -32,23 +32,7 @@ const STREAM_CAPTURE_UNSUPPORTED: Refusal = Refusal(900);
 const STREAM_CAPTURE_INVALIDATED: Refusal = Refusal(901);
 const STREAM_CAPTURE_IMPLICIT: Refusal = Refusal(906);
 
-impl From<c_int> for Refusal {
-    fn from(code: c_int) -> Self {
-        Self(code)
-    }
-}
-
-impl From<Refusal> for c_int {
-    fn from(refusal: Refusal) -> Self {
-        refusal.0
-    }
-}
-
-impl From<NullPointer> for Refusal {
-    fn from(_: NullPointer) -> Self {
-        INVALID_VALUE
-    }
-}
+refusals!(INVALID_VALUE);
 
 impl From<ModelError> for Refusal {
     fn from(error: ModelError) -> Self {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use cudarc::cupti::sys::{CUpti_ApiCallbackSite, CUpti_CallbackData};
 
 use crate::driver::{Call, driver, lock, root};
-use crate::ffi::{Callback, Listener, NullPointer, Out, Text};
+use crate::ffi::{Callback, Listener, Out, Text};
 
 /// A `CUptiResult` other than success.
 struct Refusal(c_int);
@@ -18,23 +18,7 @@ const INVALID_PARAMETER: Refusal = Refusal(1);
 const INVALID_CONTEXT: Refusal = Refusal(3);
 const MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED: Refusal = Refusal(39);
 
-impl From<c_int> for Refusal {
-    fn from(code: c_int) -> Self {
-        Self(code)
-    }
-}
-
-impl From<Refusal> for c_int {
-    fn from(refusal: Refusal) -> Self {
-        refusal.0
-    }
-}
-
-impl From<NullPointer> for Refusal {
-    fn from(_: NullPointer) -> Self {
-        INVALID_PARAMETER
-    }
-}
+refusals!(INVALID_PARAMETER);
 
 // From cupti_callbacks.h; the same in every version from 11.4 to 13.4.
 const _: () = {

@@ -42,6 +42,29 @@ macro_rules! exports {
     };
 }
 
+/// A library's results other than success: a number in C, and one of them for a null pointer.
+macro_rules! refusals {
+    ($null:ident) => {
+        impl From<::std::ffi::c_int> for Refusal {
+            fn from(code: ::std::ffi::c_int) -> Self {
+                Self(code)
+            }
+        }
+
+        impl From<Refusal> for ::std::ffi::c_int {
+            fn from(refusal: Refusal) -> Self {
+                refusal.0
+            }
+        }
+
+        impl From<$crate::ffi::NullPointer> for Refusal {
+            fn from(_: $crate::ffi::NullPointer) -> Self {
+                $null
+            }
+        }
+    };
+}
+
 mod card;
 mod config;
 mod cuda;

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use crate::card::{Figures, Gpu};
 use crate::config::Processes;
 use crate::driver::Call;
-use crate::ffi::{NullPointer, Out, Text};
+use crate::ffi::{Out, Text};
 
 /// An `nvmlReturn_t` other than success.
 struct Refusal(c_int);
@@ -18,23 +18,7 @@ const NOT_FOUND: Refusal = Refusal(6);
 const INSUFFICIENT_SIZE: Refusal = Refusal(7);
 const ARGUMENT_VERSION_MISMATCH: Refusal = Refusal(25);
 
-impl From<c_int> for Refusal {
-    fn from(code: c_int) -> Self {
-        Self(code)
-    }
-}
-
-impl From<Refusal> for c_int {
-    fn from(refusal: Refusal) -> Self {
-        refusal.0
-    }
-}
-
-impl From<NullPointer> for Refusal {
-    fn from(_: NullPointer) -> Self {
-        INVALID_ARGUMENT
-    }
-}
+refusals!(INVALID_ARGUMENT);
 
 /// An `nvmlDevice_t`: 16 times the card's index plus one, and one more for the card's slice.
 type Handle = usize;
