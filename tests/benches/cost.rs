@@ -12,7 +12,7 @@ use std::{
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use criterion::{Criterion, criterion_group, criterion_main};
@@ -139,6 +139,22 @@ fn events(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// The longest that one event takes while a million blocks become live: no table is moved as a whole.
+fn pauses(_: &mut Criterion) {
+    let door = Door::default();
+    door.open(1);
+    let mut taken: Vec<Duration> = (0..1_000_000_u64)
+        .map(|block| {
+            let begin = Instant::now();
+            door.alloc(0x7f00_0000_0000 + block * 512, 512);
+            begin.elapsed()
+        })
+        .collect();
+    taken.sort_unstable();
+    let [half, most, longest] = [500_000, 999_900, 999_999].map(|at| taken[at]);
+    println!("a million live blocks: an event takes {half:?} (median), {most:?} (99.99 %), {longest:?} (the longest)");
+}
+
 /// What the door and the fold cost by themselves.
 fn simulated(criterion: &mut Criterion) {
     let gpu = SimGpu::install(Bytes::gib(64)).expect("GPUMEM_SIM is sound");
@@ -154,5 +170,5 @@ fn simulated(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, device, events, simulated);
+criterion_group!(benches, device, events, pauses, simulated);
 criterion_main!(benches);

@@ -8,8 +8,8 @@ use std::{
 
 use crate::model::{Bytes, Key, MemKind, ThreadId};
 
-/// A table of a million blocks then moves some 16,000 entries at a time.
-const SHARDS: usize = 64;
+/// A table of a million blocks then moves some 4,000 entries at a time.
+const SHARDS: usize = 256;
 
 /// 2^64 divided by the golden ratio, odd.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -85,7 +85,7 @@ impl Live {
     }
 
     fn shard(&mut self, key: Key) -> &mut HashMap<Key, Entry, Folded> {
-        &mut self.shards[(key.get().wrapping_mul(GOLDEN) >> 58) as usize]
+        &mut self.shards[(key.get().wrapping_mul(GOLDEN) >> 56) as usize]
     }
 }
 
