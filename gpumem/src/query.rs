@@ -186,8 +186,7 @@ pub fn gpu_with_max_free_mem() -> (Option<u32>, Bytes) {
 /// # Errors
 /// Without a driver, or when one of the devices cannot be read.
 pub fn try_gpu_with_max_free_mem() -> Result<(Option<u32>, Bytes)> {
-    let free: Result<Vec<_>> = (0..).zip(try_gpu_mem_get_all()?).map(|(id, memory)| Ok((id, memory.free))).collect();
-    Ok(most_free(free?))
+    Ok(most_free((0..).zip(try_gpu_mem_get_all()?).map(|(id, memory)| (id, memory.free))))
 }
 
 fn most_free(devices: impl IntoIterator<Item = (u32, Bytes)>) -> (Option<u32>, Bytes) {

@@ -141,19 +141,18 @@ impl Ledger {
     #[inline]
     fn free(&mut self, key: Key, older: Option<&Block>, thread: ThreadId) -> Answer {
         self.counts.heard += 1;
-        let freed = if let Some(entry) = self.live.remove(key) {
+        let (freed, answer) = if let Some(entry) = self.live.remove(key) {
             self.change(&entry, -signed(entry.bytes));
-            Freed::Block(key, entry)
+            (Freed::Block(key, entry), Answer::Taken)
         } else if let Some(block) = older {
-            self.free_older(*block);
-            Freed::Older(*block)
+            self.change_older(block, -signed(block.bytes));
+            (Freed::Older(*block), Answer::Taken)
         } else {
             self.counts.untracked += 1;
-            Freed::Untracked
+            (Freed::Untracked, Answer::Untracked)
         };
-        let known = freed != Freed::Untracked;
         *self.freed_by(thread) = freed;
-        if known { Answer::Taken } else { Answer::Untracked }
+        answer
     }
 
     #[inline]
@@ -169,11 +168,7 @@ impl Ledger {
         match std::mem::take(self.freed_by(thread)) {
             Freed::Nothing => {}
             Freed::Block(key, entry) => self.enter(key, entry),
-            Freed::Older(block) => {
-                if block.kind.is_on_device() {
-                    self.meters.of(block.device, Gauge::Exact).level.change(signed(block.bytes));
-                }
-            }
+            Freed::Older(block) => self.change_older(&block, signed(block.bytes)),
             Freed::Untracked => self.counts.untracked = self.counts.untracked.saturating_sub(1),
         }
     }
@@ -186,7 +181,7 @@ impl Ledger {
             EventKind::Unfree => self.unfree(event.thread),
             EventKind::Found { block } => {
                 self.counts.untracked = self.counts.untracked.saturating_sub(1);
-                self.free_older(block);
+                self.change_older(&block, -signed(block.bytes));
                 *self.freed_by(event.thread) = Freed::Older(block);
             }
             EventKind::Gone { context } => {
@@ -241,10 +236,10 @@ impl Ledger {
         }
     }
 
-    /// A block from before the session is given back; no thread's part ever had it.
-    fn free_older(&mut self, block: Block) {
+    /// As `change`, for a block from before the session: no thread's part ever had it.
+    fn change_older(&mut self, block: &Block, by: i64) {
         if block.kind.is_on_device() {
-            self.meters.of(block.device, Gauge::Exact).level.change(-signed(block.bytes));
+            self.meters.of(block.device, Gauge::Exact).level.change(by);
         }
     }
 

@@ -33,6 +33,16 @@ pub(crate) enum MemKind {
 impl MemKind {
     pub(crate) const ALL: [Self; 5] = [Self::Device, Self::Pool, Self::Managed, Self::PinnedHost, Self::Vmm];
 
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Pool => "pool",
+            Self::Managed => "managed",
+            Self::PinnedHost => "pinned host",
+            Self::Vmm => "vmm",
+        }
+    }
+
     /// It is in the device's memory for certain, and so counted by traces.
     pub(crate) const fn is_on_device(self) -> bool {
         matches!(self, Self::Device | Self::Pool | Self::Vmm)

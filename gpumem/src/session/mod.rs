@@ -76,8 +76,7 @@ pub fn subscribe() -> Result<()> {
 
 /// Begins to hear allocations if traces will want that; if it fails, they will say why.
 pub(crate) fn prepare(devices: &dyn Devices) {
-    let exact = matches!(gauge_of_environment(), Ok(None | Some(Gauge::Exact)));
-    if exact && !process::is_forked() {
+    if matches!(gauge_of_environment(), Ok(None | Some(Gauge::Exact))) {
         let _ = session().subscribe(devices);
     }
 }

@@ -64,10 +64,10 @@ pub struct LiveMemory {
 pub fn status() -> Status {
     let (gauge, why_not_exact, heard_by) = gauge_of_now();
     let (counts, live) = begun().map(|session| session.inbox.counts()).unwrap_or_default();
-    let names = ["device", "pool", "managed", "pinned host", "vmm"];
-    let live = MemKind::ALL.iter().map(|kind| {
-        let tally = live[*kind as usize];
-        LiveMemory { kind: names[*kind as usize], blocks: tally.blocks, bytes: Bytes::new(tally.bytes) }
+    let live = MemKind::ALL.iter().zip(live).map(|(kind, tally)| LiveMemory {
+        kind: kind.name(),
+        blocks: tally.blocks,
+        bytes: Bytes::new(tally.bytes),
     });
     Status {
         gauge,
@@ -95,7 +95,7 @@ fn gauge_of_now() -> (Gauge, Option<Error>, Option<String>) {
         Err(error) => return off(error),
     };
     let heard_by = devices.subscribed().map(str::to_owned);
-    let asked = |gauge: &'static str| Kind::NoGauge { gauge: "exact", why: gauge }.into();
+    let asked = |why| Kind::NoGauge { gauge: "exact", why }.into();
     match (wish, &heard_by) {
         (Some(Gauge::Off), _) => (Gauge::Off, Some(asked("GPUMEM_GAUGE says off")), heard_by),
         (Some(Gauge::Sampled), _) => (Gauge::Sampled, Some(asked("GPUMEM_GAUGE says sampled")), heard_by),

@@ -115,11 +115,10 @@ impl GpuMemTrace {
     /// Ends the measurement and freezes the figures: [`data`](Self::data) and reports tell them from now on. Stopping
     /// again changes nothing.
     pub fn stop(&mut self) {
-        if let State::Running(_) = &self.state
-            && let State::Running(scope) = mem::replace(&mut self.state, State::Off)
-        {
-            self.state = State::Stopped(scope.close());
-        }
+        self.state = match mem::replace(&mut self.state, State::Off) {
+            State::Running(scope) => State::Stopped(scope.close()),
+            ended => ended,
+        };
     }
 
     /// Begins anew from this moment, if it runs.
@@ -148,22 +147,22 @@ impl GpuMemTrace {
 
     /// Prints the figures: `△Used Peaked MB:     10     15 (ctx)`.
     pub fn report(&self) {
-        self.tell(None, Self::data);
+        self.report_now(None);
     }
 
     /// As [`report`](Self::report), with a word on which one it is: ` (ctx: subctx)`.
     pub fn report_with(&self, subctx: impl Display) {
-        self.tell(Some(&subctx), Self::data);
+        self.report_now(Some(&subctx));
     }
 
     /// As [`report`](Self::report), and begins anew from the very reading that was reported.
     pub fn report_n_reset(&mut self) {
-        self.tell(None, Self::read_n_reset);
+        self.tell(None, self.read_n_reset());
     }
 
     /// As [`report_with`](Self::report_with), and begins anew from the very reading that was reported.
     pub fn report_n_reset_with(&mut self, subctx: impl Display) {
-        self.tell(Some(&subctx), Self::read_n_reset);
+        self.tell(Some(&subctx), self.read_n_reset());
     }
 
     /// Silences the reports of this trace, or lets them speak again.
@@ -175,8 +174,14 @@ impl GpuMemTrace {
         if let State::Running(scope) = &self.state { scope.reset() } else { self.data() }
     }
 
-    fn tell(&self, subctx: Option<&dyn Display>, read: impl FnOnce(&Self) -> Trace) {
-        let trace = read(self);
+    /// A report that nobody sees does not read the device.
+    fn report_now(&self, subctx: Option<&dyn Display>) {
+        if !self.settings.silent {
+            self.tell(subctx, self.data());
+        }
+    }
+
+    fn tell(&self, subctx: Option<&dyn Display>, trace: Trace) {
         if self.settings.silent || trace.gauge == Gauge::Off {
             return;
         }

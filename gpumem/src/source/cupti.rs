@@ -1,8 +1,8 @@
 //! From driver calls to facts: what was allocated on which device, and what is given back.
 //!
 //! Runs in CUPTI's callback, on the thread that makes the call. Devices are found out from what was heard (the context,
-//! the stream, the pool, the properties) and kept; only CUPTI itself is asked, and the driver for one thing: the size of a
-//! block that is freed and was never heard of.
+//! the stream, the pool, the properties) and kept; only CUPTI itself is asked, and the driver for what is older than the
+//! subscription: the size of a block that is freed, and the device of a stream or pool.
 
 use std::{
     cell::Cell,

@@ -279,8 +279,7 @@ impl Devices for Simulated {
     }
 
     fn check(&self, ordinal: u32) -> Result<()> {
-        let count = count()?;
-        if ordinal < count { Ok(()) } else { Err(Kind::NoDevice { ordinal, count, simulated: true }.into()) }
+        gpu(ordinal).map(|_| ())
     }
 
     fn name(&self, ordinal: u32) -> Result<String> {

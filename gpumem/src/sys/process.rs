@@ -47,8 +47,8 @@ unsafe extern "C" fn forked() {
     FORKED.store(true, Relaxed);
 }
 
-/// This process is the copy of one that used this crate: see [`notice_forks`]. Its other threads are gone, locks that they held stay locked for
-/// ever, and the CUDA driver does not work in it either.
+/// This process is the copy of one that used this crate: see [`notice_forks`]. Its other threads are gone, locks that they
+/// held stay locked for ever, and the CUDA driver does not work in it either.
 pub(crate) fn is_forked() -> bool {
     FORKED.load(Relaxed)
 }
