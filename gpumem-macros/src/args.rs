@@ -73,7 +73,7 @@ fn option(input: ParseStream<'_>, seen: &mut Vec<Ident>) -> Result<Ident> {
 }
 
 const ORDINAL: &str = "the number of a CUDA device: `device = 1`";
-const GAUGES: &str = r#""exact", "sampled" or "off""#;
+const GAUGES: &str = r#""exact", "pool", "sampled" or "off""#;
 
 fn string(lit: &Lit) -> Option<String> {
     match lit {
@@ -99,6 +99,7 @@ fn ordinal(lit: &Lit) -> Option<u32> {
 fn gauge(lit: &Lit) -> Option<Ident> {
     let variant = match string(lit)?.as_str() {
         "exact" => "Exact",
+        "pool" => "Pool",
         "sampled" => "Sampled",
         "off" => "Off",
         _ => return None,

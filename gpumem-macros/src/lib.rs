@@ -85,7 +85,7 @@ use proc_macro::TokenStream;
 ///
 /// ## `gauge`
 ///
-/// How the memory is measured: `"exact"`, `"sampled"`, or `"off"` to measure nothing. Without it, the best that there is.
+/// How the memory is measured: `"exact"`, `"pool"`, `"sampled"`, or `"off"` to measure nothing. Without it, the best that there is.
 ///
 /// ```
 /// # use gpumem::gpu_mem_trace;

@@ -12,7 +12,7 @@ use self::{
     watermark::{Mark, Watermark},
 };
 use crate::model::{
-    Answer, Block, ByteDelta, Bytes, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, MemKind, Sampling,
+    Answer, Block, ByteDelta, Bytes, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, Marks, MemKind, Sampling,
     ScopeId, ThreadId, Time, Trace, Watch,
 };
 
@@ -190,7 +190,8 @@ impl Ledger {
                 }
             }
             EventKind::Sample { device, memory } => self.meters.of(device, Gauge::Sampled).sample(event.time, &memory),
-            EventKind::Unread { device } => self.meters.of(device, Gauge::Sampled).samples.failed = true,
+            EventKind::Marks { device, marks } => self.meters.of(device, Gauge::Pool).mark(&marks),
+            EventKind::Unread { device, gauge } => self.meters.of(device, gauge).samples.failed = true,
             EventKind::Open { scope, watch } => self.open(scope, watch),
             EventKind::Read { scope } => {
                 return self.scopes.get(&scope).map(|open| self.trace(open));
@@ -292,8 +293,12 @@ impl Ledger {
                 readings: samples.count - scope.samples_before,
                 longest_gap: samples.gaps.max_since(scope.gap),
             }),
-            stale: sampled && (samples.failed || scope.blind),
-            untracked: if sampled { 0 } else { self.counts.untracked.saturating_sub(scope.before.untracked) },
+            stale: samples.failed || scope.blind,
+            untracked: if *gauge == Gauge::Exact {
+                self.counts.untracked.saturating_sub(scope.before.untracked)
+            } else {
+                0
+            },
             lost: self.counts.lost - scope.before.lost,
         }
     }
@@ -366,6 +371,13 @@ impl Meter {
             self.samples.gaps.raise(time.saturating_sub(before));
         }
         self.samples.count += 1;
+        self.samples.failed = false;
+    }
+
+    /// The high mark is of the time before what is in use was read.
+    fn mark(&mut self, marks: &Marks) {
+        self.level.peaks.raise(signed(marks.used_high));
+        self.level.set(signed(marks.used));
         self.samples.failed = false;
     }
 }

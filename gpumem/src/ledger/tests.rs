@@ -5,6 +5,7 @@
 //! open a            an exact scope           alloc x 10 [kind]   free x       lost 1
 //! open a of 2       one of thread 2 alone    alloc y 10 %2       free y %1    (%: the thread that does it, else 1)
 //! open a sampled    a sampled scope          sample 100          unread       (sample: MiB in use of 1000)
+//! open a pool       one of the pool's marks  marks 30 10         unread pool  (the high mark, and in use)
 //! read a = 10 15    reset a = 10 15          close a = 10 15 [stale] [lost=1] [readings=2] [gap=3]
 //! ```
 
@@ -61,6 +62,7 @@ impl Runner {
         let kind = match words[..] {
             ["open", scope] => self.open(scope, device, Gauge::Exact, None),
             ["open", scope, "sampled"] => self.open(scope, device, Gauge::Sampled, None),
+            ["open", scope, "pool"] => self.open(scope, device, Gauge::Pool, None),
             ["open", scope, "of", thread] => self.open(scope, device, Gauge::Exact, Some(thread)),
             ["alloc", block, size] => self.alloc(block, device, mib(size), MemKind::Device),
             ["alloc", block, size, "pool"] => self.alloc(block, device, mib(size), MemKind::Pool),
@@ -87,7 +89,13 @@ impl Runner {
                 let free = total.checked_sub(used).expect(line);
                 EventKind::Sample { device, memory: GpuMemory { total, free, used, reserved: None } }
             }
-            ["unread"] => EventKind::Unread { device },
+            ["marks", high, used] => {
+                let (used_high, used) = (mib(high), mib(used));
+                let marks = Marks { pool: 0, used, used_high, reserved: used_high, reserved_high: used_high };
+                EventKind::Marks { device, marks }
+            }
+            ["unread"] => EventKind::Unread { device, gauge: Gauge::Sampled },
+            ["unread", "pool"] => EventKind::Unread { device, gauge: Gauge::Pool },
             ["read", scope] => EventKind::Read { scope: ScopeId(self.id(scope)) },
             ["reset", scope] => EventKind::Reset { scope: ScopeId(self.id(scope)) },
             ["close", scope] => EventKind::Close { scope: ScopeId(self.id(scope)) },
@@ -272,6 +280,29 @@ fn a_scope_that_began_unread_is_never_a_number() {
     check(
         "sample 10; open t sampled; unread; reset t = 0 0 stale; sample 40; read t = 30 0 stale; reset t = 30 0 stale; sample 50; close t = 10 0",
     );
+}
+
+#[test]
+fn a_mark_is_a_peak_of_all_open_scopes_of_the_pool_and_of_no_later_one() {
+    check("marks 90 10; open t pool; marks 50 20; read t = 10 30; marks 20 10; close t = 0 40");
+    check(
+        "marks 0 0; open o pool; marks 40 10; open i pool; marks 15 10; close i = 0 5; marks 10 5; reset o = 5 35
+         marks 5 5; close o = 0 0",
+    );
+    // In use may have grown after the mark was read.
+    check("marks 0 0; open t pool; marks 10 30; read t = 30 0; marks 30 0; close t = 0 30");
+    check(
+        "marks 9 9 @1; open t pool @1; marks 7 7; alloc a @1 5; sample @1 5; open e @1; close t = 0 0; close e = 0 0",
+    );
+}
+
+#[test]
+fn marks_that_could_not_be_read() {
+    check("marks 10 10; open t pool; marks 40 20; unread pool; read t = 10 20 stale; marks 20 20; close t = 10 20");
+    check(
+        "marks 10 10; open t pool; open s sampled; unread pool; close s = 0 0; reset t = 0 0 stale; marks 30 30; close t = 20 0 stale",
+    );
+    check("marks 1 1; open t pool; free x; close t = 0 0 untracked=0");
 }
 
 #[test]

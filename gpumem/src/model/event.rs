@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Bytes, Device, Gauge, GpuMemory};
+use super::{Bytes, Device, Gauge, GpuMemory, Marks};
 
 /// Time since the session began.
 pub(crate) type Time = Duration;
@@ -99,8 +99,10 @@ pub(crate) enum EventKind {
     Gone { context: u8 },
     /// A device was read.
     Sample { device: Device, memory: GpuMemory },
-    /// A device was to be read and could not be.
-    Unread { device: Device },
+    /// The marks of a device's pool were read.
+    Marks { device: Device, marks: Marks },
+    /// A device was to be read, for this gauge, and could not be.
+    Unread { device: Device, gauge: Gauge },
     /// A scope begins.
     Open { scope: ScopeId, watch: Watch },
     /// What has the scope come to so far?

@@ -6,6 +6,16 @@ use std::{fmt, str::FromStr, time::Duration};
 pub enum Gauge {
     /// Every allocation of this process on the device was heard: used and peaked are right to the byte.
     Exact,
+    /// The driver's own high-water mark of one stream-ordered pool: what this process has in the device's current pool
+    /// (cudarc's `alloc`, `cudaMallocAsync`) and the most of it, however short a block's life. Needs no CUPTI. Only where it
+    /// is asked for, because **all other memory is not in it**: `cuMemAlloc`, other pools, other processes.
+    ///
+    /// There is one mark for each pool, so it is reset when a trace starts and when one is reset. What was read is kept for
+    /// the traces that are open; a program that reads `CU_MEMPOOL_ATTR_USED_MEM_HIGH` itself sees the resets. Not seen is
+    /// memory that other threads take *and* give back between the reading and the reset, some 30 ns. Somebody else's reset,
+    /// or another pool made current, is told by [`Trace::lost`](crate::Trace::lost) where it shows: where the mark reads
+    /// lower than what was in use.
+    Pool,
     /// The whole device was polled, all processes on it: a peak between two readings is missed.
     Sampled,
     /// Nothing was measured: there is no GPU, or it cannot be read. The numbers are zeros and mean nothing.
@@ -17,6 +27,7 @@ impl Gauge {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
+            Self::Pool => "pool",
             Self::Sampled => "sampled",
             Self::Off => "off",
         }
@@ -35,7 +46,7 @@ pub struct ParseGaugeError(String);
 
 impl fmt::Display for ParseGaugeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is not a gauge; write exact, sampled or off", self.0)
+        write!(f, "`{}` is not a gauge; write exact, pool, sampled or off", self.0)
     }
 }
 
@@ -45,7 +56,7 @@ impl FromStr for Gauge {
     type Err = ParseGaugeError;
 
     fn from_str(text: &str) -> Result<Self, ParseGaugeError> {
-        [Self::Exact, Self::Sampled, Self::Off]
+        [Self::Exact, Self::Pool, Self::Sampled, Self::Off]
             .into_iter()
             .find(|gauge| text.trim().eq_ignore_ascii_case(gauge.name()))
             .ok_or_else(|| ParseGaugeError(text.to_owned()))

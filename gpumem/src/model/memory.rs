@@ -30,3 +30,18 @@ impl fmt::Display for GpuMemory {
         write!(f, "GPUMemory(total={total}, free={free}, used={used})")
     }
 }
+
+/// What the driver itself counts of one stream-ordered pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Marks {
+    /// The driver's name for the pool.
+    pub(crate) pool: u64,
+    /// In the hands of the program.
+    pub(crate) used: Bytes,
+    /// The most of that since the mark was reset.
+    pub(crate) used_high: Bytes,
+    /// Taken from the device: what is used, and what is kept for later.
+    pub(crate) reserved: Bytes,
+    /// The most of that since its own mark was reset.
+    pub(crate) reserved_high: Bytes,
+}

@@ -12,4 +12,5 @@ pub(crate) use device::{Device, Family};
 pub(crate) use event::{Answer, Block, Event, EventKind, Key, MemKind, ScopeId, Space, ThreadId, Time, Watch};
 pub use gauge::{Gauge, ParseGaugeError, Sampling};
 pub use memory::GpuMemory;
+pub(crate) use memory::Marks;
 pub use trace::Trace;

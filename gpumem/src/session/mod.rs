@@ -2,6 +2,7 @@
 
 mod inbox;
 mod notice;
+mod pools;
 mod sampler;
 mod sink;
 mod status;
@@ -19,7 +20,7 @@ use once_cell::sync::OnceCell;
 
 pub(crate) use self::inbox::Inbox;
 pub(crate) use self::notice::{Notice, notify};
-use self::sampler::Sampler;
+use self::{pools::Pools, sampler::Sampler};
 pub use self::{
     sink::{Sink, set_sink},
     status::{LiveMemory, Status, status},
@@ -39,6 +40,7 @@ static SESSION: OnceCell<Session> = OnceCell::new();
 struct Session {
     inbox: Inbox,
     sampler: Sampler,
+    pools: Pools,
     /// The wanted time between two readings of the sampler.
     every: Duration,
     scopes: AtomicU64,
@@ -106,6 +108,7 @@ fn session() -> &'static Session {
         Session {
             inbox: Inbox::new(),
             sampler: Sampler::default(),
+            pools: Pools::default(),
             every: sample_interval(),
             scopes: AtomicU64::new(0),
             unsubscribed: AtomicBool::new(false),
@@ -202,7 +205,7 @@ impl OpenScope {
         let device = Device { family: devices.family(), ordinal };
         let session = session();
         let (gauge, not_exact) = match gauge {
-            Some(Gauge::Sampled) => (Gauge::Sampled, None),
+            Some(gauge @ (Gauge::Sampled | Gauge::Pool)) => (gauge, None),
             Some(_) => session.subscribe(devices).map(|()| (Gauge::Exact, None))?,
             None => match session.subscribe(devices) {
                 Ok(()) => (Gauge::Exact, None),
@@ -210,9 +213,9 @@ impl OpenScope {
             },
         };
         let sampled = gauge == Gauge::Sampled;
-        if sampled && wish.of_thread {
+        if gauge != Gauge::Exact && wish.of_thread {
             let setting = "thread_local_only";
-            let detail = "it needs exact figures, and a sampled trace was asked for; leave the gauge out".to_owned();
+            let detail = format!("it needs exact figures, and the gauge `{gauge}` was asked for; leave the gauge out");
             return Err(not_exact.unwrap_or_else(|| Kind::BadSetting { setting, detail }.into()));
         }
         let every = if sampled { session.every } else { Duration::ZERO };
@@ -220,13 +223,17 @@ impl OpenScope {
         let watch = Watch { device, gauge, every, thread };
         let id = ScopeId(session.scopes.fetch_add(1, Relaxed));
         let open = EventKind::Open { scope: id, watch };
-        if sampled {
-            let memory = devices.read(ordinal)?;
-            session.sampler.watch(session, device, devices)?;
-            session.inbox.ask(Some(&EventKind::Sample { device, memory }), &open);
-        } else {
-            devices.check(ordinal)?;
-            session.inbox.post(&open);
+        match gauge {
+            Gauge::Sampled => {
+                let memory = devices.read(ordinal)?;
+                session.sampler.watch(session, device, devices)?;
+                session.inbox.ask(Some(&EventKind::Sample { device, memory }), &open);
+            }
+            Gauge::Pool => session.pools.open(&session.inbox, device, devices, &open)?,
+            Gauge::Exact | Gauge::Off => {
+                devices.check(ordinal)?;
+                session.inbox.post(&open);
+            }
         }
         if let Some(why) = not_exact {
             let text = format_args!(
@@ -247,10 +254,13 @@ impl OpenScope {
     }
 
     fn ask(&self, question: EventKind) -> Trace {
-        let session = session();
-        let sampled = self.gauge == Gauge::Sampled && !process::is_forked();
-        let reading = sampled.then(|| sampler::reading(self.device, self.devices));
-        let trace = session.inbox.ask(reading.as_ref(), &question);
+        let Self { device, devices, .. } = *self;
+        let Session { inbox, pools, .. } = session();
+        let trace = match self.gauge {
+            Gauge::Sampled if !process::is_forked() => inbox.ask(Some(&sampler::reading(device, devices)), &question),
+            Gauge::Pool if !process::is_forked() => pools.ask(inbox, device, devices, &question),
+            _ => inbox.ask(None, &question),
+        };
         // Only a thread that is inside the inbox gets no answer, or a process that was forked.
         trace.unwrap_or_else(|| Trace { stale: true, gauge: self.gauge, ..Trace::off(self.device.ordinal) })
     }
@@ -264,7 +274,7 @@ impl OpenScope {
     }
 }
 
-/// `GPUMEM_GAUGE`: `exact`, `sampled`, `off`, or `auto` for the best.
+/// `GPUMEM_GAUGE`: `exact`, `pool`, `sampled`, `off`, or `auto` for the best.
 fn gauge_of_environment() -> Result<Option<Gauge>> {
     static CHOSEN: OnceCell<Result<Option<Gauge>>> = OnceCell::new();
     let chosen = CHOSEN.get_or_init(|| {

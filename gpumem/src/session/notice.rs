@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::sink;
-use crate::error::Error;
+use crate::{error::Error, model::Device};
 
 /// What a notice is about.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +19,7 @@ pub(crate) enum Notice {
     Sampled,
     Simulated,
     Stale,
+    PoolReset,
     Lost,
     Untracked,
     SampleInterval,
@@ -38,6 +39,11 @@ pub(super) fn notify_off(error: &Error) {
         drop(given);
         eprint!("{}", Quiet::new(&format_args!("gpumem: a trace is off: {error}\n")));
     }
+}
+
+/// Says why figures are unknown.
+pub(super) fn notify_stale(device: Device, error: &Error) {
+    notify(Notice::Stale, &format_args!("reports show ? while {device} cannot be read: {error}"));
 }
 
 /// Says it on stderr, unless the same notice was given before or reports are off.

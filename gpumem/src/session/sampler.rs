@@ -13,13 +13,10 @@ use std::{
 
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
 
-use super::{
-    Session,
-    notice::{Notice, notify},
-};
+use super::{Session, notice::notify_stale};
 use crate::{
     error::{Error, Kind, Result},
-    model::{Device, EventKind},
+    model::{Device, EventKind, Gauge},
     source::Devices,
     sys::process,
 };
@@ -191,8 +188,8 @@ pub(super) fn reading(device: Device, devices: &dyn Devices) -> EventKind {
     match devices.read(device.ordinal) {
         Ok(memory) => EventKind::Sample { device, memory },
         Err(error) => {
-            notify(Notice::Stale, &format_args!("reports show ? while {device} cannot be read: {error}"));
-            EventKind::Unread { device }
+            notify_stale(device, &error);
+            EventKind::Unread { device, gauge: Gauge::Sampled }
         }
     }
 }

@@ -98,6 +98,7 @@ fn gauge_of_now() -> (Gauge, Option<Error>, Option<String>) {
     let asked = |why| Kind::NoGauge { gauge: "exact", why }.into();
     match (wish, &heard_by) {
         (Some(Gauge::Off), _) => (Gauge::Off, Some(asked("GPUMEM_GAUGE says off")), heard_by),
+        (Some(Gauge::Pool), _) => (Gauge::Pool, Some(asked("GPUMEM_GAUGE says pool")), heard_by),
         (Some(Gauge::Sampled), _) => (Gauge::Sampled, Some(asked("GPUMEM_GAUGE says sampled")), heard_by),
         (Some(Gauge::Exact) | None, Some(_)) => (Gauge::Exact, None, heard_by),
         (Some(Gauge::Exact) | None, None) => match refused().map_or_else(|| devices.can_subscribe(), Err) {

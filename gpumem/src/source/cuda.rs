@@ -11,8 +11,8 @@ use super::{Chosen, Devices};
 use crate::sys::nvml;
 use crate::{
     error::{Error, Kind, Result},
-    model::{Bytes, Family, GpuMemory},
-    sys::cuda::{self, CudaDevice},
+    model::{Bytes, Family, GpuMemory, Marks},
+    sys::cuda::{self, CudaDevice, PoolFigures},
 };
 
 #[derive(Debug)]
@@ -59,6 +59,14 @@ impl Devices for Cuda {
         by_nvml(device).or_else(|why| by_driver(device, why))
     }
 
+    fn read_pool(&self, ordinal: u32) -> Result<Marks> {
+        device(ordinal)?.read_pool(false).map(marks)
+    }
+
+    fn reset_pool(&self, ordinal: u32) -> Result<Marks> {
+        device(ordinal)?.read_pool(true).map(marks)
+    }
+
     fn trim(&self, ordinal: u32) -> Result<()> {
         device(ordinal)?.trim()
     }
@@ -98,6 +106,12 @@ impl Devices for Cuda {
         #[cfg(not(feature = "cupti"))]
         None
     }
+}
+
+fn marks(figures: PoolFigures) -> Marks {
+    let PoolFigures { pool, used, used_high, reserved, reserved_high } = figures;
+    let [used, used_high, reserved, reserved_high] = [used, used_high, reserved, reserved_high].map(Bytes::new);
+    Marks { pool, used, used_high, reserved, reserved_high }
 }
 
 /// NVML's handle of each device, looked up once.

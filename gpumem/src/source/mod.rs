@@ -17,7 +17,7 @@ use once_cell::sync::OnceCell;
 
 use crate::{
     error::{Error, Result},
-    model::{Answer, EventKind, Family, GpuMemory},
+    model::{Answer, EventKind, Family, GpuMemory, Marks},
 };
 
 /// Devices of one kind, by number.
@@ -36,6 +36,14 @@ pub(crate) trait Devices: Send + Sync + RefUnwindSafe {
 
     /// One reading of the whole device. Never creates a context.
     fn read(&self, ordinal: u32) -> Result<GpuMemory>;
+
+    /// One reading of the device's current stream-ordered pool: its high marks, then what is in use, so that the mark is
+    /// never of a later time. Never creates a context.
+    fn read_pool(&self, ordinal: u32) -> Result<Marks>;
+
+    /// As [`read_pool`](Self::read_pool), and the mark of what is used is reset as soon as it is read. What is in use is read
+    /// after that, so the mark is not below it from then on.
+    fn reset_pool(&self, ordinal: u32) -> Result<Marks>;
 
     /// Waits for the device and gives the unused memory of its pools back.
     fn trim(&self, ordinal: u32) -> Result<()>;

@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     error::{Error, Kind, Result},
-    model::{Block, Bytes, Device, EventKind, Family, GpuMemory, Key, MemKind, Space},
+    model::{Block, Bytes, Device, EventKind, Family, GpuMemory, Key, Marks, MemKind, Space},
     sys::process,
 };
 
@@ -151,6 +151,16 @@ impl SimGpu {
         .into()
     }
 
+    /// What can be read, unless it was told to fail.
+    fn readable(&self) -> Result<MutexGuard<'_, State>> {
+        let state = self.state();
+        if state.lost {
+            let detail = "it was told to fail its readings (SimGpu::set_lost)";
+            return Err(Kind::SimulatedMisuse { device: self.ordinal, detail }.into());
+        }
+        Ok(state)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -240,6 +250,17 @@ fn from_environment() -> Result<()> {
     read.clone()
 }
 
+/// A simulated device has one pool.
+fn marks(memory: &DeviceModel) -> Marks {
+    Marks {
+        pool: 0,
+        used: Bytes::new(memory.pool_used()),
+        used_high: Bytes::new(memory.pool_used_high()),
+        reserved: Bytes::new(memory.pool_reserved()),
+        reserved_high: Bytes::new(memory.pool_reserved_high()),
+    }
+}
+
 #[derive(Debug)]
 struct Simulated;
 
@@ -289,18 +310,25 @@ impl Devices for Simulated {
 
     fn read(&self, ordinal: u32) -> Result<GpuMemory> {
         let gpu = gpu(ordinal)?;
-        let state = gpu.state();
-        if state.lost {
-            let detail = "it was told to fail its readings (SimGpu::set_lost)";
-            return Err(Kind::SimulatedMisuse { device: ordinal, detail }.into());
-        }
-        let memory = &state.memory;
+        let memory = &gpu.readable()?.memory;
         Ok(GpuMemory {
             total: Bytes::new(memory.total()),
             free: Bytes::new(memory.free()),
             used: Bytes::new(memory.used()),
             reserved: Some(Bytes::new(memory.reserved())),
         })
+    }
+
+    fn read_pool(&self, ordinal: u32) -> Result<Marks> {
+        gpu(ordinal)?.readable().map(|state| marks(&state.memory))
+    }
+
+    fn reset_pool(&self, ordinal: u32) -> Result<Marks> {
+        let gpu = gpu(ordinal)?;
+        let memory = &mut gpu.readable()?.memory;
+        let marks = marks(memory);
+        memory.reset_pool_used_high();
+        Ok(marks)
     }
 
     fn trim(&self, ordinal: u32) -> Result<()> {

@@ -38,6 +38,8 @@ const SYMBOLS: &[&str] = &[
     "cuCtxSynchronize",
     "cuMemGetAddressRange_v2",
     "cuMemGetInfo_v2",
+    "cuMemPoolGetAttribute",
+    "cuMemPoolSetAttribute",
     "cuMemPoolTrimTo",
     "cuPointerGetAttribute",
     "cuStreamIsCapturing",
@@ -141,6 +143,17 @@ pub(crate) fn range_at(address: u64) -> Option<Range> {
     })
 }
 
+/// What the driver counts of one stream-ordered pool, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PoolFigures {
+    /// The pool's handle, to tell it from another.
+    pub(crate) pool: u64,
+    pub(crate) used: u64,
+    pub(crate) used_high: u64,
+    pub(crate) reserved: u64,
+    pub(crate) reserved_high: u64,
+}
+
 impl CudaDevice {
     #[doc(alias = "cuDeviceGetName")]
     pub(crate) fn name(self) -> Result<String, Error> {
@@ -181,6 +194,49 @@ impl CudaDevice {
             Ok(())
         });
         trimmed.map(|_| ())
+    }
+
+    /// The figures of the device's current pool, which is what `cuMemAllocAsync` takes from: the high marks first. `reset`
+    /// has the mark of what is used begin anew as soon as it is read, from what is then in use.
+    #[doc(alias(
+        "cuMemPoolGetAttribute",
+        "cuMemPoolSetAttribute",
+        "CU_MEMPOOL_ATTR_USED_MEM_HIGH",
+        "CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH"
+    ))]
+    pub(crate) fn read_pool(self, reset: bool) -> Result<PoolFigures, Error> {
+        use sys::CUmemPool_attribute as Attribute;
+
+        // SAFETY: the device came from the driver, which is initialised.
+        let pool = unsafe { result::device::get_mem_pool(self.device) }.map_err(|error| match error {
+            DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED) => {
+                let why = "the device has no stream-ordered pools; use another gauge";
+                Kind::NoGauge { gauge: "pool", why }.into()
+            }
+            error => told("cuDeviceGetMemPool", error, Some(self.ordinal)),
+        })?;
+        let figure = |attribute| {
+            let mut bytes = 0_u64;
+            // SAFETY: the four attributes below are `cuuint64_t`, as the live out-parameter is. The pool is alive: the driver
+            // just named it as the device's current one, and a program that destroys that one while other threads may
+            // allocate from it has the same race with its own `cuMemAllocAsync`.
+            unsafe { result::mem_pool::get_attribute(pool, attribute, (&raw mut bytes).cast()) }
+                .map_err(self.told("cuMemPoolGetAttribute"))?;
+            Ok::<_, Error>(bytes)
+        };
+        let reserved_high = figure(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?;
+        let used_high = figure(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?;
+        if reset {
+            let mut zero = 0_u64;
+            // SAFETY: as above. 0 is the one value that this attribute takes.
+            unsafe {
+                result::mem_pool::set_attribute(pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, (&raw mut zero).cast())
+            }
+            .map_err(self.told("cuMemPoolSetAttribute"))?;
+        }
+        let used = figure(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+        let reserved = figure(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+        Ok(PoolFigures { pool: pool.addr() as u64, used, used_high, reserved, reserved_high })
     }
 
     /// Creates the device's primary context, if there is none, and keeps it for the life of the process.

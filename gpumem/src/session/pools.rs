@@ -1,0 +1,110 @@
+//! The high-water marks of stream-ordered pools. The driver keeps one for each pool and not for each trace, so each reading is
+//! folded into all open traces of the device, and the mark begins anew with each new one.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::{
+    Inbox,
+    notice::{Notice, notify, notify_stale},
+};
+use crate::{
+    error::Result,
+    model::{Bytes, Device, EventKind, Gauge, Marks, Trace},
+    source::Devices,
+};
+
+/// Locked from the reading to the fold: facts reach the inbox in the order in which the marks were read and reset.
+#[derive(Debug, Default)]
+pub(super) struct Pools(Mutex<Vec<Watched>>);
+
+/// The pool of a device that open scopes watch.
+#[derive(Debug)]
+struct Watched {
+    device: Device,
+    scopes: usize,
+    /// Which one it was at the newest reading, by the driver's name.
+    pool: u64,
+    /// What its mark has been since then, at least.
+    least: Bytes,
+}
+
+impl Pools {
+    /// Posts a scope that opens, and has the mark begin anew for it.
+    pub(super) fn open(&self, inbox: &Inbox, device: Device, devices: &dyn Devices, open: &EventKind) -> Result<()> {
+        let mut pools = self.lock();
+        let marks = devices.reset_pool(device.ordinal)?;
+        let reset_by_others = if let Some(watched) = pools.iter_mut().find(|watched| watched.device == device) {
+            watched.scopes += 1;
+            watched.take(inbox, &marks, true)
+        } else {
+            pools.push(Watched { device, scopes: 1, pool: marks.pool, least: marks.used });
+            false
+        };
+        inbox.ask(Some(&EventKind::Marks { device, marks }), open);
+        drop(pools);
+        tell(device, reset_by_others);
+        Ok(())
+    }
+
+    /// Asks an open scope what it has come to, after a reading. A reset has the mark begin anew.
+    pub(super) fn ask(
+        &self,
+        inbox: &Inbox,
+        device: Device,
+        devices: &dyn Devices,
+        question: &EventKind,
+    ) -> Option<Trace> {
+        let mut pools = self.lock();
+        let reset = matches!(question, EventKind::Reset { .. });
+        let marks = if reset { devices.reset_pool(device.ordinal) } else { devices.read_pool(device.ordinal) };
+        let watched = pools.iter_mut().find(|watched| watched.device == device);
+        let (reading, reset_by_others) = match &marks {
+            Ok(marks) => {
+                let reset_by_others = watched.is_some_and(|watched| watched.take(inbox, marks, reset));
+                (EventKind::Marks { device, marks: *marks }, reset_by_others)
+            }
+            Err(_) => (EventKind::Unread { device, gauge: Gauge::Pool }, false),
+        };
+        let trace = inbox.ask(Some(&reading), question);
+        if matches!(question, EventKind::Close { .. }) {
+            pools.retain_mut(|watched| {
+                watched.scopes -= usize::from(watched.device == device);
+                watched.scopes > 0
+            });
+        }
+        drop(pools);
+        tell(device, reset_by_others);
+        if let Err(error) = marks {
+            notify_stale(device, &error);
+        }
+        trace
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Watched>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watched {
+    /// Remembers a reading; `true` if the mark is lower than it can be, or of another pool: a peak may have gone with it, and
+    /// the scopes that are open are told so.
+    fn take(&mut self, inbox: &Inbox, marks: &Marks, reset: bool) -> bool {
+        let reset_by_others = marks.pool != self.pool || marks.used_high < self.least;
+        if reset_by_others {
+            inbox.post(&EventKind::Lost { count: 1 });
+        }
+        self.pool = marks.pool;
+        self.least = if reset { marks.used } else { marks.used_high.max(marks.used) };
+        reset_by_others
+    }
+}
+
+fn tell(device: Device, reset_by_others: bool) {
+    if reset_by_others {
+        let text = format_args!(
+            "the high-water mark of {device}'s pool was reset by others, or another pool was made current: peaks before that \
+             are missed; leave both to gpumem, or use GPUMEM_GAUGE=exact"
+        );
+        notify(Notice::PoolReset, &text);
+    }
+}
