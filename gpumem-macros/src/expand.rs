@@ -1,9 +1,10 @@
-//! Writes the item back with a guard as the first statement of each body that is traced.
+//! Writes the item back: a guard is the first statement of each body that is traced, and a future is wrapped.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::parse::Parser;
-use syn::{Block, Error, Expr, ExprAsync, Result, Stmt, parse_quote_spanned, parse2};
+use syn::visit_mut::{self, VisitMut};
+use syn::{Block, Error, Expr, Result, ReturnType, Stmt, Type, parse_quote, parse2};
 
 use crate::args::Args;
 use crate::item::{Function, Impl, Item, Member};
@@ -25,20 +26,20 @@ fn traced(args: TokenStream, item: &TokenStream) -> Result<TokenStream> {
     match parsed {
         Item::Function(function) => match function.refusal() {
             Some(error) => Err(error),
-            None => Ok(traced_function(&function, &guard(&args))),
+            None => Ok(traced_function(&function, &Trace::new(&args))),
         },
         Item::Impl(block) => match &args.ctx {
             Some(ctx) => {
                 let message = "on an `impl` block each method reports under its own name";
                 Err(Error::new(ctx.key.span(), message))
             }
-            None => Ok(traced_impl(&block, &guard(&args))),
+            None => Ok(traced_impl(&block, &Trace::new(&args))),
         },
     }
 }
 
 /// Every method that has a body, but for those that say otherwise or have no room for a guard.
-fn traced_impl(block: &Impl, guard: &Stmt) -> TokenStream {
+fn traced_impl(block: &Impl, trace: &Trace) -> TokenStream {
     let Impl { head, brace, inner_attrs, members } = block;
     let mut tokens = head.clone();
     brace.surround(&mut tokens, |tokens| {
@@ -46,7 +47,7 @@ fn traced_impl(block: &Impl, guard: &Stmt) -> TokenStream {
         for member in members {
             tokens.extend(match member {
                 Member::Function(function) if !function.has_own_attribute() && function.refusal().is_none() => {
-                    traced_function(function, guard)
+                    traced_function(function, trace)
                 }
                 Member::Function(function) => with_body(function, &function.body),
                 Member::Other(item) => item.to_token_stream(),
@@ -56,37 +57,79 @@ fn traced_impl(block: &Impl, guard: &Stmt) -> TokenStream {
     tokens
 }
 
-fn traced_function(function: &Function, guard: &Stmt) -> TokenStream {
+fn traced_function(function: &Function, trace: &Trace) -> TokenStream {
+    let here = Span::mixed_site();
     let body = &function.body;
-    let Ok(mut stmts) = Block::parse_within.parse2(body.clone()) else {
-        return with_body(function, &quote!(#guard #body)); // syntax newer than syn
-    };
-    if let Some(future) = returned_future(function, &mut stmts) {
-        insert(guard, &mut future.block.stmts);
-    } else {
-        insert(guard, &mut stmts);
+    let stmts = Block::parse_within.parse2(body.clone()).ok(); // `None`: syntax newer than syn
+    if function.sig.asyncness.is_some() {
+        let (items, rest) = match &stmts {
+            Some(stmts) => split_items(stmts),
+            None => (TokenStream::new(), body.clone()),
+        };
+        let returned = returned(function, trace);
+        let future = trace.future(&quote_spanned!(here=> async move { #returned #rest }));
+        return with_body(function, &quote_spanned!(here=> #items #future.await));
     }
-    with_body(function, &quote!(#(#stmts)*))
+    let Some(mut stmts) = stmts else {
+        let guard = trace.guard();
+        return with_body(function, &quote!(#guard #body));
+    };
+    if let Some(future) = returned_future(&mut stmts) {
+        *future = Expr::Verbatim(trace.future(&future.to_token_stream()));
+        return with_body(function, &quote!(#(#stmts)*));
+    }
+    let (items, rest) = split_items(&stmts);
+    let guard = trace.guard();
+    with_body(function, &quote!(#items #guard #rest))
 }
 
-/// Puts the guard before all that runs, but after items: clippy wants those first.
-fn insert(guard: &Stmt, stmts: &mut Vec<Stmt>) {
-    let items = stmts.iter().take_while(|stmt| matches!(stmt, Stmt::Item(_)));
-    stmts.insert(items.count(), guard.clone());
+/// The items at the start, which clippy wants before all statements, and what runs.
+fn split_items(stmts: &[Stmt]) -> (TokenStream, TokenStream) {
+    let items = stmts.iter().take_while(|stmt| matches!(stmt, Stmt::Item(_))).count();
+    let (items, rest) = stmts.split_at(items);
+    (quote!(#(#items)*), quote!(#(#rest)*))
 }
 
 /// A function that ends in `async {}` or `Box::pin(async {})`, as `#[async_trait]` writes it, does its work in that block.
-fn returned_future<'a>(function: &Function, stmts: &'a mut [Stmt]) -> Option<&'a mut ExprAsync> {
-    if function.sig.asyncness.is_some() {
-        return None;
-    }
-    match stmts.last_mut()? {
-        Stmt::Expr(Expr::Async(block), None) => Some(block),
-        Stmt::Expr(Expr::Call(call), None) if is_box_pin(&call.func) => match call.args.first_mut()? {
-            Expr::Async(block) => Some(block),
-            _ => None,
-        },
+fn returned_future(stmts: &mut [Stmt]) -> Option<&mut Expr> {
+    let Stmt::Expr(tail, None) = stmts.last_mut()? else { return None };
+    match tail {
+        Expr::Async(_) => Some(tail),
+        Expr::Call(call) if is_box_pin(&call.func) => {
+            call.args.first_mut().filter(|future| matches!(future, Expr::Async(_)))
+        }
         _ => None,
+    }
+}
+
+/// Tells the compiler what the body returns: an async block, unlike the function around it, cannot say so.
+fn returned(function: &Function, trace: &Trace) -> TokenStream {
+    let mut ty = match &function.sig.output {
+        ReturnType::Default => parse_quote!(()),
+        ReturnType::Type(_, ty) => (**ty).clone(),
+    };
+    HideOpaque.visit_type_mut(&mut ty);
+    if matches!(ty, Type::Never(_) | Type::Infer(_)) {
+        return TokenStream::new();
+    }
+    let gpumem = &trace.gpumem;
+    quote_spanned! {Span::mixed_site()=>
+        if false {
+            return #gpumem::__private::returned::<#ty>();
+        }
+    }
+}
+
+/// `impl Trait` cannot be named in a body.
+struct HideOpaque;
+
+impl VisitMut for HideOpaque {
+    fn visit_type_mut(&mut self, ty: &mut Type) {
+        if matches!(ty, Type::ImplTrait(_)) {
+            *ty = parse_quote!(_);
+        } else {
+            visit_mut::visit_type_mut(self, ty);
+        }
     }
 }
 
@@ -107,29 +150,48 @@ fn with_body(function: &Function, body: &TokenStream) -> TokenStream {
     tokens
 }
 
-/// The one statement that is added. It carries no `#[allow]`, which a user's `#![forbid]` would refuse.
-fn guard(args: &Args) -> Stmt {
-    let here = Span::mixed_site();
-    let gpumem = args.gpumem.as_ref().map_or_else(|| quote_spanned!(here=> ::gpumem), ToTokens::to_token_stream);
-    let ctx = args.ctx.as_ref().map_or_else(
-        || quote_spanned!(here=> #gpumem::__private::function_name(&|| {})),
-        |ctx| ctx.value.to_token_stream(),
-    );
-    let mut options = TokenStream::new();
-    if let Some(device) = args.device {
-        options.extend(quote_spanned!(here=> .device(#device)));
+/// What is written into a body. It carries no `#[allow]`, which a user's `#![forbid]` would refuse.
+struct Trace {
+    /// Where the library is.
+    gpumem: TokenStream,
+    /// The settings of the trace.
+    builder: TokenStream,
+}
+
+impl Trace {
+    fn new(args: &Args) -> Self {
+        let here = Span::mixed_site();
+        let gpumem = args.gpumem.as_ref().map_or_else(|| quote_spanned!(here=> ::gpumem), ToTokens::to_token_stream);
+        let ctx = args.ctx.as_ref().map_or_else(
+            || quote_spanned!(here=> #gpumem::__private::function_name(&|| {})),
+            |ctx| ctx.value.to_token_stream(),
+        );
+        let mut builder = quote_spanned!(here=> #gpumem::__private::GpuMemTrace::builder().ctx(#ctx));
+        if let Some(device) = args.device {
+            builder.extend(quote_spanned!(here=> .device(#device)));
+        }
+        if let Some(gauge) = &args.gauge {
+            builder.extend(quote_spanned!(here=> .gauge(#gpumem::__private::Gauge::#gauge)));
+        }
+        if let Some(silent) = args.silent {
+            builder.extend(quote_spanned!(here=> .silent(#silent)));
+        }
+        if let Some(report) = args.on_exit_report {
+            builder.extend(quote_spanned!(here=> .on_exit_report(#report)));
+        }
+        Self { gpumem, builder }
     }
-    if let Some(gauge) = &args.gauge {
-        options.extend(quote_spanned!(here=> .gauge(#gpumem::__private::Gauge::#gauge)));
+
+    /// The statement before all others.
+    fn guard(&self) -> TokenStream {
+        let builder = &self.builder;
+        quote_spanned!(Span::mixed_site()=> let _trace = #builder.start_or_off();)
     }
-    if let Some(silent) = args.silent {
-        options.extend(quote_spanned!(here=> .silent(#silent)));
-    }
-    if let Some(report) = args.on_exit_report {
-        options.extend(quote_spanned!(here=> .on_exit_report(#report)));
-    }
-    parse_quote_spanned! {here=>
-        let _trace = #gpumem::__private::GpuMemTrace::builder().ctx(#ctx) #options .start_or_off();
+
+    /// The future, traced.
+    fn future(&self, future: &TokenStream) -> TokenStream {
+        let Self { gpumem, builder } = self;
+        quote_spanned!(Span::mixed_site()=> #gpumem::__private::Traced::new(#builder, #future))
     }
 }
 

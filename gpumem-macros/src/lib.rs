@@ -33,8 +33,8 @@ use proc_macro::TokenStream;
 /// On functions and methods of every kind: generic, `unsafe`, `extern`, with any receiver, and in traits where they have
 /// a body. Only a `const fn` and a naked function are refused.
 ///
-/// **`async fn`**: the trace starts at the first poll, lives across every `.await`, and reports when the future ends or
-/// is dropped. So do a function that ends in `async { … }` or `Box::pin(async { … })`, and a method under
+/// **`async fn`**: the trace starts at the first poll, lives across every `.await`, and reports when the future has ended
+/// or is dropped, after all that it held, the parameters that its body names included. So do a function that ends in `async { … }` or `Box::pin(async { … })`, and a method under
 /// `#[async_trait]`, whichever of the two attributes comes first.
 ///
 /// **`impl` blocks**, of a type or of a trait for it: every method in it is traced, but for a `const fn`. A method that

@@ -316,6 +316,12 @@ mod figures {
     }
 
     #[gpu_mem_trace]
+    async fn consumes(input: SimBlock) -> Bytes {
+        Yield::default().await;
+        input.bytes()
+    }
+
+    #[gpu_mem_trace]
     fn parameter_only(_input: SimBlock) {}
 
     #[test]
@@ -326,6 +332,23 @@ mod figures {
         assert_eq!(lines(|| block_on(across_await())), ["△Used Peaked MB:     10     20 (across_await: exit)"]);
         let input = take(0, 10);
         assert_eq!(lines(|| parameter_only(input)), ["△Used Peaked MB:      0      0 (parameter_only: exit)"]);
+    }
+
+    #[test]
+    fn of_a_future_come_after_all_that_it_held() {
+        let input = take(0, 10);
+        assert_eq!(lines(|| block_on(consumes(input))), ["△Used Peaked MB:    -10      0 (consumes: exit)"]);
+
+        let mut context = Context::from_waker(Waker::noop());
+        let mut cancelled = Box::pin(across_await());
+        let started = lines(|| assert!(cancelled.as_mut().poll(&mut context).is_pending()));
+        assert!(started.is_empty());
+        assert_eq!(lines(|| drop(cancelled)), ["△Used Peaked MB:      0     30 (across_await: exit)"]);
+
+        let mut ended = Box::pin(across_await());
+        let told = lines(|| while ended.as_mut().poll(&mut context).is_pending() {});
+        assert_eq!(told, ["△Used Peaked MB:     10     20 (across_await: exit)"], "told at its end");
+        assert!(lines(|| drop(ended)).is_empty(), "and not again");
     }
 }
 
@@ -694,6 +717,70 @@ mod futures {
         check(|| assert!(future.as_mut().poll(&mut context).is_pending()), []);
         check(|| drop(future), ["step"]);
         check(|| drop(step(1)), []); // never polled, never started
+    }
+
+    type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+    #[gpu_mem_trace]
+    async fn borrows<'a>(numbers: &'a mut [u32], mut at: usize, _unused: String) -> Result<&'a mut u32, AnyError> {
+        const FAR: usize = 9;
+        if at > FAR {
+            return Err("too far".into());
+        }
+        while at > 1 {
+            at -= 1;
+            Yield::default().await;
+        }
+        let step: u32 = "1".parse()?;
+        numbers[at] += step;
+        Ok(&mut numbers[at])
+    }
+
+    #[gpu_mem_trace]
+    async fn unsized_result() -> Box<dyn Fn(&str) -> usize + Send> {
+        Box::new(|text| text.len() + 1)
+    }
+
+    #[gpu_mem_trace]
+    async fn opaque<T: Into<u32>>(numbers: Vec<T>) -> Result<impl Iterator<Item = u32>, AnyError> {
+        Yield::default().await;
+        let first: u32 = "1".parse()?;
+        Ok(numbers.into_iter().map(move |n| n.into() + first))
+    }
+
+    #[gpu_mem_trace]
+    async fn elided(text: &str) -> (&str, Option<impl std::fmt::Debug + use<>>) {
+        (text, Some(1))
+    }
+
+    #[gpu_mem_trace]
+    async fn never() -> ! {
+        panic!("on purpose")
+    }
+
+    #[gpu_mem_trace]
+    async fn empty() {}
+
+    #[gpu_mem_trace]
+    async fn recursive(n: u32) -> u32 {
+        if n == 0 {
+            return 1;
+        }
+        n * Box::pin(recursive(n - 1)).await
+    }
+
+    #[test]
+    fn keep_their_signature() {
+        let mut numbers = [1, 2, 3];
+        let mut at = |at| block_on(borrows(&mut numbers, at, String::new())).map(|n| *n).map_err(|e| e.to_string());
+        check(|| assert_eq!(at(2), Ok(3)), ["borrows"]);
+        check(|| assert_eq!(at(10), Err("too far".to_owned())), ["borrows"]);
+        check(|| assert_eq!(block_on(assert_send(unsized_result()))("ab"), 3), ["unsized_result"]);
+        check(|| assert!(block_on(opaque(vec![1_u8])).unwrap().eq([2])), ["opaque"]);
+        check(|| assert_eq!(block_on(elided("a")).0, "a"), ["elided"]);
+        check(|| assert!(catch_unwind(|| block_on(never())).is_err()), ["never"]);
+        check(|| block_on(empty()), ["empty"]);
+        check(|| assert_eq!(block_on(recursive(2)), 2), ["recursive"; 3]);
     }
 
     #[gpu_mem_trace]

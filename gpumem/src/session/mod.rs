@@ -6,6 +6,7 @@ mod pools;
 mod sampler;
 mod sink;
 mod status;
+mod task;
 mod trace;
 
 use std::{
@@ -24,6 +25,7 @@ use self::{pools::Pools, sampler::Sampler};
 pub use self::{
     sink::{Sink, set_sink},
     status::{LiveMemory, Status, status},
+    task::Traced,
     trace::{GpuMemTrace, GpuMemTraceBuilder},
 };
 use crate::{
