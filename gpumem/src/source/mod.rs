@@ -10,6 +10,9 @@ mod cupti;
 mod device_model;
 #[cfg(feature = "sim")]
 pub mod sim;
+#[cfg(feature = "backtrace")]
+#[allow(dead_code, reason = "what traces know of a place is not wired to it yet")]
+pub(crate) mod stack;
 
 use std::panic::RefUnwindSafe;
 

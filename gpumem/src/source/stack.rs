@@ -1,0 +1,54 @@
+//! What the addresses of a stack mean, in the words of the ground floor.
+
+use crate::{model::Frame, sys::stack};
+
+/// The frames at these addresses, innermost first, with those that were inlined. Slow: for printing.
+pub(crate) fn frames(addresses: &[usize]) -> Vec<Frame> {
+    addresses.iter().flat_map(|address| at(*address)).collect()
+}
+
+/// The frames at one address; one that only names its module where nothing else is known.
+fn at(address: usize) -> Vec<Frame> {
+    let module = stack::module_of(address).map(|file| file.to_string_lossy().into_owned());
+    let mut symbols = stack::resolve(address);
+    if symbols.is_empty() {
+        symbols.push(stack::Symbol::default());
+    }
+    let frame = |symbol: stack::Symbol| Frame {
+        function: symbol.function,
+        file: symbol.file.map(|file| file.to_string_lossy().into_owned()),
+        line: symbol.line,
+        column: symbol.column,
+        module: module.clone(),
+    };
+    symbols.into_iter().map(frame).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{library, users_line};
+
+    #[test]
+    fn this_test_has_no_line_of_its_own_in_gpumem() {
+        let mut addresses = [0; 64];
+        let count = stack::capture(&mut addresses, 0);
+        let frames = frames(&addresses[..count]);
+        assert!(frames[0].file.as_ref().unwrap().ends_with("source/stack.rs"), "{frames:#?}");
+        assert!(frames.iter().all(|frame| frame.module.is_some()), "{frames:#?}");
+        // The tests of the library are its own code.
+        let line = users_line(&frames);
+        assert!(line.is_none_or(|frame| frame.function.as_ref().unwrap().starts_with("test::")), "{line:#?}");
+        let program = std::env::current_exe().unwrap();
+        let program = program.file_name().unwrap().to_string_lossy();
+        assert!(
+            library(&frames).is_none_or(|library| library == program || library.starts_with("libc")),
+            "{frames:#?}"
+        );
+    }
+
+    #[test]
+    fn an_address_of_nothing_is_a_frame_of_nothing() {
+        assert_eq!(frames(&[1]), [Frame::default()]);
+    }
+}

@@ -1,0 +1,291 @@
+//! Where a call came from: the calling thread's stack as addresses, which is cheap, and what they mean, which is not.
+
+use std::{path::PathBuf, ptr};
+
+/// What is known of one address: the function, or one of those that were inlined there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Symbol {
+    pub(crate) function: Option<String>,
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) line: Option<u32>,
+    pub(crate) column: Option<u32>,
+}
+
+/// Writes the return addresses of the calling thread's stack, innermost first, until `addresses` is full, and says how many
+/// they are. The first is in the function that calls this one, after `skip` more were passed over.
+///
+/// It may be called anywhere, also from a callback of C's: it allocates nothing, takes no lock of its own and does not
+/// panic. Each frame costs as much as the last, so a short `addresses` is the cheap form.
+#[inline(never)]
+pub(crate) fn capture(addresses: &mut [usize], mut skip: usize) -> usize {
+    // Stacks grow downwards: the frames of the unwinder, and this one, begin below what is in this frame.
+    let mark = 0_u8;
+    let here = ptr::from_ref(&mark).addr();
+    let mut places = addresses.iter_mut();
+    let mut count = 0;
+    let take = |frame: &backtrace::Frame| {
+        if frame.sp().addr() <= here {
+            return true;
+        }
+        if skip > 0 {
+            skip -= 1;
+            return true;
+        }
+        // The outermost frame of a thread may be in no function.
+        let (address @ 1.., Some(place)) = (frame.ip().addr(), places.next()) else { return false };
+        *place = address;
+        count += 1;
+        places.len() > 0
+    };
+    // SAFETY: what is not synchronised is the crate's use of `dbghelp.dll` on Windows, which nothing else here uses.
+    // Elsewhere this is `_Unwind_Backtrace`, which threads may call at any time, and `take` does not unwind through it.
+    unsafe { backtrace::trace_unsynchronized(take) };
+    count
+}
+
+/// What is at an address that [`capture`] gave: innermost first, several where functions were inlined, none where nothing
+/// is known. Slow, since it reads debug information from files, and under a lock: for printing.
+///
+/// Of libraries that were loaded after its first call it knows the exported functions alone.
+pub(crate) fn resolve(address: usize) -> Vec<Symbol> {
+    let mut symbols = Vec::new();
+    backtrace::resolve(ptr::without_provenance_mut(address), |symbol| {
+        symbols.push(Symbol {
+            function: symbol.name().map(|name| format!("{name:#}")),
+            file: symbol.filename().map(Into::into),
+            line: symbol.lineno(),
+            column: symbol.colno(),
+        });
+    });
+    if symbols.is_empty() {
+        let function = loader::at(address).and_then(|found| found.function);
+        symbols.extend(function.map(|name| Symbol { function: Some(name), ..Symbol::default() }));
+    }
+    symbols
+}
+
+/// The file of the program or library that an address is in. It takes the loader's lock: not for callbacks.
+#[doc(alias = "dladdr")]
+pub(crate) fn module_of(address: usize) -> Option<PathBuf> {
+    loader::at(address).map(|found| found.file)
+}
+
+/// What the loader knows of an address.
+struct Loaded {
+    file: PathBuf,
+    /// Exported by its file.
+    function: Option<String>,
+}
+
+#[cfg(unix)]
+mod loader {
+    use std::{
+        env,
+        ffi::{CStr, OsStr, c_char, c_int, c_void},
+        os::unix::ffi::OsStrExt,
+        ptr,
+    };
+
+    use super::Loaded;
+
+    /// `Dl_info` of `dlfcn.h`.
+    #[repr(C)]
+    struct DlInfo {
+        file: *const c_char,
+        base: *mut c_void,
+        symbol: *const c_char,
+        symbol_address: *mut c_void,
+    }
+
+    unsafe extern "C" {
+        fn dladdr(address: *const c_void, info: *mut DlInfo) -> c_int;
+    }
+
+    pub(super) fn at(address: usize) -> Option<Loaded> {
+        // Where a call never returns, the return address is behind the function, and may be behind the file.
+        let inside = ptr::without_provenance(address.checked_sub(1)?);
+        let mut info =
+            DlInfo { file: ptr::null(), base: ptr::null_mut(), symbol: ptr::null(), symbol_address: ptr::null_mut() };
+        // SAFETY: any address may be asked about, since it is only compared; `info` is a live `Dl_info`.
+        if unsafe { dladdr(inside, &raw mut info) } == 0 || info.file.is_null() {
+            return None;
+        }
+        // SAFETY: both are strings of the loader's and of the loaded file, which end and which live as long as the file
+        // stays loaded. `dladdr` leaves it to its callers that nobody unloads it in this very moment: the files that
+        // are asked about made an allocation of GPU memory, and those that do so are not unloaded in practice.
+        let text = |text: *const c_char| (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_bytes());
+        let known_as = OsStr::from_bytes(text(info.file)?);
+        let function = text(info.symbol).map(|name| format!("{:#}", backtrace::SymbolName::new(name)));
+        // The loader has no path of the program, only what it was called by.
+        let is_program = env::args_os().next().is_some_and(|called| called == known_as);
+        let program = is_program.then(env::current_exe).and_then(Result::ok);
+        Some(Loaded { file: program.unwrap_or_else(|| known_as.into()), function })
+    }
+}
+
+#[cfg(not(unix))]
+mod loader {
+    pub(super) fn at(_: usize) -> Option<super::Loaded> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{hint::black_box, path::Path, thread};
+
+    use super::*;
+
+    /// A function of its own for each depth that the compiler keeps.
+    #[inline(never)]
+    fn deeper(depth: usize, at_the_bottom: &mut dyn FnMut()) {
+        match depth {
+            0 => at_the_bottom(),
+            _ => deeper(depth - 1, at_the_bottom),
+        }
+        black_box(());
+    }
+
+    /// The addresses as `capture` wrote them, at most 64.
+    fn captured(skip: usize) -> Vec<usize> {
+        let mut addresses = vec![0; 64];
+        let count = capture(&mut addresses, skip);
+        assert!(addresses[count..].iter().all(|address| *address == 0), "wrote more than it said");
+        addresses.truncate(count);
+        addresses
+    }
+
+    fn functions(address: usize) -> Vec<String> {
+        resolve(address).into_iter().filter_map(|symbol| symbol.function).collect()
+    }
+
+    fn is_deeper(address: usize) -> bool {
+        functions(address).iter().any(|function| function.contains("deeper"))
+    }
+
+    #[inline(never)]
+    fn here(addresses: &mut [usize], skip: usize) -> (usize, u32) {
+        (capture(addresses, skip), line!())
+    }
+
+    #[test]
+    fn the_first_frame_is_the_caller_and_says_its_line() {
+        let mut addresses = [0; 16];
+        let (count, line) = here(&mut addresses, 0);
+        assert!(count > 2, "{count} frames");
+        let symbols = resolve(addresses[0]);
+        let last = symbols.last().expect("something is known of this test");
+        assert!(last.function.as_ref().unwrap().contains("here"), "{last:?}");
+        assert!(last.file.as_ref().unwrap().ends_with("sys/stack.rs"), "{last:?}");
+        assert_eq!(last.line, Some(line), "{last:?}");
+        assert!(functions(addresses[1]).iter().any(|function| function.contains("the_first_frame_is")));
+    }
+
+    #[test]
+    fn skipped_frames_are_the_innermost_ones() {
+        let [all, fewer, none] = [0, 3, 10_000].map(|skip| {
+            let mut addresses = [0; 64];
+            let (count, _) = here(&mut addresses, skip);
+            addresses[..count].to_vec()
+        });
+        assert!(all.len() > 5 && all[3..] == fewer && none.is_empty(), "{all:x?} {fewer:x?} {none:x?}");
+    }
+
+    #[test]
+    fn it_stops_when_there_is_no_room() {
+        for room in [0, 1, 8, 32] {
+            let (mut addresses, mut count) = ([0; 33], 0);
+            deeper(40, &mut || count = capture(&mut addresses[..room], 0));
+            assert_eq!(count, room);
+            assert!(addresses[..room].iter().all(|address| *address != 0) && addresses[room..] == [0; 33][room..]);
+        }
+        let mut addresses = Vec::new();
+        deeper(10, &mut || addresses = captured(0));
+        assert_eq!(addresses.iter().filter(|address| is_deeper(**address)).count(), 11, "walked past none of them");
+    }
+
+    #[test]
+    fn it_allocates_nothing() {
+        let mut addresses = [0; 32];
+        let allocations = allocation_counter::measure(|| {
+            deeper(40, &mut || assert_eq!(capture(&mut addresses, 0), 32));
+        });
+        assert_eq!(allocations.count_total, 0);
+    }
+
+    /// Called by the C library, which calls Rust back.
+    #[test]
+    fn through_c() {
+        static ADDRESSES: std::sync::Mutex<Vec<usize>> = std::sync::Mutex::new(Vec::new());
+
+        extern "C" fn compare(a: *const c_void, b: *const c_void) -> c_int {
+            *ADDRESSES.lock().unwrap() = captured(0);
+            (a > b).into()
+        }
+
+        unsafe extern "C" {
+            fn qsort(
+                base: *mut c_void,
+                count: usize,
+                size: usize,
+                compare: extern "C" fn(*const c_void, *const c_void) -> c_int,
+            );
+        }
+        use std::ffi::{c_int, c_void};
+
+        let mut numbers = [2_u64, 1];
+        // SAFETY: the numbers are as many and as large as it says, and `compare` reads none of them.
+        unsafe { qsort(numbers.as_mut_ptr().cast(), 2, 8, compare) };
+        let addresses = ADDRESSES.lock().unwrap().clone();
+        let at = |function: &str| {
+            addresses.iter().position(|address| functions(*address).iter().any(|name| name.ends_with(function)))
+        };
+        let libc = addresses.iter().position(|address| {
+            let module = module_of(*address).unwrap();
+            module.file_name().unwrap().to_string_lossy().starts_with("libc.so")
+        });
+        let (callback, caller) = (at("compare"), at("through_c"));
+        assert!(callback.is_some() && callback < libc && libc < caller, "{callback:?} {libc:?} {caller:?}");
+    }
+
+    #[test]
+    fn on_another_thread_and_while_its_locals_are_destroyed() {
+        struct Late(Option<crossbeam::channel::Sender<usize>>);
+
+        impl Drop for Late {
+            fn drop(&mut self) {
+                let sender = self.0.take().expect("sent once");
+                sender.send(capture(&mut [0; 32], 0)).expect("somebody waits");
+            }
+        }
+
+        thread_local! {
+            static LATE: std::cell::RefCell<Option<Late>> = const { std::cell::RefCell::new(None) };
+        }
+        let (sender, receiver) = crossbeam::channel::unbounded();
+        thread::spawn(move || {
+            sender.send(capture(&mut [0; 32], 0)).expect("somebody waits");
+            LATE.set(Some(Late(Some(sender))));
+        });
+        let counts: Vec<usize> = receiver.iter().collect();
+        assert!(counts.len() == 2 && counts.iter().all(|count| *count > 0), "{counts:?}");
+    }
+
+    #[test]
+    fn modules_are_files() {
+        let program = module_of(here as *const () as usize).expect("this test is in a file");
+        assert_eq!(program, std::env::current_exe().unwrap());
+        let malloc = {
+            unsafe extern "C" {
+                fn malloc(size: usize) -> *mut std::ffi::c_void;
+            }
+            malloc as *const () as usize
+        };
+        let library = module_of(malloc + 1).expect("the C library is a file");
+        assert!(library.is_absolute() && library.file_name() != Path::new("libc.so").file_name(), "{library:?}");
+        assert!(library.to_string_lossy().contains("libc"), "{library:?}");
+        for nowhere in [0, 1, 4096, usize::MAX, ptr::from_ref(&library).addr()] {
+            assert_eq!((module_of(nowhere), resolve(nowhere)), (None, Vec::new()), "{nowhere:#x}");
+        }
+    }
+}
