@@ -244,8 +244,11 @@ fn child() {
             let _ = (gpu_mem_get(None), gpu_mem_get_all(), gpumem::gpu_with_max_free_mem(), current_device());
             let _ = (gpumem::gpu_mem_get_free_no_cache(), gpumem::gpu_mem_get_used_no_cache(), device_name(None));
             drop(GpuMemTrace::builder().silent(true).start());
+            let pool = start(Gauge::Pool);
+            assert_eq!((pool.data().used.get(), pool.data().stale), (0, false), "a pool without a context is empty");
+            drop(pool);
             let after: Vec<_> = (0..device_count()).map(used).collect();
-            println!("used before {before:?} and after {after:?} all queries and a trace");
+            println!("used before {before:?} and after {after:?} all queries and traces");
             assert_eq!(before, after, "no query creates a context");
             gpumem::preload();
             println!("used after preload: {}", used(0));

@@ -200,6 +200,45 @@ fn blips_are_seen_by_exact_traces() {
     missed.end();
 }
 
+#[test]
+fn blips_in_the_pool_are_seen_by_its_mark() {
+    let Some(_one) = device() else { return };
+    cu::keep_pool(0, u64::MAX).expect("the default pool has a threshold");
+    let start = || GpuMemTrace::builder().gauge(Gauge::Pool).device(0).on_exit_report(false).start();
+    // Each blip is a nested trace's peak, and the outer one is told the highest.
+    let mut outer = start().expect("the device has a pool");
+    println!("| size | held | Pool: right to the byte |");
+    println!("|---|---|---|");
+    let mut missed = Wrong::default();
+    for (bytes, size) in [(512 * MIB, "512 MiB"), (4096, "4 KiB")] {
+        outer.reset();
+        for held in [0, 1, 20].map(Duration::from_millis) {
+            let mut right = 0;
+            for _ in 0..BLIPS {
+                let trace = start().expect("the device has a pool");
+                let block = take(Way::Async, bytes);
+                if !held.is_zero() {
+                    thread::sleep(held);
+                }
+                give(block);
+                let data = trace.data();
+                right += usize::from(data.used == 0 && data.peaked == Bytes::new(bytes as u64) && data.lost == 0);
+            }
+            println!("| {size} | {} ms | {right} of {BLIPS} |", held.as_millis());
+            if right != BLIPS {
+                missed.note(Err(format!("{size} {held:?}: {right} of {BLIPS}")));
+            }
+        }
+        let data = outer.data();
+        println!("the trace around them: used {}, peaked {}, lost {}", data.used.get(), data.peaked.get(), data.lost);
+        if (data.used.get(), data.peaked, data.lost) != (0, Bytes::new(bytes as u64), 0) {
+            missed.note(Err(format!("{size}: the trace around them")));
+        }
+    }
+    cu::keep_pool(0, 0).expect("the default pool has a threshold");
+    missed.end();
+}
+
 /// Numbers that look random and are the same in each run (splitmix64).
 struct Random(u64);
 

@@ -10,7 +10,7 @@
 //! - `new`, `build [device]`: a trace; `report`, `reset`, `data`, `stop`, `drop`: what to do with the last one;
 //! - `context device`; `pooled MiB`: allocates on the last context, through cudarc; `give_back`: all of it; `capture`:
 //!   a stream is captured until `end_capture`, which tells whether the capture is whole;
-//! - `exact [device]`, `of_thread [device]`, `sampled [device]`: a trace with that gauge, or of this thread alone;
+//! - `exact [device]`, `of_thread [device]`, `pool [device]`, `sampled [device]`: a trace with that gauge, or of this thread alone;
 //!   `figures [n]`: bytes used and peaked of the last trace, or of the n-th, with what makes them doubtful; `status`;
 //! - `subscribe`, `unsubscribe`: gpumem to CUPTI; `tool_subscribe library`, `tool_unsubscribe library`: a tool of this
 //!   process;
@@ -144,10 +144,11 @@ impl Probe {
     fn trace(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
         let trace = self.traces.last_mut();
         Ok(Some(match verb {
-            "exact" | "sampled" | "of_thread" => {
+            "exact" | "pool" | "sampled" | "of_thread" => {
                 let builder = GpuMemTrace::builder();
                 let builder = match verb {
                     "exact" => builder.gauge(Gauge::Exact),
+                    "pool" => builder.gauge(Gauge::Pool),
                     "sampled" => builder.gauge(Gauge::Sampled),
                     _ => builder.thread_local_only(),
                 };
