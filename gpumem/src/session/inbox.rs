@@ -1,15 +1,8 @@
 //! The one door through which facts enter, in order. Left of it there is concurrency, right of it there is none.
 
-use std::{
-    cell::Cell,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
-    thread,
-    time::{Duration, Instant},
-};
+use std::{cell::Cell, time::Duration};
 
-use crossbeam::utils::Backoff;
-use spin::mutex::{SpinMutex as Mutex, SpinMutexGuard as MutexGuard};
-
+use super::sync::{AtomicU64, Backoff, Instant, Mutex, MutexGuard, NEXT_THREAD, Relaxed, sleep, thread_local};
 use crate::{
     ledger::{Counts, Ledger, Tally},
     model::{Answer, Event, EventKind, MemKind, ThreadId, Time, Trace},
@@ -54,9 +47,8 @@ impl Drop for Out<'_> {
 impl Here {
     #[inline]
     fn thread(&self) -> ThreadId {
-        static NEXT: AtomicU32 = AtomicU32::new(1);
         if self.number.get() == 0 {
-            self.number.set(NEXT.fetch_add(1, Relaxed));
+            self.number.set(NEXT_THREAD.fetch_add(1, Relaxed));
         }
         ThreadId(self.number.get())
     }
@@ -140,7 +132,7 @@ impl Inbox {
                 return door;
             }
             if backoff.is_completed() {
-                thread::sleep(Duration::from_micros(20));
+                sleep(Duration::from_micros(20));
             } else {
                 backoff.snooze();
             }
@@ -167,6 +159,8 @@ impl Door {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
     use crate::model::{Block, Bytes, Device, Family, Gauge, Key, MemKind, ScopeId, Space, Watch};
 

@@ -6,6 +6,7 @@ mod pools;
 mod sampler;
 mod sink;
 mod status;
+mod sync;
 mod task;
 mod trace;
 
@@ -97,8 +98,9 @@ pub fn unsubscribe() {
     let session = session();
     session.unsubscribed.store(true, Relaxed);
     if devices.subscribed().is_some() {
-        devices.unsubscribe();
+        // First, so that no trace is read in between that missed something and was not told.
         session.inbox.post(&EventKind::Lost { count: 1 });
+        devices.unsubscribe();
     }
 }
 
@@ -235,6 +237,10 @@ impl OpenScope {
             Gauge::Exact | Gauge::Off => {
                 devices.check(ordinal)?;
                 session.inbox.post(&open);
+                // Given up since, and told perhaps before this scope was there.
+                if session.unsubscribed.load(Relaxed) {
+                    session.inbox.post(&EventKind::Lost { count: 1 });
+                }
             }
         }
         if let Some(why) = not_exact {

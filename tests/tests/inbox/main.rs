@@ -1,0 +1,451 @@
+//! The library's own inbox under a model checker: instead of hoping that threads meet at the wrong moment, it has them take
+//! every order of steps, or some thousand of them where there are too many.
+//!
+//! `session/inbox.rs`, the ledger and the model are those of the library. What they are built of is this folder's:
+//! `session/sync.rs` for locks, atomics and the clock, `ledger.rs` to write down what the fold is told. Atomics are sequentially consistent
+//! here: that `Relaxed` is enough has to be read.
+
+#![allow(dead_code, unused_imports, reason = "parts of the library are for parts of it that are not here")]
+#![allow(missing_docs, unreachable_pub, reason = "they are the library's")]
+
+mod ledger;
+#[path = "../../../gpumem/src/model/mod.rs"]
+mod model;
+mod obvious;
+mod session;
+mod sys;
+
+use std::{
+    collections::BTreeSet,
+    process::ExitCode,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use libtest_mimic::{Arguments, Trial};
+use shuttle::{
+    Config, MaxSteps, Runner,
+    scheduler::{DfsScheduler, PctScheduler, RandomScheduler, Scheduler},
+    sync::atomic::{AtomicBool, Ordering::SeqCst},
+    thread,
+};
+
+use crate::{
+    ledger::Told,
+    model::{
+        Answer, Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, ScopeId, Space, ThreadId,
+        Trace, Watch,
+    },
+    session::{Inbox, counts, interrupt_with, set_patient, this_thread},
+};
+
+fn main() -> ExitCode {
+    macro_rules! trials {
+        ($($name:ident)*) => { vec![$(Trial::test(stringify!($name), || { $name(); Ok(()) })),*] };
+    }
+    let trials = trials! {
+        nothing_is_dropped_doubled_or_moved
+        every_trace_is_what_the_order_of_events_makes_it
+        a_block_that_is_freed_before_the_call_is_never_taken_for_its_successor
+        a_block_that_is_freed_after_the_call_is_and_the_checker_finds_that
+        a_free_that_failed_brings_back_its_own_block
+        a_scope_sees_what_another_thread_does_in_all_the_ways_it_can_and_no_other
+        a_scope_of_one_thread_sees_nothing_of_another
+        a_reading_and_its_question_are_neighbours
+        lost_facts_are_told_once
+        a_scope_is_closed_once
+        what_is_not_heard_is_told_if_that_is_said_first
+        what_is_not_heard_is_not_always_told_if_that_is_said_afterwards
+    };
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+const TOO_MANY_ORDERS: usize = 20_000;
+
+/// What `run` comes to in every order of its threads' steps.
+fn always<T: Ord + Send + 'static>(run: impl Fn() -> T + Send + Sync + 'static) -> BTreeSet<T> {
+    let (outcomes, runs) = outcomes(DfsScheduler::new(Some(TOO_MANY_ORDERS), false), true, run);
+    assert!(runs < TOO_MANY_ORDERS, "too much is done in this run to try every order");
+    outcomes
+}
+
+/// What `run` comes to in many orders: some random, some in which threads rarely change, at moments that are random.
+fn often<T: Ord + Send + 'static>(run: impl Fn() -> T + Clone + Send + Sync + 'static) -> BTreeSet<T> {
+    let (mut all, _) = outcomes(RandomScheduler::new_from_seed(1, 1_000), false, run.clone());
+    all.extend(outcomes(PctScheduler::new_from_seed(1, 3, 1_000), false, run).0);
+    all
+}
+
+fn outcomes<T: Ord + Send + 'static>(
+    scheduler: impl Scheduler + 'static,
+    patient: bool,
+    run: impl Fn() -> T + Send + Sync + 'static,
+) -> (BTreeSet<T>, usize) {
+    let seen = Arc::new(Mutex::new(BTreeSet::new()));
+    let seeing = Arc::clone(&seen);
+    let mut config = Config::new();
+    config.max_steps = MaxSteps::FailAfter(10_000);
+    // That its atomics are sequentially consistent; said above.
+    config.silence_warnings = true;
+    let runs = Runner::new(scheduler, config).run(move || {
+        ledger::take_told();
+        set_patient(patient);
+        let outcome = run();
+        seeing.lock().unwrap().insert(outcome);
+    });
+    (Arc::into_inner(seen).unwrap().into_inner().unwrap(), runs)
+}
+
+const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
+
+fn open(scope: u64) -> EventKind {
+    open_of(scope, None)
+}
+
+fn open_of(scope: u64, thread: Option<ThreadId>) -> EventKind {
+    let watch = Watch { device: DEVICE, gauge: Gauge::Exact, every: Duration::ZERO, thread };
+    EventKind::Open { scope: ScopeId(scope), watch }
+}
+
+fn close(scope: u64) -> EventKind {
+    EventKind::Close { scope: ScopeId(scope) }
+}
+
+fn alloc(address: u64, bytes: u64) -> EventKind {
+    let block = Block { device: DEVICE, bytes: Bytes::new(bytes), kind: MemKind::Device, context: 0 };
+    EventKind::Alloc { key: Key::new(Space::Address, address), block }
+}
+
+fn free(address: u64) -> EventKind {
+    EventKind::Free { key: Key::new(Space::Address, address), block: None }
+}
+
+const SAMPLE: EventKind = EventKind::Sample {
+    device: DEVICE,
+    memory: GpuMemory { total: Bytes::ZERO, free: Bytes::ZERO, used: Bytes::ZERO, reserved: None },
+};
+
+const LOST: EventKind = EventKind::Lost { count: 1 };
+
+/// What the ledger was told, which is numbered without a gap and in the order of time.
+fn told() -> Vec<Told> {
+    let told = ledger::take_told();
+    assert!(told.iter().map(|event| event.number).eq(1..=told.len() as u64), "numbers have gaps: {told:?}");
+    assert!(told.is_sorted_by_key(|event| event.time), "time goes back: {told:?}");
+    told
+}
+
+/// Bytes that are live, as the inbox has it.
+fn live(inbox: &Inbox) -> u64 {
+    counts(inbox).1.iter().map(|tally| tally.bytes).sum()
+}
+
+fn used_and_peaked(trace: &Trace) -> (i64, u64) {
+    (trace.used.get(), trace.peaked.get())
+}
+
+/// A driver that gives an address out again as soon as it has it back.
+#[derive(Default)]
+struct Driver(AtomicBool);
+
+impl Driver {
+    const ADDRESS: u64 = 512;
+
+    /// `other` is an address that only the caller is given.
+    fn alloc(&self, other: u64) -> u64 {
+        if self.0.swap(true, SeqCst) { other } else { Self::ADDRESS }
+    }
+
+    fn free(&self, address: u64) {
+        if address == Self::ADDRESS {
+            self.0.store(false, SeqCst);
+        }
+    }
+}
+
+/// What a thread posted, and the scopes that it closed.
+#[derive(Default)]
+struct Posted {
+    facts: Vec<EventKind>,
+    closed: Vec<(u64, Trace)>,
+}
+
+impl Posted {
+    fn post(&mut self, inbox: &Inbox, fact: EventKind) {
+        inbox.post(&fact);
+        self.facts.push(fact);
+    }
+
+    fn close(&mut self, inbox: &Inbox, scope: u64) {
+        self.facts.push(close(scope));
+        self.closed.push((scope, inbox.ask(None, &close(scope)).expect("the scope is open")));
+    }
+}
+
+/// Three threads allocate and free, in scopes of their own and in one around all; gives what each posted, and the bytes
+/// that it has still got.
+fn churn(inbox: &Arc<Inbox>) -> Vec<(ThreadId, Posted, u64)> {
+    let driver = Arc::new(Driver::default());
+    let mut around = Posted::default();
+    around.post(inbox, open(0));
+    let threads: Vec<_> = (1..=3_u64)
+        .map(|thread| {
+            let (inbox, driver) = (Arc::clone(inbox), Arc::clone(&driver));
+            thread::spawn(move || {
+                let (mut posted, mut kept) = (Posted::default(), 0);
+                for round in 0..2 {
+                    let (scope, bytes) = (10 * thread + round, 1 << (4 * thread + round));
+                    // The last one looks at itself only.
+                    posted.post(&inbox, open_of(scope, (thread == 3).then(this_thread)));
+                    let address = driver.alloc(1 << (20 + scope));
+                    posted.post(&inbox, alloc(address, bytes));
+                    posted.post(&inbox, free(address));
+                    // Of the second one, every free fails.
+                    if thread == 2 {
+                        posted.post(&inbox, EventKind::Unfree);
+                        kept += bytes;
+                    } else {
+                        driver.free(address);
+                    }
+                    posted.close(&inbox, scope);
+                }
+                (this_thread(), posted, kept)
+            })
+        })
+        .collect();
+    let mut all: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    around.close(inbox, 0);
+    all.push((this_thread(), around, 0));
+    all
+}
+
+fn nothing_is_dropped_doubled_or_moved() {
+    often(|| {
+        let inbox = Arc::new(Inbox::new());
+        let all = churn(&inbox);
+        let told = told();
+        assert_eq!(told.len(), all.iter().map(|(_, posted, _)| posted.facts.len()).sum::<usize>());
+        for (thread, posted, _) in &all {
+            let of_thread: Vec<_> =
+                told.iter().filter(|event| event.thread == *thread).map(|event| event.kind).collect();
+            assert_eq!(of_thread, posted.facts, "{thread:?}");
+        }
+        let threads: BTreeSet<_> = all.iter().map(|(thread, ..)| thread.0).collect();
+        assert!(threads.into_iter().eq(1..=4), "each thread has its own number");
+        assert_eq!(counts(&inbox).0.heard, 2 * 3 * 2);
+        assert_eq!(live(&inbox), all.iter().map(|(.., kept)| kept).sum::<u64>());
+    });
+}
+
+fn every_trace_is_what_the_order_of_events_makes_it() {
+    let peaks = often(|| {
+        let all = churn(&Arc::new(Inbox::new()));
+        let expected = obvious::traces(&told());
+        let closed = all.iter().flat_map(|(_, posted, _)| &posted.closed);
+        let closed = closed.map(|(scope, trace)| {
+            assert_eq!((trace.lost, trace.untracked), (0, 0));
+            (*scope, used_and_peaked(trace))
+        });
+        assert_eq!(closed.collect::<std::collections::BTreeMap<_, _>>(), expected);
+        expected[&0]
+    });
+    assert!(peaks.len() > 1, "the orders differ: {peaks:?}");
+}
+
+/// A thread gives an address back and another one gets it; gives what is live, of 10 bytes that are freed and 100 that are not.
+fn handed_over(free_first: bool) -> BTreeSet<(u64, i64)> {
+    always(move || {
+        let (inbox, driver) = (Arc::new(Inbox::new()), Arc::new(Driver::default()));
+        inbox.post(&open(0));
+        let address = driver.alloc(0);
+        inbox.post(&alloc(address, 10));
+        let gives = thread::spawn({
+            let (inbox, driver) = (Arc::clone(&inbox), Arc::clone(&driver));
+            move || {
+                if free_first {
+                    inbox.post(&free(address));
+                    driver.free(address);
+                } else {
+                    driver.free(address);
+                    inbox.post(&free(address));
+                }
+            }
+        });
+        inbox.post(&alloc(driver.alloc(1024), 100));
+        gives.join().unwrap();
+        let trace = inbox.ask(None, &close(0)).expect("the scope is open");
+        told();
+        (live(&inbox), trace.used.get())
+    })
+}
+
+fn a_block_that_is_freed_before_the_call_is_never_taken_for_its_successor() {
+    assert_eq!(handed_over(true), [(100, 100)].into());
+}
+
+fn a_block_that_is_freed_after_the_call_is_and_the_checker_finds_that() {
+    assert_eq!(handed_over(false), [(0, 0), (100, 100)].into());
+}
+
+fn a_free_that_failed_brings_back_its_own_block() {
+    let outcomes = always(|| {
+        let inbox = Arc::new(Inbox::new());
+        inbox.post(&alloc(1, 10));
+        inbox.post(&alloc(2, 100));
+        let fails = thread::spawn({
+            let inbox = Arc::clone(&inbox);
+            move || {
+                inbox.post(&free(1));
+                inbox.post(&EventKind::Unfree);
+            }
+        });
+        inbox.post(&free(2));
+        fails.join().unwrap();
+        live(&inbox)
+    });
+    assert_eq!(outcomes, [10].into());
+}
+
+/// What a scope comes to while another thread allocates 100 bytes and frees them.
+fn beside(of_thread: bool) -> BTreeSet<(i64, u64)> {
+    always(move || {
+        let inbox = Arc::new(Inbox::new());
+        let other = thread::spawn({
+            let inbox = Arc::clone(&inbox);
+            move || {
+                inbox.post(&alloc(1, 100));
+                inbox.post(&free(1));
+            }
+        });
+        inbox.post(&open_of(0, of_thread.then(this_thread)));
+        let trace = inbox.ask(None, &close(0)).expect("the scope is open");
+        other.join().unwrap();
+        told();
+        used_and_peaked(&trace)
+    })
+}
+
+fn a_scope_sees_what_another_thread_does_in_all_the_ways_it_can_and_no_other() {
+    // Nothing of it or a block that stays, the free alone, all of it, the allocation alone.
+    assert_eq!(beside(false), [(0, 0), (-100, 0), (0, 100), (100, 0)].into());
+}
+
+fn a_scope_of_one_thread_sees_nothing_of_another() {
+    assert_eq!(beside(true), [(0, 0)].into());
+}
+
+fn a_reading_and_its_question_are_neighbours() {
+    always(|| {
+        let inbox = Arc::new(Inbox::new());
+        inbox.post(&open(0));
+        let other = thread::spawn({
+            let inbox = Arc::clone(&inbox);
+            move || {
+                inbox.post(&alloc(1, 100));
+                assert_eq!(inbox.ask(Some(&SAMPLE), &close(1)), None, "there is no such scope");
+            }
+        });
+        assert!(inbox.ask(Some(&SAMPLE), &close(0)).is_some());
+        other.join().unwrap();
+        let told = told();
+        let samples = told.iter().filter(|event| matches!(event.kind, EventKind::Sample { .. }));
+        assert_eq!(samples.count(), 2);
+        for pair in told.windows(2).filter(|pair| matches!(pair[0].kind, EventKind::Sample { .. })) {
+            assert_eq!(pair[0].thread, pair[1].thread, "{told:?}");
+        }
+    });
+}
+
+/// Threads are interrupted while they are inside, or wait to be, and post from there; gives how many facts the
+/// scope around it all was told to be lost.
+fn interrupted(threads: u64) -> u64 {
+    let inbox = Arc::new(Inbox::new());
+    inbox.post(&open(0));
+    let threads: Vec<_> = (1..=threads)
+        .map(|thread| {
+            let inbox = Arc::clone(&inbox);
+            thread::spawn(move || {
+                let inside = Arc::clone(&inbox);
+                interrupt_with(move || assert_eq!(inside.post(&alloc(thread, 100)), Answer::Taken));
+                inbox.post(&open(thread));
+                let inside = Arc::clone(&inbox);
+                interrupt_with(move || assert_eq!(inside.ask(Some(&SAMPLE), &close(thread)), None));
+                assert!(inbox.ask(None, &close(thread)).is_some());
+            })
+        })
+        .collect();
+    // Who comes next tells what was lost, whoever it is.
+    inbox.post(&EventKind::Unread { device: DEVICE, gauge: Gauge::Sampled });
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let trace = inbox.ask(None, &close(0)).expect("the scope is open");
+    let counts: Vec<_> = told()
+        .iter()
+        .filter_map(|event| if let EventKind::Lost { count } = event.kind { Some(count) } else { None })
+        .collect();
+    assert!(counts.iter().all(|count| *count > 0));
+    assert_eq!(counts.iter().sum::<u64>(), trace.lost);
+    assert_eq!(live(&inbox), 0);
+    trace.lost
+}
+
+fn lost_facts_are_told_once() {
+    assert_eq!(often(|| interrupted(3)), [9].into());
+    assert_eq!(always(|| interrupted(1)), [3].into());
+}
+
+fn a_scope_is_closed_once() {
+    let outcomes = always(|| {
+        let inbox = Arc::new(Inbox::new());
+        inbox.post(&open(0));
+        let other = thread::spawn({
+            let inbox = Arc::clone(&inbox);
+            move || inbox.ask(None, &close(0)).is_some()
+        });
+        let here = inbox.ask(None, &close(0)).is_some();
+        (here, other.join().unwrap())
+    });
+    assert_eq!(outcomes, [(true, false), (false, true)].into());
+}
+
+/// The subscription is given up, as the session does it, while a scope is opened and its thread allocates; gives whether that
+/// was heard, and whether the scope was told that events were lost.
+fn unsubscribed(said_first: bool) -> BTreeSet<(bool, bool)> {
+    always(move || {
+        let (inbox, subscribed) = (Arc::new(Inbox::new()), Arc::new(AtomicBool::new(true)));
+        let given_up = Arc::new(AtomicBool::new(false));
+        let other = thread::spawn({
+            let (inbox, subscribed, given_up) = (Arc::clone(&inbox), Arc::clone(&subscribed), Arc::clone(&given_up));
+            move || {
+                given_up.store(true, SeqCst);
+                if said_first {
+                    inbox.post(&LOST);
+                    subscribed.store(false, SeqCst);
+                } else {
+                    subscribed.store(false, SeqCst);
+                    inbox.post(&LOST);
+                }
+            }
+        });
+        inbox.post(&open(0));
+        if given_up.load(SeqCst) {
+            inbox.post(&LOST);
+        }
+        let heard = subscribed.load(SeqCst);
+        if heard {
+            inbox.post(&alloc(1, 100));
+        }
+        let trace = inbox.ask(None, &close(0)).expect("the scope is open");
+        other.join().unwrap();
+        (heard, trace.lost > 0)
+    })
+}
+
+fn what_is_not_heard_is_told_if_that_is_said_first() {
+    assert_eq!(unsubscribed(true), [(true, false), (true, true), (false, true)].into());
+}
+
+fn what_is_not_heard_is_not_always_told_if_that_is_said_afterwards() {
+    assert!(unsubscribed(false).contains(&(false, false)));
+}

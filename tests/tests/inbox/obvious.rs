@@ -1,0 +1,45 @@
+//! What scopes come to, told from the order of events in the obvious way: everything is summed up again for each.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::{
+    ledger::Told,
+    model::{EventKind, Key, ScopeId, ThreadId},
+};
+
+/// Used and peaked of each scope when it was closed.
+pub(crate) fn traces(told: &[Told]) -> BTreeMap<u64, (i64, u64)> {
+    let mut live: HashMap<Key, (ThreadId, i64)> = HashMap::new();
+    let mut freed = HashMap::new();
+    let mut open: HashMap<ScopeId, (Option<ThreadId>, i64, i64)> = HashMap::new();
+    let mut closed = BTreeMap::new();
+    for event in told {
+        let level = |live: &HashMap<Key, (ThreadId, i64)>, of: Option<ThreadId>| -> i64 {
+            live.values().filter(|(thread, _)| of.is_none_or(|of| of == *thread)).map(|(_, bytes)| bytes).sum()
+        };
+        match event.kind {
+            EventKind::Alloc { key, block } => {
+                live.insert(key, (event.thread, block.bytes.get().cast_signed()));
+            }
+            EventKind::Free { key, .. } => {
+                freed.insert(event.thread, live.remove(&key).map(|block| (key, block)));
+            }
+            EventKind::Unfree => live.extend(freed.remove(&event.thread).flatten()),
+            EventKind::Open { scope, watch } => {
+                let start = level(&live, watch.thread);
+                open.insert(scope, (watch.thread, start, start));
+            }
+            EventKind::Close { scope } => {
+                if let Some((thread, start, peak)) = open.remove(&scope) {
+                    let end = level(&live, thread);
+                    closed.insert(scope.0, (end - start, (peak - start.max(end)).unsigned_abs()));
+                }
+            }
+            _ => {}
+        }
+        for (thread, _, peak) in open.values_mut() {
+            *peak = level(&live, *thread).max(*peak);
+        }
+    }
+    closed
+}

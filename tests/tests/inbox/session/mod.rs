@@ -1,0 +1,22 @@
+//! The library's inbox, with `sync.rs` as it is here.
+
+#[path = "../../../../gpumem/src/session/inbox.rs"]
+mod inbox;
+mod sync;
+
+pub(crate) use self::{
+    inbox::Inbox,
+    sync::{interrupt_with, set_patient},
+};
+use crate::{
+    ledger::{Counts, Tally},
+    model::{MemKind, ThreadId},
+};
+
+pub(crate) fn this_thread() -> ThreadId {
+    inbox::this_thread()
+}
+
+pub(crate) fn counts(inbox: &Inbox) -> (Counts, [Tally; MemKind::ALL.len()]) {
+    inbox.counts()
+}

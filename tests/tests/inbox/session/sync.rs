@@ -1,0 +1,112 @@
+//! In place of the library's `session/sync.rs`: the checker's kind of each part.
+
+use std::{
+    cell::{Cell, RefCell},
+    time::Duration,
+};
+
+use shuttle::{lazy_static, sync::atomic::AtomicU32};
+pub(super) use shuttle::{
+    sync::{
+        MutexGuard,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread_local,
+};
+
+lazy_static! {
+    // From 1 in every run.
+    pub(super) static ref NEXT_THREAD: AtomicU32 = AtomicU32::new(1);
+}
+
+#[derive(Debug)]
+pub(super) struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    pub(super) fn new(inside: T) -> Self {
+        Self(shuttle::sync::Mutex::new(inside))
+    }
+
+    /// Where not patient, a try that fails takes until the lock is given back, so that a thread that waits for itself is a
+    /// deadlock, which the checker reports, and not a wait without end.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        if PATIENT.get() {
+            return self.0.lock().ok();
+        }
+        let taken = self.0.try_lock().ok();
+        if taken.is_none() {
+            drop(self.0.lock());
+        }
+        taken
+    }
+}
+
+// Of the real thread, in which all of a run's threads take turns, as everything that is no step which others could see.
+std::thread_local! {
+    static PATIENT: Cell<bool> = const { Cell::new(false) };
+    static TICKS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Whether to try the lock is to wait for it: threads that try again have endlessly many orders, which differ in nothing but
+/// how often they tried.
+pub(crate) fn set_patient(patient: bool) {
+    PATIENT.set(patient);
+}
+
+/// Over at once, so that both ways to wait are gone: a snooze, then sleep.
+pub(super) struct Backoff(Cell<bool>);
+
+impl Backoff {
+    pub(super) fn new() -> Self {
+        Self(Cell::new(false))
+    }
+
+    pub(super) fn is_completed(&self) -> bool {
+        self.0.get()
+    }
+
+    pub(super) fn snooze(&self) {
+        self.0.set(true);
+        interrupt();
+    }
+}
+
+pub(super) fn sleep(_: Duration) {
+    interrupt();
+}
+
+/// A clock that ticks whenever it is read.
+#[derive(Debug)]
+pub(super) struct Instant(u64);
+
+impl Instant {
+    pub(super) fn now() -> Self {
+        Self(tick())
+    }
+
+    pub(super) fn elapsed(&self) -> Duration {
+        interrupt();
+        Duration::from_nanos(tick() - self.0)
+    }
+}
+
+fn tick() -> u64 {
+    TICKS.replace(TICKS.get() + 1)
+}
+
+thread_local! {
+    static INTERRUPT: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+}
+
+/// Has `handler` run in the middle of what the calling thread does next at the door, as a signal handler or a global allocator
+/// would: where it reads the clock, or waits.
+pub(crate) fn interrupt_with(handler: impl FnOnce() + 'static) {
+    INTERRUPT.with(|interrupt| *interrupt.borrow_mut() = Some(Box::new(handler)));
+}
+
+fn interrupt() {
+    let handler = INTERRUPT.with(|interrupt| interrupt.borrow_mut().take());
+    if let Some(handler) = handler {
+        handler();
+    }
+}
