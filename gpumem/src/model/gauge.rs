@@ -10,11 +10,11 @@ pub enum Gauge {
     /// (cudarc's `alloc`, `cudaMallocAsync`) and the most of it, however short a block's life. Needs no CUPTI. Only where it
     /// is asked for, because **all other memory is not in it**: `cuMemAlloc`, other pools, other processes.
     ///
-    /// There is one mark for each pool, so it is reset when a trace starts and when one is reset. What was read is kept for
-    /// the traces that are open; a program that reads `CU_MEMPOOL_ATTR_USED_MEM_HIGH` itself sees the resets. Not seen is
-    /// memory that other threads take *and* give back between the reading and the reset, some 30 ns. Somebody else's reset,
-    /// or another pool made current, is told by [`Trace::lost`](crate::Trace::lost) where it shows: where the mark reads
-    /// lower than what was in use.
+    /// There is one mark for each pool, so it is reset when a trace starts and when one is reset; what was read before is kept
+    /// for the traces that are open. A program that reads `CU_MEMPOOL_ATTR_USED_MEM_HIGH` itself sees these resets. Not seen
+    /// is memory that other threads take *and* give back between the reading and the reset: some 30 ns, longer if the thread
+    /// loses its processor just there. A reset by others, or another pool made current, is told by
+    /// [`Trace::lost`](crate::Trace::lost) where it shows: when the mark reads lower than it is known to have been.
     Pool,
     /// The whole device was polled, all processes on it: a peak between two readings is missed.
     Sampled,
