@@ -14,6 +14,7 @@ mod session;
 mod source;
 #[allow(unsafe_code, reason = "the one folder that talks to C")]
 mod sys;
+mod torch;
 
 #[doc(hidden)]
 #[path = "private.rs"]
@@ -22,7 +23,9 @@ pub mod __private;
 pub use error::{Error, Result};
 #[cfg(feature = "macros")]
 pub use gpumem_macros::gpu_mem_trace;
-pub use model::{ByteDelta, Bytes, Gauge, GpuMemory, ParseBytesError, ParseGaugeError, Sampling, Trace};
+pub use model::{
+    ByteDelta, Bytes, Gauge, GpuMemory, GpuProcess, ParseBytesError, ParseGaugeError, ProcessKind, Sampling, Trace,
+};
 pub use query::{
     GpuHandle, b2mb, current_device, device_count, device_name, gpu_mem_get, gpu_mem_get_all, gpu_mem_get_free,
     gpu_mem_get_free_no_cache, gpu_mem_get_used, gpu_mem_get_used_fast, gpu_mem_get_used_no_cache,
@@ -36,3 +39,4 @@ pub use session::{
 };
 #[cfg(feature = "sim")]
 pub use source::sim;
+pub use torch::{GpuProcesses, empty_cache, get_device_name, list_gpu_processes, mem_get_info};

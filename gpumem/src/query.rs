@@ -4,7 +4,7 @@
 
 use crate::{
     error::Result,
-    model::{Bytes, GpuMemory},
+    model::{Bytes, GpuMemory, GpuProcess},
     session::{self, devices},
     source::Devices,
 };
@@ -32,15 +32,24 @@ impl GpuHandle {
         self.ordinal
     }
 
-    fn memory(self) -> Result<GpuMemory> {
+    pub(crate) fn memory(self) -> Result<GpuMemory> {
         session::alive()?;
         self.devices.read(self.ordinal)
     }
 
     fn memory_no_cache(self) -> Result<GpuMemory> {
-        session::alive()?;
-        self.devices.trim(self.ordinal)?;
+        self.trim()?;
         self.memory()
+    }
+
+    pub(crate) fn trim(self) -> Result<()> {
+        session::alive()?;
+        self.devices.trim(self.ordinal)
+    }
+
+    pub(crate) fn processes(self) -> Result<Vec<GpuProcess>> {
+        session::alive()?;
+        self.devices.processes(self.ordinal)
     }
 }
 
@@ -50,7 +59,7 @@ impl std::fmt::Debug for GpuHandle {
     }
 }
 
-fn device(id: Option<u32>) -> Result<GpuHandle> {
+pub(crate) fn device(id: Option<u32>) -> Result<GpuHandle> {
     let devices = devices()?;
     let ordinal = id.map_or_else(|| devices.current(), Ok)?;
     Ok(GpuHandle { devices, ordinal })

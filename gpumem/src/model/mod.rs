@@ -7,6 +7,7 @@ mod event;
 mod frame;
 mod gauge;
 mod memory;
+mod process;
 mod trace;
 
 pub use bytes::{ByteDelta, Bytes, ParseBytesError};
@@ -17,4 +18,5 @@ pub(crate) use frame::{Frame, library, users_line};
 pub use gauge::{Gauge, ParseGaugeError, Sampling};
 pub use memory::GpuMemory;
 pub(crate) use memory::Marks;
+pub use process::{GpuProcess, ProcessKind};
 pub use trace::Trace;

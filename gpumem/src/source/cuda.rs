@@ -6,12 +6,14 @@ use once_cell::sync::OnceCell;
 
 #[cfg(feature = "cupti")]
 use super::cupti;
+#[cfg(feature = "nvml")]
+use super::processes;
 use super::{Chosen, Devices};
 #[cfg(feature = "nvml")]
 use crate::sys::nvml;
 use crate::{
     error::{Error, Kind, Result},
-    model::{Bytes, Family, GpuMemory, Marks},
+    model::{Bytes, Family, GpuMemory, GpuProcess, Marks},
     sys::cuda::{self, CudaDevice, PoolFigures},
 };
 
@@ -57,6 +59,16 @@ impl Devices for Cuda {
     fn read(&self, ordinal: u32) -> Result<GpuMemory> {
         let device = device(ordinal)?;
         by_nvml(device).or_else(|why| by_driver(device, why))
+    }
+
+    #[cfg(feature = "nvml")]
+    fn processes(&self, ordinal: u32) -> Result<Vec<GpuProcess>> {
+        processes::on(handle(device(ordinal)?)?, ordinal)
+    }
+
+    #[cfg(not(feature = "nvml"))]
+    fn processes(&self, _: u32) -> Result<Vec<GpuProcess>> {
+        Err(Kind::NotBuilt { feature: "nvml" }.into())
     }
 
     fn read_pool(&self, ordinal: u32) -> Result<Marks> {
@@ -116,13 +128,16 @@ fn marks(figures: PoolFigures) -> Marks {
 
 /// NVML's handle of each device, looked up once.
 #[cfg(feature = "nvml")]
-fn by_nvml(device: CudaDevice) -> Result<GpuMemory> {
+fn handle(device: CudaDevice) -> Result<&'static nvml::Handle> {
     static HANDLES: OnceCell<Vec<OnceCell<nvml::Handle>>> = OnceCell::new();
     let handles =
         HANDLES.get_or_try_init(|| Ok::<_, Error>(cuda::devices()?.iter().map(|_| OnceCell::new()).collect()))?;
-    let handle =
-        handles[device.ordinal as usize].get_or_try_init(|| nvml::device_by_uuid(device.uuid, device.ordinal))?;
-    let nvml::Figures { total, free, used, reserved } = handle.memory(device.ordinal)?;
+    handles[device.ordinal as usize].get_or_try_init(|| nvml::device_by_uuid(device.uuid, device.ordinal))
+}
+
+#[cfg(feature = "nvml")]
+fn by_nvml(device: CudaDevice) -> Result<GpuMemory> {
+    let nvml::Figures { total, free, used, reserved } = handle(device)?.memory(device.ordinal)?;
     // Where a figure is not available NVML gives u64::MAX, or zero for the total.
     if total == 0 || total == u64::MAX || free > total || used > total {
         return Err(Kind::NoFigure { source: "NVML", device: device.ordinal }.into());

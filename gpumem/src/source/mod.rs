@@ -8,6 +8,8 @@ mod cupti;
 #[cfg(feature = "sim")]
 #[allow(dead_code, reason = "the stand-in driver of the tests is the same file and uses more of it")]
 mod device_model;
+#[cfg(feature = "nvml")]
+mod processes;
 #[cfg(feature = "sim")]
 pub mod sim;
 #[cfg(feature = "backtrace")]
@@ -20,7 +22,7 @@ use once_cell::sync::OnceCell;
 
 use crate::{
     error::{Error, Result},
-    model::{Answer, EventKind, Family, GpuMemory, Marks},
+    model::{Answer, EventKind, Family, GpuMemory, GpuProcess, Marks},
 };
 
 /// Devices of one kind, by number.
@@ -39,6 +41,10 @@ pub(crate) trait Devices: Send + Sync + RefUnwindSafe {
 
     /// One reading of the whole device. Never creates a context.
     fn read(&self, ordinal: u32) -> Result<GpuMemory>;
+
+    /// The processes that use the device, by pid. This one may be missing, or be there under another number, in a
+    /// container; unknown is not 0.
+    fn processes(&self, ordinal: u32) -> Result<Vec<GpuProcess>>;
 
     /// One reading of the device's current stream-ordered pool: its high marks, then what is in use, so that the mark is
     /// never of a later time. Never creates a context.

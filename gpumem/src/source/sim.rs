@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     error::{Error, Kind, Result},
-    model::{Block, Bytes, Device, EventKind, Family, GpuMemory, Key, Marks, MemKind, Space},
+    model::{Block, Bytes, Device, EventKind, Family, GpuMemory, GpuProcess, Key, Marks, MemKind, ProcessKind, Space},
     sys::process,
 };
 
@@ -317,6 +317,14 @@ impl Devices for Simulated {
             used: Bytes::new(memory.used()),
             reserved: Some(Bytes::new(memory.reserved())),
         })
+    }
+
+    /// This process, which alone has it.
+    fn processes(&self, ordinal: u32) -> Result<Vec<GpuProcess>> {
+        let used = Bytes::new(gpu(ordinal)?.readable()?.memory.used());
+        let pid = std::process::id();
+        let name = std::env::current_exe().ok().map(|program| program.to_string_lossy().into_owned());
+        Ok(vec![GpuProcess { pid, name, used: Some(used), kind: ProcessKind::Compute }])
     }
 
     fn read_pool(&self, ordinal: u32) -> Result<Marks> {

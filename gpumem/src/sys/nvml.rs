@@ -4,7 +4,9 @@ use std::{ffi::OsStr, mem::MaybeUninit};
 
 use nvml_wrapper::{
     Device, Nvml,
+    enums::device::UsedGpuMemory,
     error::{NvmlError, nvml_try},
+    struct_wrappers::device::ProcessInfo,
 };
 use once_cell::sync::OnceCell;
 
@@ -28,6 +30,17 @@ pub(crate) struct Figures {
 /// A device as NVML knows it.
 #[derive(Debug)]
 pub(crate) struct Handle(Device<'static>);
+
+/// A process in one of NVML's lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub(crate) pid: u32,
+    /// In bytes; `None` where it is not available.
+    pub(crate) used: Option<u64>,
+    pub(crate) graphics: bool,
+    /// The GPU instance and the compute instance, under MIG.
+    pub(crate) slice: (Option<u32>, Option<u32>),
+}
 
 /// NVML, initialised once for the process, whether that works or not: its constructor looks up every symbol.
 fn nvml() -> Result<&'static Nvml, Error> {
@@ -72,6 +85,41 @@ impl Handle {
         }
     }
 
+    /// The processes with a compute or a graphics context on the device; one may be listed more than once.
+    #[doc(alias("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"))]
+    pub(crate) fn processes(&self, ordinal: u32) -> Result<Vec<Listed>, Error> {
+        let device = &self.0;
+        let older = |found: Result<Vec<ProcessInfo>, NvmlError>, older: &dyn Fn() -> Result<_, NvmlError>| match found {
+            Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => older(),
+            found => found,
+        };
+        let compute = older(device.running_compute_processes(), &|| device.running_compute_processes_v2())
+            .map_err(|error| told("nvmlDeviceGetComputeRunningProcesses_v3", error, Some(ordinal)))?;
+        let graphics = older(device.running_graphics_processes(), &|| device.running_graphics_processes_v2())
+            .map_err(|error| told("nvmlDeviceGetGraphicsRunningProcesses_v3", error, Some(ordinal)));
+        let of_mps = device
+            .mps_running_compute_processes()
+            .map_err(|error| told("nvmlDeviceGetMPSComputeRunningProcesses_v3", error, Some(ordinal)));
+        // Not every device and driver has these two lists; then nobody is on them.
+        let if_any = |list: Result<_, Error>| match list {
+            Err(error) if error.is_unavailable() => Ok(Vec::new()),
+            list => list,
+        };
+        let listed = |graphics| {
+            move |process: ProcessInfo| Listed {
+                pid: process.pid,
+                used: match process.used_gpu_memory {
+                    UsedGpuMemory::Used(bytes) => Some(bytes),
+                    UsedGpuMemory::Unavailable => None,
+                },
+                graphics,
+                slice: (process.gpu_instance_id, process.compute_instance_id),
+            }
+        };
+        let computing = compute.into_iter().chain(if_any(of_mps)?).map(listed(false));
+        Ok(computing.chain(if_any(graphics)?.into_iter().map(listed(true))).collect())
+    }
+
     /// The call of drivers older than 510, which `nvml-wrapper` no longer wraps.
     fn memory_v1(&self) -> Result<Figures, NvmlError> {
         let call = match &self.0.nvml().lib().nvmlDeviceGetMemoryInfo {
@@ -89,6 +137,14 @@ impl Handle {
         };
         Ok(Figures { total: info.total, free: info.free, used: info.used, reserved: None })
     }
+}
+
+/// What a process was started as, if NVML tells.
+#[doc(alias = "nvmlSystemGetProcessName")]
+pub(crate) fn process_name(pid: u32) -> Option<String> {
+    const LONGEST: usize = 1024;
+    let name = nvml().ok()?.sys_process_name(pid, LONGEST).ok()?;
+    Some(name).filter(|name| !name.is_empty())
 }
 
 fn spelled(uuid: [u8; 16]) -> String {

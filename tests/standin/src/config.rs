@@ -39,6 +39,25 @@ pub(crate) enum Processes {
     Unavailable,
 }
 
+/// What another process is listed for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum List {
+    Compute,
+    Graphics,
+    Mps,
+}
+
+/// A process other than this one that NVML lists, on every card.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Other {
+    pub(crate) list: List,
+    pub(crate) pid: u32,
+    /// `None` where it is not available.
+    pub(crate) used: Option<u64>,
+    /// `None` where NVML finds none.
+    pub(crate) name: Option<String>,
+}
+
 /// What libcupti is like.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cupti {
@@ -58,6 +77,7 @@ pub(crate) struct Config {
     pub(crate) mig: bool,
     pub(crate) pools: bool,
     pub(crate) processes: Processes,
+    pub(crate) others: Vec<Other>,
     /// Whether CUDA's own order of the cards is the reverse of NVML's.
     pub(crate) reversed: bool,
     pub(crate) cupti: Cupti,
@@ -99,7 +119,8 @@ impl Config {
     /// | `context` | `527MiB` | what a context takes |
     /// | `mig` | `0` | `1`: each card is split, and CUDA sees its one slice of half the memory |
     /// | `pools` | `1` | `0`: no stream-ordered pools |
-    /// | `processes` | `own` | `empty`, `unavailable`: what NVML's process list shows |
+    /// | `processes` | `own` | `empty`, `unavailable`: what NVML's process list shows of this one |
+    /// | `compute`, `graphics`, `mps` | | `4242:300MiB:python`: another process on that list; `na` for what is not available, and its name may be missing |
     /// | `cupti` | `130202` | what CUPTI's version is; before 130200 one subscriber at most |
     /// | `subscriber` | | a tool such as `nsys` that holds CUPTI's subscription already |
     /// | `shared` | `0` | `1`: that tool lets others subscribe beside it |
@@ -114,6 +135,7 @@ impl Config {
             mig: false,
             pools: true,
             processes: Processes::Own,
+            others: Vec::new(),
             reversed: false,
             yields: false,
             cupti: Cupti { version: 130_202, subscriber: None, shared: false },
@@ -154,6 +176,15 @@ impl Config {
                         _ => return Err(refuse("own, empty or unavailable")),
                     }
                 }
+                "compute" | "graphics" | "mps" => {
+                    let list = match key {
+                        "compute" => List::Compute,
+                        "graphics" => List::Graphics,
+                        _ => List::Mps,
+                    };
+                    let other = other(list, value).ok_or_else(|| refuse("no process, such as 4242:300MiB:python"))?;
+                    config.others.push(other);
+                }
                 "fastest" => {
                     config.reversed = match value {
                         "pci" => false,
@@ -189,6 +220,17 @@ fn figure<'card>(card: &'card mut Card, name: &str) -> Option<&'card mut u64> {
         "used" => Some(&mut card.used),
         _ => None,
     }
+}
+
+/// `4242:300MiB:python`, `4242:na`.
+fn other(list: List, text: &str) -> Option<Other> {
+    let mut parts = text.splitn(3, ':');
+    let pid = parts.next()?.parse().ok()?;
+    let used = match parts.next()? {
+        "na" => None,
+        used => Some(size(used)?),
+    };
+    Some(Other { list, pid, used, name: parts.next().map(str::to_owned) })
 }
 
 /// `16GiB`, `615MiB`, `1KiB`, `12B`.
@@ -265,7 +307,7 @@ fn read_faults(text: &str, functions: &[&str]) -> Result<Vec<Fault>, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Card, Config, GIB, MIB, Processes, read_faults};
+    use super::{Card, Config, GIB, List, MIB, Other, Processes, read_faults};
 
     #[test]
     fn cards() {
@@ -279,14 +321,28 @@ mod tests {
         );
         assert_eq!(cards("devices=0"), []);
         assert_eq!(Config::read("processes=empty").unwrap().processes, Processes::Empty);
+        assert_eq!(
+            Config::read("graphics=7:1MiB:a b, mps=8:na").unwrap().others,
+            [
+                Other { list: List::Graphics, pid: 7, used: Some(MIB), name: Some("a b".to_owned()) },
+                Other { list: List::Mps, pid: 8, used: None, name: None },
+            ],
+        );
     }
 
     #[test]
     fn what_cannot_be_understood_is_refused() {
         let refused =
             "devices devices=x devices=65 total=16 total=GiB total=16GB total[1]=1GiB total[x=1GiB size=1GiB mig=2";
-        for text in refused.split(' ').chain(["processes=none", "fastest=slow", "context=0", "total=99999999999999GiB"])
-        {
+        for text in refused.split(' ').chain([
+            "processes=none",
+            "fastest=slow",
+            "compute=x:1MiB",
+            "mps=7",
+            "graphics=7:1",
+            "context=0",
+            "total=99999999999999GiB",
+        ]) {
             let error = Config::read(text).map(|_| ()).expect_err(text);
             assert!(error.contains(text), "{error}");
         }

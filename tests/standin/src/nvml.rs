@@ -5,7 +5,7 @@ use std::process;
 use std::sync::atomic::Ordering;
 
 use crate::card::{Figures, Gpu};
-use crate::config::Processes;
+use crate::config::{List, Processes};
 use crate::driver::Call;
 use crate::ffi::{Out, Text};
 
@@ -90,16 +90,36 @@ const NOT_AVAILABLE: u64 = u64::MAX;
 /// NVML counts a little less of a context than the card shows: 518 MiB of 527.
 const UNSEEN_OF_CONTEXT: u64 = 9 << 20;
 
-fn processes(call: &Call, of: Handle) -> Result<Vec<ProcessInfo>, Refusal> {
+/// The processes on one of the lists; this one is on that of those that compute, once it has a context.
+fn processes(call: &Call, of: Handle, list: List) -> Result<Vec<ProcessInfo>, Refusal> {
     let (gpu, _) = device(call, of)?;
+    let config = &call.driver.config;
     let mut memory = gpu.memory();
-    let used = match call.driver.config.processes {
-        Processes::Empty => return Ok(Vec::new()),
-        _ if memory.retained == 0 => return Ok(Vec::new()),
-        Processes::Unavailable => NOT_AVAILABLE,
-        Processes::Own => memory.cuda().used() - gpu.others - UNSEEN_OF_CONTEXT.min(call.driver.config.context),
+    let own = match config.processes {
+        _ if list != List::Compute || memory.retained == 0 => None,
+        Processes::Empty => None,
+        Processes::Unavailable => Some(NOT_AVAILABLE),
+        Processes::Own => Some(memory.cuda().used() - gpu.others - UNSEEN_OF_CONTEXT.min(config.context)),
     };
-    Ok(vec![ProcessInfo { pid: process::id(), used, gpu_instance: c_uint::MAX, compute_instance: c_uint::MAX }])
+    let others = config.others.iter().filter(|other| other.list == list);
+    let others = others.map(|other| (other.pid, other.used.unwrap_or(NOT_AVAILABLE)));
+    let all = own.map(|used| (process::id(), used)).into_iter().chain(others);
+    let info = |(pid, used)| ProcessInfo { pid, used, gpu_instance: c_uint::MAX, compute_instance: c_uint::MAX };
+    Ok(all.map(info).collect())
+}
+
+/// Puts a list where the caller has room for it, or says how much it takes.
+fn put_processes(processes: &[ProcessInfo], count: Out<c_uint>, list: Out<ProcessInfo>) -> Result<(), Refusal> {
+    let room = count.get()?;
+    let needed = c_uint::try_from(processes.len()).unwrap_or(c_uint::MAX);
+    count.put(needed)?;
+    if room < needed {
+        return Err(INSUFFICIENT_SIZE);
+    }
+    if !list.is_null() {
+        list.put_all(processes)?;
+    }
+    Ok(())
 }
 
 exports! {
@@ -201,16 +221,30 @@ exports! {
     }
 
     fn nvmlDeviceGetComputeRunningProcesses_v3(of: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) |call| {
-        let processes = processes(call, of)?;
-        let room = count.get()?;
-        let needed = c_uint::try_from(processes.len()).unwrap_or(c_uint::MAX);
-        count.put(needed)?;
-        if room < needed {
-            return Err(INSUFFICIENT_SIZE);
-        }
-        if !list.is_null() {
-            list.put_all(&processes)?;
-        }
+        put_processes(&processes(call, of, List::Compute)?, count, list)
+    }
+
+    fn nvmlDeviceGetComputeRunningProcesses_v2(of: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) |call| {
+        put_processes(&processes(call, of, List::Compute)?, count, list)
+    }
+
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(of: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) |call| {
+        put_processes(&processes(call, of, List::Graphics)?, count, list)
+    }
+
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2(of: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) |call| {
+        put_processes(&processes(call, of, List::Graphics)?, count, list)
+    }
+
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(of: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) |call| {
+        put_processes(&processes(call, of, List::Mps)?, count, list)
+    }
+
+    fn nvmlSystemGetProcessName(pid: c_uint, name: Out<c_char>, length: c_uint) |call| {
+        ready(call)?;
+        let named = call.driver.config.others.iter().find(|other| other.pid == pid).map(|other| other.name.as_deref());
+        let text = named.unwrap_or_else(|| (pid == process::id()).then_some("./probe --of-nvml")).ok_or(NOT_FOUND)?;
+        name.put_text(text, length as usize)?;
         Ok(())
     }
 

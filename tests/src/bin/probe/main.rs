@@ -6,6 +6,8 @@
 //!
 //! - `get [device]`, `get_all`, `free`, `free_no_cache`, `used`, `used_no_cache`, `max_free`, `preload`, `count`, and
 //!   each of them after `try_`; `available`, `current`, `name [device]`;
+//! - `mem_get_info [device]`, `empty_cache`, `get_device_name [device]`; `processes [device]`: what is known of each;
+//!   `list_processes [device]`: the text, with `|` between its lines;
 //! - `handle [device]`: looks a device up; `fast`, `try_fast`: used memory through it;
 //! - `new`, `build [device]`: a trace; `report`, `reset`, `data`, `stop`, `drop`: what to do with the last one;
 //! - `context device`; `pooled MiB`: allocates on the last context, through cudarc; `give_back`: all of it; `capture`:
@@ -130,6 +132,15 @@ impl Probe {
             "try_count" => told(gpumem::try_device_count()),
             "current" => told(gpumem::current_device()),
             "name" => told(gpumem::device_name(device(argument)?)),
+            "mem_get_info" => {
+                told(gpumem::mem_get_info(device(argument)?).map(|(free, total)| format!("{free} {total}")))
+            }
+            "empty_cache" => told(gpumem::empty_cache().map(|()| "done")),
+            "get_device_name" => told(gpumem::get_device_name(device(argument)?)),
+            "processes" => told(gpumem::list_gpu_processes(device(argument)?).map(|found| processes(&found))),
+            "list_processes" => {
+                told(gpumem::list_gpu_processes(device(argument)?).map(|found| found.to_string().replace('\n', "|")))
+            }
             "handle" => told(GpuHandle::new(device(argument)?).map(|handle| {
                 self.handle = Some(handle);
                 "found"
@@ -396,6 +407,17 @@ fn told<T: Display>(result: Result<T, Error>) -> String {
 fn all(devices: &[GpuMemory]) -> String {
     let devices: Vec<String> = devices.iter().map(GpuMemory::to_string).collect();
     format!("[{}]", devices.join(" "))
+}
+
+/// This process goes by `own`.
+fn processes(found: &gpumem::GpuProcesses) -> String {
+    let line = |process: &gpumem::GpuProcess| {
+        let pid = if process.pid == process::id() { "own".to_owned() } else { process.pid.to_string() };
+        let used = process.used.map_or_else(|| "?".to_owned(), |used| used.to_string());
+        format!("{pid} {} {} {used}", process.name.as_deref().unwrap_or("?"), process.kind)
+    };
+    let lines: Vec<String> = found.processes.iter().map(line).collect();
+    format!("{}: {}", found.device, lines.join(", "))
 }
 
 fn most_free((device, free): (Option<u32>, gpumem::Bytes)) -> String {

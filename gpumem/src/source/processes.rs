@@ -1,0 +1,96 @@
+//! The processes on a device: NVML's lists joined to one line for each.
+
+use std::{collections::BTreeMap, fs};
+
+use crate::{
+    error::Result,
+    model::{Bytes, GpuProcess, ProcessKind},
+    sys::nvml::{self, Listed},
+};
+
+/// The processes on a device, by pid.
+pub(super) fn on(handle: &nvml::Handle, ordinal: u32) -> Result<Vec<GpuProcess>> {
+    let mut processes = joined(&handle.processes(ordinal)?);
+    for process in &mut processes {
+        process.name = nvml::process_name(process.pid).or_else(|| short_name(process.pid));
+    }
+    Ok(processes)
+}
+
+/// What the system calls a process.
+fn short_name(pid: u32) -> Option<String> {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(name.trim_end().to_owned()).filter(|name| !name.is_empty())
+}
+
+/// A process is in a list for each thing that it does, each time with all that it holds; and once for each slice that it is
+/// on, with what it holds there.
+fn joined(listed: &[Listed]) -> Vec<GpuProcess> {
+    let mut by_slice: BTreeMap<_, (Option<u64>, bool, bool)> = BTreeMap::new();
+    for process in listed {
+        let (used, compute, graphics) = by_slice.entry((process.pid, process.slice)).or_default();
+        *used = (*used).max(process.used);
+        *compute |= !process.graphics;
+        *graphics |= process.graphics;
+    }
+    let mut processes: Vec<GpuProcess> = Vec::new();
+    for ((pid, _), (used, compute, graphics)) in by_slice {
+        let kind = match (compute, graphics) {
+            (true, false) => ProcessKind::Compute,
+            (false, _) => ProcessKind::Graphics,
+            (true, true) => ProcessKind::Both,
+        };
+        let used = used.map(Bytes::new);
+        match processes.last_mut().filter(|last| last.pid == pid) {
+            Some(last) => {
+                // With one part unknown the whole is.
+                last.used = last.used.zip(used).map(|(a, b)| a + b);
+                last.kind = if last.kind == kind { kind } else { ProcessKind::Both };
+            }
+            None => processes.push(GpuProcess { pid, name: None, used, kind }),
+        }
+    }
+    processes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_joined_by_pid() {
+        /// `G` or `C`, pid, used if it is known, slice.
+        type Row = (char, u32, Option<u64>, u32);
+        let cases: &[(&[Row], &str)] = &[
+            (&[], ""),
+            (&[('C', 7, Some(5), 0), ('C', 3, None, 0)], "3 C None, 7 C Some(5)"),
+            // In two lists, of which that of MPS is a list of those that compute.
+            (&[('C', 7, Some(5), 0), ('G', 7, Some(5), 0)], "7 C+G Some(5)"),
+            (&[('C', 7, Some(5), 0), ('C', 7, Some(5), 0)], "7 C Some(5)"),
+            // One of the lists does not tell.
+            (&[('C', 7, None, 0), ('G', 7, Some(5), 0)], "7 C+G Some(5)"),
+            (&[('G', 7, Some(0), 0)], "7 G Some(0)"),
+            // On two slices.
+            (&[('C', 7, Some(5), 1), ('C', 7, Some(6), 2)], "7 C Some(11)"),
+            (&[('C', 7, Some(5), 1), ('C', 7, None, 2)], "7 C None"),
+        ];
+        for (rows, expected) in cases {
+            let listed = rows.iter().map(|(kind, pid, used, slice)| Listed {
+                pid: *pid,
+                used: *used,
+                graphics: *kind == 'G',
+                slice: (Some(*slice), None),
+            });
+            let told = joined(&listed.collect::<Vec<_>>())
+                .into_iter()
+                .map(|process| format!("{} {} {:?}", process.pid, process.kind, process.used.map(Bytes::get)));
+            assert_eq!(told.collect::<Vec<_>>().join(", "), *expected, "{rows:?}");
+        }
+    }
+
+    #[test]
+    fn the_system_names_what_runs() {
+        assert!(short_name(std::process::id()).is_some_and(|name| !name.is_empty() && !name.ends_with('\n')));
+        assert_eq!(short_name(u32::MAX), None);
+    }
+}

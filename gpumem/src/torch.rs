@@ -1,0 +1,170 @@
+//! What PyTorch calls them: the functions of `torch.cuda` that ask a device.
+//!
+//! `is_available`, `device_count` and `current_device` are in `query`, with what they have in common.
+
+use std::fmt;
+
+use crate::{
+    error::Result,
+    model::{Bytes, GpuProcess, ProcessKind},
+    query,
+};
+
+/// Free and total memory of a device: the one with this CUDA ordinal, or with `None` the calling thread's current one.
+/// The total is what a program can have of it, without what the driver keeps for itself, where that is known.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # let block = gpu.alloc(gpumem::Bytes::gib(4))?;
+/// let (free, total) = gpumem::mem_get_info(None)?;
+/// println!("{free} of {total} are free"); // 12 GiB of 16 GiB are free
+/// # assert_eq!(format!("{free} of {total} are free"), "12 GiB of 16 GiB are free");
+/// # drop(block);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+///
+/// PyTorch creates a CUDA context to ask; this does not.
+///
+/// # Errors
+/// When there is no such device, or it cannot be read.
+#[doc(alias("cudaMemGetInfo", "cuMemGetInfo", "torch.cuda.mem_get_info"))]
+pub fn mem_get_info(id: impl Into<Option<u32>>) -> Result<(Bytes, Bytes)> {
+    let memory = query::device(id.into())?.memory()?;
+    let reserved = memory.reserved.unwrap_or_default();
+    Ok((memory.free, memory.total.checked_sub(reserved).unwrap_or(memory.total)))
+}
+
+/// Has the stream-ordered pools of all devices give back what they do not use: waits for each device on which this process
+/// has a context, then trims. Memory that a framework caches in an allocator of its own stays with it.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # use gpumem::{Bytes, gpu_mem_get_used};
+/// drop(gpu.alloc_async(Bytes::mib(64))?);
+/// assert_eq!(gpu_mem_get_used().mb(), 64); // the pool keeps it
+/// gpumem::empty_cache()?;
+/// assert_eq!(gpu_mem_get_used().mb(), 0);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+///
+/// # Errors
+/// Without a driver, when a device cannot be waited for or trimmed, and while a stream is being captured: that would break
+/// the capture.
+#[doc(alias("cuMemPoolTrimTo", "torch.cuda.empty_cache"))]
+pub fn empty_cache() -> Result<()> {
+    (0..query::try_device_count()?).try_for_each(|id| query::device(Some(id))?.trim())
+}
+
+/// The processes that use a device, and what each holds: the device with this CUDA ordinal, or with `None` the calling
+/// thread's current one. Printed, it is PyTorch's text.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # let block = gpu.alloc(gpumem::Bytes::mib(538))?;
+/// let processes = gpumem::list_gpu_processes(0)?;
+/// println!("{processes}");
+/// // GPU:0
+/// // process       1234 uses      538.000 MB GPU memory
+/// # let pid = std::process::id();
+/// # assert_eq!(processes.to_string(), format!("GPU:0\nprocess {pid:>10} uses      538.000 MB GPU memory"));
+/// # drop(block);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+///
+/// In a container the driver may list nobody, or list processes by the numbers that they have outside.
+///
+/// # Errors
+/// When there is no such device, when it cannot be asked, and without NVML.
+#[doc(alias("nvmlDeviceGetComputeRunningProcesses", "nvidia-smi", "torch.cuda.list_gpu_processes"))]
+pub fn list_gpu_processes(id: impl Into<Option<u32>>) -> Result<GpuProcesses> {
+    let handle = query::device(id.into())?;
+    Ok(GpuProcesses { device: handle.ordinal(), processes: handle.processes()? })
+}
+
+/// The name of a device, as [`device_name`](crate::device_name).
+///
+/// # Errors
+/// Without a driver, or when there is no such device.
+#[doc(alias("cuDeviceGetName", "torch.cuda.get_device_name"))]
+pub fn get_device_name(id: impl Into<Option<u32>>) -> Result<String> {
+    query::device_name(id)
+}
+
+/// The processes that use a device, from [`list_gpu_processes`].
+///
+/// `Display` is PyTorch's text, which has those that compute; what it cannot know is `N/A`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuProcesses {
+    /// The device's CUDA ordinal.
+    pub device: u32,
+    /// By pid; those that only draw, too.
+    pub processes: Vec<GpuProcess>,
+}
+
+impl fmt::Display for GpuProcesses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GPU:{}", self.device)?;
+        let mut computing = self.processes.iter().filter(|process| process.kind != ProcessKind::Graphics).peekable();
+        if computing.peek().is_none() {
+            f.write_str("\nno processes are running")?;
+        }
+        for GpuProcess { pid, used, .. } in computing {
+            let used = used.map_or_else(|| "N/A".to_owned(), |used| thousandths_of_mb(used.get()));
+            write!(f, "\nprocess {pid:>10} uses {used:>12} MB GPU memory")?;
+        }
+        Ok(())
+    }
+}
+
+/// `538.000`, rounded to the nearest, to even where two are as near, as Python prints it.
+fn thousandths_of_mb(bytes: u64) -> String {
+    const MB: u128 = 1 << 20;
+    let (thousandths, rest) = (u128::from(bytes) * 1000 / MB, u128::from(bytes) * 1000 % MB);
+    let up = rest > MB / 2 || rest == MB / 2 && thousandths % 2 == 1;
+    let thousandths = thousandths + u128::from(up);
+    format!("{}.{:03}", thousandths / 1000, thousandths % 1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: u32, used: Option<u64>, kind: ProcessKind) -> GpuProcess {
+        GpuProcess { pid, name: None, used: used.map(Bytes::new), kind }
+    }
+
+    /// As `torch.cuda.list_gpu_processes` has it: `{pid:>10d} uses {mem:>12.3f} MB GPU memory`.
+    #[test]
+    fn processes_print_as_in_pytorch() {
+        let text = |processes| GpuProcesses { device: 1, processes }.to_string();
+        assert_eq!(text(vec![]), "GPU:1\nno processes are running");
+        assert_eq!(text(vec![process(5, Some(1 << 20), ProcessKind::Graphics)]), "GPU:1\nno processes are running");
+        let processes = vec![
+            process(1234, Some(538 << 20), ProcessKind::Compute),
+            process(4_000_000_000, Some((81_920 << 20) + 1_000), ProcessKind::Both),
+            process(7, None, ProcessKind::Compute),
+        ];
+        let expected = "GPU:1
+process       1234 uses      538.000 MB GPU memory
+process 4000000000 uses    81920.001 MB GPU memory
+process          7 uses          N/A MB GPU memory";
+        assert_eq!(text(processes), expected);
+    }
+
+    #[test]
+    fn thousandths_are_rounded_as_python_rounds() {
+        for (bytes, text) in [
+            (0, "0.000"),
+            (524, "0.000"),
+            (525, "0.001"),
+            (1 << 19, "0.500"),
+            ((1 << 20) - 1, "1.000"),
+            // Halves, to even: 65536 bytes are 62.5 thousandths.
+            (1 << 16, "0.062"),
+            (3 << 16, "0.188"),
+            (u64::MAX, "17592186044416.000"),
+        ] {
+            assert_eq!(thousandths_of_mb(bytes), text, "{bytes}");
+        }
+    }
+}
