@@ -35,7 +35,8 @@ pub use query::{
 };
 pub use report::Report;
 pub use session::{
-    GpuMemTrace, GpuMemTraceBuilder, LiveMemory, Sink, Status, set_sink, status, subscribe, unsubscribe,
+    Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, LiveMemory, ScopeHandle, Sink, Status, set_sink, status,
+    subscribe, unsubscribe,
 };
 #[cfg(feature = "sim")]
 pub use source::sim;

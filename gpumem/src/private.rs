@@ -83,7 +83,7 @@ pub mod bench {
     use std::time::Duration;
 
     use crate::{
-        model::{Block, Bytes, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, Space, Watch},
+        model::{Block, Bytes, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, SiteId, Space, Watch},
         session::Inbox,
     };
 
@@ -102,7 +102,7 @@ pub mod bench {
     impl Door {
         /// Posts an allocation.
         pub fn alloc(&self, address: u64, bytes: u64) {
-            let block = Block { device: DEVICE, bytes: Bytes::new(bytes), kind: MemKind::Pool, context: 0 };
+            let block = Block::new(DEVICE, Bytes::new(bytes), MemKind::Pool);
             self.0.post(&EventKind::Alloc { key: Key::new(Space::Address, address), block });
         }
 
@@ -113,7 +113,8 @@ pub mod bench {
 
         /// Opens a scope.
         pub fn open(&self, scope: u64) {
-            let watch = Watch { device: DEVICE, gauge: Gauge::Exact, every: Duration::ZERO, thread: None };
+            let watch =
+                Watch { device: DEVICE, gauge: Gauge::Exact, every: Duration::ZERO, thread: None, site: SiteId::NONE };
             self.0.post(&EventKind::Open { scope: ScopeId(scope), watch });
         }
 

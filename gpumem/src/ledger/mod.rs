@@ -1,33 +1,49 @@
 //! The fold of all events: bytes in use, live blocks and the peak of every open scope. Pure: no clock, no lock, no I/O,
 //! so a live run and a replayed one agree by construction.
 
+#![allow(dead_code)] // until the reports of where memory is are there
+
 mod live;
+mod origins;
+mod stats;
+mod tree;
 mod watermark;
 
 use std::{collections::HashMap, time::Duration};
 
-pub(crate) use self::live::Tally;
+pub(crate) use self::{
+    live::PARTS,
+    origins::Origin,
+    stats::Stat,
+    tree::{Spot, SpotId},
+};
 use self::{
     live::{Entry, Live},
+    origins::{OriginId, Origins},
+    tree::Tree,
     watermark::{Mark, Watermark},
 };
 use crate::model::{
     Answer, Block, ByteDelta, Bytes, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, Marks, MemKind, Sampling,
-    ScopeId, ThreadId, Time, Trace, Watch,
+    ScopeId, StackId, ThreadId, Time, Trace, Watch,
 };
 
+/// What each event touches comes first, close together.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(crate) struct Ledger {
+    counts: Counts,
+    tree: Tree,
     live: Live,
+    /// By number.
+    threads: Vec<Thread>,
+    origins: Origins,
     meters: Meters,
     /// The part of a meter that one thread allocated, while a scope looks at it.
     locals: HashMap<(ThreadId, u16), Local>,
     scopes: HashMap<ScopeId, Scope>,
-    /// By thread, should a free turn out to have failed.
-    freed: Vec<Freed>,
     /// What the newest question came to. Not part of the answer, which every allocation would carry about.
     told: Option<Trace>,
-    counts: Counts,
 }
 
 /// What was heard so far.
@@ -41,6 +57,39 @@ pub(crate) struct Counts {
     pub(crate) lost: u64,
 }
 
+/// What is known of a thread.
+#[derive(Debug)]
+struct Thread {
+    /// The scope that it is in.
+    spot: SpotId,
+    /// On whose behalf it allocates: its own, unless it entered a scope of another thread.
+    strand: ThreadId,
+    /// Its newest allocation's, for the next one, which is likely to agree.
+    newest: (Asked, OriginId),
+    /// Should its newest free turn out to have failed.
+    freed: Freed,
+    number: ThreadId,
+    /// The scopes that it is in, the innermost last.
+    entered: Vec<Entered>,
+}
+
+/// What an origin is found by, as far as the thread does not tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Asked {
+    device: Device,
+    spot: SpotId,
+    stack: StackId,
+    kind: MemKind,
+    context: u8,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entered {
+    scope: ScopeId,
+    spot: SpotId,
+    strand: ThreadId,
+}
+
 /// What the newest free of a thread took out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Freed {
@@ -48,7 +97,7 @@ enum Freed {
     Nothing,
     Block(Key, Entry),
     /// A block from before the session.
-    Older(Block),
+    Older(Device, Bytes),
     Untracked,
 }
 
@@ -58,21 +107,26 @@ struct Meters(Vec<Meter>);
 
 /// Bytes in use on one device as one gauge sees them.
 #[derive(Debug)]
+#[repr(C)]
 struct Meter {
+    level: Level,
+    /// Of the memory that traces count, where allocations are heard.
+    on_device: Stat,
+    /// By the order of [`MemKind::ALL`].
+    kinds: [Stat; MemKind::ALL.len()],
     device: Device,
     gauge: Gauge,
-    level: Level,
     samples: Samples,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Local {
     level: Level,
     scopes: usize,
 }
 
 /// Bytes in use, and the most of them since any moment that an open scope began at.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Level {
     /// Signed: blocks that are older than the session may be given back, and samples count down from what is free.
     in_use: i64,
@@ -80,7 +134,7 @@ struct Level {
 }
 
 /// How a device was sampled, of which an open scope is told its own part.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Samples {
     count: u64,
     newest: Option<Time>,
@@ -92,11 +146,27 @@ struct Samples {
 /// An open scope.
 #[derive(Debug)]
 struct Scope {
+    watch: Watch,
     meter: u16,
-    thread: Option<ThreadId>,
-    every: Duration,
-    start: i64,
+    /// If it counts what one thread allocates: on whose behalf.
+    of_thread: Option<ThreadId>,
+    spot: SpotId,
+    /// The meter of what is heard on its device.
+    heard: u16,
+    /// On whose behalf it was opened, by which thread, and the number of that event.
+    strand: ThreadId,
+    opener: ThreadId,
+    number: u64,
+    start: Start,
+}
+
+/// What a scope began with.
+#[derive(Clone, Copy, Debug, Default)]
+struct Start {
+    in_use: i64,
     peak: Mark,
+    /// Of what is heard on the device.
+    heard: Mark,
     gap: Mark,
     /// Samples of the device before the one that this scope began with.
     samples_before: u64,
@@ -105,13 +175,51 @@ struct Scope {
     before: Counts,
 }
 
+/// A live block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) key: Key,
+    pub(crate) bytes: Bytes,
+    pub(crate) device: Device,
+    pub(crate) origin: Origin,
+    /// About when it was allocated.
+    pub(crate) time: Time,
+}
+
+/// What was allocated inside one open scope.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Inside {
+    /// The scope's own, one for each device.
+    spots: Vec<SpotId>,
+    strand: ThreadId,
+    /// Since when, as the lower half of an event's number; none if half of these have come since, and tell nothing.
+    since: Option<u32>,
+}
+
+/// What is live of one origin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LiveOrigin {
+    pub(crate) device: Device,
+    pub(crate) origin: Origin,
+    pub(crate) blocks: u64,
+    pub(crate) bytes: Bytes,
+}
+
+/// The allocator's statistics of one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceStats {
+    pub(crate) device: Device,
+    pub(crate) on_device: Stat,
+    pub(crate) kinds: [Stat; MemKind::ALL.len()],
+}
+
 impl Ledger {
     /// Takes one event in.
     #[inline]
     pub(crate) fn apply(&mut self, event: &Event<'_>) -> Answer {
         match event.kind {
             EventKind::Alloc { key, block } => {
-                self.alloc(*key, block, event.thread);
+                self.alloc(*key, block, event);
                 Answer::Taken
             }
             EventKind::Free { key, block } => self.free(*key, block.as_ref(), event.thread),
@@ -123,52 +231,165 @@ impl Ledger {
     }
 
     #[inline]
-    fn alloc(&mut self, key: Key, block: &Block, thread: ThreadId) {
+    fn alloc(&mut self, key: Key, block: &Block, event: &Event<'_>) {
         self.counts.heard += 1;
-        let meter = self.meters.index(block.device, Gauge::Exact);
-        let Block { bytes, kind, context, .. } = *block;
-        self.enter(key, Entry { bytes, thread, meter, kind, context });
+        let number = self.origin(block, event.thread);
+        let entry = Entry::new(block.bytes, number, event.time, event.number);
+        if let Some(missed) = self.live.insert(key, entry) {
+            self.take_out(&missed);
+        }
+        let bytes = entry.bytes();
+        let held = self.origins.held(number);
+        held.blocks += 1;
+        held.bytes += bytes.get();
+        let origin = held.origin;
+        self.tree.allocated(origin.spot, bytes);
+        let Meter { level, on_device, kinds, .. } = &mut self.meters.0[usize::from(origin.meter)];
+        kinds[origin.kind as usize].add(bytes.get());
+        if origin.kind.is_on_device() {
+            on_device.add(bytes.get());
+            level.change(signed(bytes));
+            self.change_local(&origin, signed(bytes));
+        }
+    }
+
+    /// The number of where a block comes from.
+    #[inline]
+    fn origin(&mut self, block: &Block, thread: ThreadId) -> OriginId {
+        let Block { device, kind, context, stack, .. } = *block;
+        let known = self.thread(thread);
+        let asked = Asked { device, spot: known.spot, stack, kind, context };
+        if known.newest.0 == asked {
+            return known.newest.1;
+        }
+        self.find_origin(asked, thread)
+    }
+
+    #[inline(never)]
+    fn find_origin(&mut self, asked: Asked, thread: ThreadId) -> OriginId {
+        let Asked { device, spot, stack, kind, context } = asked;
+        let meter = self.meters.index(device, Gauge::Exact);
+        let spot = self.tree.on(meter, spot);
+        let strand = self.thread(thread).strand;
+        let origin = Origin { spot, thread: strand, stack, meter, kind, context };
+        let threads = &self.threads;
+        let in_use = || {
+            threads.iter().filter_map(|thread| match &thread.freed {
+                Freed::Block(_, entry) => Some(entry.origin()),
+                _ => None,
+            })
+        };
+        let (number, swept) = self.origins.number(origin, in_use);
+        if swept {
+            self.threads.iter_mut().for_each(|thread| thread.newest.0 = Asked::NOTHING);
+        }
+        self.thread(thread).newest = (asked, number);
+        number
     }
 
     #[inline]
-    fn enter(&mut self, key: Key, entry: Entry) {
-        if let Some(replaced) = self.live.insert(key, entry) {
-            self.change(&replaced, -signed(replaced.bytes));
+    fn thread(&mut self, thread: ThreadId) -> &mut Thread {
+        let at = thread.0 as usize;
+        if at >= self.threads.len() {
+            self.more_threads(at);
         }
-        self.change(&entry, signed(entry.bytes));
+        &mut self.threads[at]
+    }
+
+    #[cold]
+    fn more_threads(&mut self, last: usize) {
+        let next = self.threads.len();
+        self.threads.extend((next..=last).map(|number| Thread::new(ThreadId(u32::try_from(number).unwrap_or(0)))));
+    }
+
+    /// A block is there no more: its free was heard, or missed.
+    #[inline]
+    fn take_out(&mut self, entry: &Entry) {
+        let bytes = entry.bytes();
+        let held = self.origins.held(entry.origin());
+        held.blocks -= 1;
+        held.bytes -= bytes.get();
+        let origin = held.origin;
+        let by = -signed(bytes);
+        self.tree.change(origin.spot, by);
+        let Meter { level, on_device, kinds, .. } = &mut self.meters.0[usize::from(origin.meter)];
+        kinds[origin.kind as usize].remove(bytes.get());
+        if origin.kind.is_on_device() {
+            on_device.remove(bytes.get());
+            level.change(by);
+            self.change_local(&origin, by);
+        }
+    }
+
+    /// A block that was taken out is there after all.
+    fn put_back(&mut self, key: Key, entry: Entry) {
+        if let Some(missed) = self.live.insert(key, entry) {
+            self.take_out(&missed);
+        }
+        let bytes = entry.bytes();
+        let held = self.origins.held(entry.origin());
+        held.blocks += 1;
+        held.bytes += bytes.get();
+        let origin = held.origin;
+        self.tree.change(origin.spot, signed(bytes));
+        let Meter { level, on_device, kinds, .. } = &mut self.meters.0[usize::from(origin.meter)];
+        kinds[origin.kind as usize].restore(bytes.get());
+        if origin.kind.is_on_device() {
+            on_device.restore(bytes.get());
+            level.change(signed(bytes));
+            self.change_local(&origin, signed(bytes));
+        }
+    }
+
+    #[inline]
+    fn change_local(&mut self, of: &Origin, by: i64) {
+        if !self.locals.is_empty()
+            && let Some(local) = self.locals.get_mut(&(of.thread, of.meter))
+        {
+            local.level.change(by);
+        }
+    }
+
+    /// A block from before the session is given back: no thread's and no scope's part ever had it.
+    fn change_older(&mut self, device: Device, by: i64) {
+        self.meters.of(device, Gauge::Exact).level.change(by);
     }
 
     #[inline]
     fn free(&mut self, key: Key, older: Option<&Block>, thread: ThreadId) -> Answer {
         self.counts.heard += 1;
         let (freed, answer) = if let Some(entry) = self.live.remove(key) {
-            self.change(&entry, -signed(entry.bytes));
+            self.take_out(&entry);
             (Freed::Block(key, entry), Answer::Taken)
-        } else if let Some(block) = older {
-            self.change_older(block, -signed(block.bytes));
-            (Freed::Older(*block), Answer::Taken)
         } else {
-            self.counts.untracked += 1;
-            (Freed::Untracked, Answer::Untracked)
+            self.free_unknown(older)
         };
-        *self.freed_by(thread) = freed;
+        self.thread(thread).freed = freed;
         answer
     }
 
-    #[inline]
-    fn freed_by(&mut self, thread: ThreadId) -> &mut Freed {
-        let thread = thread.0 as usize;
-        if thread >= self.freed.len() {
-            self.freed.resize(thread + 1, Freed::Nothing);
+    #[cold]
+    fn free_unknown(&mut self, older: Option<&Block>) -> (Freed, Answer) {
+        if let Some(block) = older {
+            return (self.free_older(block), Answer::Taken);
         }
-        &mut self.freed[thread]
+        self.counts.untracked += 1;
+        (Freed::Untracked, Answer::Untracked)
+    }
+
+    fn free_older(&mut self, block: &Block) -> Freed {
+        if !block.kind.is_on_device() {
+            return Freed::Nothing;
+        }
+        self.change_older(block.device, -signed(block.bytes));
+        Freed::Older(block.device, block.bytes)
     }
 
     fn unfree(&mut self, thread: ThreadId) {
-        match std::mem::take(self.freed_by(thread)) {
+        match std::mem::take(&mut self.thread(thread).freed) {
             Freed::Nothing => {}
-            Freed::Block(key, entry) => self.enter(key, entry),
-            Freed::Older(block) => self.change_older(&block, signed(block.bytes)),
+            Freed::Block(key, entry) => self.put_back(key, entry),
+            Freed::Older(device, bytes) => self.change_older(device, signed(bytes)),
             Freed::Untracked => self.counts.untracked = self.counts.untracked.saturating_sub(1),
         }
     }
@@ -181,31 +402,42 @@ impl Ledger {
             EventKind::Unfree => self.unfree(event.thread),
             EventKind::Found { block } => {
                 self.counts.untracked = self.counts.untracked.saturating_sub(1);
-                self.change_older(&block, -signed(block.bytes));
-                *self.freed_by(event.thread) = Freed::Older(block);
+                let freed = self.free_older(&block);
+                self.thread(event.thread).freed = freed;
             }
             EventKind::Gone { context } => {
-                for entry in self.live.drain(|entry| entry.context == context) {
-                    self.change(&entry, -signed(entry.bytes));
+                let origins = &self.origins;
+                for entry in self.live.drain(|entry| origins.get(entry.origin()).context == context) {
+                    self.take_out(&entry);
                 }
             }
             EventKind::Sample { device, memory } => self.meters.of(device, Gauge::Sampled).sample(event.time, &memory),
             EventKind::Marks { device, marks } => self.meters.of(device, Gauge::Pool).mark(&marks),
             EventKind::Unread { device, gauge } => self.meters.of(device, gauge).samples.failed = true,
-            EventKind::Open { scope, watch } => self.open(scope, watch),
+            EventKind::Open { scope, watch } => self.open(scope, watch, event),
+            EventKind::Enter { scope } => self.enter(scope, event.thread),
+            EventKind::Leave { scope } => self.thread(event.thread).leave(scope),
             EventKind::Read { scope } => {
                 return self.scopes.get(&scope).map(|open| self.trace(open));
             }
             EventKind::Reset { scope } => {
-                let open = self.scopes.get(&scope)?;
-                let Meter { device, gauge, .. } = self.meters.0[usize::from(open.meter)];
-                let watch = Watch { device, gauge, every: open.every, thread: open.thread };
-                let trace = self.close(scope);
-                self.open(scope, watch);
-                return trace;
+                let mut open = self.scopes.remove(&scope)?;
+                let trace = self.end(&open);
+                open.start = self.begin(&open);
+                self.scopes.insert(scope, open);
+                return Some(trace);
             }
-            EventKind::Close { scope } => return self.close(scope),
-            EventKind::Lost { count } => self.counts.lost += count,
+            EventKind::Close { scope } => return self.close(scope, event.thread),
+            EventKind::ResetPeaks { device } => {
+                let Meter { on_device, kinds, .. } = self.meters.of(device, Gauge::Exact);
+                kinds.iter_mut().chain([on_device]).for_each(Stat::reset_peaks);
+            }
+            EventKind::Lost { count } => {
+                self.counts.lost += count;
+                for missed in self.live.doubt() {
+                    self.take_out(&missed);
+                }
+            }
         }
         None
     }
@@ -219,108 +451,235 @@ impl Ledger {
         self.counts
     }
 
-    /// What is live, by the order of [`MemKind::ALL`].
-    pub(crate) fn live(&self) -> [Tally; MemKind::ALL.len()] {
-        self.live.by_kind()
+    /// The statistics of each device on which something was heard.
+    pub(crate) fn stats(&self) -> Vec<DeviceStats> {
+        let heard = self.meters.0.iter().filter(|meter| meter.gauge == Gauge::Exact);
+        heard
+            .map(|Meter { device, on_device, kinds, .. }| DeviceStats {
+                device: *device,
+                on_device: *on_device,
+                kinds: *kinds,
+            })
+            .collect()
     }
 
-    #[inline]
-    fn change(&mut self, of: &Entry, by: i64) {
-        if !of.kind.is_on_device() {
-            return;
+    /// All paths of scopes, by the number of their spot, each with its device. Number 0 is nowhere and has none.
+    pub(crate) fn spots(&mut self) -> Vec<(Option<Device>, Spot)> {
+        let open: Vec<_> = self.scopes.values().map(|scope| (scope.spot, self.device_peak(scope))).collect();
+        for (spot, in_use) in open {
+            self.tree.device_had(spot, in_use);
         }
-        self.meters.0[usize::from(of.meter)].level.change(by);
-        if !self.locals.is_empty()
-            && let Some(local) = self.locals.get_mut(&(of.thread, of.meter))
-        {
-            local.level.change(by);
-        }
+        let meters = &self.meters.0;
+        let device = |spot: &Spot| meters.get(usize::from(spot.meter)).map(|meter| meter.device);
+        self.tree.spots().iter().map(|spot| (device(spot), *spot)).collect()
     }
 
-    /// As `change`, for a block from before the session: no thread's part ever had it.
-    fn change_older(&mut self, block: &Block, by: i64) {
-        if block.kind.is_on_device() {
-            self.meters.of(block.device, Gauge::Exact).level.change(by);
-        }
+    /// What is live, by where it comes from.
+    pub(crate) fn origins(&self) -> Vec<LiveOrigin> {
+        let live = |held: &origins::Held| LiveOrigin {
+            device: self.meters.0[usize::from(held.origin.meter)].device,
+            origin: held.origin,
+            blocks: held.blocks,
+            bytes: Bytes::new(held.bytes),
+        };
+        self.origins.live().map(live).collect()
     }
 
-    fn open(&mut self, scope: ScopeId, watch: Watch) {
+    /// A part of the live blocks, of [`PARTS`]: of all, or of what was allocated inside a scope.
+    pub(crate) fn blocks(&self, part: usize, inside: Option<&Inside>) -> Vec<Held> {
+        let held = |(key, entry): (Key, &Entry)| {
+            let origin = *self.origins.get(entry.origin());
+            inside.is_none_or(|inside| self.is_inside(entry, &origin, inside)).then(|| Held {
+                key,
+                bytes: entry.bytes(),
+                device: self.meters.0[usize::from(origin.meter)].device,
+                origin,
+                time: entry.time(),
+            })
+        };
+        self.live.part(part).filter_map(held).collect()
+    }
+
+    fn is_inside(&self, entry: &Entry, origin: &Origin, Inside { spots, strand, since }: &Inside) -> bool {
+        origin.thread == *strand
+            && since.is_none_or(|since| entry.number.wrapping_sub(since) < 1 << 31)
+            && spots.iter().any(|spot| self.tree.is_inside(origin.spot, *spot))
+    }
+
+    /// What [`blocks`](Self::blocks) tells the blocks of an open scope by; `now` is the newest event's number.
+    pub(crate) fn inside(&mut self, scope: ScopeId, now: u64) -> Option<Inside> {
+        let Scope { spot, strand, number, .. } = *self.scopes.get(&scope)?;
+        let heard = (0..).zip(&self.meters.0).filter(|(_, meter)| meter.gauge == Gauge::Exact);
+        let spots = heard.map(|(meter, _)| self.tree.on(meter, spot)).collect();
+        #[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
+        let since = (now - number < 1 << 31).then_some(number as u32);
+        Some(Inside { spots, strand, since })
+    }
+
+    /// Opens a scope inside the one that its thread is in.
+    fn open(&mut self, scope: ScopeId, watch: Watch, event: &Event<'_>) {
         let meter = self.meters.index(watch.device, watch.gauge);
-        let Meter { level, samples, .. } = &mut self.meters.0[usize::from(meter)];
-        let level = match watch.thread {
-            None => level,
-            Some(thread) => {
-                let local =
-                    self.locals.entry((thread, meter)).or_insert_with(|| Local { level: Level::new(), scopes: 0 });
-                local.scopes += 1;
-                &mut local.level
-            }
-        };
-        let opened = Scope {
+        let heard = self.meters.index(watch.device, Gauge::Exact);
+        let outer = self.thread(event.thread).spot;
+        let outer = self.tree.on(heard, outer);
+        let spot = self.tree.inside(outer, watch.site);
+        self.tree.opened(spot);
+        let strand = self.thread(event.thread).strand;
+        let of_thread = watch.thread.map(|thread| self.thread(thread).strand);
+        if let Some(thread) = of_thread {
+            self.locals.entry((thread, meter)).or_default().scopes += 1;
+        }
+        let opener = event.thread;
+        let mut open = Scope {
+            watch,
             meter,
-            thread: watch.thread,
-            every: watch.every,
-            start: level.in_use,
-            peak: level.peaks.open(level.in_use),
-            gap: samples.gaps.open(Duration::ZERO),
-            samples_before: samples.count.saturating_sub(1),
-            blind: samples.failed,
-            before: self.counts,
+            of_thread,
+            spot,
+            heard,
+            strand,
+            opener,
+            number: event.number,
+            start: Start::default(),
         };
-        self.scopes.insert(scope, opened);
+        open.start = self.begin(&open);
+        self.scopes.insert(scope, open);
+        self.thread(opener).enter(Entered { scope, spot, strand });
+    }
+
+    fn enter(&mut self, scope: ScopeId, thread: ThreadId) {
+        let open = self.scopes.get(&scope).map(|open| (open.spot, open.strand));
+        let thread = self.thread(thread);
+        // Of a scope that is closed nothing is left to be in; the thread stays where it is.
+        let (spot, strand) = open.unwrap_or((thread.spot, thread.strand));
+        thread.enter(Entered { scope, spot, strand });
+    }
+
+    fn begin(&mut self, scope: &Scope) -> Start {
+        let heard = &mut self.meters.0[usize::from(scope.heard)].level;
+        let heard = heard.peaks.open(heard.in_use);
+        let Meter { level, samples, .. } = &mut self.meters.0[usize::from(scope.meter)];
+        let (gap, samples_before, blind) =
+            (samples.gaps.open(Duration::ZERO), samples.count.saturating_sub(1), samples.failed);
+        let level = match scope.of_thread {
+            None => level,
+            Some(thread) => &mut self.locals.entry((thread, scope.meter)).or_default().level,
+        };
+        let (in_use, peak) = (level.in_use, level.peaks.open(level.in_use));
+        Start { in_use, peak, heard, gap, samples_before, blind, before: self.counts }
     }
 
     fn level(&self, scope: &Scope) -> &Level {
-        match scope.thread {
+        match scope.of_thread {
             None => &self.meters.0[usize::from(scope.meter)].level,
             Some(thread) => &self.locals[&(thread, scope.meter)].level,
         }
     }
 
+    /// The most that the process had in use on the device since a scope began.
+    fn device_peak(&self, scope: &Scope) -> i64 {
+        self.meters.0[usize::from(scope.heard)].level.peaks.max_since(scope.start.heard)
+    }
+
     fn trace(&self, scope: &Scope) -> Trace {
         let Meter { device, gauge, samples, .. } = &self.meters.0[usize::from(scope.meter)];
+        let Start { in_use: start, peak, gap, samples_before, blind, before, .. } = scope.start;
         let level = self.level(scope);
-        let (peak, end) = (level.peaks.max_since(scope.peak), level.in_use);
+        let (peak, end) = (level.peaks.max_since(peak), level.in_use);
         let sampled = *gauge == Gauge::Sampled;
         Trace {
             device: device.ordinal,
             simulated: device.family == Family::Simulated,
             gauge: *gauge,
-            used: ByteDelta::new(end - scope.start),
-            peaked: Bytes::new(peak.abs_diff(scope.start.max(end))),
+            used: ByteDelta::new(end - start),
+            peaked: Bytes::new(peak.abs_diff(start.max(end))),
             sampling: sampled.then(|| Sampling {
-                every: scope.every,
-                readings: samples.count - scope.samples_before,
-                longest_gap: samples.gaps.max_since(scope.gap),
+                every: scope.watch.every,
+                readings: samples.count - samples_before,
+                longest_gap: samples.gaps.max_since(gap),
             }),
-            stale: samples.failed || scope.blind,
-            untracked: if *gauge == Gauge::Exact {
-                self.counts.untracked.saturating_sub(scope.before.untracked)
-            } else {
-                0
-            },
-            lost: self.counts.lost - scope.before.lost,
+            stale: samples.failed || blind,
+            untracked: if *gauge == Gauge::Exact { self.counts.untracked.saturating_sub(before.untracked) } else { 0 },
+            lost: self.counts.lost - before.lost,
         }
     }
 
-    fn close(&mut self, scope: ScopeId) -> Option<Trace> {
+    /// What a scope has come to. Its marks are taken back.
+    fn end(&mut self, scope: &Scope) -> Trace {
+        let trace = self.trace(scope);
+        let device_peak = self.device_peak(scope);
+        self.tree.device_had(scope.spot, device_peak);
+        self.meters.0[usize::from(scope.heard)].level.peaks.close(scope.start.heard);
+        let Meter { level, samples, .. } = &mut self.meters.0[usize::from(scope.meter)];
+        samples.gaps.close(scope.start.gap);
+        match scope.of_thread {
+            None => level.peaks.close(scope.start.peak),
+            Some(thread) => {
+                self.locals.entry((thread, scope.meter)).or_default().level.peaks.close(scope.start.peak);
+            }
+        }
+        trace
+    }
+
+    fn close(&mut self, scope: ScopeId, thread: ThreadId) -> Option<Trace> {
         let open = self.scopes.remove(&scope)?;
-        let trace = self.trace(&open);
-        let Meter { level, samples, .. } = &mut self.meters.0[usize::from(open.meter)];
-        samples.gaps.close(open.gap);
-        let Some(thread) = open.thread else {
-            level.peaks.close(open.peak);
-            return Some(trace);
-        };
-        if let Some(local) = self.locals.get_mut(&(thread, open.meter)) {
-            local.level.peaks.close(open.peak);
+        let trace = self.end(&open);
+        if let Some(of) = open.of_thread
+            && let Some(local) = self.locals.get_mut(&(of, open.meter))
+        {
             local.scopes -= 1;
             if local.scopes == 0 {
-                self.locals.remove(&(thread, open.meter));
+                self.locals.remove(&(of, open.meter));
             }
+        }
+        for thread in [thread, open.opener] {
+            self.thread(thread).leave(scope);
         }
         Some(trace)
     }
+}
+
+impl Thread {
+    fn new(number: ThreadId) -> Self {
+        let (entered, freed) = (Vec::new(), Freed::Nothing);
+        Self {
+            spot: SpotId::NONE,
+            strand: number,
+            newest: (Asked::NOTHING, OriginId::default()),
+            freed,
+            number,
+            entered,
+        }
+    }
+
+    fn enter(&mut self, entered: Entered) {
+        self.entered.push(entered);
+        self.settle();
+    }
+
+    fn leave(&mut self, scope: ScopeId) {
+        if let Some(at) = self.entered.iter().rposition(|entered| entered.scope == scope) {
+            self.entered.remove(at);
+            self.settle();
+        }
+    }
+
+    /// Is where it entered last.
+    fn settle(&mut self) {
+        (self.spot, self.strand) =
+            self.entered.last().map_or((SpotId::NONE, self.number), |Entered { spot, strand, .. }| (*spot, *strand));
+        self.newest.0 = Asked::NOTHING;
+    }
+}
+
+impl Asked {
+    /// By no block.
+    const NOTHING: Self = Self {
+        device: Device { family: Family::Cuda, ordinal: u32::MAX },
+        spot: SpotId::NONE,
+        stack: StackId::NONE,
+        kind: MemKind::Device,
+        context: 0,
+    };
 }
 
 impl Meters {
@@ -328,8 +687,14 @@ impl Meters {
     fn index(&mut self, device: Device, gauge: Gauge) -> u16 {
         let known = self.0.iter().position(|meter| meter.device == device && meter.gauge == gauge);
         let index = known.unwrap_or_else(|| {
-            let samples = Samples { count: 0, newest: None, gaps: Watermark::new(), failed: false };
-            self.0.push(Meter { device, gauge, level: Level::new(), samples });
+            self.0.push(Meter {
+                level: Level::default(),
+                on_device: Stat::default(),
+                kinds: Default::default(),
+                device,
+                gauge,
+                samples: Samples::default(),
+            });
             self.0.len() - 1
         });
         u16::try_from(index).expect("fewer than 2^16 devices")
@@ -346,10 +711,6 @@ fn signed(bytes: Bytes) -> i64 {
 }
 
 impl Level {
-    const fn new() -> Self {
-        Self { in_use: 0, peaks: Watermark::new() }
-    }
-
     #[inline]
     fn change(&mut self, by: i64) {
         self.set(self.in_use.saturating_add(by));

@@ -6,13 +6,15 @@
 //! open a of 2       one of thread 2 alone    alloc y 10 %2       free y %1    (%: the thread that does it, else 1)
 //! open a sampled    a sampled scope          sample 100          unread       (sample: MiB in use of 1000)
 //! open a pool       one of the pool's marks  marks 30 10         unread pool  (the high mark, and in use)
+//! enter a %2        leave a %2               reset-peaks         inside a = 10 20    (blocks that are still there)
+//! tree /a/b = calls used peak device-peak allocated allocations  (the last two without the scopes inside)
 //! read a = 10 15    reset a = 10 15          close a = 10 15 [stale] [lost=1] [readings=2] [gap=3]
 //! ```
 
 use std::{collections::HashMap, fmt::Write, time::Duration};
 
-use super::*;
-use crate::model::{Key, Space};
+use super::{stats::Count, *};
+use crate::model::{Key, SiteId, Space};
 
 const MIB: i64 = 1 << 20;
 
@@ -29,6 +31,30 @@ impl Runner {
         *self.names.entry(name.to_owned()).or_insert(next)
     }
 
+    /// Scopes `a` and `a.2` are opened in one place.
+    fn site(&mut self, scope: &str) -> SiteId {
+        let name = scope.split('.').next().unwrap_or(scope);
+        SiteId(u32::try_from(self.id(name)).unwrap() + 1)
+    }
+
+    /// `calls used peak device_peak allocated allocations` of each path, in MiB.
+    fn tree(&mut self, path: &str, ordinal: u32) -> Option<String> {
+        let spots = self.ledger.spots();
+        let path: Vec<SiteId> =
+            path.split('/').filter(|scope| !scope.is_empty()).map(|scope| self.site(scope)).collect();
+        let at = |ordinal| {
+            let root = spots.iter().position(|(device, spot)| {
+                spot.parent == SpotId::NONE && device.is_some_and(|device| device.ordinal == ordinal)
+            })?;
+            path.iter().try_fold(root, |outer, site| {
+                spots.iter().position(|(_, spot)| spot.parent.0 as usize == outer && spot.site == *site)
+            })
+        };
+        let Spot { calls, in_use, peak, device_peak, allocated, allocations, .. } = spots[at(ordinal)?].1;
+        let [in_use, peak, device_peak] = [in_use, peak, device_peak].map(|bytes| bytes / MIB);
+        Some(format!("{calls} {in_use} {peak} {device_peak} {} {allocations}", allocated >> 20))
+    }
+
     fn key(&mut self, name: &str) -> Key {
         Key::new(Space::Address, self.id(name))
     }
@@ -36,11 +62,20 @@ impl Runner {
     fn open(&mut self, scope: &str, device: Device, gauge: Gauge, thread: Option<&str>) -> EventKind {
         let every = Duration::from_millis(u64::from(gauge == Gauge::Sampled));
         let thread = thread.map(|number| ThreadId(number.parse().expect("a number")));
-        EventKind::Open { scope: ScopeId(self.id(scope)), watch: Watch { device, gauge, every, thread } }
+        EventKind::Open {
+            scope: ScopeId(self.id(scope)),
+            watch: Watch { device, gauge, every, thread, site: self.site(scope) },
+        }
     }
 
     fn alloc(&mut self, block: &str, device: Device, bytes: Bytes, kind: MemKind) -> EventKind {
-        EventKind::Alloc { key: self.key(block), block: Block { device, bytes, kind, context: 0 } }
+        EventKind::Alloc { key: self.key(block), block: Block::new(device, bytes, kind) }
+    }
+
+    fn post(&mut self, kind: &EventKind, thread: ThreadId) -> Option<Trace> {
+        self.number += 1;
+        self.ledger.apply(&Event { number: self.number, time: Duration::from_millis(self.number), thread, kind });
+        self.ledger.take_trace()
     }
 
     fn line(&mut self, line: &str) {
@@ -71,18 +106,16 @@ impl Runner {
             ["alloc", block, size, "vmm"] => self.alloc(block, device, mib(size), MemKind::Vmm),
             ["free", block] => EventKind::Free { key: self.key(block), block: None },
             ["free", block, size] => {
-                let known = Block { device, bytes: mib(size), kind: MemKind::Device, context: 0 };
+                let known = Block::new(device, mib(size), MemKind::Device);
                 EventKind::Free { key: self.key(block), block: Some(known) }
             }
             ["unfree"] => EventKind::Unfree,
             ["alloc", block, size, "in", context] => {
                 let context = context.parse().expect(line);
-                let block_of = Block { device, bytes: mib(size), kind: MemKind::Device, context };
+                let block_of = Block { context, ..Block::new(device, mib(size), MemKind::Device) };
                 EventKind::Alloc { key: self.key(block), block: block_of }
             }
-            ["found", size] => {
-                EventKind::Found { block: Block { device, bytes: mib(size), kind: MemKind::Device, context: 0 } }
-            }
+            ["found", size] => EventKind::Found { block: Block::new(device, mib(size), MemKind::Device) },
             ["gone", context] => EventKind::Gone { context: context.parse().expect(line) },
             ["sample", used] => {
                 let (total, used) = (Bytes::mib(1000), mib(used));
@@ -99,13 +132,28 @@ impl Runner {
             ["read", scope] => EventKind::Read { scope: ScopeId(self.id(scope)) },
             ["reset", scope] => EventKind::Reset { scope: ScopeId(self.id(scope)) },
             ["close", scope] => EventKind::Close { scope: ScopeId(self.id(scope)) },
+            ["enter", scope] => EventKind::Enter { scope: ScopeId(self.id(scope)) },
+            ["leave", scope] => EventKind::Leave { scope: ScopeId(self.id(scope)) },
+            ["reset-peaks"] => EventKind::ResetPeaks { device },
+            ["tree", path] => {
+                assert_eq!(self.tree(path, ordinal).as_deref(), expected, "{line}");
+                return;
+            }
+            ["inside", scope] => {
+                let scope = ScopeId(self.id(scope));
+                let inside = self.ledger.inside(scope, self.number).expect("it is open");
+                let blocks = (0..PARTS).flat_map(|part| self.ledger.blocks(part, Some(&inside)));
+                let mut sizes: Vec<_> = blocks.map(|held| held.bytes.mb()).collect();
+                sizes.sort_unstable();
+                let sizes: Vec<_> = sizes.iter().map(ToString::to_string).collect();
+                let told = if sizes.is_empty() { "none".to_owned() } else { sizes.join(" ") };
+                assert_eq!(Some(told.as_str()), expected, "{line}");
+                return;
+            }
             ["lost", count] => EventKind::Lost { count: count.parse().expect(line) },
             _ => panic!("not an event: {line}"),
         };
-        self.number += 1;
-        let event = Event { number: self.number, time: Duration::from_millis(self.number), thread, kind: &kind };
-        self.ledger.apply(&event);
-        let trace = self.ledger.take_trace();
+        let trace = self.post(&kind, thread);
         match (trace, expected) {
             (None, None) => {}
             (Some(trace), Some(expected)) => {
@@ -209,7 +257,8 @@ fn an_untracked_free_that_is_looked_up_after_all() {
 fn kinds_that_are_not_on_the_device_for_certain_are_kept_apart() {
     check("open t; alloc a 1; alloc b 2 pool; alloc c 4 vmm; alloc d 8 managed; alloc e 16 pinned; close t = 7 0");
     let ledger = check("alloc a 8 managed; alloc b 16 pinned; alloc c 1; alloc d 2; free a; free c");
-    let [device, pool, managed, pinned, vmm] = ledger.live().map(|tally| (tally.blocks, tally.bytes >> 20));
+    let kinds = ledger.stats()[0].kinds;
+    let [device, pool, managed, pinned, vmm] = kinds.map(|kind| (kind.blocks.current, kind.bytes.current >> 20));
     assert_eq!((device, pool, managed, pinned, vmm), ((1, 2), (0, 0), (0, 0), (1, 16), (0, 0)));
 }
 
@@ -306,6 +355,167 @@ fn marks_that_could_not_be_read() {
 }
 
 #[test]
+fn each_path_of_scopes_knows_what_it_holds() {
+    check(
+        "open a; alloc x 10; open b; alloc y 20; free y; alloc z 5; close b = 5 15; tree /a/b = 1 5 20 30 25 2
+         close a = 15 15; tree /a = 1 15 30 30 10 1; tree / = 0 15 30 0 0 0; free x; free z; tree /a = 1 0 30 30 10 1",
+    );
+    check("alloc w 100; open a; alloc x 10; close a = 10 0; tree /a = 1 10 10 110 10 1; tree / = 0 110 110 0 100 1");
+    check("open a; alloc x 1; close a = 1 0; open a.2; alloc y 2; tree /a = 2 3 3 3 3 2; close a.2 = 2 0");
+    check(
+        "open a; open a.2; alloc x 4; close a.2 = 4 0; close a = 4 0; tree /a/a = 1 4 4 4 4 1; tree /a = 1 4 4 4 0 0",
+    );
+    // Of other threads only what they were handed.
+    check(
+        "open a; alloc x 4 %2; tree /a = 1 0 0 4 0 0; enter a %2; alloc y 2 %2; tree /a = 1 2 2 6 2 1; close a = 6 0",
+    );
+    check("open a; open b %2; alloc x 1 %2; tree /b = 1 1 1 1 1 1; close b %2 = 1 0; close a = 1 0");
+    // A peak is of one moment: runs of events from several paths, between each other.
+    check(
+        "open a; open b; alloc x 8; open c %2; alloc y 1 %2; free x; alloc z 3 %2; free y; alloc v 6
+         tree /a/b = 1 6 8 9 14 2; tree /a = 1 6 8 9 0 0; tree /c = 1 3 4 9 4 2; tree / = 0 9 9 0 0 0",
+    );
+    // What the scope allocates on another device has the same path there.
+    check("open a; open b; alloc x @1 7; close b = 0 0; tree /a/b @1 = 0 7 7 0 7 1; tree /a @1 = 0 7 7 0 0 0");
+    check("open a; alloc x 7; free x %2; unfree %2; tree /a = 1 7 7 7 7 1");
+    check("open a; alloc x 7 in 1; gone 1; tree /a = 1 0 7 7 7 1");
+    check("open a sampled; alloc x 7; close a = 0 0 ; tree /a = 1 7 7 7 7 1");
+}
+
+#[test]
+fn a_thread_is_in_the_scope_that_it_entered_last_and_not_left() {
+    check("open a; open b; leave a; alloc x 1; leave b; alloc y 2; tree /a/b = 1 1 1 3 1 1; tree / = 0 3 3 0 2 1");
+    check("open a; close a = 0 0; enter a; alloc x 1; leave a; leave a; tree / = 0 1 1 0 1 1");
+    check("open a; enter a %2; open b %2; alloc x 1 %2; close b %3 = 1 0; alloc y 2 %2; tree /a = 1 3 3 3 2 1");
+    check("open a; leave a; alloc x 1; enter a; alloc y 2; leave a; alloc z 4; close a = 7 0; tree /a = 1 2 2 7 2 1");
+}
+
+#[test]
+fn a_scope_of_one_thread_counts_what_it_is_handed_to() {
+    check(
+        "open t of 1; enter t %2; alloc a 10 %2; leave t %2; alloc b 20 %2; read t = 10 0; free a %3; close t = 0 10",
+    );
+    check("open t of 1; enter t %2; open u of 2 %2; alloc a 1 %2; alloc b 2; close u = 3 0; close t = 3 0");
+}
+
+#[test]
+fn what_is_still_there_of_a_scope() {
+    check(
+        "alloc w 1; open a; alloc x 10; alloc y 20 %2; inside a = 10; open b; alloc z 30 @1; inside a = 10 30; inside b = 30",
+    );
+    check("open a; alloc x 10; close a = 10 0; open a.2; alloc y 5; inside a.2 = 5; free y; inside a.2 = none");
+    check("open a; open a.2 %2; alloc x 1; alloc y 2 %2; inside a = 1; inside a.2 = 2");
+    let rivals: String = (0..2000).map(|block| format!("alloc {block} 1;")).collect();
+    let all = ["1"; 2000].join(" ");
+    check(&format!("open a; {rivals} inside a = {all}"));
+}
+
+#[test]
+fn deep_and_many_scopes_are_counted_together() {
+    let deep: String = (0..100).map(|scope| format!("open {scope};")).collect();
+    let mut runner = Runner::default();
+    for line in deep.split(';').chain(["alloc x 1"]).filter(|line| !line.is_empty()) {
+        runner.line(line);
+    }
+    let spots = runner.ledger.spots();
+    assert_eq!(spots.len(), 2 + 64 + 1);
+    let others = spots.iter().find(|(_, spot)| spot.site == SiteId::OTHERS).unwrap().1;
+    assert_eq!((others.allocations, others.calls), (1, 36));
+}
+
+#[test]
+fn statistics_are_those_of_an_allocator() {
+    let ledger =
+        check("alloc a 4; alloc b 8 pool; free a; alloc c 2; alloc d 16 managed; reset-peaks; free b; alloc e 1 pool");
+    let [stats] = ledger.stats()[..] else { panic!("one device") };
+    let figures = |stat: Stat| {
+        let of = |count: Count, unit: u64| {
+            (count.current / unit, count.peak / unit, count.allocated / unit, count.freed() / unit)
+        };
+        (of(stat.bytes, 1 << 20), of(stat.blocks, 1))
+    };
+    assert_eq!(figures(stats.on_device), ((3, 10, 15, 12), (2, 2, 4, 2)));
+    assert_eq!(figures(stats.kinds[MemKind::Device as usize]), ((2, 2, 6, 4), (1, 1, 2, 1)));
+    assert_eq!(figures(stats.kinds[MemKind::Pool as usize]), ((1, 8, 9, 8), (1, 1, 2, 1)));
+    assert_eq!(figures(stats.kinds[MemKind::Managed as usize]), ((16, 16, 16, 0), (1, 1, 1, 0)));
+}
+
+#[test]
+fn origins_of_which_nothing_is_live_are_forgotten() {
+    let mut runner = Runner::default();
+    runner.line("alloc kept 1");
+    for thread in 1..20_000 {
+        runner.line(&format!("alloc x 1 %{thread}"));
+        runner.line(&format!("free x %{thread}"));
+    }
+    runner.line("unfree %19999");
+    runner.line("free x");
+    runner.line("free kept");
+    assert!(runner.ledger.origins().is_empty());
+    assert_eq!(runner.ledger.stats()[0].on_device.bytes.current, 0);
+    assert_eq!(runner.ledger.counts().untracked, 0);
+}
+
+/// The obvious way: each path keeps a sum and a maximum, and every event walks up.
+#[test]
+fn the_tree_agrees_with_the_obvious_way() {
+    for seed in 1..60_u64 {
+        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mut random = |below: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            usize::try_from(state % below as u64).unwrap()
+        };
+        let mut runner = Runner::default();
+        let mut stacks = vec![Vec::<String>::new(); 3];
+        let mut figures: HashMap<String, (i64, i64)> = HashMap::new();
+        let mut blocks: Vec<(String, String, i64)> = Vec::new();
+        let mut change = |path: &str, by: i64| {
+            for end in path.match_indices('/').map(|(at, _)| at).chain([path.len()]).filter(|end| *end > 0) {
+                let (sum, most) = figures.entry(path[..end].to_owned()).or_default();
+                *sum += by;
+                *most = (*most).max(*sum);
+            }
+        };
+        for step in 0..300 {
+            let thread = random(3);
+            match random(5) {
+                0 => {
+                    let scope = format!("{}.{step}", ["a", "b", "c"][random(3)]);
+                    runner.line(&format!("open {scope} %{}", thread + 1));
+                    stacks[thread].push(scope);
+                }
+                1 => {
+                    if let Some(scope) = stacks[thread].pop() {
+                        let closed = EventKind::Close { scope: ScopeId(runner.id(&scope)) };
+                        runner.post(&closed, ThreadId(u32::try_from(thread).unwrap() + 1));
+                    }
+                }
+                2 if !blocks.is_empty() => {
+                    let (block, path, size) = blocks.swap_remove(random(blocks.len()));
+                    runner.line(&format!("free {block} %{}", thread + 1));
+                    change(&path, -size);
+                }
+                _ => {
+                    let size = i64::try_from(random(50)).unwrap();
+                    let path: String =
+                        stacks[thread].iter().map(|scope| format!("/{}", scope.split('.').next().unwrap())).collect();
+                    runner.line(&format!("alloc {step} {size} %{}", thread + 1));
+                    change(&path, size);
+                    blocks.push((step.to_string(), path, size));
+                }
+            }
+        }
+        for (path, (sum, most)) in &figures {
+            let told = runner.tree(path, 0).expect(path);
+            let told: Vec<i64> = told.split(' ').map(|word| word.parse().unwrap()).collect();
+            assert_eq!((told[1], told[2]), (*sum, *most), "seed {seed}, {path}");
+        }
+    }
+}
+
+#[test]
 fn lost_events_are_told_to_the_scopes_that_were_open() {
     check("open a; lost 3; open b; lost 1; close b = 0 0 lost=1; close a = 0 0 lost=4");
 }
@@ -351,7 +561,8 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
             match random(6) {
                 0 => {
                     let scope = ScopeId(step);
-                    let watch = Watch { device, gauge: Gauge::Exact, every: Duration::ZERO, thread: None };
+                    let watch =
+                        Watch { device, gauge: Gauge::Exact, every: Duration::ZERO, thread: None, site: SiteId::NONE };
                     apply(EventKind::Open { scope, watch });
                     stack.push((scope, Counter::default()));
                 }
@@ -376,8 +587,7 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
                 }
                 _ => {
                     let bytes = random(1000).cast_signed();
-                    let block =
-                        Block { device, bytes: Bytes::new(bytes.unsigned_abs()), kind: MemKind::Device, context: 0 };
+                    let block = Block::new(device, Bytes::new(bytes.unsigned_abs()), MemKind::Device);
                     apply(EventKind::Alloc { key: Key::new(Space::Address, step), block });
                     blocks.push((step, bytes));
                     if let Some((_, top)) = stack.last_mut() {

@@ -7,9 +7,11 @@
 //! "its own", found by binary search.
 
 /// Maxima of a value since several moments.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Watermark<T> {
-    /// Oldest first; `last` rises, `max` falls, and the newest is never empty.
+    /// The newest segment's maximum, here for the sake of [`raise`](Self::raise).
+    top: T,
+    /// Oldest first; `last` rises, `max` falls, and the newest is never empty. The newest one's `max` is `top`.
     segments: Vec<Segment<T>>,
     /// Segments with no open span, left until they are half of all.
     empty: usize,
@@ -26,18 +28,16 @@ struct Segment<T> {
 }
 
 /// The moment at which a span was opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mark(u64);
 
 impl<T: Copy + Ord> Watermark<T> {
-    pub(crate) const fn new() -> Self {
-        Self { segments: Vec::new(), empty: 0, marks: 0 }
-    }
-
     /// Opens a span; its maximum begins with `now`.
     pub(crate) fn open(&mut self, now: T) -> Mark {
         self.marks += 1;
+        self.settle();
         self.segments.push(Segment { last: self.marks, max: now, open: 1 });
+        self.top = now;
         self.merge();
         Mark(self.marks)
     }
@@ -45,22 +45,22 @@ impl<T: Copy + Ord> Watermark<T> {
     /// The value is now `value`.
     #[inline]
     pub(crate) fn raise(&mut self, value: T) {
-        if let Some(newest) = self.segments.last_mut()
-            && newest.max < value
-        {
-            newest.max = value;
+        if self.top < value {
+            self.top = value;
             self.merge();
         }
     }
 
     /// The highest value since `mark`, which is open.
     pub(crate) fn max_since(&self, mark: Mark) -> T {
-        self.segments[self.segment_of(mark)].max
+        let segment = self.segment_of(mark);
+        if segment + 1 == self.segments.len() { self.top } else { self.segments[segment].max }
     }
 
     /// Closes the span that began at `mark`.
     pub(crate) fn close(&mut self, mark: Mark) {
         let segment = self.segment_of(mark);
+        self.settle();
         self.segments[segment].open -= 1;
         if self.segments[segment].open > 0 {
             return;
@@ -73,6 +73,16 @@ impl<T: Copy + Ord> Watermark<T> {
             self.segments.retain(|segment| segment.open > 0);
             self.empty = 0;
         }
+        if let Some(newest) = self.segments.last() {
+            self.top = newest.max;
+        }
+    }
+
+    /// Writes the newest segment's maximum to where the others have theirs.
+    fn settle(&mut self) {
+        if let Some(newest) = self.segments.last_mut() {
+            newest.max = self.top;
+        }
     }
 
     fn segment_of(&self, mark: Mark) -> usize {
@@ -82,7 +92,7 @@ impl<T: Copy + Ord> Watermark<T> {
     /// Restores falling maxima after the newest segment rose or was added.
     fn merge(&mut self) {
         while let [.., older, newest] = self.segments.as_mut_slice()
-            && older.max <= newest.max
+            && older.max <= self.top
         {
             newest.open += older.open;
             self.empty -= usize::from(older.open == 0);
@@ -124,7 +134,7 @@ mod tests {
     fn agrees_with_the_obvious_way() {
         for seed in 1..if cfg!(miri) { 5 } else { 400 } {
             let mut random = numbers(seed);
-            let (mut watermark, mut obvious) = (Watermark::new(), Obvious::default());
+            let (mut watermark, mut obvious) = (Watermark::default(), Obvious::default());
             let (mut now, mut most_open) = (0_i64, 0);
             for _ in 0..300 {
                 match random(5) {
@@ -154,7 +164,7 @@ mod tests {
 
     #[test]
     fn ten_thousand_spans_at_one_level_are_one_segment() {
-        let mut watermark = Watermark::new();
+        let mut watermark = Watermark::default();
         let marks: Vec<_> = (0..10_000).map(|_| watermark.open(7)).collect();
         assert_eq!(watermark.segments.len(), 1);
         watermark.raise(9);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Bytes, Device, Gauge, GpuMemory, Marks};
+use super::{Bytes, Device, Gauge, GpuMemory, Marks, SiteId, StackId};
 
 /// Time since the session began.
 pub(crate) type Time = Duration;
@@ -16,7 +16,7 @@ pub(crate) struct ScopeId(pub(crate) u64);
 pub(crate) struct ThreadId(pub(crate) u32);
 
 /// What sort of memory a block is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum MemKind {
     /// Memory of the device: `cuMemAlloc`, arrays.
     Device,
@@ -64,6 +64,9 @@ pub(crate) enum Space {
 }
 
 impl Key {
+    /// No block's.
+    pub(crate) const NONE: Self = Self(u64::MAX);
+
     pub(crate) const fn get(self) -> u64 {
         self.0
     }
@@ -82,8 +85,18 @@ pub(crate) struct Block {
     pub(crate) kind: MemKind,
     /// The context that it goes with, as its source numbers them; 0 if with none.
     pub(crate) context: u8,
+    /// Where it was asked for.
+    pub(crate) stack: StackId,
 }
 
+impl Block {
+    /// One that goes with no context, and of which nobody knows where it was asked for.
+    pub(crate) const fn new(device: Device, bytes: Bytes, kind: MemKind) -> Self {
+        Self { device, bytes, kind, context: 0, stack: StackId::NONE }
+    }
+}
+
+#[allow(dead_code)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventKind {
     /// Memory was given out; posted when the call has succeeded.
@@ -103,23 +116,33 @@ pub(crate) enum EventKind {
     Marks { device: Device, marks: Marks },
     /// A device was to be read, for this gauge, and could not be.
     Unread { device: Device, gauge: Gauge },
-    /// A scope begins.
+    /// A scope begins, inside what this thread is in.
     Open { scope: ScopeId, watch: Watch },
+    /// This thread is in the scope from now on, until it leaves it.
+    Enter { scope: ScopeId },
+    /// It is not any more.
+    Leave { scope: ScopeId },
     /// What has the scope come to so far?
     Read { scope: ScopeId },
     /// As `Read`, and the scope begins anew from the same moment.
     Reset { scope: ScopeId },
     /// As `Read`, and the scope is over.
     Close { scope: ScopeId },
+    /// The peaks of the device's allocator statistics begin anew; no scope's do.
+    ResetPeaks { device: Device },
     /// So many events could not be taken.
     Lost { count: u64 },
 }
 
 impl EventKind {
-    /// Something hangs on when it happened, to the microsecond. Other events carry the time of the newest one before
-    /// them that does.
+    /// The clock is read for it. Other events carry the time of the newest one before them that it was read for.
     pub(crate) const fn needs_time(&self) -> bool {
-        !matches!(self, Self::Alloc { .. } | Self::Free { .. } | Self::Unfree | Self::Found { .. })
+        match self {
+            // The calls that are not stream-ordered cost more than a clock.
+            Self::Alloc { block, .. } => !matches!(block.kind, MemKind::Pool),
+            Self::Free { .. } | Self::Unfree | Self::Found { .. } | Self::Enter { .. } | Self::Leave { .. } => false,
+            _ => true,
+        }
     }
 }
 
@@ -132,6 +155,8 @@ pub(crate) struct Watch {
     pub(crate) every: Duration,
     /// Only what this thread allocates, instead of the whole process.
     pub(crate) thread: Option<ThreadId>,
+    /// Where it is opened.
+    pub(crate) site: SiteId,
 }
 
 /// What is said to a fact.

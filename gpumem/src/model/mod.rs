@@ -8,6 +8,7 @@ mod frame;
 mod gauge;
 mod memory;
 mod process;
+mod site;
 mod trace;
 
 pub use bytes::{ByteDelta, Bytes, ParseBytesError};
@@ -19,4 +20,5 @@ pub use gauge::{Gauge, ParseGaugeError, Sampling};
 pub use memory::GpuMemory;
 pub(crate) use memory::Marks;
 pub use process::{GpuProcess, ProcessKind};
+pub(crate) use site::{SiteId, StackId};
 pub use trace::Trace;

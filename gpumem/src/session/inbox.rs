@@ -1,11 +1,11 @@
 //! The one door through which facts enter, in order. Left of it there is concurrency, right of it there is none.
 
-use std::{cell::Cell, time::Duration};
+use std::{cell::Cell, collections::HashMap, time::Duration};
 
 use super::sync::{AtomicU64, Backoff, Instant, Mutex, MutexGuard, NEXT_THREAD, Relaxed, sleep, thread_local};
 use crate::{
-    ledger::{Counts, Ledger, Tally},
-    model::{Answer, Event, EventKind, MemKind, ThreadId, Time, Trace},
+    ledger::{Counts, DeviceStats, Held, Ledger, LiveOrigin, PARTS, Spot},
+    model::{Answer, Device, Event, EventKind, Key, ScopeId, ThreadId, Time, Trace},
     sys::process,
 };
 
@@ -143,9 +143,40 @@ impl Inbox {
         self.began.elapsed()
     }
 
-    /// What was heard so far, and what is live.
-    pub(super) fn counts(&self) -> (Counts, [Tally; MemKind::ALL.len()]) {
-        self.enter(0, |door, _| (door.ledger.counts(), door.ledger.live())).unwrap_or_default()
+    /// What was heard so far.
+    pub(super) fn counts(&self) -> Counts {
+        self.enter(0, |door, _| door.ledger.counts()).unwrap_or_default()
+    }
+
+    /// What the allocators of each device have done.
+    pub(super) fn stats(&self) -> Vec<DeviceStats> {
+        self.enter(0, |door, _| door.ledger.stats()).unwrap_or_default()
+    }
+
+    /// The tree of scopes, and what is live by where it comes from, of one moment.
+    #[allow(dead_code)]
+    pub(super) fn scopes(&self) -> (Vec<(Option<Device>, Spot)>, Vec<LiveOrigin>) {
+        self.enter(0, |door, _| (door.ledger.spots(), door.ledger.origins())).unwrap_or_default()
+    }
+
+    /// The live blocks: all, or what was allocated inside an open scope. The door is open to others in between, so that
+    /// nobody waits for a million of them: each block was live at some moment of the call.
+    #[allow(dead_code)]
+    pub(super) fn blocks(&self, inside: Option<ScopeId>) -> Vec<Held> {
+        let inside = match inside {
+            None => None,
+            Some(scope) => {
+                let Some(inside) = self.enter(0, |door, _| door.ledger.inside(scope, door.number)).flatten() else {
+                    return Vec::new();
+                };
+                Some(inside)
+            }
+        };
+        let part = |part| self.enter(0, |door, _| door.ledger.blocks(part, inside.as_ref())).unwrap_or_default();
+        // Who moved meanwhile was met twice.
+        let mut met: HashMap<Key, Held> = HashMap::new();
+        met.extend((0..PARTS).flat_map(part).map(|held| (held.key, held)));
+        met.into_values().collect()
     }
 }
 
@@ -162,12 +193,13 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::model::{Block, Bytes, Device, Family, Gauge, Key, MemKind, ScopeId, Space, Watch};
+    use crate::model::{Block, Bytes, Family, Gauge, MemKind, SiteId, Space, Watch};
 
     const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
     fn open(scope: u64) -> EventKind {
-        let watch = Watch { device: DEVICE, gauge: Gauge::Exact, every: Duration::ZERO, thread: None };
+        let watch =
+            Watch { device: DEVICE, gauge: Gauge::Exact, every: Duration::ZERO, thread: None, site: SiteId::NONE };
         EventKind::Open { scope: ScopeId(scope), watch }
     }
 
@@ -176,7 +208,7 @@ mod tests {
     }
 
     fn alloc(address: u64, bytes: u64) -> EventKind {
-        let block = Block { device: DEVICE, bytes: Bytes::new(bytes), kind: MemKind::Device, context: 0 };
+        let block = Block::new(DEVICE, Bytes::new(bytes), MemKind::Device);
         EventKind::Alloc { key: Key::new(Space::Address, address), block }
     }
 

@@ -1,16 +1,19 @@
 //! The running thing of a process: the sources in use, the inbox, the sampler.
 
+mod handle;
 mod inbox;
 mod notice;
 mod pools;
 mod sampler;
 mod sink;
+mod sites;
 mod status;
 mod sync;
 mod task;
 mod trace;
 
 use std::{
+    panic::Location,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -22,13 +25,14 @@ use once_cell::sync::OnceCell;
 
 pub(crate) use self::inbox::Inbox;
 pub(crate) use self::notice::{Notice, notify};
-use self::{pools::Pools, sampler::Sampler};
 pub use self::{
+    handle::{Entered, InScope, ScopeHandle},
     sink::{Sink, set_sink},
     status::{LiveMemory, Status, status},
     task::Traced,
     trace::{GpuMemTrace, GpuMemTraceBuilder},
 };
+use self::{pools::Pools, sampler::Sampler};
 use crate::{
     error::{Error, Kind, Result},
     model::{Device, EventKind, Family, Gauge, ParseGaugeError, ScopeId, Trace, Watch},
@@ -199,7 +203,7 @@ struct OpenScope {
 impl OpenScope {
     /// Opens a scope by the gauge that was wished for, else by that of `GPUMEM_GAUGE`, else by the best that the devices
     /// offer. None where the gauge is `Off`.
-    fn open(wish: Wish) -> Result<Option<Self>> {
+    fn open(wish: Wish, ctx: Option<&str>, location: &'static Location<'static>) -> Result<Option<Self>> {
         let gauge = wish.gauge.map_or_else(gauge_of_environment, |gauge| Ok(Some(gauge)))?;
         if gauge == Some(Gauge::Off) {
             return Ok(None);
@@ -224,7 +228,8 @@ impl OpenScope {
         }
         let every = if sampled { session.every } else { Duration::ZERO };
         let thread = wish.of_thread.then(inbox::this_thread);
-        let watch = Watch { device, gauge, every, thread };
+        let site = sites::number(ctx, location);
+        let watch = Watch { device, gauge, every, thread, site };
         let id = ScopeId(session.scopes.fetch_add(1, Relaxed));
         let open = EventKind::Open { scope: id, watch };
         match gauge {

@@ -63,11 +63,15 @@ pub struct LiveMemory {
 /// ```
 pub fn status() -> Status {
     let (gauge, why_not_exact, heard_by) = gauge_of_now();
-    let (counts, live) = begun().map(|session| session.inbox.counts()).unwrap_or_default();
-    let live = MemKind::ALL.iter().zip(live).map(|(kind, tally)| LiveMemory {
-        kind: kind.name(),
-        blocks: tally.blocks,
-        bytes: Bytes::new(tally.bytes),
+    let counts = begun().map(|session| session.inbox.counts()).unwrap_or_default();
+    let stats = begun().map(|session| session.inbox.stats()).unwrap_or_default();
+    let live = MemKind::ALL.into_iter().map(|kind| {
+        let of_kind = || stats.iter().map(|device| &device.kinds[kind as usize]);
+        LiveMemory {
+            kind: kind.name(),
+            blocks: of_kind().map(|stat| stat.blocks.current).sum(),
+            bytes: Bytes::new(of_kind().map(|stat| stat.bytes.current).sum()),
+        }
     });
     Status {
         gauge,

@@ -8,23 +8,33 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-use super::{GpuMemTrace, GpuMemTraceBuilder};
+use super::{GpuMemTrace, GpuMemTraceBuilder, ScopeHandle};
 
 pin_project! {
     /// Runs a future under a trace. The trace starts at the first poll and reports when the future has ended or is
     /// dropped, after all that it held.
     #[must_use = "futures do nothing unless polled"]
     pub struct Traced<F> {
-        // Declared, and so dropped, before the trace.
         #[pin]
         future: Option<F>,
         trace: Task,
+    }
+
+    impl<F> PinnedDrop for Traced<F> {
+        fn drop(this: Pin<&mut Self>) {
+            let mut this = this.project();
+            if let (Task::Running(scope, _), true) = (&*this.trace, this.future.is_some()) {
+                let _entered = scope.enter();
+                this.future.set(None);
+            }
+        }
     }
 }
 
 enum Task {
     Waiting(GpuMemTraceBuilder),
-    Running(GpuMemTrace),
+    /// The trace is kept for its drop.
+    Running(ScopeHandle, #[expect(dead_code)] GpuMemTrace),
     Ended,
 }
 
@@ -36,14 +46,20 @@ impl<F: Future> Traced<F> {
 }
 
 impl Task {
-    /// The trace, started if it has not been.
-    fn running(&mut self) -> Option<&GpuMemTrace> {
+    /// The scope of the trace, which is started if it has not been.
+    fn running(&mut self) -> Option<&ScopeHandle> {
         *self = match mem::replace(self, Self::Ended) {
-            Self::Waiting(trace) => Self::Running(trace.start_or_off()),
+            Self::Waiting(trace) => {
+                let trace = trace.start_or_off();
+                let scope = trace.handle();
+                // Who opens a scope is in it. A task is so only while it is polled.
+                scope.leave();
+                Self::Running(scope, trace)
+            }
             begun => begun,
         };
         match self {
-            Self::Running(trace) => Some(trace),
+            Self::Running(scope, _) => Some(scope),
             _ => None,
         }
     }
@@ -54,36 +70,16 @@ impl<F: Future> Future for Traced<F> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let mut this = self.project();
-        let entered = this.trace.running().map(Entered::new);
+        let entered = this.trace.running().map(ScopeHandle::enter);
         let future = this.future.as_mut().as_pin_mut().expect("gpumem: a future is not polled after it has ended");
         let polled = future.poll(context);
-        drop(entered);
         if polled.is_ready() {
             this.future.set(None);
+        }
+        drop(entered);
+        if polled.is_ready() {
             *this.trace = Task::Ended;
         }
         polled
     }
 }
-
-/// While it lives, the scope of the trace is one that the calling thread is in.
-struct Entered<'a>(&'a GpuMemTrace);
-
-impl<'a> Entered<'a> {
-    fn new(trace: &'a GpuMemTrace) -> Self {
-        enter(trace);
-        Self(trace)
-    }
-}
-
-impl Drop for Entered<'_> {
-    fn drop(&mut self) {
-        leave(self.0);
-    }
-}
-
-/// The calling thread begins to run what the trace measures.
-fn enter(_trace: &GpuMemTrace) {}
-
-/// It goes on to something else.
-fn leave(_trace: &GpuMemTrace) {}

@@ -3,10 +3,11 @@
 use std::{
     fmt::{self, Display},
     mem,
+    panic::Location,
 };
 
 use super::{
-    OpenScope, Wish,
+    OpenScope, ScopeHandle, Wish,
     notice::{Notice, notify, notify_off},
     sink,
 };
@@ -57,11 +58,13 @@ enum State {
 
 impl GpuMemTrace {
     /// Starts a trace of the current device.
+    #[track_caller]
     pub fn new() -> Self {
         Self::builder().start_or_off()
     }
 
     /// Starts a trace whose reports carry this context. An empty one counts as none.
+    #[track_caller]
     pub fn with_ctx(ctx: impl Into<String>) -> Self {
         Self::builder().ctx(ctx).start_or_off()
     }
@@ -99,12 +102,14 @@ impl GpuMemTrace {
     /// # drop(y);
     /// # Ok::<(), gpumem::Error>(())
     /// ```
+    #[track_caller]
     pub fn scope<R>(ctx: impl Into<String>, code: impl FnOnce(&mut Self) -> R) -> R {
         let mut trace = Self::with_ctx(ctx);
         code(&mut trace)
     }
 
     /// Measures from now on. A trace that runs is [`reset`](Self::reset), one that was stopped or off is started anew.
+    #[track_caller]
     pub fn start(&mut self) {
         match &self.state {
             State::Running(_) => self.reset(),
@@ -170,6 +175,25 @@ impl GpuMemTrace {
         self.settings.silent = silent;
     }
 
+    /// What carries the trace's scope to another thread or task, so that what is allocated there counts as allocated in it.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// use gpumem::{Bytes, GpuMemTrace};
+    ///
+    /// let trace = GpuMemTrace::builder().ctx("load").thread_local_only().start()?;
+    /// let handle = trace.handle();
+    /// let block = std::thread::scope(|threads| {
+    ///     threads.spawn(|| handle.in_scope(|| gpu.alloc(Bytes::mib(10)))).join().unwrap()
+    /// })?;
+    /// assert_eq!(trace.data().used.mb(), 10);
+    /// # drop(block);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    pub fn handle(&self) -> ScopeHandle {
+        ScopeHandle::of(if let State::Running(scope) = &self.state { Some(scope.id) } else { None })
+    }
+
     fn read_n_reset(&self) -> Trace {
         if let State::Running(scope) = &self.state { scope.reset() } else { self.data() }
     }
@@ -199,6 +223,7 @@ impl GpuMemTrace {
 }
 
 impl Default for GpuMemTrace {
+    #[track_caller]
     fn default() -> Self {
         Self::new()
     }
@@ -299,6 +324,7 @@ impl GpuMemTraceBuilder {
     ///
     /// # Errors
     /// When there is no such device, it cannot be read, or the gauge is not available on it.
+    #[track_caller]
     pub fn start(self) -> Result<GpuMemTrace> {
         let state = self.open()?;
         Ok(GpuMemTrace { state, settings: self })
@@ -306,16 +332,19 @@ impl GpuMemTraceBuilder {
 
     /// Starts the trace, or one that is off, where [`start`](Self::start) would give an error; the error is then said
     /// once on stderr.
+    #[track_caller]
     pub fn start_or_off(self) -> GpuMemTrace {
         let state = self.open_or_off();
         GpuMemTrace { state, settings: self }
     }
 
+    #[track_caller]
     fn open(&self) -> Result<State> {
-        let scope = OpenScope::open(self.wish)?;
+        let scope = OpenScope::open(self.wish, self.ctx.as_deref(), Location::caller())?;
         Ok(scope.map_or(State::Off, State::Running))
     }
 
+    #[track_caller]
     fn open_or_off(&self) -> State {
         self.open().unwrap_or_else(|error| {
             notify_off(&error);

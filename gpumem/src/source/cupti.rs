@@ -174,7 +174,7 @@ fn hear(context: Context, call: &Call) {
         },
         Call::Created { handle, bytes, device } => {
             let kind = if device.is_some() { MemKind::Vmm } else { MemKind::PinnedHost };
-            let block = Block { device: cuda(device.unwrap_or(0)), bytes: Bytes::new(bytes), kind, context: 0 };
+            let block = Block::new(cuda(device.unwrap_or(0)), Bytes::new(bytes), kind);
             known().handles.create(handle, block);
             tell(&EventKind::Alloc { key: Key::new(Space::Handle, handle), block });
         }
@@ -219,7 +219,7 @@ fn cuda(ordinal: u32) -> Device {
 }
 
 fn allocated(key: Key, ordinal: u32, bytes: u64, kind: MemKind, context: u8) {
-    let block = Block { device: cuda(ordinal), bytes: Bytes::new(bytes), kind, context };
+    let block = Block { context, ..Block::new(cuda(ordinal), Bytes::new(bytes), kind) };
     tell(&EventKind::Alloc { key, block });
 }
 
@@ -335,7 +335,7 @@ fn look_up(named: Named, name: u64) -> Option<Block> {
         (true, false) => MemKind::PinnedHost,
         (false, false) => MemKind::Device,
     };
-    Some(Block { device: cuda(ordinal), bytes: Bytes::new(bytes), kind, context: 0 })
+    Some(Block::new(cuda(ordinal), Bytes::new(bytes), kind))
 }
 
 /// What was allocated in a context goes with it. Blocks of pools do not: a pool is the device's.
@@ -434,7 +434,7 @@ mod tests {
 
     #[test]
     fn a_handle_lives_as_long_as_somebody_refers_to_it() {
-        let block = Block { device: cuda(0), bytes: Bytes::mib(2), kind: MemKind::Vmm, context: 0 };
+        let block = Block::new(cuda(0), Bytes::mib(2), MemKind::Vmm);
         let mut handles = Handles::default();
         handles.create(1, block);
         assert_eq!(handles.release(1), Reference { was_last: true, block: Some(block) }, "created and released");

@@ -132,7 +132,7 @@ impl SimGpu {
         let (address, device) = (given?, Device { family: Family::Simulated, ordinal: self.ordinal });
         // Each device counts its addresses from the same start.
         let key = Key::new(Space::Address, address + (u64::from(self.ordinal) << ADDRESS_BITS));
-        let block = Block { device, bytes, kind, context: 0 };
+        let block = Block::new(device, bytes, kind);
         tell(&EventKind::Alloc { key, block });
         Ok(SimBlock { gpu: self.clone(), address, key, block })
     }
