@@ -405,18 +405,18 @@ fn what_is_still_there_of_a_scope() {
     );
     check("open a; alloc x 10; close a = 10 0; open a.2; alloc y 5; inside a.2 = 5; free y; inside a.2 = none");
     check("open a; open a.2 %2; alloc x 1; alloc y 2 %2; inside a = 1; inside a.2 = 2");
-    let rivals: String = (0..2000).map(|block| format!("alloc {block} 1;")).collect();
-    let all = ["1"; 2000].join(" ");
-    check(&format!("open a; {rivals} inside a = {all}"));
+    let rivals: Vec<_> = (0..2000).map(|block| format!("alloc {block} 1;")).collect();
+    let all = vec!["1"; 2000].join(" ");
+    check(&format!("open a; {} inside a = {all}", rivals.concat()));
 }
 
 #[test]
 fn deep_and_many_scopes_are_counted_together() {
-    let deep: String = (0..100).map(|scope| format!("open {scope};")).collect();
     let mut runner = Runner::default();
-    for line in deep.split(';').chain(["alloc x 1"]).filter(|line| !line.is_empty()) {
-        runner.line(line);
+    for scope in 0..100 {
+        runner.line(&format!("open {scope}"));
     }
+    runner.line("alloc x 1");
     let spots = runner.ledger.spots();
     assert_eq!(spots.len(), 2 + 64 + 1);
     let others = spots.iter().find(|(_, spot)| spot.site == SiteId::OTHERS).unwrap().1;
@@ -499,8 +499,8 @@ fn the_tree_agrees_with_the_obvious_way() {
                 }
                 _ => {
                     let size = i64::try_from(random(50)).unwrap();
-                    let path: String =
-                        stacks[thread].iter().map(|scope| format!("/{}", scope.split('.').next().unwrap())).collect();
+                    let scopes = stacks[thread].iter().map(|scope| scope.split('.').next().unwrap());
+                    let path = scopes.fold(String::new(), |path, scope| path + "/" + scope);
                     runner.line(&format!("alloc {step} {size} %{}", thread + 1));
                     change(&path, size);
                     blocks.push((step.to_string(), path, size));
