@@ -33,10 +33,10 @@ use shuttle::{
 use crate::{
     ledger::Told,
     model::{
-        Answer, Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, ScopeId, Space, ThreadId,
-        Trace, Watch,
+        Answer, Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, ScopeId, SiteId, Space,
+        ThreadId, Trace, Watch,
     },
-    session::{Inbox, counts, interrupt_with, set_patient, this_thread},
+    session::{Inbox, counts, interrupt_with, set_patient, stats, this_thread},
 };
 
 fn main() -> ExitCode {
@@ -103,7 +103,7 @@ fn open(scope: u64) -> EventKind {
 }
 
 fn open_of(scope: u64, thread: Option<ThreadId>) -> EventKind {
-    let watch = Watch { device: DEVICE, gauge: Gauge::Exact, every: Duration::ZERO, thread };
+    let watch = Watch { device: DEVICE, gauge: Gauge::Exact, every: Duration::ZERO, thread, site: SiteId::NONE };
     EventKind::Open { scope: ScopeId(scope), watch }
 }
 
@@ -112,7 +112,7 @@ fn close(scope: u64) -> EventKind {
 }
 
 fn alloc(address: u64, bytes: u64) -> EventKind {
-    let block = Block { device: DEVICE, bytes: Bytes::new(bytes), kind: MemKind::Device, context: 0 };
+    let block = Block::new(DEVICE, Bytes::new(bytes), MemKind::Device);
     EventKind::Alloc { key: Key::new(Space::Address, address), block }
 }
 
@@ -137,7 +137,7 @@ fn told() -> Vec<Told> {
 
 /// Bytes that are live, as the inbox has it.
 fn live(inbox: &Inbox) -> u64 {
-    counts(inbox).1.iter().map(|tally| tally.bytes).sum()
+    stats(inbox).iter().flat_map(|device| device.kinds).map(|kind| kind.bytes.current).sum()
 }
 
 fn used_and_peaked(trace: &Trace) -> (i64, u64) {
@@ -232,7 +232,7 @@ fn nothing_is_dropped_doubled_or_moved() {
         }
         let threads: BTreeSet<_> = all.iter().map(|(thread, ..)| thread.0).collect();
         assert!(threads.into_iter().eq(1..=4), "each thread has its own number");
-        assert_eq!(counts(&inbox).0.heard, 2 * 3 * 2);
+        assert_eq!(counts(&inbox).heard, 2 * 3 * 2);
         assert_eq!(live(&inbox), all.iter().map(|(.., kept)| kept).sum::<u64>());
     });
 }

@@ -9,14 +9,18 @@ pub(crate) use self::{
     sync::{interrupt_with, set_patient},
 };
 use crate::{
-    ledger::{Counts, Tally},
-    model::{MemKind, ThreadId},
+    ledger::{Counts, DeviceStats},
+    model::ThreadId,
 };
 
 pub(crate) fn this_thread() -> ThreadId {
     inbox::this_thread()
 }
 
-pub(crate) fn counts(inbox: &Inbox) -> (Counts, [Tally; MemKind::ALL.len()]) {
+pub(crate) fn counts(inbox: &Inbox) -> Counts {
     inbox.counts()
+}
+
+pub(crate) fn stats(inbox: &Inbox) -> Vec<DeviceStats> {
+    inbox.stats()
 }
