@@ -21,9 +21,6 @@ const NURSERY: usize = 256;
 /// 2^64 divided by the golden ratio, odd.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-const EMPTY: [(Key, Entry); NURSERY] =
-    [(Key::NONE, Entry { bytes: [0; 6], origin: [0; 3], tenths: [0; 3], number: 0 }); NURSERY];
-
 #[derive(Debug)]
 pub(super) struct Live {
     nursery: Box<[(Key, Entry); NURSERY]>,
@@ -88,8 +85,9 @@ impl Entry {
 
 impl Default for Live {
     fn default() -> Self {
+        let nursery = vec![Self::EMPTY; NURSERY].into_boxed_slice();
         let shards = (0..SHARDS).map(|_| HashMap::default()).collect();
-        Self { nursery: Box::new(EMPTY), shards, doubtful: false }
+        Self { nursery: nursery.try_into().expect("it is as long as that"), shards, doubtful: false }
     }
 }
 
@@ -100,6 +98,8 @@ fn upper_bits(key: Key) -> usize {
 }
 
 impl Live {
+    const EMPTY: (Key, Entry) = (Key::NONE, Entry { bytes: [0; 6], origin: [0; 3], tenths: [0; 3], number: 0 });
+
     /// Enters a block; gives back one that was entered under the same key and whose free was not heard. If nothing says
     /// that one could be missed, this may come as late as when the block moves to the shards.
     #[inline]
@@ -136,9 +136,12 @@ impl Live {
         if std::mem::replace(&mut self.doubtful, true) {
             return Vec::new();
         }
-        let young = std::mem::replace(&mut *self.nursery, EMPTY);
-        let young = young.into_iter().filter(|(_, entry)| !entry.is_none());
-        young.filter_map(|(key, entry)| self.grow_up(key, entry)).collect()
+        let young: Vec<_> = self.nursery.iter_mut().map(|place| std::mem::replace(place, Self::EMPTY)).collect();
+        young
+            .into_iter()
+            .filter(|(_, entry)| !entry.is_none())
+            .filter_map(|(key, entry)| self.grow_up(key, entry))
+            .collect()
     }
 
     /// Takes out all blocks of which `gone` is true, and hands them over.
