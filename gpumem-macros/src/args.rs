@@ -5,6 +5,8 @@ use syn::ext::IdentExt;
 use syn::parse::{Parse, ParseStream};
 use syn::{Error, Lit, Path, Result, Token};
 
+use crate::amount;
+
 /// The options as they were written; what is absent is left to the library.
 #[derive(Default)]
 pub(crate) struct Args {
@@ -15,6 +17,9 @@ pub(crate) struct Args {
     pub(crate) silent: Option<bool>,
     pub(crate) on_exit_report: Option<bool>,
     pub(crate) skip: bool,
+    /// Each statement is told.
+    pub(crate) lines: bool,
+    pub(crate) max_peak: Option<i128>,
     /// Where the library is found, if not at `::gpumem`.
     pub(crate) gpumem: Option<Path>,
 }
@@ -25,14 +30,15 @@ pub(crate) struct Ctx {
     pub(crate) value: String,
 }
 
-const OPTIONS: [&str; 7] = ["ctx", "device", "gauge", "silent", "on_exit_report", "skip", "crate"];
+const OPTIONS: [&str; 9] = ["ctx", "device", "gauge", "silent", "on_exit_report", "lines", "max_peak", "skip", "crate"];
 
 impl Parse for Args {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
         let mut args = Self::default();
         let mut seen = Vec::new();
+        let mut max_peak = None;
         while !input.is_empty() {
-            let key = option(input, &mut seen)?;
+            let key = option(input, &mut seen, &OPTIONS)?;
             match key.to_string().as_str() {
                 "ctx" => {
                     let value = value(&key, input, r#"a string: `ctx = "step"`"#, string)?;
@@ -42,40 +48,59 @@ impl Parse for Args {
                 "gauge" => args.gauge = Some(value(&key, input, GAUGES, gauge)?),
                 "silent" => args.silent = Some(flag(&key, input)?),
                 "on_exit_report" => args.on_exit_report = Some(flag(&key, input)?),
+                "lines" => args.lines = flag(&key, input)?,
+                "max_peak" => {
+                    args.max_peak = Some(value(&key, input, AMOUNT, amount)?);
+                    max_peak = Some(key);
+                }
                 "skip" => args.skip = flag(&key, input)?,
                 _ => args.gpumem = Some(path(&key, input)?),
             }
-            if !input.is_empty() {
-                input.parse::<Token![,]>()?;
-            }
+            comma(input)?;
         }
-        Ok(args)
+        let is_exact = args.gauge.as_ref().is_none_or(|gauge| gauge == "Exact");
+        match max_peak {
+            Some(key) if !is_exact => {
+                let message = "`max_peak` needs exact figures; leave `gauge` out";
+                Err(Error::new(key.span(), message))
+            }
+            _ => Ok(args),
+        }
     }
 }
 
 /// The next option's name: one that exists and was not given before.
-fn option(input: ParseStream<'_>, seen: &mut Vec<Ident>) -> Result<Ident> {
-    let options = || format!("the options are `{}`", OPTIONS.join("`, `"));
+pub(crate) fn option(input: ParseStream<'_>, seen: &mut Vec<Ident>, options: &[&str]) -> Result<Ident> {
+    let known = || format!("the options are `{}`", options.join("`, `"));
     if !input.peek(Ident::peek_any) {
-        return Err(input.error(options()));
+        return Err(input.error(known()));
     }
     let key = input.call(Ident::parse_any)?;
     if seen.contains(&key) {
         let message = format!("the option `{key}` is given twice");
         return Err(Error::new(key.span(), message));
     }
-    if !OPTIONS.iter().any(|option| key == option) {
-        let message = format!("unknown option `{key}`; {}", options());
+    if !options.iter().any(|option| key == option) {
+        let message = format!("unknown option `{key}`; {}", known());
         return Err(Error::new(key.span(), message));
     }
     seen.push(key.clone());
     Ok(key)
 }
 
-const ORDINAL: &str = "the number of a CUDA device: `device = 1`";
+/// What stands between two options; nothing after the last.
+pub(crate) fn comma(input: ParseStream<'_>) -> Result<()> {
+    if !input.is_empty() {
+        input.parse::<Token![,]>()?;
+    }
+    Ok(())
+}
+
+pub(crate) const AMOUNT: &str = r#"an amount of memory: "512 MB", "1.5 GiB", or a number of bytes"#;
+pub(crate) const ORDINAL: &str = "the number of a CUDA device: `device = 1`";
 const GAUGES: &str = r#""exact", "pool", "sampled" or "off""#;
 
-fn string(lit: &Lit) -> Option<String> {
+pub(crate) fn string(lit: &Lit) -> Option<String> {
     match lit {
         Lit::Str(text) => Some(text.value()),
         _ => None,
@@ -89,7 +114,16 @@ fn boolean(lit: &Lit) -> Option<bool> {
     }
 }
 
-fn ordinal(lit: &Lit) -> Option<u32> {
+/// Bytes: MB are MiB, as everywhere.
+pub(crate) fn amount(lit: &Lit) -> Option<i128> {
+    match lit {
+        Lit::Str(text) => amount::bytes(&text.value()).filter(|bytes| *bytes >= 0),
+        Lit::Int(number) => number.base10_parse::<u64>().ok().map(Into::into),
+        _ => None,
+    }
+}
+
+pub(crate) fn ordinal(lit: &Lit) -> Option<u32> {
     match lit {
         Lit::Int(number) => number.base10_parse().ok(),
         _ => None,
@@ -115,7 +149,7 @@ fn flag(key: &Ident, input: ParseStream<'_>) -> Result<bool> {
     value(key, input, "`true` or `false`", boolean)
 }
 
-fn path(key: &Ident, input: ParseStream<'_>) -> Result<Path> {
+pub(crate) fn path(key: &Ident, input: ParseStream<'_>) -> Result<Path> {
     const EXPECTED: &str = "a path: `crate = my::gpumem`";
     equals(key, input, EXPECTED)?;
     let wrong = misfit(key, input, EXPECTED);
@@ -123,7 +157,12 @@ fn path(key: &Ident, input: ParseStream<'_>) -> Result<Path> {
 }
 
 /// The literal after the `=`, as `read` understands it.
-fn value<T>(key: &Ident, input: ParseStream<'_>, expected: &str, read: impl FnOnce(&Lit) -> Option<T>) -> Result<T> {
+pub(crate) fn value<T>(
+    key: &Ident,
+    input: ParseStream<'_>,
+    expected: &str,
+    read: impl FnOnce(&Lit) -> Option<T>,
+) -> Result<T> {
     equals(key, input, expected)?;
     let wrong = misfit(key, input, expected);
     let lit = input.parse::<Lit>().ok();

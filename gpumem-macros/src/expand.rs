@@ -4,10 +4,11 @@ use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::parse::Parser;
 use syn::visit_mut::{self, VisitMut};
-use syn::{Block, Error, Expr, Result, ReturnType, Stmt, Type, parse_quote, parse2};
+use syn::{Block, Error, Expr, Path, Result, ReturnType, Stmt, Type, parse_quote, parse2};
 
 use crate::args::Args;
 use crate::item::{Function, Impl, Item, Member};
+use crate::{budget, lines};
 
 /// A mistake becomes one error, followed by the item as it was: nothing else breaks because of it.
 pub(crate) fn expand(args: TokenStream, item: &TokenStream) -> TokenStream {
@@ -58,36 +59,29 @@ fn traced_impl(block: &Impl, trace: &Trace) -> TokenStream {
 }
 
 fn traced_function(function: &Function, trace: &Trace) -> TokenStream {
-    let here = Span::mixed_site();
-    let body = &function.body;
-    let stmts = Block::parse_within.parse2(body.clone()).ok(); // `None`: syntax newer than syn
-    if function.sig.asyncness.is_some() {
-        let (items, rest) = match &stmts {
-            Some(stmts) => split_items(stmts),
-            None => (TokenStream::new(), body.clone()),
-        };
-        let returned = returned(function, trace);
-        let future = trace.future(&quote_spanned!(here=> async move { #returned #rest }));
-        return with_body(function, &quote_spanned!(here=> #items #future.await));
-    }
-    let Some(mut stmts) = stmts else {
-        let guard = trace.guard();
-        return with_body(function, &quote!(#guard #body));
-    };
-    if let Some(future) = returned_future(&mut stmts) {
-        *future = Expr::Verbatim(trace.future(&future.to_token_stream()));
-        return with_body(function, &quote!(#(#stmts)*));
-    }
-    let (items, rest) = split_items(&stmts);
-    let guard = trace.guard();
-    with_body(function, &quote!(#items #guard #rest))
+    traced_after(&TokenStream::new(), function, trace)
 }
 
-/// The items at the start, which clippy wants before all statements, and what runs.
-fn split_items(stmts: &[Stmt]) -> (TokenStream, TokenStream) {
+/// `first` comes before the trace.
+pub(crate) fn traced_after(first: &TokenStream, function: &Function, trace: &Trace) -> TokenStream {
+    let body = &function.body;
+    let Ok(mut stmts) = Block::parse_within.parse2(body.clone()) else {
+        // Syntax newer than syn: its statements cannot be told apart.
+        let trace = Trace { lines: false, ..trace.clone() };
+        let traced = trace.around(function, body);
+        return with_body(function, &quote!(#first #traced));
+    };
+    if function.sig.asyncness.is_none()
+        && let Some(future) = returned_future(&mut stmts)
+    {
+        *future = Expr::Verbatim(trace.future(function, future));
+        return with_body(function, &quote!(#first #(#stmts)*));
+    }
+    // Items at the start stay there: clippy wants them before all statements.
     let items = stmts.iter().take_while(|stmt| matches!(stmt, Stmt::Item(_))).count();
-    let (items, rest) = stmts.split_at(items);
-    (quote!(#(#items)*), quote!(#(#rest)*))
+    let (items, stmts) = stmts.split_at(items);
+    let stmts = trace.around(function, &trace.statements(stmts));
+    with_body(function, &quote!(#(#items)* #first #stmts))
 }
 
 /// A function that ends in `async {}` or `Box::pin(async {})`, as `#[async_trait]` writes it, does its work in that block.
@@ -103,7 +97,7 @@ fn returned_future(stmts: &mut [Stmt]) -> Option<&mut Expr> {
 }
 
 /// Tells the compiler what the body returns: an async block, unlike the function around it, cannot say so.
-fn returned(function: &Function, trace: &Trace) -> TokenStream {
+fn returned(function: &Function, gpumem: &TokenStream) -> TokenStream {
     let mut ty = match &function.sig.output {
         ReturnType::Default => parse_quote!(()),
         ReturnType::Type(_, ty) => (**ty).clone(),
@@ -112,7 +106,6 @@ fn returned(function: &Function, trace: &Trace) -> TokenStream {
     if matches!(ty, Type::Never(_) | Type::Infer(_)) {
         return TokenStream::new();
     }
-    let gpumem = &trace.gpumem;
     quote_spanned! {Span::mixed_site()=>
         if false {
             return #gpumem::__private::returned::<#ty>();
@@ -151,21 +144,22 @@ fn with_body(function: &Function, body: &TokenStream) -> TokenStream {
 }
 
 /// What is written into a body. It carries no `#[allow]`, which a user's `#![forbid]` would refuse.
-struct Trace {
+#[derive(Clone)]
+pub(crate) struct Trace {
     /// Where the library is.
-    gpumem: TokenStream,
+    pub(crate) gpumem: TokenStream,
     /// The settings of the trace.
-    builder: TokenStream,
+    pub(crate) builder: TokenStream,
+    pub(crate) lines: bool,
+    /// `Budget::…`
+    pub(crate) budget: Option<TokenStream>,
 }
 
 impl Trace {
     fn new(args: &Args) -> Self {
         let here = Span::mixed_site();
-        let gpumem = args.gpumem.as_ref().map_or_else(|| quote_spanned!(here=> ::gpumem), ToTokens::to_token_stream);
-        let ctx = args.ctx.as_ref().map_or_else(
-            || quote_spanned!(here=> #gpumem::__private::function_name(&|| {})),
-            |ctx| ctx.value.to_token_stream(),
-        );
+        let gpumem = library(args.gpumem.as_ref());
+        let ctx = args.ctx.as_ref().map_or_else(|| function_name(&gpumem), |ctx| ctx.value.to_token_stream());
         let mut builder = quote_spanned!(here=> #gpumem::__private::GpuMemTrace::builder().ctx(#ctx));
         if let Some(device) = args.device {
             builder.extend(quote_spanned!(here=> .device(#device)));
@@ -179,20 +173,84 @@ impl Trace {
         if let Some(report) = args.on_exit_report {
             builder.extend(quote_spanned!(here=> .on_exit_report(#report)));
         }
-        Self { gpumem, builder }
+        let budget = args.max_peak.map(|bytes| {
+            let limit = budget::limit(&gpumem, "Peak", "AtMost", &bytes.to_token_stream());
+            quote_spanned!(here=> #gpumem::__private::Budget::of_function(#ctx)#limit)
+        });
+        Self { gpumem, builder, lines: args.lines, budget }
     }
 
-    /// The statement before all others.
-    fn guard(&self) -> TokenStream {
+    fn statements(&self, stmts: &[Stmt]) -> TokenStream {
+        if self.lines { lines::marked(stmts) } else { quote!(#(#stmts)*) }
+    }
+
+    /// The statements behind a guard, or in a future that is awaited.
+    pub(crate) fn around(&self, function: &Function, stmts: &TokenStream) -> TokenStream {
+        let here = Span::mixed_site();
+        let (gpumem, lines, body) = (&self.gpumem, self.new_lines(function), self.body());
+        if function.sig.asyncness.is_some() {
+            let returned = returned(function, gpumem);
+            return quote_spanned! {here=>
+                #lines
+                #gpumem::__private::Traced::new(#body, async move { #returned #stmts }).await
+            };
+        }
         let builder = &self.builder;
-        quote_spanned!(Span::mixed_site()=> let _trace = #builder.start_or_off();)
+        let guard = if self.lines || self.budget.is_some() {
+            quote_spanned!(here=> #body.start())
+        } else {
+            quote_spanned!(here=> #builder.start_or_off())
+        };
+        quote_spanned!(here=> #lines let _trace = #guard; #stmts)
     }
 
-    /// The future, traced.
-    fn future(&self, future: &TokenStream) -> TokenStream {
-        let Self { gpumem, builder } = self;
-        quote_spanned!(Span::mixed_site()=> #gpumem::__private::Traced::new(#builder, #future))
+    /// The async block, traced.
+    fn future(&self, function: &Function, block: &mut Expr) -> TokenStream {
+        let here = Span::mixed_site();
+        let (gpumem, body) = (&self.gpumem, self.body());
+        let lines = self.new_lines(function);
+        if let (Expr::Async(block), true) = (&mut *block, self.lines) {
+            let marked = lines::marked(&block.block.stmts);
+            // The block owns its end, whether it says `move` or not.
+            let stmts = quote_spanned!(here=> let lines = lines; #marked);
+            block.block.stmts = vec![Stmt::Expr(Expr::Verbatim(stmts), None)];
+        }
+        let future = quote_spanned!(here=> #gpumem::__private::Traced::new(#body, #block));
+        if self.lines { quote_spanned!(here=> { #lines #future }) } else { future }
     }
+
+    /// The statement that makes what the marks of the statements write to.
+    fn new_lines(&self, function: &Function) -> TokenStream {
+        if !self.lines {
+            return TokenStream::new();
+        }
+        let gpumem = &self.gpumem;
+        let end = u32::try_from(function.brace.span.close().start().line).unwrap_or(0);
+        quote_spanned!(Span::mixed_site()=> let lines = #gpumem::__private::Lines::new(#end);)
+    }
+
+    fn body(&self) -> TokenStream {
+        let here = Span::mixed_site();
+        let Self { gpumem, builder, lines, budget } = self;
+        let mut body = quote_spanned!(here=> #gpumem::__private::Body::new(#builder));
+        if *lines {
+            body.extend(quote_spanned!(here=> .lines(&lines)));
+        }
+        if let Some(budget) = budget {
+            body.extend(quote_spanned!(here=> .budget(#budget)));
+        }
+        body
+    }
+}
+
+/// Where the library is.
+pub(crate) fn library(path: Option<&Path>) -> TokenStream {
+    path.map_or_else(|| quote_spanned!(Span::mixed_site()=> ::gpumem), ToTokens::to_token_stream)
+}
+
+/// The name of the function that this is written into.
+pub(crate) fn function_name(gpumem: &TokenStream) -> TokenStream {
+    quote_spanned!(Span::mixed_site()=> #gpumem::__private::function_name(&|| {}))
 }
 
 #[cfg(test)]

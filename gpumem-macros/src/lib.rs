@@ -1,8 +1,11 @@
-//! The attribute `#[gpu_mem_trace]` of [gpumem](https://docs.rs/gpumem), which exports it.
+//! The macros of [gpumem](https://docs.rs/gpumem), which exports them.
 
+mod amount;
 mod args;
+mod budget;
 mod expand;
 mod item;
+mod lines;
 
 use proc_macro::TokenStream;
 
@@ -116,6 +119,50 @@ use proc_macro::TokenStream;
 /// # no_line_at_the_end();
 /// ```
 ///
+/// ## `lines`
+///
+/// Tells each statement of the body under the line of the function: what it used and peaked, and what is more in use after
+/// it than at the start of the function. A loop is one statement. What is dropped at the end has a row of its own, `}`.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// use gpumem::{Bytes, gpu_mem_trace, sim::{SimBlock, SimGpu}};
+///
+/// #[gpu_mem_trace(lines)]
+/// fn forward(gpu: &SimGpu) -> gpumem::Result<SimBlock> {
+///     let scratch = gpu.alloc(Bytes::mib(512))?;
+///     for _ in 0..3 {
+///         drop(gpu.alloc(scratch.bytes())?);
+///     }
+///     gpu.alloc(Bytes::mib(20))
+/// }
+/// // △Used Peaked MB:     20  1,004 (forward: exit)
+/// //  line   used MB  peaked MB  total MB  statement
+/// //     5   512.000      0.000   512.000  let scratch = gpu.alloc(Bytes::mib(512))?;
+/// //     6     0.000    512.000   512.000  for _ in 0..3 { … }
+/// //     9    20.000      0.000   532.000  gpu.alloc(Bytes::mib(20))
+/// //    10  -512.000      0.000    20.000  }
+/// # forward(&gpu)?;
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+///
+/// Each row begins at the very reading that ended the one before. The body is not changed but for a statement between two
+/// of its own, so that `return`, `?`, borrows and drops are what they were.
+///
+/// ## `max_peak`
+///
+/// A budget: the most that the function may need on top of what is in use when it starts. A function that needed more
+/// **panics** when it ends, in every build, with the numbers; not while another panic unwinds. The trace counts what the
+/// function's own thread allocates, exactly; where that cannot be measured, one line on stderr says so and the program
+/// goes on.
+///
+/// ```
+/// # use gpumem::gpu_mem_trace;
+/// #[gpu_mem_trace(max_peak = "512 MB")]
+/// fn frugal() {}
+/// # frugal();
+/// ```
+///
 /// ## `skip`
 ///
 /// Leaves the function as it is: for the one method of a traced `impl` block that is not worth a line.
@@ -147,4 +194,72 @@ use proc_macro::TokenStream;
 #[proc_macro_attribute]
 pub fn gpu_mem_trace(args: TokenStream, item: TokenStream) -> TokenStream {
     expand::expand(args.into(), &item.into()).into()
+}
+
+/// Asserts what the memory of a block comes to, and gives the block's value.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// use gpumem::{Bytes, assert_gpu_mem};
+///
+/// let kept = assert_gpu_mem!(peak < "2 GiB", used == kept_bytes(), {
+///     let _scratch = gpu.alloc(Bytes::gib(1))?;
+///     gpu.alloc(Bytes::mib(20))?
+/// });
+/// # fn kept_bytes() -> u64 { 20 << 20 }
+/// # drop(kept);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+///
+/// `peak` is the most that was in use on top of the start, `used` what is more in use at the end, the block's value
+/// included, and `leaks` the number of blocks that were allocated inside and are still there. They are compared by `<`,
+/// `<=`, `==`, `!=`, `>=` or `>` to an amount as a text (MB are MiB), or to any integer in bytes. `crate = path` before them
+/// says where the library is, if not at `::gpumem`.
+///
+/// It counts what the calling thread allocates, exactly. It panics with the numbers when a condition does not hold, however
+/// the block is left but by a panic, and with the reason when it cannot be measured, unless `GPUMEM_BUDGETS=skip`.
+#[proc_macro]
+pub fn assert_gpu_mem(input: TokenStream) -> TokenStream {
+    budget::assertion(input.into()).into()
+}
+
+/// A test with a budget of GPU memory: `#[test]`, and it fails when it comes to more.
+///
+/// ```
+/// # #[cfg(any())]
+/// mod tests {
+///     use gpumem::{Bytes, gpu_mem_test, sim::SimGpu};
+///
+///     #[gpu_mem_test(max_peak = "512 MB", max_used = 0, leaks = 0)]
+///     fn forward_is_frugal(gpu: &SimGpu) -> gpumem::Result<()> {
+///         let _scratch = gpu.alloc(Bytes::mib(256))?;
+///         Ok(())
+///     }
+/// }
+/// ```
+///
+/// It counts what the test's own thread allocates, exactly, so that tests that run in parallel in one process are each
+/// right. What could not be measured fails, unless `GPUMEM_BUDGETS=skip`, and a line on stderr says that it was skipped.
+///
+/// A test that takes a `&SimGpu` (or a `SimGpu`) runs on a simulated device (feature `sim`), with a GPU and without: 16 GiB,
+/// or the first of `GPUMEM_SIM`, which all such tests of a process share. One that takes nothing runs on the GPU that is
+/// there, and on the simulated device where there is none.
+///
+/// Above the attribute of a runtime, such as `#[tokio::test]`, it stands on async tests.
+///
+/// # Options
+///
+/// - `max_peak = "512 MB"`: the most in use on top of the start, at any moment.
+/// - `max_used = "20 MB"`: the most in use on top of the start when the test has ended and dropped its variables.
+/// - `leaks = 0`: the most blocks that may be left of those that the test allocated.
+/// - `baseline = "gpumem-baseline.json"`: the peak may not be more than in an earlier run, which this file holds by the name
+///   of the test. Without the option, the file is `GPUMEM_BASELINE`'s, if that is set. Its path counts from the folder that
+///   the test runs in: under Cargo, the package's. `GPUMEM_BASELINE_UPDATE=1` writes the file instead, also from concurrent
+///   tests and processes. Needs the feature `baseline`.
+/// - `fail_on_increase = "5%"`: how much more than the baseline is let pass; nothing, without this option.
+/// - `device = 1`: the CUDA ordinal of the device to watch.
+/// - `crate = path`: where the library is, if not at `::gpumem`.
+#[proc_macro_attribute]
+pub fn gpu_mem_test(args: TokenStream, item: TokenStream) -> TokenStream {
+    budget::test(args.into(), &item.into()).into()
 }

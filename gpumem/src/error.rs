@@ -35,6 +35,9 @@ pub(crate) enum Kind {
     Forked,
     /// A setting that cannot be understood.
     BadSetting { setting: &'static str, detail: String },
+    /// The file of a baseline cannot be used.
+    #[cfg(feature = "baseline")]
+    BadBaseline { file: String, detail: String },
     /// The operating system gave no thread.
     NoThread { detail: String },
     /// The simulated device is full.
@@ -179,6 +182,8 @@ impl fmt::Display for Error {
                  std::process::Command, or trace in it alone",
             ),
             Kind::BadSetting { setting, detail } => write!(f, "cannot use {setting}: {detail}"),
+            #[cfg(feature = "baseline")]
+            Kind::BadBaseline { file, detail } => write!(f, "cannot use the baseline {file}: {detail}"),
             Kind::NoThread { detail } => {
                 write!(f, "cannot start the sampler thread: {detail}; raise the limit on threads (ulimit -u)")
             }

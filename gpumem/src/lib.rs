@@ -22,7 +22,7 @@ pub mod __private;
 
 pub use error::{Error, Result};
 #[cfg(feature = "macros")]
-pub use gpumem_macros::gpu_mem_trace;
+pub use gpumem_macros::{assert_gpu_mem, gpu_mem_test, gpu_mem_trace};
 pub use model::{
     ByteDelta, Bytes, Gauge, GpuMemory, GpuProcess, ParseBytesError, ParseGaugeError, ProcessKind, Sampling, Trace,
 };
@@ -33,7 +33,7 @@ pub use query::{
     try_gpu_mem_get_free, try_gpu_mem_get_free_no_cache, try_gpu_mem_get_used, try_gpu_mem_get_used_fast,
     try_gpu_mem_get_used_no_cache, try_gpu_with_max_free_mem, try_preload,
 };
-pub use report::Report;
+pub use report::{Line, Report};
 pub use session::{
     Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, LiveMemory, ScopeHandle, Sink, Status, set_sink, status,
     subscribe, unsubscribe,

@@ -3,7 +3,9 @@
 use std::any::type_name;
 
 pub use crate::model::Gauge;
-pub use crate::session::{GpuMemTrace, Traced};
+#[cfg(feature = "sim")]
+pub use crate::session::simulated_gpu;
+pub use crate::session::{Body, Budget, Figure, GpuMemTrace, Lines, Measured, Relation, Traced};
 
 /// The name of the function in which the closure `_here` was written: `forward`, `Model::forward`.
 pub fn function_name<F>(_here: &F) -> String {

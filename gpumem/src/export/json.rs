@@ -4,7 +4,10 @@ use std::{io, time::Duration};
 
 use serde::Serialize;
 
-use crate::{model::Sampling, report::Report};
+use crate::{
+    model::Sampling,
+    report::{self, Report},
+};
 
 /// The wire form: its names are a promise, those of the types inside are not.
 #[derive(Serialize)]
@@ -20,6 +23,30 @@ struct Line<'a> {
     sampling: Option<SamplingLine>,
     untracked_frees: u64,
     lost_events: u64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    lines: Vec<Statement>,
+}
+
+#[derive(Serialize)]
+struct Statement {
+    line: u32,
+    source: &'static str,
+    used: Option<i64>,
+    peaked: Option<u64>,
+    total: Option<i64>,
+}
+
+impl Statement {
+    fn new(line: &report::Line) -> Self {
+        let measured = line.trace.is_measured();
+        Self {
+            line: line.number,
+            source: line.source,
+            used: measured.then(|| line.trace.used.get()),
+            peaked: measured.then(|| line.trace.peaked.get()),
+            total: measured.then(|| line.total.get()),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -49,6 +76,7 @@ pub(super) fn write(report: &Report, to: &mut dyn io::Write) -> io::Result<()> {
         }),
         untracked_frees: trace.untracked,
         lost_events: trace.lost,
+        lines: report.lines.iter().map(Statement::new).collect(),
     };
     serde_json::to_writer(&mut *to, &line)?;
     writeln!(to)

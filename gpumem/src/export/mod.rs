@@ -2,6 +2,7 @@
 
 #[cfg(feature = "json")]
 mod json;
+mod table;
 mod text;
 
 use std::io;

@@ -2,10 +2,33 @@
 
 use std::{borrow::Cow, fmt, io};
 
-use crate::report::Report;
+use super::table::{Side, Table, mib};
+use crate::{
+    model::ByteDelta,
+    report::{Line, Report},
+};
 
 pub(super) fn write(report: &Report, to: &mut dyn io::Write) -> io::Result<()> {
-    writeln!(to, "{report}")
+    writeln!(to, "{report}")?;
+    if report.lines.is_empty() { Ok(()) } else { write!(to, "{}", statements(&report.lines)) }
+}
+
+/// Each statement by itself, under the line of the function.
+fn statements(lines: &[Line]) -> Table {
+    const HEADING: [(&str, Side); 5] = [
+        ("line", Side::Right),
+        ("used MB", Side::Right),
+        ("peaked MB", Side::Right),
+        ("total MB", Side::Right),
+        ("statement", Side::Left),
+    ];
+    let mut table = Table::new(&HEADING);
+    for Line { number, source, trace, total } in lines {
+        let shown = |bytes: ByteDelta| if trace.is_measured() { mib(bytes) } else { "?".to_owned() };
+        let peaked = ByteDelta::new(trace.peaked.get().cast_signed());
+        table.row([number.to_string().as_str(), &shown(trace.used), &shown(peaked), &shown(*total), source]);
+    }
+    table
 }
 
 /// `△Used Peaked MB: {used:>6} {peaked:>6}` in whole MiB with commas between thousands, then ` (ctx)`, ` (subctx)`,
@@ -28,7 +51,7 @@ impl fmt::Display for Report {
 }
 
 /// A report is a line, whatever it is called: line breaks and terminal controls are shown, not done.
-fn one_line(word: &str) -> Cow<'_, str> {
+pub(super) fn one_line(word: &str) -> Cow<'_, str> {
     // Controls, line and paragraph separators, and what turns the direction of text.
     let acts = |c: char| c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     if !word.contains(acts) {

@@ -127,6 +127,18 @@ impl From<i64> for ByteDelta {
     }
 }
 
+impl From<Bytes> for i128 {
+    fn from(bytes: Bytes) -> Self {
+        bytes.0.into()
+    }
+}
+
+impl From<ByteDelta> for i128 {
+    fn from(delta: ByteDelta) -> Self {
+        delta.0.into()
+    }
+}
+
 impl ops::Add for Bytes {
     type Output = Self;
     fn add(self, other: Self) -> Self {

@@ -41,6 +41,27 @@ impl Trace {
         self.gauge != Gauge::Off && !self.stale
     }
 
+    /// This trace and one that began at its last reading, as one.
+    pub(crate) fn then(self, next: Self) -> Self {
+        let over_start = |trace: &Self| trace.peak_over_start().get().cast_signed();
+        let used = self.used.get() + next.used.get();
+        let peak = over_start(&self).max(self.used.get() + over_start(&next));
+        let sampling = self.sampling.zip(next.sampling).map(|(first, second)| Sampling {
+            every: first.every,
+            readings: first.readings + second.readings - 1,
+            longest_gap: first.longest_gap.max(second.longest_gap),
+        });
+        Self {
+            used: ByteDelta::new(used),
+            peaked: Bytes::new((peak - used.max(0)).unsigned_abs()),
+            sampling,
+            stale: self.stale || next.stale,
+            untracked: self.untracked + next.untracked,
+            lost: self.lost + next.lost,
+            ..self
+        }
+    }
+
     pub(crate) fn off(device: u32) -> Self {
         Self {
             device,

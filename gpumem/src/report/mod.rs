@@ -1,5 +1,14 @@
 //! What is told of a trace. Derived, never measured here.
 
+mod budget;
+mod lines;
+
+pub(crate) use self::budget::{Found, Limit, Place, Verdict, judge};
+pub(crate) use self::lines::Lines;
+pub use self::{
+    budget::{Figure, Relation},
+    lines::Line,
+};
 use crate::model::Trace;
 
 /// One reading of a trace, and the words it was reported with.
@@ -14,12 +23,14 @@ pub struct Report {
     pub ctx: Option<String>,
     /// What this one report was given, such as `exit`. Never empty.
     pub subctx: Option<String>,
+    /// Each statement of the function, under `#[gpu_mem_trace(lines)]`.
+    pub lines: Vec<Line>,
 }
 
 impl Report {
     /// An empty word counts as none: fastai prints ` (: exit)` there.
     pub(crate) fn new(trace: Trace, ctx: Option<&str>, subctx: Option<&str>) -> Self {
         let word = |word: Option<&str>| word.filter(|word| !word.is_empty()).map(str::to_owned);
-        Self { trace, ctx: word(ctx), subctx: word(subctx) }
+        Self { trace, ctx: word(ctx), subctx: word(subctx), lines: Vec::new() }
     }
 }

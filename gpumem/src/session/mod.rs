@@ -1,5 +1,8 @@
 //! The running thing of a process: the sources in use, the inbox, the sampler.
 
+mod baseline;
+mod body;
+mod budget;
 mod handle;
 mod inbox;
 mod notice;
@@ -23,9 +26,13 @@ use std::{
 
 use once_cell::sync::OnceCell;
 
+#[cfg(feature = "sim")]
+pub use self::budget::simulated_gpu;
 pub(crate) use self::inbox::Inbox;
 pub(crate) use self::notice::{Notice, notify};
 pub use self::{
+    body::{Body, Lines, Measured},
+    budget::Budget,
     handle::{Entered, InScope, ScopeHandle},
     sink::{Sink, set_sink},
     status::{LiveMemory, Status, status},
@@ -33,6 +40,7 @@ pub use self::{
     trace::{GpuMemTrace, GpuMemTraceBuilder},
 };
 use self::{pools::Pools, sampler::Sampler};
+pub use crate::report::{Figure, Relation};
 use crate::{
     error::{Error, Kind, Result},
     model::{Device, EventKind, Family, Gauge, ParseGaugeError, ScopeId, Trace, Watch},

@@ -25,6 +25,7 @@ pub(crate) enum Notice {
     SampleInterval,
     Report,
     Unwritten,
+    Budget,
 }
 
 /// Says why a trace is off, once for each reason, of the first few.

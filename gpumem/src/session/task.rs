@@ -8,7 +8,7 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-use super::{GpuMemTrace, GpuMemTraceBuilder, ScopeHandle};
+use super::{Body, Measured, ScopeHandle};
 
 pin_project! {
     /// Runs a future under a trace. The trace starts at the first poll and reports when the future has ended or is
@@ -32,16 +32,16 @@ pin_project! {
 }
 
 enum Task {
-    Waiting(GpuMemTraceBuilder),
-    /// The trace is kept for its drop.
-    Running(ScopeHandle, #[expect(dead_code)] GpuMemTrace),
+    Waiting(Body),
+    /// What is measured is kept for its drop.
+    Running(ScopeHandle, #[expect(dead_code)] Measured),
     Ended,
 }
 
 impl<F: Future> Traced<F> {
     /// Nothing starts before the first poll.
-    pub fn new(trace: GpuMemTraceBuilder, future: F) -> Self {
-        Self { future: Some(future), trace: Task::Waiting(trace) }
+    pub fn new(body: Body, future: F) -> Self {
+        Self { future: Some(future), trace: Task::Waiting(body) }
     }
 }
 
@@ -49,12 +49,12 @@ impl Task {
     /// The scope of the trace, which is started if it has not been.
     fn running(&mut self) -> Option<&ScopeHandle> {
         *self = match mem::replace(self, Self::Ended) {
-            Self::Waiting(trace) => {
-                let trace = trace.start_or_off();
-                let scope = trace.handle();
+            Self::Waiting(body) => {
+                let body = body.start();
+                let scope = body.handle();
                 // Who opens a scope is in it. A task is so only while it is polled.
                 scope.leave();
-                Self::Running(scope, trace)
+                Self::Running(scope, body)
             }
             begun => begun,
         };

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     error::Result,
     model::{Gauge, Trace},
-    report::Report,
+    report::{Line, Report},
 };
 
 /// Traces the GPU memory of a piece of code: how much more is in use after it, and how much was needed on top of that
@@ -87,7 +87,7 @@ impl GpuMemTrace {
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn builder() -> GpuMemTraceBuilder {
-        GpuMemTraceBuilder { ctx: None, wish: Wish::default(), silent: false, on_exit_report: true }
+        GpuMemTraceBuilder { ctx: None, wish: Wish::default(), at: None, silent: false, on_exit_report: true }
     }
 
     /// Runs `code` under a trace, reports when it is through, and gives its result out: what it holds is reported as
@@ -162,12 +162,12 @@ impl GpuMemTrace {
 
     /// As [`report`](Self::report), and begins anew from the very reading that was reported.
     pub fn report_n_reset(&mut self) {
-        self.tell(None, self.read_n_reset());
+        self.tell(None, self.read_n_reset(), Vec::new());
     }
 
     /// As [`report_with`](Self::report_with), and begins anew from the very reading that was reported.
     pub fn report_n_reset_with(&mut self, subctx: impl Display) {
-        self.tell(Some(&subctx), self.read_n_reset());
+        self.tell(Some(&subctx), self.read_n_reset(), Vec::new());
     }
 
     /// Silences the reports of this trace, or lets them speak again.
@@ -194,18 +194,18 @@ impl GpuMemTrace {
         ScopeHandle::of(if let State::Running(scope) = &self.state { Some(scope.id) } else { None })
     }
 
-    fn read_n_reset(&self) -> Trace {
+    pub(super) fn read_n_reset(&self) -> Trace {
         if let State::Running(scope) = &self.state { scope.reset() } else { self.data() }
     }
 
     /// A report that nobody sees does not read the device.
     fn report_now(&self, subctx: Option<&dyn Display>) {
         if !self.settings.silent {
-            self.tell(subctx, self.data());
+            self.tell(subctx, self.data(), Vec::new());
         }
     }
 
-    fn tell(&self, subctx: Option<&dyn Display>, trace: Trace) {
+    pub(super) fn tell(&self, subctx: Option<&dyn Display>, trace: Trace, lines: Vec<Line>) {
         if self.settings.silent || trace.gauge == Gauge::Off {
             return;
         }
@@ -218,7 +218,8 @@ impl GpuMemTrace {
             notify(Notice::Untracked, &text);
         }
         let subctx = subctx.map(ToString::to_string);
-        sink::write(&Report::new(trace, self.settings.ctx.as_deref(), subctx.as_deref()));
+        let report = Report::new(trace, self.settings.ctx.as_deref(), subctx.as_deref());
+        sink::write(&Report { lines, ..report });
     }
 }
 
@@ -266,8 +267,10 @@ impl fmt::Debug for GpuMemTrace {
 pub struct GpuMemTraceBuilder {
     ctx: Option<String>,
     wish: Wish,
+    /// Where the trace is in the sources, if not where it is started.
+    pub(super) at: Option<&'static Location<'static>>,
     silent: bool,
-    on_exit_report: bool,
+    pub(super) on_exit_report: bool,
 }
 
 impl GpuMemTraceBuilder {
@@ -340,7 +343,8 @@ impl GpuMemTraceBuilder {
 
     #[track_caller]
     fn open(&self) -> Result<State> {
-        let scope = OpenScope::open(self.wish, self.ctx.as_deref(), Location::caller())?;
+        let at = self.at.unwrap_or_else(Location::caller);
+        let scope = OpenScope::open(self.wish, self.ctx.as_deref(), at)?;
         Ok(scope.map_or(State::Off, State::Running))
     }
 

@@ -1,0 +1,94 @@
+//! Amounts of memory, read while compiling.
+
+/// Bytes, as `gpumem::Bytes` reads them from a text; a test holds the two together. A sign may stand before it.
+pub(crate) fn bytes(text: &str) -> Option<i128> {
+    let trimmed = text.trim();
+    if let Some(positive) = trimmed.strip_prefix('-') {
+        return bytes(positive).filter(|bytes| *bytes >= 0 && !positive.contains('-')).map(|bytes| -bytes);
+    }
+    let split = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_').unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(split);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return None,
+    };
+    let (whole, part) = decimal(&number.replace('_', ""), 12)?;
+    let bytes = whole.checked_mul(1 << shift)?.checked_add((part << shift) / PICO)?;
+    u64::try_from(bytes).is_ok().then_some(bytes)
+}
+
+/// Hundredths of a per cent: `5%`, `2.5 %`.
+pub(crate) fn percent(text: &str) -> Option<u32> {
+    let number = text.trim().strip_suffix('%')?.trim_end();
+    let (whole, part) = decimal(number, 2)?;
+    u32::try_from(whole.checked_mul(100)? + part * 100 / PICO).ok()
+}
+
+const PICO: i128 = 1_000_000_000_000;
+
+/// A number without a sign, whole and parts in 10^12, with at most so many decimals.
+fn decimal(text: &str, decimals: usize) -> Option<(i128, i128)> {
+    let (whole, part) = text.split_once('.').map_or((text, None), |(whole, part)| (whole, Some(part)));
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(whole) || part.is_some_and(|part| !digits(part) || part.len() > decimals) {
+        return None;
+    }
+    let part = format!("{:0<12}", part.unwrap_or(""));
+    Some((whole.parse().ok()?, part.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{bytes, percent};
+
+    #[test]
+    fn amounts_are_those_of_the_library() {
+        for text in [
+            "0",
+            "17",
+            "17 B",
+            "1_000",
+            "4k",
+            "512 MB",
+            " 16GiB ",
+            "1.5 gib",
+            "0.1 GiB",
+            "2TiB",
+            "18446744073709551615",
+            "18446744073709551616",
+            "",
+            "MiB",
+            "1.",
+            ".5GiB",
+            "1.2.3",
+            "12 parsecs",
+            "16777216TiB",
+            "1e9",
+            "0x10",
+            "٣",
+            "1.0000000000001",
+            "_",
+            "+1",
+            "99999999999999999999999999999999999999999 TiB",
+        ] {
+            let library = text.parse::<gpumem::Bytes>().ok().map(|bytes| i128::from(bytes.get()));
+            assert_eq!(bytes(text), library, "{text}");
+        }
+        assert_eq!(bytes("-20 MiB"), Some(-(20 << 20)));
+        assert_eq!(bytes("--1"), None);
+        assert_eq!(bytes("- 1"), Some(-1));
+    }
+
+    #[test]
+    fn growth_is_in_per_cent() {
+        for (text, growth) in
+            [("5%", Some(500)), ("2.5 %", Some(250)), ("0%", Some(0)), ("5", None), ("-5%", None), ("%", None)]
+        {
+            assert_eq!(percent(text), growth, "{text}");
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Marks each statement of a body, for `#[gpu_mem_trace(lines)]`.
+
+use proc_macro2::{Delimiter, LineColumn, Span, TokenStream, TokenTree};
+use quote::{ToTokens, quote, quote_spanned};
+use syn::parse::{ParseStream, Parser};
+use syn::spanned::Spanned;
+use syn::{Attribute, Expr, Local, Pat, Stmt};
+
+/// The longest source that is kept of a statement; what is printed is shorter.
+const LONGEST: usize = 200;
+
+/// The statements, each with a mark before it, and a last one where the last statement has variables of its own.
+pub(crate) fn marked(stmts: &[Stmt]) -> TokenStream {
+    let here = Span::mixed_site();
+    let last = stmts.iter().rposition(|stmt| !matches!(stmt, Stmt::Item(_)));
+    let wrapped = stmts.iter().any(|stmt| of_async_trait(stmt).is_some());
+    let mut tokens = TokenStream::new();
+    for (at, stmt) in stmts.iter().enumerate() {
+        if let Some(body) = of_async_trait(stmt) {
+            tokens.extend(body);
+            continue;
+        }
+        let has_row = !matches!(stmt, Stmt::Item(_)) && (!wrapped || !is_around(stmt));
+        if has_row {
+            let Source { cfgs, line, text } = source(stmt);
+            tokens.extend(quote_spanned!(here=> #(#cfgs)* let _line = lines.line(#line, #text);));
+        }
+        stmt.to_tokens(&mut tokens);
+        if Some(at) == last && has_variables(stmt) {
+            tokens.extend(quote_spanned!(here=> lines.end();));
+        }
+    }
+    tokens
+}
+
+/// `#[async_trait]` writes the body as `let __ret: T = { … };`, with statements of its own around it.
+fn of_async_trait(stmt: &Stmt) -> Option<TokenStream> {
+    let Stmt::Local(local) = stmt else { return None };
+    let (Some("__ret"), Some(init)) = (name(local).as_deref(), &local.init) else { return None };
+    let Expr::Block(block) = &*init.expr else { return None };
+    let Local { attrs, let_token, pat, .. } = local;
+    let body = marked(&block.block.stmts);
+    Some(quote!(#(#attrs)* #let_token #pat = { #body };))
+}
+
+/// The statements of `#[async_trait]` around the body, which are not the user's.
+fn is_around(stmt: &Stmt) -> bool {
+    match stmt {
+        Stmt::Local(local) => {
+            let same = |init: &syn::LocalInit| init.expr.to_token_stream().to_string();
+            let (name, init) = (name(local), local.init.as_ref().map(same));
+            name.as_deref() == Some("__self") || name.is_some() && name == init
+        }
+        Stmt::Expr(Expr::Path(path), None) => path.path.is_ident("__ret"),
+        Stmt::Expr(Expr::If(condition), _) => condition.cond.to_token_stream().to_string().contains("__ret"),
+        _ => false,
+    }
+}
+
+fn name(local: &Local) -> Option<String> {
+    let mut pat = &local.pat;
+    if let Pat::Type(typed) = pat {
+        pat = &typed.pat;
+    }
+    match pat {
+        Pat::Ident(pat) => Some(pat.ident.to_string()),
+        _ => None,
+    }
+}
+
+/// It declares variables, and what comes after it is reached.
+fn has_variables(stmt: &Stmt) -> bool {
+    const ENDS: [&str; 4] = ["panic", "todo", "unimplemented", "unreachable"];
+    let Stmt::Local(local) = stmt else { return false };
+    match local.init.as_ref().map(|init| &*init.expr) {
+        Some(Expr::Return(_) | Expr::Loop(_)) => false,
+        Some(Expr::Macro(call)) => {
+            !call.mac.path.segments.last().is_some_and(|name| ENDS.iter().any(|end| name.ident == end))
+        }
+        _ => true,
+    }
+}
+
+struct Source {
+    /// Under which the statement is there.
+    cfgs: Vec<Attribute>,
+    line: u32,
+    text: String,
+}
+
+fn source(stmt: &Stmt) -> Source {
+    let split = |input: ParseStream<'_>| Ok((input.call(Attribute::parse_outer)?, input.parse::<TokenStream>()?));
+    let tokens = stmt.to_token_stream();
+    let (mut cfgs, tokens) = split.parse2(tokens.clone()).unwrap_or((Vec::new(), tokens));
+    cfgs.retain(|attr| attr.path().is_ident("cfg"));
+    let line = u32::try_from(tokens.span().start().line).unwrap_or(0);
+    let mut text = Text::default();
+    text.write(tokens);
+    if text.text.chars().count() > LONGEST {
+        text.text = text.text.chars().take(LONGEST - 1).chain(['…']).collect();
+    }
+    Source { cfgs, line, text: text.text }
+}
+
+/// Tokens on one line, spaced as they were written.
+#[derive(Default)]
+struct Text {
+    text: String,
+    /// Where the last token ended.
+    end: Option<LineColumn>,
+}
+
+impl Text {
+    fn write(&mut self, tokens: TokenStream) {
+        for token in tokens {
+            match token {
+                TokenTree::Group(group) => {
+                    let (open, close) = match group.delimiter() {
+                        Delimiter::Parenthesis => ("(", ")"),
+                        Delimiter::Bracket => ("[", "]"),
+                        Delimiter::Brace => ("{", "}"),
+                        Delimiter::None => ("", ""),
+                    };
+                    // Both spans are the whole group where syn has put it together again.
+                    let (start, end) = (group.span_open().start(), group.span_close().end());
+                    self.token(open, start, LineColumn { column: start.column + open.len(), ..start });
+                    if open == "{" && start.line != end.line {
+                        self.text.push_str(" … }");
+                        self.end = Some(end);
+                    } else {
+                        self.write(group.stream());
+                        self.token(close, LineColumn { column: end.column.saturating_sub(close.len()), ..end }, end);
+                    }
+                }
+                token => self.token(&token.to_string(), token.span().start(), token.span().end()),
+            }
+        }
+    }
+
+    fn token(&mut self, token: &str, start: LineColumn, end: LineColumn) {
+        if let Some(before) = self.end {
+            let closes = matches!(token, ")" | "]");
+            if before.line == start.line {
+                if before.column < start.column {
+                    self.text.push(' ');
+                }
+            } else if closes {
+                let without_comma = self.text.trim_end_matches(',').len();
+                self.text.truncate(without_comma);
+            } else if !matches!(token, "." | "?" | "," | ";") && !self.text.ends_with(['(', '[']) {
+                self.text.push(' ');
+            }
+        }
+        self.text.push_str(token);
+        self.end = Some(end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use syn::Block;
+    use syn::parse::Parser;
+
+    use super::source;
+
+    #[test]
+    fn a_statement_is_one_line() {
+        for (written, shown) in [
+            ("let x = f(a,b) ;", "let x = f(a,b) ;"),
+            ("let x = f(\n    a,\n    &b,\n)?;", "let x = f(a, &b)?;"),
+            ("x\n    .map(|x| x + 1)\n    .sum()", "x.map(|x| x + 1).sum()"),
+            ("for i in 0..3 {\n    f(i);\n}", "for i in 0..3 { … }"),
+            ("for i in 0..3 { f(i); }", "for i in 0..3 { f(i); }"),
+            ("if a {\n    b\n} else {\n    c\n}", "if a { … } else { … }"),
+            ("#[cfg(all())]\n/// Documented.\nlet x =\n    1;", "let x = 1;"),
+            ("println!(\"{x}\");", "println!(\"{x}\");"),
+            ("let v = vec![\n    1,\n    2,\n];", "let v = vec![1, 2];"),
+        ] {
+            let stmts = Block::parse_within.parse_str(written).unwrap();
+            assert_eq!(source(&stmts[0]).text, shown);
+        }
+    }
+
+    #[test]
+    fn it_is_told_where_and_when_it_is_there() {
+        let stmts = Block::parse_within.parse_str("a;\n#[cfg(any())]\n#[allow(unused)]\nlet b = 1;").unwrap();
+        let b = source(&stmts[1]);
+        assert_eq!((b.cfgs.len(), b.line), (1, 4));
+    }
+}

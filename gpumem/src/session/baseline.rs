@@ -1,0 +1,147 @@
+//! The peaks of earlier runs, by the name of the test, in a JSON file.
+
+#[cfg(feature = "baseline")]
+pub(super) use self::file::{read, write};
+
+#[cfg(not(feature = "baseline"))]
+pub(super) fn read(_: &std::path::Path, _: &str) -> crate::error::Result<u64> {
+    Err(crate::error::Kind::NotBuilt { feature: "baseline" }.into())
+}
+
+#[cfg(not(feature = "baseline"))]
+pub(super) fn write(_: &std::path::Path, _: &str, _: u64) -> crate::error::Result<()> {
+    Err(crate::error::Kind::NotBuilt { feature: "baseline" }.into())
+}
+
+#[cfg(feature = "baseline")]
+mod file {
+    use std::{
+        collections::BTreeMap,
+        ffi::OsString,
+        fs::{self, File},
+        io,
+        path::{Path, PathBuf},
+    };
+
+    use serde::{Deserialize, Serialize};
+
+    use crate::error::{Error, Kind, Result};
+
+    /// The wire form. Sorted, so that a change is a change of one line.
+    #[derive(Default, Deserialize, Serialize)]
+    #[serde(deny_unknown_fields)]
+    struct Baseline {
+        /// In bytes over the start of the test.
+        peaks: BTreeMap<String, u64>,
+    }
+
+    /// The peak of this test in the baseline.
+    pub(in crate::session) fn read(path: &Path, name: &str) -> Result<u64> {
+        let baseline = parsed(path)?;
+        let peak = baseline.and_then(|baseline| baseline.peaks.get(name).copied());
+        peak.ok_or_else(|| {
+            bad(path, format!("it has no peak of `{name}`; run the test with GPUMEM_BASELINE_UPDATE=1 to write it"))
+        })
+    }
+
+    /// Writes the peak of this test. Others may do the same with the same file, in other threads and processes: each has
+    /// it alone while it reads and writes it, and who only reads finds the old file or the new one, never half of it.
+    pub(in crate::session) fn write(path: &Path, name: &str, peak: u64) -> Result<()> {
+        let failed = |doing: &str, error: io::Error| bad(path, format!("cannot {doing}: {error}"));
+        // Not the file itself, which is replaced.
+        let lock = File::create(beside(path, ".lock")).map_err(|error| failed("make its lock file", error))?;
+        fs4::FileExt::lock(&lock).map_err(|error| failed("lock it", error))?;
+        let mut baseline = parsed(path)?.unwrap_or_default();
+        if baseline.peaks.insert(name.to_owned(), peak) == Some(peak) {
+            return Ok(());
+        }
+        let mut text = serde_json::to_string_pretty(&baseline).map_err(|error| bad(path, error.to_string()))?;
+        text.push('\n');
+        let new = beside(path, ".new");
+        fs::write(&new, text).and_then(|()| fs::rename(&new, path)).map_err(|error| failed("write it", error))
+    }
+
+    /// The baseline, or none where there is no such file.
+    fn parsed(path: &Path) -> Result<Option<Baseline>> {
+        match fs::read(path) {
+            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| {
+                bad(
+                    path,
+                    format!("it is no baseline ({error}); repair or remove it, and run with GPUMEM_BASELINE_UPDATE=1"),
+                )
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(bad(path, format!("cannot read it: {error}"))),
+        }
+    }
+
+    fn beside(path: &Path, ending: &str) -> PathBuf {
+        let mut name = OsString::from(path);
+        name.push(ending);
+        name.into()
+    }
+
+    fn bad(path: &Path, detail: String) -> Error {
+        Kind::BadBaseline { file: path.display().to_string(), detail }.into()
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use std::{env, process, thread};
+
+        use super::*;
+
+        struct Folder(PathBuf);
+
+        impl Folder {
+            fn new(name: &str) -> Self {
+                let folder = env::temp_dir().join(format!("gpumem-baseline-{}-{name}", process::id()));
+                fs::create_dir_all(&folder).unwrap();
+                Self(folder)
+            }
+        }
+
+        impl Drop for Folder {
+            fn drop(&mut self) {
+                let _ = fs::remove_dir_all(&self.0);
+            }
+        }
+
+        #[test]
+        fn concurrent_tests_write_one_file() {
+            let folder = Folder::new("concurrent");
+            let path = folder.0.join("baseline.json");
+            thread::scope(|threads| {
+                for number in 0..8_u64 {
+                    let path = &path;
+                    threads.spawn(move || {
+                        for round in 0..20 {
+                            write(path, &format!("test {number}"), round).unwrap();
+                            assert_eq!(read(path, &format!("test {number}")), Ok(round));
+                        }
+                    });
+                }
+            });
+            assert_eq!(parsed(&path).unwrap().unwrap().peaks.len(), 8);
+        }
+
+        #[test]
+        fn what_is_wrong_with_a_file_is_said() {
+            let folder = Folder::new("wrong");
+            let path = folder.0.join("baseline.json");
+            let missing = read(&path, "a").unwrap_err().to_string();
+            assert!(missing.contains("no peak of `a`") && missing.contains("GPUMEM_BASELINE_UPDATE=1"), "{missing}");
+            for text in ["", "[]", "{\"peaks\": {\"a\": -1}}", "{\"peaks\": {}, \"other\": 1}", "{\"peaks\": {\"a\": 1"]
+            {
+                fs::write(&path, text).unwrap();
+                for error in [read(&path, "a").unwrap_err(), write(&path, "a", 1).unwrap_err()] {
+                    let error = error.to_string();
+                    assert!(error.contains("it is no baseline") && error.contains("baseline.json"), "{error}");
+                }
+                assert_eq!(fs::read_to_string(&path).unwrap(), text, "left as it was");
+            }
+            let nowhere = write(&folder.0.join("no/such/folder.json"), "a", 1).unwrap_err().to_string();
+            assert!(nowhere.contains("lock file"), "{nowhere}");
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! What an attribute puts into the body of a function: its trace, and the lines and the budget that were asked for.
+
+use std::{
+    mem,
+    panic::Location,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use super::{
+    GpuMemTrace, GpuMemTraceBuilder, ScopeHandle,
+    budget::{self, Budget},
+};
+use crate::report;
+
+/// What is to be measured, before it starts.
+#[must_use = "nothing is measured before `start`"]
+pub struct Body {
+    trace: GpuMemTraceBuilder,
+    lines: Option<Lines>,
+    budget: Option<Budget>,
+}
+
+impl Body {
+    /// A body under this trace, which starts later and perhaps elsewhere: its place in the sources is the caller's.
+    #[track_caller]
+    pub fn new(mut trace: GpuMemTraceBuilder) -> Self {
+        trace.at = Some(Location::caller());
+        Self { trace, lines: None, budget: None }
+    }
+
+    /// Each statement is told; the body marks where they begin.
+    pub fn lines(mut self, lines: &Lines) -> Self {
+        self.lines = Some(lines.clone());
+        self
+    }
+
+    /// It fails when it comes to more.
+    pub fn budget(mut self, budget: Budget) -> Self {
+        self.budget = Some(budget);
+        self
+    }
+
+    /// Starts the trace.
+    pub fn start(self) -> Measured {
+        let Self { trace: builder, lines, mut budget } = self;
+        let report = builder.on_exit_report;
+        // Reported here, when everything is known.
+        let builder = builder.on_exit_report(false);
+        let (trace, budget) = match budget.take() {
+            None => (builder.start_or_off(), None),
+            Some(budget) => budget.start(builder),
+        };
+        let trace = match &lines {
+            None => Some(trace),
+            Some(lines) => {
+                lines.recorder().trace = Some(trace);
+                None
+            }
+        };
+        Measured { trace, lines, budget, report }
+    }
+}
+
+/// The guard of a body. Its drop reports, and then panics if the budget was not kept, unless a panic is on its way.
+#[must_use = "a body is measured until this is dropped"]
+pub struct Measured {
+    /// The trace, unless the lines have it.
+    trace: Option<GpuMemTrace>,
+    lines: Option<Lines>,
+    budget: Option<Budget>,
+    report: bool,
+}
+
+impl Measured {
+    /// What carries the scope of the trace to other threads and tasks.
+    pub(super) fn handle(&self) -> ScopeHandle {
+        let handle = match &self.lines {
+            None => self.trace.as_ref().map(GpuMemTrace::handle),
+            Some(lines) => lines.recorder().trace.as_ref().map(GpuMemTrace::handle),
+        };
+        handle.unwrap_or_else(|| ScopeHandle::of(None))
+    }
+}
+
+impl Drop for Measured {
+    fn drop(&mut self) {
+        let lines = self.lines.take().map(|lines| mem::take(&mut *lines.recorder()));
+        let (trace, lines) = match lines {
+            None => (self.trace.take(), None),
+            Some(mut recorder) => {
+                recorder.leave();
+                (recorder.trace, Some((recorder.lines, recorder.end)))
+            }
+        };
+        let Some(mut trace) = trace else { return };
+        let budget = self.budget.take().map(|budget| (budget, budget::live_inside(&trace), budget::places(&trace)));
+        trace.stop();
+        let (figures, lines) = match lines {
+            None => (trace.data(), Vec::new()),
+            Some((lines, end)) => lines.finish(end, trace.data()),
+        };
+        if self.report {
+            trace.tell(Some(&"exit"), figures, lines);
+        }
+        drop(trace);
+        if let Some((budget, live, places)) = budget {
+            budget.check(figures, live, places.as_deref());
+        }
+    }
+}
+
+/// The statements of a body as they run. The guard has one end of it, the body the other.
+#[derive(Clone)]
+pub struct Lines(Arc<Mutex<Recorder>>);
+
+#[derive(Default)]
+struct Recorder {
+    /// There while the body runs.
+    trace: Option<GpuMemTrace>,
+    lines: report::Lines,
+    /// The statement that is running.
+    running: Option<(u32, &'static str)>,
+    /// The last line of the body.
+    end: u32,
+}
+
+impl Lines {
+    /// Of a body that ends on line `end`.
+    pub fn new(end: u32) -> Self {
+        Self(Arc::new(Mutex::new(Recorder { end, ..Recorder::default() })))
+    }
+
+    /// A statement begins here, and the one before it is over.
+    pub fn line(&self, number: u32, source: &'static str) -> Mark<'_> {
+        let mut recorder = self.recorder();
+        recorder.leave();
+        recorder.running = Some((number, source));
+        Mark(self)
+    }
+
+    /// The last statement is over: what its scope holds is dropped from now on.
+    pub fn end(&self) {
+        self.recorder().leave();
+    }
+
+    fn recorder(&self) -> std::sync::MutexGuard<'_, Recorder> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Recorder {
+    /// The running statement is over, by one reading that begins what comes next.
+    fn leave(&mut self) {
+        if let (Some((number, source)), Some(trace)) = (self.running.take(), &self.trace) {
+            self.lines.push(number, source, trace.read_n_reset());
+        }
+    }
+}
+
+/// Stands after the variables of one statement and before those of the next. Variables are dropped from the last to the
+/// first, so that the first mark to be dropped knows that the body is being left, by whatever way.
+#[must_use = "it marks the end of the body"]
+pub struct Mark<'a>(&'a Lines);
+
+impl Drop for Mark<'_> {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}

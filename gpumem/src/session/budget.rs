@@ -1,0 +1,194 @@
+//! Budgets: what a body may come to, and what happens when it comes to more.
+
+use std::{ffi::OsStr, path::PathBuf, thread};
+
+use once_cell::sync::OnceCell;
+
+use super::{
+    GpuMemTrace, GpuMemTraceBuilder, baseline,
+    notice::{Notice, Quiet, notify},
+};
+use crate::{
+    error::{Error, Kind},
+    model::{Gauge, Trace},
+    report::{Figure, Found, Limit, Place, Relation, Verdict, judge},
+};
+
+/// How many blocks were allocated inside the trace and are still live. `None`: not known.
+pub(super) fn live_inside(_trace: &GpuMemTrace) -> Option<u64> {
+    None
+}
+
+/// The largest places that hold what was allocated inside the trace and is still live. `None`: not known.
+pub(super) fn places(_trace: &GpuMemTrace) -> Option<Vec<Place>> {
+    None
+}
+
+/// What a body may come to. It counts what its own thread allocates, exactly.
+pub struct Budget {
+    name: String,
+    limits: Vec<Limit>,
+    /// A body that cannot be measured fails too.
+    strict: bool,
+    /// The device is to be the GPU, if there is one.
+    real_if_any: bool,
+    /// The file of the baseline, the growth that is let pass in hundredths of a per cent.
+    baseline: Option<(PathBuf, u32)>,
+}
+
+impl Budget {
+    /// The budget of a function in a program: where nothing can be measured, that is said once and the program goes on.
+    pub fn of_function(name: impl Into<String>) -> Self {
+        Self { name: name.into(), limits: Vec::new(), strict: false, real_if_any: false, baseline: None }
+    }
+
+    /// The budget of an assertion: where nothing can be measured, it fails.
+    pub fn of_assertion(name: impl Into<String>) -> Self {
+        Self { strict: true, ..Self::of_function(name) }
+    }
+
+    /// The budget of a test. `growth` over the baseline, in hundredths of a per cent, is let pass; the baseline is in
+    /// `file`, else where `GPUMEM_BASELINE` says, if it does.
+    /// `simulated` says that the test takes its memory from [`simulated_gpu`].
+    pub fn of_test(name: impl Into<String>, file: Option<&str>, growth: u32, simulated: bool) -> Self {
+        let file = file
+            .map(PathBuf::from)
+            .or_else(|| std::env::var_os("GPUMEM_BASELINE").filter(|file| !file.is_empty()).map(PathBuf::from));
+        let baseline = file.map(|file| (file, growth));
+        Self { baseline, real_if_any: !simulated, ..Self::of_assertion(name) }
+    }
+
+    /// One condition more.
+    #[must_use]
+    pub fn limit(mut self, figure: Figure, relation: Relation, amount: impl TryInto<i128>) -> Self {
+        let amount = amount.try_into().unwrap_or(i128::MAX);
+        self.limits.push(Limit { figure, relation, amount, origin: None });
+        self
+    }
+
+    /// Starts the trace that the budget needs, or any, if the body is to run without its budget.
+    pub(super) fn start(self, builder: GpuMemTraceBuilder) -> (GpuMemTrace, Option<Self>) {
+        #[cfg(feature = "sim")]
+        if self.real_if_any {
+            if !is_there() {
+                simulated_gpu();
+            } else if *HIDDEN.get().unwrap_or(&false) {
+                self.unmeasured(
+                    "another test of this process runs on the simulated device, and GPUs are not listened to any more; \
+                     run each test in a process of its own (cargo nextest)",
+                );
+                return (builder.start_or_off(), None);
+            }
+        }
+        match builder.clone().thread_local_only().start() {
+            Ok(trace) if trace.data().gauge != Gauge::Off => (trace, Some(self)),
+            Ok(_) => {
+                self.unmeasured("traces are off (GPUMEM_GAUGE says so)");
+                (builder.start_or_off(), None)
+            }
+            Err(error) => {
+                self.unmeasured(&error.to_string());
+                (builder.start_or_off(), None)
+            }
+        }
+    }
+
+    /// Panics if the budget was not kept, unless a panic is on its way already.
+    pub(super) fn check(mut self, trace: Trace, live: Option<u64>, places: Option<&[Place]>) {
+        if thread::panicking() {
+            return;
+        }
+        let baseline = self.baseline.take();
+        let updated = match &baseline {
+            Some((file, growth)) => self.against_baseline(file, *growth),
+            None => false,
+        };
+        match judge(&self.name, &self.limits, &Found { trace, live, places }) {
+            Verdict::Broken(message) => panic!("gpumem: {message}"),
+            Verdict::Unmeasured(reason) => self.unmeasured(&reason),
+            Verdict::Kept => {
+                if let (true, Some((file, _))) = (updated, &baseline) {
+                    let peak = trace.peak_over_start().get();
+                    baseline::write(file, &self.name, peak).unwrap_or_else(|error| panic!("gpumem: {error}"));
+                }
+            }
+        }
+    }
+
+    /// Adds the limit of the baseline; true if the baseline is to be written instead.
+    fn against_baseline(&mut self, file: &std::path::Path, growth: u32) -> bool {
+        if is_set("GPUMEM_BASELINE_UPDATE") {
+            return true;
+        }
+        let peak = baseline::read(file, &self.name).unwrap_or_else(|error| panic!("gpumem: {error}"));
+        let allowed = u128::from(peak) + u128::from(peak) * u128::from(growth) / 10_000;
+        let percent = f64::from(growth) / 100.0;
+        let origin = Some(format!("{}, and {percent} % of growth", file.display()));
+        let amount = i128::try_from(allowed).unwrap_or(i128::MAX);
+        self.limits.push(Limit { figure: Figure::Peak, relation: Relation::AtMost, amount, origin });
+        false
+    }
+
+    /// The budget cannot be held to anything: that is never passed over in silence.
+    fn unmeasured(&self, reason: &str) {
+        let Self { name, .. } = self;
+        if skipped() {
+            let text = format!("gpumem: the GPU memory budget of `{name}` was skipped: {reason}\n");
+            eprint!("{}", Quiet::new(&text));
+        } else if self.strict {
+            panic!(
+                "gpumem: the GPU memory budget of `{name}` cannot be measured: {reason}; GPUMEM_BUDGETS=skip runs \
+                 without it"
+            );
+        } else {
+            notify(Notice::Budget, &format_args!("the GPU memory budget of `{name}` cannot be measured: {reason}"));
+        }
+    }
+}
+
+/// `GPUMEM_BUDGETS=skip`.
+fn skipped() -> bool {
+    static SKIPPED: OnceCell<bool> = OnceCell::new();
+    *SKIPPED.get_or_init(|| match std::env::var_os("GPUMEM_BUDGETS") {
+        None => false,
+        Some(text) if text.is_empty() => false,
+        Some(text) if text == OsStr::new("skip") => true,
+        Some(text) => {
+            let detail = format!("`{}` is not `skip`; budgets are held", text.display());
+            notify(Notice::Budget, &Error::from(Kind::BadSetting { setting: "GPUMEM_BUDGETS", detail }));
+            false
+        }
+    })
+}
+
+fn is_set(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|value| !value.is_empty() && value != OsStr::new("0"))
+}
+
+/// A GPU was there, and the simulated device hides it.
+#[cfg(feature = "sim")]
+static HIDDEN: OnceCell<bool> = OnceCell::new();
+
+#[cfg(feature = "sim")]
+fn is_there() -> bool {
+    crate::source::devices().and_then(crate::source::Devices::count).is_ok_and(|count| count > 0)
+}
+
+/// The simulated device that a test takes its memory from: the first of this process. All tests of a process share it.
+///
+/// # Panics
+/// When `GPUMEM_SIM` cannot be understood.
+#[cfg(feature = "sim")]
+pub fn simulated_gpu() -> crate::source::sim::SimGpu {
+    use crate::{model::Bytes, source::sim::SimGpu};
+
+    static SHARED: OnceCell<SimGpu> = OnceCell::new();
+    let first = || {
+        if let Some(gpu) = SimGpu::all()?.into_iter().next() {
+            return Ok(gpu);
+        }
+        let _ = HIDDEN.set(is_there());
+        SimGpu::install(Bytes::gib(16))
+    };
+    SHARED.get_or_try_init(first).unwrap_or_else(|error: Error| panic!("gpumem: {error}")).clone()
+}

@@ -1,0 +1,364 @@
+//! Budgets: what they let pass, what they say when they are not kept, and where they cannot be measured.
+#![deny(warnings, clippy::pedantic)]
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+use std::future::Future;
+use std::panic::catch_unwind;
+use std::sync::Barrier;
+use std::task::{Context, Poll, Waker};
+use std::thread;
+
+use gpumem::sim::{SimBlock, SimGpu};
+use gpumem::{Bytes, assert_gpu_mem, gpu_mem_test, gpu_mem_trace};
+use pollster::block_on;
+
+#[gpu_mem_test]
+fn the_tests_share_a_device(gpu: &SimGpu) {
+    assert_eq!(gpu.ordinal(), SimGpu::all().expect("one")[0].ordinal());
+}
+
+fn take(mib: u64) -> SimBlock {
+    gpumem::__private::simulated_gpu().alloc(Bytes::mib(mib)).expect("there is room")
+}
+
+/// What `run` panics with.
+#[track_caller]
+fn panic_of<T>(run: impl FnOnce() -> T + std::panic::UnwindSafe) -> String {
+    let text = |payload: Box<dyn Any + Send>| match payload.downcast::<String>() {
+        Ok(text) => *text,
+        Err(payload) => (*payload.downcast::<&str>().expect("a text")).to_owned(),
+    };
+    text(catch_unwind(run).err().expect("it panics"))
+}
+
+mod functions {
+    use super::*;
+
+    #[gpu_mem_trace(max_peak = "30 MB", silent)]
+    fn frugal(mib: u64) -> SimBlock {
+        drop(take(10));
+        take(mib)
+    }
+
+    #[gpu_mem_trace(max_peak = 31457280, lines, silent)]
+    fn with_lines(mib: u64) {
+        let _held = take(10);
+        drop(take(mib));
+    }
+
+    #[gpu_mem_trace(max_peak = "30 MB", silent)]
+    async fn asynchronous(mib: u64) {
+        let held = take(mib);
+        std::future::ready(()).await;
+        drop(held);
+    }
+
+    #[gpu_mem_trace(max_peak = "1 MB", silent)]
+    fn panics() {
+        drop(take(2));
+        panic!("its own");
+    }
+
+    #[gpu_mem_trace(max_peak = "1 MB", silent)]
+    fn early(fail: bool) -> Result<(), std::fmt::Error> {
+        let _held = take(2);
+        if fail {
+            return Err(std::fmt::Error);
+        }
+        Ok(())
+    }
+
+    #[gpu_mem_test]
+    fn fail_when_they_end() {
+        drop(frugal(30));
+        with_lines(20);
+        block_on(asynchronous(30));
+        let over = |name: &str, was: &str| {
+            format!(
+                "gpumem: `{name}` did not keep its GPU memory budget:\n  peak <= 30 MiB: it was {was} over\n  measured on \
+                 simulated device 0, exact, what its own thread allocated\n  the largest places: not known"
+            )
+        };
+        assert_eq!(panic_of(|| frugal(31)), over("frugal", "31 MiB, 1 MiB"));
+        assert_eq!(panic_of(|| with_lines(21)), over("with_lines", "31 MiB, 1 MiB"));
+        assert_eq!(panic_of(|| block_on(asynchronous(40))), over("asynchronous", "40 MiB, 10 MiB"));
+        assert!(panic_of(|| early(true)).contains("peak <= 1 MiB: it was 2 MiB"));
+        assert!(panic_of(|| early(false)).contains("peak <= 1 MiB: it was 2 MiB"));
+    }
+
+    #[gpu_mem_test]
+    fn leave_another_panic_alone() {
+        assert_eq!(panic_of(panics), "its own");
+    }
+
+    #[gpu_mem_test]
+    fn of_a_future_that_is_dropped() {
+        #[gpu_mem_trace(max_peak = "1 MB", silent)]
+        async fn pending() {
+            let _held = take(2);
+            std::future::pending::<()>().await;
+        }
+        let mut future = Box::pin(pending());
+        let poll = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert_eq!(poll, Poll::Pending);
+        assert!(panic_of(std::panic::AssertUnwindSafe(|| drop(future))).contains("it was 2 MiB"));
+        drop(pending());
+    }
+}
+
+mod assertions {
+    use super::*;
+
+    #[gpu_mem_test]
+    fn give_the_value_of_the_block() {
+        let most = Bytes::mib(20);
+        let kept: Box<dyn Any> = assert_gpu_mem!(peak <= "30 MiB", used == most, peak > 10_u8, used != -1, {
+            drop(take(30));
+            Box::new(take(20))
+        });
+        drop(kept);
+        assert_gpu_mem!(crate = gpumem, used >= "-20 MiB", used < usize::MAX, { () });
+        let block = take(5);
+        assert_gpu_mem!(used == "-5 MiB", peak == 0, { drop(block) });
+    }
+
+    #[gpu_mem_test]
+    fn tell_all_that_does_not_hold() {
+        let here = line!() + 2;
+        let told = panic_of(|| {
+            assert_gpu_mem!(peak < "2 MiB", used == 0, {
+                std::mem::forget(take(2));
+            });
+        });
+        let expected = format!(
+            "gpumem: `tests/tests/budgets.rs:{here}` did not keep its GPU memory budget:\n  peak < 2 MiB: it was 2 MiB\n  \
+             used == 0 B: it was 2 MiB, 2 MiB over\n"
+        );
+        assert!(told.starts_with(&expected), "{told}");
+    }
+
+    #[gpu_mem_test]
+    fn leave_the_ways_out_of_a_block_open() {
+        fn question(text: &str) -> Result<u32, std::num::ParseIntError> {
+            let mut sum = 0;
+            for _ in 0..3 {
+                sum += assert_gpu_mem!(peak < "2 MiB", {
+                    if text.is_empty() {
+                        break;
+                    }
+                    text.parse::<u32>()?
+                });
+            }
+            Ok(sum)
+        }
+        assert_eq!((question("7"), question("")), (Ok(21), Ok(0)));
+        assert!(question("x").is_err());
+    }
+
+    #[gpu_mem_test]
+    fn count_their_own_thread() {
+        assert_gpu_mem!(peak == 0, { thread::scope(|threads| threads.spawn(|| drop(take(9))).join().is_ok()) });
+    }
+
+    /// Until it is known which blocks are live, this cannot be measured, and fails as well.
+    #[gpu_mem_test]
+    fn of_leaks_fail() {
+        let told = panic_of(|| assert_gpu_mem!(leaks == 0, { std::mem::forget(take(1)) }));
+        assert!(told.contains("leaks"), "{told}");
+    }
+}
+
+/// Each test would see the others' memory if it were not its own thread's that is counted.
+#[gpu_mem_test]
+fn parallel_tests_are_each_right() {
+    const THREADS: u64 = 8;
+
+    #[gpu_mem_trace(max_peak = "8 MB", silent)]
+    fn own(mib: u64, all: &Barrier) {
+        for _ in 0..50 {
+            let held = take(mib);
+            all.wait();
+            drop(held);
+            all.wait();
+        }
+    }
+
+    let all = Barrier::new(usize::try_from(2 * THREADS).expect("small"));
+    thread::scope(|threads| {
+        for mib in 1..=2 * THREADS {
+            let all = &all;
+            threads.spawn(move || {
+                let told = catch_unwind(std::panic::AssertUnwindSafe(|| own(mib, all)));
+                assert_eq!(told.is_ok(), mib <= 8, "{mib} MiB");
+            });
+        }
+    });
+}
+
+mod tests {
+    use super::*;
+
+    #[gpu_mem_test(max_peak = "30 MB", max_used = 0)]
+    fn takes_a_device(gpu: &SimGpu) -> gpumem::Result<()> {
+        let _held = gpu.alloc(Bytes::mib(30))?;
+        Ok(())
+    }
+
+    #[gpu_mem_test(max_peak = "30 MB")]
+    fn owns_a_device(gpu: SimGpu) {
+        drop(gpu.alloc(Bytes::mib(30)));
+    }
+
+    #[gpu_mem_test(max_peak = "30 MB", crate = gpumem, device = 0)]
+    #[should_panic(expected = "peak <= 30 MiB: it was 31 MiB, 1 MiB over")]
+    fn fails() {
+        drop(take(31));
+    }
+
+    #[gpu_mem_test(max_used = "1 MB")]
+    #[should_panic(expected = "used <= 1 MiB: it was 2 MiB, 1 MiB over")]
+    fn keeps_memory(gpu: &SimGpu) {
+        std::mem::forget(gpu.alloc(Bytes::mib(2)));
+    }
+
+    #[gpu_mem_test(leaks = 0)]
+    #[should_panic(expected = "leaks")]
+    fn loses_a_block(gpu: &SimGpu) {
+        std::mem::forget(gpu.alloc(Bytes::mib(2)));
+    }
+
+    /// What it allocates, the tests below say.
+    #[gpu_mem_test(max_peak = "1 GB", fail_on_increase = "5%")]
+    fn grows(gpu: &SimGpu) {
+        let mib = std::env::var("GROWS_MIB").map_or(100, |mib| mib.parse().expect("a number"));
+        drop(gpu.alloc(Bytes::mib(mib)));
+    }
+
+    #[gpu_mem_test(max_peak = "1 MB", baseline = "no/such/folder/baseline.json")]
+    #[should_panic(
+        expected = "cannot use the baseline no/such/folder/baseline.json: it has no peak of `budgets::tests::"
+    )]
+    fn without_a_baseline(gpu: &SimGpu) {
+        drop(gpu.alloc(Bytes::mib(1)));
+    }
+}
+
+/// Tests of this file, run by themselves in a process of their own.
+mod in_a_child {
+    use std::fs;
+    use std::path::PathBuf;
+    use std::process::{Child, Command, Stdio};
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let folder = std::env::temp_dir().join(format!("gpumem-budgets-{}-{name}", std::process::id()));
+            fs::create_dir_all(&folder).expect("a temporary folder");
+            Self(folder)
+        }
+
+        fn baseline(&self) -> String {
+            self.0.join("baseline.json").to_str().expect("UTF-8").to_owned()
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn start(test: &str, env: &[(&str, &str)]) -> Child {
+        Command::new(std::env::current_exe().expect("this test"))
+            .args([test, "--exact", "--nocapture"])
+            .env("RUST_BACKTRACE", "0")
+            .envs(env.iter().copied())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts")
+    }
+
+    fn end(child: Child) -> (bool, String) {
+        let output = child.wait_with_output().expect("it ends");
+        let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        assert!(text.contains("running 1 test"), "{text}");
+        (output.status.success(), text)
+    }
+
+    #[track_caller]
+    fn passes(test: &str, env: &[(&str, &str)]) -> String {
+        let (passed, told) = end(start(test, env));
+        assert!(passed, "{told}");
+        told
+    }
+
+    #[track_caller]
+    fn fails(test: &str, env: &[(&str, &str)], reason: &str) {
+        let (passed, told) = end(start(test, env));
+        assert!(!passed && told.contains(reason), "{told}");
+    }
+
+    #[test]
+    fn a_peak_is_held_to_the_baseline() {
+        const GROWS: &str = "tests::grows";
+        let folder = Folder::new("held");
+        let file = folder.baseline();
+        let baseline = ("GPUMEM_BASELINE", file.as_str());
+        let of = |mib| [baseline, ("GROWS_MIB", mib)];
+        fails(
+            GROWS,
+            &of("100"),
+            "it has no peak of `budgets::tests::grows`; run the test with GPUMEM_BASELINE_UPDATE=1",
+        );
+        passes(GROWS, &[baseline, ("GPUMEM_BASELINE_UPDATE", "1")]);
+        let written = fs::read_to_string(&file).expect("it was written");
+        assert_eq!(written, "{\n  \"peaks\": {\n    \"budgets::tests::grows\": 104857600\n  }\n}\n");
+        passes(GROWS, &of("105"));
+        passes(GROWS, &of("1"));
+        fails(GROWS, &of("106"), "and 5 % of growth): it was 106 MiB, 1 MiB over");
+        assert_eq!(fs::read_to_string(&file).expect("still there"), written, "only an update writes");
+        // what fails is no new baseline
+        fails(GROWS, &[baseline, ("GPUMEM_BASELINE_UPDATE", "1"), ("GROWS_MIB", "2000")], "peak <= 1 GiB");
+        assert_eq!(fs::read_to_string(&file).expect("still there"), written);
+        fs::write(&file, "{").expect("a file");
+        fails(GROWS, &of("100"), "it is no baseline (EOF");
+        fails(GROWS, &[baseline, ("GPUMEM_BASELINE_UPDATE", "1")], "it is no baseline (EOF");
+    }
+
+    #[test]
+    fn processes_write_one_baseline() {
+        let folder = Folder::new("processes");
+        let file = folder.baseline();
+        let env = [("GPUMEM_BASELINE", file.as_str()), ("GPUMEM_BASELINE_UPDATE", "1")];
+        let tests = ["tests::grows", "tests::takes_a_device", "tests::owns_a_device", "parallel_tests_are_each_right"];
+        let children = tests.map(|test| start(test, &env));
+        for (passed, text) in children.map(end) {
+            assert!(passed, "{text}");
+        }
+        let written = fs::read_to_string(&file).expect("it was written");
+        for test in tests {
+            assert!(written.contains(&format!("\"budgets::{test}\": ")), "{written}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_measured_fails_or_is_skipped_aloud() {
+        const TEST: &str = "tests::takes_a_device";
+        let off = ("GPUMEM_GAUGE", "off");
+        fails(
+            TEST,
+            &[off],
+            "cannot be measured: traces are off (GPUMEM_GAUGE says so); GPUMEM_BUDGETS=skip runs without it",
+        );
+        fails(TEST, &[("GPUMEM_GAUGE", "sampled")], "cannot be measured: cannot use thread_local_only");
+        let told = passes(TEST, &[off, ("GPUMEM_BUDGETS", "skip")]);
+        assert!(
+            told.contains("the GPU memory budget of `budgets::tests::takes_a_device` was skipped: traces are off"),
+            "{told}"
+        );
+        fails(TEST, &[off, ("GPUMEM_BUDGETS", "no")], "cannot use GPUMEM_BUDGETS: `no` is not `skip`");
+    }
+}

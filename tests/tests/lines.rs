@@ -1,0 +1,453 @@
+//! `#[gpu_mem_trace(lines)]`: each statement of a body, however the body is written and left.
+//!
+//! The attribute must be clean in the strictest crate, so this one is.
+#![deny(warnings, clippy::pedantic)]
+#![forbid(unsafe_code)]
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::panic::catch_unwind;
+use std::pin::Pin;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use gpumem::sim::{SimBlock, SimGpu};
+use gpumem::{Bytes, Report, Sink, gpu_mem_trace};
+use pollster::block_on;
+
+fn take(mib: u64) -> SimBlock {
+    static GPU: OnceLock<SimGpu> = OnceLock::new();
+    let gpu = GPU.get_or_init(|| SimGpu::install(Bytes::gib(1)).expect("no GPUMEM_SIM in the environment"));
+    gpu.alloc(Bytes::mib(mib)).expect("there is room")
+}
+
+thread_local! {
+    static REPORTS: RefCell<Vec<Report>> = const { RefCell::new(Vec::new()) };
+}
+
+/// One test at a time: a trace counts the whole process.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What this thread reported while `run` ran.
+fn reports<T>(run: impl FnOnce() -> T) -> Vec<Report> {
+    drop(take(1));
+    REPORTS.take();
+    gpumem::set_sink(Sink::custom(|report| REPORTS.with_borrow_mut(|reports| reports.push(report.clone()))));
+    drop(run());
+    REPORTS.take()
+}
+
+/// A row as `source: used peaked total`, in MB.
+fn rows(report: &Report) -> Vec<String> {
+    let row = |line: &gpumem::Line| {
+        let (used, peaked) = (line.trace.used.mb(), line.trace.peaked.mb());
+        format!("{}: {used} {peaked} {}", line.source, line.total.mb())
+    };
+    report.lines.iter().map(row).collect()
+}
+
+/// `run` must report one table: this line, these rows.
+#[track_caller]
+fn check<T>(run: impl FnOnce() -> T, line: &str, expected: &[&str]) {
+    let reports = reports(run);
+    assert_eq!(reports.len(), 1, "{reports:?}");
+    assert_eq!(rows(&reports[0]), expected);
+    assert_eq!(reports[0].to_string(), format!("△Used Peaked MB: {line}"));
+}
+
+/// A future that is pending once.
+#[derive(Default)]
+struct Yield(bool);
+
+impl Future for Yield {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        context.waker().wake_by_ref();
+        if std::mem::replace(&mut self.0, true) { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+thread_local! {
+    static LINE: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
+#[gpu_mem_trace(lines)]
+fn forward(input: &SimBlock) -> SimBlock {
+    const HALF: u64 = 5;
+    LINE.set(line!());
+    let scratch = take(100);
+    for _ in 0..3 {
+        drop(take(200));
+    }
+    drop(scratch);
+    let _kept_to_the_end = take(7);
+    take(input.bytes().mb() + HALF)
+}
+
+#[test]
+fn each_statement_is_a_row() {
+    let _alone = alone();
+    let input = take(5);
+    check(
+        || forward(&input),
+        "    10    290 (forward: exit)",
+        &[
+            "LINE.set(line!());: 0 0 0",
+            "let scratch = take(100);: 100 0 100",
+            "for _ in 0..3 { … }: 0 200 100",
+            "drop(scratch);: -100 0 0",
+            "let _kept_to_the_end = take(7);: 7 0 7",
+            "take(input.bytes().mb() + HALF): 10 0 17",
+            "}: -7 0 10",
+        ],
+    );
+    let told = reports(|| forward(&input));
+    let numbers = told[0].lines.iter().map(|line| line.number - LINE.get()).collect::<Vec<_>>();
+    assert_eq!(numbers, [0, 1, 2, 5, 6, 7, 8]);
+}
+
+#[gpu_mem_trace(lines)]
+fn early(how: &str) -> Result<SimBlock, std::num::ParseIntError> {
+    let _local = take(10);
+    if how == "return" {
+        let _inner = take(30);
+        return Ok(take(1));
+    }
+    let amount: u64 = how.parse()?;
+    assert!(amount < 100, "on purpose");
+    let kept = take(amount);
+    Ok(kept)
+}
+
+#[test]
+fn a_body_may_be_left_anywhere() {
+    const LOCAL: &str = "let _local = take(10);: 10 0 10";
+    let _alone = alone();
+    let condition = |figures: &str| format!("if how == \"return\" {{ … }}: {figures}");
+    check(|| early("return"), "     1     40 (early: exit)", &[LOCAL, &condition("1 30 11"), "}: -10 0 1"]);
+    let question = "let amount: u64 = how.parse()?;: 0 0 10";
+    check(|| early("x"), "     0     10 (early: exit)", &[LOCAL, &condition("0 0 10"), question, "}: -10 0 0"]);
+    let all = [
+        LOCAL,
+        &condition("0 0 10"),
+        question,
+        "assert!(amount < 100, \"on purpose\");: 0 0 10",
+        "let kept = take(amount);: 2 0 12",
+        "Ok(kept): 0 0 12",
+        "}: -10 0 2",
+    ];
+    check(|| early("2"), "     2     10 (early: exit)", &all);
+    let panicking = || catch_unwind(|| early("100")).is_err();
+    check(panicking, "     0     10 (early: exit)", &[all[0], all[1], all[2], all[3], "}: -10 0 0"]);
+}
+
+#[gpu_mem_trace(lines)]
+fn ends_with_a_variable() {
+    let _a = take(3);
+    let _b = take(4);
+}
+
+#[gpu_mem_trace(lines)]
+fn one() -> SimBlock {
+    take(1)
+}
+
+#[gpu_mem_trace(lines)]
+fn empty() {}
+
+#[gpu_mem_trace(lines)]
+fn only_items() {
+    const _N: u32 = 1;
+}
+
+#[gpu_mem_trace(lines)]
+fn never() -> ! {
+    let _held = take(2);
+    panic!("on purpose")
+}
+
+#[gpu_mem_trace(lines)]
+#[allow(clippy::needless_return)]
+fn returns_last(n: u32) -> u32 {
+    if n > 1 {
+        return n;
+    }
+    return n + 1;
+}
+
+#[gpu_mem_trace(lines)]
+#[rustfmt::skip]
+fn on_one_line(a: u32) -> u32 { let b = a; b + 1 }
+
+#[test]
+fn small_bodies() {
+    let _alone = alone();
+    check(
+        ends_with_a_variable,
+        "     0      7 (ends_with_a_variable: exit)",
+        &["let _a = take(3);: 3 0 3", "let _b = take(4);: 4 0 7", "}: -7 0 0"],
+    );
+    check(one, "     1      0 (one: exit)", &["take(1): 1 0 1"]);
+    check(empty, "     0      0 (empty: exit)", &[]);
+    check(only_items, "     0      0 (only_items: exit)", &[]);
+    let held = ["let _held = take(2);: 2 0 2", "panic!(\"on purpose\"): 0 0 2", "}: -2 0 0"];
+    check(|| catch_unwind(|| never()).is_err(), "     0      2 (never: exit)", &held);
+    check(|| returns_last(1), "     0      0 (returns_last: exit)", &["if n > 1 { … }: 0 0 0", "return n + 1;: 0 0 0"]);
+    check(|| on_one_line(1), "     0      0 (on_one_line: exit)", &["let b = a;: 0 0 0", "b + 1: 0 0 0"]);
+}
+
+/// What the marks must leave alone: borrows that end before the next statement, temporaries, inference, names.
+#[gpu_mem_trace(lines)]
+#[expect(clippy::needless_late_init, reason = "a variable that a later statement sets")]
+fn borrows<'a, T: Copy + Into<u64>>(text: &'a mut String, sizes: &[T]) -> (&'a str, impl Fn(&str) -> usize + use<T>) {
+    let lines = &mut *text;
+    lines.push('x');
+    let late;
+    let [first, .., last] = sizes else { panic!("two sizes") };
+    if sizes.len() > 1 {
+        late = (*first).into() + (*last).into();
+    } else {
+        late = 0;
+    }
+    let mut all = Vec::new();
+    #[cfg(any())]
+    let gone = take(1);
+    #[cfg(target_pointer_width = "64")]
+    {
+        all.push(take(late));
+    }
+    #[expect(unused_variables, reason = "the attribute must have been kept")]
+    let unused = all.iter().map(SimBlock::bytes).sum::<Bytes>();
+    let found = match text.find('x') {
+        Some(at) => &text[at..],
+        None => unreachable!(),
+    };
+    (found, |text| text.len() + 1)
+}
+
+#[test]
+fn the_body_stays_as_it_is() {
+    let _alone = alone();
+    let mut text = "ab".to_owned();
+    let told = reports(|| assert_eq!(borrows(&mut text, &[1_u32, 2, 3]).0, "x"));
+    let rows = rows(&told[0]);
+    assert_eq!(rows.len(), 11, "{rows:?}");
+    assert!(!rows.iter().any(|row| row.contains("gone")), "{rows:?}");
+    assert_eq!(rows[6], "{ … }: 4 0 4");
+}
+
+struct Model;
+
+#[gpu_mem_trace(lines, device = 0, gauge = "exact")]
+impl Model {
+    fn load() -> Self {
+        let _file = take(8);
+        Self
+    }
+
+    async fn forward(&self) -> SimBlock {
+        let scratch = take(30);
+        Yield::default().await;
+        drop(scratch);
+        take(10)
+    }
+
+    #[gpu_mem_trace]
+    #[expect(clippy::unused_self, reason = "a method")]
+    fn plain(&self) {
+        drop(take(1));
+    }
+}
+
+#[test]
+fn each_method_has_its_own_table() {
+    let _alone = alone();
+    check(
+        Model::load,
+        "     0      8 (Model::load: exit)",
+        &["let _file = take(8);: 8 0 8", "Self: 0 0 8", "}: -8 0 0"],
+    );
+    check(|| Model.plain(), "     0      1 (Model::plain: exit)", &[]);
+}
+
+const fn assert_send<F: Send>(future: F) -> F {
+    future
+}
+
+#[gpu_mem_trace(lines)]
+async fn consumes(input: SimBlock) -> Result<Bytes, Box<dyn std::error::Error + Send + Sync>> {
+    let _local = take(3);
+    Yield::default().await;
+    if input.bytes() > Bytes::mib(9) {
+        return Err("too much".into());
+    }
+    Ok(input.bytes())
+}
+
+#[gpu_mem_trace(lines)]
+fn by_hand(mib: u64) -> impl Future<Output = SimBlock> {
+    let twice = 2 * mib;
+    async move {
+        Yield::default().await;
+        take(twice)
+    }
+}
+
+#[gpu_mem_trace(lines)]
+fn boxed(block: &SimBlock) -> Pin<Box<dyn Future<Output = u64> + '_>> {
+    Box::pin(async {
+        let _local = take(2);
+        block.bytes().mb()
+    })
+}
+
+struct Above;
+struct Below;
+
+#[async_trait::async_trait]
+trait Service {
+    async fn call(&self, mib: u64) -> SimBlock;
+}
+
+#[gpu_mem_trace(lines)]
+#[async_trait::async_trait]
+impl Service for Above {
+    async fn call(&self, mib: u64) -> SimBlock {
+        let scratch = take(mib);
+        Yield::default().await;
+        scratch
+    }
+}
+
+#[async_trait::async_trait]
+#[gpu_mem_trace(lines)]
+impl Service for Below {
+    async fn call(&self, mib: u64) -> SimBlock {
+        let scratch = take(mib);
+        Yield::default().await;
+        scratch
+    }
+}
+
+#[test]
+fn futures_are_measured_across_awaits() {
+    let _alone = alone();
+    let rows = ["let scratch = take(30);: 30 0 30", "Yield::default().await;: 0 0 30", "drop(scratch);: -30 0 0"];
+    let forward = || block_on(assert_send(Model.forward()));
+    check(forward, "    10     20 (Model::forward: exit)", &[rows[0], rows[1], rows[2], "take(10): 10 0 10"]);
+
+    let local = ["let _local = take(3);: 3 0 3", "Yield::default().await;: 0 0 3"];
+    let condition = "if input.bytes() > Bytes::mib(9) { … }: 0 0 3";
+    let input = take(10);
+    let consumed = || block_on(assert_send(consumes(input)));
+    check(consumed, "   -10      3 (consumes: exit)", &[local[0], local[1], condition, "}: -13 0 -10"]);
+
+    check(
+        || block_on(by_hand(4)),
+        "     8      0 (by_hand: exit)",
+        &["Yield::default().await;: 0 0 0", "take(twice): 8 0 8"],
+    );
+    let block = take(1);
+    let local = ["let _local = take(2);: 2 0 2", "block.bytes().mb(): 0 0 2", "}: -2 0 0"];
+    check(|| block_on(boxed(&block)), "     0      2 (boxed: exit)", &local);
+    for (service, name) in [(&Above as &dyn Service, "Above"), (&Below, "Below")] {
+        check(
+            || block_on(service.call(6)),
+            &format!("     6      0 ({name}::call: exit)"),
+            &["let scratch = take(mib);: 6 0 6", "Yield::default().await;: 0 0 6", "scratch: 0 0 6"],
+        );
+    }
+}
+
+#[test]
+fn a_future_that_is_dropped_has_told_its_lines() {
+    let _alone = alone();
+    let cancelled = || {
+        let mut future = Box::pin(Model.forward());
+        assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert!(REPORTS.with_borrow(Vec::is_empty));
+    };
+    check(
+        cancelled,
+        "     0     30 (Model::forward: exit)",
+        &["let scratch = take(30);: 30 0 30", "Yield::default().await;: 0 0 30", "}: -30 0 0"],
+    );
+    assert!(reports(|| drop(Model.forward())).is_empty(), "never polled, never started");
+}
+
+#[gpu_mem_trace(lines, silent)]
+fn silent() {
+    drop(take(1));
+}
+
+#[gpu_mem_trace(lines, on_exit_report = false)]
+fn no_exit() {
+    drop(take(1));
+}
+
+#[gpu_mem_trace(lines, gauge = "off")]
+fn unmeasured() {
+    drop(take(1));
+}
+
+#[gpu_mem_trace(lines, gauge = "sampled", ctx = "step")]
+fn sampled() {
+    let _held = take(1);
+}
+
+#[gpu_mem_trace(lines, crate = elsewhere::memory)]
+fn renamed() {
+    drop(take(1));
+}
+
+mod elsewhere {
+    pub(super) use gpumem as memory;
+}
+
+#[test]
+fn with_other_options() {
+    let _alone = alone();
+    for quiet in [silent, no_exit, unmeasured] {
+        assert!(reports(quiet).is_empty());
+    }
+    let told = reports(sampled);
+    assert_eq!((told[0].ctx.as_deref(), told[0].lines.len()), (Some("step"), 2));
+    let sampling = told[0].trace.sampling.expect("it was sampled");
+    assert!(sampling.readings >= 3, "{sampling:?}");
+    check(renamed, "     0      1 (renamed: exit)", &["drop(take(1));: 0 1 0"]);
+}
+
+#[gpu_mem_trace(lines)]
+fn recursive(n: u64) -> u64 {
+    let held = take(n + 1);
+    if n == 0 { held.bytes().mb() } else { recursive(n - 1) }
+}
+
+#[test]
+fn each_call_has_its_own_table() {
+    let _alone = alone();
+    let told = reports(|| recursive(1));
+    assert_eq!(rows(&told[0])[0], "let held = take(n + 1);: 1 0 1");
+    assert_eq!(rows(&told[1])[1], "if n == 0 { held.bytes().mb() } else { recursive(n - 1) }: 0 1 2");
+}
+
+#[test]
+fn other_threads_may_allocate_meanwhile() {
+    let _alone = alone();
+    let input = take(5);
+    let told = reports(|| {
+        std::thread::scope(|threads| {
+            threads.spawn(|| (0..500).for_each(|_| drop(take(1))));
+            (0..20).for_each(|_| drop(forward(&input)));
+        });
+    });
+    assert_eq!(told.len(), 20);
+    for Report { trace, lines, .. } in &told {
+        let used = lines.iter().map(|line| line.trace.used.get()).sum::<i64>();
+        assert_eq!(trace.used.get(), used, "nothing falls between the rows");
+    }
+}

@@ -1,0 +1,24 @@
+use gpumem::gpu_mem_trace;
+
+#[gpu_mem_trace(max_peak = "512 parsecs")]
+fn no_unit() {}
+
+#[gpu_mem_trace(max_peak = "-1 MB")]
+fn negative() {}
+
+#[gpu_mem_trace(max_peak = 1.5)]
+fn decimal() {}
+
+#[gpu_mem_trace(max_peak)]
+fn alone() {}
+
+#[gpu_mem_trace(max_peak = "1 MB", gauge = "sampled")]
+fn not_exact() {}
+
+fn main() {
+    no_unit();
+    negative();
+    decimal();
+    alone();
+    not_exact();
+}
