@@ -2,6 +2,7 @@
 
 #[cfg(feature = "json")]
 mod json;
+mod places;
 mod table;
 mod text;
 

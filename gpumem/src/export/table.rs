@@ -49,6 +49,16 @@ impl fmt::Display for Table {
     }
 }
 
+/// At most so many characters: of a longer name the end is kept, which tells most.
+pub(super) fn shortened(name: &str, most: usize) -> String {
+    let name = one_line(name);
+    let count = name.chars().count();
+    if count <= most {
+        return name.into_owned();
+    }
+    "…".chars().chain(name.chars().skip(count + 1 - most)).collect()
+}
+
 /// MiB with three decimals, so that a KiB shows.
 pub(super) fn mib(bytes: ByteDelta) -> String {
     #[expect(clippy::cast_precision_loss, reason = "three decimals are printed")]

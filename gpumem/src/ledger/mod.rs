@@ -1,8 +1,6 @@
 //! The fold of all events: bytes in use, live blocks and the peak of every open scope. Pure: no clock, no lock, no I/O,
 //! so a live run and a replayed one agree by construction.
 
-#![allow(dead_code)] // until the reports of where memory is are there
-
 mod live;
 mod origins;
 mod stats;
@@ -179,6 +177,9 @@ struct Start {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) key: Key,
+    /// Of the event that it came with, which no other block has: a key may be given out again. Wrong by 2^32 when so many
+    /// have come since.
+    pub(crate) number: u64,
     pub(crate) bytes: Bytes,
     pub(crate) device: Device,
     pub(crate) origin: Origin,
@@ -186,14 +187,14 @@ pub(crate) struct Held {
     pub(crate) time: Time,
 }
 
-/// What was allocated inside one open scope.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Inside {
-    /// The scope's own, one for each device.
-    spots: Vec<SpotId>,
+/// One time that a scope was open, to tell what was allocated in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Within {
+    spot: SpotId,
     strand: ThreadId,
-    /// Since when, as the lower half of an event's number; none if half of these have come since, and tell nothing.
-    since: Option<u32>,
+    /// The numbers of the first and the last event.
+    since: u64,
+    until: u64,
 }
 
 /// What is live of one origin.
@@ -485,35 +486,30 @@ impl Ledger {
         self.origins.live().map(live).collect()
     }
 
-    /// A part of the live blocks, of [`PARTS`]: of all, or of what was allocated inside a scope.
-    pub(crate) fn blocks(&self, part: usize, inside: Option<&Inside>) -> Vec<Held> {
+    /// A part of the live blocks, of [`PARTS`]: of all, or of what was allocated within a scope. `now` is the newest event's
+    /// number.
+    pub(crate) fn blocks(&self, part: usize, within: Option<&Within>, now: u64) -> Vec<Held> {
         let held = |(key, entry): (Key, &Entry)| {
             let origin = *self.origins.get(entry.origin());
-            inside.is_none_or(|inside| self.is_inside(entry, &origin, inside)).then(|| Held {
-                key,
-                bytes: entry.bytes(),
-                device: self.meters.0[usize::from(origin.meter)].device,
-                origin,
-                time: entry.time(),
-            })
+            #[expect(clippy::cast_possible_truncation, reason = "an entry has the lower half")]
+            let number = now - u64::from((now as u32).wrapping_sub(entry.number));
+            let device = self.meters.0[usize::from(origin.meter)].device;
+            let held = Held { key, number, bytes: entry.bytes(), device, origin, time: entry.time() };
+            within.is_none_or(|within| self.is_within(&held, within)).then_some(held)
         };
         self.live.part(part).filter_map(held).collect()
     }
 
-    fn is_inside(&self, entry: &Entry, origin: &Origin, Inside { spots, strand, since }: &Inside) -> bool {
-        origin.thread == *strand
-            && since.is_none_or(|since| entry.number.wrapping_sub(since) < 1 << 31)
-            && spots.iter().any(|spot| self.tree.is_inside(origin.spot, *spot))
+    fn is_within(&self, held: &Held, within: &Within) -> bool {
+        held.origin.thread == within.strand
+            && (within.since..=within.until).contains(&held.number)
+            && self.tree.is_inside(held.origin.spot, within.spot)
     }
 
-    /// What [`blocks`](Self::blocks) tells the blocks of an open scope by; `now` is the newest event's number.
-    pub(crate) fn inside(&mut self, scope: ScopeId, now: u64) -> Option<Inside> {
-        let Scope { spot, strand, number, .. } = *self.scopes.get(&scope)?;
-        let heard = (0..).zip(&self.meters.0).filter(|(_, meter)| meter.gauge == Gauge::Exact);
-        let spots = heard.map(|(meter, _)| self.tree.on(meter, spot)).collect();
-        #[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
-        let since = (now - number < 1 << 31).then_some(number as u32);
-        Some(Inside { spots, strand, since })
+    /// What [`blocks`](Self::blocks) tells by what was allocated in an open scope until `now`.
+    pub(crate) fn within(&self, scope: ScopeId, now: u64) -> Option<Within> {
+        let Scope { spot, strand, number: since, .. } = *self.scopes.get(&scope)?;
+        Some(Within { spot, strand, since, until: now })
     }
 
     /// Opens a scope inside the one that its thread is in.

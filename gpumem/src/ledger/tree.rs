@@ -181,11 +181,23 @@ impl Tree {
         &self.spots
     }
 
-    /// Whether a spot is another or lies inside it.
+    /// Whether a spot is another or lies inside it, by their paths: they may be on different devices.
     pub(super) fn is_inside(&self, mut spot: SpotId, outer: SpotId) -> bool {
-        while spot != outer && spot != SpotId::NONE {
+        let depth = self.spot(outer).depth;
+        while self.spot(spot).depth > depth {
             spot = self.spot(spot).parent;
         }
-        spot == outer
+        self.is_same_path(spot, outer)
+    }
+
+    fn is_same_path(&self, mut one: SpotId, mut other: SpotId) -> bool {
+        while one != other {
+            let (a, b) = (self.spot(one), self.spot(other));
+            if (a.depth, a.site) != (b.depth, b.site) {
+                return false;
+            }
+            (one, other) = (a.parent, b.parent);
+        }
+        true
     }
 }

@@ -96,7 +96,6 @@ impl Block {
     }
 }
 
-#[allow(dead_code)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventKind {
     /// Memory was given out; posted when the call has succeeded.

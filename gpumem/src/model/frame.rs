@@ -29,6 +29,16 @@ impl fmt::Display for Frame {
     }
 }
 
+impl Frame {
+    /// The function and its line, as far as they are known.
+    pub(crate) fn in_words(&self) -> String {
+        match (&self.function, &self.file) {
+            (Some(function), Some(_)) => format!("{function} at {self}"),
+            _ => self.to_string(),
+        }
+    }
+}
+
 /// NVIDIA's modules that all allocations go through, and so say nothing of whose they are.
 const DRIVER: &[&str] = &["libcupti", "libcuda", "libcudart", "libnvidia*", "libcudadebugger"];
 

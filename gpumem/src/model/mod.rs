@@ -3,7 +3,6 @@
 mod bytes;
 mod device;
 mod event;
-#[allow(dead_code, reason = "what traces know of a place is not wired to it yet")]
 mod frame;
 mod gauge;
 mod memory;
@@ -14,7 +13,6 @@ mod trace;
 pub use bytes::{ByteDelta, Bytes, ParseBytesError};
 pub(crate) use device::{Device, Family};
 pub(crate) use event::{Answer, Block, Event, EventKind, Key, MemKind, ScopeId, Space, ThreadId, Time, Watch};
-#[allow(unused_imports, reason = "as above")]
 pub(crate) use frame::{Frame, library, users_line};
 pub use gauge::{Gauge, ParseGaugeError, Sampling};
 pub use memory::GpuMemory;

@@ -1,13 +1,23 @@
 //! What is told of a trace. Derived, never measured here.
 
+mod block;
+mod breakdown;
 mod budget;
 mod lines;
+mod summary;
 
-pub(crate) use self::budget::{Found, Limit, Place, Verdict, judge};
-pub(crate) use self::lines::Lines;
 pub use self::{
+    block::LiveBlock,
+    breakdown::{Breakdown, Part, PartKind},
     budget::{Figure, Relation},
     lines::Line,
+    summary::{ScopeSummary, Summary},
+};
+pub(crate) use self::{
+    breakdown::{Group, Known, path_in_words},
+    budget::{Found, Limit, Place, Verdict, judge},
+    lines::Lines,
+    summary::Path,
 };
 use crate::model::Trace;
 

@@ -1,6 +1,6 @@
 //! Budgets: what a body may come to, and what happens when it comes to more.
 
-use std::{ffi::OsStr, path::PathBuf, thread};
+use std::{cmp::Reverse, ffi::OsStr, path::PathBuf, thread};
 
 use once_cell::sync::OnceCell;
 
@@ -15,13 +15,29 @@ use crate::{
 };
 
 /// How many blocks were allocated inside the trace and are still live. `None`: not known.
-pub(super) fn live_inside(_trace: &GpuMemTrace) -> Option<u64> {
-    None
+pub(super) fn live_inside(trace: &GpuMemTrace) -> Option<u64> {
+    (trace.data().gauge == Gauge::Exact).then(|| trace.live().len() as u64)
 }
 
 /// The largest places that hold what was allocated inside the trace and is still live. `None`: not known.
-pub(super) fn places(_trace: &GpuMemTrace) -> Option<Vec<Place>> {
-    None
+pub(super) fn places(trace: &GpuMemTrace) -> Option<Vec<Place>> {
+    if trace.data().gauge != Gauge::Exact {
+        return None;
+    }
+    let mut places: Vec<Place> = Vec::new();
+    for block in trace.live() {
+        let scope = block.path.last().map(|scope| format!(" ({scope})")).unwrap_or_default();
+        let name = block.place().unwrap_or("?").to_owned() + &scope;
+        match places.iter_mut().find(|place| place.name == name) {
+            Some(place) => {
+                place.blocks += 1;
+                place.bytes = place.bytes + block.bytes;
+            }
+            None => places.push(Place { name, blocks: 1, bytes: block.bytes }),
+        }
+    }
+    places.sort_by_key(|place| Reverse(place.bytes));
+    Some(places)
 }
 
 /// What a body may come to. It counts what its own thread allocates, exactly.

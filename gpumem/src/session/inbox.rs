@@ -4,7 +4,7 @@ use std::{cell::Cell, collections::HashMap, time::Duration};
 
 use super::sync::{AtomicU64, Backoff, Instant, Mutex, MutexGuard, NEXT_THREAD, Relaxed, sleep, thread_local};
 use crate::{
-    ledger::{Counts, DeviceStats, Held, Ledger, LiveOrigin, PARTS, Spot},
+    ledger::{Counts, DeviceStats, Held, Ledger, LiveOrigin, PARTS, Spot, Within},
     model::{Answer, Device, Event, EventKind, Key, ScopeId, ThreadId, Time, Trace},
     sys::process,
 };
@@ -153,29 +153,27 @@ impl Inbox {
         self.enter(0, |door, _| door.ledger.stats()).unwrap_or_default()
     }
 
-    /// The tree of scopes, and what is live by where it comes from, of one moment.
-    #[allow(dead_code)]
-    pub(super) fn scopes(&self) -> (Vec<(Option<Device>, Spot)>, Vec<LiveOrigin>) {
-        self.enter(0, |door, _| (door.ledger.spots(), door.ledger.origins())).unwrap_or_default()
+    /// The tree of scopes.
+    pub(super) fn spots(&self) -> Vec<(Option<Device>, Spot)> {
+        self.enter(0, |door, _| door.ledger.spots()).unwrap_or_default()
     }
 
-    /// The live blocks: all, or what was allocated inside an open scope. The door is open to others in between, so that
-    /// nobody waits for a million of them: each block was live at some moment of the call.
-    #[allow(dead_code)]
-    pub(super) fn blocks(&self, inside: Option<ScopeId>) -> Vec<Held> {
-        let inside = match inside {
-            None => None,
-            Some(scope) => {
-                let Some(inside) = self.enter(0, |door, _| door.ledger.inside(scope, door.number)).flatten() else {
-                    return Vec::new();
-                };
-                Some(inside)
-            }
-        };
-        let part = |part| self.enter(0, |door, _| door.ledger.blocks(part, inside.as_ref())).unwrap_or_default();
+    /// What is live, by where it comes from.
+    pub(super) fn origins(&self) -> Vec<LiveOrigin> {
+        self.enter(0, |door, _| door.ledger.origins()).unwrap_or_default()
+    }
+
+    /// What tells the blocks that were allocated in an open scope until now.
+    pub(super) fn within(&self, scope: ScopeId) -> Option<Within> {
+        self.enter(0, |door, _| door.ledger.within(scope, door.number)).flatten()
+    }
+
+    /// The live blocks: all, or what was allocated within a scope. The door is open to others in between, so that nobody
+    /// waits for a million of them: each block was live at some moment of the call.
+    pub(super) fn blocks(&self, within: Option<&Within>) -> Vec<Held> {
+        let part = |part| self.enter(0, |door, _| door.ledger.blocks(part, within, door.number)).unwrap_or_default();
         // Who moved meanwhile was met twice.
-        let mut met: HashMap<Key, Held> = HashMap::new();
-        met.extend((0..PARTS).flat_map(part).map(|held| (held.key, held)));
+        let met: HashMap<Key, Held> = (0..PARTS).flat_map(part).map(|held| (held.key, held)).collect();
         met.into_values().collect()
     }
 }

@@ -6,6 +6,7 @@ mod budget;
 mod handle;
 mod inbox;
 mod notice;
+mod places;
 mod pools;
 mod sampler;
 mod sink;
@@ -34,6 +35,7 @@ pub use self::{
     body::{Body, Lines, Measured},
     budget::Budget,
     handle::{Entered, InScope, ScopeHandle},
+    places::{breakdown, summary},
     sink::{Sink, set_sink},
     status::{LiveMemory, Status, status},
     task::Traced,
@@ -43,6 +45,7 @@ use self::{pools::Pools, sampler::Sampler};
 pub use crate::report::{Figure, Relation};
 use crate::{
     error::{Error, Kind, Result},
+    ledger::Within,
     model::{Device, EventKind, Family, Gauge, ParseGaugeError, ScopeId, Trace, Watch},
     source::{self, Devices},
     sys::process,
@@ -286,12 +289,14 @@ impl OpenScope {
         trace.unwrap_or_else(|| Trace { stale: true, gauge: self.gauge, ..Trace::off(self.device.ordinal) })
     }
 
-    fn close(self) -> Trace {
+    /// What it has come to, and what tells the blocks that were allocated in it.
+    fn close(self) -> (Trace, Option<Within>) {
+        let within = session().inbox.within(self.id);
         let trace = self.ask(EventKind::Close { scope: self.id });
         if self.gauge == Gauge::Sampled {
             session().sampler.unwatch(self.device);
         }
-        trace
+        (trace, within)
     }
 }
 

@@ -23,6 +23,13 @@ pub(crate) struct Site {
     pub(crate) location: Option<&'static Location<'static>>,
 }
 
+impl Site {
+    /// `src/main.rs:12`: nobody needs the column.
+    pub(super) fn place(&self) -> Option<String> {
+        self.location.map(|location| format!("{}:{}", location.file(), location.line()))
+    }
+}
+
 #[derive(Default)]
 struct Sites {
     /// By number, from 2 on.
@@ -49,7 +56,6 @@ pub(super) fn number(ctx: Option<&str>, location: &'static Location<'static>) ->
 }
 
 /// What a number stands for.
-#[allow(dead_code)]
 pub(super) fn site(number: SiteId) -> Site {
     sites().site(number)
 }
@@ -90,17 +96,9 @@ impl Sites {
 /// The name, else the place.
 impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.ctx, self.location) {
-            (Some(ctx), _) => f.pad(ctx),
-            (None, Some(location)) => f.pad(&place(location)),
-            (None, None) => Ok(()),
-        }
+        let name = self.ctx.as_deref().map(Cow::Borrowed);
+        f.pad(&name.or_else(|| self.place().map(Cow::Owned)).unwrap_or_default())
     }
-}
-
-/// `src/main.rs:12`: nobody needs the column.
-fn place(location: &Location<'_>) -> Cow<'static, str> {
-    Cow::Owned(format!("{}:{}", location.file(), location.line()))
 }
 
 #[cfg(test)]

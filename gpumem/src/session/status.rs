@@ -85,7 +85,7 @@ pub fn status() -> Status {
     }
 }
 
-fn gauge_of_now() -> (Gauge, Option<Error>, Option<String>) {
+pub(super) fn gauge_of_now() -> (Gauge, Option<Error>, Option<String>) {
     let off = |why: Error| (Gauge::Off, Some(why), None);
     if process::is_forked() {
         return off(Kind::Forked.into());

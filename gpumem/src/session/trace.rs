@@ -9,12 +9,13 @@ use std::{
 use super::{
     OpenScope, ScopeHandle, Wish,
     notice::{Notice, notify, notify_off},
-    sink,
+    places, session, sink,
 };
 use crate::{
     error::Result,
+    ledger::Within,
     model::{Gauge, Trace},
-    report::{Line, Report},
+    report::{Line, LiveBlock, Report},
 };
 
 /// Traces the GPU memory of a piece of code: how much more is in use after it, and how much was needed on top of that
@@ -53,7 +54,7 @@ pub struct GpuMemTrace {
 enum State {
     Off,
     Running(OpenScope),
-    Stopped(Trace),
+    Stopped(Trace, Option<Within>),
 }
 
 impl GpuMemTrace {
@@ -113,7 +114,7 @@ impl GpuMemTrace {
     pub fn start(&mut self) {
         match &self.state {
             State::Running(_) => self.reset(),
-            State::Stopped(_) | State::Off => self.state = self.settings.open_or_off(),
+            State::Stopped(..) | State::Off => self.state = self.settings.open_or_off(),
         }
     }
 
@@ -121,7 +122,10 @@ impl GpuMemTrace {
     /// again changes nothing.
     pub fn stop(&mut self) {
         self.state = match mem::replace(&mut self.state, State::Off) {
-            State::Running(scope) => State::Stopped(scope.close()),
+            State::Running(scope) => {
+                let (trace, within) = scope.close();
+                State::Stopped(trace, within)
+            }
             ended => ended,
         };
     }
@@ -146,7 +150,7 @@ impl GpuMemTrace {
         match &self.state {
             State::Off => Trace::off(self.settings.wish.device.unwrap_or(0)),
             State::Running(scope) => scope.read(),
-            State::Stopped(trace) => *trace,
+            State::Stopped(trace, _) => *trace,
         }
     }
 
@@ -173,6 +177,33 @@ impl GpuMemTrace {
     /// Silences the reports of this trace, or lets them speak again.
     pub fn silent(&mut self, silent: bool) {
         self.settings.silent = silent;
+    }
+
+    /// What was allocated inside and is still there, the largest first: until now, or until it was stopped. That is what its
+    /// own thread allocated while it was open, and what was allocated where its scope was [handed](Self::handle) to, in
+    /// scopes inside it as well; other threads' blocks are not in it. Of every kind of memory. Empty where allocations are not
+    /// heard ([`Trace::gauge`] is not exact).
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// use gpumem::{Bytes, GpuMemTrace};
+    ///
+    /// let trace = GpuMemTrace::with_ctx("step");
+    /// let leaked = gpu.alloc(Bytes::mib(1))?;
+    /// for block in trace.live() {
+    ///     println!("{} at {}", block.bytes, block.place().unwrap_or("?")); // 1 MiB at src/main.rs:5:14
+    /// }
+    /// assert_eq!(trace.live().len(), 1);
+    /// # drop(leaked);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    pub fn live(&self) -> Vec<LiveBlock> {
+        let within = match &self.state {
+            State::Off => None,
+            State::Running(scope) => session().inbox.within(scope.id),
+            State::Stopped(_, within) => *within,
+        };
+        within.map(|within| places::live_blocks(session(), Some(&within))).unwrap_or_default()
     }
 
     /// What carries the trace's scope to another thread or task, so that what is allocated there counts as allocated in it.
@@ -255,7 +286,7 @@ impl fmt::Debug for GpuMemTrace {
             State::Running(scope) => {
                 shown.field("state", &"running").field("device", &scope.device.ordinal).field("gauge", &scope.gauge)
             }
-            State::Stopped(trace) => shown.field("state", &"stopped").field("trace", trace),
+            State::Stopped(trace, _) => shown.field("state", &"stopped").field("trace", trace),
         };
         shown.field("ctx", &self.settings.ctx).field("silent", &self.settings.silent).finish_non_exhaustive()
     }

@@ -16,7 +16,7 @@ use std::{
 
 use once_cell::sync::Lazy;
 
-use super::tell;
+use super::{stacks, tell};
 use crate::{
     error::Result,
     model::{Answer, Block, Bytes, Device, EventKind, Family, Key, MemKind, Space},
@@ -174,7 +174,8 @@ fn hear(context: Context, call: &Call) {
         },
         Call::Created { handle, bytes, device } => {
             let kind = if device.is_some() { MemKind::Vmm } else { MemKind::PinnedHost };
-            let block = Block::new(cuda(device.unwrap_or(0)), Bytes::new(bytes), kind);
+            let stack = stacks::here(kind, bytes);
+            let block = Block { stack, ..Block::new(cuda(device.unwrap_or(0)), Bytes::new(bytes), kind) };
             known().handles.create(handle, block);
             tell(&EventKind::Alloc { key: Key::new(Space::Handle, handle), block });
         }
@@ -219,7 +220,8 @@ fn cuda(ordinal: u32) -> Device {
 }
 
 fn allocated(key: Key, ordinal: u32, bytes: u64, kind: MemKind, context: u8) {
-    let block = Block { context, ..Block::new(cuda(ordinal), Bytes::new(bytes), kind) };
+    let stack = stacks::here(kind, bytes);
+    let block = Block { context, stack, ..Block::new(cuda(ordinal), Bytes::new(bytes), kind) };
     tell(&EventKind::Alloc { key, block });
 }
 

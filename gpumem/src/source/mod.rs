@@ -13,8 +13,10 @@ mod processes;
 #[cfg(feature = "sim")]
 pub mod sim;
 #[cfg(feature = "backtrace")]
-#[allow(dead_code, reason = "what traces know of a place is not wired to it yet")]
-pub(crate) mod stack;
+mod stack;
+mod stacks;
+
+pub(crate) use self::stacks::{frames, own_module};
 
 use std::panic::RefUnwindSafe;
 

@@ -27,7 +27,7 @@ use once_cell::sync::OnceCell;
 use super::{
     Chosen, Devices,
     device_model::{DeviceModel, ModelError},
-    tell,
+    stacks, tell,
 };
 use crate::{
     error::{Error, Kind, Result},
@@ -132,7 +132,7 @@ impl SimGpu {
         let (address, device) = (given?, Device { family: Family::Simulated, ordinal: self.ordinal });
         // Each device counts its addresses from the same start.
         let key = Key::new(Space::Address, address + (u64::from(self.ordinal) << ADDRESS_BITS));
-        let block = Block::new(device, bytes, kind);
+        let block = Block { stack: stacks::here(kind, bytes.get()), ..Block::new(device, bytes, kind) };
         tell(&EventKind::Alloc { key, block });
         Ok(SimBlock { gpu: self.clone(), address, key, block })
     }

@@ -11,5 +11,4 @@ mod dl;
 pub(crate) mod nvml;
 pub(crate) mod process;
 #[cfg(feature = "backtrace")]
-#[allow(dead_code, reason = "what traces know of a place is not wired to it yet")]
 pub(crate) mod stack;

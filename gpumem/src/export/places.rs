@@ -1,0 +1,214 @@
+//! Where memory is, in tables of at most 80 columns.
+
+use std::fmt;
+
+use super::table::{Side, Table, mib, shortened};
+use crate::{
+    model::{ByteDelta, Bytes},
+    report::{Breakdown, LiveBlock, PartKind, ScopeSummary, Summary, path_in_words},
+};
+
+/// What a legend explains.
+const LEGEND: &str = "\
+amounts in MiB of what was allocated in the scope and the scopes inside it
+  used      still in use
+  peak      the most in use at one time
+  device    the most that the whole process had in use on the device meanwhile
+  total     allocated in all, by so many allocations
+";
+
+fn amount(bytes: Bytes) -> String {
+    mib(ByteDelta::new(bytes.get().cast_signed()))
+}
+
+/// A table ordered by peak, with a legend.
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(why) = &self.unheard {
+            writeln!(f, "allocations are not heard: {why}")?;
+        }
+        for scopes in self.scopes.chunk_by(|a, b| a.device == b.device) {
+            let ScopeSummary { device, simulated, .. } = &scopes[0];
+            writeln!(f, "{}device {device}, by scope", if *simulated { "simulated " } else { "" })?;
+            let columns = ["calls", "used", "peak", "device", "total", "allocs"].map(|name| (name, Side::Right));
+            let mut table = Table::new(&[&[("scope", Side::Left)][..], &columns].concat());
+            for scope in scopes {
+                let is_all = scope.path.is_empty();
+                let name = if is_all { "(whole process)".to_owned() } else { scope.path.join(" > ") };
+                let calls = if is_all { String::new() } else { scope.calls.to_string() };
+                let amounts = [scope.used, scope.peak, scope.device_peak, scope.allocated].map(amount);
+                let [used, peak, device, total] = amounts.each_ref().map(String::as_str);
+                table.row([&shortened(&name, 24), &calls, used, peak, device, total, &scope.allocations.to_string()]);
+            }
+            write!(f, "{table}")?;
+        }
+        if self.scopes.is_empty() {
+            return writeln!(f, "no scope was opened and nothing was allocated");
+        }
+        if self.untracked + self.lost > 0 {
+            writeln!(
+                f,
+                "{} frees of unknown blocks, {} lost events: some figures may be wrong",
+                self.untracked, self.lost
+            )?;
+        }
+        f.write_str(LEGEND)
+    }
+}
+
+/// A line for each part, the process's own indented.
+impl fmt::Display for Breakdown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, name, memory, parts, .. } = self;
+        let name = name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
+        let (used, total, free) = (memory.used, memory.total, memory.free);
+        writeln!(f, "device {device}{name}: {used} of {total} in use, {free} free")?;
+        let is_own = |kind| !matches!(kind, PartKind::Others | PartKind::Unknown);
+        let own: Bytes = parts.iter().filter(|part| is_own(part.kind)).map(|part| part.bytes).sum();
+        let mut own_is_said = false;
+        for part in parts {
+            let own_part = is_own(part.kind);
+            if own_part && !own_is_said {
+                own_is_said = true;
+                line(f, 2, "this process", own, "")?;
+            }
+            let count = match (part.kind, part.count) {
+                (_, 0) => String::new(),
+                (PartKind::Others, count) => counted(count, "process", "processes"),
+                (_, count) => counted(count, "block", "blocks"),
+            };
+            line(f, if own_part { 4 } else { 2 }, &part.name, part.bytes, &count)?;
+        }
+        Ok(())
+    }
+}
+
+fn line(f: &mut fmt::Formatter<'_>, indent: usize, name: &str, bytes: Bytes, count: &str) -> fmt::Result {
+    let width = 52 - indent;
+    let text = format!("{:indent$}{:<width$}{:>12}  {count}", "", shortened(name, width), bytes.to_string());
+    writeln!(f, "{}", text.trim_end())
+}
+
+pub(super) fn counted(count: u64, one: &str, many: &str) -> String {
+    if count == 1 { format!("1 {one}") } else { format!("{count} {many}") }
+}
+
+/// `1 MiB device, asked for at src/train.rs:15, in train > step`.
+impl fmt::Display for LiveBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.bytes, self.kind)?;
+        if let Some(library) = &self.library {
+            write!(f, " of {library}")?;
+        }
+        match (&self.line, &self.scope_place) {
+            (Some(line), _) => write!(f, ", asked for at {line}")?,
+            (None, Some(place)) if !self.path.is_empty() => write!(f, ", asked for in the scope of {place}")?,
+            _ => {}
+        }
+        write!(f, ", {}{}", if self.path.is_empty() { "" } else { "in " }, path_in_words(&self.path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        model::GpuMemory,
+        report::{Group, Known, Path},
+    };
+
+    fn scope(path: &[&str], parent: Option<usize>, figures: [u64; 6]) -> Path {
+        let [calls, used, peak, device_peak, allocated, allocations] = figures;
+        let own = ScopeSummary {
+            path: path.iter().map(|name| (*name).to_owned()).collect(),
+            place: None,
+            device: 0,
+            simulated: false,
+            calls,
+            used: Bytes::mib(used),
+            peak: Bytes::mib(peak),
+            device_peak: Bytes::mib(device_peak),
+            allocated: Bytes::mib(allocated),
+            allocations,
+        };
+        Path { parent, own }
+    }
+
+    #[test]
+    fn a_summary_reads_well() {
+        let paths = vec![
+            scope(&[], None, [0, 276, 786, 786, 0, 0]),
+            scope(&["load"], Some(0), [1, 256, 256, 256, 256, 1]),
+            scope(&["train"], Some(0), [1, 20, 530, 786, 0, 0]),
+            scope(&["train", "a scope with a long name"], Some(2), [3, 20, 530, 786, 1566, 6]),
+        ];
+        let text = Summary::of(paths, 0, 0, None).to_string();
+        let table = [
+            "device 0, by scope",
+            " scope                     calls     used     peak   device     total  allocs",
+            " (whole process)                  276.000  786.000  786.000  1822.000       7",
+            " train                         1   20.000  530.000  786.000  1566.000       6",
+            " … scope with a long name      3   20.000  530.000  786.000  1566.000       6",
+            " load                          1  256.000  256.000  256.000   256.000       1",
+        ];
+        assert_eq!(text.lines().take(6).collect::<Vec<_>>(), table);
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(text.ends_with(LEGEND));
+    }
+
+    #[test]
+    fn parts_add_up_and_are_named() {
+        let group = |path: &[&str], library: Option<&str>, blocks, mib| Group {
+            path: path.iter().map(|name| (*name).to_owned()).collect(),
+            library: library.map(str::to_owned),
+            place: None,
+            blocks,
+            bytes: Bytes::mib(mib),
+        };
+        let memory = GpuMemory { total: Bytes::gib(16), free: Bytes::gib(14), used: Bytes::gib(2), reserved: None };
+        let process = |pid, mib: Option<u64>| crate::model::GpuProcess {
+            pid,
+            name: None,
+            used: mib.map(Bytes::mib),
+            kind: crate::model::ProcessKind::Compute,
+        };
+        let known = Known {
+            device: 0,
+            name: Some("NVIDIA H200".to_owned()),
+            simulated: false,
+            memory,
+            processes: Some(vec![process(1, Some(900)), process(2, Some(100)), process(7, Some(1000))]),
+            own_pid: 7,
+            pool: None,
+            live: vec![
+                group(&["train", "forward"], None, 3, 100),
+                group(&[], Some("cuBLAS"), 1, 32),
+                group(&["train", "forward"], None, 1, 28),
+            ],
+        };
+        let told = Breakdown::of(&known);
+        assert_eq!(
+            told.to_string(),
+            "device 0 (NVIDIA H200): 2 GiB of 16 GiB in use, 14 GiB free\n  \
+               other processes                                       1000 MiB  2 processes\n  \
+               this process                                          1000 MiB\n    \
+                 train > forward                                      128 MiB  4 blocks\n    \
+                 cuBLAS                                                32 MiB  1 block\n    \
+                 CUDA context, kernels, modules; what is unknown      840 MiB\n  \
+               the driver's, of no process                             48 MiB\n"
+        );
+        let sum = |told: &Breakdown| told.parts.iter().map(|part| part.bytes).sum::<Bytes>();
+        assert_eq!(sum(&told), memory.used);
+        // What the driver does not tell is not told apart.
+        for processes in
+            [None, Some(vec![]), Some(vec![process(7, None)]), Some(vec![process(1, None), process(7, Some(1000))])]
+        {
+            let told = Breakdown::of(&Known { processes, ..known.clone() });
+            assert_eq!(sum(&told), memory.used);
+            assert!(told.parts.iter().all(|part| part.kind != PartKind::Others), "{told}");
+        }
+        // Readings of different moments may be more than there is.
+        let less = GpuMemory { used: Bytes::mib(1010), ..memory };
+        assert_eq!(sum(&Breakdown::of(&Known { memory: less, ..known })), less.used);
+    }
+}

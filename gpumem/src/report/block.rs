@@ -1,0 +1,42 @@
+//! One live allocation.
+
+use std::time::Duration;
+
+use crate::model::Bytes;
+
+/// An allocation that is still there, and where it comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LiveBlock {
+    /// The CUDA ordinal of the device.
+    pub device: u32,
+    /// The device is a simulated one.
+    pub simulated: bool,
+    /// How much was asked for.
+    pub bytes: Bytes,
+    /// `device`, `pool`, `managed`, `pinned host` or `vmm`.
+    pub kind: &'static str,
+    /// The path of scopes that it was allocated in, the outermost first. Empty: outside of all scopes.
+    pub path: Vec<String>,
+    /// Where the innermost of them was opened, such as `src/train.rs:12`.
+    pub scope_place: Option<String>,
+    /// The line that asked for it, such as `src/train.rs:15`. `None` where its stack was not taken down: stream-ordered memory,
+    /// unless `GPUMEM_BACKTRACE=1` is set.
+    pub line: Option<String>,
+    /// The library that asked for it by itself (cuBLAS, cuDNN, NCCL…). `None`: the program, or nobody knows.
+    pub library: Option<String>,
+    /// The functions that it was asked for in, the innermost first, with their lines. Empty where `line` is not known.
+    pub backtrace: Vec<String>,
+    /// The thread that allocated it, or on whose behalf that was, by a number of this crate.
+    pub thread: u32,
+    /// When, since the first trace. To a tenth of a second; stream-ordered memory may be older than this says by the
+    /// time since the event before it.
+    pub time: Duration,
+}
+
+impl LiveBlock {
+    /// Where it was asked for: the line, else where its scope was opened.
+    pub fn place(&self) -> Option<&str> {
+        self.line.as_deref().or(self.scope_place.as_deref())
+    }
+}

@@ -1,0 +1,221 @@
+//! Where memory is: what the fold knows by number, under its names.
+
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
+
+use once_cell::sync::Lazy;
+
+use super::{Session, begun, devices, session, sites, status::gauge_of_now};
+use crate::{
+    error::Result,
+    ledger::{Held, Spot, Within},
+    model::{Bytes, Device, Family, Frame, Gauge, SiteId, StackId, library, users_line},
+    report::{Breakdown, Group, Known, LiveBlock, Path, ScopeSummary, Summary},
+    source::{self, Devices},
+};
+
+/// What each scope holds, and held at most: by device and path of nested scopes, over all times that it was open.
+///
+/// A scope holds what was allocated while it was the innermost one on its thread, or inside of such a scope; see
+/// [`GpuMemTrace::handle`](super::GpuMemTrace::handle) for other threads and for tasks. Only what is heard counts, which is
+/// what exact traces count.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// use gpumem::{Bytes, GpuMemTrace};
+///
+/// let weights = GpuMemTrace::scope("load", |_| gpu.alloc(Bytes::mib(256)))?;
+/// let summary = gpumem::summary();
+/// let load = summary.scopes.iter().find(|scope| scope.path == ["load"]).unwrap();
+/// assert_eq!((load.calls, load.used), (1, Bytes::mib(256)));
+/// println!("{summary}");
+/// # drop(weights);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+pub fn summary() -> Summary {
+    let unheard = match gauge_of_now() {
+        (Gauge::Exact, ..) | (_, _, Some(_)) => None,
+        (_, why, None) => why.map(|why| why.to_string()),
+    };
+    let Some(session) = begun() else { return Summary::of(Vec::new(), 0, 0, unheard) };
+    let counts = session.inbox.counts();
+    Summary::of(Paths::now(session).paths, counts.untracked, counts.lost, unheard)
+}
+
+/// Where the device's memory went: other processes, this one by scope, by library, by what the driver keeps it for. With
+/// `None` the calling thread's current device.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # use gpumem::{Bytes, GpuMemTrace};
+/// # let trace = GpuMemTrace::with_ctx("train");
+/// # let weights = gpu.alloc(Bytes::mib(256))?;
+/// let breakdown = gpumem::breakdown(None)?;
+/// println!("{breakdown}");
+/// let sum: Bytes = breakdown.parts.iter().map(|part| part.bytes).sum();
+/// assert_eq!(sum, breakdown.memory.used);
+/// # drop(weights);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+///
+/// Allocations are told apart from the first trace on (or [`subscribe`](super::subscribe)).
+///
+/// # Errors
+/// When there is no such device, or it cannot be read.
+#[doc(alias = "nvidia-smi")]
+pub fn breakdown(device: impl Into<Option<u32>>) -> Result<Breakdown> {
+    let devices = devices()?;
+    let ordinal = device.into().map_or_else(|| devices.current(), Ok)?;
+    // What cannot be heard is a part of the rest, which says so.
+    let _ = session().subscribe(devices);
+    of_device(devices, ordinal)
+}
+
+pub(super) fn of_device(devices: &dyn Devices, ordinal: u32) -> Result<Breakdown> {
+    let memory = devices.read(ordinal)?;
+    let device = Device { family: devices.family(), ordinal };
+    let simulated = device.family == Family::Simulated;
+    let live = begun().map(|session| groups(session, device)).unwrap_or_default();
+    Ok(Breakdown::of(&Known {
+        device: ordinal,
+        name: devices.name(ordinal).ok(),
+        simulated,
+        memory,
+        processes: devices.processes(ordinal).ok(),
+        own_pid: std::process::id(),
+        pool: devices.read_pool(ordinal).ok(),
+        live,
+    }))
+}
+
+/// What is live in a device's memory, by where it comes from.
+pub(super) fn groups(session: &Session, device: Device) -> Vec<Group> {
+    let paths = Paths::now(session);
+    let on_device = session.inbox.origins().into_iter();
+    let on_device = on_device.filter(|live| live.device == device && live.origin.kind.is_on_device());
+    let group = |live: crate::ledger::LiveOrigin| {
+        let scope = paths.of(live.origin.spot);
+        let stack = stack(live.origin.stack);
+        Group {
+            path: scope.map(|scope| scope.path.clone()).unwrap_or_default(),
+            library: stack.library,
+            place: stack.line.or_else(|| scope.and_then(|scope| scope.place.clone())),
+            blocks: live.blocks,
+            bytes: live.bytes,
+        }
+    };
+    on_device.map(group).collect()
+}
+
+/// Live blocks with the names of where they come from, the largest first: all, or what was allocated in one scope.
+pub(super) fn live_blocks(session: &Session, within: Option<&Within>) -> Vec<LiveBlock> {
+    let held = session.inbox.blocks(within);
+    let paths = Paths::now(session);
+    let mut blocks: Vec<_> = held.iter().map(|held| live_block(held, &paths)).collect();
+    blocks.sort_by(|a, b| {
+        let order = |block: &LiveBlock| (Reverse(block.bytes), block.time);
+        order(a).cmp(&order(b)).then_with(|| a.path.cmp(&b.path))
+    });
+    blocks
+}
+
+fn live_block(held: &Held, paths: &Paths) -> LiveBlock {
+    let scope = paths.of(held.origin.spot);
+    let stack = stack(held.origin.stack);
+    LiveBlock {
+        device: held.device.ordinal,
+        simulated: held.device.family == Family::Simulated,
+        bytes: held.bytes,
+        kind: held.origin.kind.name(),
+        path: scope.map(|scope| scope.path.clone()).unwrap_or_default(),
+        scope_place: scope.and_then(|scope| scope.place.clone()),
+        line: stack.line,
+        library: stack.library,
+        backtrace: stack.frames,
+        thread: held.origin.thread.0,
+        time: held.time,
+    }
+}
+
+/// All paths of scopes.
+pub(super) struct Paths {
+    paths: Vec<Path>,
+    /// By the number of the spot. Nowhere has none.
+    at: Vec<Option<usize>>,
+}
+
+impl Paths {
+    pub(super) fn now(session: &Session) -> Self {
+        let spots = session.inbox.spots();
+        let mut paths: Vec<Path> = Vec::with_capacity(spots.len());
+        let mut at: Vec<Option<usize>> = Vec::with_capacity(spots.len());
+        for (device, spot) in &spots {
+            at.push(device.map(|device| {
+                let parent = at[spot.parent.0 as usize];
+                let outer = parent.map(|parent: usize| paths[parent].own.path.as_slice()).unwrap_or_default();
+                let own = own(device, spot, outer);
+                paths.push(Path { parent, own });
+                paths.len() - 1
+            }));
+        }
+        Self { paths, at }
+    }
+
+    /// `None` for a path that is newer than this.
+    pub(super) fn of(&self, spot: crate::ledger::SpotId) -> Option<&ScopeSummary> {
+        let at = self.at.get(spot.0 as usize).copied().flatten()?;
+        Some(&self.paths[at].own)
+    }
+}
+
+fn own(device: Device, spot: &Spot, outer: &[String]) -> ScopeSummary {
+    let site = sites::site(spot.site);
+    let is_root = spot.site == SiteId::NONE;
+    let amount = |bytes: i64| Bytes::new(bytes.max(0).unsigned_abs());
+    ScopeSummary {
+        path: outer.iter().cloned().chain((!is_root).then(|| site.to_string())).collect(),
+        place: site.place(),
+        device: device.ordinal,
+        simulated: device.family == Family::Simulated,
+        calls: spot.calls,
+        used: amount(spot.in_use),
+        peak: amount(spot.peak),
+        device_peak: amount(if is_root { spot.peak } else { spot.device_peak }),
+        allocated: Bytes::new(spot.allocated),
+        allocations: spot.allocations,
+    }
+}
+
+/// What a stack says.
+#[derive(Clone, Debug, Default)]
+struct Stack {
+    /// Unless that is the program.
+    library: Option<String>,
+    line: Option<String>,
+    frames: Vec<String>,
+}
+
+/// What a stack says; found out once, since that reads files.
+fn stack(number: StackId) -> Stack {
+    static KNOWN: Lazy<Mutex<HashMap<StackId, Stack>>> = Lazy::new(Mutex::default);
+    if number == StackId::NONE {
+        return Stack::default();
+    }
+    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(stack) = known().get(&number) {
+        return stack.clone();
+    }
+    let frames = source::frames(number);
+    let stack = Stack {
+        library: library(&frames)
+            .filter(|library| Some(*library) != source::own_module().as_deref())
+            .map(str::to_owned),
+        line: users_line(&frames).map(ToString::to_string),
+        frames: frames.iter().map(Frame::in_words).collect(),
+    };
+    known().insert(number, stack.clone());
+    stack
+}
