@@ -33,10 +33,10 @@ pub use query::{
     try_gpu_mem_get_free, try_gpu_mem_get_free_no_cache, try_gpu_mem_get_used, try_gpu_mem_get_used_fast,
     try_gpu_mem_get_used_no_cache, try_gpu_with_max_free_mem, try_preload,
 };
-pub use report::{Breakdown, Line, LiveBlock, Part, PartKind, Report, ScopeSummary, Summary};
+pub use report::{Breakdown, Line, LiveBlock, OutOfMemory, Part, PartKind, Place, Report, ScopeSummary, Summary};
 pub use session::{
-    Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, LiveMemory, ScopeHandle, Sink, Status, breakdown, set_sink,
-    status, subscribe, summary, unsubscribe,
+    Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, LiveMemory, ScopeHandle, Sink, Status, breakdown, on_oom,
+    retry_after_trim, set_sink, status, subscribe, summary, unsubscribe,
 };
 #[cfg(feature = "sim")]
 pub use source::sim;

@@ -5,7 +5,7 @@ use std::fmt;
 use super::table::{Side, Table, mib, shortened};
 use crate::{
     model::{ByteDelta, Bytes},
-    report::{Breakdown, LiveBlock, PartKind, ScopeSummary, Summary, path_in_words},
+    report::{Breakdown, Leaks, LiveBlock, OutOfMemory, PartKind, Place, ScopeSummary, Summary, path_in_words},
 };
 
 /// What a legend explains.
@@ -91,6 +91,54 @@ fn line(f: &mut fmt::Formatter<'_>, indent: usize, name: &str, bytes: Bytes, cou
 
 pub(super) fn counted(count: u64, one: &str, many: &str) -> String {
     if count == 1 { format!("1 {one}") } else { format!("{count} {many}") }
+}
+
+/// Several lines: what was asked for, where the memory is, who holds it.
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, asked, kind, path, line, breakdown, scopes, places } = self;
+        write!(f, "device {device} is out of memory: {asked} ({kind}) were asked for")?;
+        if let Some(line) = line {
+            write!(f, " at {line}")?;
+        }
+        writeln!(f, ", {}{}", if path.is_empty() { "" } else { "in " }, path_in_words(path))?;
+        match breakdown {
+            Ok(breakdown) => {
+                write!(f, "{breakdown}")?;
+                let trimmable = breakdown.trimmable();
+                if trimmable > Bytes::ZERO {
+                    writeln!(f, "gpumem::empty_cache() would give back {trimmable}")?;
+                }
+            }
+            Err(why) => writeln!(f, "where the memory is cannot be read: {why}")?,
+        }
+        holders(f, "scopes that hold most", scopes)?;
+        holders(f, "places that hold most", places)
+    }
+}
+
+fn holders(f: &mut fmt::Formatter<'_>, what: &str, places: &[Place]) -> fmt::Result {
+    if places.is_empty() {
+        return Ok(());
+    }
+    writeln!(f, "{what}:")?;
+    places.iter().try_for_each(|place| line(f, 2, &place.name, place.bytes, &counted(place.blocks, "block", "blocks")))
+}
+
+/// One line, and one for each place.
+impl fmt::Display for Leaks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MOST: usize = 20;
+        if self.blocks == 0 {
+            return writeln!(f, "and all that was allocated is freed");
+        }
+        writeln!(f, "and {} ({}) were not freed", counted(self.blocks, "block", "blocks"), self.bytes)?;
+        let (told, rest) = self.places.split_at(self.places.len().min(MOST));
+        for place in told {
+            line(f, 2, &place.name, place.bytes, &counted(place.blocks, "block", "blocks"))?;
+        }
+        if rest.is_empty() { Ok(()) } else { writeln!(f, "  and {} more places", rest.len()) }
+    }
 }
 
 /// `1 MiB device, asked for at src/train.rs:15, in train > step`.

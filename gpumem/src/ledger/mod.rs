@@ -475,6 +475,11 @@ impl Ledger {
         self.tree.spots().iter().map(|spot| (device(spot), *spot)).collect()
     }
 
+    /// The scope that a thread is in.
+    pub(crate) fn spot_of(&mut self, thread: ThreadId) -> SpotId {
+        self.thread(thread).spot
+    }
+
     /// What is live, by where it comes from.
     pub(crate) fn origins(&self) -> Vec<LiveOrigin> {
         let live = |held: &origins::Held| LiveOrigin {

@@ -2,7 +2,8 @@
 
 use std::fmt::{self, Display, Write};
 
-use crate::model::{ByteDelta, Bytes, Gauge, Trace};
+use super::Place;
+use crate::model::{ByteDelta, Gauge, Trace};
 
 /// What can be limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,14 +52,6 @@ pub(crate) struct Found<'a> {
     pub(crate) live: Option<u64>,
     /// The largest places that hold memory, from the largest on; `None` if they are not known.
     pub(crate) places: Option<&'a [Place]>,
-}
-
-/// A place that allocated what is live.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) name: String,
-    pub(crate) blocks: u64,
-    pub(crate) bytes: Bytes,
 }
 
 /// What came of a budget.
@@ -224,6 +217,7 @@ impl Display for Circumstances<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Bytes;
 
     fn limit(figure: Figure, relation: Relation, amount: i128) -> Limit {
         Limit { figure, relation, amount, origin: None }
@@ -265,7 +259,7 @@ mod tests {
 
     #[test]
     fn what_is_broken_is_told_with_the_numbers() {
-        let places = [Place { name: "src/model.rs:12 (forward)".to_owned(), blocks: 2, bytes: Bytes::mib(600) }];
+        let places = [Place::new("src/model.rs:12 (forward)".to_owned(), 2, Bytes::mib(600))];
         let limits = [
             limit(Figure::Peak, Relation::AtMost, 512 << 20),
             limit(Figure::Used, Relation::Equal, 0),

@@ -3,7 +3,9 @@
 mod block;
 mod breakdown;
 mod budget;
+mod leaks;
 mod lines;
+mod oom;
 mod summary;
 
 pub use self::{
@@ -11,11 +13,13 @@ pub use self::{
     breakdown::{Breakdown, Part, PartKind},
     budget::{Figure, Relation},
     lines::Line,
+    oom::{OutOfMemory, Place},
     summary::{ScopeSummary, Summary},
 };
 pub(crate) use self::{
     breakdown::{Group, Known, path_in_words},
-    budget::{Found, Limit, Place, Verdict, judge},
+    budget::{Found, Limit, Verdict, judge},
+    leaks::{Leaks, by_place},
     lines::Lines,
     summary::Path,
 };

@@ -1,6 +1,6 @@
 //! Budgets: what a body may come to, and what happens when it comes to more.
 
-use std::{cmp::Reverse, ffi::OsStr, path::PathBuf, thread};
+use std::{ffi::OsStr, path::PathBuf, thread};
 
 use once_cell::sync::OnceCell;
 
@@ -11,7 +11,7 @@ use super::{
 use crate::{
     error::{Error, Kind},
     model::{Gauge, Trace},
-    report::{Figure, Found, Limit, Place, Relation, Verdict, judge},
+    report::{Figure, Found, Limit, Place, Relation, Verdict, by_place, judge},
 };
 
 /// How many blocks were allocated inside the trace and are still live. `None`: not known.
@@ -24,20 +24,7 @@ pub(super) fn places(trace: &GpuMemTrace) -> Option<Vec<Place>> {
     if trace.data().gauge != Gauge::Exact {
         return None;
     }
-    let mut places: Vec<Place> = Vec::new();
-    for block in trace.live() {
-        let scope = block.path.last().map(|scope| format!(" ({scope})")).unwrap_or_default();
-        let name = block.place().unwrap_or("?").to_owned() + &scope;
-        match places.iter_mut().find(|place| place.name == name) {
-            Some(place) => {
-                place.blocks += 1;
-                place.bytes = place.bytes + block.bytes;
-            }
-            None => places.push(Place { name, blocks: 1, bytes: block.bytes }),
-        }
-    }
-    places.sort_by_key(|place| Reverse(place.bytes));
-    Some(places)
+    Some(by_place(&trace.live()))
 }
 
 /// What a body may come to. It counts what its own thread allocates, exactly.

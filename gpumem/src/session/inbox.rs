@@ -4,7 +4,7 @@ use std::{cell::Cell, collections::HashMap, time::Duration};
 
 use super::sync::{AtomicU64, Backoff, Instant, Mutex, MutexGuard, NEXT_THREAD, Relaxed, sleep, thread_local};
 use crate::{
-    ledger::{Counts, DeviceStats, Held, Ledger, LiveOrigin, PARTS, Spot, Within},
+    ledger::{Counts, DeviceStats, Held, Ledger, LiveOrigin, PARTS, Spot, SpotId, Within},
     model::{Answer, Device, Event, EventKind, Key, ScopeId, ThreadId, Time, Trace},
     sys::process,
 };
@@ -156,6 +156,11 @@ impl Inbox {
     /// The tree of scopes.
     pub(super) fn spots(&self) -> Vec<(Option<Device>, Spot)> {
         self.enter(0, |door, _| door.ledger.spots()).unwrap_or_default()
+    }
+
+    /// The scope that the calling thread is in.
+    pub(super) fn spot_of_this_thread(&self) -> SpotId {
+        self.enter(0, |door, thread| door.ledger.spot_of(thread)).unwrap_or(SpotId::NONE)
     }
 
     /// What is live, by where it comes from.

@@ -6,6 +6,7 @@ mod budget;
 mod handle;
 mod inbox;
 mod notice;
+mod oom;
 mod places;
 mod pools;
 mod sampler;
@@ -35,6 +36,7 @@ pub use self::{
     body::{Body, Lines, Measured},
     budget::Budget,
     handle::{Entered, InScope, ScopeHandle},
+    oom::{on_oom, retry_after_trim},
     places::{breakdown, summary},
     sink::{Sink, set_sink},
     status::{LiveMemory, Status, status},
@@ -123,6 +125,7 @@ pub fn unsubscribe() {
 fn session() -> &'static Session {
     SESSION.get_or_init(|| {
         source::listen(|fact| session().inbox.post(fact));
+        source::listen_to_refusals(oom::refused);
         process::at_exit(at_exit);
         Session {
             inbox: Inbox::new(),
@@ -140,6 +143,7 @@ fn session() -> &'static Session {
 extern "C" fn at_exit() {
     if let (Some(session), false) = (begun(), process::is_forked()) {
         session.sampler.stop();
+        oom::report_leaks();
         if let Ok(devices) = source::devices() {
             devices.unsubscribe();
         }

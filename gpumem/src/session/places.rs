@@ -140,6 +140,12 @@ fn live_block(held: &Held, paths: &Paths) -> LiveBlock {
     }
 }
 
+/// The path of scopes that the calling thread is in.
+pub(super) fn path_of_this_thread(session: &Session) -> Vec<String> {
+    let spot = session.inbox.spot_of_this_thread();
+    Paths::now(session).of(spot).map(|scope| scope.path.clone()).unwrap_or_default()
+}
+
 /// All paths of scopes.
 pub(super) struct Paths {
     paths: Vec<Path>,

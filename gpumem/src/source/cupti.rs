@@ -16,7 +16,7 @@ use std::{
 
 use once_cell::sync::Lazy;
 
-use super::{stacks, tell};
+use super::{refused, stacks, tell};
 use crate::{
     error::Result,
     model::{Answer, Block, Bytes, Device, EventKind, Family, Key, MemKind, Space},
@@ -112,17 +112,12 @@ thread_local! {
 
 fn hear(context: Context, call: &Call) {
     match *call {
-        Call::Allocated { named, name, bytes, memory } => {
-            let kind = match memory {
-                Memory::Device => MemKind::Device,
-                Memory::Managed => MemKind::Managed,
-                Memory::PinnedHost => MemKind::PinnedHost,
-            };
-            match owner_of(context) {
-                Some(Owner { device, number }) => allocated(key(named, name), device, bytes, kind, number),
-                None => lost(),
+        Call::Allocated { named, name, bytes, memory } => match owner_of(context) {
+            Some(Owner { device, number }) => {
+                allocated(key(named, name), device, bytes, kind_of(memory), number);
             }
-        }
+            None => lost(),
+        },
         Call::Pooled { address, bytes, stream, pool } => {
             let key = key(Named::Address, address);
             let device = match pool {
@@ -136,6 +131,18 @@ fn hear(context: Context, call: &Call) {
             }
         }
         Call::Unsized => lost(),
+        Call::Refused { bytes, memory, pool, stream } => {
+            let device = match (memory, pool, stream) {
+                (Some(_), ..) => Where::of(owner_of(context).map(|owner| owner.device)),
+                (None, Some(pool), _) => known().pools.get(&pool).map_or(Where::Unknown, |device| Where::of(*device)),
+                (None, None, stream) => device_of_stream(context, stream, 0),
+            };
+            let kind = memory.map_or(MemKind::Pool, kind_of);
+            if let Where::Device(device) = device {
+                refused(cuda(device), Bytes::new(bytes), kind);
+            }
+        }
+        Call::NotCreated { bytes, device } => refused(cuda(device), Bytes::new(bytes), MemKind::Vmm),
         Call::Freeing { named, name } => {
             if tell(&EventKind::Free { key: key(named, name), block: None }) == Answer::Untracked {
                 match look_up(named, name) {
@@ -203,6 +210,14 @@ fn hear(context: Context, call: &Call) {
             GENERATION.fetch_add(1, Relaxed);
         }
         Call::ContextGone => context_gone(context.handle),
+    }
+}
+
+fn kind_of(memory: Memory) -> MemKind {
+    match memory {
+        Memory::Device => MemKind::Device,
+        Memory::Managed => MemKind::Managed,
+        Memory::PinnedHost => MemKind::PinnedHost,
     }
 }
 

@@ -16,7 +16,7 @@ pub mod sim;
 mod stack;
 mod stacks;
 
-pub(crate) use self::stacks::{frames, own_module};
+pub(crate) use self::stacks::{frames, own_module, take_down as here};
 
 use std::panic::RefUnwindSafe;
 
@@ -24,7 +24,7 @@ use once_cell::sync::OnceCell;
 
 use crate::{
     error::{Error, Result},
-    model::{Answer, EventKind, Family, GpuMemory, GpuProcess, Marks},
+    model::{Answer, Bytes, Device, EventKind, Family, GpuMemory, GpuProcess, Marks, MemKind},
 };
 
 /// Devices of one kind, by number.
@@ -101,6 +101,19 @@ static LISTENER: OnceCell<fn(&EventKind) -> Answer> = OnceCell::new();
 pub(crate) fn listen(listener: fn(&EventKind) -> Answer) {
     // The session is one for the process and sets always the same.
     let _ = LISTENER.set(listener);
+}
+
+/// Who is told of allocations that were refused for want of memory.
+static REFUSALS: OnceCell<fn(Device, Bytes, MemKind)> = OnceCell::new();
+
+pub(crate) fn listen_to_refusals(listener: fn(Device, Bytes, MemKind)) {
+    let _ = REFUSALS.set(listener);
+}
+
+fn refused(device: Device, bytes: Bytes, kind: MemKind) {
+    if let Some(listener) = REFUSALS.get() {
+        listener(device, bytes, kind);
+    }
 }
 
 #[inline]

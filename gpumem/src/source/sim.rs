@@ -27,7 +27,7 @@ use once_cell::sync::OnceCell;
 use super::{
     Chosen, Devices,
     device_model::{DeviceModel, ModelError},
-    stacks, tell,
+    refused, stacks, tell,
 };
 use crate::{
     error::{Error, Kind, Result},
@@ -129,7 +129,12 @@ impl SimGpu {
             };
             given.map_err(|error| self.refused(error, bytes, memory))
         };
-        let (address, device) = (given?, Device { family: Family::Simulated, ordinal: self.ordinal });
+        let device = Device { family: Family::Simulated, ordinal: self.ordinal };
+        let address = given.inspect_err(|error| {
+            if error.is_out_of_memory() {
+                refused(device, bytes, kind);
+            }
+        })?;
         // Each device counts its addresses from the same start.
         let key = Key::new(Space::Address, address + (u64::from(self.ordinal) << ADDRESS_BITS));
         let block = Block { stack: stacks::here(kind, bytes.get()), ..Block::new(device, bytes, kind) };

@@ -64,8 +64,9 @@ pub(super) fn here(kind: MemKind, bytes: u64) -> StackId {
     }
 }
 
+/// The number of the calling thread's stack.
 #[inline(never)]
-fn take_down() -> StackId {
+pub(crate) fn take_down() -> StackId {
     let mut addresses = [0; MOST_FRAMES];
     let count = walk(&mut addresses);
     stacks().number(&addresses[..count])

@@ -25,6 +25,7 @@ const DOMAIN_DRIVER_API: u32 = 1;
 const DOMAIN_RESOURCE: u32 = 3;
 const RESOURCE_CONTEXT_DESTROY_STARTING: u32 = 2;
 const SITE_ENTER: u32 = 0;
+const CUDA_ERROR_OUT_OF_MEMORY: u32 = 2;
 const CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED: u32 = 39;
 
 /// What a driver call does to memory, and in which of its arguments.
@@ -156,6 +157,18 @@ pub(crate) enum Call {
         bytes: u64,
         stream: u64,
         pool: Option<u64>,
+    },
+    /// There was not enough memory for so much: of the context's device where the sort is said, else stream-ordered.
+    Refused {
+        bytes: u64,
+        memory: Option<Memory>,
+        pool: Option<u64>,
+        stream: u64,
+    },
+    /// There was not enough memory on the device for a handle.
+    NotCreated {
+        bytes: u64,
+        device: u32,
     },
     /// An array whose format has no known size.
     Unsized,
@@ -489,7 +502,15 @@ unsafe fn decode(shape: Shape, data: &CallbackData) -> Option<Call> {
         };
     }
     // SAFETY: at the exit CUPTI passes where the call's `CUresult` is.
-    let worked = unsafe { data.function_return_value.read() } == 0;
+    let result = unsafe { data.function_return_value.read() };
+    let worked = result == 0;
+    if result == CUDA_ERROR_OUT_OF_MEMORY {
+        // SAFETY: `word` reads the arguments of this call.
+        let refused = unsafe { refused(shape, word) };
+        if refused.is_some() {
+            return refused;
+        }
+    }
     match shape {
         Shape::Free(_) => return (!worked).then_some(Call::Freed { worked }),
         Shape::Release | Shape::Unmap => return Some(Call::Freed { worked }),
@@ -543,6 +564,27 @@ unsafe fn decode(shape: Shape, data: &CallbackData) -> Option<Call> {
         Shape::StreamCreate => Call::StreamCreated { stream: out() },
         Shape::StreamDestroy => Call::StreamDestroyed { stream: word(0) },
         Shape::Free(_) | Shape::Release | Shape::Unmap => return None,
+    })
+}
+
+/// What a call asked for that was refused.
+///
+/// # Safety
+/// `word` reads the arguments of a call of this shape.
+#[cold]
+unsafe fn refused(shape: Shape, word: impl Fn(usize) -> u64) -> Option<Call> {
+    let of_context = |bytes, memory| Call::Refused { bytes, memory: Some(memory), pool: None, stream: 0 };
+    Some(match shape {
+        Shape::Alloc(memory) => of_context(word(1), memory),
+        Shape::AllocPitch => of_context(word(2).saturating_mul(word(3)), Memory::Device),
+        Shape::AllocOnStream => Call::Refused { bytes: word(1), memory: None, pool: None, stream: word(2) },
+        Shape::AllocFromPool => Call::Refused { bytes: word(1), memory: None, pool: Some(word(2)), stream: word(3) },
+        Shape::Create => {
+            // SAFETY: a call that ran out of memory has looked at its third argument, the properties.
+            let device = unsafe { located(word(2)) }?;
+            Call::NotCreated { bytes: word(1), device }
+        }
+        _ => return None,
     })
 }
 
@@ -607,11 +649,26 @@ mod tests {
         let out = 0x7000_u64;
         let params = [address(&out), 512];
         assert_eq!(call(243, 0, 0, &params), None, "nothing is read before the call");
-        assert_eq!(call(243, 1, 2, &params), None, "nothing is read of a call that failed");
+        assert_eq!(call(243, 1, 1, &params), None, "nothing is read of a call that failed");
         let expected = Call::Allocated { named: Named::Address, name: out, bytes: 512, memory: Memory::Device };
         assert_eq!(call(243, 1, 0, &params), Some(expected));
         // A call that failed may leave its out-parameter pointing nowhere.
-        assert_eq!(call(243, 1, 2, &[8, 512]), None);
+        assert_eq!(call(243, 1, 1, &[8, 512]), None);
+    }
+
+    #[test]
+    fn what_was_refused_is_read_without_out_parameters() {
+        let of_context = |bytes, memory| Call::Refused { bytes, memory: Some(memory), pool: None, stream: 0 };
+        assert_eq!(call(243, 1, 2, &[8, 512]), Some(of_context(512, Memory::Device)));
+        assert_eq!(call(371, 1, 2, &[8, 512]), Some(of_context(512, Memory::Managed)));
+        assert_eq!(call(244, 1, 2, &[8, 8, 1000, 10, 4]), Some(of_context(10_000, Memory::Device)));
+        let pooled = |pool, stream| Call::Refused { bytes: 64, memory: None, pool, stream };
+        assert_eq!(call(598, 1, 2, &[8, 64, 9]), Some(pooled(None, 9)));
+        assert_eq!(call(611, 1, 2, &[8, 64, 5, 9]), Some(pooled(Some(5), 9)));
+        let on_device = Located { kind: 1, handle_types: 0, location: 1, id: 3 };
+        let created = Call::NotCreated { bytes: 64, device: 3 };
+        assert_eq!(call(549, 1, 2, &[8, 64, address(&on_device), 0]), Some(created));
+        assert_eq!(call(245, 1, 2, &[7]), Some(Call::Freed { worked: false }), "a free asks for nothing");
     }
 
     #[test]

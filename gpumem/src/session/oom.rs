@@ -1,0 +1,164 @@
+//! Out of memory: who holds it, said when an allocation is refused.
+
+use std::{
+    cell::Cell,
+    panic::{AssertUnwindSafe, catch_unwind},
+    process,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use super::{begun, devices, notice::Quiet, places, sink};
+use crate::{
+    error::Result,
+    model::{Bytes, Device, Gauge, MemKind, users_line},
+    report::OutOfMemory,
+    source::{self, Devices},
+};
+
+/// So many reports are printed: who tries again and again would fill the screen.
+const MOST: u64 = 3;
+
+type Hook = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
+
+static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
+static PRINTED: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// This thread is telling of one: what is refused meanwhile is not told of.
+    static TELLING: Cell<bool> = const { Cell::new(false) };
+    /// What this thread is refused is tried again.
+    static TRYING: Cell<bool> = const { Cell::new(false) };
+    /// How many allocations this thread was refused.
+    static REFUSED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Has a function called whenever an allocation is refused for want of memory, on the thread that asked, before the call
+/// that asked returns. It replaces the function before it. A panic that unwinds from it is caught.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # let trace = gpumem::GpuMemTrace::new();
+/// # use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+/// static ASKED: AtomicU64 = AtomicU64::new(0);
+/// gpumem::on_oom(|oom| ASKED.store(oom.asked.get(), Relaxed));
+/// assert!(gpu.alloc(gpumem::Bytes::gib(17)).is_err());
+/// assert_eq!(ASKED.load(Relaxed), 17 << 30);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+///
+/// Whether there is one or not, the first three refusals are reported on stderr: what was asked for, where the device's
+/// memory is ([`breakdown`](crate::breakdown)), the scopes and lines that hold most of it, and what
+/// [`empty_cache`](crate::empty_cache) would give back. Only what is heard can be told of: the first trace has to have started.
+pub fn on_oom(hook: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
+    let hook: Hook = Arc::new(hook);
+    let replaced = HOOK.write().unwrap_or_else(PoisonError::into_inner).replace(hook);
+    // Not under the lock: what it owns may itself set another.
+    drop(replaced);
+}
+
+/// Runs `attempt`, and once more if it fails for want of memory, after the stream-ordered pools gave back what they do not
+/// use. The first failure is not reported.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # use gpumem::Bytes;
+/// drop(gpu.alloc_async(Bytes::gib(10))?); // the pool keeps it
+/// let block = gpumem::retry_after_trim(|| gpu.alloc(Bytes::gib(10)))?;
+/// # drop(block);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+///
+/// What went wrong is known by what was heard on this thread. Where allocations are not heard, any error counts as want of
+/// memory.
+///
+/// # Errors
+/// The second attempt's, or the first one's if that was of another kind. Waits for the devices on which this process
+/// has a context; not while a stream is being captured.
+pub fn retry_after_trim<T, E>(mut attempt: impl FnMut() -> std::result::Result<T, E>) -> std::result::Result<T, E> {
+    let Ok(devices) = devices() else { return attempt() };
+    let is_heard = super::session().subscribe(devices).is_ok();
+    let before = REFUSED.get();
+    let outer = TRYING.replace(true);
+    let _restored = Restored(outer);
+    let first = attempt();
+    TRYING.set(outer);
+    if first.is_ok() || is_heard && REFUSED.get() == before || trim(devices).is_err() {
+        return first;
+    }
+    attempt()
+}
+
+/// Also when the attempt panics.
+struct Restored(bool);
+
+impl Drop for Restored {
+    fn drop(&mut self) {
+        TRYING.set(self.0);
+    }
+}
+
+fn trim(devices: &dyn Devices) -> Result<()> {
+    (0..devices.count()?).try_for_each(|ordinal| devices.trim(ordinal))
+}
+
+/// An allocation was refused.
+pub(super) fn refused(device: Device, bytes: Bytes, kind: MemKind) {
+    REFUSED.set(REFUSED.get() + 1);
+    if TRYING.get() || TELLING.replace(true) {
+        return;
+    }
+    // The panic hook has spoken; the allocation's caller is to get its error.
+    let _ = catch_unwind(AssertUnwindSafe(|| tell(device, bytes, kind)));
+    TELLING.set(false);
+}
+
+fn tell(device: Device, bytes: Bytes, kind: MemKind) {
+    let hook = HOOK.read().unwrap_or_else(PoisonError::into_inner).clone();
+    let print = !sink::is_off() && PRINTED.load(Relaxed) < MOST;
+    if hook.is_none() && !print {
+        return;
+    }
+    let Some(oom) = look(device, bytes, kind) else { return };
+    if print {
+        let before = PRINTED.fetch_add(1, Relaxed);
+        let last = if before + 1 == MOST { "gpumem: more of them are not reported\n" } else { "" };
+        if before < MOST {
+            eprint!("{}", Quiet::new(&format_args!("gpumem: {oom}{last}")));
+        }
+    }
+    if let Some(hook) = hook {
+        hook(&oom);
+    }
+}
+
+fn look(device: Device, asked: Bytes, kind: MemKind) -> Option<OutOfMemory> {
+    let session = begun()?;
+    let devices = devices().ok()?;
+    let groups = places::groups(session, device);
+    let oom = OutOfMemory {
+        device: device.ordinal,
+        asked,
+        kind: kind.name(),
+        path: places::path_of_this_thread(session),
+        line: users_line(&source::frames(source::here())).map(ToString::to_string),
+        breakdown: places::of_device(devices, device.ordinal),
+        scopes: Vec::new(),
+        places: Vec::new(),
+    };
+    Some(oom.with_holders(&groups))
+}
+
+/// `GPUMEM_LEAKS=1`: says at the end of the process what was not freed.
+pub(super) fn report_leaks() {
+    let is_wanted = std::env::var_os("GPUMEM_LEAKS").is_some_and(|text| !text.is_empty() && text != "0");
+    let Some(session) = begun().filter(|_| is_wanted) else { return };
+    let blocks = places::live_blocks(session, None);
+    let leaks = crate::report::Leaks::of(&blocks);
+    let unheard = matches!(super::status::gauge_of_now(), (gauge, _, None) if gauge != Gauge::Exact);
+    let doubt = if unheard { "gpumem: allocations were not heard; there may be more\n" } else { "" };
+    let pid = process::id();
+    eprint!("{}", Quiet::new(&format_args!("gpumem: process {pid} ends, {leaks}{doubt}")));
+}
