@@ -11,7 +11,7 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("error", &[]),
     ("ledger", &["model"]),
-    ("report", &["model"]),
+    ("report", &["model", "error"]),
     ("export", &["report", "model", "error"]),
     ("sys", &["error"]),
     ("source", &["sys", "model", "error"]),
