@@ -14,7 +14,7 @@ use crate::sys::nvml;
 use crate::{
     error::{Error, Kind, Result},
     model::{Bytes, Family, GpuMemory, GpuProcess, Marks},
-    sys::cuda::{self, CudaDevice, PoolFigures},
+    sys::cuda::{self, CudaDevice, PoolFigures, PoolMark},
 };
 
 #[derive(Debug)]
@@ -72,11 +72,15 @@ impl Devices for Cuda {
     }
 
     fn read_pool(&self, ordinal: u32) -> Result<Marks> {
-        device(ordinal)?.read_pool(false).map(marks)
+        device(ordinal)?.read_pool(None).map(marks)
     }
 
     fn reset_pool(&self, ordinal: u32) -> Result<Marks> {
-        device(ordinal)?.read_pool(true).map(marks)
+        device(ordinal)?.read_pool(Some(PoolMark::Used)).map(marks)
+    }
+
+    fn reset_pool_reserved(&self, ordinal: u32) -> Result<()> {
+        device(ordinal)?.read_pool(Some(PoolMark::Reserved)).map(|_| ())
     }
 
     fn trim(&self, ordinal: u32) -> Result<()> {

@@ -56,6 +56,9 @@ pub(crate) trait Devices: Send + Sync + RefUnwindSafe {
     /// after that, so the mark is not below it from then on.
     fn reset_pool(&self, ordinal: u32) -> Result<Marks>;
 
+    /// Has the mark of what that pool took from the device begin anew, from what it holds now.
+    fn reset_pool_reserved(&self, ordinal: u32) -> Result<()>;
+
     /// Waits for the device and gives the unused memory of its pools back.
     fn trim(&self, ordinal: u32) -> Result<()>;
 

@@ -344,6 +344,11 @@ impl Devices for Simulated {
         Ok(marks)
     }
 
+    fn reset_pool_reserved(&self, ordinal: u32) -> Result<()> {
+        gpu(ordinal)?.readable()?.memory.reset_pool_reserved_high();
+        Ok(())
+    }
+
     fn trim(&self, ordinal: u32) -> Result<()> {
         let gpu = gpu(ordinal)?;
         let memory = &mut gpu.state().memory;

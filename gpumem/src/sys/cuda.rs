@@ -143,6 +143,15 @@ pub(crate) fn range_at(address: u64) -> Option<Range> {
     })
 }
 
+/// A high-water mark of a stream-ordered pool, which can be made to begin anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PoolMark {
+    /// Of what is in the hands of the program.
+    Used,
+    /// Of what was taken from the device.
+    Reserved,
+}
+
 /// What the driver counts of one stream-ordered pool, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PoolFigures {
@@ -197,14 +206,14 @@ impl CudaDevice {
     }
 
     /// The figures of the device's current pool, which is what `cuMemAllocAsync` takes from: the high marks first. `reset`
-    /// has the mark of what is used begin anew as soon as it is read, from what is then in use.
+    /// has one mark begin anew as soon as it is read, from what is then in use, or held.
     #[doc(alias(
         "cuMemPoolGetAttribute",
         "cuMemPoolSetAttribute",
         "CU_MEMPOOL_ATTR_USED_MEM_HIGH",
         "CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH"
     ))]
-    pub(crate) fn read_pool(self, reset: bool) -> Result<PoolFigures, Error> {
+    pub(crate) fn read_pool(self, reset: Option<PoolMark>) -> Result<PoolFigures, Error> {
         use sys::CUmemPool_attribute as Attribute;
 
         // SAFETY: the device came from the driver, which is initialised.
@@ -226,13 +235,15 @@ impl CudaDevice {
         };
         let reserved_high = figure(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?;
         let used_high = figure(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?;
-        if reset {
+        if let Some(reset) = reset {
+            let mark = match reset {
+                PoolMark::Used => Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH,
+                PoolMark::Reserved => Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
+            };
             let mut zero = 0_u64;
-            // SAFETY: as above. 0 is the one value that this attribute takes.
-            unsafe {
-                result::mem_pool::set_attribute(pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, (&raw mut zero).cast())
-            }
-            .map_err(self.told("cuMemPoolSetAttribute"))?;
+            // SAFETY: as above. 0 is the one value that these attributes take.
+            unsafe { result::mem_pool::set_attribute(pool, mark, (&raw mut zero).cast()) }
+                .map_err(self.told("cuMemPoolSetAttribute"))?;
         }
         let used = figure(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
         let reserved = figure(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
