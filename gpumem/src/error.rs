@@ -70,6 +70,11 @@ impl Error {
         matches!(*self.0, Kind::Busy { .. })
     }
 
+    /// This gauge is not to be had on the device.
+    pub(crate) fn is_no_gauge(&self, asked: &str) -> bool {
+        matches!(*self.0, Kind::NoGauge { gauge, .. } if gauge == asked)
+    }
+
     /// The number names no device of this process.
     pub fn is_unknown_device(&self) -> bool {
         matches!(*self.0, Kind::NoDevice { .. })

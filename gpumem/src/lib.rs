@@ -33,11 +33,18 @@ pub use query::{
     try_gpu_mem_get_free, try_gpu_mem_get_free_no_cache, try_gpu_mem_get_used, try_gpu_mem_get_used_fast,
     try_gpu_mem_get_used_no_cache, try_gpu_with_max_free_mem, try_preload,
 };
-pub use report::{Breakdown, Line, LiveBlock, OutOfMemory, Part, PartKind, Place, Report, ScopeSummary, Summary};
+pub use report::{
+    AllocStats, Breakdown, KindStats, Line, LiveBlock, MemoryStats, MemorySummary, OutOfMemory, Part, PartKind,
+    PeakBounds, Place, Report, ReservedStats, ScopeSummary, Summary, Tally,
+};
 pub use session::{
     Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, LiveMemory, ScopeHandle, Sink, Status, breakdown, on_oom,
     retry_after_trim, set_sink, status, subscribe, summary, unsubscribe,
 };
 #[cfg(feature = "sim")]
 pub use source::sim;
-pub use torch::{GpuProcesses, empty_cache, get_device_name, list_gpu_processes, mem_get_info};
+pub use torch::{
+    GpuProcesses, empty_cache, get_device_name, list_gpu_processes, max_memory_allocated, max_memory_reserved,
+    mem_get_info, memory_allocated, memory_reserved, memory_snapshot, memory_stats, memory_summary,
+    reset_peak_memory_stats,
+};

@@ -1,9 +1,15 @@
-//! What PyTorch calls them: the functions of `torch.cuda` that ask a device.
+//! What PyTorch calls them: the functions of `torch.cuda` that ask a device, and the allocator's statistics.
 //!
 //! `is_available`, `device_count` and `current_device` are in `query`, with what they have in common.
 
+mod statistics;
+
 use std::fmt;
 
+pub use self::statistics::{
+    max_memory_allocated, max_memory_reserved, memory_allocated, memory_reserved, memory_snapshot, memory_stats,
+    memory_summary, reset_peak_memory_stats,
+};
 use crate::{
     error::Result,
     model::{Bytes, GpuProcess, ProcessKind},

@@ -5,8 +5,8 @@ use std::{io, time::Duration};
 use serde::Serialize;
 
 use crate::{
-    model::Sampling,
-    report::{self, Report},
+    model::{Bytes, Sampling},
+    report::{self, AllocStats, LiveBlock, MemoryStats, Report, ReservedStats, Tally},
 };
 
 /// The wire form: its names are a promise, those of the types inside are not.
@@ -56,10 +56,13 @@ struct SamplingLine {
     longest_gap_us: u64,
 }
 
+fn microseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
 pub(super) fn write(report: &Report, to: &mut dyn io::Write) -> io::Result<()> {
     let trace = &report.trace;
     let measured = trace.is_measured();
-    let microseconds = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let line = Line {
         ctx: report.ctx.as_deref(),
         subctx: report.subctx.as_deref(),
@@ -82,12 +85,138 @@ pub(super) fn write(report: &Report, to: &mut dyn io::Write) -> io::Result<()> {
     writeln!(to)
 }
 
+/// Under the names that PyTorch's `memory_stats_as_nested_dict` has.
+#[derive(Serialize)]
+struct StatsLine<'a> {
+    device: u32,
+    simulated: bool,
+    heard_by: &'a str,
+    since_us: u64,
+    untracked_frees: u64,
+    lost_events: u64,
+    allocated_bytes: KindsLine,
+    allocation: KindsLine,
+    reserved_bytes: Option<ReservedLine>,
+}
+
+#[derive(Serialize)]
+struct KindsLine {
+    all: TallyLine,
+    device: TallyLine,
+    pool: TallyLine,
+    vmm: TallyLine,
+    managed: TallyLine,
+    pinned_host: TallyLine,
+}
+
+#[derive(Serialize)]
+struct TallyLine {
+    current: u64,
+    peak: u64,
+    allocated: u64,
+    freed: u64,
+}
+
+#[derive(Serialize)]
+struct ReservedLine {
+    current: u64,
+    peak_at_least: u64,
+    peak_at_most: u64,
+}
+
+impl KindsLine {
+    fn new(stats: &MemoryStats, line: impl Fn(&AllocStats) -> TallyLine) -> Self {
+        let [all, device, pool, vmm, managed, pinned_host] = stats.named().map(|(_, stats)| line(stats));
+        Self { all, device, pool, vmm, managed, pinned_host }
+    }
+}
+
+impl TallyLine {
+    fn bytes(stats: &AllocStats) -> Self {
+        let Tally { current, peak, allocated, freed } = stats.bytes;
+        let [current, peak, allocated, freed] = [current, peak, allocated, freed].map(Bytes::get);
+        Self { current, peak, allocated, freed }
+    }
+
+    fn blocks(stats: &AllocStats) -> Self {
+        let Tally { current, peak, allocated, freed } = stats.blocks;
+        Self { current, peak, allocated, freed }
+    }
+}
+
+impl MemoryStats {
+    /// As a JSON object on one line, nested as PyTorch's `memory_stats_as_nested_dict`:
+    /// `{"device":0, …, "allocated_bytes":{"all":{"current":335544320, …`. What could not be read is `null`.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let MemoryStats { device, simulated, since, untracked, lost, .. } = *self;
+        let reserved_bytes = self.reserved.map(|ReservedStats { current, peak }| ReservedLine {
+            current: current.get(),
+            peak_at_least: peak.at_least.get(),
+            peak_at_most: peak.at_most.get(),
+        });
+        let line = StatsLine {
+            device,
+            simulated,
+            heard_by: &self.heard_by,
+            since_us: microseconds(since),
+            untracked_frees: untracked,
+            lost_events: lost,
+            allocated_bytes: KindsLine::new(self, TallyLine::bytes),
+            allocation: KindsLine::new(self, TallyLine::blocks),
+            reserved_bytes,
+        };
+        // Plain figures can always be written.
+        serde_json::to_string(&line).unwrap_or_default()
+    }
+}
+
+#[derive(Serialize)]
+struct BlockLine<'a> {
+    key: u64,
+    bytes: u64,
+    device: u32,
+    simulated: bool,
+    kind: &'static str,
+    path: &'a [String],
+    scope_place: Option<&'a str>,
+    line: Option<&'a str>,
+    library: Option<&'a str>,
+    backtrace: &'a [String],
+    thread: u32,
+    time_us: u64,
+}
+
+impl LiveBlock {
+    /// As a JSON object on one line.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let line = BlockLine {
+            key: self.key,
+            bytes: self.bytes.get(),
+            device: self.device,
+            simulated: self.simulated,
+            kind: self.kind,
+            path: &self.path,
+            scope_place: self.scope_place.as_deref(),
+            line: self.line.as_deref(),
+            library: self.library.as_deref(),
+            backtrace: &self.backtrace,
+            thread: self.thread,
+            time_us: microseconds(self.time),
+        };
+        // Words and figures can always be written.
+        serde_json::to_string(&line).unwrap_or_default()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
         export::JSON,
-        model::{ByteDelta, Bytes, Gauge, Trace},
+        model::{ByteDelta, Gauge, Trace},
+        report::KindStats,
     };
 
     #[test]
@@ -110,5 +239,65 @@ mod tests {
         assert!(line["used"].is_null() && line["peaked"].is_null() && line["peak_over_start"].is_null());
         assert_eq!(line["sampling"]["readings"], 3);
         assert_eq!(line["sampling"]["longest_gap_us"], 1500);
+    }
+
+    #[test]
+    fn statistics_are_nested_as_in_pytorch() {
+        let bytes =
+            Tally { current: Bytes::new(7), peak: Bytes::new(9), allocated: Bytes::new(20), freed: Bytes::new(13) };
+        let vmm = AllocStats { bytes, blocks: Tally { current: 1, peak: 2, allocated: 4, freed: 3 } };
+        let kinds = KindStats { vmm, ..KindStats::default() };
+        let stats = MemoryStats {
+            device: 2,
+            simulated: true,
+            heard_by: "the \"simulated\" device".to_owned(),
+            since: Duration::from_millis(5),
+            untracked: 1,
+            lost: 0,
+            all: vmm,
+            kinds,
+            reserved: Some(ReservedStats::new(&kinds, None)),
+        };
+        let zeros = "{\"current\":0,\"peak\":0,\"allocated\":0,\"freed\":0}";
+        let kinds = |vmm| {
+            format!(
+                "{{\"all\":{vmm},\"device\":{zeros},\"pool\":{zeros},\"vmm\":{vmm},\"managed\":{zeros},\
+                 \"pinned_host\":{zeros}}}"
+            )
+        };
+        let expected = format!(
+            "{{\"device\":2,\"simulated\":true,\"heard_by\":\"the \\\"simulated\\\" device\",\"since_us\":5000,\
+             \"untracked_frees\":1,\"lost_events\":0,\"allocated_bytes\":{},\"allocation\":{},\
+             \"reserved_bytes\":{{\"current\":7,\"peak_at_least\":9,\"peak_at_most\":9}}}}",
+            kinds("{\"current\":7,\"peak\":9,\"allocated\":20,\"freed\":13}"),
+            kinds("{\"current\":1,\"peak\":2,\"allocated\":4,\"freed\":3}"),
+        );
+        assert_eq!(stats.to_json(), expected);
+        let unread = MemoryStats { reserved: None, ..stats }.to_json();
+        assert!(unread.ends_with("\"reserved_bytes\":null}"), "{unread}");
+    }
+
+    #[test]
+    fn a_block_is_a_line() {
+        let block = LiveBlock {
+            key: u64::MAX,
+            device: 1,
+            simulated: false,
+            bytes: Bytes::new(7),
+            kind: "pinned host",
+            path: vec!["epoch 1".to_owned(), "a \"b\"\n".to_owned()],
+            scope_place: Some("src/train.rs:12".to_owned()),
+            line: None,
+            library: Some("cuBLAS".to_owned()),
+            backtrace: Vec::new(),
+            thread: 3,
+            time: Duration::from_millis(100),
+        };
+        assert_eq!(
+            block.to_json(),
+            "{\"key\":18446744073709551615,\"bytes\":7,\"device\":1,\"simulated\":false,\"kind\":\"pinned host\",\
+             \"path\":[\"epoch 1\",\"a \\\"b\\\"\\n\"],\"scope_place\":\"src/train.rs:12\",\"line\":null,\
+             \"library\":\"cuBLAS\",\"backtrace\":[],\"thread\":3,\"time_us\":100000}"
+        );
     }
 }

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "json")]
 mod json;
+mod memory_stats;
 mod places;
 mod table;
 mod text;

@@ -8,6 +8,9 @@ use crate::model::Bytes;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LiveBlock {
+    /// Its own among the live blocks of the process: the address, and for arrays, handles of `cuMemCreate` and registered
+    /// memory a number above all addresses.
+    pub key: u64,
     /// The CUDA ordinal of the device.
     pub device: u32,
     /// The device is a simulated one.

@@ -5,6 +5,7 @@ mod breakdown;
 mod budget;
 mod leaks;
 mod lines;
+mod memory_stats;
 mod oom;
 mod summary;
 
@@ -13,6 +14,7 @@ pub use self::{
     breakdown::{Breakdown, Part, PartKind},
     budget::{Figure, Relation},
     lines::Line,
+    memory_stats::{AllocStats, KindStats, MemoryStats, MemorySummary, PeakBounds, ReservedStats, Tally},
     oom::{OutOfMemory, Place},
     summary::{ScopeSummary, Summary},
 };

@@ -12,6 +12,7 @@ mod pools;
 mod sampler;
 mod sink;
 mod sites;
+pub(crate) mod statistics;
 mod status;
 mod sync;
 mod task;

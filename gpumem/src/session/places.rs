@@ -126,6 +126,7 @@ fn live_block(held: &Held, paths: &Paths) -> LiveBlock {
     let scope = paths.of(held.origin.spot);
     let stack = stack(held.origin.stack);
     LiveBlock {
+        key: held.key.get(),
         device: held.device.ordinal,
         simulated: held.device.family == Family::Simulated,
         bytes: held.bytes,

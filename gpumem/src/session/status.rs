@@ -99,11 +99,10 @@ pub(super) fn gauge_of_now() -> (Gauge, Option<Error>, Option<String>) {
         Err(error) => return off(error),
     };
     let heard_by = devices.subscribed().map(str::to_owned);
-    let asked = |why| Kind::NoGauge { gauge: "exact", why }.into();
     match (wish, &heard_by) {
-        (Some(Gauge::Off), _) => (Gauge::Off, Some(asked("GPUMEM_GAUGE says off")), heard_by),
-        (Some(Gauge::Pool), _) => (Gauge::Pool, Some(asked("GPUMEM_GAUGE says pool")), heard_by),
-        (Some(Gauge::Sampled), _) => (Gauge::Sampled, Some(asked("GPUMEM_GAUGE says sampled")), heard_by),
+        (Some(gauge @ (Gauge::Off | Gauge::Pool | Gauge::Sampled)), _) => {
+            (gauge, not_exact_by_wish(Some(gauge)), heard_by)
+        }
         (Some(Gauge::Exact) | None, Some(_)) => (Gauge::Exact, None, heard_by),
         (Some(Gauge::Exact) | None, None) => match refused().map_or_else(|| devices.can_subscribe(), Err) {
             Ok(()) => (Gauge::Exact, None, None),
@@ -111,6 +110,17 @@ pub(super) fn gauge_of_now() -> (Gauge, Option<Error>, Option<String>) {
             Err(why) => off(why),
         },
     }
+}
+
+/// Why new traces are not exact, if that is what `GPUMEM_GAUGE` says.
+pub(super) fn not_exact_by_wish(wish: Option<Gauge>) -> Option<Error> {
+    let why = match wish {
+        None | Some(Gauge::Exact) => return None,
+        Some(Gauge::Off) => "GPUMEM_GAUGE says off",
+        Some(Gauge::Pool) => "GPUMEM_GAUGE says pool",
+        Some(Gauge::Sampled) => "GPUMEM_GAUGE says sampled",
+    };
+    Some(Kind::NoGauge { gauge: "exact", why }.into())
 }
 
 /// Why the session does not hear allocations, if it was tried or given up.

@@ -340,6 +340,96 @@ pub(crate) fn nested(depth: u64) -> Result<String, Trouble> {
     verdict.told()
 }
 
+/// One thread that allocates, frees and resets the peaks at random, with an allocator's statistics of its own.
+pub(crate) fn adding_up(steps: u64, devices: u32) -> Result<String, Trouble> {
+    let places = places(devices)?;
+    let mut tallies = vec![Tallies::default(); places.len()];
+    let (mut blocks, mut random) = (Vec::new(), Random::new(steps));
+    for step in 0..steps {
+        let count = blocks.len() as u64;
+        match random.below(20) {
+            0 => {
+                let at = usize::try_from(random.below(places.len() as u64))?;
+                gpumem::reset_peak_memory_stats(places[at].ordinal)?;
+                tallies[at].of_kind.iter_mut().for_each(Tally::reset_peaks);
+            }
+            1..10 if count > 0 => {
+                let block: Block = blocks.swap_remove(usize::try_from(random.below(count))?);
+                free(&places, block, &mut random)?;
+                tallies[block.place].of(block.kind).for_each(|tally| tally.change(block.bytes, false));
+            }
+            _ => {
+                let block = alloc(&places, &mut random)?;
+                tallies[block.place].of(block.kind).for_each(|tally| tally.change(block.bytes, true));
+                blocks.push(block);
+            }
+        }
+        for (place, tallies) in places.iter().zip(&tallies) {
+            let stats = gpumem::memory_stats(place.ordinal)?;
+            let kinds = &stats.kinds;
+            let told = [&stats.all, &kinds.device, &kinds.pool, &kinds.vmm];
+            for (told, tally) in told.into_iter().zip(&tallies.of_kind) {
+                tally.equals(told).map_err(|wrong| format!("device {} at step {step}: {wrong}", place.ordinal))?;
+            }
+            let [current, peak, ..] = tallies.of_kind[0].bytes;
+            let told = (gpumem::memory_allocated(place.ordinal)?, gpumem::max_memory_allocated(place.ordinal)?);
+            if told.0 != current || told.1 != peak {
+                return Err(
+                    format!("device {} at step {step}: {told:?} is not {current}, {peak}", place.ordinal).into()
+                );
+            }
+        }
+    }
+    Ok("equal to what was added up".to_owned())
+}
+
+/// What one device was asked for: in all, by the calls that count as device memory, from pools, and as physical memory.
+#[derive(Clone, Default)]
+struct Tallies {
+    of_kind: [Tally; 4],
+}
+
+impl Tallies {
+    fn of(&mut self, kind: Kind) -> impl Iterator<Item = &mut Tally> {
+        let own = match kind {
+            Kind::Plain | Kind::Pitched | Kind::Array => 1,
+            Kind::Pooled => 2,
+            Kind::Physical => 3,
+        };
+        self.of_kind.iter_mut().enumerate().filter(move |(at, _)| *at == 0 || *at == own).map(|(_, tally)| tally)
+    }
+}
+
+/// Of bytes and of blocks: now, at most, allocated, freed.
+#[derive(Clone, Default)]
+struct Tally {
+    bytes: [u64; 4],
+    blocks: [u64; 4],
+}
+
+impl Tally {
+    fn change(&mut self, bytes: u64, is_alloc: bool) {
+        for (figures, by) in [(&mut self.bytes, bytes), (&mut self.blocks, 1)] {
+            let [current, peak, allocated, freed] = figures;
+            *(if is_alloc { &mut *allocated } else { &mut *freed }) += by;
+            *current = *allocated - *freed;
+            *peak = (*peak).max(*current);
+        }
+    }
+
+    fn reset_peaks(&mut self) {
+        (self.bytes[1], self.blocks[1]) = (self.bytes[0], self.blocks[0]);
+    }
+
+    fn equals(&self, told: &gpumem::AllocStats) -> Result<(), String> {
+        let gpumem::AllocStats { bytes, blocks } = told;
+        let bytes = [bytes.current, bytes.peak, bytes.allocated, bytes.freed].map(gpumem::Bytes::get);
+        let blocks = [blocks.current, blocks.peak, blocks.allocated, blocks.freed];
+        let equal = bytes == self.bytes && blocks == self.blocks;
+        if equal { Ok(()) } else { Err(format!("{bytes:?} {blocks:?} is not {:?} {:?}", self.bytes, self.blocks)) }
+    }
+}
+
 /// Threads that allocate and free while the subscription ends and begins, so many times.
 pub(crate) fn toggling(threads: u64, rounds: u64) -> Result<String, Trouble> {
     let places = places(1)?;

@@ -9,6 +9,8 @@
 //! - `mem_get_info [device]`, `empty_cache`, `get_device_name [device]`; `processes [device]`: what is known of each;
 //!   `list_processes [device]`: the text, with `|` between its lines;
 //! - `handle [device]`: looks a device up; `fast`, `try_fast`: used memory through it;
+//! - `memory_allocated`, `max_memory_allocated`, `memory_reserved`, `max_memory_reserved`, `reset_peaks`, `memory_stats`, each with
+//!   `[device]`: in bytes, and of the last what is not 0; `memory_snapshot`: what is live, the largest first;
 //! - `new`, `build [device]`: a trace; `report`, `reset`, `data`, `stop`, `drop`: what to do with the last one;
 //! - `context device`; `pooled MiB`: allocates on the last context, through cudarc; `give_back`: all of it; `capture`:
 //!   a stream is captured until `end_capture`, which tells whether the capture is whole;
@@ -17,7 +19,7 @@
 //! - `subscribe`, `unsubscribe`: gpumem to CUPTI; `tool_subscribe library`, `tool_unsubscribe library`: a tool of this
 //!   process;
 //! - `call function argument…`: the driver's function, see `raw.rs`; `let name value`: for its arguments;
-//! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`: see
+//! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`, `adding_up steps devices`: see
 //!   `churn.rs`;
 //! - `other_thread command | command…`: the commands, on another thread, and the answer where it is one; `at_exit …`: when the process exits;
 //!   `at_thread_exit …`: while another thread's locals are destroyed; `fork …`: in a child of this process;
@@ -39,7 +41,7 @@ use crate::raw::{Names, Tool};
 use cudarc::driver::result::stream::{self, StreamKind};
 use cudarc::driver::sys::{CUstream, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use gpumem::{Error, Gauge, GpuHandle, GpuMemTrace, GpuMemory};
+use gpumem::{Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemory};
 
 /// What is wrong with a command or with cudarc, and nothing of gpumem's: the test is then wrong.
 type Trouble = Box<dyn std::error::Error>;
@@ -141,6 +143,19 @@ impl Probe {
             "list_processes" => {
                 told(gpumem::list_gpu_processes(device(argument)?).map(|found| found.to_string().replace('\n', "|")))
             }
+            "memory_allocated" => told(gpumem::memory_allocated(device(argument)?).map(Bytes::get)),
+            "max_memory_allocated" => told(gpumem::max_memory_allocated(device(argument)?).map(Bytes::get)),
+            "memory_reserved" => told(gpumem::memory_reserved(device(argument)?).map(Bytes::get)),
+            "max_memory_reserved" => told(
+                gpumem::max_memory_reserved(device(argument)?)
+                    .map(|peak| format!("{} to {}", peak.at_least.get(), peak.at_most.get())),
+            ),
+            "reset_peaks" => told(gpumem::reset_peak_memory_stats(device(argument)?).map(|()| "done")),
+            "memory_stats" => told(gpumem::memory_stats(device(argument)?).map(|stats| memory_stats(&stats))),
+            "memory_snapshot" => told(gpumem::memory_snapshot().map(|blocks| {
+                let told = blocks.iter().map(|block| format!("{} {}", block.bytes.get(), block.kind));
+                told.collect::<Vec<_>>().join(", ")
+            })),
             "handle" => told(GpuHandle::new(device(argument)?).map(|handle| {
                 self.handle = Some(handle);
                 "found"
@@ -291,6 +306,10 @@ impl Probe {
                 [threads, rounds] => churn::toggling(threads.into(), rounds.into())?,
                 _ => return Err("two numbers".into()),
             },
+            "adding_up" => match numbers()?[..] {
+                [steps, devices] => churn::adding_up(steps.into(), devices)?,
+                _ => return Err("two numbers".into()),
+            },
             "rush" => churn::rush(argument.parse()?)?,
             "nested" => churn::nested(argument.parse()?)?,
             "subscribe" => told(gpumem::subscribe().map(|()| "done")),
@@ -375,6 +394,28 @@ fn status() -> String {
         status.heard_by.as_deref().unwrap_or("nothing"),
         status.why_not_exact.map_or_else(|| "none".to_owned(), |why| why.to_string()),
     )
+}
+
+/// What is not 0: current/peak/allocated/freed bytes, and the same of blocks.
+fn memory_stats(stats: &gpumem::MemoryStats) -> String {
+    let gpumem::KindStats { device, pool, vmm, managed, pinned_host, .. } = stats.kinds;
+    let all = [
+        ("all", stats.all),
+        ("device", device),
+        ("pool", pool),
+        ("vmm", vmm),
+        ("managed", managed),
+        ("pinned_host", pinned_host),
+    ];
+    let told = all.into_iter().filter(|(_, stat)| stat.blocks.allocated > 0).map(|(name, stat)| {
+        let (bytes, blocks) = (stat.bytes, stat.blocks);
+        let [current, peak, allocated, freed] =
+            [bytes.current, bytes.peak, bytes.allocated, bytes.freed].map(Bytes::get);
+        let blocks = format!("{}/{}/{}/{}", blocks.current, blocks.peak, blocks.allocated, blocks.freed);
+        format!("{name}={current}/{peak}/{allocated}/{freed},{blocks} ")
+    });
+    let doubts = format!("untracked={} lost={}", stats.untracked, stats.lost);
+    format!("{}{doubts}", told.collect::<String>())
 }
 
 /// How long to wait for what should come soon, on a machine that may be busy.

@@ -1,0 +1,34 @@
+//! PyTorch's statistics: what is allocated, what is reserved, and the most of both in each step of a loop.
+//!
+//! `cargo run --example pytorch_stats`
+
+use gpumem::{
+    Bytes, empty_cache, gpu_mem_get_used, max_memory_allocated, memory_allocated, memory_reserved, memory_stats,
+    memory_summary, reset_peak_memory_stats,
+};
+use gpumem_examples::{Gpu, Result};
+
+fn main() -> Result<()> {
+    let gpu = Gpu::open()?;
+    // Counting begins here: what is older would be in no figure.
+    println!("allocated: {}", memory_allocated(None)?);
+
+    let mut layers = Vec::new();
+    for step in 0..3 {
+        reset_peak_memory_stats(None)?;
+        layers.push(gpu.alloc(Bytes::mib(40))?);
+        drop(gpu.alloc(Bytes::mib(300 - 100 * step))?); // activations
+        println!("step {step}: {} now, {} at most", memory_allocated(None)?, max_memory_allocated(None)?);
+    }
+
+    // Asked for, taken from the device for that, and all that is used on the card.
+    drop(layers.pop());
+    println!("{} allocated, {} reserved", memory_allocated(None)?, memory_reserved(None)?);
+    empty_cache()?;
+    println!("{} used on the card, by everybody", gpu_mem_get_used());
+
+    println!("\n{}\n", memory_summary(None)?);
+    let freed = memory_stats(None)?.kinds.device.bytes.freed;
+    println!("freed of what cuMemAlloc gave: {freed}");
+    Ok(())
+}

@@ -1,0 +1,228 @@
+//! The allocator's statistics: PyTorch's table, and its flat names.
+
+use std::fmt::{self, Display};
+
+use super::table::{Side, Table};
+use crate::report::{KindStats, MemoryStats, MemorySummary, ReservedStats, Tally};
+
+/// PyTorch's table, under lines that say how far it can be trusted.
+impl fmt::Display for MemorySummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MemoryStats { device, simulated, heard_by, since, untracked, lost, reserved, .. } = &self.stats;
+        let simulated = if *simulated { "simulated " } else { "" };
+        // What is older than the session is in no figure, so that its free changes none.
+        let exact = if *lost == 0 { "exact" } else { "not exact" };
+        let since = since.as_secs_f64();
+        writeln!(f, "GPU memory of this process, {simulated}device {device}: {exact}, counted for {since:.1} s")?;
+        // The folder of a library may be longer than a line.
+        let heard_by = heard_by.rsplit('/').next().unwrap_or_default();
+        writeln!(f, "(heard by {heard_by}; {untracked} untracked frees, {lost} lost events)")?;
+        write!(f, "{}", table(&self.stats))?;
+        match reserved.map(|reserved| reserved.peak) {
+            None => f.write_str("?: the pool cannot be read; memory_reserved() says why"),
+            Some(peak) => match peak.exact() {
+                Some(_) => f.write_str("-: the driver does not tell"),
+                None => {
+                    write!(f, "\u{2264}: parts that peaked at different moments, added up; at least {}", peak.at_least)
+                }
+            },
+        }
+    }
+}
+
+fn table(stats: &MemoryStats) -> Table {
+    let mut table = Table::new(&[
+        ("Metric", Side::Left),
+        ("Cur Usage", Side::Right),
+        ("Peak Usage", Side::Right),
+        ("Tot Alloc", Side::Right),
+        ("Tot Freed", Side::Right),
+    ]);
+    let mut row =
+        |name: &str, figures: [String; 4]| table.row([name].into_iter().chain(figures.iter().map(String::as_str)));
+    let KindStats { device, pool, vmm, managed, pinned_host } = &stats.kinds;
+    let on_device = [("  device", device), ("  pool", pool), ("  vmm", vmm)];
+    row("Allocated memory", figures(&stats.all.bytes));
+    for (name, kind) in on_device {
+        row(name, figures(&kind.bytes));
+    }
+    row("Reserved memory", reserved(stats.reserved.as_ref()));
+    row("Allocations", figures(&stats.all.blocks));
+    for (name, kind) in on_device {
+        row(name, figures(&kind.blocks));
+    }
+    for (name, kind) in [("Managed memory", managed), ("Pinned host memory", pinned_host)] {
+        row(name, figures(&kind.bytes));
+        row("  allocations", figures(&kind.blocks));
+    }
+    table
+}
+
+fn figures<T: Display>(tally: &Tally<T>) -> [String; 4] {
+    let Tally { current, peak, allocated, freed } = tally;
+    [current, peak, allocated, freed].map(T::to_string)
+}
+
+fn reserved(reserved: Option<&ReservedStats>) -> [String; 4] {
+    let (current, peak) = reserved.map_or_else(
+        || ("?".to_owned(), "?".to_owned()),
+        |ReservedStats { current, peak }| {
+            let most = peak.exact().map_or_else(|| format!("\u{2264} {}", peak.at_most), |peak| peak.to_string());
+            (current.to_string(), most)
+        },
+    );
+    [current, peak, "-".to_owned(), "-".to_owned()]
+}
+
+/// PyTorch's names, one a line; what the driver does not tell has none.
+impl fmt::Display for MemoryStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = self.named();
+        let mut lines: Vec<String> = Vec::new();
+        let mut tally = |metric: &str, name: &str, [current, peak, allocated, freed]: [u64; 4]| {
+            for (figure, value) in [("current", current), ("peak", peak), ("allocated", allocated), ("freed", freed)] {
+                lines.push(format!("{metric}.{name}.{figure}: {value}"));
+            }
+        };
+        for (name, stats) in named {
+            let Tally { current, peak, allocated, freed } = stats.bytes;
+            tally("allocated_bytes", name, [current, peak, allocated, freed].map(crate::model::Bytes::get));
+        }
+        for (name, stats) in named {
+            let Tally { current, peak, allocated, freed } = stats.blocks;
+            tally("allocation", name, [current, peak, allocated, freed]);
+        }
+        if let Some(ReservedStats { current, peak }) = self.reserved {
+            for (name, bytes) in
+                [("current", current), ("peak_at_least", peak.at_least), ("peak_at_most", peak.at_most)]
+            {
+                lines.push(format!("reserved_bytes.all.{name}: {}", bytes.get()));
+            }
+        }
+        f.write_str(&lines.join("\n"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        model::Bytes,
+        report::{AllocStats, PeakBounds},
+    };
+
+    fn stat(bytes: [u64; 3], blocks: [u64; 3]) -> AllocStats {
+        let ([bytes, peak, allocated], [blocks, most, made]) = (bytes, blocks);
+        let freed = Bytes::new(allocated - bytes);
+        let [current, peak, allocated] = [bytes, peak, allocated].map(Bytes::new);
+        AllocStats {
+            bytes: Tally { current, peak, allocated, freed },
+            blocks: Tally { current: blocks, peak: most, allocated: made, freed: made - blocks },
+        }
+    }
+
+    fn some() -> MemoryStats {
+        const MIB: u64 = 1 << 20;
+        let kinds = KindStats {
+            device: stat([256 * MIB, 320 * MIB, 1_536 * MIB], [4, 5, 12]),
+            pool: stat([1_000, 40 * MIB, 143_771 * MIB + 1], [1, 2, 1_000_000]),
+            managed: stat([5, 5, 5], [1, 1, 1]),
+            ..KindStats::default()
+        };
+        MemoryStats {
+            device: 1,
+            simulated: false,
+            heard_by: "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13".to_owned(),
+            since: Duration::from_millis(12_345),
+            untracked: 0,
+            lost: 0,
+            all: stat([256 * MIB + 1_000, 352 * MIB, 145_307 * MIB + 1], [5, 7, 1_000_012]),
+            kinds,
+            reserved: Some(ReservedStats {
+                current: Bytes::mib(288),
+                peak: PeakBounds { at_least: Bytes::mib(320), at_most: Bytes::mib(384) },
+            }),
+        }
+    }
+
+    #[track_caller]
+    fn check(stats: MemoryStats, expected: &str) {
+        let text = MemorySummary { stats }.to_string();
+        assert_eq!(text, expected, "\n{text}\n");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "\n{text}\n");
+    }
+
+    #[test]
+    fn the_table_is_pytorchs() {
+        check(
+            some(),
+            "\
+GPU memory of this process, device 1: exact, counted for 12.3 s
+(heard by libcupti.so.13; 0 untracked frees, 0 lost events)
+ Metric               Cur Usage  Peak Usage   Tot Alloc   Tot Freed
+ Allocated memory    256.00 MiB     352 MiB  141.90 GiB  141.65 GiB
+   device               256 MiB     320 MiB    1.50 GiB    1.25 GiB
+   pool                  1000 B      40 MiB  140.40 GiB  140.40 GiB
+   vmm                      0 B         0 B         0 B         0 B
+ Reserved memory        288 MiB   ≤ 384 MiB           -           -
+ Allocations                  5           7     1000012     1000007
+   device                     4           5          12           8
+   pool                       1           2     1000000      999999
+   vmm                        0           0           0           0
+ Managed memory             5 B         5 B         5 B         0 B
+   allocations                1           1           1           0
+ Pinned host memory         0 B         0 B         0 B         0 B
+   allocations                0           0           0           0
+≤: parts that peaked at different moments, added up; at least 320 MiB",
+        );
+        let exact = PeakBounds { at_least: Bytes::mib(384), at_most: Bytes::mib(384) };
+        let reserved = some().reserved.map(|reserved| ReservedStats { peak: exact, ..reserved });
+        let text = MemorySummary { stats: MemoryStats { reserved, ..some() } }.to_string();
+        assert!(text.contains("\n Reserved memory        288 MiB     384 MiB           -           -\n"), "\n{text}\n");
+        assert!(text.ends_with("\n-: the driver does not tell"), "\n{text}\n");
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_zero() {
+        let heard_by = "the simulated device".to_owned();
+        let stats = MemoryStats { reserved: None, lost: 3, untracked: 2, simulated: true, heard_by, ..some() };
+        let text = MemorySummary { stats }.to_string();
+        for line in [
+            "GPU memory of this process, simulated device 1: not exact, counted for 12.3 s",
+            "(heard by the simulated device; 2 untracked frees, 3 lost events)",
+            " Reserved memory              ?           ?           -           -",
+            "?: the pool cannot be read; memory_reserved() says why",
+        ] {
+            assert!(text.lines().any(|found| found == line), "no line {line}\n{text}");
+        }
+    }
+
+    /// A PiB on the device, and in all as much as a long run comes to.
+    #[test]
+    fn the_table_stands_in_80_columns() {
+        let most = stat([(1 << 50) - 1; 3], [999_999_999_999; 3]);
+        let peak = PeakBounds { at_least: Bytes::ZERO, at_most: Bytes::new((1 << 50) - 1) };
+        let reserved = Some(ReservedStats { current: Bytes::new((1 << 50) - 1), peak });
+        let text = MemorySummary { stats: MemoryStats { all: most, reserved, ..some() } }.to_string();
+        assert!(text.lines().all(|line| line.chars().count() <= 80) && !text.contains('…'), "\n{text}\n");
+    }
+
+    #[test]
+    fn names_are_pytorchs() {
+        let text = some().to_string();
+        assert_eq!(text.lines().count(), 51);
+        for line in [
+            "allocated_bytes.all.current: 268436456",
+            "allocated_bytes.pool.freed: 150754819097",
+            "allocation.device.peak: 5",
+            "allocation.pinned_host.allocated: 0",
+            "reserved_bytes.all.peak_at_most: 402653184",
+        ] {
+            assert!(text.lines().any(|found| found == line), "no line {line}\n{text}");
+        }
+        let unread = MemoryStats { reserved: None, ..some() }.to_string();
+        assert!(!unread.contains("reserved"), "{unread}");
+    }
+}
