@@ -235,6 +235,25 @@ mod tests {
         drop(gpu.alloc(Bytes::mib(mib)));
     }
 
+    /// What another runtime's attribute may do is what this one does.
+    #[gpu_mem_test(max_peak = "30 MB", max_used = 0)]
+    #[pollster::test]
+    async fn runs_a_future(gpu: &SimGpu) -> gpumem::Result<()> {
+        let held = gpu.alloc(Bytes::mib(30))?;
+        std::future::ready(()).await;
+        drop(held);
+        Ok(())
+    }
+
+    #[gpu_mem_test(max_peak = "30 MB")]
+    #[pollster::test]
+    #[should_panic(expected = "peak <= 30 MiB: it was 31 MiB, 1 MiB over")]
+    async fn runs_a_future_that_needs_more() {
+        let held = take(31);
+        std::future::ready(()).await;
+        drop(held);
+    }
+
     #[gpu_mem_test(max_peak = "1 MB", baseline = "no/such/folder/baseline.json")]
     #[should_panic(
         expected = "cannot use the baseline no/such/folder/baseline.json: it has no peak of `budgets::tests::"

@@ -231,6 +231,22 @@ mod tests {
     }
 
     #[test]
+    fn statements_are_in_the_line_of_their_function() {
+        let mut lines = crate::report::Lines::default();
+        let trace = Trace { gauge: Gauge::Exact, used: ByteDelta::new(3), peaked: Bytes::new(5), ..Trace::off(0) };
+        lines.push(7, "let x = \"a\";", trace);
+        let (_, lines) = lines.finish(9, Trace { stale: true, ..trace });
+        let line = JSON.line(&Report { lines, ..Report::new(trace, None, None) });
+        assert_eq!(line.lines().count(), 1);
+        let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+        let expected = serde_json::json!([
+            {"line": 7, "source": "let x = \"a\";", "used": 3, "peaked": 5, "total": 3},
+            {"line": 9, "source": "}", "used": null, "peaked": null, "total": null},
+        ]);
+        assert_eq!(line["lines"], expected);
+    }
+
+    #[test]
     fn what_was_not_measured_is_null() {
         let sampling =
             Some(Sampling { every: Duration::from_millis(1), readings: 3, longest_gap: Duration::from_micros(1500) });

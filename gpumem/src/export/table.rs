@@ -23,6 +23,8 @@ impl Table {
         table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_width(80);
         table.set_header(row(columns.iter().map(|(name, _)| *name)));
         for (column, (_, side)) in table.column_iter_mut().zip(columns) {
+            // Cut where the space ends, not at a word.
+            column.set_delimiter('\0');
             column.set_cell_alignment(match side {
                 Side::Left => CellAlignment::Left,
                 Side::Right => CellAlignment::Right,
@@ -82,7 +84,7 @@ mod tests {
             [
                 "         MB  what",
                 "      1.000  short",
-                " 143771.000  long long long long long long long long long long long long long…",
+                " 143771.000  long long long long long long long long long long long long long …",
                 "     -1.000  two\\nlines",
             ]
         );

@@ -112,6 +112,23 @@ mod tests {
     }
 
     #[test]
+    fn statements_stand_under_their_function() {
+        let mut lines = crate::report::Lines::default();
+        let trace = Trace { gauge: Gauge::Exact, used: ByteDelta::new(20 << 20), ..Trace::off(0) };
+        lines.push(7, "let x = f();", Trace { peaked: Bytes::kib(512), ..trace });
+        lines.push(8, "g(\"\u{1b}[1m\")", Trace { stale: true, ..trace });
+        let (_, lines) = lines.finish(9, Trace { used: ByteDelta::new(-1 << 30), ..trace });
+        assert_eq!(
+            TEXT.line(&Report { lines, ..Report::new(trace, Some("f"), Some("exit")) }),
+            "△Used Peaked MB:     20      0 (f: exit)\n \
+             line    used MB  peaked MB  total MB  statement\n    \
+             7     20.000      0.500    20.000  let x = f();\n    \
+             8          ?          ?         ?  g(\"\\u{1b}[1m\")\n    \
+             9  -1024.000      0.000  -984.000  }\n"
+        );
+    }
+
+    #[test]
     fn what_was_not_measured_is_no_number() {
         let off = Report::new(Trace::off(0), None, Some("exit"));
         assert_eq!(TEXT.line(&off), "△Used Peaked MB:      ?      ? (exit)\n");
