@@ -154,7 +154,8 @@ use proc_macro::TokenStream;
 /// A budget: the most that the function may need on top of what is in use when it starts. A function that needed more
 /// **panics** when it ends, in every build, with the numbers; not while another panic unwinds. The trace counts what the
 /// function's own thread allocates, exactly; where that cannot be measured, one line on stderr says so and the program
-/// goes on.
+/// goes on. Of an `async fn`, that is the thread of its first poll, other tasks on it included, and every other one while
+/// it polls the future.
 ///
 /// ```
 /// # use gpumem::gpu_mem_trace;

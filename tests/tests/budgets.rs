@@ -93,6 +93,27 @@ mod functions {
     }
 
     #[gpu_mem_test]
+    fn of_a_future_count_it_on_every_thread() {
+        #[gpu_mem_trace(max_peak = "30 MB", silent)]
+        async fn moves(mib: u64) {
+            let held = take(10);
+            let mut polled = false;
+            std::future::poll_fn(
+                |_| if std::mem::replace(&mut polled, true) { Poll::Ready(()) } else { Poll::Pending },
+            )
+            .await;
+            drop(take(mib));
+            drop(held);
+        }
+        for (mib, kept) in [(20, true), (21, false)] {
+            let mut future = Box::pin(moves(mib));
+            assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            let ended = thread::spawn(|| block_on(future)).join();
+            assert_eq!(ended.is_ok(), kept, "{mib} MiB");
+        }
+    }
+
+    #[gpu_mem_test]
     fn of_a_future_that_is_dropped() {
         #[gpu_mem_trace(max_peak = "1 MB", silent)]
         async fn pending() {

@@ -8,17 +8,22 @@ use std::cell::RefCell;
 use std::future::Future;
 use std::panic::catch_unwind;
 use std::pin::Pin;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::thread::JoinHandle;
 
 use gpumem::sim::{SimBlock, SimGpu};
 use gpumem::{Bytes, Report, Sink, gpu_mem_trace};
 use pollster::block_on;
 
-fn take(mib: u64) -> SimBlock {
+fn gpu() -> &'static SimGpu {
     static GPU: OnceLock<SimGpu> = OnceLock::new();
-    let gpu = GPU.get_or_init(|| SimGpu::install(Bytes::gib(1)).expect("no GPUMEM_SIM in the environment"));
-    gpu.alloc(Bytes::mib(mib)).expect("there is room")
+    GPU.get_or_init(|| SimGpu::install(Bytes::gib(1)).expect("no GPUMEM_SIM in the environment"))
+}
+
+fn take(mib: u64) -> SimBlock {
+    gpu().alloc(Bytes::mib(mib)).expect("there is room")
 }
 
 thread_local! {
@@ -435,19 +440,66 @@ fn each_call_has_its_own_table() {
     assert_eq!(rows(&told[1])[1], "if n == 0 { held.bytes().mb() } else { recursive(n - 1) }: 0 1 2");
 }
 
-#[test]
-fn other_threads_may_allocate_meanwhile() {
-    let _alone = alone();
-    let input = take(5);
-    let told = reports(|| {
-        std::thread::scope(|threads| {
-            threads.spawn(|| (0..500).for_each(|_| drop(take(1))));
-            (0..20).for_each(|_| drop(forward(&input)));
+/// Another thread that allocates without end.
+struct Noise {
+    beats: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<SimBlock>>,
+}
+
+impl Noise {
+    fn start() -> Self {
+        let (beats, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (of_thread, until) = (Arc::clone(&beats), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || {
+            let mut blocks = Vec::new();
+            while !until.load(Relaxed) && blocks.len() < 10_000 {
+                blocks
+                    .push(gpu().alloc(Bytes::new(1 << of_thread.fetch_add(1, Relaxed).min(9))).expect("there is room"));
+            }
+            blocks
         });
-    });
-    assert_eq!(told.len(), 20);
-    for Report { trace, lines, .. } in &told {
-        let used = lines.iter().map(|line| line.trace.used.get()).sum::<i64>();
-        assert_eq!(trace.used.get(), used, "nothing falls between the rows");
+        Self { beats, stop, thread }
+    }
+
+    /// Until it has allocated once more, or has enough.
+    fn beat(&self) {
+        let before = self.beats.load(Relaxed);
+        while self.beats.load(Relaxed) == before && !self.thread.is_finished() {
+            std::thread::yield_now();
+        }
+    }
+
+    fn stop(self) -> Vec<SimBlock> {
+        self.stop.store(true, Relaxed);
+        self.thread.join().expect("it ends")
+    }
+}
+
+#[gpu_mem_trace(lines)]
+fn noisy() -> Vec<SimBlock> {
+    let noise = Noise::start();
+    noise.beat();
+    noise.beat();
+    noise.beat();
+    noise.beat();
+    noise.beat();
+    noise.beat();
+    noise.beat();
+    noise.beat();
+    noise.beat();
+    noise.beat();
+    noise.stop()
+}
+
+#[test]
+fn nothing_falls_between_two_rows() {
+    let _alone = alone();
+    for _ in 0..100 {
+        let mut blocks = Vec::new();
+        let told = reports(|| blocks = noisy());
+        let allocated = blocks.iter().map(|block| block.bytes().get()).sum::<u64>();
+        assert_eq!(told[0].trace.used.get(), allocated.cast_signed());
+        assert_eq!(told[0].lines.last().map(|line| line.total), Some(told[0].trace.used));
     }
 }
