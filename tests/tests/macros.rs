@@ -332,10 +332,8 @@ mod figures {
         assert_eq!(lines(|| block_on(across_await())), ["△Used Peaked MB:     10     20 (across_await: exit)"]);
         let input = take(0, 10);
         assert_eq!(lines(|| parameter_only(input)), ["△Used Peaked MB:      0      0 (parameter_only: exit)"]);
-    }
 
-    #[test]
-    fn of_a_future_come_after_all_that_it_held() {
+        // A future is told after all that it held. In one test with the others, which would see this one's memory.
         let input = take(0, 10);
         assert_eq!(lines(|| block_on(consumes(input))), ["△Used Peaked MB:    -10      0 (consumes: exit)"]);
 
