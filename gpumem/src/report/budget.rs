@@ -45,13 +45,13 @@ pub(crate) struct Limit {
 }
 
 /// What a body came to.
-#[derive(Clone, Copy, Debug)]
 pub(crate) struct Found<'a> {
     pub(crate) trace: Trace,
     /// Blocks that were allocated inside and are still there; `None` if that is not known.
     pub(crate) live: Option<u64>,
-    /// The largest places that hold memory, from the largest on; `None` if they are not known.
-    pub(crate) places: Option<&'a [Place]>,
+    /// The largest places that hold memory, from the largest on; `None` if they are not known. Asked for when something is
+    /// broken: finding the lines of the sources takes its time.
+    pub(crate) places: &'a dyn Fn() -> Option<Vec<Place>>,
 }
 
 /// What came of a budget.
@@ -191,6 +191,7 @@ struct Circumstances<'a>(&'a Found<'a>);
 impl Display for Circumstances<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Found { trace, places, .. } = self.0;
+        let places = places();
         let simulated = if trace.simulated { "simulated " } else { "" };
         write!(
             f,
@@ -200,7 +201,7 @@ impl Display for Circumstances<'_> {
         if trace.untracked > 0 {
             write!(f, "\n  {} blocks of unknown size were freed: `used` may be too high", trace.untracked)?;
         }
-        match places {
+        match places.as_deref() {
             None => f.write_str("\n  the largest places: not known"),
             Some([]) => f.write_str("\n  nothing that was allocated inside is live"),
             Some(places) => {
@@ -228,7 +229,7 @@ mod tests {
     }
 
     fn found(trace: Trace) -> Found<'static> {
-        Found { trace, live: None, places: None }
+        Found { trace, live: None, places: &|| None }
     }
 
     #[test]
@@ -259,7 +260,7 @@ mod tests {
 
     #[test]
     fn what_is_broken_is_told_with_the_numbers() {
-        let places = [Place::new("src/model.rs:12 (forward)".to_owned(), 2, Bytes::mib(600))];
+        let place = || Place::new("src/model.rs:12 (forward)".to_owned(), 2, Bytes::mib(600));
         let limits = [
             limit(Figure::Peak, Relation::AtMost, 512 << 20),
             limit(Figure::Used, Relation::Equal, 0),
@@ -268,7 +269,7 @@ mod tests {
             limit(Figure::Leaks, Relation::AtMost, 0),
         ];
         let trace = Trace { simulated: true, ..trace(-1025, 640 << 20) };
-        let told = Found { trace, live: Some(2), places: Some(&places) };
+        let told = Found { trace, live: Some(2), places: &|| Some(vec![place()]) };
         assert_eq!(
             judge("model::forward", &limits, &told),
             Verdict::Broken(

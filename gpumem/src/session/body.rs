@@ -6,10 +6,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use super::{
-    GpuMemTrace, GpuMemTraceBuilder, ScopeHandle,
-    budget::{self, Budget},
-};
+use super::{GpuMemTrace, GpuMemTraceBuilder, ScopeHandle, budget::Budget};
 use crate::report;
 
 /// What is to be measured, before it starts.
@@ -93,7 +90,6 @@ impl Drop for Measured {
             }
         };
         let Some(mut trace) = trace else { return };
-        let budget = self.budget.take().map(|budget| (budget, budget::live_inside(&trace), budget::places(&trace)));
         trace.stop();
         let (figures, lines) = match lines {
             None => (trace.data(), Vec::new()),
@@ -102,9 +98,8 @@ impl Drop for Measured {
         if self.report {
             trace.tell(Some(&"exit"), figures, lines);
         }
-        drop(trace);
-        if let Some((budget, live, places)) = budget {
-            budget.check(figures, live, places.as_deref());
+        if let Some(budget) = self.budget.take() {
+            budget.check(figures, &trace);
         }
     }
 }

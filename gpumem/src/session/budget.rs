@@ -15,12 +15,12 @@ use crate::{
 };
 
 /// How many blocks were allocated inside the trace and are still live. `None`: not known.
-pub(super) fn live_inside(trace: &GpuMemTrace) -> Option<u64> {
+fn live_inside(trace: &GpuMemTrace) -> Option<u64> {
     (trace.data().gauge == Gauge::Exact).then(|| trace.live().len() as u64)
 }
 
-/// The largest places that hold what was allocated inside the trace and is still live. `None`: not known.
-pub(super) fn places(trace: &GpuMemTrace) -> Option<Vec<Place>> {
+/// The ten largest places that hold what was allocated inside the trace and is still live. `None`: not known.
+fn places(trace: &GpuMemTrace) -> Option<Vec<Place>> {
     if trace.data().gauge != Gauge::Exact {
         return None;
     }
@@ -97,7 +97,7 @@ impl Budget {
     }
 
     /// Panics if the budget was not kept, unless a panic is on its way already.
-    pub(super) fn check(mut self, trace: Trace, live: Option<u64>, places: Option<&[Place]>) {
+    pub(super) fn check(mut self, figures: Trace, trace: &GpuMemTrace) {
         if thread::panicking() {
             return;
         }
@@ -106,12 +106,14 @@ impl Budget {
             Some((file, growth)) => self.against_baseline(file, *growth),
             None => false,
         };
-        match judge(&self.name, &self.limits, &Found { trace, live, places }) {
+        let is_counted = self.limits.iter().any(|limit| limit.figure == Figure::Leaks);
+        let live = if is_counted { live_inside(trace) } else { None };
+        match judge(&self.name, &self.limits, &Found { trace: figures, live, places: &|| places(trace) }) {
             Verdict::Broken(message) => panic!("gpumem: {message}"),
             Verdict::Unmeasured(reason) => self.unmeasured(&reason),
             Verdict::Kept => {
                 if let (true, Some((file, _))) = (updated, &baseline) {
-                    let peak = trace.peak_over_start().get();
+                    let peak = figures.peak_over_start().get();
                     baseline::write(file, &self.name, peak).unwrap_or_else(|error| panic!("gpumem: {error}"));
                 }
             }
