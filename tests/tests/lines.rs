@@ -453,7 +453,7 @@ impl Noise {
         let (of_thread, until) = (Arc::clone(&beats), Arc::clone(&stop));
         let thread = std::thread::spawn(move || {
             let mut blocks = Vec::new();
-            while !until.load(Relaxed) && blocks.len() < 10_000 {
+            while !until.load(Relaxed) && blocks.len() < 1_000 {
                 blocks
                     .push(gpu().alloc(Bytes::new(1 << of_thread.fetch_add(1, Relaxed).min(9))).expect("there is room"));
             }
@@ -495,7 +495,7 @@ fn noisy() -> Vec<SimBlock> {
 #[test]
 fn nothing_falls_between_two_rows() {
     let _alone = alone();
-    for _ in 0..100 {
+    for _ in 0..50 {
         let mut blocks = Vec::new();
         let told = reports(|| blocks = noisy());
         let allocated = blocks.iter().map(|block| block.bytes().get()).sum::<u64>();
