@@ -87,6 +87,19 @@ impl Gpu {
     }
 }
 
+impl Block {
+    /// Tells what it is, as [`gpumem::label`] does.
+    ///
+    /// # Errors
+    /// Where allocations are not heard.
+    pub fn label(&self, name: &str, shape: &[usize], dtype: &str) -> gpumem::Result<()> {
+        match self {
+            Self::Cuda(block) => gpumem::label(name, shape, dtype, block.address),
+            Self::Simulated(block) => block.label(name, shape, dtype),
+        }
+    }
+}
+
 impl CudaBlock {
     fn new(context: &Arc<CudaContext>, bytes: Bytes) -> Result<Self, DriverError> {
         context.bind_to_thread()?;

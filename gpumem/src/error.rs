@@ -33,6 +33,8 @@ pub(crate) enum Kind {
     Busy { holder: String },
     /// The process is the child of a fork.
     Forked,
+    /// No block that is known begins at an address; why none is known, where that is so.
+    UnknownBlock { address: u64, why: Option<Box<Error>> },
     /// A setting that cannot be understood.
     BadSetting { setting: &'static str, detail: String },
     /// The file of a baseline cannot be used.
@@ -61,6 +63,7 @@ impl Error {
             | Kind::Forked => true,
             Kind::Call { fatal, .. } => *fatal,
             Kind::NoDevice { count, .. } => *count == 0,
+            Kind::UnknownBlock { why, .. } => why.as_ref().is_some_and(|why| why.is_unavailable()),
             _ => false,
         }
     }
@@ -99,7 +102,7 @@ impl Error {
     pub fn code(&self) -> Option<(u32, &str)> {
         match &*self.0 {
             Kind::Call { code, name, .. } => Some((*code, name)),
-            Kind::NoContext { why, .. } => why.code(),
+            Kind::NoContext { why, .. } | Kind::UnknownBlock { why: Some(why), .. } => why.code(),
             _ => None,
         }
     }
@@ -186,6 +189,14 @@ impl fmt::Display for Error {
                 "this process was forked from one that used gpumem, and CUDA does not work in it; start it with \
                  std::process::Command, or trace in it alone",
             ),
+            Kind::UnknownBlock { address, why: None } => write!(
+                f,
+                "no block that is known begins at {address:#x}: those are known that were allocated since the first trace \
+                 (or gpumem::subscribe()), by the address at which they begin"
+            ),
+            Kind::UnknownBlock { address, why: Some(why) } => {
+                write!(f, "the block at {address:#x} is not known, because {why}")
+            }
             Kind::BadSetting { setting, detail } => write!(f, "cannot use {setting}: {detail}"),
             #[cfg(feature = "baseline")]
             Kind::BadBaseline { file, detail } => write!(f, "cannot use the baseline {file}: {detail}"),

@@ -4,6 +4,8 @@
 // Without a source, parts of the plain data and of the messages are for nobody.
 #![cfg_attr(not(all(feature = "nvml", feature = "sim")), allow(dead_code, unused_imports))]
 
+#[cfg(feature = "cudarc")]
+mod cudarc_ext;
 mod error;
 mod export;
 mod ledger;
@@ -20,6 +22,8 @@ mod torch;
 #[path = "private.rs"]
 pub mod __private;
 
+#[cfg(feature = "cudarc")]
+pub use cudarc_ext::{AllocLabelledExt, LabelExt};
 pub use error::{Error, Result};
 #[cfg(feature = "macros")]
 pub use gpumem_macros::{assert_gpu_mem, gpu_mem_test, gpu_mem_trace};
@@ -34,12 +38,12 @@ pub use query::{
     try_gpu_mem_get_used_no_cache, try_gpu_with_max_free_mem, try_preload,
 };
 pub use report::{
-    AllocStats, Breakdown, KindStats, Line, LiveBlock, MemoryStats, MemorySummary, OutOfMemory, Part, PartKind,
-    PeakBounds, Place, Report, ReservedStats, ScopeSummary, Summary, Tally,
+    AllocStats, Breakdown, Change, KindStats, Line, LiveBlock, MemoryStats, MemorySummary, OutOfMemory, Part, PartKind,
+    PeakBounds, Place, Report, ReservedStats, ScopeSummary, Summary, Tally, Tracked,
 };
 pub use session::{
-    Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, LiveMemory, ScopeHandle, Sink, Status, breakdown, on_oom,
-    retry_after_trim, set_sink, status, subscribe, summary, unsubscribe,
+    Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, LiveMemory, MemTracker, MemTrackerBuilder, ScopeHandle, Sink,
+    Status, breakdown, label, on_oom, retry_after_trim, set_sink, status, subscribe, summary, unsubscribe,
 };
 #[cfg(feature = "sim")]
 pub use source::sim;
@@ -48,3 +52,11 @@ pub use torch::{
     mem_get_info, memory_allocated, memory_reserved, memory_snapshot, memory_stats, memory_summary,
     reset_peak_memory_stats,
 };
+
+/// [`MemTracker::track_with`] the name of the function in which it stands: `track!(tracker)`.
+#[macro_export]
+macro_rules! track {
+    ($tracker:expr) => {
+        $tracker.track_with($crate::__private::function_name(&|| {}))
+    };
+}

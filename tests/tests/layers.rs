@@ -18,6 +18,7 @@ const FLOORS: &[(&str, &[&str])] = &[
     // Of `sys`, the session names the process alone.
     ("session", &["source", "ledger", "report", "export", "model", "error", "sys::process"]),
     ("query", &["session", "source", "model", "error"]),
+    ("cudarc_ext", &["session", "model", "error"]),
     ("torch", &["query", "session", "report", "model", "error"]),
     ("private", &["session", "query", "model", "error"]),
 ];

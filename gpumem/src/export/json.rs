@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{
     model::{Bytes, Sampling},
-    report::{self, AllocStats, LiveBlock, MemoryStats, Report, ReservedStats, Tally},
+    report::{self, AllocStats, Change, LiveBlock, MemoryStats, Report, ReservedStats, Tally, Tracked},
 };
 
 /// The wire form: its names are a promise, those of the types inside are not.
@@ -58,6 +58,70 @@ struct SamplingLine {
 
 fn microseconds(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[derive(Serialize)]
+struct TrackedLine<'a> {
+    tracked_at: String,
+    word: Option<&'a str>,
+    device: u32,
+    simulated: bool,
+    used: Option<u64>,
+    live: Option<u64>,
+    changes: Option<Vec<ChangeLine<'a>>>,
+    lost_events: u64,
+}
+
+#[derive(Serialize)]
+struct ChangeLine<'a> {
+    count: i64,
+    bytes_each: u64,
+    bytes: i64,
+    kind: &'static str,
+    dtype: Option<&'a str>,
+    shape: Option<&'a [usize]>,
+    names: Vec<NameLine<'a>>,
+    scopes: Option<&'a [String]>,
+    line: Option<&'a str>,
+    library: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct NameLine<'a> {
+    name: &'a str,
+    count: u64,
+}
+
+pub(super) fn write_tracked(tracked: &Tracked, to: &mut dyn io::Write) -> io::Result<()> {
+    let line = TrackedLine {
+        tracked_at: format!("{}:{}", tracked.at.file(), tracked.at.line()),
+        word: tracked.word.as_deref(),
+        device: tracked.device,
+        simulated: tracked.simulated,
+        used: tracked.used.map(Bytes::get),
+        live: tracked.live.map(Bytes::get),
+        changes: tracked.changes.as_ref().map(|changes| changes.iter().map(ChangeLine::of).collect()),
+        lost_events: tracked.lost,
+    };
+    serde_json::to_writer(&mut *to, &line)?;
+    writeln!(to)
+}
+
+impl<'a> ChangeLine<'a> {
+    fn of(change: &'a Change) -> Self {
+        Self {
+            count: change.count,
+            bytes_each: change.each.get(),
+            bytes: change.total().get(),
+            kind: change.kind,
+            dtype: change.dtype.as_deref(),
+            shape: change.shape.as_deref(),
+            names: change.names.iter().map(|(name, count)| NameLine { name, count: *count }).collect(),
+            scopes: change.dtype.is_none().then_some(&change.path),
+            line: change.line.as_deref(),
+            library: change.library.as_deref(),
+        }
+    }
 }
 
 pub(super) fn write(report: &Report, to: &mut dyn io::Write) -> io::Result<()> {
@@ -215,7 +279,7 @@ mod tests {
     use super::*;
     use crate::{
         export::JSON,
-        model::{ByteDelta, Gauge, Trace},
+        model::{ByteDelta, Device, Family, Gauge, Trace},
         report::KindStats,
     };
 
@@ -244,6 +308,32 @@ mod tests {
             {"line": 9, "source": "}", "used": null, "peaked": null, "total": null},
         ]);
         assert_eq!(line["lines"], expected);
+    }
+
+    #[test]
+    fn what_a_tracker_saw_is_a_line() {
+        let device = Device { family: Family::Cuda, ordinal: 1 };
+        let names = vec![("w".to_owned(), 2)];
+        let change = Change {
+            count: -2,
+            each: Bytes::mib(1),
+            kind: "device",
+            dtype: Some("f32".to_owned()),
+            shape: Some(vec![512, 512]),
+            names,
+            path: Vec::new(),
+            line: None,
+            library: None,
+        };
+        let tracked = Tracked::at(std::panic::Location::caller(), None, device);
+        let tracked = Tracked { used: Some(Bytes::mib(3)), changes: Some(vec![change]), ..tracked };
+        let line = JSON.tracked(&tracked);
+        assert_eq!(
+            line.split_once(".rs:").unwrap().1.split_once('"').unwrap().1,
+            ",\"word\":null,\"device\":1,\"simulated\":false,\"used\":3145728,\"live\":null,\"changes\":[{\"count\":-2,\
+             \"bytes_each\":1048576,\"bytes\":-2097152,\"kind\":\"device\",\"dtype\":\"f32\",\"shape\":[512,512],\
+             \"names\":[{\"name\":\"w\",\"count\":2}],\"scopes\":null,\"line\":null,\"library\":null}],\"lost_events\":0}\n"
+        );
     }
 
     #[test]

@@ -6,26 +6,37 @@ mod memory_stats;
 mod places;
 mod table;
 mod text;
+mod tracked;
 
 use std::io;
 
-use crate::report::Report;
+use crate::report::{Report, Tracked};
 
-/// A way to write a report.
+/// A way to write what is told.
 pub(crate) struct Format {
     write: fn(&Report, &mut dyn io::Write) -> io::Result<()>,
+    tracked: fn(&Tracked, &mut dyn io::Write) -> io::Result<()>,
 }
 
-pub(crate) const TEXT: Format = Format { write: text::write };
+pub(crate) const TEXT: Format = Format { write: text::write, tracked: tracked::write };
 #[cfg(feature = "json")]
-pub(crate) const JSON: Format = Format { write: json::write };
+pub(crate) const JSON: Format = Format { write: json::write, tracked: json::write_tracked };
 
 impl Format {
     /// The report as one piece of text, so that lines of several threads do not mix.
     pub(crate) fn line(&self, report: &Report) -> String {
-        let mut bytes = Vec::with_capacity(64);
-        // A Vec takes everything.
-        let _ = (self.write)(report, &mut bytes);
-        String::from_utf8_lossy(&bytes).into_owned()
+        piece(|bytes| (self.write)(report, bytes))
     }
+
+    /// As [`line`](Self::line), of what a tracker saw.
+    pub(crate) fn tracked(&self, tracked: &Tracked) -> String {
+        piece(|bytes| (self.tracked)(tracked, bytes))
+    }
+}
+
+fn piece(write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) -> String {
+    let mut bytes = Vec::with_capacity(64);
+    // A Vec takes everything.
+    let _ = write(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
 }

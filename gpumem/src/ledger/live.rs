@@ -131,6 +131,11 @@ impl Live {
         self.shard(key).remove(&key)
     }
 
+    pub(super) fn get(&self, key: Key) -> Option<&Entry> {
+        let (young, entry) = &self.nursery[upper_bits(key)];
+        if *young == key && !entry.is_none() { Some(entry) } else { self.shards[upper_bits(key)].get(&key) }
+    }
+
     /// Frees may be missed from now on. Gives back what was replaced, as [`insert`](Self::insert) does.
     pub(super) fn doubt(&mut self) -> Vec<Entry> {
         if std::mem::replace(&mut self.doubtful, true) {

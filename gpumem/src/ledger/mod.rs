@@ -494,15 +494,21 @@ impl Ledger {
     /// A part of the live blocks, of [`PARTS`]: of all, or of what was allocated within a scope. `now` is the newest event's
     /// number.
     pub(crate) fn blocks(&self, part: usize, within: Option<&Within>, now: u64) -> Vec<Held> {
-        let held = |(key, entry): (Key, &Entry)| {
-            let origin = *self.origins.get(entry.origin());
-            #[expect(clippy::cast_possible_truncation, reason = "an entry has the lower half")]
-            let number = now - u64::from((now as u32).wrapping_sub(entry.number));
-            let device = self.meters.0[usize::from(origin.meter)].device;
-            let held = Held { key, number, bytes: entry.bytes(), device, origin, time: entry.time() };
-            within.is_none_or(|within| self.is_within(&held, within)).then_some(held)
-        };
-        self.live.part(part).filter_map(held).collect()
+        let held = self.live.part(part).map(|(key, entry)| self.held(key, entry, now));
+        held.filter(|held| within.is_none_or(|within| self.is_within(held, within))).collect()
+    }
+
+    /// The live block of that key.
+    pub(crate) fn block(&self, key: Key, now: u64) -> Option<Held> {
+        self.live.get(key).map(|entry| self.held(key, entry, now))
+    }
+
+    fn held(&self, key: Key, entry: &Entry, now: u64) -> Held {
+        let origin = *self.origins.get(entry.origin());
+        #[expect(clippy::cast_possible_truncation, reason = "an entry has the lower half")]
+        let number = now - u64::from((now as u32).wrapping_sub(entry.number));
+        let device = self.meters.0[usize::from(origin.meter)].device;
+        Held { key, number, bytes: entry.bytes(), device, origin, time: entry.time() }
     }
 
     fn is_within(&self, held: &Held, within: &Within) -> bool {

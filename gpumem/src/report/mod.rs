@@ -8,6 +8,7 @@ mod lines;
 mod memory_stats;
 mod oom;
 mod summary;
+mod tracked;
 
 pub use self::{
     block::LiveBlock,
@@ -17,6 +18,7 @@ pub use self::{
     memory_stats::{AllocStats, KindStats, MemoryStats, MemorySummary, PeakBounds, ReservedStats, Tally},
     oom::{OutOfMemory, Place},
     summary::{ScopeSummary, Summary},
+    tracked::{Change, Tracked},
 };
 pub(crate) use self::{
     breakdown::{Group, Known, path_in_words},
@@ -24,6 +26,7 @@ pub(crate) use self::{
     leaks::{Leaks, by_place},
     lines::Lines,
     summary::Path,
+    tracked::{Asked, Groups, Sort, What, difference, live, place_of},
 };
 use crate::model::Trace;
 

@@ -173,6 +173,11 @@ impl Inbox {
         self.enter(0, |door, _| door.ledger.within(scope, door.number)).flatten()
     }
 
+    /// The live block of that key.
+    pub(super) fn block(&self, key: Key) -> Option<Held> {
+        self.enter(0, |door, _| door.ledger.block(key, door.number)).flatten()
+    }
+
     /// The live blocks: all, or what was allocated within a scope. The door is open to others in between, so that nobody
     /// waits for a million of them: each block was live at some moment of the call.
     pub(super) fn blocks(&self, within: Option<&Within>) -> Vec<Held> {

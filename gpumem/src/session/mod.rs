@@ -5,6 +5,7 @@ mod body;
 mod budget;
 mod handle;
 mod inbox;
+mod labels;
 mod notice;
 mod oom;
 mod places;
@@ -17,6 +18,7 @@ mod status;
 mod sync;
 mod task;
 mod trace;
+mod tracker;
 
 use std::{
     panic::Location,
@@ -37,12 +39,14 @@ pub use self::{
     body::{Body, Lines, Measured},
     budget::Budget,
     handle::{Entered, InScope, ScopeHandle},
+    labels::label,
     oom::{on_oom, retry_after_trim},
     places::{breakdown, summary},
     sink::{Sink, set_sink},
     status::{LiveMemory, Status, status},
     task::Traced,
     trace::{GpuMemTrace, GpuMemTraceBuilder},
+    tracker::{MemTracker, MemTrackerBuilder},
 };
 use self::{pools::Pools, sampler::Sampler};
 pub use crate::report::{Figure, Relation};

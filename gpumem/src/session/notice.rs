@@ -26,6 +26,10 @@ pub(crate) enum Notice {
     Report,
     Unwritten,
     Budget,
+    UnwrittenTracker,
+    NoBlocks,
+    #[cfg(feature = "cudarc")]
+    WrongShape,
 }
 
 /// Says why a trace is off, once for each reason, of the first few.
@@ -45,6 +49,18 @@ pub(super) fn notify_off(error: &Error) {
 /// Says why figures are unknown.
 pub(super) fn notify_stale(device: Device, error: &Error) {
     notify(Notice::Stale, &format_args!("reports show ? while {device} cannot be read: {error}"));
+}
+
+/// Says that figures may be wrong, if so many events or blocks were missed while they were taken.
+pub(super) fn notify_missed(lost: u64, untracked: u64) {
+    if lost > 0 {
+        notify(Notice::Lost, &"allocations were missed while a trace was open; its figures may be wrong");
+    }
+    if untracked > 0 {
+        let text = "blocks older than the first trace were freed, and nobody knows their size: `used` may be too high; \
+                    call gpumem::subscribe() before they are allocated";
+        notify(Notice::Untracked, &text);
+    }
 }
 
 /// Says it on stderr, unless the same notice was given before or reports are off.

@@ -198,15 +198,15 @@ fn own(device: Device, spot: &Spot, outer: &[String]) -> ScopeSummary {
 
 /// What a stack says.
 #[derive(Clone, Debug, Default)]
-struct Stack {
+pub(super) struct Stack {
     /// Unless that is the program.
-    library: Option<String>,
-    line: Option<String>,
+    pub(super) library: Option<String>,
+    pub(super) line: Option<String>,
     frames: Vec<String>,
 }
 
 /// What a stack says; found out once, since that reads files.
-fn stack(number: StackId) -> Stack {
+pub(super) fn stack(number: StackId) -> Stack {
     static KNOWN: Lazy<Mutex<HashMap<StackId, Stack>>> = Lazy::new(Mutex::default);
     if number == StackId::NONE {
         return Stack::default();

@@ -13,7 +13,7 @@ use super::notice::{Notice, Quiet, notify};
 use crate::{
     error::{Error, Kind},
     export::{self, Format},
-    report::Report,
+    report::{Report, Tracked},
 };
 
 /// Where the reports of all traces go. The environment variable `GPUMEM_REPORT` (`stdout`, `stderr`, `json` or `off`)
@@ -119,25 +119,11 @@ pub(super) fn is_off() -> bool {
 /// Writes one report.
 pub(super) fn write(report: &Report) {
     complain();
-    let sink = sink();
-    let print = |format: &Format, to_stderr: bool| {
-        let text = format.line(report);
-        let quiet = Quiet::new(&text);
-        if to_stderr {
-            eprint!("{quiet}");
-        } else {
-            print!("{quiet}");
-        }
-        if quiet.failed() && !to_stderr {
-            notify(Notice::Unwritten, &"cannot write reports to stdout (a closed pipe or a full disk?); they are lost");
-        }
-    };
-    match sink {
-        Sink::Stdout => print(&export::TEXT, false),
-        Sink::Stderr => print(&export::TEXT, true),
-        #[cfg(feature = "json")]
-        Sink::Json => print(&export::JSON, false),
+    match sink() {
         Sink::Off => {}
+        sink @ (Sink::Stdout | Sink::Stderr) => print(&export::TEXT.line(report), matches!(sink, Sink::Stderr)),
+        #[cfg(feature = "json")]
+        Sink::Json => print(&export::JSON.line(report), false),
         Sink::Custom(to) => {
             // A trace inside a sink would report to it without end.
             if INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true) {
@@ -147,5 +133,35 @@ pub(super) fn write(report: &Report) {
             let _ = catch_unwind(AssertUnwindSafe(|| to(report)));
             let _ = INSIDE.try_with(|inside| inside.set(false));
         }
+    }
+}
+
+/// Writes what a tracker saw. A custom sink takes the reports of traces alone; with one this goes to stdout.
+pub(super) fn write_tracked(tracked: &Tracked) {
+    complain();
+    match sink() {
+        Sink::Off => {}
+        sink => print(&format().tracked(tracked), matches!(sink, Sink::Stderr)),
+    }
+}
+
+/// What the sink is written in.
+pub(super) fn format() -> &'static Format {
+    match sink() {
+        #[cfg(feature = "json")]
+        Sink::Json => &export::JSON,
+        _ => &export::TEXT,
+    }
+}
+
+fn print(text: &str, to_stderr: bool) {
+    let quiet = Quiet::new(&text);
+    if to_stderr {
+        eprint!("{quiet}");
+    } else {
+        print!("{quiet}");
+    }
+    if quiet.failed() && !to_stderr {
+        notify(Notice::Unwritten, &"cannot write reports to stdout (a closed pipe or a full disk?); they are lost");
     }
 }

@@ -85,6 +85,11 @@ pub fn status() -> Status {
     }
 }
 
+/// Why live blocks are not known, if they are not.
+pub(super) fn not_heard() -> Option<Error> {
+    gauge_of_now().1
+}
+
 pub(super) fn gauge_of_now() -> (Gauge, Option<Error>, Option<String>) {
     let off = |why: Error| (Gauge::Off, Some(why), None);
     if process::is_forked() {

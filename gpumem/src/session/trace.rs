@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     OpenScope, ScopeHandle, Wish,
-    notice::{Notice, notify, notify_off},
+    notice::{notify_missed, notify_off},
     places, session, sink,
 };
 use crate::{
@@ -240,14 +240,7 @@ impl GpuMemTrace {
         if self.settings.silent || trace.gauge == Gauge::Off {
             return;
         }
-        if trace.lost > 0 {
-            notify(Notice::Lost, &"allocations were missed while a trace was open; its figures may be wrong");
-        }
-        if trace.untracked > 0 {
-            let text = "blocks older than the first trace were freed, and nobody knows their size: `used` may be too high; \
-                        call gpumem::subscribe() before they are allocated";
-            notify(Notice::Untracked, &text);
-        }
+        notify_missed(trace.lost, trace.untracked);
         let subctx = subctx.map(ToString::to_string);
         let report = Report::new(trace, self.settings.ctx.as_deref(), subctx.as_deref());
         sink::write(&Report { lines, ..report });

@@ -196,6 +196,10 @@ impl SimBlock {
     pub fn address(&self) -> u64 {
         self.address
     }
+
+    pub(crate) fn key(&self) -> Key {
+        self.key
+    }
 }
 
 impl Drop for SimBlock {

@@ -25,6 +25,7 @@
 //!   `at_thread_exit …`: while another thread's locals are destroyed; `fork …`: in a child of this process;
 //! - `await stale`, `await fresh`: until the last trace is so; `await readable`: until the current device can be
 //!   read; `await a_thread`, `await no_threads`: until that many of gpumem's threads run;
+//! - `tracker`, `track`, `label …` and what else there is of trackers: see `track.rs`;
 //! - `sleep ms`, `threads`: how many threads of gpumem's run.
 
 use std::cell::RefCell;
@@ -36,12 +37,13 @@ use std::{env, fs, io, thread};
 
 mod churn;
 mod raw;
+mod track;
 
 use crate::raw::{Names, Tool};
 use cudarc::driver::result::stream::{self, StreamKind};
 use cudarc::driver::sys::{CUstream, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use gpumem::{Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemory};
+use gpumem::{Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemory, MemTracker};
 
 /// What is wrong with a command or with cudarc, and nothing of gpumem's: the test is then wrong.
 type Trouble = Box<dyn std::error::Error>;
@@ -61,6 +63,8 @@ fn main() -> ExitCode {
 struct Probe {
     handle: Option<GpuHandle>,
     traces: Vec<GpuMemTrace>,
+    trackers: Vec<MemTracker>,
+    labelled: Vec<CudaSlice<f32>>,
     blocks: Vec<CudaSlice<u8>>,
     streams: Vec<Arc<CudaStream>>,
     captured: Option<CUstream>,
@@ -99,7 +103,7 @@ impl Probe {
     /// The answer, or what is wrong with the command.
     fn run(&mut self, command: &str) -> Result<String, Trouble> {
         let (verb, argument) = command.split_once(' ').unwrap_or((command, ""));
-        for part in [Self::query, Self::trace, Self::act, Self::drive] {
+        for part in [Self::query, Self::trace, Self::track, Self::act, Self::drive] {
             if let Some(answer) = part(self, verb, argument)? {
                 return Ok(answer);
             }

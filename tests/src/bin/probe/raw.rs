@@ -31,7 +31,8 @@ impl Names {
         self.lock().get(name).copied().unwrap_or(0)
     }
 
-    fn value(&self, word: &str) -> Result<u64, Trouble> {
+    /// The value of a word of the script.
+    pub(crate) fn value(&self, word: &str) -> Result<u64, Trouble> {
         let (word, more) = word.split_once('+').unwrap_or((word, "0"));
         let named = self.lock().get(word).copied();
         let value = match (named, word.strip_prefix("0x")) {

@@ -1,0 +1,72 @@
+//! Which blocks came and went between two lines: a network of VGG's shape, labelled, and what it computes, not labelled.
+//!
+//! `cargo run --example mem_tracker`
+
+use gpumem::{Bytes, MemTracker, gpu_mem_trace, track};
+use gpumem_examples::{Block, Gpu, Result};
+
+/// The convolutions of VGG16: channels in and out.
+const CONVOLUTIONS: [(usize, usize); 13] = [
+    (3, 64),
+    (64, 64),
+    (64, 128),
+    (128, 128),
+    (128, 256),
+    (256, 256),
+    (256, 256),
+    (256, 512),
+    (512, 512),
+    (512, 512),
+    (512, 512),
+    (512, 512),
+    (512, 512),
+];
+
+fn main() -> Result<()> {
+    let gpu = Gpu::open()?;
+    gpumem::preload(); // hears allocations from here on
+    let mut tracker = MemTracker::new();
+    track!(tracker);
+
+    let weights = load(&gpu)?;
+    track!(tracker);
+
+    let activations = forward(&gpu, 8)?;
+    track!(tracker);
+
+    // One more of a shape that there are many of: the difference is one.
+    let _adapter = tensor(&gpu, "adapter.weight", &[512, 512, 3, 3])?;
+    drop(activations);
+    track!(tracker);
+
+    drop(weights);
+    track!(tracker);
+    Ok(())
+}
+
+#[gpu_mem_trace(silent)]
+fn load(gpu: &Gpu) -> Result<Vec<Block>> {
+    let mut weights = Vec::new();
+    for (number, (from, to)) in CONVOLUTIONS.into_iter().enumerate() {
+        weights.push(tensor(gpu, &format!("conv{number}.weight"), &[to, from, 3, 3])?);
+        weights.push(tensor(gpu, &format!("conv{number}.bias"), &[to])?);
+    }
+    Ok(weights)
+}
+
+/// Activations without a label go by their size and the scopes that they were made in.
+#[gpu_mem_trace(silent)]
+fn forward(gpu: &Gpu, batch: u64) -> Result<Vec<Block>> {
+    [64_u64, 64, 128, 128].iter().map(|channels| gpu.alloc(Bytes::new(batch * channels * 112 * 112 * 4))).collect()
+}
+
+/// A block of `f32`, labelled where allocations are heard.
+fn tensor(gpu: &Gpu, name: &str, shape: &[usize]) -> Result<Block> {
+    let block = gpu.alloc(Bytes::from(shape.iter().product::<usize>() * size_of::<f32>()))?;
+    if let Err(error) = block.label(name, shape, "f32")
+        && !error.is_unavailable()
+    {
+        return Err(error.into());
+    }
+    Ok(block)
+}

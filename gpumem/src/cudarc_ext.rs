@@ -1,0 +1,106 @@
+//! Labels for memory from cudarc's safe API, whose types know their element type, length and address.
+
+use std::{any::type_name, sync::Arc};
+
+use ::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DeviceRepr, DriverError, ValidAsZeroBits};
+
+use crate::{
+    error::{Kind, Result},
+    model::Shape,
+    session::{self, Notice, notify},
+};
+
+/// Labels for cudarc's slices: see [`label`](crate::label).
+pub trait LabelExt: Sized {
+    /// Tells what the slice is. Its element type and size are known.
+    ///
+    /// cudarc is asked for the slice's address as by a kernel that reads it, on the slice's own stream.
+    ///
+    /// # Errors
+    /// As [`label`](crate::label), and when the shape has not as many elements as the slice.
+    fn label(&self, name: impl Into<String>, shape: &[usize]) -> Result<()>;
+
+    /// As [`label`](Self::label), for the line that allocates: `stream.alloc_zeros(9)?.labelled("kernel", &[3, 3])`. Where
+    /// allocations are not heard the slice stays without a label; a wrong shape is said once on stderr.
+    #[must_use]
+    fn labelled(self, name: impl Into<String>, shape: &[usize]) -> Self {
+        if let Err(error) = self.label(name, shape)
+            && error.is_invalid_setting()
+        {
+            notify(Notice::WrongShape, &error);
+        }
+        self
+    }
+}
+
+impl<T> LabelExt for CudaSlice<T> {
+    fn label(&self, name: impl Into<String>, shape: &[usize]) -> Result<()> {
+        let elements = elements(shape);
+        if elements != Some(self.len()) {
+            let (name, shape, len) = (name.into(), Shape(shape), self.len());
+            let elements = elements.map_or_else(|| "too many".to_owned(), |elements| elements.to_string());
+            let detail = format!("{shape} has {elements} elements, and the slice {len}");
+            let setting = "a label's shape";
+            let detail = format!("`{name}`: {detail}");
+            return Err(Kind::BadSetting { setting, detail }.into());
+        }
+        let (address, _read) = self.device_ptr(self.stream());
+        session::label(name, shape, dtype::<T>(), address)
+    }
+}
+
+/// Labelled allocations from cudarc's streams.
+pub trait AllocLabelledExt {
+    /// Allocates a slice of that shape, zeroed, and labels it, as [`LabelExt::labelled`] does.
+    ///
+    /// # Errors
+    /// Those of cudarc's `alloc_zeros`.
+    fn alloc_labelled<T: DeviceRepr + ValidAsZeroBits>(
+        &self,
+        name: impl Into<String>,
+        shape: &[usize],
+    ) -> Result<CudaSlice<T>, DriverError>;
+}
+
+impl AllocLabelledExt for Arc<CudaStream> {
+    fn alloc_labelled<T: DeviceRepr + ValidAsZeroBits>(
+        &self,
+        name: impl Into<String>,
+        shape: &[usize],
+    ) -> Result<CudaSlice<T>, DriverError> {
+        // More than there can be: the driver says so.
+        let len = elements(shape).unwrap_or(usize::MAX / size_of::<T>().max(1));
+        Ok(self.alloc_zeros(len)?.labelled(name, shape))
+    }
+}
+
+fn elements(shape: &[usize]) -> Option<usize> {
+    shape.iter().try_fold(1_usize, |product, size| product.checked_mul(*size))
+}
+
+/// `f32`, `bf16`, `Complex<f32>`: without the modules around the type.
+fn dtype<T>() -> &'static str {
+    let name = type_name::<T>();
+    let path = &name[..name.find(['<', '[', '(']).unwrap_or(name.len())];
+    path.rfind("::").map_or(name, |at| &name[at + 2..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_have_their_own_names() {
+        mod half {
+            pub(super) struct Bf16;
+        }
+        assert_eq!((dtype::<f32>(), dtype::<i16>(), dtype::<half::Bf16>()), ("f32", "i16", "Bf16"));
+        assert_eq!((dtype::<[f32; 4]>(), dtype::<Option<u8>>()), ("[f32; 4]", "Option<u8>"));
+    }
+
+    #[test]
+    fn shapes_have_so_many_elements() {
+        assert_eq!(elements(&[512, 512, 3, 3]), Some(2_359_296));
+        assert_eq!((elements(&[]), elements(&[5, 0]), elements(&[usize::MAX, 2])), (Some(1), Some(0), None));
+    }
+}

@@ -1,0 +1,252 @@
+//! What came and went between two lines of a program.
+
+use std::{
+    collections::HashMap,
+    fmt::{self, Display},
+    io::Write,
+    panic::Location,
+    sync::Arc,
+};
+
+use super::{
+    Session, devices, gauge_of_environment,
+    labels::labels,
+    notice::{Notice, notify, notify_missed, notify_off, notify_stale},
+    places::{self, Paths, Stack},
+    session, sink, status,
+};
+use crate::{
+    error::Result,
+    ledger::{Counts, Origin},
+    model::{Device, Family, Gauge},
+    report::{Asked, Groups, Sort, Tracked, What, difference, live, place_of},
+    source::Devices,
+};
+
+/// Tells which blocks of GPU memory came and went between two lines of a program, as Pytorch-Memory-Utils does for PyTorch.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// use gpumem::{Bytes, MemTracker, track};
+///
+/// let mut tracker = MemTracker::new();
+/// let weights = (0..7).map(|_| gpu.alloc(Bytes::mib(9))).collect::<Result<Vec<_>, _>>()?;
+/// for block in &weights {
+///     block.label("conv4.weight", &[512, 512, 3, 3], "f32")?;
+/// }
+/// track!(tracker);
+/// // At src/main.rs:11: main                 Total Used Memory: 70 MiB, live: 63 MiB
+/// // + | 7 * 9 MiB f32 (512, 512, 3, 3) | 63 MiB | conv4.weight
+/// # let text = tracker.track().to_string();
+/// # assert!(text.ends_with("Total Used Memory: 70 MiB, live: 63 MiB"), "{text}");
+/// # drop(weights);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+///
+/// `Total Used Memory` is the whole device's, other processes and the CUDA context included; `live` is what this process was
+/// given and has not given back, of the blocks that are known. Below are the blocks that are more (`+`) and less (`-`) than
+/// at the last call, by what they are [labelled](crate::label); those without a label by their size and where they were asked
+/// for: the line, where it is known, and the scopes. The first call tells all that is known. Blocks that came and went in
+/// between do not show.
+///
+/// Blocks are known where allocations are heard, from the process's first trace, tracker or [`subscribe`](crate::subscribe) on.
+/// Where they are not, the total is printed alone, and stderr says once why. Of memory that a framework's own allocator gives
+/// out again, the allocator's blocks are seen. A block that gets its label after a call has been there under its size before: it
+/// leaves one group for another.
+///
+/// The device is fixed when the tracker starts. Without a GPU a tracker is off, as a [`GpuMemTrace`](super::GpuMemTrace) is.
+pub struct MemTracker {
+    /// None is off.
+    device: Option<(Device, &'static dyn Devices)>,
+    to: Option<Box<dyn Write + Send>>,
+    groups: Groups,
+    counts: Counts,
+    is_first: bool,
+}
+
+impl MemTracker {
+    /// A tracker of the current device, which prints to where reports go.
+    pub fn new() -> Self {
+        Self::builder().start_or_off()
+    }
+
+    /// A tracker with settings.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// use gpumem::MemTracker;
+    ///
+    /// # let path = std::env::temp_dir().join("gpumem-doc-mem_track.txt");
+    /// let file = std::fs::File::create(&path)?;
+    /// let mut tracker = MemTracker::builder().device(0).to(file).start()?;
+    /// tracker.track_with("after load");
+    /// # assert!(std::fs::read_to_string(&path)?.contains(": after load"));
+    /// # std::fs::remove_file(path)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn builder() -> MemTrackerBuilder {
+        MemTrackerBuilder { device: None, to: None }
+    }
+
+    /// Prints the line that calls it, how much is in use, and which blocks came and went since the last call. What is returned
+    /// is the same as data.
+    #[track_caller]
+    pub fn track(&mut self) -> Tracked {
+        self.track_now(Location::caller(), None)
+    }
+
+    /// As [`track`](Self::track), with a word on the line; [`track!`](crate::track) gives the name of the function.
+    #[track_caller]
+    pub fn track_with(&mut self, word: impl Display) -> Tracked {
+        self.track_now(Location::caller(), Some(word.to_string()))
+    }
+
+    fn track_now(&mut self, at: &'static Location<'static>, word: Option<String>) -> Tracked {
+        let Some((device, of)) = self.device.filter(|_| super::alive().is_ok()) else {
+            let nothing = Device { family: Family::Cuda, ordinal: 0 };
+            return Tracked::at(at, word, self.device.map_or(nothing, |(device, _)| device));
+        };
+        let mut tracked = Tracked::at(at, word, device);
+        tracked.is_first = std::mem::replace(&mut self.is_first, false);
+        tracked.used = match of.read(device.ordinal) {
+            Ok(memory) => Some(memory.used),
+            Err(error) => {
+                notify_stale(device, &error);
+                None
+            }
+        };
+        if let Some(why) = status::not_heard() {
+            notify(Notice::NoBlocks, &format_args!("which blocks came and went is not known, because {why}"));
+        } else {
+            let counts = session().inbox.counts();
+            let groups = groups(session(), device);
+            tracked.live = Some(live(&groups));
+            tracked.changes = Some(difference(&self.groups, &groups));
+            tracked.lost = counts.lost - self.counts.lost;
+            notify_missed(tracked.lost, counts.untracked.saturating_sub(self.counts.untracked));
+            (self.groups, self.counts) = (groups, counts);
+        }
+        self.tell(&tracked);
+        tracked
+    }
+
+    /// One write for each call, so that lines of several trackers do not mix.
+    fn tell(&mut self, tracked: &Tracked) {
+        let Some(to) = &mut self.to else { return sink::write_tracked(tracked) };
+        let text = sink::format().tracked(tracked);
+        // Who reads the file while the program runs, or after it was killed, finds all of it.
+        if let Err(error) = to.write_all(text.as_bytes()).and_then(|()| to.flush()) {
+            notify(Notice::UnwrittenTracker, &format_args!("cannot write what a tracker saw: {error}; it is lost"));
+        }
+    }
+}
+
+/// The blocks on a device that are live now.
+fn groups(session: &Session, device: Device) -> Groups {
+    let Session { inbox, .. } = session;
+    let blocks = inbox.blocks(None);
+    let paths = Paths::now(session);
+    let mut known = HashMap::new();
+    let mut labels = labels();
+    labels.sweep(inbox);
+    let mut groups = Groups::new();
+    for block in blocks.iter().filter(|block| block.device == device) {
+        let Origin { spot, stack, kind, .. } = block.origin;
+        let what = match labels.get(block) {
+            Some(label) => What::Labelled(Arc::clone(label)),
+            None => What::Asked(Arc::clone(known.entry((spot, stack)).or_insert_with(|| {
+                let path = paths.of(spot).map(|scope| scope.path.clone()).unwrap_or_default();
+                let Stack { line, library, .. } = places::stack(stack);
+                Arc::new(Asked { path, line, library })
+            }))),
+        };
+        let sort = Sort { each: block.bytes, kind: place_of(kind), what };
+        *groups.entry(sort).or_default() += 1;
+    }
+    groups
+}
+
+impl Default for MemTracker {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// State and settings. Does not read the device.
+impl fmt::Debug for MemTracker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.device.map(|(device, _)| device.ordinal);
+        f.debug_struct("MemTracker")
+            .field("device", &device)
+            .field("groups", &self.groups.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Settings of a [`MemTracker`] that is yet to start.
+#[must_use = "nothing is tracked before `start`"]
+pub struct MemTrackerBuilder {
+    device: Option<u32>,
+    to: Option<Box<dyn Write + Send>>,
+}
+
+impl MemTrackerBuilder {
+    /// The CUDA ordinal of the device, instead of the calling thread's current one.
+    pub fn device(mut self, ordinal: u32) -> Self {
+        self.device = Some(ordinal);
+        self
+    }
+
+    /// Writes there, such as to a file, instead of to where reports go: as JSON lines where reports are, else as text. A
+    /// write that fails is said once on stderr, and tracking goes on.
+    pub fn to(mut self, to: impl Write + Send + 'static) -> Self {
+        self.to = Some(Box::new(to));
+        self
+    }
+
+    /// Starts the tracker, and hearing allocations.
+    ///
+    /// # Errors
+    /// When there is no such device.
+    pub fn start(self) -> Result<MemTracker> {
+        let Self { device, to } = self;
+        let device = of_number(device)?;
+        Ok(MemTracker::started(device, to))
+    }
+
+    /// Starts the tracker, or one that is off, where [`start`](Self::start) would give an error; the error is then said once on
+    /// stderr.
+    pub fn start_or_off(self) -> MemTracker {
+        let Self { device, to } = self;
+        let device = of_number(device).unwrap_or_else(|error| {
+            notify_off(&error);
+            None
+        });
+        MemTracker::started(device, to)
+    }
+}
+
+impl MemTracker {
+    fn started(device: Option<(Device, &'static dyn Devices)>, to: Option<Box<dyn Write + Send>>) -> Self {
+        let counts = device.map(|_| session().inbox.counts()).unwrap_or_default();
+        Self { device, to, groups: Groups::new(), counts, is_first: true }
+    }
+}
+
+/// The device of that number, or the current one, and whatever can be heard of it. None where `GPUMEM_GAUGE` says off.
+fn of_number(ordinal: Option<u32>) -> Result<Option<(Device, &'static dyn Devices)>> {
+    if gauge_of_environment()? == Some(Gauge::Off) {
+        return Ok(None);
+    }
+    let devices = devices()?;
+    let ordinal = ordinal.map_or_else(|| devices.current(), Ok)?;
+    devices.check(ordinal)?;
+    super::prepare(devices);
+    Ok(Some((Device { family: devices.family(), ordinal }, devices)))
+}
+
+impl fmt::Debug for MemTrackerBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemTrackerBuilder").field("device", &self.device).finish_non_exhaustive()
+    }
+}
