@@ -449,6 +449,17 @@ fn where_allocations_are_not_heard() {
     }
 }
 
+/// Nobody heard of them: they are neither there nor gone, and the total has them.
+#[test]
+fn blocks_that_are_older_than_the_tracker() {
+    let script =
+        format!("{CONTEXT}; call cuMemAlloc_v2 &a 4194304; tracker; track; label w u8 9 a; call cuMemFree_v2 a; track");
+    let outcome = clean(Standin::new().cupti().run(&script));
+    let [before, after] = outcome.answers("track")[..] else { panic!("two answers\n{outcome}") };
+    assert!(before.ends_with(" live=0 B") && after.ends_with(" live=0 B") && before != after, "{outcome}");
+    assert!(outcome.answer("label w u8 9 a").starts_with("error[] no block that is known"), "{outcome}");
+}
+
 #[test]
 fn when_the_subscription_is_given_up_and_taken_again() {
     let script = format!(
