@@ -26,22 +26,22 @@ use crate::model::{
     ScopeId, StackId, ThreadId, Time, Trace, Watch,
 };
 
-/// What each event touches comes first, close together.
+/// What each event touches stands close together, from the end of the tree to the beginning of the origins.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Ledger {
-    counts: Counts,
-    tree: Tree,
-    live: Live,
-    /// By number.
-    threads: Vec<Thread>,
-    origins: Origins,
-    meters: Meters,
-    /// The part of a meter that one thread allocated, while a scope looks at it.
-    locals: HashMap<(ThreadId, u16), Local>,
     scopes: HashMap<ScopeId, Scope>,
     /// What the newest question came to. Not part of the answer, which every allocation would carry about.
     told: Option<Trace>,
+    tree: Tree,
+    counts: Counts,
+    live: Live,
+    /// By number.
+    threads: Vec<Thread>,
+    meters: Meters,
+    /// The part of a meter that one thread allocated, while a scope looks at it.
+    locals: HashMap<(ThreadId, u16), Local>,
+    origins: Origins,
 }
 
 /// What was heard so far.

@@ -31,6 +31,7 @@ const FEW: usize = 1 << 12;
 
 /// Origins, and what of them is live.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct Origins {
     /// By number.
     all: Vec<Held>,

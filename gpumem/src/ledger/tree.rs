@@ -45,13 +45,14 @@ pub(crate) struct Spot {
 }
 
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct Tree {
-    run: Run,
-    /// Number 0 is nowhere.
-    spots: Vec<Spot>,
     known: HashMap<(SpotId, SiteId), SpotId>,
     /// By meter: the outermost spot.
     roots: Vec<SpotId>,
+    /// Number 0 is nowhere.
+    spots: Vec<Spot>,
+    run: Run,
 }
 
 /// Neighbouring events of one spot, not yet counted upwards.

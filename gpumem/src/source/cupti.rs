@@ -110,7 +110,46 @@ thread_local! {
     static GIVING: Cell<Giving> = const { Cell::new(Giving::Block) };
 }
 
+/// The calls that a program makes by the million first, and nothing else with them: what runs between two calls of the driver
+/// is short of cache more than of anything.
 fn hear(context: Context, call: &Call) {
+    match *call {
+        Call::Pooled { address, bytes, stream, pool: None } => {
+            let device = device_of_stream(context, stream, address);
+            pooled(address, bytes, device);
+        }
+        Call::Freeing { named, name } => {
+            GIVING.set(Giving::Block);
+            if tell(&EventKind::Free { key: key(named, name), block: None }) == Answer::Untracked {
+                freed_unknown(named, name);
+            }
+        }
+        _ => hear_other(context, call),
+    }
+}
+
+#[inline]
+fn pooled(address: u64, bytes: u64, device: Where) {
+    let key = key(Named::Address, address);
+    match device {
+        Where::Device(device) => allocated(key, device, bytes, MemKind::Pool, 0),
+        Where::Host => allocated(key, 0, bytes, MemKind::PinnedHost, 0),
+        Where::Unknown => lost(),
+    }
+}
+
+#[cold]
+fn freed_unknown(named: Named, name: u64) {
+    match look_up(named, name) {
+        Some(block) => tell(&EventKind::Found { block }),
+        // What frees nothing is no free.
+        None if name == 0 => tell(&EventKind::Unfree),
+        None => Answer::Untracked,
+    };
+}
+
+#[inline(never)]
+fn hear_other(context: Context, call: &Call) {
     match *call {
         Call::Allocated { named, name, bytes, memory } => match owner_of(context) {
             Some(Owner { device, number }) => {
@@ -119,16 +158,11 @@ fn hear(context: Context, call: &Call) {
             None => lost(),
         },
         Call::Pooled { address, bytes, stream, pool } => {
-            let key = key(Named::Address, address);
             let device = match pool {
                 Some(pool) => device_of_pool(pool, address),
                 None => device_of_stream(context, stream, address),
             };
-            match device {
-                Where::Device(device) => allocated(key, device, bytes, MemKind::Pool, 0),
-                Where::Host => allocated(key, 0, bytes, MemKind::PinnedHost, 0),
-                Where::Unknown => lost(),
-            }
+            pooled(address, bytes, device);
         }
         Call::Unsized => lost(),
         Call::Refused { bytes, memory, pool, stream } => {
@@ -138,22 +172,15 @@ fn hear(context: Context, call: &Call) {
                 (None, None, stream) => device_of_stream(context, stream, 0),
             };
             let kind = memory.map_or(MemKind::Pool, kind_of);
-            if let Where::Device(device) = device {
+            let current = || owner_of(context).map(|owner| owner.device);
+            let device = if let Where::Device(device) = device { Some(device) } else { current() };
+            if let Some(device) = device {
                 refused(cuda(device), Bytes::new(bytes), kind);
             }
         }
         Call::NotCreated { bytes, device } => refused(cuda(device), Bytes::new(bytes), MemKind::Vmm),
-        Call::Freeing { named, name } => {
-            if tell(&EventKind::Free { key: key(named, name), block: None }) == Answer::Untracked {
-                match look_up(named, name) {
-                    Some(block) => tell(&EventKind::Found { block }),
-                    // What frees nothing is no free.
-                    None if name == 0 => tell(&EventKind::Unfree),
-                    None => Answer::Untracked,
-                };
-            }
-            GIVING.set(Giving::Block);
-        }
+        // It was heard.
+        Call::Freeing { .. } => {}
         Call::Releasing { handle } => {
             let last = known().handles.release(handle).was_last;
             if last {
@@ -256,12 +283,18 @@ fn map_again(unmapped: Vec<Mapping>) {
 }
 
 /// The device of a context, and the number that its blocks carry.
+#[inline]
 fn owner_of(context: Context) -> Option<Owner> {
     let generation = GENERATION.load(Relaxed);
     let place = PLACE.get();
     if place.context == context && place.generation == generation {
         return Some(place.owner);
     }
+    find_owner_of(context, generation)
+}
+
+#[inline(never)]
+fn find_owner_of(context: Context, generation: u32) -> Option<Owner> {
     let heard = known().contexts.get(&context).copied();
     let owner = if let Some(owner) = heard {
         owner
@@ -289,6 +322,7 @@ impl Where {
 }
 
 /// The device of the stream that memory was allocated on.
+#[inline]
 fn device_of_stream(context: Context, stream: u64, address: u64) -> Where {
     const CU_STREAM_LEGACY: u64 = 1;
     const CU_STREAM_PER_THREAD: u64 = 2;
@@ -300,6 +334,11 @@ fn device_of_stream(context: Context, stream: u64, address: u64) -> Where {
     if (last, of) == (stream, generation) {
         return Where::Device(device);
     }
+    find_device_of_stream(stream, address, generation)
+}
+
+#[inline(never)]
+fn find_device_of_stream(stream: u64, address: u64, generation: u32) -> Where {
     let heard = known().streams.get(&stream).copied();
     // One that is older than the subscription: the memory itself says where it is.
     let Some(device) = heard.or_else(|| cuda::device_at(address)) else { return Where::Unknown };

@@ -104,6 +104,7 @@ static LISTENER: OnceCell<fn(&EventKind) -> Answer> = OnceCell::new();
 pub(crate) fn listen(listener: fn(&EventKind) -> Answer) {
     // The session is one for the process and sets always the same.
     let _ = LISTENER.set(listener);
+    stacks::begin();
 }
 
 /// Who is told of allocations that were refused for want of memory.

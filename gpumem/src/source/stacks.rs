@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use once_cell::sync::{Lazy, OnceCell};
@@ -18,14 +21,8 @@ const LARGE: u64 = 1 << 20;
 /// Stacks that differ. More of them are not told apart.
 const MOST: usize = 1 << 16;
 
-/// What is taken down, by `GPUMEM_BACKTRACE`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wanted {
-    Nothing,
-    /// Where it is cheap beside the call: large blocks that are not stream-ordered.
-    Large,
-    All,
-}
+/// From which size on stacks are taken down: of stream-ordered memory, and of other memory. Nobody's before anybody listens.
+static LEAST: [AtomicU64; 2] = [AtomicU64::new(u64::MAX), AtomicU64::new(u64::MAX)];
 
 #[derive(Default)]
 struct Stacks {
@@ -40,32 +37,29 @@ fn stacks() -> MutexGuard<'static, Stacks> {
     STACKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn wanted() -> Wanted {
-    static WANTED: OnceCell<Wanted> = OnceCell::new();
-    *WANTED.get_or_init(|| {
-        let text = std::env::var_os("GPUMEM_BACKTRACE").unwrap_or_default();
-        match text.to_string_lossy().trim().to_ascii_lowercase().as_str() {
-            "" | "auto" => Wanted::Large,
-            "0" | "off" => Wanted::Nothing,
-            _ => Wanted::All,
-        }
-    })
+/// Stacks are taken down from now on, as `GPUMEM_BACKTRACE` has it: where that is cheap beside the call, unless it says all
+/// or none.
+pub(super) fn begin() {
+    let text = std::env::var_os("GPUMEM_BACKTRACE").unwrap_or_default();
+    let least = match text.to_string_lossy().trim().to_ascii_lowercase().as_str() {
+        "" | "auto" => [u64::MAX, LARGE],
+        "0" | "off" => return,
+        _ => [0, 0],
+    };
+    for (is, least) in LEAST.iter().zip(least) {
+        is.store(least, Relaxed);
+    }
 }
 
 /// The number of the calling thread's stack, if it is wanted for memory of this kind and size.
 #[inline]
 pub(super) fn here(kind: MemKind, bytes: u64) -> StackId {
-    match wanted() {
-        Wanted::Nothing => StackId::NONE,
-        Wanted::Large if kind == MemKind::Pool || bytes < LARGE => StackId::NONE,
-        // Nobody would be told.
-        _ if super::LISTENER.get().is_none() => StackId::NONE,
-        Wanted::Large | Wanted::All => take_down(),
-    }
+    let least = LEAST[usize::from(kind != MemKind::Pool)].load(Relaxed);
+    if bytes < least { StackId::NONE } else { take_down() }
 }
 
 /// The number of the calling thread's stack.
-#[inline(never)]
+#[cold]
 pub(crate) fn take_down() -> StackId {
     let mut addresses = [0; MOST_FRAMES];
     let count = walk(&mut addresses);
