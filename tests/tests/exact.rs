@@ -14,8 +14,9 @@ use std::{
 };
 
 use gpumem::{
-    Bytes, Gauge, GpuMemTrace, Trace, device_count, device_name, gpu_mem_get_used_no_cache, status, subscribe,
-    try_gpu_mem_get, unsubscribe,
+    Bytes, Gauge, GpuMemTrace, Trace, device_count, device_name, empty_cache, gpu_mem_get_used_no_cache,
+    max_memory_allocated, max_memory_reserved, memory_allocated, memory_reserved, memory_stats, memory_summary,
+    reset_peak_memory_stats, status, subscribe, try_gpu_mem_get, unsubscribe,
 };
 
 use crate::cu::{Block, Context, Way};
@@ -394,6 +395,56 @@ fn a_hundred_nested_traces_equal_the_replayed_log() {
         world.close(innermost);
     }
     world.end("100 nested traces");
+}
+
+/// What PyTorch's statistics say is what a program adds up by itself, and the marks of a real pool begin anew.
+#[test]
+fn the_statistics_equal_what_is_added_up() {
+    let Some(_one) = device() else { return };
+    let (mut random, mut blocks, mut wrong) = (Random(7), Vec::new(), Wrong::default());
+    let before = memory_stats(0).expect("it is heard").all.bytes;
+    let (mut current, mut peak, mut allocated) = (before.current.get(), before.peak.get(), before.allocated.get());
+    for step in 0..2_000 {
+        if step % 100 == 0 {
+            reset_peak_memory_stats(0).expect("it is heard, and the pool can be reset");
+            peak = current;
+        }
+        if random.below(9) < 4 && !blocks.is_empty() {
+            let block: Block = blocks.swap_remove(random.below(blocks.len()));
+            current -= block.counted().unsigned_abs();
+            give(block);
+        } else {
+            let block = take(random.way(), random.bytes());
+            current += block.counted().unsigned_abs();
+            allocated += block.counted().unsigned_abs();
+            peak = peak.max(current);
+            blocks.push(block);
+        }
+        let told = memory_stats(0).expect("it is heard").all.bytes;
+        let reserved = memory_reserved(0).expect("the pool can be read");
+        let is_right = memory_allocated(0) == Ok(Bytes::new(current))
+            && max_memory_allocated(0) == Ok(Bytes::new(peak))
+            && (told.current, told.peak) == (Bytes::new(current), Bytes::new(peak))
+            && (told.allocated, told.freed) == (Bytes::new(allocated), Bytes::new(allocated - current))
+            && reserved.get() >= current;
+        if !is_right {
+            wrong.note(Err(format!("step {step}: {told:?}, reserved {reserved}, not {current}, {peak}, {allocated}")));
+        }
+    }
+    println!("2000 steps: {current} B allocated, {allocated} B in all, {} wrong", wrong.0.len());
+    blocks.into_iter().for_each(give);
+    let pooled = take(Way::Async, 40 * MIB);
+    give(pooled);
+    let high = max_memory_reserved(0).expect("the pool can be read");
+    empty_cache().expect("nothing is captured");
+    reset_peak_memory_stats(0).expect("it is heard, and the pool can be reset");
+    let (now, most) = (memory_reserved(0), max_memory_reserved(0));
+    println!("reserved: {high} at most, {now:?} after a trim, {most:?} after a reset of the peaks");
+    if high.at_least < Bytes::mib(40) || most.map(|most| most.at_least) != now {
+        wrong.note(Err("the pool's mark".to_owned()));
+    }
+    println!("{}", memory_summary(0).expect("it is heard"));
+    wrong.end();
 }
 
 const THREADS: usize = 16;
