@@ -29,7 +29,21 @@ impl fmt::Display for Frame {
     }
 }
 
+/// Where cargo keeps the sources of other crates: what follows the next folder is the crate's own.
+const REGISTRIES: &[&str] = &["/registry/src/", "/git/checkouts/"];
+
 impl Frame {
+    /// With its file as somebody in that folder would name it; a crate's by the crate.
+    pub(crate) fn seen_from(&self, folder: &str) -> Self {
+        let shortened = |file: &String| {
+            let of_crate = REGISTRIES.iter().find_map(|registry| file.split_once(registry)?.1.split_once('/'));
+            let below =
+                file.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/')).filter(|_| !folder.is_empty());
+            of_crate.map(|(_, rest)| rest).or(below).unwrap_or(file).to_owned()
+        };
+        Self { file: self.file.as_ref().map(shortened), ..self.clone() }
+    }
+
     /// The function and its line, as far as they are known.
     pub(crate) fn in_words(&self) -> String {
         match (&self.function, &self.file) {
@@ -212,6 +226,24 @@ mod tests {
 
     const CUDARC: &str =
         "/root/.cargo/registry/src/index.crates.io-1949cf8c6b5b557f/cudarc-0.19.10/src/driver/result.rs";
+
+    #[test]
+    fn files_are_named_as_they_are_seen() {
+        for (file, seen) in [
+            ("/home/me/app/src/main.rs", "src/main.rs"),
+            ("/home/me/apples/src/main.rs", "/home/me/apples/src/main.rs"),
+            ("src/main.rs", "src/main.rs"),
+            (
+                "/home/me/.cargo/registry/src/index.crates.io-19/candle-core-0.9/src/lib.rs",
+                "candle-core-0.9/src/lib.rs",
+            ),
+            ("/home/me/.cargo/git/checkouts/burn-3f2a/41d0a5b/src/lib.rs", "41d0a5b/src/lib.rs"),
+        ] {
+            let frame = Frame { file: Some(file.to_owned()), ..Frame::default() };
+            assert_eq!(frame.seen_from("/home/me/app").file.as_deref(), Some(seen));
+            assert_eq!(frame.seen_from("").file.as_deref() == Some(file), !file.contains(".cargo"));
+        }
+    }
 
     #[test]
     fn a_program_that_allocates_through_cudarc() {

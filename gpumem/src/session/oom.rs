@@ -13,7 +13,7 @@ use std::{
 use super::{begun, devices, notice::Quiet, places, sink};
 use crate::{
     error::Result,
-    model::{Bytes, Device, Gauge, MemKind, users_line},
+    model::{Bytes, Device, Gauge, MemKind},
     report::OutOfMemory,
     source::{self, Devices},
 };
@@ -143,7 +143,7 @@ fn look(device: Device, asked: Bytes, kind: MemKind) -> Option<OutOfMemory> {
         asked,
         kind: kind.name(),
         path: places::path_of_this_thread(session),
-        line: users_line(&source::frames(source::here())).map(ToString::to_string),
+        line: places::stack(source::here()).line,
         breakdown: places::of_device(devices, device.ordinal),
         scopes: Vec::new(),
         places: Vec::new(),

@@ -3,6 +3,7 @@
 use std::{
     cmp::Reverse,
     collections::HashMap,
+    env,
     sync::{Mutex, PoisonError},
 };
 
@@ -12,7 +13,7 @@ use super::{Session, begun, devices, session, sites, status::gauge_of_now};
 use crate::{
     error::Result,
     ledger::{Held, Spot, Within},
-    model::{Bytes, Device, Family, Frame, Gauge, SiteId, StackId, library, users_line},
+    model::{Bytes, Device, Family, Gauge, SiteId, StackId, library, users_line},
     report::{Breakdown, Group, Known, LiveBlock, Path, ScopeSummary, Summary},
     source::{self, Devices},
 };
@@ -216,12 +217,13 @@ pub(super) fn stack(number: StackId) -> Stack {
         return stack.clone();
     }
     let frames = source::frames(number);
+    let here = env::current_dir().unwrap_or_default().to_string_lossy().into_owned();
     let stack = Stack {
         library: library(&frames)
             .filter(|library| Some(*library) != source::own_module().as_deref())
             .map(str::to_owned),
-        line: users_line(&frames).map(ToString::to_string),
-        frames: frames.iter().map(Frame::in_words).collect(),
+        line: users_line(&frames).map(|line| line.seen_from(&here).to_string()),
+        frames: frames.iter().map(|frame| frame.seen_from(&here).in_words()).collect(),
     };
     known().insert(number, stack.clone());
     stack
