@@ -40,6 +40,8 @@ pub(crate) enum Kind {
     /// The file of a baseline cannot be used.
     #[cfg(feature = "baseline")]
     BadBaseline { file: String, detail: String },
+    /// The driver did not answer in time.
+    NoAnswer { seconds: u64 },
     /// The operating system gave no thread.
     NoThread { detail: String },
     /// The simulated device is full.
@@ -200,8 +202,11 @@ impl fmt::Display for Error {
             Kind::BadSetting { setting, detail } => write!(f, "cannot use {setting}: {detail}"),
             #[cfg(feature = "baseline")]
             Kind::BadBaseline { file, detail } => write!(f, "cannot use the baseline {file}: {detail}"),
+            Kind::NoAnswer { seconds } => {
+                write!(f, "the driver did not answer within {seconds} s; ask gpumem::breakdown() or nvidia-smi later")
+            }
             Kind::NoThread { detail } => {
-                write!(f, "cannot start the sampler thread: {detail}; raise the limit on threads (ulimit -u)")
+                write!(f, "cannot start a thread: {detail}; raise the limit on threads (ulimit -u)")
             }
             #[cfg(feature = "sim")]
             Kind::SimulatedOutOfMemory { device, asked, free, total } => write!(

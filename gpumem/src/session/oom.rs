@@ -8,15 +8,22 @@ use std::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    thread,
+    time::Duration,
 };
+
+use crossbeam::channel;
 
 use super::{begun, devices, notice::Quiet, places, sink};
 use crate::{
-    error::Result,
+    error::{Kind, Result},
     model::{Bytes, Device, Gauge, MemKind},
     report::OutOfMemory,
     source::{self, Devices},
 };
+
+/// How long the asking program waits for the driver to say where the memory is.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// So many reports are printed: who tries again and again would fill the screen.
 const MOST: u64 = 3;
@@ -107,7 +114,8 @@ fn trim(devices: &dyn Devices) -> Result<()> {
 /// An allocation was refused.
 pub(super) fn refused(device: Device, bytes: Bytes, kind: MemKind) {
     REFUSED.set(REFUSED.get() + 1);
-    if TRYING.get() || TELLING.replace(true) {
+    // Of the host's memory nothing is known here.
+    if kind == MemKind::PinnedHost || TRYING.get() || TELLING.replace(true) {
         return;
     }
     // The panic hook has spoken; the allocation's caller is to get its error.
@@ -136,19 +144,28 @@ fn tell(device: Device, bytes: Bytes, kind: MemKind) {
 
 fn look(device: Device, asked: Bytes, kind: MemKind) -> Option<OutOfMemory> {
     let session = begun()?;
-    let devices = devices().ok()?;
-    let groups = places::groups(session, device);
-    let oom = OutOfMemory {
-        device: device.ordinal,
-        asked,
-        kind: kind.name(),
-        path: places::path_of_this_thread(session),
-        line: places::stack(source::here()).line,
-        breakdown: places::of_device(devices, device.ordinal),
-        scopes: Vec::new(),
-        places: Vec::new(),
-    };
+    let path = places::path_of_this_thread(session);
+    let line = places::stack(source::here()).line;
+    // Not here: this may be a callback, in which the driver is not to be asked.
+    let (breakdown, groups) = elsewhere(move || {
+        let breakdown = devices().and_then(|devices| places::of_device(devices, device.ordinal));
+        (breakdown, places::groups(session, device))
+    })
+    .unwrap_or_else(|why| (Err(why), Vec::new()));
+    let (scopes, places) = (Vec::new(), Vec::new());
+    let oom = OutOfMemory { device: device.ordinal, asked, kind: kind.name(), path, line, breakdown, scopes, places };
     Some(oom.with_holders(&groups))
+}
+
+/// Does it on a thread of its own, and waits, but not for ever.
+fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    let (done, result) = channel::bounded(1);
+    let body = move || {
+        let _ = done.send(work());
+    };
+    let thread = thread::Builder::new().name("gpumem-oom".to_owned());
+    thread.spawn(body).map_err(|error| Kind::NoThread { detail: error.to_string() })?;
+    result.recv_timeout(PATIENCE).map_err(|_| Kind::NoAnswer { seconds: PATIENCE.as_secs() }.into())
 }
 
 /// `GPUMEM_LEAKS=1`: says at the end of the process what was not freed.
