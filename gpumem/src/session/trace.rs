@@ -367,7 +367,9 @@ impl GpuMemTraceBuilder {
 
     #[track_caller]
     fn open(&self) -> Result<State> {
-        let at = self.at.unwrap_or_else(Location::caller);
+        // Handed to `unwrap_or_else`, it would be called from within the standard library.
+        let caller = Location::caller();
+        let at = self.at.unwrap_or(caller);
         let scope = OpenScope::open(self.wish, self.ctx.as_deref(), at)?;
         Ok(scope.map_or(State::Off, State::Running))
     }
