@@ -4,6 +4,8 @@
 mod json;
 mod memory_stats;
 mod places;
+#[cfg(feature = "json")]
+mod places_json;
 mod table;
 mod text;
 mod tracked;

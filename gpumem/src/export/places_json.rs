@@ -1,0 +1,150 @@
+//! Where memory is, as JSON. The names are a promise, those of the types inside are not.
+
+use serde::Serialize;
+
+use crate::report::{Breakdown, PartKind, ScopeSummary, Summary};
+
+#[derive(Serialize)]
+struct SummaryObject<'a> {
+    scopes: Vec<ScopeObject<'a>>,
+    untracked_frees: u64,
+    lost_events: u64,
+    unheard: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct ScopeObject<'a> {
+    path: &'a [String],
+    place: Option<&'a str>,
+    device: u32,
+    simulated: bool,
+    calls: u64,
+    used: u64,
+    peak: u64,
+    device_peak: u64,
+    allocated: u64,
+    allocations: u64,
+}
+
+#[derive(Serialize)]
+struct BreakdownObject<'a> {
+    device: u32,
+    name: Option<&'a str>,
+    simulated: bool,
+    total: u64,
+    free: u64,
+    used: u64,
+    parts: Vec<PartObject<'a>>,
+}
+
+#[derive(Serialize)]
+struct PartObject<'a> {
+    kind: &'static str,
+    name: &'a str,
+    bytes: u64,
+    count: u64,
+}
+
+impl Summary {
+    /// As a JSON object on one line: `{"scopes":[{"path":["train","forward"], …`, in exact bytes. The whole process is the
+    /// one with an empty path.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let scope = |scope: &'_ ScopeSummary| -> ScopeObject<'_> {
+            ScopeObject {
+                path: &scope.path,
+                place: scope.place.as_deref(),
+                device: scope.device,
+                simulated: scope.simulated,
+                calls: scope.calls,
+                used: scope.used.get(),
+                peak: scope.peak.get(),
+                device_peak: scope.device_peak.get(),
+                allocated: scope.allocated.get(),
+                allocations: scope.allocations,
+            }
+        };
+        let object = SummaryObject {
+            scopes: self.scopes.iter().map(scope).collect(),
+            untracked_frees: self.untracked,
+            lost_events: self.lost,
+            unheard: self.unheard.as_deref(),
+        };
+        // Words and figures can always be written.
+        serde_json::to_string(&object).unwrap_or_default()
+    }
+}
+
+impl Breakdown {
+    /// As a JSON object on one line: `{"device":0, …, "parts":[{"kind":"scope", …`, in exact bytes.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let parts = self.parts.iter().map(|part| PartObject {
+            kind: match part.kind {
+                PartKind::Others => "others",
+                PartKind::Scope => "scope",
+                PartKind::Library => "library",
+                PartKind::PoolCache => "pool_cache",
+                PartKind::Driver => "driver",
+                PartKind::Unknown => "unknown",
+            },
+            name: &part.name,
+            bytes: part.bytes.get(),
+            count: part.count,
+        });
+        let object = BreakdownObject {
+            device: self.device,
+            name: self.name.as_deref(),
+            simulated: self.simulated,
+            total: self.memory.total.get(),
+            free: self.memory.free.get(),
+            used: self.memory.used.get(),
+            parts: parts.collect(),
+        };
+        serde_json::to_string(&object).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        model::{Bytes, GpuMemory},
+        report::Part,
+    };
+
+    #[test]
+    fn a_summary_is_an_object() {
+        let scope = ScopeSummary {
+            path: vec!["train".to_owned(), "a \"b\"".to_owned()],
+            place: Some("src/train.rs:12".to_owned()),
+            device: 1,
+            simulated: true,
+            calls: 2,
+            used: Bytes::new(3),
+            peak: Bytes::new(4),
+            device_peak: Bytes::new(5),
+            allocated: Bytes::new(6),
+            allocations: 7,
+        };
+        let summary = Summary { scopes: vec![scope], untracked: 8, lost: 9, unheard: None };
+        assert_eq!(
+            summary.to_json(),
+            "{\"scopes\":[{\"path\":[\"train\",\"a \\\"b\\\"\"],\"place\":\"src/train.rs:12\",\"device\":1,\
+             \"simulated\":true,\"calls\":2,\"used\":3,\"peak\":4,\"device_peak\":5,\"allocated\":6,\"allocations\":7}],\
+             \"untracked_frees\":8,\"lost_events\":9,\"unheard\":null}"
+        );
+    }
+
+    #[test]
+    fn a_breakdown_is_an_object() {
+        let memory = GpuMemory { total: Bytes::new(9), free: Bytes::new(2), used: Bytes::new(7), reserved: None };
+        let part = Part { kind: PartKind::PoolCache, name: "kept".to_owned(), bytes: Bytes::new(7), count: 0 };
+        let breakdown = Breakdown { device: 0, name: None, simulated: false, memory, parts: vec![part] };
+        assert_eq!(
+            breakdown.to_json(),
+            "{\"device\":0,\"name\":null,\"simulated\":false,\"total\":9,\"free\":2,\"used\":7,\
+             \"parts\":[{\"kind\":\"pool_cache\",\"name\":\"kept\",\"bytes\":7,\"count\":0}]}"
+        );
+    }
+}
