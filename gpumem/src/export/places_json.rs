@@ -50,22 +50,20 @@ impl Summary {
     /// one with an empty path.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let scope = |scope: &'_ ScopeSummary| -> ScopeObject<'_> {
-            ScopeObject {
-                path: &scope.path,
-                place: scope.place.as_deref(),
-                device: scope.device,
-                simulated: scope.simulated,
-                calls: scope.calls,
-                used: scope.used.get(),
-                peak: scope.peak.get(),
-                device_peak: scope.device_peak.get(),
-                allocated: scope.allocated.get(),
-                allocations: scope.allocations,
-            }
-        };
+        let scopes = self.scopes.iter().map(|scope: &ScopeSummary| ScopeObject {
+            path: &scope.path,
+            place: scope.place.as_deref(),
+            device: scope.device,
+            simulated: scope.simulated,
+            calls: scope.calls,
+            used: scope.used.get(),
+            peak: scope.peak.get(),
+            device_peak: scope.device_peak.get(),
+            allocated: scope.allocated.get(),
+            allocations: scope.allocations,
+        });
         let object = SummaryObject {
-            scopes: self.scopes.iter().map(scope).collect(),
+            scopes: scopes.collect(),
             untracked_frees: self.untracked,
             lost_events: self.lost,
             unheard: self.unheard.as_deref(),
