@@ -1,13 +1,17 @@
 //! What hearing every allocation costs the calls that are heard, on a real GPU: bare and traced interleaved in one run,
 //! beside a callback that does nothing and one with the obvious map in it. Prints one table, for `docs/VERIFIED.md`.
 //!
-//! `cargo bench -p gpumem-tests --bench gpu`
+//! `cargo bench -p gpumem-tests --bench gpu`; with `-- stacks` behind it, only what it costs to take stacks down.
 
 use std::{
     collections::HashMap,
+    env,
     ffi::c_void,
     hint::black_box,
-    panic, process, ptr,
+    io::{BufRead, BufReader, Write, stdin},
+    panic,
+    process::{self, Child, ChildStdin, ChildStdout, Command, Stdio},
+    ptr,
     sync::{
         Barrier, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -17,7 +21,7 @@ use std::{
 };
 
 use cudarc::driver::{result, sys};
-use gpumem::{Bytes, Gauge, GpuMemTrace, device_name, status, subscribe, unsubscribe};
+use gpumem::{Bytes, Gauge, GpuMemTrace, device_name, memory_snapshot, status, subscribe, unsubscribe};
 use libloading::Library;
 
 /// Pairs of a bare and a traced measurement in each row.
@@ -28,7 +32,7 @@ const MIB: usize = 1 << 20;
 const FASTAI: f64 = 265_000.0;
 
 fn main() {
-    if std::env::var_os("GPUMEM_SIM").is_some() || !gpumem::is_available() {
+    if env::var_os("GPUMEM_SIM").is_some() || !gpumem::is_available() {
         println!("skipped: no device");
         return;
     }
@@ -38,6 +42,17 @@ fn main() {
         say(failure);
         process::abort();
     }));
+    if env::var_os(Other::SWITCH).is_some() {
+        return Other::answer();
+    }
+    if !env::args().any(|argument| argument == "stacks") {
+        calls();
+    }
+    stacks();
+}
+
+/// What hearing costs.
+fn calls() {
     let gpu = Gpu::open();
     // Before anything was ever subscribed.
     let works = Work::all();
@@ -280,20 +295,51 @@ impl Gpu {
                 assert!(naive.as_ref().is_none_or(HashMap::is_empty), "all was freed again");
                 measured
             }
-            Ear::Gpumem { traces } => {
-                subscribe().expect("nobody else is subscribed");
-                let traces: Vec<_> = (0..traces).map(|_| exact()).collect();
-                let measured = self.measure(work);
-                for trace in traces {
-                    let (data, (least, most)) = (trace.data(), work.most());
-                    assert_eq!((data.used.get(), data.lost, data.untracked), (0, 0, 0), "all was heard");
-                    let peaked = data.peaked.get();
-                    assert!((least..=most).contains(&peaked), "{peaked} B is not from {least} to {most}");
-                }
-                unsubscribe();
-                measured
-            }
+            Ear::Gpumem { traces } => self.heard_by_gpumem(work, traces),
         }
+    }
+
+    fn heard_by_gpumem(&self, work: &Work, traces: usize) -> f64 {
+        subscribe().expect("nobody else is subscribed");
+        let traces: Vec<_> = (0..traces).map(|_| exact()).collect();
+        let measured = self.measure(work);
+        for trace in traces {
+            let (data, (least, most)) = (trace.data(), work.most());
+            assert_eq!((data.used.get(), data.lost, data.untracked), (0, 0, 0), "all was heard");
+            let peaked = data.peaked.get();
+            assert!((least..=most).contains(&peaked), "{peaked} B is not from {least} to {most}");
+        }
+        unsubscribe();
+        measured
+    }
+
+    /// How many functions are known of the stack of an allocation, those that were inlined too.
+    fn functions(&self, kind: Kind) -> f64 {
+        subscribe().expect("nobody else is subscribed");
+        let stream = self.streams[0];
+        let mut at = 0;
+        // SAFETY: the out-parameter and the stream are live, and the block is given back once.
+        unsafe {
+            match kind {
+                Kind::Async(bytes) => sys::cuMemAllocAsync(&raw mut at, bytes, stream),
+                Kind::Plain(bytes) => sys::cuMemAlloc_v2(&raw mut at, bytes),
+                Kind::Launch => unreachable!("a launch allocates nothing"),
+            }
+            .result()
+            .expect("the device has room");
+        }
+        let blocks = memory_snapshot().expect("allocations are heard");
+        // SAFETY: as above.
+        unsafe {
+            match kind {
+                Kind::Async(_) => sys::cuMemFreeAsync(at, stream),
+                _ => sys::cuMemFree_v2(at),
+            }
+            .result()
+            .expect("it was allocated");
+        }
+        unsubscribe();
+        count(blocks.iter().find(|block| block.key == at).expect("it was heard").backtrace.len())
     }
 
     /// How many callbacks one time takes.
@@ -304,6 +350,142 @@ impl Gpu {
         let counted = COUNTED.load(Relaxed) - before;
         count(usize::try_from(counted).expect("not so many")) / count(times)
     }
+}
+
+/// What is timed with stacks and without them.
+struct Stacked {
+    work: Work,
+    /// `GPUMEM_BACKTRACE`.
+    stacks: &'static str,
+    /// So many functions more than the bench has anyway.
+    deeper: usize,
+}
+
+impl Stacked {
+    fn all() -> Vec<Self> {
+        let of = |kind, times, stacks, deeper| Self { work: Work { kind, threads: 1, times }, stacks, deeper };
+        vec![
+            of(Kind::Async(4096), 10_000, "1", 0),
+            of(Kind::Async(4096), 10_000, "1", 40),
+            of(Kind::Plain(MIB), 500, "auto", 0),
+            of(Kind::Plain(MIB), 500, "auto", 40),
+        ]
+    }
+}
+
+/// What it costs to take down the stack of each allocation.
+fn stacks() {
+    println!();
+    println!(
+        "Stacks. Medians of {PAIRS} rounds of bare, heard with `GPUMEM_BACKTRACE=0`, and heard with what the row says, in a \
+         process of its own each; ratios are those of each round. A stack is taken down for the allocation of a pair, not for \
+         its free."
+    );
+    println!();
+    println!(
+        "| what | `GPUMEM_BACKTRACE` | functions on the stack | bare, ns | heard, ns | with stacks, ns | ratio | 10th to 90th \
+         percentile | a stack, µs | both events with it, µs |"
+    );
+    println!("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|");
+    for (number, row) in Stacked::all().iter().enumerate() {
+        let (mut without, mut with) = (Other::start("0"), Other::start(row.stacks));
+        let functions = [&mut without, &mut with].map(|other| other.ask("functions", number));
+        assert!(functions[0] < 1.0 && functions[1] > 1.0, "stacks are taken down where they are wanted: {functions:?}");
+        let mut rounds = Vec::new();
+        for round in 0..PAIRS {
+            let mut measured = [0.0; 3];
+            for turn in 0..3 {
+                let which = (round + turn) % 3;
+                measured[which] = match which {
+                    0 => without.ask("bare", number),
+                    1 => without.ask("heard", number),
+                    _ => with.ask("heard", number),
+                };
+            }
+            rounds.push(measured);
+        }
+        let mut ratios: Vec<_> = rounds.iter().map(|[_, heard, with]| with / heard).collect();
+        ratios.sort_by(f64::total_cmp);
+        let of = |figure: &dyn Fn(&[f64; 3]) -> f64| median(rounds.iter().map(figure).collect());
+        println!(
+            "| {} | {} | {} | {:.0} | {:.0} | {:.0} | {:.3} | {:.3} to {:.3} | {:.2} | {:.2} |",
+            row.work.name(),
+            row.stacks,
+            functions[1],
+            of(&|[bare, ..]| *bare),
+            of(&|[_, heard, _]| *heard),
+            of(&|[.., with]| *with),
+            ratios[PAIRS / 2],
+            ratios[PAIRS / 10],
+            ratios[PAIRS * 9 / 10],
+            of(&|[_, heard, with]| (with - heard) / 1000.0),
+            of(&|[bare, _, with]| (with - bare) / 1000.0),
+        );
+    }
+}
+
+/// This program once more, since `GPUMEM_BACKTRACE` is read once in a process. It measures when it is asked to.
+struct Other {
+    process: Child,
+    questions: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Other {
+    const SWITCH: &str = "GPUMEM_BENCH_ANSWERS";
+
+    fn start(stacks: &str) -> Self {
+        let mut command = Command::new(env::current_exe().expect("a program has a path"));
+        command.env(Self::SWITCH, "1").env("GPUMEM_BACKTRACE", stacks);
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it can be run again");
+        let (questions, answers) = (process.stdin.take(), process.stdout.take().expect("it is piped"));
+        Self { process, questions, answers: BufReader::new(answers) }
+    }
+
+    fn ask(&mut self, what: &str, row: usize) -> f64 {
+        let questions = self.questions.as_mut().expect("it is piped");
+        writeln!(questions, "{what} {row}").and_then(|()| questions.flush()).expect("it listens");
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).expect("it answers");
+        answer.trim().parse().expect("it answers with a number")
+    }
+
+    /// The other end.
+    fn answer() {
+        let (gpu, rows) = (Gpu::open(), Stacked::all());
+        for question in stdin().lines() {
+            let question = question.expect("it can be read");
+            let (what, row) = question.split_once(' ').expect("two words");
+            let Stacked { work, deeper: depth, .. } = &rows[row.parse::<usize>().expect("a number")];
+            let mut answer = 0.0;
+            deeper(*depth, &mut || {
+                answer = match what {
+                    "bare" => gpu.measure(work),
+                    "heard" => gpu.heard_by_gpumem(work, 1),
+                    _ => gpu.functions(work.kind),
+                };
+            });
+            println!("{answer}");
+        }
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        // It ends when nobody can ask any more.
+        self.questions = None;
+        let _ = self.process.wait();
+    }
+}
+
+/// A function of its own for each depth.
+#[inline(never)]
+fn deeper(depth: usize, at_the_bottom: &mut dyn FnMut()) {
+    match depth {
+        0 => at_the_bottom(),
+        _ => deeper(depth - 1, at_the_bottom),
+    }
+    black_box(());
 }
 
 fn pooled_pair(bytes: usize, stream: sys::CUstream) {
