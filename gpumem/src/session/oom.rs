@@ -92,9 +92,10 @@ pub fn retry_after_trim<T, E>(mut attempt: impl FnMut() -> std::result::Result<T
     let _restored = Restored(outer);
     let first = attempt();
     TRYING.set(outer);
-    if first.is_ok() || is_heard && REFUSED.get() == before || trim(devices).is_err() {
+    if first.is_ok() || is_heard && REFUSED.get() == before {
         return first;
     }
+    trim(devices);
     attempt()
 }
 
@@ -107,8 +108,11 @@ impl Drop for Restored {
     }
 }
 
-fn trim(devices: &dyn Devices) -> Result<()> {
-    (0..devices.count()?).try_for_each(|ordinal| devices.trim(ordinal))
+/// As far as that works: where nothing is given back, it is the second attempt that says so.
+fn trim(devices: &dyn Devices) {
+    for ordinal in 0..devices.count().unwrap_or(0) {
+        let _ = devices.trim(ordinal);
+    }
 }
 
 /// An allocation was refused.
@@ -177,5 +181,5 @@ pub(super) fn report_leaks() {
     let unheard = matches!(super::status::gauge_of_now(), (gauge, _, None) if gauge != Gauge::Exact);
     let doubt = if unheard { "gpumem: allocations were not heard; there may be more\n" } else { "" };
     let pid = process::id();
-    eprint!("{}", Quiet::new(&format_args!("gpumem: process {pid} ends, {leaks}{doubt}")));
+    eprint!("{}", Quiet::new(&format_args!("gpumem: process {pid} ends, and {leaks}{doubt}")));
 }
