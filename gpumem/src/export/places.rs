@@ -2,10 +2,15 @@
 
 use std::fmt;
 
-use super::table::{Side, Table, mib, shortened};
+use unicode_width::UnicodeWidthStr;
+
+use super::{
+    table::{Side, Table, mib, shortened},
+    text::one_line,
+};
 use crate::{
     model::{ByteDelta, Bytes},
-    report::{Breakdown, Leaks, LiveBlock, OutOfMemory, PartKind, Place, ScopeSummary, Summary, path_in_words},
+    report::{Breakdown, Leaks, LiveBlock, OutOfMemory, Part, PartKind, Place, ScopeSummary, Summary, path_in_words},
 };
 
 /// What a legend explains.
@@ -17,8 +22,10 @@ amounts in MiB of what was allocated in the scope and the scopes inside it
   total     allocated in all, by so many allocations
 ";
 
+/// With what is less than a MiB as long as that is not too wide for a column.
 fn amount(bytes: Bytes) -> String {
-    mib(ByteDelta::new(bytes.get().cast_signed()))
+    let exact = mib(ByteDelta::new(bytes.get().cast_signed()));
+    if exact.len() <= 9 { exact } else { bytes.mb().to_string() }
 }
 
 /// A table ordered by peak, with a legend.
@@ -31,14 +38,15 @@ impl fmt::Display for Summary {
             let ScopeSummary { device, simulated, .. } = &scopes[0];
             writeln!(f, "{}device {device}, by scope", if *simulated { "simulated " } else { "" })?;
             let columns = ["calls", "used", "peak", "device", "total", "allocs"].map(|name| (name, Side::Right));
+            let rows: Vec<_> = scopes.iter().map(figures).collect();
+            // Names have what figures leave, which are not cut off.
+            let widest = |at: usize| rows.iter().map(|row| row[at].len()).max().unwrap_or(0).max(columns[at].0.len());
+            let room = 78_usize.saturating_sub((0..columns.len()).map(|at| widest(at) + 2).sum()).max(8);
             let mut table = Table::new(&[&[("scope", Side::Left)][..], &columns].concat());
-            for scope in scopes {
+            for (scope, row) in scopes.iter().zip(&rows) {
                 let is_all = scope.path.is_empty();
                 let name = if is_all { "(whole process)".to_owned() } else { scope.path.join(" > ") };
-                let calls = if is_all { String::new() } else { scope.calls.to_string() };
-                let amounts = [scope.used, scope.peak, scope.device_peak, scope.allocated].map(amount);
-                let [used, peak, device, total] = amounts.each_ref().map(String::as_str);
-                table.row([&shortened(&name, 24), &calls, used, peak, device, total, &scope.allocations.to_string()]);
+                table.row([shortened(&name, room).as_str()].into_iter().chain(row.iter().map(String::as_str)));
             }
             write!(f, "{table}")?;
         }
@@ -56,17 +64,44 @@ impl fmt::Display for Summary {
     }
 }
 
+fn figures(scope: &ScopeSummary) -> [String; 6] {
+    let calls = if scope.path.is_empty() { String::new() } else { scope.calls.to_string() };
+    let [used, peak, device, total] = [scope.used, scope.peak, scope.device_peak, scope.allocated].map(amount);
+    [calls, used, peak, device, total, scope.allocations.to_string()]
+}
+
+/// The parts, without more of the scopes than somebody reads: those that hold least are put together.
+fn readable(parts: &[Part]) -> Vec<Part> {
+    const MOST: usize = 12;
+    let is_scope = |part: &&Part| part.kind == PartKind::Scope;
+    let mut kept = parts.to_vec();
+    let rest: Vec<_> = parts.iter().filter(is_scope).skip(MOST).collect();
+    if rest.len() > 1 {
+        let first = parts.iter().position(|part| is_scope(&part)).unwrap_or(0) + MOST;
+        let together = Part {
+            kind: PartKind::Scope,
+            name: format!("{} more scopes", rest.len()),
+            bytes: rest.iter().map(|part| part.bytes).sum(),
+            count: rest.iter().map(|part| part.count).sum(),
+        };
+        kept.splice(first..first + rest.len(), [together]);
+    }
+    kept
+}
+
 /// A line for each part, the process's own indented.
 impl fmt::Display for Breakdown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, name, memory, parts, .. } = self;
-        let name = name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
         let (used, total, free) = (memory.used, memory.total, memory.free);
-        writeln!(f, "device {device}{name}: {used} of {total} in use, {free} free")?;
+        let figures = format!(": {used} of {total} in use, {free} free");
+        let room = 80_usize.saturating_sub(format!("device {device} ()").len() + figures.len());
+        let name = name.as_ref().map(|name| format!(" ({})", shortened(name, room.max(8)))).unwrap_or_default();
+        writeln!(f, "device {device}{name}{figures}")?;
         let is_own = |kind| !matches!(kind, PartKind::Others | PartKind::Unknown);
         let own: Bytes = parts.iter().filter(|part| is_own(part.kind)).map(|part| part.bytes).sum();
         let mut own_is_said = false;
-        for part in parts {
+        for part in &readable(parts) {
             let own_part = is_own(part.kind);
             if own_part && !own_is_said {
                 own_is_said = true;
@@ -85,7 +120,9 @@ impl fmt::Display for Breakdown {
 
 fn line(f: &mut fmt::Formatter<'_>, indent: usize, name: &str, bytes: Bytes, count: &str) -> fmt::Result {
     let width = 52 - indent;
-    let text = format!("{:indent$}{:<width$}{:>12}  {count}", "", shortened(name, width), bytes.to_string());
+    let name = shortened(name, width);
+    let (bytes, pad) = (bytes.to_string(), width - name.width());
+    let text = format!("{:indent$}{name}{:pad$}{bytes:>12}  {count}", "", "");
     writeln!(f, "{}", text.trim_end())
 }
 
@@ -97,11 +134,11 @@ pub(super) fn counted(count: u64, one: &str, many: &str) -> String {
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, asked, kind, path, line, breakdown, scopes, places } = self;
-        write!(f, "device {device} is out of memory: {asked} ({kind}) were asked for")?;
+        writeln!(f, "device {device} is out of memory: {asked} ({kind}) were asked for")?;
         if let Some(line) = line {
-            write!(f, " at {line}")?;
+            writeln!(f, "  at {}", shortened(line, 75))?;
         }
-        writeln!(f, ", {}{}", if path.is_empty() { "" } else { "in " }, path_in_words(path))?;
+        writeln!(f, "  {}{}", if path.is_empty() { "" } else { "in " }, shortened(&path_in_words(path), 75))?;
         match breakdown {
             Ok(breakdown) => {
                 write!(f, "{breakdown}")?;
@@ -112,7 +149,11 @@ impl fmt::Display for OutOfMemory {
             }
             Err(why) => writeln!(f, "where the memory is cannot be read: {why}")?,
         }
-        holders(f, "scopes that hold most", scopes)?;
+        // Scopes without the libraries' blocks are in the breakdown.
+        let are_told = |told: &Breakdown| told.parts.iter().all(|part| part.kind != PartKind::Library);
+        if !breakdown.as_ref().is_ok_and(are_told) {
+            holders(f, "scopes that hold most", scopes)?;
+        }
         holders(f, "places that hold most", places)
     }
 }
@@ -130,9 +171,10 @@ impl fmt::Display for Leaks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const MOST: usize = 20;
         if self.blocks == 0 {
-            return writeln!(f, "and all that was allocated is freed");
+            return writeln!(f, "all that was allocated is freed");
         }
-        writeln!(f, "and {} ({}) were not freed", counted(self.blocks, "block", "blocks"), self.bytes)?;
+        let (were, bytes) = (if self.blocks == 1 { "was" } else { "were" }, self.bytes);
+        writeln!(f, "{} ({bytes}) {were} not freed:", counted(self.blocks, "block", "blocks"))?;
         let (told, rest) = self.places.split_at(self.places.len().min(MOST));
         for place in told {
             line(f, 2, &place.name, place.bytes, &counted(place.blocks, "block", "blocks"))?;
@@ -153,7 +195,7 @@ impl fmt::Display for LiveBlock {
             (None, Some(place)) if !self.path.is_empty() => write!(f, ", asked for in the scope of {place}")?,
             _ => {}
         }
-        write!(f, ", {}{}", if self.path.is_empty() { "" } else { "in " }, path_in_words(&self.path))
+        write!(f, ", {}{}", if self.path.is_empty() { "" } else { "in " }, one_line(&path_in_words(&self.path)))
     }
 }
 
@@ -193,11 +235,11 @@ mod tests {
         let text = Summary::of(paths, 0, 0, None).to_string();
         let table = [
             "device 0, by scope",
-            " scope                     calls     used     peak   device     total  allocs",
-            " (whole process)                  276.000  786.000  786.000  1822.000       7",
-            " train                         1   20.000  530.000  786.000  1566.000       6",
-            " … scope with a long name      3   20.000  530.000  786.000  1566.000       6",
-            " load                          1  256.000  256.000  256.000   256.000       1",
+            " scope                       calls     used     peak   device     total  allocs",
+            " (whole process)                    276.000  786.000  786.000  1822.000       7",
+            " train                           1   20.000  530.000  786.000  1566.000       6",
+            " … a scope with a long name      3   20.000  530.000  786.000  1566.000       6",
+            " load                            1  256.000  256.000  256.000   256.000       1",
         ];
         assert_eq!(text.lines().take(6).collect::<Vec<_>>(), table);
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
@@ -247,6 +289,15 @@ mod tests {
         );
         let sum = |told: &Breakdown| told.parts.iter().map(|part| part.bytes).sum::<Bytes>();
         assert_eq!(sum(&told), memory.used);
+        // Of many scopes those that hold least are put together.
+        let live = (1..=100).map(|mib| group(&[&format!("scope {mib}")], None, 1, mib)).collect();
+        let memory = GpuMemory { used: Bytes::gib(6), ..memory };
+        let many = Breakdown::of(&Known { live, memory, ..known.clone() }).to_string();
+        let lines: Vec<_> = many.lines().filter(|line| line.contains("scope")).collect();
+        assert_eq!(lines.len(), 13, "{many}");
+        assert_eq!(lines[11], "    scope 89                                              89 MiB  1 block");
+        assert_eq!(lines[12], "    88 more scopes                                      3.82 GiB  88 blocks");
+        let memory = GpuMemory { used: Bytes::gib(2), ..memory };
         // What the driver does not tell is not told apart.
         for processes in
             [None, Some(vec![]), Some(vec![process(7, None)]), Some(vec![process(1, None), process(7, Some(1000))])]

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use comfy_table::{CellAlignment, ContentArrangement, Row, presets};
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::text::one_line;
 use crate::model::ByteDelta;
@@ -51,14 +52,20 @@ impl fmt::Display for Table {
     }
 }
 
-/// At most so many characters: of a longer name the end is kept, which tells most.
+/// At most so many columns: of a longer name the end is kept, which tells most.
 pub(super) fn shortened(name: &str, most: usize) -> String {
     let name = one_line(name);
-    let count = name.chars().count();
-    if count <= most {
+    if name.width() <= most {
         return name.into_owned();
     }
-    "…".chars().chain(name.chars().skip(count + 1 - most)).collect()
+    let mut room = most.saturating_sub(1);
+    let fits = |(_, c): &(usize, char)| {
+        let left = room.checked_sub(c.width().unwrap_or(0));
+        room = left.unwrap_or_default();
+        left.is_some()
+    };
+    let end = name.char_indices().rev().take_while(fits).last().map_or(name.len(), |(at, _)| at);
+    format!("…{}", &name[end..])
 }
 
 /// MiB with three decimals, so that a KiB shows.
