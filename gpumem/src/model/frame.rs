@@ -118,17 +118,24 @@ pub(crate) fn library(frames: &[Frame]) -> Option<&str> {
 }
 
 /// The user's line on a stack: the first frame from the inside that is known and is not of Rust's own libraries, of
-/// gpumem, of cudarc, nor in a library of CUDA's.
+/// gpumem, of cudarc, nor in a library of CUDA's. One that cargo did not fetch from elsewhere, if there is any: a framework is
+/// not what somebody who uses it looks for.
 pub(crate) fn users_line(frames: &[Frame]) -> Option<&Frame> {
-    frames.iter().find(|frame| {
+    let mut lines = frames.iter().filter(|frame| {
         let elsewhere = frame.is_in(DRIVER) || frame.is_in(SYSTEM) || frame.is_in_library();
         !elsewhere && frame.is_known() && !frame.is_of(CRATES)
-    })
+    });
+    lines.clone().find(|frame| !frame.is_fetched()).or_else(|| lines.next())
 }
 
 impl Frame {
     fn is_in(&self, modules: &[&str]) -> bool {
         self.module.as_deref().is_some_and(|module| modules.iter().any(|pattern| fits(module, pattern)))
+    }
+
+    /// Of a crate that came from a registry or a repository.
+    fn is_fetched(&self) -> bool {
+        self.file.as_ref().is_some_and(|file| REGISTRIES.iter().any(|registry| file.contains(registry)))
     }
 
     fn is_in_library(&self) -> bool {
@@ -260,6 +267,20 @@ mod tests {
              /app/train | core::ops::function::FnOnce::call_once | /rustc/59807/library/core/src/ops/function.rs:250"
         );
         check(&text, Some("train"), Some("src/model.rs:42"));
+    }
+
+    #[test]
+    fn a_program_that_allocates_through_a_framework() {
+        const CANDLE: &str = "/root/.cargo/registry/src/index.crates.io-1949cf8c6b5b557f/candle-core-0.9.1/src/cuda.rs";
+        let framework = format!(
+            "/app/train | cudarc::driver::result::malloc_sync | {CUDARC}:812
+             /app/train | candle_core::cuda_backend::alloc | {CANDLE}:70
+             /app/train | <T as candle_core::Module>::forward | {CANDLE}:90"
+        );
+        let program = "\n/app/train | train::forward | src/model.rs:42\n/app/train | train::main | src/main.rs:7";
+        check(&format!("{framework}{program}"), Some("train"), Some("src/model.rs:42"));
+        // On a thread of the framework's there is nobody else.
+        check(&framework, Some("train"), Some(&format!("{CANDLE}:70")));
     }
 
     #[test]
