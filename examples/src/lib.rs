@@ -1,6 +1,6 @@
 //! What the examples run on: a CUDA device where there is one, else a simulated one, which is announced.
 
-use std::sync::Arc;
+use std::{ptr, sync::Arc};
 
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 use gpumem::{
@@ -21,17 +21,19 @@ pub enum Gpu {
 #[derive(Debug)]
 #[must_use = "dropping it gives the memory back at once"]
 pub enum Block {
-    /// From `cuMemAlloc`.
+    /// From `cuMemAlloc` or `cuMemAllocAsync`.
     Cuda(CudaBlock),
     /// From the simulated device.
     Simulated(SimBlock),
 }
 
-/// Memory from `cuMemAlloc`, given back on drop.
+/// Memory from `cuMemAlloc` or `cuMemAllocAsync`, given back on drop.
 #[derive(Debug)]
 pub struct CudaBlock {
     context: Arc<CudaContext>,
     address: sys::CUdeviceptr,
+    /// From the pool, by way of the null stream.
+    pooled: bool,
 }
 
 /// Why a block or a device was not to be had.
@@ -81,8 +83,19 @@ impl Gpu {
     /// When the device is full.
     pub fn alloc(&self, bytes: Bytes) -> Result<Block> {
         match self {
-            Self::Cuda(context) => Ok(Block::Cuda(CudaBlock::new(context, bytes)?)),
+            Self::Cuda(context) => Ok(Block::Cuda(CudaBlock::new(context, bytes, false)?)),
             Self::Simulated(gpu) => Ok(Block::Simulated(gpu.alloc(bytes)?)),
+        }
+    }
+
+    /// Takes memory of the stream-ordered pool, which keeps it for a while when it is given back.
+    ///
+    /// # Errors
+    /// When the device is full, or has no pools.
+    pub fn alloc_async(&self, bytes: Bytes) -> Result<Block> {
+        match self {
+            Self::Cuda(context) => Ok(Block::Cuda(CudaBlock::new(context, bytes, true)?)),
+            Self::Simulated(gpu) => Ok(Block::Simulated(gpu.alloc_async(bytes)?)),
         }
     }
 }
@@ -101,20 +114,27 @@ impl Block {
 }
 
 impl CudaBlock {
-    fn new(context: &Arc<CudaContext>, bytes: Bytes) -> Result<Self, DriverError> {
+    fn new(context: &Arc<CudaContext>, bytes: Bytes, pooled: bool) -> Result<Self, DriverError> {
         context.bind_to_thread()?;
         let bytes = usize::try_from(bytes.get()).expect("64-bit sizes");
         // SAFETY: a context of the device is current. The memory is never read.
-        let address = unsafe { result::malloc_sync(bytes) }?;
-        Ok(Self { context: Arc::clone(context), address })
+        let address =
+            unsafe { if pooled { result::malloc_async(ptr::null_mut(), bytes) } else { result::malloc_sync(bytes) } }?;
+        Ok(Self { context: Arc::clone(context), address, pooled })
     }
 }
 
 impl Drop for CudaBlock {
     fn drop(&mut self) {
         let freed = self.context.bind_to_thread().and_then(|()| {
-            // SAFETY: the address came from `malloc_sync` in this context and is given back once.
-            unsafe { result::free_sync(self.address) }
+            // SAFETY: the address came from the function that goes with it in this context and is given back once.
+            unsafe {
+                if self.pooled {
+                    result::free_async(self.address, ptr::null_mut())
+                } else {
+                    result::free_sync(self.address)
+                }
+            }
         });
         if let Err(error) = freed {
             eprintln!("cuMemFree: {error}");

@@ -1,0 +1,28 @@
+//! Where the memory of the device went: other processes, this one by scope, and what the driver keeps. It adds up to what
+//! `nvidia-smi` shows as used.
+//!
+//! `cargo run --example where_is_my_vram`
+
+use gpumem::{Bytes, GpuMemTrace};
+use gpumem_examples::{Gpu, Result};
+
+fn main() -> Result<()> {
+    let gpu = Gpu::open()?;
+    gpumem::preload(); // from here on allocations are heard
+
+    let _weights = GpuMemTrace::scope("load", |_| gpu.alloc(Bytes::mib(256)))?;
+    let train = GpuMemTrace::with_ctx("train");
+    let _optimizer = gpu.alloc(Bytes::mib(512))?;
+    let _activations = GpuMemTrace::scope("forward", |_| {
+        drop(gpu.alloc_async(Bytes::mib(96))?); // the pool keeps it
+        gpu.alloc(Bytes::mib(80))
+    })?;
+    drop(train);
+    let _library = gpu.alloc(Bytes::mib(32))?;
+
+    let breakdown = gpumem::breakdown(None)?;
+    print!("{breakdown}");
+    let sum: Bytes = breakdown.parts.iter().map(|part| part.bytes).sum();
+    println!("{sum} in {} parts; the driver says {}", breakdown.parts.len(), breakdown.memory.used);
+    Ok(())
+}
