@@ -29,57 +29,56 @@ pub(super) struct Live {
     doubtful: bool,
 }
 
-/// What is remembered of a block, in 16 bytes.
+/// What is remembered of a block, in two words: they are written and read whole, since a processor that reads what was just
+/// written in other pieces has to wait for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// The lower 48 bits.
-    bytes: [u8; 6],
-    /// The lower 24 bits; an entry of origin 0 is none.
-    origin: [u8; 3],
-    /// When it was allocated, in tenths of a second since the session began; stays at the highest after 19 days.
-    tenths: [u8; 3],
-    /// The lower half of the event's number.
-    pub(super) number: u32,
+    /// Bytes in the upper 48 bits. Below, the lower half of when it was allocated, in tenths of a second since the session
+    /// began; that stays at the highest after 19 days.
+    size: u64,
+    /// The lower half of the event's number in the upper 32 bits, the origin in 24, the upper half of the time. An entry of
+    /// origin 0 is none.
+    origin: u64,
 }
 
 const _: () = assert!(size_of::<(Key, Entry)>() == 24);
 
 impl Entry {
+    const MOST_BYTES: u64 = (1 << 48) - 1;
+    const LAST_TENTH: u64 = (1 << 24) - 1;
+
     #[inline]
-    #[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
     pub(super) fn new(bytes: Bytes, origin: OriginId, time: Time, number: u64) -> Self {
         // No block is as large as 2^48 bytes.
-        let bytes = bytes.get().min((1 << 48) - 1).to_le_bytes();
-        let tenths = (time.as_secs() * 10 + u64::from(time.subsec_millis() / 100)).min((1 << 24) - 1).to_le_bytes();
-        let origin = origin.0.to_le_bytes();
-        Self {
-            bytes: [bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5]],
-            origin: [origin[0], origin[1], origin[2]],
-            tenths: [tenths[0], tenths[1], tenths[2]],
-            number: number as u32,
-        }
+        let bytes = bytes.get().min(Self::MOST_BYTES);
+        let tenths = (time.as_secs() * 10 + u64::from(time.subsec_millis() / 100)).min(Self::LAST_TENTH);
+        Self { size: bytes << 16 | tenths & 0xffff, origin: number << 32 | u64::from(origin.0) << 8 | tenths >> 16 }
     }
 
     #[inline]
     pub(super) fn bytes(&self) -> Bytes {
-        let bytes = self.bytes;
-        Bytes::new(u64::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], 0, 0]))
+        Bytes::new(self.size >> 16)
     }
 
     #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "24 bits are kept")]
     pub(super) fn origin(&self) -> OriginId {
-        let [a, b, c] = self.origin;
-        OriginId(u32::from_le_bytes([a, b, c, 0]))
+        OriginId((self.origin >> 8) as u32 & 0x00ff_ffff)
+    }
+
+    /// The lower half of the number of the event that it came with.
+    #[expect(clippy::cast_possible_truncation, reason = "32 bits are left")]
+    pub(super) fn number(&self) -> u32 {
+        (self.origin >> 32) as u32
     }
 
     pub(super) fn time(&self) -> Time {
-        let [a, b, c] = self.tenths;
-        Time::from_millis(u64::from(u32::from_le_bytes([a, b, c, 0])) * 100)
+        Time::from_millis((self.size & 0xffff | (self.origin & 0xff) << 16) * 100)
     }
 
     #[inline]
     fn is_none(&self) -> bool {
-        self.origin == [0; 3]
+        self.origin().0 == 0
     }
 }
 
@@ -98,7 +97,7 @@ fn upper_bits(key: Key) -> usize {
 }
 
 impl Live {
-    const EMPTY: (Key, Entry) = (Key::NONE, Entry { bytes: [0; 6], origin: [0; 3], tenths: [0; 3], number: 0 });
+    const EMPTY: (Key, Entry) = (Key::NONE, Entry { size: 0, origin: 0 });
 
     /// Enters a block; gives back one that was entered under the same key and whose free was not heard. If nothing says
     /// that one could be missed, this may come as late as when the block moves to the shards.
@@ -225,7 +224,7 @@ mod tests {
         let time = Time::from_millis(123_456);
         let entry = Entry::new(Bytes::gib(200_000), OriginId(0x00ab_cdef), time, 0x1_2345_6789);
         assert_eq!((entry.bytes(), entry.origin()), (Bytes::gib(200_000), OriginId(0x00ab_cdef)));
-        assert_eq!((entry.time(), entry.number), (Time::from_millis(123_400), 0x2345_6789));
+        assert_eq!((entry.time(), entry.number()), (Time::from_millis(123_400), 0x2345_6789));
         let old = Entry::new(Bytes::new(u64::MAX), OriginId(1), Time::from_secs(1 << 40), 1);
         assert_eq!((old.bytes().get(), old.time()), ((1 << 48) - 1, Time::from_millis(((1 << 24) - 1) * 100)));
     }

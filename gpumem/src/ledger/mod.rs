@@ -344,9 +344,14 @@ impl Ledger {
 
     #[inline]
     fn change_local(&mut self, of: &Origin, by: i64) {
-        if !self.locals.is_empty()
-            && let Some(local) = self.locals.get_mut(&(of.thread, of.meter))
-        {
+        if !self.locals.is_empty() {
+            self.find_local(of, by);
+        }
+    }
+
+    #[inline(never)]
+    fn find_local(&mut self, of: &Origin, by: i64) {
+        if let Some(local) = self.locals.get_mut(&(of.thread, of.meter)) {
             local.level.change(by);
         }
     }
@@ -506,7 +511,7 @@ impl Ledger {
     fn held(&self, key: Key, entry: &Entry, now: u64) -> Held {
         let origin = *self.origins.get(entry.origin());
         #[expect(clippy::cast_possible_truncation, reason = "an entry has the lower half")]
-        let number = now - u64::from((now as u32).wrapping_sub(entry.number));
+        let number = now - u64::from((now as u32).wrapping_sub(entry.number()));
         let device = self.meters.0[usize::from(origin.meter)].device;
         Held { key, number, bytes: entry.bytes(), device, origin, time: entry.time() }
     }

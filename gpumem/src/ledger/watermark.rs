@@ -46,9 +46,15 @@ impl<T: Copy + Ord> Watermark<T> {
     #[inline]
     pub(crate) fn raise(&mut self, value: T) {
         if self.top < value {
-            self.top = value;
-            self.merge();
+            self.rise(value);
         }
+    }
+
+    /// Not on the way of values that are no maxima, which are most.
+    #[inline(never)]
+    fn rise(&mut self, value: T) {
+        self.top = value;
+        self.merge();
     }
 
     /// The highest value since `mark`, which is open.
