@@ -292,7 +292,7 @@ mod tests {
         // Of many scopes those that hold least are put together.
         let live = (1..=100).map(|mib| group(&[&format!("scope {mib}")], None, 1, mib)).collect();
         let memory = GpuMemory { used: Bytes::gib(6), ..memory };
-        let many = Breakdown::of(&Known { live, memory, ..known.clone() }).to_string();
+        let many = Breakdown::of(&Known { memory, live, ..known.clone() }).to_string();
         let lines: Vec<_> = many.lines().filter(|line| line.contains("scope")).collect();
         assert_eq!(lines.len(), 13, "{many}");
         assert_eq!(lines[11], "    scope 89                                              89 MiB  1 block");

@@ -244,12 +244,12 @@ impl Ledger {
         held.blocks += 1;
         held.bytes += bytes.get();
         let origin = held.origin;
-        self.tree.allocated(origin.spot, bytes);
         let Meter { level, on_device, kinds, .. } = &mut self.meters.0[usize::from(origin.meter)];
         kinds[origin.kind as usize].add(bytes.get());
         if origin.kind.is_on_device() {
             on_device.add(bytes.get());
             level.change(signed(bytes));
+            self.tree.allocated(origin.spot, bytes);
             self.change_local(&origin, signed(bytes));
         }
     }
@@ -312,12 +312,12 @@ impl Ledger {
         held.bytes -= bytes.get();
         let origin = held.origin;
         let by = -signed(bytes);
-        self.tree.change(origin.spot, by);
         let Meter { level, on_device, kinds, .. } = &mut self.meters.0[usize::from(origin.meter)];
         kinds[origin.kind as usize].remove(bytes.get());
         if origin.kind.is_on_device() {
             on_device.remove(bytes.get());
             level.change(by);
+            self.tree.change(origin.spot, by);
             self.change_local(&origin, by);
         }
     }
@@ -332,12 +332,12 @@ impl Ledger {
         held.blocks += 1;
         held.bytes += bytes.get();
         let origin = held.origin;
-        self.tree.change(origin.spot, signed(bytes));
         let Meter { level, on_device, kinds, .. } = &mut self.meters.0[usize::from(origin.meter)];
         kinds[origin.kind as usize].restore(bytes.get());
         if origin.kind.is_on_device() {
             on_device.restore(bytes.get());
             level.change(signed(bytes));
+            self.tree.change(origin.spot, signed(bytes));
             self.change_local(&origin, signed(bytes));
         }
     }

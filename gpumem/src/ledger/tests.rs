@@ -380,6 +380,8 @@ fn each_path_of_scopes_knows_what_it_holds() {
     check("open a; alloc x 7; free x %2; unfree %2; tree /a = 1 7 7 7 7 1");
     check("open a; alloc x 7 in 1; gone 1; tree /a = 1 0 7 7 7 1");
     check("open a sampled; alloc x 7; close a = 0 0 ; tree /a = 1 7 7 7 7 1");
+    // As its traces, of what is on the device for certain.
+    check("open a; alloc x 1 managed; alloc y 2 pinned; alloc z 4; free x; tree /a = 1 4 4 4 4 1; close a = 4 0");
 }
 
 #[test]

@@ -110,12 +110,13 @@ impl Breakdown {
             left = left.checked_sub(bytes).unwrap_or_default();
             parts.push(Part { bytes, ..part });
         };
+        // First what is known for certain.
+        let accounted: Bytes = own.iter().map(|part| part.bytes).sum();
+        own.into_iter().for_each(&mut take);
         if let (Some((bytes, count @ 1..)), Some(_)) = (told(false), this) {
             let name = if count == 1 { "another process" } else { "other processes" }.to_owned();
             take(Part { kind: PartKind::Others, name, bytes, count });
         }
-        let accounted: Bytes = own.iter().map(|part| part.bytes).sum();
-        own.into_iter().for_each(&mut take);
         if let Some(rest) = this.and_then(|this| this.checked_sub(accounted)) {
             let name = "CUDA context, kernels, modules; what is unknown".to_owned();
             take(Part { kind: PartKind::Driver, name, bytes: rest, count: 0 });
@@ -128,6 +129,7 @@ impl Breakdown {
         let rest = Part { kind: PartKind::Unknown, name: name.to_owned(), bytes: left, count: 0 };
         parts.push(rest);
         parts.retain(|part| part.bytes > Bytes::ZERO);
+        parts.sort_by_key(|part| part.kind);
         let Known { device, name, simulated, memory, .. } = known;
         Self { device: *device, name: name.clone(), simulated: *simulated, memory: *memory, parts }
     }
