@@ -18,6 +18,8 @@
 //!   `figures [n]`: bytes used and peaked of the last trace, or of the n-th, with what makes them doubtful; `status`;
 //! - `subscribe`, `unsubscribe`: gpumem to CUPTI; `tool_subscribe library`, `tool_unsubscribe library`: a tool of this
 //!   process;
+//! - `scope name`: an exact trace that is silent; `breakdown [device]`, `summary`: what they say, in one line;
+//!   `tell_refusals`: each is an answer `refused` from then on; `retry function argument…`: as `call`, with a second try;
 //! - `call function argument…`: the driver's function, see `raw.rs`; `let name value`: for its arguments;
 //! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`, `adding_up steps devices`: see
 //!   `churn.rs`;
@@ -36,6 +38,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs, io, thread};
 
 mod churn;
+mod places;
 mod raw;
 mod track;
 
@@ -191,6 +194,10 @@ impl Probe {
                     "started"
                 }))
             }
+            "scope" => told(places::scope(argument).map(|trace| {
+                self.traces.push(trace);
+                "opened"
+            })),
             "figures" => {
                 let number = if argument.is_empty() { self.traces.len().wrapping_sub(1) } else { argument.parse()? };
                 let data = self.traces.get(number).ok_or("there is no such trace")?.data();
@@ -324,6 +331,13 @@ impl Probe {
             "tool_subscribe" => self.tool.subscribe(argument)?.to_string(),
             "tool_unsubscribe" => self.tool.unsubscribe(argument)?.to_string(),
             "status" => status(),
+            "tell_refusals" => {
+                places::tell_refusals();
+                "done".to_owned()
+            }
+            "breakdown" => told(places::breakdown(device(argument)?)),
+            "summary" => places::summary(),
+            "retry" => places::retry(&self.names, argument)?,
             "other_thread" => {
                 let names = self.names.clone();
                 let ended = thread::scope(|scope| scope.spawn(|| Self::knowing(names).told(argument)).join());

@@ -1,0 +1,71 @@
+//! Where memory is: scopes, the breakdown of a device, what is told when memory runs out.
+
+use gpumem::{Breakdown, Bytes, GpuMemTrace, PartKind};
+
+use crate::{Names, Trouble};
+
+/// A trace that says nothing by itself.
+pub(crate) fn scope(name: &str) -> gpumem::Result<GpuMemTrace> {
+    GpuMemTrace::builder().ctx(name).silent(true).start()
+}
+
+/// From now on each refusal is an answer: `> refused: bytes kind, device, path; bytes in use, bytes in parts`.
+pub(crate) fn tell_refusals() {
+    gpumem::on_oom(|oom| {
+        let told = oom.breakdown.as_ref().map_or_else(ToString::to_string, |told| {
+            format!("{} in use, {} in parts", told.memory.used.get(), sum(told))
+        });
+        println!("> refused: {} {}, device {}, {:?}; {told}", oom.asked.get(), oom.kind, oom.device, oom.path);
+    });
+}
+
+fn sum(told: &Breakdown) -> u64 {
+    told.parts.iter().map(|part| part.bytes).sum::<Bytes>().get()
+}
+
+/// `bytes name (count)` for each part, in MiB where they are whole, and whether they add up.
+pub(crate) fn breakdown(device: Option<u32>) -> gpumem::Result<String> {
+    let told = gpumem::breakdown(device)?;
+    let part = |part: &gpumem::Part| {
+        let kind = match part.kind {
+            PartKind::Others => "others",
+            PartKind::Scope => "scope",
+            PartKind::Library => "library",
+            PartKind::PoolCache => "cache",
+            PartKind::Driver => "driver",
+            PartKind::Unknown => "unknown",
+            _ => "?",
+        };
+        let count = if part.count == 0 { String::new() } else { format!(" ({})", part.count) };
+        format!("{kind} `{}` {}{count}", part.name, part.bytes)
+    };
+    let parts: Vec<_> = told.parts.iter().map(part).collect();
+    let adds_up = if sum(&told) == told.memory.used.get() { "adds up" } else { "does not add up" };
+    Ok(format!("{}, {adds_up}: {}", told.memory.used, parts.join(", ")))
+}
+
+/// `path calls used peak total allocations` for each scope with a path, and `all` for the process.
+pub(crate) fn summary() -> String {
+    let scopes = gpumem::summary().scopes.into_iter().map(|scope| {
+        let path = if scope.path.is_empty() { "all".to_owned() } else { scope.path.join("/") };
+        let [used, peak, total] = [scope.used, scope.peak, scope.allocated].map(Bytes::get);
+        format!("{path} {} {used} {peak} {total} {}", scope.calls, scope.allocations)
+    });
+    scopes.collect::<Vec<_>>().join(", ")
+}
+
+/// `function argument…`, tried again if it is refused: the results of all attempts.
+pub(crate) fn retry(names: &Names, call: &str) -> Result<String, Trouble> {
+    let mut results = Vec::new();
+    let tried = gpumem::retry_after_trim(|| match names.call(call) {
+        Ok(result) => {
+            results.push(result.to_string());
+            if result == 0 { Ok(()) } else { Err(None) }
+        }
+        Err(trouble) => Err(Some(trouble)),
+    });
+    match tried {
+        Err(Some(trouble)) => Err(trouble),
+        Ok(()) | Err(None) => Ok(results.join(" ")),
+    }
+}

@@ -1,0 +1,246 @@
+//! Where memory is on the stand-in driver: who is told that an allocation was refused, and of what; a device's memory by
+//! what NVML knows of its processes.
+
+use gpumem::Bytes;
+use gpumem_tests::{Library, Outcome, Standin};
+
+/// A machine with libcupti.
+fn heard() -> Standin {
+    Standin::new().cupti()
+}
+
+const CONTEXT: &str = "call cuInit 0; call cuDevicePrimaryCtxRetain &ctx 0; call cuCtxSetCurrent ctx";
+
+/// Runs a script, in which nothing panics and no callback asks the driver anything.
+#[track_caller]
+fn run(machine: &Standin, script: &str) -> Outcome {
+    let outcome = machine.run(&format!("{CONTEXT}; {script}"));
+    assert!(outcome.is_clean(), "panicked or did not end well\n{outcome}");
+    let called = outcome.calls.iter().filter_map(|call| call.strip_prefix("callback>"));
+    let harmful: Vec<_> = called.filter(|call| !call.starts_with("cuptiGetDeviceId")).collect();
+    assert!(harmful.is_empty(), "called in a callback: {harmful:?}\n{outcome}");
+    outcome
+}
+
+#[track_caller]
+fn ensure(outcome: &Outcome, command: &str, answer: &str) {
+    assert_eq!(outcome.answer(command), answer, "`{command}`\n{outcome}");
+}
+
+/// Each call that may be refused, what it then asked for, and of which kind.
+const CALLS: &[(&str, u64, &str)] = &[
+    ("cuMemAlloc_v2 &a 500", 500, "device"),
+    // Rows of a pitched block may be longer than what was asked for.
+    ("cuMemAllocPitch_v2 &a &pitch 1000 10 4", 10_000, "device"),
+    ("cuMemAllocManaged &a 600 1", 600, "managed"),
+    ("cuMemAllocAsync &a 700 0", 700, "pool"),
+    ("cuMemAllocAsync_ptsz &a 700 0", 700, "pool"),
+    ("cuMemAllocFromPoolAsync &a 800 pool 0", 800, "pool"),
+    ("cuMemAllocFromPoolAsync_ptsz &a 800 pool 0", 800, "pool"),
+    ("cuMemCreate &a 2097152 on:0 0", 2_097_152, "vmm"),
+];
+
+#[test]
+fn a_refusal_is_told_with_its_bytes_kind_and_device_and_counts_nothing() {
+    for (call, bytes, kind) in CALLS {
+        let function = call.split(' ').next().unwrap_or_default();
+        let from = if function == "cuMemAlloc_v2" { 2 } else { 1 };
+        let script = format!(
+            "subscribe; tell_refusals; scope train; call cuDeviceGetDefaultMemPool &pool 0; call cuMemAlloc_v2 &live 1000; \
+             call {call}; figures; summary; breakdown; status"
+        );
+        let outcome = run(&heard().fail(format!("{function}=2@{from}")), &script);
+        ensure(&outcome, &format!("call {call}"), "2");
+        assert!(outcome.answer("breakdown").contains(", adds up: scope `train` 1000 B (1), "), "{outcome}");
+        let refused = outcome.answers("refused");
+        let [told] = refused[..] else { panic!("not told once\n{outcome}") };
+        let figures = told.strip_prefix(&format!("{bytes} {kind}, device 0, [\"train\"]; "));
+        let figures = figures.unwrap_or_else(|| panic!("`{call}`\n{outcome}"));
+        let (in_use, in_parts) = figures.split_once(" in use, ").unwrap_or_else(|| panic!("no breakdown\n{outcome}"));
+        assert_eq!(in_parts, format!("{in_use} in parts"));
+        ensure(&outcome, "figures", "1000 0");
+        ensure(&outcome, "summary", "all 0 1000 1000 1000 1, train 1 1000 1000 1000 1");
+        assert!(
+            outcome.answer("status").starts_with("gauge=exact heard=1 untracked=0 lost=0 device=1000/1 by="),
+            "{outcome}"
+        );
+        // And it is reported.
+        let report: Vec<_> = outcome.stderr.lines().collect();
+        let bytes = Bytes::new(*bytes);
+        assert_eq!(
+            report[0],
+            format!("gpumem: device 0 is out of memory: {bytes} ({kind}) were asked for"),
+            "{outcome}"
+        );
+        assert!(report.iter().any(|line| line.starts_with("device 0 (Stand-in GPU 0): ")), "{outcome}");
+        assert!(
+            report.iter().any(|line| line.starts_with("    train ") && line.ends_with(" 1000 B  1 block")),
+            "{outcome}"
+        );
+        assert!(report.iter().all(|line| line.chars().count() <= 80), "{outcome}");
+    }
+}
+
+#[test]
+fn other_failures_say_nothing() {
+    for (call, ..) in CALLS {
+        let function = call.split(' ').next().unwrap_or_default();
+        for code in [1, 3, 101, 201, 400, 801, 999] {
+            let machine = heard().fail(format!("{function}={code}"));
+            let script = format!("tell_refusals; exact; call cuDeviceGetDefaultMemPool &pool 0; call {call}; figures");
+            let outcome = run(&machine, &script);
+            ensure(&outcome, &format!("call {call}"), &code.to_string());
+            ensure(&outcome, "figures", "0 0");
+            assert!(outcome.answers("refused").is_empty() && outcome.stderr.is_empty(), "{outcome}");
+        }
+    }
+    // Nor does the host's memory, of which nothing is known.
+    for call in ["cuMemAllocHost_v2 &a 1000", "cuMemHostAlloc &a 1000 0", "cuMemCreate &a 2097152 on:host 0"] {
+        let function = call.split(' ').next().unwrap_or_default();
+        let outcome = run(&heard().fail(format!("{function}=2")), &format!("tell_refusals; exact; call {call}"));
+        ensure(&outcome, &format!("call {call}"), "2");
+        assert!(outcome.answers("refused").is_empty() && outcome.stderr.is_empty(), "{outcome}");
+    }
+    // Nor frees, nor before anybody listens, nor where nobody can.
+    let outcome = run(
+        &heard().fail("cuMemFree_v2=2@1..2"),
+        "tell_refusals; call cuMemAlloc_v2 &a 99999999999999; exact; call cuMemAlloc_v2 &a 1000; call cuMemFree_v2 a; figures",
+    );
+    assert!(outcome.answers("refused").is_empty() && outcome.stderr.is_empty(), "{outcome}");
+    let outcome = run(&Standin::new(), "tell_refusals; sampled; call cuMemAlloc_v2 &a 99999999999999");
+    assert!(outcome.answers("refused").is_empty(), "{outcome}");
+}
+
+#[test]
+fn a_refusal_is_of_the_device_that_was_asked() {
+    let outcome = run(
+        &heard().devices(2),
+        "subscribe; tell_refusals; call cuDevicePrimaryCtxRetain &second 1; call cuCtxSetCurrent second; scope second; \
+         call cuMemAlloc_v2 &a 99999999999991; call cuStreamCreate &stream 0; call cuCtxSetCurrent ctx; \
+         call cuMemAlloc_v2 &a 99999999999992; call cuMemAllocAsync &a 99999999999993 stream; \
+         call cuMemPoolCreate &pool on:1; call cuMemAllocFromPoolAsync &a 99999999999994 pool 0; \
+         call cuMemCreate &a 104857600000000 on:1 0; \
+         other_thread call cuCtxSetCurrent second | call cuMemAlloc_v2 &a 99999999999995",
+    );
+    let refused: Vec<_> = outcome.answers("refused").iter().filter_map(|told| told.split(';').next()).collect();
+    assert_eq!(
+        refused,
+        [
+            "99999999999991 device, device 1, [\"second\"]",
+            "99999999999992 device, device 0, [\"second\"]",
+            "99999999999993 pool, device 1, [\"second\"]",
+            "99999999999994 pool, device 1, [\"second\"]",
+            "104857600000000 vmm, device 1, [\"second\"]",
+            "99999999999995 device, device 1, []",
+        ],
+        "{outcome}"
+    );
+    assert_eq!(outcome.stderr.matches("is out of memory").count(), 3, "{outcome}");
+    assert!(outcome.stderr.ends_with("gpumem: more of them are not reported\n"), "{outcome}");
+}
+
+#[test]
+fn a_second_try_after_the_pool_gave_back() {
+    // 16 GiB, of which a context and the driver have about 1.
+    let keep = "call cuMemAllocAsync &p 10737418240 0; call cuMemFreeAsync p 0";
+    let outcome = run(
+        &heard(),
+        &format!(
+            "exact; tell_refusals; {keep}; retry cuMemAlloc_v2 &a 10737418240; retry cuMemAlloc_v2 &b 99999999999999; retry cuMemAlloc_v2 0 0"
+        ),
+    );
+    ensure(&outcome, "retry cuMemAlloc_v2 &a 10737418240", "2 0");
+    ensure(&outcome, "retry cuMemAlloc_v2 &b 99999999999999", "2 2");
+    ensure(&outcome, "retry cuMemAlloc_v2 0 0", "1");
+    assert_eq!(outcome.answers("refused").len(), 1, "{outcome}");
+    // What cannot be trimmed is asked for all the same, and what is refused then is told.
+    let outcome = run(
+        &heard().fail("cuMemPoolTrimTo=999").fail("cuCtxSynchronize=999"),
+        "exact; tell_refusals; retry cuMemAlloc_v2 &b 99999999999999",
+    );
+    ensure(&outcome, "retry cuMemAlloc_v2 &b 99999999999999", "2 2");
+    assert_eq!(outcome.answers("refused").len(), 1, "{outcome}");
+    // Where nothing is heard, any error counts.
+    let outcome = run(&Standin::new(), "retry cuMemAlloc_v2 0 0");
+    ensure(&outcome, "retry cuMemAlloc_v2 0 0", "1 1");
+}
+
+#[test]
+fn a_report_without_figures_still_says_what_was_asked_for() {
+    let machine =
+        heard().fail("nvmlDeviceGetMemoryInfo_v2=15").fail("nvmlDeviceGetMemoryInfo=15").fail("cuMemGetInfo_v2=999");
+    let outcome = run(&machine, "scope train; tell_refusals; call cuMemAlloc_v2 &a 99999999999999");
+    let told = outcome.answer("refused");
+    assert!(told.starts_with("99999999999999 device, device 0, [\"train\"]; "), "{outcome}");
+    assert!(outcome.stderr.contains("where the memory is cannot be read: "), "{outcome}");
+    assert!(
+        outcome.stderr.starts_with("gpumem: device 0 is out of memory: 90.95 TiB (device) were asked for\n"),
+        "{outcome}"
+    );
+}
+
+#[test]
+fn parts_add_up_whatever_nvml_knows_of_processes() {
+    let script = "subscribe; scope train; call cuMemAlloc_v2 &a 104857600; scope step; call cuMemAlloc_v2 &b 52428800; \
+                  call cuMemAllocAsync &p 20971520 0; drop; call cuMemAllocManaged &m 1048576 1; \
+                  call cuMemAllocHost_v2 &h 1048576; breakdown; breakdown 0; summary";
+    let own = "scope `train` 100 MiB (1), scope `train > step` 70 MiB (2), cache `kept by the pool, unused` 12 MiB";
+    let rest = "driver `CUDA context, kernels, modules; what is unknown` 518 MiB";
+    let untold = "unknown `other processes, CUDA context, kernels and modules: not told apart`";
+    let of_driver = "unknown `the driver's, of no process`";
+    let (one, another) = ("compute=4000000001:300MiB:python", "graphics=4000000002:45MiB:Xorg");
+    let lists = ["nvmlDeviceGetComputeRunningProcesses_v3=4", "nvmlDeviceGetComputeRunningProcesses_v2=4"];
+    for (machine, expected) in [
+        (heard(), format!("709 MiB, adds up: {own}, {rest}, {of_driver} 9 MiB")),
+        (
+            heard().set("used=300MiB").set(one),
+            format!("1009 MiB, adds up: others `another process` 300 MiB (1), {own}, {rest}, {of_driver} 9 MiB"),
+        ),
+        (
+            heard().set("used=315MiB").set(one).set("graphics=4000000002:15MiB:Xorg"),
+            format!("1 GiB, adds up: others `other processes` 315 MiB (2), {own}, {rest}, {of_driver} 9 MiB"),
+        ),
+        // Whom NVML lists without a figure, or not at all, is not told apart.
+        (heard().set("processes=unavailable"), format!("709 MiB, adds up: {own}, {untold} 527 MiB")),
+        (
+            heard().set("used=300MiB").set("compute=4000000001:na"),
+            format!("1009 MiB, adds up: {own}, {rest}, unknown `other processes, and the driver's` 309 MiB"),
+        ),
+        (heard().set("processes=empty").set("used=300MiB"), format!("1009 MiB, adds up: {own}, {untold} 827 MiB")),
+        // As in a container, where it may be this process by another number.
+        (
+            heard().set("processes=empty").set("used=300MiB").set(one),
+            format!("1009 MiB, adds up: {own}, {untold} 827 MiB"),
+        ),
+        (heard().fail(lists[0]).fail(lists[1]), format!("709 MiB, adds up: {own}, {untold} 527 MiB")),
+        (heard().without(Library::Nvml), format!("709 MiB, adds up: {own}, {untold} 527 MiB")),
+        // More than there is: of two moments. What is known for certain is what is kept.
+        (
+            heard().set("compute=4000000001:20GiB:python").set(another),
+            format!("709 MiB, adds up: others `other processes` 527 MiB (2), {own}"),
+        ),
+    ] {
+        let outcome = run(&machine, script);
+        ensure(&outcome, "breakdown", &expected);
+        ensure(&outcome, "breakdown 0", &expected);
+        // What is not on the device for certain is in no scope of it.
+        ensure(
+            &outcome,
+            "summary",
+            "all 0 178257920 178257920 178257920 3, train 1 178257920 178257920 178257920 3, train/step 1 73400320 73400320 73400320 2",
+        );
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_or_cannot_be_read_is_an_error() {
+    let outcome = run(&heard(), "breakdown 7");
+    assert!(outcome.answer("breakdown 7").starts_with("error[unknown device"), "{outcome}");
+    let machine =
+        heard().fail("nvmlDeviceGetMemoryInfo_v2=15").fail("nvmlDeviceGetMemoryInfo=15").fail("cuMemGetInfo_v2=999");
+    let outcome = run(&machine, "breakdown");
+    assert!(outcome.answer("breakdown").starts_with("error["), "{outcome}");
+    let outcome = Standin::new().without(Library::Cuda).without(Library::Nvml).run("breakdown; summary");
+    assert!(outcome.answer("breakdown").starts_with("error[unavailable"), "{outcome}");
+    ensure(&outcome, "summary", "");
+}
