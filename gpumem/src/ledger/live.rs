@@ -67,7 +67,6 @@ impl Entry {
     }
 
     /// The lower half of the number of the event that it came with.
-    #[expect(clippy::cast_possible_truncation, reason = "32 bits are left")]
     pub(super) fn number(&self) -> u32 {
         (self.origin >> 32) as u32
     }

@@ -53,6 +53,8 @@ pub(crate) struct Counts {
     pub(crate) untracked: u64,
     /// Events that could not be taken.
     pub(crate) lost: u64,
+    /// Blocks that went with their context, not freed by anybody.
+    pub(crate) gone: u64,
 }
 
 /// What is known of a thread.
@@ -414,6 +416,7 @@ impl Ledger {
             EventKind::Gone { context } => {
                 let origins = &self.origins;
                 for entry in self.live.drain(|entry| origins.get(entry.origin()).context == context) {
+                    self.counts.gone += 1;
                     self.take_out(&entry);
                 }
             }

@@ -117,6 +117,13 @@ pub(crate) fn library(frames: &[Frame]) -> Option<&str> {
     Some(known.map_or_else(|| file_name(module), |(_, name)| *name))
 }
 
+/// What of a stack is the program's: outside of the driver, what listens to it, and this crate.
+pub(crate) fn of_program(frames: &[Frame]) -> &[Frame] {
+    let entered = frames.iter().rposition(|frame| frame.is_in(ENTRANCE)).map_or(0, |at| at + 1);
+    let own = frames[entered..].iter().take_while(|frame| frame.is_of(&["gpumem"])).count();
+    &frames[entered + own..]
+}
+
 /// The user's line on a stack: the first frame from the inside that is known and is not of Rust's own libraries, of
 /// gpumem, of cudarc, nor in a library of CUDA's. One that cargo did not fetch from elsewhere, if there is any: a framework is
 /// not what somebody who uses it looks for.
@@ -233,6 +240,22 @@ mod tests {
 
     const CUDARC: &str =
         "/root/.cargo/registry/src/index.crates.io-1949cf8c6b5b557f/cudarc-0.19.10/src/driver/result.rs";
+
+    #[test]
+    fn what_is_the_programs_begins_outside_of_the_driver() {
+        let frame = |function: &str, module: &str| Frame {
+            function: Some(function.to_owned()),
+            module: Some(module.to_owned()),
+            ..Frame::default()
+        };
+        let driver = frame("cuMemAlloc_v2", "/lib/libcuda.so.1");
+        let (user, own) = (frame("app::train", "/bin/app"), frame("gpumem::sim::SimGpu::alloc", "/bin/app"));
+        let heard =
+            [frame("gpumem::sys::cupti::callback", "/bin/app"), frame("", "libcupti.so.13"), driver, user.clone()];
+        assert_eq!(of_program(&heard), [user.clone()]);
+        assert_eq!(of_program(&[own.clone(), own, user.clone()]), [user]);
+        assert_eq!(of_program(&[]), []);
+    }
 
     #[test]
     fn files_are_named_as_they_are_seen() {

@@ -179,7 +179,11 @@ pub(super) fn report_leaks() {
     let blocks = places::live_blocks(session, None);
     let leaks = crate::report::Leaks::of(&blocks);
     let unheard = matches!(super::status::gauge_of_now(), (gauge, _, None) if gauge != Gauge::Exact);
+    let gone = match session.inbox.counts().gone {
+        0 => String::new(),
+        count => format!("gpumem: blocks that went with their CUDA context, freed by nobody: {count}\n"),
+    };
     let doubt = if unheard { "gpumem: allocations were not heard; there may be more\n" } else { "" };
     let pid = process::id();
-    eprint!("{}", Quiet::new(&format_args!("gpumem: process {pid} ends, and {leaks}{doubt}")));
+    eprint!("{}", Quiet::new(&format_args!("gpumem: process {pid} ends, and {leaks}{gone}{doubt}")));
 }

@@ -13,7 +13,7 @@ use super::{Session, begun, devices, session, sites, status::gauge_of_now};
 use crate::{
     error::Result,
     ledger::{Held, Spot, Within},
-    model::{Bytes, Device, Family, Gauge, SiteId, StackId, library, users_line},
+    model::{Bytes, Device, Family, Gauge, SiteId, StackId, library, of_program, users_line},
     report::{Breakdown, Group, Known, LiveBlock, Path, ScopeSummary, Summary},
     source::{self, Devices},
 };
@@ -223,7 +223,7 @@ pub(super) fn stack(number: StackId) -> Stack {
             .filter(|library| Some(*library) != source::own_module().as_deref())
             .map(str::to_owned),
         line: users_line(&frames).map(|line| line.seen_from(&here).to_string()),
-        frames: frames.iter().map(|frame| frame.seen_from(&here).in_words()).collect(),
+        frames: of_program(&frames).iter().map(|frame| frame.seen_from(&here).in_words()).collect(),
     };
     known().insert(number, stack.clone());
     stack
