@@ -115,9 +115,24 @@ pub mod bench {
 
         /// Opens a scope.
         pub fn open(&self, scope: u64) {
-            let watch =
-                Watch { device: DEVICE, gauge: Gauge::Exact, every: Duration::ZERO, thread: None, site: SiteId::NONE };
+            self.open_at(scope, SiteId::NONE.0);
+        }
+
+        /// Opens a scope that has a path of its own.
+        pub fn open_at(&self, scope: u64, site: u32) {
+            let site = SiteId(site);
+            let watch = Watch { device: DEVICE, gauge: Gauge::Exact, every: Duration::ZERO, thread: None, site };
             self.0.post(&EventKind::Open { scope: ScopeId(scope), watch });
+        }
+
+        /// The calling thread is in a scope from now on.
+        pub fn enter(&self, scope: u64) {
+            self.0.post(&EventKind::Enter { scope: ScopeId(scope) });
+        }
+
+        /// It is not any more.
+        pub fn leave(&self, scope: u64) {
+            self.0.post(&EventKind::Leave { scope: ScopeId(scope) });
         }
 
         /// Closes a scope.

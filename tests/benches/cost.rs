@@ -139,6 +139,85 @@ fn events(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// What it costs to know where memory is: events inside of scopes, against events outside of all; a block with its stack,
+/// against one that is just too small for that.
+fn places(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("places");
+    let mut next = addresses();
+    for depth in [1_u32, 10, 64] {
+        let door = Door::default();
+        let alloc_and_free = |address| {
+            door.alloc(address, 4096);
+            door.free(address);
+        };
+        group.bench_function(format!("baseline: alloc+free, no scope ({depth})"), |bench| {
+            bench.iter(|| alloc_and_free(next.next().unwrap()));
+        });
+        // Two branches of scopes, of which the thread is in the second.
+        for branch in [1, 2] {
+            for level in 0..depth {
+                door.open_at(branch * 100 + u64::from(level), 2 + level + 100 * u32::from(branch == 2));
+            }
+            if branch == 1 {
+                (0..depth).rev().for_each(|level| door.leave(100 + u64::from(level)));
+            }
+        }
+        let (first, second) = (100 + u64::from(depth) - 1, 200 + u64::from(depth) - 1);
+        group.bench_function(format!("alloc+free, {depth} nested scopes"), |bench| {
+            bench.iter(|| alloc_and_free(next.next().unwrap()));
+        });
+        let mut turn = 0_u64;
+        group.bench_function(format!("enter, alloc+free, leave: by turns in two scopes, {depth} deep"), |bench| {
+            bench.iter(|| {
+                turn += 1;
+                let scope = if turn.is_multiple_of(2) { first } else { second };
+                door.enter(scope);
+                alloc_and_free(next.next().unwrap());
+                door.leave(scope);
+            });
+        });
+        // Each event is of another scope than the last: what one scope holds is freed while the other allocates.
+        let mut turn = 0_u64;
+        let address = |turn: u64| 0x7f00_0000_0000 + turn * 4096;
+        (0..BATCH).for_each(|block| door.alloc(address(block), 4096));
+        group.bench_function(format!("alloc+free, each event by turns of two scopes, {depth} deep"), |bench| {
+            bench.iter(|| {
+                if turn.is_multiple_of(BATCH) {
+                    let (old, new) = if (turn / BATCH).is_multiple_of(2) { (second, first) } else { (first, second) };
+                    door.leave(old);
+                    door.enter(new);
+                }
+                door.alloc(address((turn + BATCH) % (2 * BATCH)), 4096);
+                door.free(address(turn % (2 * BATCH)));
+                turn += 1;
+            });
+        });
+    }
+    let gpu = SimGpu::install(Bytes::gib(64)).expect("GPUMEM_SIM is sound");
+    let listening = trace(Gauge::Exact);
+    for depth in [1, 10, 40] {
+        for (name, bytes) in [("baseline: alloc+free", (1 << 20) - 1), ("alloc+free with its stack", 1 << 20)] {
+            group.bench_function(format!("{name}, {depth} calls deep"), |bench| {
+                deeper(depth, &mut || bench.iter(|| drop(gpu.alloc(Bytes::new(bytes)))));
+            });
+        }
+    }
+    drop(listening);
+    group.finish();
+}
+
+/// So many blocks go from one scope to the other at a time.
+const BATCH: u64 = 1024;
+
+#[inline(never)]
+fn deeper(calls: u32, at_the_bottom: &mut dyn FnMut()) {
+    match calls {
+        0 => at_the_bottom(),
+        _ => deeper(calls - 1, at_the_bottom),
+    }
+    black_box(());
+}
+
 /// The longest that one event takes while a million blocks become live: no table is moved as a whole.
 fn pauses(_: &mut Criterion) {
     let door = Door::default();
@@ -170,5 +249,5 @@ fn simulated(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, device, events, pauses, simulated);
+criterion_group!(benches, device, events, places, pauses, simulated);
 criterion_main!(benches);
