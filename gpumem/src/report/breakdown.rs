@@ -124,7 +124,7 @@ impl Breakdown {
         let name = match (this, told(false)) {
             (Some(_), Some(_)) => "the driver's, of no process",
             (Some(_), None) => "other processes, and the driver's",
-            (None, _) => "other processes, CUDA context, kernels and modules: not told apart",
+            (None, _) => "other processes, CUDA context: not told apart",
         };
         let rest = Part { kind: PartKind::Unknown, name: name.to_owned(), bytes: left, count: 0 };
         parts.push(rest);
