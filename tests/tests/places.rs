@@ -733,50 +733,52 @@ mod live {
     }
 
     #[test]
-    fn the_same_path_at_the_same_time_on_two_threads() {
+    fn the_same_path_at_the_same_time_on_three_threads() {
         let gpu = gpu();
         let (all_in, told) = (Barrier::new(3), Barrier::new(3));
-        thread::scope(|threads| {
-            for thread in 1..=3 {
-                let (gpu, all_in, told) = (&gpu, &all_in, &told);
-                threads.spawn(move || {
-                    gpu.make_current();
-                    for round in [0, 10] {
-                        let trace = GpuMemTrace::with_ctx("same");
-                        let own = take(gpu, thread + round);
-                        all_in.wait();
-                        assert_eq!(sizes(&trace.live()), [thread + round]);
-                        told.wait();
-                        // The last round's is still there, and of another time.
-                        mem::forget(own);
-                    }
-                });
-            }
+        let own = |thread: u64| {
+            gpu.make_current();
+            [0, 10].map(|round| {
+                let trace = GpuMemTrace::with_ctx("same");
+                // The last round's is still there, and of another time.
+                mem::forget(take(&gpu, thread + round));
+                all_in.wait();
+                let live = sizes(&trace.live());
+                told.wait();
+                live
+            })
+        };
+        let live = thread::scope(|threads| {
+            let own = &own;
+            let started = [1, 2, 3].map(|thread| threads.spawn(move || own(thread)));
+            started.map(|thread| thread.join().expect("it does not panic"))
         });
+        assert_eq!(live, [1, 2, 3].map(|thread| [vec![thread], vec![thread + 10]]));
         assert_eq!(scopes(&gpu)["same"].calls, 6);
     }
 
     #[test]
-    fn a_million_bytes_in_blocks_that_come_and_go_meanwhile() {
+    fn blocks_of_others_that_come_and_go_meanwhile() {
         let gpu = gpu();
         let trace = GpuMemTrace::with_ctx("busy");
         let kept: Vec<_> = (1..=2000).map(|bytes| take(&gpu, bytes)).collect();
-        let is_over = AtomicU64::new(0);
-        thread::scope(|threads| {
+        let rounds_left = AtomicU64::new(20);
+        let seen: Vec<_> = thread::scope(|threads| {
             for _ in 0..2 {
                 threads.spawn(|| {
-                    while is_over.load(Relaxed) == 0 {
+                    while rounds_left.load(Relaxed) > 0 {
                         drop(take(&gpu, 7));
                     }
                 });
             }
-            for _ in 0..20 {
-                let live = trace.live();
-                assert_eq!(live.len(), 2000);
-                assert_eq!(live.iter().map(|block| block.bytes.get()).sum::<u64>(), 2000 * 2001 / 2);
-            }
-            is_over.store(1, Relaxed);
+            let look = |_| {
+                let live = sizes(&trace.live());
+                rounds_left.fetch_sub(1, Relaxed);
+                (live.len(), live.iter().sum::<u64>())
+            };
+            (0..20).map(look).collect()
         });
+        assert_eq!(seen, [(2000, 2000 * 2001 / 2); 20]);
         drop(kept);
     }
 
