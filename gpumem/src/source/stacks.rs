@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use once_cell::sync::{Lazy, OnceCell};
+use once_cell::sync::Lazy;
 
 use crate::model::{Frame, MemKind, StackId};
 
@@ -87,7 +87,7 @@ fn resolve(addresses: &[usize]) -> Vec<Frame> {
 /// The file name of the program or library that this crate is in.
 #[cfg(feature = "backtrace")]
 pub(crate) fn own_module() -> Option<String> {
-    static OWN: OnceCell<Option<String>> = OnceCell::new();
+    static OWN: once_cell::sync::OnceCell<Option<String>> = once_cell::sync::OnceCell::new();
     let find = || {
         let here = own_module as *const ();
         crate::sys::stack::module_of(here.addr() + 1)?.file_name().map(|name| name.to_string_lossy().into_owned())
