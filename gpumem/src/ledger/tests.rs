@@ -419,11 +419,14 @@ fn deep_and_many_scopes_are_counted_together() {
     for scope in 0..100 {
         runner.line(&format!("open {scope}"));
     }
-    runner.line("alloc x 1");
+    for line in ["alloc x 1", "inside 0 = 1", "inside 63 = 1", "inside 99 = 1"] {
+        runner.line(line);
+    }
     let spots = runner.ledger.spots();
     assert_eq!(spots.len(), 2 + 64 + 1);
     let others = spots.iter().find(|(_, spot)| spot.site == SiteId::OTHERS).unwrap().1;
     assert_eq!((others.allocations, others.calls), (1, 36));
+    assert!(spots[1..].iter().all(|(_, spot)| spot.in_use == 1 << 20), "all scopes around it hold it");
 }
 
 #[test]

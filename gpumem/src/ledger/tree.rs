@@ -125,8 +125,8 @@ impl Tree {
             return outer;
         }
         if site != SiteId::OTHERS && (depth == DEEPEST || self.spots.len() >= MOST) {
-            let root = self.root(meter);
-            return self.inside(root, SiteId::OTHERS);
+            // Inside the scope that they are in, which they count for. It is one for each, so there are at most twice as many.
+            return self.inside(outer, SiteId::OTHERS);
         }
         let spot = self.push(Spot::new(outer, site, meter, depth + 1));
         self.known.insert((outer, site), spot);
