@@ -82,6 +82,17 @@ fn a_refusal_is_told_with_its_bytes_kind_and_device_and_counts_nothing() {
 }
 
 #[test]
+fn what_is_given_back_on_a_refusal_is_heard() {
+    let script = "exact; call cuMemAlloc_v2 &live 1000; on_refusal cuMemFree_v2 live; \
+                  call cuMemAlloc_v2 &a 99999999999999; figures; status; call cuMemAlloc_v2 &a 500; figures";
+    let outcome = heard().run(&format!("{CONTEXT}; {script}"));
+    assert!(outcome.is_clean(), "{outcome}");
+    ensure(&outcome, "on_refusal", "0");
+    assert_eq!(outcome.answers("figures"), ["0 1000", "500 500"], "{outcome}");
+    assert!(outcome.answer("status").contains("heard=2 untracked=0 lost=0"), "{outcome}");
+}
+
+#[test]
 fn other_failures_say_nothing() {
     for (call, ..) in CALLS {
         let function = call.split(' ').next().unwrap_or_default();

@@ -164,7 +164,7 @@ fn hear_other(context: Context, call: &Call) {
             };
             pooled(address, bytes, device);
         }
-        Call::Unsized => lost(),
+        Call::Uncounted => lost(),
         Call::Refused { bytes, memory, pool, stream } => {
             let device = match (memory, pool, stream) {
                 (Some(_), ..) => Where::of(owner_of(context).map(|owner| owner.device)),
@@ -175,10 +175,10 @@ fn hear_other(context: Context, call: &Call) {
             let current = || owner_of(context).map(|owner| owner.device);
             let device = if let Where::Device(device) = device { Some(device) } else { current() };
             if let Some(device) = device {
-                refused(cuda(device), Bytes::new(bytes), kind);
+                tell_of_refusal(device, bytes, kind);
             }
         }
-        Call::NotCreated { bytes, device } => refused(cuda(device), Bytes::new(bytes), MemKind::Vmm),
+        Call::NotCreated { bytes, device } => tell_of_refusal(device, bytes, MemKind::Vmm),
         // It was heard.
         Call::Freeing { .. } => {}
         Call::Releasing { handle } => {
@@ -270,6 +270,11 @@ fn allocated(key: Key, ordinal: u32, bytes: u64, kind: MemKind, context: u8) {
 /// Something was allocated that cannot be counted: better said than guessed.
 fn lost() {
     tell(&EventKind::Lost { count: 1 });
+}
+
+/// Who is told may give back what he can spare, and that is heard.
+fn tell_of_refusal(ordinal: u32, bytes: u64, kind: MemKind) {
+    cupti::outside(|| refused(cuda(ordinal), Bytes::new(bytes), kind));
 }
 
 /// The mappings are still there after all.
@@ -366,8 +371,11 @@ fn device_of_pool(pool: u64, address: u64) -> Where {
 }
 
 impl Known {
-    /// Gives a context the lowest number that is free.
+    /// Gives a context the lowest number that is free, unless another thread was first.
     fn name_context(&mut self, context: Context, device: u32) -> Owner {
+        if let Some(owner) = self.contexts.get(&context) {
+            return *owner;
+        }
         let free = self.numbers.iter().position(|taken| !taken).unwrap_or(self.numbers.len());
         let number = u8::try_from(free + 1).unwrap_or(0);
         if number > 0 {
@@ -375,7 +383,8 @@ impl Known {
             self.numbers[free] = true;
         }
         let owner = Owner { device, number };
-        *self.contexts.entry(context).or_insert(owner)
+        self.contexts.insert(context, owner);
+        owner
     }
 }
 
@@ -487,6 +496,16 @@ impl Handles {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_context_that_two_threads_name_has_one_number() {
+        let mut known = Known::default();
+        let [first, second] = [1, 2].map(|handle| Context { handle, uid: 1 });
+        for (context, number) in [(first, 1), (first, 1), (second, 2)] {
+            assert_eq!(known.name_context(context, 0), Owner { device: 0, number });
+        }
+        assert_eq!(known.numbers, [true, true]);
+    }
 
     #[test]
     fn a_handle_lives_as_long_as_somebody_refers_to_it() {

@@ -170,8 +170,9 @@ pub(crate) enum Call {
         bytes: u64,
         device: u32,
     },
-    /// An array whose format has no known size.
-    Unsized,
+    /// Something that cannot be counted: an array whose format has no known size, or what was called while the handler was
+    /// at work.
+    Uncounted,
     /// About to be given back.
     Freeing {
         named: Named,
@@ -325,8 +326,8 @@ pub(crate) fn is_there() -> Result<(), Error> {
     cupti().map(|_| ())
 }
 
-/// Has `handler` called with each fact from now on, on the thread that makes the call. It must call no CUDA function
-/// that allocates or frees. Subscribing twice is subscribing once.
+/// Has `handler` called with each fact from now on, on the thread that makes the call. What it allocates or frees itself is
+/// [`Call::Uncounted`], but for what is done [`outside`]. Subscribing twice is subscribing once.
 #[doc(alias("cuptiSubscribe", "cuptiEnableCallback"))]
 pub(crate) fn subscribe(handler: fn(Context, &Call)) -> Result<(), Error> {
     let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -455,8 +456,15 @@ impl Cupti {
 }
 
 thread_local! {
-    /// This thread is in a callback. What the handler does may itself be a driver call.
+    /// The handler is at work on this thread, and may hold what it would wait for if it were called again.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// For the handler: runs what holds nothing of it, so that calls which that makes are told as any others.
+pub(crate) fn outside(code: impl FnOnce()) {
+    let inside = INSIDE.replace(false);
+    code();
+    INSIDE.set(inside);
 }
 
 /// What CUPTI calls. Copies what it needs, since the data is gone when it returns, and never unwinds into C.
@@ -475,13 +483,12 @@ unsafe extern "C" fn callback(_: *mut c_void, domain: u32, number: u32, data: *c
     } else {
         return;
     };
-    if INSIDE.replace(true) {
-        return;
-    }
+    let inside = INSIDE.replace(true);
+    let call = if inside { Call::Uncounted } else { call };
     if let Some(handler) = HANDLER.get() {
         let _ = catch_unwind(AssertUnwindSafe(|| handler(context, &call)));
     }
-    INSIDE.set(false);
+    INSIDE.set(inside);
 }
 
 /// Reads one side of a call: a free before it is made, everything else when it has succeeded. Out-parameters are read
@@ -608,7 +615,7 @@ fn array(name: u64, [width, height, depth]: [usize; 3], format: u32, channels: u
         0x02 | 0x09 | 0x10 => 2,
         // UNSIGNED_INT32, SIGNED_INT32, FLOAT
         0x03 | 0x0a | 0x20 => 4,
-        _ => return Call::Unsized,
+        _ => return Call::Uncounted,
     };
     let level = |level: u32| {
         let side = |side: usize| (side as u64).checked_shr(level).unwrap_or(0).max(1);
@@ -621,20 +628,26 @@ fn array(name: u64, [width, height, depth]: [usize; 3], format: u32, channels: u
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use super::*;
 
-    fn call(number: u32, site: u32, result: u32, params: &[u64]) -> Option<Call> {
-        let data = CallbackData {
+    fn data(site: u32, result: &u32, params: &[u64]) -> CallbackData {
+        CallbackData {
             site,
             function_name: ptr::null(),
             function_params: params.as_ptr(),
-            function_return_value: &raw const result,
+            function_return_value: result,
             symbol_name: ptr::null(),
             context: 1,
             context_uid: 1,
             correlation_data: ptr::null_mut(),
             correlation_id: 1,
-        };
+        }
+    }
+
+    fn call(number: u32, site: u32, result: u32, params: &[u64]) -> Option<Call> {
+        let data = data(site, &result, params);
         let shape = SHAPES[number as usize].expect("it is listened to");
         // SAFETY: the tests pass the parameters that the call has.
         unsafe { decode(shape, &data) }
@@ -716,7 +729,37 @@ mod tests {
         // 8·4·2 + 4·2·1 + 2·1·1 + 1 = 75 elements
         assert_eq!(call(347, 1, 0, &[address(&out), address(&cube), 4]), Some(expected(300)));
         let strange = ArrayDescriptor { width: 10, height: 1, format: 0xb0, channels: 1 };
-        assert_eq!(call(272, 1, 0, &[address(&out), address(&strange)]), Some(Call::Unsized));
+        assert_eq!(call(272, 1, 0, &[address(&out), address(&strange)]), Some(Call::Uncounted));
+    }
+
+    #[test]
+    fn what_the_handler_calls_is_uncounted_unless_it_is_outside() {
+        thread_local! {
+            static TOLD: RefCell<Vec<Call>> = const { RefCell::new(Vec::new()) };
+        }
+
+        fn free(name: u64) {
+            let params = [name];
+            let data = data(SITE_ENTER, &0, &params);
+            // SAFETY: the data is that of a call of `cuMemFree_v2`, which is about to begin.
+            unsafe { callback(ptr::null_mut(), DOMAIN_DRIVER_API, 245, (&raw const data).cast()) };
+        }
+
+        fn handler(_: Context, call: &Call) {
+            TOLD.with_borrow_mut(|told| told.push(*call));
+            if let Call::Freeing { name: 1, .. } = call {
+                free(2);
+                outside(|| free(3));
+                free(4);
+            }
+        }
+
+        HANDLER.set(handler).expect("nobody subscribes in these tests");
+        free(1);
+        free(5);
+        let freeing = |name| Call::Freeing { named: Named::Address, name };
+        let expected = [freeing(1), Call::Uncounted, freeing(3), Call::Uncounted, freeing(5)];
+        assert_eq!(TOLD.take(), expected);
     }
 
     #[test]

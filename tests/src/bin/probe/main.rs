@@ -19,7 +19,7 @@
 //! - `subscribe`, `unsubscribe`: gpumem to CUPTI; `tool_subscribe library`, `tool_unsubscribe library`: a tool of this
 //!   process;
 //! - `scope name`: an exact trace that is silent; `breakdown [device]`, `summary`: what they say, in one line;
-//!   `tell_refusals`: each is an answer `refused` from then on; `retry function argument…`: as `call`, with a second try;
+//!   `tell_refusals`: each is an answer `refused` from then on; `on_refusal function argument…`: each calls that; `retry function argument…`: as `call`, with a second try;
 //! - `call function argument…`: the driver's function, see `raw.rs`; `let name value`: for its arguments;
 //! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`, `adding_up steps devices`: see
 //!   `churn.rs`;
@@ -331,6 +331,10 @@ impl Probe {
             "tool_subscribe" => self.tool.subscribe(argument)?.to_string(),
             "tool_unsubscribe" => self.tool.unsubscribe(argument)?.to_string(),
             "status" => status(),
+            "on_refusal" => {
+                places::on_refusal(&self.names, argument);
+                "done".to_owned()
+            }
             "tell_refusals" => {
                 places::tell_refusals();
                 "done".to_owned()

@@ -19,6 +19,15 @@ pub(crate) fn tell_refusals() {
     });
 }
 
+/// From now on each refusal calls `function argument…`, whose result is an answer `on_refusal`.
+pub(crate) fn on_refusal(names: &Names, call: &str) {
+    let (names, call) = (names.clone(), call.to_owned());
+    gpumem::on_oom(move |_| match names.call(&call) {
+        Ok(result) => println!("> on_refusal: {result}"),
+        Err(trouble) => println!("> on_refusal: {trouble}"),
+    });
+}
+
 fn sum(told: &Breakdown) -> u64 {
     told.parts.iter().map(|part| part.bytes).sum::<Bytes>().get()
 }
