@@ -147,13 +147,17 @@ fn groups(session: &Session, device: Device) -> Groups {
     let blocks = inbox.blocks(None);
     let paths = Paths::now(session);
     let mut known = HashMap::new();
-    let mut labels = labels();
-    labels.sweep(inbox);
+    let of_blocks: Vec<_> = {
+        let mut labels = labels();
+        labels.sweep(inbox);
+        blocks.iter().map(|block| labels.get(block).cloned()).collect()
+    };
     let mut groups = Groups::new();
-    for block in blocks.iter().filter(|block| block.device == device) {
+    for (block, label) in blocks.iter().zip(of_blocks).filter(|(block, _)| block.device == device) {
         let Origin { spot, stack, kind, .. } = block.origin;
-        let what = match labels.get(block) {
-            Some(label) => What::Labelled(Arc::clone(label)),
+        let what = match label {
+            Some(label) => What::Labelled(label),
+            // With no lock held: what a stack says is in files.
             None => What::Asked(Arc::clone(known.entry((spot, stack)).or_insert_with(|| {
                 let path = paths.of(spot).map(|scope| scope.path.clone()).unwrap_or_default();
                 let Stack { line, library, .. } = places::stack(stack);
