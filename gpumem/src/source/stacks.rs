@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
@@ -27,9 +27,9 @@ static LEAST: [AtomicU64; 2] = [AtomicU64::new(u64::MAX), AtomicU64::new(u64::MA
 
 #[derive(Default)]
 struct Stacks {
-    known: HashMap<Box<[usize]>, StackId>,
+    known: HashMap<Arc<[usize]>, StackId>,
     /// By number, from 1 on.
-    all: Vec<Box<[usize]>>,
+    all: Vec<Arc<[usize]>>,
 }
 
 static STACKS: Lazy<Mutex<Stacks>> = Lazy::new(Mutex::default);
@@ -118,13 +118,14 @@ impl Stacks {
         if addresses.is_empty() || self.all.len() >= MOST {
             return StackId::NONE;
         }
-        self.all.push(addresses.into());
+        let stack: Arc<[usize]> = addresses.into();
+        self.all.push(Arc::clone(&stack));
         let number = StackId(u32::try_from(self.all.len()).unwrap_or(0));
-        self.known.insert(addresses.into(), number);
+        self.known.insert(stack, number);
         number
     }
 
-    fn get(&self, stack: StackId) -> Box<[usize]> {
+    fn get(&self, stack: StackId) -> Arc<[usize]> {
         let at = (stack.0 as usize).checked_sub(1);
         at.and_then(|at| self.all.get(at)).cloned().unwrap_or_default()
     }
