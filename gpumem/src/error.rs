@@ -40,7 +40,7 @@ pub(crate) enum Kind {
     /// The file of a baseline cannot be used.
     #[cfg(feature = "baseline")]
     BadBaseline { file: String, detail: String },
-    /// The driver did not answer in time.
+    /// The driver, or who reads debug information, did not answer in time.
     NoAnswer { seconds: u64 },
     /// The operating system gave no thread.
     NoThread { detail: String },
@@ -203,7 +203,7 @@ impl fmt::Display for Error {
             #[cfg(feature = "baseline")]
             Kind::BadBaseline { file, detail } => write!(f, "cannot use the baseline {file}: {detail}"),
             Kind::NoAnswer { seconds } => {
-                write!(f, "the driver did not answer within {seconds} s; ask gpumem::breakdown() or nvidia-smi later")
+                write!(f, "that was not found out within {seconds} s; ask gpumem::breakdown() or nvidia-smi later")
             }
             Kind::NoThread { detail } => {
                 write!(f, "cannot start a thread: {detail}; raise the limit on threads (ulimit -u)")

@@ -297,6 +297,40 @@ mod nesting {
     }
 }
 
+#[test]
+fn a_scope_on_a_device_that_it_was_not_opened_for() {
+    let other = gpu();
+    let gpu = gpu();
+    let trace = GpuMemTrace::with_ctx("here");
+    let block = take(&other, 5);
+    let told = &scopes(&other)["here"];
+    let figures = [told.calls, told.used.get(), told.peak.get(), told.device_peak.get()];
+    assert_eq!(figures, [0, 5, 5, 5], "no less in use on the device than in the scope");
+    assert_eq!(scopes(&gpu)["here"].device_peak, Bytes::ZERO);
+    assert_eq!(sizes(&trace.live()), [5]);
+    drop(block);
+}
+
+#[test]
+fn what_is_too_deep_to_be_told_apart_is_in_all_scopes_around_it() {
+    fn deeper(gpu: &SimGpu, depth: usize) -> SimBlock {
+        let trace = GpuMemTrace::with_ctx("deeper");
+        let block = if depth == 0 { take(gpu, 7) } else { deeper(gpu, depth - 1) };
+        if depth.is_multiple_of(250) {
+            assert_eq!(sizes(&trace.live()), [7]);
+        }
+        block
+    }
+    let gpu = gpu();
+    let trace = GpuMemTrace::with_ctx("outermost");
+    let _block = deeper(&gpu, 1_000);
+    assert_eq!(sizes(&trace.live()), [7]);
+    let told = scopes(&gpu);
+    assert!(told.len() == 2 + 64 && told.values().all(|scope| scope.used == 7 && scope.allocations == 1), "{told:#?}");
+    let calls: u64 = told.values().map(|scope| scope.calls).sum();
+    assert_eq!(calls, 1 + 1_001);
+}
+
 /// What a test keeps by itself of what it does, to be compared with what is told.
 #[derive(Default)]
 struct Log {

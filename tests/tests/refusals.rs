@@ -93,6 +93,16 @@ fn what_is_given_back_on_a_refusal_is_heard() {
 }
 
 #[test]
+fn nobody_listens_where_traces_are_not_to() {
+    for gauge in ["sampled", "pool", "off"] {
+        let outcome =
+            run(&heard().env("GPUMEM_GAUGE", gauge), "breakdown; retry cuMemAlloc_v2 &a 99999999999999; status");
+        ensure(&outcome, "retry cuMemAlloc_v2 &a 99999999999999", "2 2");
+        assert!(outcome.answer("status").contains(" by=nothing "), "{outcome}");
+    }
+}
+
+#[test]
 fn other_failures_say_nothing() {
     for (call, ..) in CALLS {
         let function = call.split(' ').next().unwrap_or_default();

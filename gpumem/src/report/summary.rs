@@ -38,7 +38,8 @@ pub struct ScopeSummary {
     pub used: Bytes,
     /// The most that was in use at one time of what was allocated in it.
     pub peak: Bytes,
-    /// The most that the whole process had in use on the device while it was open.
+    /// The most that the whole process had in use on the device while it was open. Of a device that it was not opened for only
+    /// `peak` is known.
     pub device_peak: Bytes,
     /// All that was allocated in it, whether it was freed or not.
     pub allocated: Bytes,

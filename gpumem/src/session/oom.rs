@@ -2,6 +2,7 @@
 
 use std::{
     cell::Cell,
+    convert::identity,
     panic::{AssertUnwindSafe, catch_unwind},
     process,
     sync::{
@@ -14,7 +15,7 @@ use std::{
 
 use crossbeam::channel;
 
-use super::{begun, devices, notice::Quiet, places, sink};
+use super::{begun, devices, notice::Quiet, places, prepare, sink};
 use crate::{
     error::{Kind, Result},
     model::{Bytes, Device, Gauge, MemKind},
@@ -22,8 +23,11 @@ use crate::{
     source::{self, Devices},
 };
 
-/// How long the asking program waits for the driver to say where the memory is.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long the asking program waits for the driver to say where the memory is, which is a matter of milliseconds.
+const FOR_THE_DRIVER: Duration = Duration::from_secs(2);
+
+/// How long it waits for the lines that hold the memory: large programs have much debug information to read.
+const FOR_LINES: Duration = Duration::from_secs(20);
 
 /// So many reports are printed: who tries again and again would fill the screen.
 const MOST: u64 = 3;
@@ -86,7 +90,8 @@ pub fn on_oom(hook: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
 /// has a context; not while a stream is being captured.
 pub fn retry_after_trim<T, E>(mut attempt: impl FnMut() -> std::result::Result<T, E>) -> std::result::Result<T, E> {
     let Ok(devices) = devices() else { return attempt() };
-    let is_heard = super::session().subscribe(devices).is_ok();
+    prepare(devices);
+    let is_heard = devices.subscribed().is_some();
     let before = REFUSED.get();
     let outer = TRYING.replace(true);
     let _restored = Restored(outer);
@@ -149,27 +154,28 @@ fn tell(device: Device, bytes: Bytes, kind: MemKind) {
 fn look(device: Device, asked: Bytes, kind: MemKind) -> Option<OutOfMemory> {
     let session = begun()?;
     let path = places::path_of_this_thread(session);
-    let line = places::stack(source::here()).line;
-    // Not here: this may be a callback, in which the driver is not to be asked.
-    let (breakdown, groups) = elsewhere(move || {
-        let breakdown = devices().and_then(|devices| places::of_device(devices, device.ordinal));
-        (breakdown, places::groups(session, device))
-    })
-    .unwrap_or_else(|why| (Err(why), Vec::new()));
+    let stack = source::here();
+    // Not here: this may be a callback, in which neither the loader nor the driver is to be asked. One after the other: who holds
+    // the memory is known also where the driver does not answer.
+    let known = elsewhere(FOR_LINES, move || (places::stack(stack).line, places::groups(session, device)));
+    let breakdown = known.clone().and_then(|(_, groups)| {
+        elsewhere(FOR_THE_DRIVER, move || places::of_device(devices()?, device, groups)).and_then(identity)
+    });
+    let (line, groups) = known.unwrap_or_default();
     let (scopes, places) = (Vec::new(), Vec::new());
     let oom = OutOfMemory { device: device.ordinal, asked, kind: kind.name(), path, line, breakdown, scopes, places };
     Some(oom.with_holders(&groups))
 }
 
 /// Does it on a thread of its own, and waits, but not for ever.
-fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+fn elsewhere<T: Send + 'static>(patience: Duration, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     let (done, result) = channel::bounded(1);
     let body = move || {
         let _ = done.send(work());
     };
     let thread = thread::Builder::new().name("gpumem-oom".to_owned());
     thread.spawn(body).map_err(|error| Kind::NoThread { detail: error.to_string() })?;
-    result.recv_timeout(PATIENCE).map_err(|_| Kind::NoAnswer { seconds: PATIENCE.as_secs() }.into())
+    result.recv_timeout(patience).map_err(|_| Kind::NoAnswer { seconds: patience.as_secs() }.into())
 }
 
 /// `GPUMEM_LEAKS=1`: says at the end of the process what was not freed.

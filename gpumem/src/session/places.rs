@@ -9,7 +9,7 @@ use std::{
 
 use once_cell::sync::Lazy;
 
-use super::{Session, begun, devices, session, sites, status::gauge_of_now};
+use super::{Session, begun, devices, prepare, sites, status::gauge_of_now};
 use crate::{
     error::Result,
     ledger::{Held, Spot, Within},
@@ -71,15 +71,16 @@ pub fn breakdown(device: impl Into<Option<u32>>) -> Result<Breakdown> {
     let devices = devices()?;
     let ordinal = device.into().map_or_else(|| devices.current(), Ok)?;
     // What cannot be heard is a part of the rest, which says so.
-    let _ = session().subscribe(devices);
-    of_device(devices, ordinal)
+    prepare(devices);
+    let device = Device { family: devices.family(), ordinal };
+    of_device(devices, device, begun().map(|session| groups(session, device)).unwrap_or_default())
 }
 
-pub(super) fn of_device(devices: &dyn Devices, ordinal: u32) -> Result<Breakdown> {
+/// Where a device's memory is, of which so much is live.
+pub(super) fn of_device(devices: &dyn Devices, device: Device, live: Vec<Group>) -> Result<Breakdown> {
+    let ordinal = device.ordinal;
     let memory = devices.read(ordinal)?;
-    let device = Device { family: devices.family(), ordinal };
     let simulated = device.family == Family::Simulated;
-    let live = begun().map(|session| groups(session, device)).unwrap_or_default();
     Ok(Breakdown::of(&Known {
         device: ordinal,
         name: devices.name(ordinal).ok(),
@@ -94,9 +95,10 @@ pub(super) fn of_device(devices: &dyn Devices, ordinal: u32) -> Result<Breakdown
 
 /// What is live in a device's memory, by where it comes from.
 pub(super) fn groups(session: &Session, device: Device) -> Vec<Group> {
+    // First, so that none is of a path that is newer.
+    let origins = session.inbox.origins();
     let paths = Paths::now(session);
-    let on_device = session.inbox.origins().into_iter();
-    let on_device = on_device.filter(|live| live.device == device && live.origin.kind.is_on_device());
+    let on_device = origins.into_iter().filter(|live| live.device == device && live.origin.kind.is_on_device());
     let group = |live: crate::ledger::LiveOrigin| {
         let scope = paths.of(live.origin.spot);
         let stack = stack(live.origin.stack);
@@ -191,7 +193,8 @@ fn own(device: Device, spot: &Spot, outer: &[String]) -> ScopeSummary {
         calls: spot.calls,
         used: amount(spot.in_use),
         peak: amount(spot.peak),
-        device_peak: amount(if is_root { spot.peak } else { spot.device_peak }),
+        // Of the root, and where the scope was not opened for this device, that is all that is known.
+        device_peak: amount(if spot.calls == 0 { spot.peak } else { spot.device_peak }),
         allocated: Bytes::new(spot.allocated),
         allocations: spot.allocations,
     }
