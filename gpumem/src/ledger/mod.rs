@@ -112,6 +112,8 @@ struct Meter {
     level: Level,
     /// Of the memory that traces count, where allocations are heard.
     on_device: Stat,
+    /// The most bytes of `on_device` that ever were.
+    highest: u64,
     /// By the order of [`MemKind::ALL`].
     kinds: [Stat; MemKind::ALL.len()],
     device: Device,
@@ -246,10 +248,11 @@ impl Ledger {
         held.blocks += 1;
         held.bytes += bytes.get();
         let origin = held.origin;
-        let Meter { level, on_device, kinds, .. } = &mut self.meters.0[usize::from(origin.meter)];
+        let Meter { level, on_device, highest, kinds, .. } = &mut self.meters.0[usize::from(origin.meter)];
         kinds[origin.kind as usize].add(bytes.get());
         if origin.kind.is_on_device() {
             on_device.add(bytes.get());
+            *highest = on_device.bytes.current.max(*highest);
             level.change(signed(bytes));
             self.tree.allocated(origin.spot, bytes);
             self.change_local(&origin, signed(bytes));
@@ -334,10 +337,11 @@ impl Ledger {
         held.blocks += 1;
         held.bytes += bytes.get();
         let origin = held.origin;
-        let Meter { level, on_device, kinds, .. } = &mut self.meters.0[usize::from(origin.meter)];
+        let Meter { level, on_device, highest, kinds, .. } = &mut self.meters.0[usize::from(origin.meter)];
         kinds[origin.kind as usize].restore(bytes.get());
         if origin.kind.is_on_device() {
             on_device.restore(bytes.get());
+            *highest = on_device.bytes.current.max(*highest);
             level.change(signed(bytes));
             self.tree.change(origin.spot, signed(bytes));
             self.change_local(&origin, signed(bytes));
@@ -479,8 +483,17 @@ impl Ledger {
             self.tree.device_had(spot, in_use);
         }
         let meters = &self.meters.0;
-        let device = |spot: &Spot| meters.get(usize::from(spot.meter)).map(|meter| meter.device);
-        self.tree.spots().iter().map(|spot| (device(spot), *spot)).collect()
+        let with_device = |spot: &Spot| {
+            let Some(Meter { device, on_device, highest, .. }) = meters.get(usize::from(spot.meter)) else {
+                return (None, *spot);
+            };
+            let mut spot = *spot;
+            if spot.parent == SpotId::NONE {
+                (spot.in_use, spot.peak) = (on_device.bytes.current.cast_signed(), highest.cast_signed());
+            }
+            (Some(*device), spot)
+        };
+        self.tree.spots().iter().map(with_device).collect()
     }
 
     /// The scope that a thread is in.
@@ -705,6 +718,7 @@ impl Meters {
             self.0.push(Meter {
                 level: Level::default(),
                 on_device: Stat::default(),
+                highest: 0,
                 kinds: Default::default(),
                 device,
                 gauge,

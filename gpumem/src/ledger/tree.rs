@@ -1,7 +1,10 @@
 //! The tree of scopes: what each path of nested scopes holds, and held at most.
 //!
-//! An allocation counts for its own spot and all spots above it, but events come in runs from one and the same spot; a run
-//! is kept apart and counted upwards when another spot is at it. So an event costs the same however deep its scope lies.
+//! An allocation counts for its own spot and all spots above it, but the next event is likely to be of the same spot, or of one
+//! nearby. So each outermost scope has a finger, on the spot of its newest event; what came of the events below a spot is told
+//! to it when the finger leaves that way, as one sum and one highest point. An event costs as much as the finger moves: nothing
+//! within one scope, a step where one is opened or closed, however deep they lie. What is above all scopes, the whole
+//! device, is counted by its meter.
 
 use std::collections::HashMap;
 
@@ -30,6 +33,12 @@ pub(crate) struct Spot {
     pub(crate) site: SiteId,
     pub(super) meter: u16,
     depth: u8,
+    /// The outermost scope that it is in; `NONE` outside of all.
+    top: SpotId,
+    /// Of an outermost scope: the spot of its newest event. Only from there up to it anything is still to be told.
+    finger: SpotId,
+    /// What is still to be told to the parent.
+    untold: Untold,
     /// How often it was opened.
     pub(crate) calls: u64,
     /// Here, without the scopes inside.
@@ -55,28 +64,64 @@ pub(super) struct Tree {
     run: Run,
 }
 
-/// Neighbouring events of one spot, not yet counted upwards.
+/// Neighbouring events of one spot, not yet counted there.
 #[derive(Debug, Default)]
 struct Run {
     spot: SpotId,
-    change: i64,
-    /// The highest that `change` was.
-    most: i64,
+    untold: Untold,
     allocations: u64,
     allocated: u64,
 }
 
+/// What several events come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Untold {
+    change: i64,
+    /// The highest that `change` was.
+    most: i64,
+}
+
+impl Untold {
+    /// More events, after these.
+    #[inline]
+    fn then(&mut self, next: Self) {
+        self.most = self.most.max(self.change + next.most);
+        self.change += next.change;
+    }
+}
+
 impl Default for Tree {
     fn default() -> Self {
-        let nowhere = Spot::new(SpotId::NONE, SiteId::NONE, u16::MAX, 0);
+        let nowhere = Spot::new(SpotId::NONE, SiteId::NONE, u16::MAX, 0, SpotId::NONE);
         Self { run: Run::default(), spots: vec![nowhere], known: HashMap::new(), roots: Vec::new() }
     }
 }
 
 impl Spot {
-    const fn new(parent: SpotId, site: SiteId, meter: u16, depth: u8) -> Self {
+    const fn new(parent: SpotId, site: SiteId, meter: u16, depth: u8, top: SpotId) -> Self {
         let (calls, allocations, allocated, in_use, peak, device_peak) = (0, 0, 0, 0, 0, 0);
-        Self { parent, site, meter, depth, calls, allocations, allocated, in_use, peak, device_peak }
+        let (finger, untold) = (top, Untold { change: 0, most: 0 });
+        Self {
+            parent,
+            site,
+            meter,
+            depth,
+            top,
+            finger,
+            untold,
+            calls,
+            allocations,
+            allocated,
+            in_use,
+            peak,
+            device_peak,
+        }
+    }
+
+    fn take(&mut self, events: Untold) {
+        self.peak = self.peak.max(self.in_use + events.most);
+        self.in_use += events.change;
+        self.untold.then(events);
     }
 }
 
@@ -93,26 +138,48 @@ impl Tree {
     #[inline]
     pub(super) fn change(&mut self, spot: SpotId, by: i64) {
         if self.run.spot != spot {
-            self.count_upwards();
-            self.run.spot = spot;
+            self.move_to(spot);
         }
-        self.run.change += by;
-        self.run.most = self.run.most.max(self.run.change);
+        self.run.untold.then(Untold { change: by, most: by });
     }
 
     #[inline(never)]
-    fn count_upwards(&mut self) {
-        let Run { spot, change, most, allocations, allocated } = std::mem::take(&mut self.run);
-        let of_run = &mut self.spots[spot.0 as usize];
-        of_run.allocations += allocations;
-        of_run.allocated += allocated;
-        let mut at = spot;
-        while at != SpotId::NONE {
-            let spot = &mut self.spots[at.0 as usize];
-            spot.peak = spot.peak.max(spot.in_use + most);
-            spot.in_use += change;
-            at = spot.parent;
+    fn move_to(&mut self, spot: SpotId) {
+        self.end_run();
+        self.run.spot = spot;
+        self.move_finger(spot);
+    }
+
+    fn end_run(&mut self) {
+        let Run { spot, untold, allocations, allocated } = std::mem::take(&mut self.run);
+        let spot = &mut self.spots[spot.0 as usize];
+        spot.allocations += allocations;
+        spot.allocated += allocated;
+        spot.take(untold);
+    }
+
+    /// From wherever the finger of this spot's outermost scope is, by the shortest way.
+    fn move_finger(&mut self, spot: SpotId) {
+        let top = self.spot(spot).top;
+        if top == SpotId::NONE {
+            return;
         }
+        let mut left = std::mem::replace(&mut self.spots[top.0 as usize].finger, spot);
+        let mut entered = spot;
+        while left != entered {
+            if self.spot(left).depth >= self.spot(entered).depth {
+                left = self.tell_parent(left);
+            } else {
+                entered = self.spot(entered).parent;
+            }
+        }
+    }
+
+    fn tell_parent(&mut self, spot: SpotId) -> SpotId {
+        let spot = &mut self.spots[spot.0 as usize];
+        let (untold, parent) = (std::mem::take(&mut spot.untold), spot.parent);
+        self.spots[parent.0 as usize].take(untold);
+        parent
     }
 
     /// The spot of a scope that is opened inside another; the same one each time.
@@ -128,9 +195,11 @@ impl Tree {
             // Inside the scope that they are in, which they count for. It is one for each, so there are at most twice as many.
             return self.inside(outer, SiteId::OTHERS);
         }
-        let spot = self.push(Spot::new(outer, site, meter, depth + 1));
-        self.known.insert((outer, site), spot);
-        spot
+        let next = SpotId(u32::try_from(self.spots.len()).expect("fewer spots than that are made"));
+        let top = if depth == 0 { next } else { self.spot(outer).top };
+        self.spots.push(Spot::new(outer, site, meter, depth + 1, top));
+        self.known.insert((outer, site), next);
+        next
     }
 
     /// The spot of the same path on another device.
@@ -152,14 +221,10 @@ impl Tree {
             self.roots.resize(at + 1, SpotId::NONE);
         }
         if self.roots[at] == SpotId::NONE {
-            self.roots[at] = self.push(Spot::new(SpotId::NONE, SiteId::NONE, meter, 0));
+            self.roots[at] = SpotId(u32::try_from(self.spots.len()).expect("fewer spots than that are made"));
+            self.spots.push(Spot::new(SpotId::NONE, SiteId::NONE, meter, 0, SpotId::NONE));
         }
         self.roots[at]
-    }
-
-    fn push(&mut self, spot: Spot) -> SpotId {
-        self.spots.push(spot);
-        SpotId(u32::try_from(self.spots.len() - 1).expect("fewer spots than that are made"))
     }
 
     pub(super) fn spot(&self, spot: SpotId) -> &Spot {
@@ -176,9 +241,14 @@ impl Tree {
         spot.device_peak = spot.device_peak.max(in_use);
     }
 
-    /// All spots, each after its parent; number 0 is nowhere.
+    /// All spots, each after its parent; number 0 is nowhere. What a device's outermost spot has in use, and had, is not said.
     pub(super) fn spots(&mut self) -> &[Spot] {
-        self.count_upwards();
+        self.end_run();
+        for at in 0..self.spots.len() {
+            if self.spots[at].depth == 1 {
+                self.move_finger(self.spots[at].top);
+            }
+        }
         &self.spots
     }
 
