@@ -47,7 +47,8 @@ thread_local! {
 }
 
 /// Has a function called whenever an allocation is refused for want of memory, on the thread that asked, before the call
-/// that asked returns. It replaces the function before it. A panic that unwinds from it is caught.
+/// that asked returns. It replaces the function before it. A panic that unwinds from it is caught. It may free what can be
+/// spared, but the driver's call is not over yet: it must not wait for other threads that call CUDA.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

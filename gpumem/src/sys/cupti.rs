@@ -484,9 +484,9 @@ unsafe extern "C" fn callback(_: *mut c_void, domain: u32, number: u32, data: *c
         return;
     };
     let inside = INSIDE.replace(true);
-    let call = if inside { Call::Uncounted } else { call };
+    let call = if inside { &Call::Uncounted } else { &call };
     if let Some(handler) = HANDLER.get() {
-        let _ = catch_unwind(AssertUnwindSafe(|| handler(context, &call)));
+        let _ = catch_unwind(AssertUnwindSafe(|| handler(context, call)));
     }
     INSIDE.set(inside);
 }
