@@ -112,7 +112,7 @@ struct Meter {
     level: Level,
     /// Of the memory that traces count, where allocations are heard.
     on_device: Stat,
-    /// The most bytes of `on_device` that ever were.
+    /// The most bytes of `on_device` that ever were before its peaks were reset.
     highest: u64,
     /// By the order of [`MemKind::ALL`].
     kinds: [Stat; MemKind::ALL.len()],
@@ -248,11 +248,10 @@ impl Ledger {
         held.blocks += 1;
         held.bytes += bytes.get();
         let origin = held.origin;
-        let Meter { level, on_device, highest, kinds, .. } = &mut self.meters.0[usize::from(origin.meter)];
+        let Meter { level, on_device, kinds, .. } = &mut self.meters.0[usize::from(origin.meter)];
         kinds[origin.kind as usize].add(bytes.get());
         if origin.kind.is_on_device() {
             on_device.add(bytes.get());
-            *highest = on_device.bytes.current.max(*highest);
             level.change(signed(bytes));
             self.tree.allocated(origin.spot, bytes);
             self.change_local(&origin, signed(bytes));
@@ -337,11 +336,10 @@ impl Ledger {
         held.blocks += 1;
         held.bytes += bytes.get();
         let origin = held.origin;
-        let Meter { level, on_device, highest, kinds, .. } = &mut self.meters.0[usize::from(origin.meter)];
+        let Meter { level, on_device, kinds, .. } = &mut self.meters.0[usize::from(origin.meter)];
         kinds[origin.kind as usize].restore(bytes.get());
         if origin.kind.is_on_device() {
             on_device.restore(bytes.get());
-            *highest = on_device.bytes.current.max(*highest);
             level.change(signed(bytes));
             self.tree.change(origin.spot, signed(bytes));
             self.change_local(&origin, signed(bytes));
@@ -442,7 +440,8 @@ impl Ledger {
             }
             EventKind::Close { scope } => return self.close(scope, event.thread),
             EventKind::ResetPeaks { device } => {
-                let Meter { on_device, kinds, .. } = self.meters.of(device, Gauge::Exact);
+                let Meter { on_device, highest, kinds, .. } = self.meters.of(device, Gauge::Exact);
+                *highest = on_device.bytes.peak.max(*highest);
                 kinds.iter_mut().chain([on_device]).for_each(Stat::reset_peaks);
             }
             EventKind::Lost { count } => {
@@ -489,7 +488,8 @@ impl Ledger {
             };
             let mut spot = *spot;
             if spot.parent == SpotId::NONE {
-                (spot.in_use, spot.peak) = (on_device.bytes.current.cast_signed(), highest.cast_signed());
+                let [in_use, peak] = [on_device.bytes.current, on_device.bytes.peak.max(*highest)];
+                (spot.in_use, spot.peak) = (in_use.cast_signed(), peak.cast_signed());
             }
             (Some(*device), spot)
         };

@@ -430,6 +430,12 @@ fn deep_and_many_scopes_are_counted_together() {
 }
 
 #[test]
+fn the_peak_of_the_whole_process_outlives_a_reset_of_statistics() {
+    check("alloc a 5; free a; reset-peaks; alloc b 2; tree / = 0 2 5 0 7 2; reset-peaks; tree / = 0 2 5 0 7 2");
+    check("alloc a 5; free a; reset-peaks; alloc b 9; tree / = 0 9 9 0 14 2");
+}
+
+#[test]
 fn statistics_are_those_of_an_allocator() {
     let ledger =
         check("alloc a 4; alloc b 8 pool; free a; alloc c 2; alloc d 16 managed; reset-peaks; free b; alloc e 1 pool");
