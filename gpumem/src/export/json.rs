@@ -245,6 +245,7 @@ struct BlockLine<'a> {
     path: &'a [String],
     scope_place: Option<&'a str>,
     line: Option<&'a str>,
+    caller: Option<&'a str>,
     library: Option<&'a str>,
     backtrace: &'a [String],
     thread: u32,
@@ -264,6 +265,7 @@ impl LiveBlock {
             path: &self.path,
             scope_place: self.scope_place.as_deref(),
             line: self.line.as_deref(),
+            caller: self.caller.as_deref(),
             library: self.library.as_deref(),
             backtrace: &self.backtrace,
             thread: self.thread,
@@ -394,6 +396,7 @@ mod tests {
             path: vec!["epoch 1".to_owned(), "a \"b\"\n".to_owned()],
             scope_place: Some("src/train.rs:12".to_owned()),
             line: None,
+            caller: None,
             library: Some("cuBLAS".to_owned()),
             backtrace: Vec::new(),
             thread: 3,
@@ -403,7 +406,7 @@ mod tests {
             block.to_json(),
             "{\"key\":18446744073709551615,\"bytes\":7,\"device\":1,\"simulated\":false,\"kind\":\"pinned host\",\
              \"path\":[\"epoch 1\",\"a \\\"b\\\"\\n\"],\"scope_place\":\"src/train.rs:12\",\"line\":null,\
-             \"library\":\"cuBLAS\",\"backtrace\":[],\"thread\":3,\"time_us\":100000}"
+             \"caller\":null,\"library\":\"cuBLAS\",\"backtrace\":[],\"thread\":3,\"time_us\":100000}"
         );
     }
 }

@@ -163,7 +163,14 @@ fn holders(f: &mut fmt::Formatter<'_>, what: &str, places: &[Place]) -> fmt::Res
         return Ok(());
     }
     writeln!(f, "{what}:")?;
-    places.iter().try_for_each(|place| line(f, 2, &place.name, place.bytes, &counted(place.blocks, "block", "blocks")))
+    places.iter().try_for_each(|place| place_lines(f, place))
+}
+
+/// What is held, and below it who called the line that asked for it.
+fn place_lines(f: &mut fmt::Formatter<'_>, place: &Place) -> fmt::Result {
+    line(f, 2, &place.name, place.bytes, &counted(place.blocks, "block", "blocks"))?;
+    let Some(caller) = &place.caller else { return Ok(()) };
+    writeln!(f, "    from {}", shortened(caller, 66))
 }
 
 /// One line, and one for each place.
@@ -176,9 +183,7 @@ impl fmt::Display for Leaks {
         let (were, bytes) = (if self.blocks == 1 { "was" } else { "were" }, self.bytes);
         writeln!(f, "{} ({bytes}) {were} not freed:", counted(self.blocks, "block", "blocks"))?;
         let (told, rest) = self.places.split_at(self.places.len().min(MOST));
-        for place in told {
-            line(f, 2, &place.name, place.bytes, &counted(place.blocks, "block", "blocks"))?;
-        }
+        told.iter().try_for_each(|place| place_lines(f, place))?;
         if rest.is_empty() { Ok(()) } else { writeln!(f, "  and {} more places", rest.len()) }
     }
 }
@@ -191,7 +196,12 @@ impl fmt::Display for LiveBlock {
             write!(f, " of {library}")?;
         }
         match (&self.line, &self.scope_place) {
-            (Some(line), _) => write!(f, ", asked for at {line}")?,
+            (Some(line), _) => {
+                write!(f, ", asked for at {line}")?;
+                if let Some(caller) = &self.caller {
+                    write!(f, " from {caller}")?;
+                }
+            }
             (None, Some(place)) if !self.path.is_empty() => write!(f, ", asked for in the scope of {place}")?,
             _ => {}
         }
@@ -252,6 +262,7 @@ mod tests {
             path: path.iter().map(|name| (*name).to_owned()).collect(),
             library: library.map(str::to_owned),
             place: None,
+            caller: None,
             blocks,
             bytes: Bytes::mib(mib),
         };

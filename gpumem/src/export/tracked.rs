@@ -9,6 +9,8 @@ use crate::{
 };
 
 const WIDTH: usize = 80;
+/// What a group's size, type and shape have at most.
+const MOST: usize = 48;
 /// What the last column has at least.
 const LEAST: usize = 16;
 /// Of more lines than these, in each direction, the smallest are summed up.
@@ -89,7 +91,7 @@ impl<'a> Line<'a> {
         Self {
             sign: sign(change),
             count: format!("{} * ", change.count.unsigned_abs()),
-            what: format!("{}{label}{kind}", change.each),
+            what: shortened(&format!("{}{label}{kind}", change.each), MOST),
             total: amount(change.total().get()),
             change: Some(change),
         }

@@ -127,12 +127,19 @@ pub(crate) fn of_program(frames: &[Frame]) -> &[Frame] {
 /// The user's line on a stack: the first frame from the inside that is known and is not of Rust's own libraries, of
 /// gpumem, of cudarc, nor in a library of CUDA's. One that cargo did not fetch from elsewhere, if there is any: a framework is
 /// not what somebody who uses it looks for.
-pub(crate) fn users_line(frames: &[Frame]) -> Option<&Frame> {
-    let mut lines = frames.iter().filter(|frame| {
+///
+/// And the line that called it, of another file or function: programs allocate through functions of their own.
+pub(crate) fn users_line(frames: &[Frame]) -> Option<(&Frame, Option<&Frame>)> {
+    let lines = frames.iter().filter(|frame| {
         let elsewhere = frame.is_in(DRIVER) || frame.is_in(SYSTEM) || frame.is_in_library();
         !elsewhere && frame.is_known() && !frame.is_of(CRATES)
     });
-    lines.clone().find(|frame| !frame.is_fetched()).or_else(|| lines.next())
+    let mut own = lines.clone().filter(|frame| !frame.is_fetched());
+    if let Some(line) = own.next() {
+        let is_caller = |frame: &&Frame| frame.file.is_some() && (&frame.file, frame.line) != (&line.file, line.line);
+        return Some((line, own.find(is_caller)));
+    }
+    lines.clone().next().map(|line| (line, None))
 }
 
 impl Frame {
@@ -235,7 +242,7 @@ mod tests {
     fn check(text: &str, whose: Option<&str>, line: Option<&str>) {
         let frames = stack(text);
         assert_eq!(library(&frames), whose, "{text}");
-        assert_eq!(users_line(&frames).map(ToString::to_string).as_deref(), line, "{text}");
+        assert_eq!(users_line(&frames).map(|(line, _)| line).map(ToString::to_string).as_deref(), line, "{text}");
     }
 
     const CUDARC: &str =

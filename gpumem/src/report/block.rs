@@ -26,6 +26,8 @@ pub struct LiveBlock {
     /// The line that asked for it, such as `src/train.rs:15`. `None` where its stack was not taken down: stream-ordered memory
     /// and blocks below 1 MiB, unless `GPUMEM_BACKTRACE=1` is set.
     pub line: Option<String>,
+    /// The line that called that one's function: programs allocate through functions of their own.
+    pub caller: Option<String>,
     /// The library that asked for it by itself (cuBLAS, cuDNN, NCCL…). `None`: the program, or nobody knows.
     pub library: Option<String>,
     /// The functions that it was asked for in, the innermost first, with their lines. Empty where `line` is not known.
@@ -35,6 +37,11 @@ pub struct LiveBlock {
     /// When, since the first trace. To a tenth of a second; stream-ordered memory may be older than this says by the
     /// time since the event before it.
     pub time: Duration,
+}
+
+/// Where something was asked for, in words: the line, else the scope.
+pub(crate) fn place_in_words(line: Option<&str>, scope_place: Option<&str>) -> Option<String> {
+    line.map(str::to_owned).or_else(|| scope_place.map(|place| format!("scope of {place}")))
 }
 
 impl LiveBlock {

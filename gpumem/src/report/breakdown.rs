@@ -66,6 +66,8 @@ pub(crate) struct Group {
     pub(crate) library: Option<String>,
     /// The user's line, or where the scope was opened.
     pub(crate) place: Option<String>,
+    /// The line that called that of the user's.
+    pub(crate) caller: Option<String>,
     pub(crate) blocks: u64,
     pub(crate) bytes: Bytes,
 }
@@ -118,7 +120,12 @@ impl Breakdown {
             take(Part { kind: PartKind::Others, name, bytes, count });
         }
         if let Some(rest) = this.and_then(|this| this.checked_sub(accounted)) {
-            let name = "CUDA context, kernels, modules; what is unknown".to_owned();
+            let name = if known.simulated {
+                "the rounding to the device's pages"
+            } else {
+                "CUDA context, kernels, modules; what is unknown"
+            };
+            let name = name.to_owned();
             take(Part { kind: PartKind::Driver, name, bytes: rest, count: 0 });
         }
         let name = match (this, told(false)) {

@@ -208,7 +208,8 @@ impl Display for Circumstances<'_> {
                 f.write_str("\n  the largest places:")?;
                 places.iter().try_for_each(|place| {
                     let count = blocks(place.blocks.into());
-                    write!(f, "\n    {:>12} in {count}: {}", place.bytes, place.name)
+                    write!(f, "\n    {:>12} in {count}: {}", place.bytes, place.name)?;
+                    place.caller.iter().try_for_each(|caller| write!(f, ", from {caller}"))
                 })
             }
         }
@@ -260,7 +261,8 @@ mod tests {
 
     #[test]
     fn what_is_broken_is_told_with_the_numbers() {
-        let place = || Place::new("src/model.rs:12 (forward)".to_owned(), 2, Bytes::mib(600));
+        let place =
+            || Place { name: "src/model.rs:12 (forward)".to_owned(), caller: None, blocks: 2, bytes: Bytes::mib(600) };
         let limits = [
             limit(Figure::Peak, Relation::AtMost, 512 << 20),
             limit(Figure::Used, Relation::Equal, 0),

@@ -1,6 +1,6 @@
 //! What was not freed.
 
-use super::{LiveBlock, Place, path_in_words};
+use super::{LiveBlock, Place, path_in_words, place_in_words};
 use crate::model::Bytes;
 
 /// Blocks that are still there when nothing should be.
@@ -21,9 +21,13 @@ impl Leaks {
 
 /// Blocks by the place and the scope that they were asked for in, the largest first.
 pub(crate) fn by_place(blocks: &[LiveBlock]) -> Vec<Place> {
-    let name = |block: &LiveBlock| {
-        let who = block.library.as_deref().or(block.place()).unwrap_or("place not known");
-        format!("{who}, {}{}", if block.path.is_empty() { "" } else { "in " }, path_in_words(&block.path))
+    let place = |block: &LiveBlock| {
+        let scope_place = block.scope_place.as_deref().filter(|_| !block.path.is_empty());
+        let place = || place_in_words(block.line.as_deref(), scope_place);
+        let who = block.library.clone().or_else(place).unwrap_or_else(|| "place not known".to_owned());
+        let name = format!("{who}, {}{}", if block.path.is_empty() { "" } else { "in " }, path_in_words(&block.path));
+        let caller = block.caller.clone().filter(|_| block.library.is_none());
+        Place { name, caller, blocks: 1, bytes: block.bytes }
     };
-    Place::largest(blocks.iter().map(|block| Place::new(name(block), 1, block.bytes)))
+    Place::largest(blocks.iter().map(place))
 }

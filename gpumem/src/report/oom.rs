@@ -38,6 +38,8 @@ pub struct OutOfMemory {
 pub struct Place {
     /// In words.
     pub name: String,
+    /// Of a line: where its function was called.
+    pub caller: Option<String>,
     /// How many allocations.
     pub blocks: u64,
     /// How much they add up to.
@@ -45,18 +47,15 @@ pub struct Place {
 }
 
 impl Place {
-    pub(crate) fn new(name: String, blocks: u64, bytes: Bytes) -> Self {
-        Self { name, blocks, bytes }
-    }
-
-    /// Those of one name put together, the largest first.
+    /// Those of one name and caller put together, the largest first.
     pub(crate) fn largest(all: impl IntoIterator<Item = Self>) -> Vec<Self> {
-        let mut sums: BTreeMap<String, (u64, Bytes)> = BTreeMap::new();
-        for Self { name, blocks, bytes } in all {
-            let sum = sums.entry(name).or_default();
+        let mut sums: BTreeMap<(String, Option<String>), (u64, Bytes)> = BTreeMap::new();
+        for Self { name, caller, blocks, bytes } in all {
+            let sum = sums.entry((name, caller)).or_default();
             *sum = (sum.0 + blocks, sum.1 + bytes);
         }
-        let mut places: Vec<_> = sums.into_iter().map(|(name, (blocks, bytes))| Self { name, blocks, bytes }).collect();
+        let mut places: Vec<_> =
+            sums.into_iter().map(|((name, caller), (blocks, bytes))| Self { name, caller, blocks, bytes }).collect();
         places.sort_by_key(|place| Reverse(place.bytes));
         places
     }
@@ -65,17 +64,20 @@ impl Place {
 impl OutOfMemory {
     /// Fills in who holds the memory.
     pub(crate) fn with_holders(self, groups: &[Group]) -> Self {
-        let of = |name: &dyn Fn(&Group) -> String| {
-            let all = groups.iter().map(|group| Place::new(name(group), group.blocks, group.bytes));
+        let of = |place: &dyn Fn(&Group) -> (String, Option<String>)| {
+            let all = groups.iter().map(|group| {
+                let (name, caller) = place(group);
+                Place { name, caller, blocks: group.blocks, bytes: group.bytes }
+            });
             let mut largest = Place::largest(all);
             largest.truncate(MOST);
             largest
         };
-        let scope = |group: &Group| path_in_words(&group.path);
+        let scope = |group: &Group| (path_in_words(&group.path), None);
         let place = |group: &Group| match (&group.library, &group.place) {
-            (Some(library), _) => library.clone(),
-            (None, Some(place)) => place.clone(),
-            (None, None) => "not known".to_owned(),
+            (Some(library), _) => (library.clone(), None),
+            (None, Some(place)) => (place.clone(), group.caller.clone()),
+            (None, None) => ("not known".to_owned(), None),
         };
         Self { scopes: of(&scope), places: of(&place), ..self }
     }

@@ -63,6 +63,10 @@ mod file {
 
     /// The baseline, or none where there is no such file.
     fn parsed(path: &Path) -> Result<Option<Baseline>> {
+        // Of a device file there may be no end.
+        if path.exists() && !path.is_file() {
+            return Err(bad(path, "it is not a file; name one".to_owned()));
+        }
         match fs::read(path) {
             Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| {
                 bad(

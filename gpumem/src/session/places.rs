@@ -13,8 +13,8 @@ use super::{Session, begun, devices, prepare, sites, status::gauge_of_now};
 use crate::{
     error::Result,
     ledger::{Held, Spot, Within},
-    model::{Bytes, Device, Family, Gauge, SiteId, StackId, library, of_program, users_line},
-    report::{Breakdown, Group, Known, LiveBlock, Path, ScopeSummary, Summary},
+    model::{Bytes, Device, Family, Frame, Gauge, SiteId, StackId, library, of_program, users_line},
+    report::{Breakdown, Group, Known, LiveBlock, Path, ScopeSummary, Summary, place_in_words},
     source::{self, Devices},
 };
 
@@ -105,7 +105,8 @@ pub(super) fn groups(session: &Session, device: Device) -> Vec<Group> {
         Group {
             path: scope.map(|scope| scope.path.clone()).unwrap_or_default(),
             library: stack.library,
-            place: stack.line.or_else(|| scope.and_then(|scope| scope.place.clone())),
+            place: place_in_words(stack.line.as_deref(), scope.and_then(|scope| scope.place.as_deref())),
+            caller: stack.caller,
             blocks: live.blocks,
             bytes: live.bytes,
         }
@@ -137,6 +138,7 @@ fn live_block(held: &Held, paths: &Paths) -> LiveBlock {
         path: scope.map(|scope| scope.path.clone()).unwrap_or_default(),
         scope_place: scope.and_then(|scope| scope.place.clone()),
         line: stack.line,
+        caller: stack.caller,
         library: stack.library,
         backtrace: stack.frames,
         thread: held.origin.thread.0,
@@ -206,6 +208,7 @@ pub(super) struct Stack {
     /// Unless that is the program.
     pub(super) library: Option<String>,
     pub(super) line: Option<String>,
+    pub(super) caller: Option<String>,
     frames: Vec<String>,
 }
 
@@ -221,11 +224,14 @@ pub(super) fn stack(number: StackId) -> Stack {
     }
     let frames = source::frames(number);
     let here = env::current_dir().unwrap_or_default().to_string_lossy().into_owned();
+    let seen = |frame: &Frame| frame.seen_from(&here).to_string();
+    let (line, caller) = users_line(&frames).map_or((None, None), |(line, caller)| (Some(line), caller));
     let stack = Stack {
         library: library(&frames)
             .filter(|library| Some(*library) != source::own_module().as_deref())
             .map(str::to_owned),
-        line: users_line(&frames).map(|line| line.seen_from(&here).to_string()),
+        line: line.map(seen),
+        caller: caller.map(seen),
         frames: of_program(&frames).iter().map(|frame| frame.seen_from(&here).in_words()).collect(),
     };
     known().insert(number, stack.clone());

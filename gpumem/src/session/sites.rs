@@ -12,8 +12,9 @@ use once_cell::sync::Lazy;
 
 use crate::model::SiteId;
 
-/// Names that are made while a program runs may be without end; more are known by their place alone.
-const MOST: usize = 1 << 14;
+/// Names that are made while a program runs may be without end: one place has so many, and all places together.
+const MOST_OF_A_PLACE: usize = 1 << 10;
+const MOST: usize = 1 << 16;
 
 /// Where a scope is opened, and under which name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -34,14 +35,19 @@ impl Site {
 struct Sites {
     /// By number, from 2 on.
     all: Vec<Site>,
-    by_place: HashMap<&'static Location<'static>, Names>,
+    /// A name is the same scope wherever it is opened, as in the line of a report.
+    by_name: HashMap<Box<str>, SiteId>,
+    by_place: HashMap<&'static Location<'static>, Place>,
 }
 
-/// The sites of one place in the code: most have one name.
+/// The sites of one place in the code.
 #[derive(Default)]
-struct Names {
+struct Place {
+    /// Names that were first met here.
+    names: usize,
     unnamed: Option<SiteId>,
-    named: HashMap<Box<str>, SiteId>,
+    /// Stands for the names that are too many.
+    more: Option<SiteId>,
 }
 
 static SITES: Lazy<Mutex<Sites>> = Lazy::new(Mutex::default);
@@ -62,25 +68,32 @@ pub(super) fn site(number: SiteId) -> Site {
 
 impl Sites {
     fn number(&mut self, ctx: Option<&str>, location: &'static Location<'static>) -> SiteId {
-        let Self { all, by_place } = self;
-        let names = by_place.entry(location).or_default();
         let ctx = ctx.filter(|ctx| !ctx.is_empty());
-        if let Some(known) = ctx.map_or(names.unnamed, |ctx| names.named.get(ctx).copied()) {
-            return known;
+        if let Some(known) = ctx.and_then(|ctx| self.by_name.get(ctx)) {
+            return *known;
         }
-        let ctx = ctx.filter(|_| all.len() < MOST);
-        if let (None, Some(unnamed)) = (ctx, names.unnamed) {
-            return unnamed;
-        }
-        let Ok(number) = u32::try_from(all.len() + 2).map(SiteId) else { return SiteId::OTHERS };
-        all.push(Site { ctx: ctx.map(Into::into), location: Some(location) });
+        let Self { all, by_name, by_place } = self;
+        let place = by_place.entry(location).or_default();
+        let mut add = |ctx: Option<Box<str>>| {
+            let number = u32::try_from(all.len() + 2).map_or(SiteId::OTHERS, SiteId);
+            all.push(Site { ctx, location: Some(location) });
+            number
+        };
         match ctx {
-            Some(ctx) => {
-                names.named.insert(ctx.into(), number);
+            None => *place.unnamed.get_or_insert_with(|| add(None)),
+            Some(_) if place.names == MOST_OF_A_PLACE || by_name.len() == MOST => {
+                *place.more.get_or_insert_with(|| {
+                    let (file, line) = (location.file(), location.line());
+                    add(Some(format!("(more names at {file}:{line})").into()))
+                })
             }
-            None => names.unnamed = Some(number),
+            Some(ctx) => {
+                place.names += 1;
+                let number = add(Some(ctx.into()));
+                by_name.insert(ctx.into(), number);
+                number
+            }
         }
-        number
     }
 
     fn site(&self, number: SiteId) -> Site {
@@ -114,16 +127,21 @@ mod tests {
         assert_eq!(sites.site(named).to_string(), "epoch");
         assert!(sites.site(unnamed).to_string().ends_with(&format!("sites.rs:{}", here.line())));
         assert_ne!(sites.number(None, Location::caller()), unnamed, "another line");
+        assert_eq!(sites.number(Some("epoch"), Location::caller()), named, "a name is a name");
     }
 
     #[test]
-    fn names_without_end_are_known_by_their_place() {
+    fn names_without_end_take_no_names_from_others() {
         let (mut sites, here) = (Sites::default(), Location::caller());
-        for name in 0..MOST + 100 {
+        for name in 0..MOST_OF_A_PLACE + 100 {
             sites.number(Some(&name.to_string()), here);
         }
-        assert_eq!(sites.all.len(), MOST + 1);
+        assert_eq!(sites.all.len(), MOST_OF_A_PLACE + 1);
         let late = sites.number(Some("one more"), here);
-        assert_eq!(sites.site(late).ctx, None);
+        assert_eq!(sites.site(late).to_string(), format!("(more names at {}:{})", here.file(), here.line()));
+        let other = sites.number(Some("validate"), Location::caller());
+        assert_eq!(sites.site(other).to_string(), "validate");
+        let known = sites.number(Some("7"), here);
+        assert_eq!(sites.site(known).to_string(), "7");
     }
 }

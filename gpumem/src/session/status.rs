@@ -149,7 +149,8 @@ impl fmt::Display for Status {
         let Self { heard, untracked, lost, .. } = self;
         write!(f, "\nsince {since:.1} s: {heard} events, {untracked} untracked frees, {lost} lost")?;
         for LiveMemory { kind, blocks, bytes } in &self.live {
-            write!(f, "\n  live {kind:<11} {bytes:>12} in {blocks} blocks")?;
+            let blocks = if *blocks == 1 { "1 block".to_owned() } else { format!("{blocks} blocks") };
+            write!(f, "\n  live {kind:<11} {bytes:>12} in {blocks}")?;
         }
         Ok(())
     }

@@ -8,11 +8,11 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-use super::{Body, Measured, ScopeHandle};
+use super::{Body, GpuMemTraceBuilder, Measured, ScopeHandle};
 
 pin_project! {
-    /// Runs a future under a trace. The trace starts at the first poll and reports when the future has ended or is
-    /// dropped, after all that it held.
+    /// The future of [`GpuMemTraceBuilder::wrap`] and of traced async functions: runs a future under a trace, which starts at
+    /// the first poll and reports when the future has ended or is dropped, after all that it held.
     #[must_use = "futures do nothing unless polled"]
     pub struct Traced<F> {
         #[pin]
@@ -38,8 +38,31 @@ enum Task {
     Ended,
 }
 
+impl GpuMemTraceBuilder {
+    /// Runs a future under the trace: it starts at the first poll, is the scope of whoever polls while that lasts, and reports when
+    /// the future has ended or is dropped, after all that it held. For tasks that run by turns on one thread, where a guard that is
+    /// held across `.await` would be the scope of all of them.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # let id = 7;
+    /// use gpumem::{Bytes, GpuMemTrace};
+    ///
+    /// let request = GpuMemTrace::builder().ctx(format!("request {id}")).wrap(async move {
+    ///     gpu.alloc(Bytes::mib(1)) // and so on, with `.await`
+    /// }); // to be spawned
+    /// # drop(request);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn wrap<F: Future>(self, future: F) -> Traced<F> {
+        Traced::new(Body::new(self), future)
+    }
+}
+
 impl<F: Future> Traced<F> {
     /// Nothing starts before the first poll.
+    #[doc(hidden)]
     pub fn new(body: Body, future: F) -> Self {
         Self { future: Some(future), trace: Task::Waiting(body) }
     }

@@ -41,7 +41,8 @@ use crate::{
 ///
 /// The device is fixed when the trace starts: the builder's, else the calling thread's current CUDA device, else 0.
 /// By default a trace counts all threads of the process, so traces that run at the same time overlap. It is `Send`: it
-/// may live across `.await` and move between threads.
+/// may live across `.await` and move between threads. Its scope is its thread's until then, for whatever runs there; of tasks
+/// that run by turns, [`wrap`](GpuMemTraceBuilder::wrap) each.
 ///
 /// Without a GPU, or with one that cannot be read, a trace is off: one line on stderr says why, nothing is reported, and
 /// [`data`](Self::data) is zeros under [`Gauge::Off`].
@@ -181,7 +182,8 @@ impl GpuMemTrace {
 
     /// What was allocated inside and is still there, the largest first: until now, or until it was stopped. That is what its
     /// own thread allocated while it was open, and what was allocated where its scope was [handed](Self::handle) to, in
-    /// scopes inside it as well; other threads' blocks are not in it. Of every kind of memory. Empty where allocations are not
+    /// scopes inside it as well; other threads' blocks are not in it. Of every kind of memory and every device, and from the start
+    /// on, whatever was [reset](Self::reset) since. Empty where allocations are not
     /// heard ([`Trace::gauge`] is not exact).
     ///
     /// ```

@@ -37,7 +37,7 @@ mod tests {
         assert!(frames[0].file.as_ref().unwrap().ends_with("source/stack.rs"), "{frames:#?}");
         assert!(frames.iter().all(|frame| frame.module.is_some()), "{frames:#?}");
         // The tests of the library are its own code.
-        let line = users_line(&frames);
+        let line = users_line(&frames).map(|(line, _)| line);
         assert!(line.is_none_or(|frame| frame.function.as_ref().unwrap().starts_with("test::")), "{line:#?}");
         let program = std::env::current_exe().unwrap();
         let program = program.file_name().unwrap().to_string_lossy();
