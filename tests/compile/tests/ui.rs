@@ -1,5 +1,5 @@
 //! What the attribute says when it is used wrongly, word for word, in `ui/fail`, and the crates it must not disturb, in
-//! `ui/pass`. After a change of words: `TRYBUILD=overwrite cargo test -p gpumem-tests --test ui`.
+//! `ui/pass`. After a change of words: `TRYBUILD=overwrite cargo test -p gpumem-compile-tests`.
 
 use std::process::Command;
 
