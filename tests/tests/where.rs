@@ -24,7 +24,7 @@ use cudarc::{
     driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result, sys},
 };
 use gpumem::{
-    Breakdown, Bytes, GpuMemTrace, OutOfMemory, PartKind, breakdown, max_memory_allocated, memory_allocated,
+    Breakdown, Bytes, Gauge, GpuMemTrace, OutOfMemory, PartKind, breakdown, max_memory_allocated, memory_allocated,
     memory_snapshot, memory_stats, memory_summary, on_oom, reset_peak_memory_stats, retry_after_trim, status,
     subscribe, summary,
 };
@@ -69,6 +69,7 @@ fn child() {
         Ok("out of memory") => out_of_memory(),
         Ok("leak") => leak(),
         Ok("retry") => retry(),
+        Ok("hook") => hook(),
         _ => {}
     }
 }
@@ -109,7 +110,7 @@ fn allocated_is_what_a_program_adds_up() {
 fn out_of_memory_names_who_holds_it() {
     let Some(_one) = device() else { return };
     let (_, noticed) = run_child("out of memory", &[]);
-    for part in ["device 0 is out of memory: 1 GiB (device) were asked for", ", in victim\n", "\n  hog "] {
+    for part in ["device 0 is out of memory: 1 GiB (device) were asked for", "\n  in victim\n", "\n    hog "] {
         assert!(noticed.contains(part), "{part:?} is not said");
     }
 }
@@ -120,7 +121,7 @@ fn a_planted_leak_is_found_with_its_line() {
     let (said, noticed) = run_child("leak", &[("GPUMEM_LEAKS", "1")]);
     let (_, rest) = said.split_once("leaked at ").expect("the child says it");
     let place = rest.lines().next().unwrap_or_default();
-    assert!(noticed.contains("and 1 block (1 MiB) were not freed"), "one is said to be left");
+    assert!(noticed.contains("1 block (1 MiB) was not freed"), "one is said to be left");
     assert!(noticed.lines().any(|line| line.contains(place) && line.contains("in train > step")), "{place} is named");
 }
 
@@ -128,6 +129,12 @@ fn a_planted_leak_is_found_with_its_line() {
 fn a_retry_comes_after_the_pool_gave_back() {
     let Some(_one) = device() else { return };
     run_child("retry", &[]);
+}
+
+#[test]
+fn what_a_hook_gives_back_is_heard() {
+    let Some(_one) = device() else { return };
+    run_child("hook", &[]);
 }
 
 /// Used memory of device 0, asked of NVML without gpumem.
@@ -739,6 +746,30 @@ fn out_of_memory() {
     // SAFETY: as above.
     let after = unsafe { result::malloc_sync(GIB).and_then(|block| result::free_sync(block)) };
     wrong.unless(after.is_ok(), || format!("refused when all is free: {after:?}"));
+    wrong.end();
+}
+
+/// A hook runs in the callback of the call that was refused. What it frees is heard, or the trace says that something was not.
+fn hook() {
+    let _context = CudaContext::new(0).expect("GPUMEM_DEVICE says that there is a device");
+    let trace = GpuMemTrace::builder().gauge(Gauge::Exact).silent(true).start().expect("allocations are heard");
+    // SAFETY: a context is current. The memory is never read.
+    let block = unsafe { result::malloc_sync(64 * MIB) }.expect("the device has room");
+    let held = Mutex::new(Some(block));
+    on_oom(move |_| {
+        if let Some(block) = held.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // SAFETY: it came from `malloc_sync` and is given back once.
+            unsafe { result::free_sync(block) }.expect("it was allocated");
+        }
+    });
+    // SAFETY: a context is current. Nothing is given out.
+    let refused = unsafe { result::malloc_sync(1 << 45) };
+    let data = trace.data();
+    println!("{refused:?}: used {} B, lost {}, untracked {}", data.used.get(), data.lost, data.untracked);
+    let mut wrong = Wrong::default();
+    wrong.unless(refused.is_err() && (data.used == 0 || data.lost > 0), || {
+        "64 MiB are gone, and it was not said".to_owned()
+    });
     wrong.end();
 }
 
