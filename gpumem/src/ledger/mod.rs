@@ -143,6 +143,8 @@ struct Samples {
     gaps: Watermark<Duration>,
     /// The newest attempt failed.
     failed: bool,
+    /// How often somebody else disturbed what is read.
+    disturbed: u64,
 }
 
 /// An open scope.
@@ -172,6 +174,7 @@ struct Start {
     gap: Mark,
     /// Samples of the device before the one that this scope began with.
     samples_before: u64,
+    disturbed_before: u64,
     /// The device could not be read when this scope began (a reset may meet that), so nobody knows what it began with.
     blind: bool,
     before: Counts,
@@ -444,6 +447,7 @@ impl Ledger {
                 *highest = on_device.bytes.peak.max(*highest);
                 kinds.iter_mut().chain([on_device]).for_each(Stat::reset_peaks);
             }
+            EventKind::MarksLost { device } => self.meters.of(device, Gauge::Pool).samples.disturbed += 1,
             EventKind::Lost { count } => {
                 self.counts.lost += count;
                 for missed in self.live.doubt() {
@@ -586,14 +590,14 @@ impl Ledger {
         let heard = &mut self.meters.0[usize::from(scope.heard)].level;
         let heard = heard.peaks.open(heard.in_use);
         let Meter { level, samples, .. } = &mut self.meters.0[usize::from(scope.meter)];
-        let (gap, samples_before, blind) =
-            (samples.gaps.open(Duration::ZERO), samples.count.saturating_sub(1), samples.failed);
+        let (gap, samples_before, disturbed_before, blind) =
+            (samples.gaps.open(Duration::ZERO), samples.count.saturating_sub(1), samples.disturbed, samples.failed);
         let level = match scope.of_thread {
             None => level,
             Some(thread) => &mut self.locals.entry((thread, scope.meter)).or_default().level,
         };
         let (in_use, peak) = (level.in_use, level.peaks.open(level.in_use));
-        Start { in_use, peak, heard, gap, samples_before, blind, before: self.counts }
+        Start { in_use, peak, heard, gap, samples_before, disturbed_before, blind, before: self.counts }
     }
 
     fn level(&self, scope: &Scope) -> &Level {
@@ -610,7 +614,7 @@ impl Ledger {
 
     fn trace(&self, scope: &Scope) -> Trace {
         let Meter { device, gauge, samples, .. } = &self.meters.0[usize::from(scope.meter)];
-        let Start { in_use: start, peak, gap, samples_before, blind, before, .. } = scope.start;
+        let Start { in_use: start, peak, gap, samples_before, disturbed_before, blind, before, .. } = scope.start;
         let level = self.level(scope);
         let (peak, end) = (level.peaks.max_since(peak), level.in_use);
         let sampled = *gauge == Gauge::Sampled;
@@ -627,7 +631,11 @@ impl Ledger {
             }),
             stale: samples.failed || blind,
             untracked: if *gauge == Gauge::Exact { self.counts.untracked.saturating_sub(before.untracked) } else { 0 },
-            lost: self.counts.lost - before.lost,
+            lost: if *gauge == Gauge::Pool {
+                samples.disturbed - disturbed_before
+            } else {
+                self.counts.lost - before.lost
+            },
         }
     }
 

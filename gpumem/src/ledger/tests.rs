@@ -150,6 +150,7 @@ impl Runner {
                 assert_eq!(Some(told.as_str()), expected, "{line}");
                 return;
             }
+            ["marks-lost"] => EventKind::MarksLost { device },
             ["lost", count] => EventKind::Lost { count: count.parse().expect(line) },
             _ => panic!("not an event: {line}"),
         };
@@ -530,6 +531,11 @@ fn the_tree_agrees_with_the_obvious_way() {
 #[test]
 fn lost_events_are_told_to_the_scopes_that_were_open() {
     check("open a; lost 3; open b; lost 1; close b = 0 0 lost=1; close a = 0 0 lost=4");
+    // What disturbs a pool's mark disturbs nobody else.
+    check(
+        "open a; open p pool; marks-lost; open q pool; read q = 0 0 lost=0; read p = 0 0 lost=1; close a = 0 0 lost=0",
+    );
+    check("open p pool; open o @1 pool; lost 1; marks-lost @1; close p = 0 0 lost=0; close o = 0 0 lost=1");
 }
 
 #[test]

@@ -131,6 +131,8 @@ pub(crate) enum EventKind {
     ResetPeaks { device: Device },
     /// So many events could not be taken.
     Lost { count: u64 },
+    /// Somebody else reset the mark of a device's pool, or gave the device another pool.
+    MarksLost { device: Device },
 }
 
 impl EventKind {

@@ -148,7 +148,8 @@ fn session() -> &'static Session {
 extern "C" fn at_exit() {
     if let (Some(session), false) = (begun(), process::is_forked()) {
         session.sampler.stop();
-        oom::report_leaks();
+        // Nothing unwinds into C.
+        let _ = std::panic::catch_unwind(oom::report_leaks);
         if let Ok(devices) = source::devices() {
             devices.unsubscribe();
         }

@@ -91,7 +91,7 @@ impl Watched {
     fn take(&mut self, inbox: &Inbox, marks: &Marks, reset: bool) -> bool {
         let reset_by_others = marks.pool != self.pool || marks.used_high < self.least;
         if reset_by_others {
-            inbox.post(&EventKind::Lost { count: 1 });
+            inbox.post(&EventKind::MarksLost { device: self.device });
         }
         self.pool = marks.pool;
         self.least = if reset { marks.used } else { marks.used_high.max(marks.used) };
