@@ -843,8 +843,11 @@ mod live {
             ("1", [true, true, true]),
             ("0", [false, false, false]),
             ("off", [false, false, false]),
+            ("nonsense", [false, true, false]),
         ] {
             let said = passes("blocks", &[("GPUMEM_BACKTRACE", setting)]);
+            let complaint = "gpumem: cannot use GPUMEM_BACKTRACE: `nonsense` is not one of";
+            assert_eq!(said.stderr.contains(complaint), setting == "nonsense", "{}", said.stderr);
             let answers = said.answers();
             let [opened, lines @ ..] = &answers[0].split(' ').collect::<Vec<_>>()[..] else {
                 panic!("{}", said.stdout)

@@ -129,7 +129,10 @@ pub fn unsubscribe() {
 /// The session, begun at the first use.
 fn session() -> &'static Session {
     SESSION.get_or_init(|| {
-        source::listen(|fact| session().inbox.post(fact));
+        if let Some(text) = source::listen(|fact| session().inbox.post(fact)) {
+            let detail = format!("`{text}` is not one of 1, 0 or auto; stacks of large blocks are taken down");
+            notify(Notice::Backtrace, &Error::from(Kind::BadSetting { setting: "GPUMEM_BACKTRACE", detail }));
+        }
         source::listen_to_refusals(oom::refused);
         process::at_exit(at_exit);
         Session {

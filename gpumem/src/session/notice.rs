@@ -26,6 +26,7 @@ pub(crate) enum Notice {
     Report,
     Unwritten,
     Budget,
+    Backtrace,
     UnwrittenTracker,
     NoBlocks,
     #[cfg(feature = "cudarc")]

@@ -101,10 +101,11 @@ pub(crate) fn devices() -> Result<&'static dyn Devices> {
 /// costs one load.
 static LISTENER: OnceCell<fn(&EventKind) -> Answer> = OnceCell::new();
 
-pub(crate) fn listen(listener: fn(&EventKind) -> Answer) {
+/// Gives back what `GPUMEM_BACKTRACE` says, if that cannot be understood.
+pub(crate) fn listen(listener: fn(&EventKind) -> Answer) -> Option<String> {
     // The session is one for the process and sets always the same.
     let _ = LISTENER.set(listener);
-    stacks::begin();
+    stacks::begin()
 }
 
 /// Who is told of allocations that were refused for want of memory.

@@ -39,17 +39,20 @@ fn stacks() -> MutexGuard<'static, Stacks> {
 }
 
 /// Stacks are taken down from now on, as `GPUMEM_BACKTRACE` has it: where that is cheap beside the call, unless it says all
-/// or none.
-pub(super) fn begin() {
+/// or none. What it says instead of that is handed back.
+pub(super) fn begin() -> Option<String> {
     let text = std::env::var_os("GPUMEM_BACKTRACE").unwrap_or_default();
-    let least = match text.to_string_lossy().trim().to_ascii_lowercase().as_str() {
-        "" | "auto" => [u64::MAX, LARGE],
-        "0" | "off" => return,
-        _ => [0, 0],
+    let text = text.to_string_lossy();
+    let (least, refused) = match text.trim().to_ascii_lowercase().as_str() {
+        "" | "auto" => ([u64::MAX, LARGE], false),
+        "0" | "off" => ([u64::MAX; 2], false),
+        "1" | "on" | "full" => ([0, 0], false),
+        _ => ([u64::MAX, LARGE], true),
     };
     for (is, least) in LEAST.iter().zip(least) {
         is.store(least, Relaxed);
     }
+    refused.then(|| text.into_owned())
 }
 
 /// The number of the calling thread's stack, if it is wanted for memory of this kind and size.
