@@ -61,8 +61,7 @@ impl std::fmt::Debug for GpuHandle {
 
 pub(crate) fn device(id: Option<u32>) -> Result<GpuHandle> {
     let devices = devices()?;
-    let ordinal = id.map_or_else(|| devices.current(), Ok)?;
-    Ok(GpuHandle { devices, ordinal })
+    Ok(GpuHandle { devices, ordinal: devices.device(id)?.ordinal })
 }
 
 /// Total, free and used memory of one device: the one with this CUDA ordinal, or with `None` the calling thread's

@@ -233,8 +233,8 @@ impl OpenScope {
             return Ok(None);
         }
         let devices = devices()?;
-        let ordinal = wish.device.map_or_else(|| devices.current(), Ok)?;
-        let device = Device { family: devices.family(), ordinal };
+        let device = devices.device(wish.device)?;
+        let ordinal = device.ordinal;
         let session = session();
         let (gauge, not_exact) = match gauge {
             Some(gauge @ (Gauge::Sampled | Gauge::Pool)) => (gauge, None),

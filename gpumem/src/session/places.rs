@@ -69,10 +69,9 @@ pub fn summary() -> Summary {
 #[doc(alias = "nvidia-smi")]
 pub fn breakdown(device: impl Into<Option<u32>>) -> Result<Breakdown> {
     let devices = devices()?;
-    let ordinal = device.into().map_or_else(|| devices.current(), Ok)?;
+    let device = devices.device(device.into())?;
     // What cannot be heard is a part of the rest, which says so.
     prepare(devices);
-    let device = Device { family: devices.family(), ordinal };
     of_device(devices, device, begun().map(|session| groups(session, device)).unwrap_or_default())
 }
 

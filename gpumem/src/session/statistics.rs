@@ -21,10 +21,9 @@ impl Heard {
     /// that nobody heard would be wrong.
     pub(crate) fn on(id: Option<u32>) -> Result<Self> {
         let devices = devices()?;
-        let ordinal = id.map_or_else(|| devices.current(), Ok)?;
-        devices.check(ordinal)?;
-        let session = hear(devices)?;
-        Ok(Self { session, devices, device: Device { family: devices.family(), ordinal } })
+        let device = devices.device(id)?;
+        devices.check(device.ordinal)?;
+        Ok(Self { session: hear(devices)?, devices, device })
     }
 
     pub(crate) fn stats(&self) -> MemoryStats {

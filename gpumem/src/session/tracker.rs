@@ -243,10 +243,10 @@ fn of_number(ordinal: Option<u32>) -> Result<Option<(Device, &'static dyn Device
         return Ok(None);
     }
     let devices = devices()?;
-    let ordinal = ordinal.map_or_else(|| devices.current(), Ok)?;
-    devices.check(ordinal)?;
+    let device = devices.device(ordinal)?;
+    devices.check(device.ordinal)?;
     super::prepare(devices);
-    Ok(Some((Device { family: devices.family(), ordinal }, devices)))
+    Ok(Some((device, devices)))
 }
 
 impl fmt::Debug for MemTrackerBuilder {

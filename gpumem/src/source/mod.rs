@@ -36,6 +36,12 @@ pub(crate) trait Devices: Send + Sync + RefUnwindSafe {
     /// The calling thread's current device; 0 if it has chosen none.
     fn current(&self) -> Result<u32>;
 
+    /// The one with this number, else the current one. Whether there is such a device is not asked.
+    fn device(&self, id: Option<u32>) -> Result<Device> {
+        let ordinal = id.map_or_else(|| self.current(), Ok)?;
+        Ok(Device { family: self.family(), ordinal })
+    }
+
     /// Whether there is such a device.
     fn check(&self, ordinal: u32) -> Result<()>;
 
