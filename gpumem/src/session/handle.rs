@@ -105,6 +105,17 @@ pin_project! {
     }
 }
 
+impl<F> InScope<F> {
+    /// In no scope until it is given one.
+    pub(super) fn yet_to_enter(future: F) -> Self {
+        Self { handle: ScopeHandle::of(None), future: Some(future) }
+    }
+
+    pub(super) fn set_scope(self: Pin<&mut Self>, handle: ScopeHandle) {
+        *self.project().handle = handle;
+    }
+}
+
 impl<F: Future> Future for InScope<F> {
     type Output = F::Output;
 

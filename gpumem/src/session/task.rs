@@ -8,33 +8,24 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-use super::{Body, GpuMemTraceBuilder, Measured, ScopeHandle};
+use super::{Body, GpuMemTraceBuilder, InScope, Measured};
 
 pin_project! {
     /// The future of [`GpuMemTraceBuilder::wrap`] and of traced async functions: runs a future under a trace, which starts at
     /// the first poll and reports when the future has ended or is dropped, after all that it held.
     #[must_use = "futures do nothing unless polled"]
     pub struct Traced<F> {
+        // Declared, and so dropped, before the trace.
         #[pin]
-        future: Option<F>,
+        future: InScope<F>,
         trace: Task,
-    }
-
-    impl<F> PinnedDrop for Traced<F> {
-        fn drop(this: Pin<&mut Self>) {
-            let mut this = this.project();
-            if let (Task::Running(scope, _), true) = (&*this.trace, this.future.is_some()) {
-                let _entered = scope.enter();
-                this.future.set(None);
-            }
-        }
     }
 }
 
 enum Task {
     Waiting(Body),
     /// What is measured is kept for its drop.
-    Running(ScopeHandle, #[expect(dead_code)] Measured),
+    Running(#[expect(dead_code)] Measured),
     Ended,
 }
 
@@ -64,27 +55,7 @@ impl<F: Future> Traced<F> {
     /// Nothing starts before the first poll.
     #[doc(hidden)]
     pub fn new(body: Body, future: F) -> Self {
-        Self { future: Some(future), trace: Task::Waiting(body) }
-    }
-}
-
-impl Task {
-    /// The scope of the trace, which is started if it has not been.
-    fn running(&mut self) -> Option<&ScopeHandle> {
-        *self = match mem::replace(self, Self::Ended) {
-            Self::Waiting(body) => {
-                let body = body.start();
-                let scope = body.handle();
-                // Who opens a scope is in it. A task is so only while it is polled.
-                scope.leave();
-                Self::Running(scope, body)
-            }
-            begun => begun,
-        };
-        match self {
-            Self::Running(scope, _) => Some(scope),
-            _ => None,
-        }
+        Self { future: InScope::yet_to_enter(future), trace: Task::Waiting(body) }
     }
 }
 
@@ -93,13 +64,18 @@ impl<F: Future> Future for Traced<F> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let mut this = self.project();
-        let entered = this.trace.running().map(ScopeHandle::enter);
-        let future = this.future.as_mut().as_pin_mut().expect("gpumem: a future is not polled after it has ended");
-        let polled = future.poll(context);
-        if polled.is_ready() {
-            this.future.set(None);
-        }
-        drop(entered);
+        *this.trace = match mem::replace(this.trace, Task::Ended) {
+            Task::Waiting(body) => {
+                let body = body.start();
+                let scope = body.handle();
+                // Who opens a scope is in it. A task is so only while it is polled.
+                scope.leave();
+                this.future.as_mut().set_scope(scope);
+                Task::Running(body)
+            }
+            begun => begun,
+        };
+        let polled = this.future.poll(context);
         if polled.is_ready() {
             *this.trace = Task::Ended;
         }
