@@ -243,22 +243,32 @@ impl Ledger {
         self.counts.heard += 1;
         let number = self.origin(block, event.thread);
         let entry = Entry::new(block.bytes, number, event.time, event.number);
+        let origin = self.put_in(key, entry, Stat::add);
+        if origin.kind.is_on_device() {
+            self.tree.count(entry.bytes());
+        }
+    }
+
+    /// A block is there, and counts in the statistics as they have it.
+    #[inline]
+    fn put_in(&mut self, key: Key, entry: Entry, count: impl Fn(&mut Stat, u64)) -> Origin {
         if let Some(missed) = self.live.insert(key, entry) {
             self.take_out(&missed);
         }
         let bytes = entry.bytes();
-        let held = self.origins.held(number);
+        let held = self.origins.held(entry.origin());
         held.blocks += 1;
         held.bytes += bytes.get();
         let origin = held.origin;
         let Meter { level, on_device, kinds, .. } = &mut self.meters.0[usize::from(origin.meter)];
-        kinds[origin.kind as usize].add(bytes.get());
+        count(&mut kinds[origin.kind as usize], bytes.get());
         if origin.kind.is_on_device() {
-            on_device.add(bytes.get());
+            count(on_device, bytes.get());
             level.change(signed(bytes));
-            self.tree.allocated(origin.spot, bytes);
+            self.tree.change(origin.spot, signed(bytes));
             self.change_local(&origin, signed(bytes));
         }
+        origin
     }
 
     /// The number of where a block comes from.
@@ -329,26 +339,6 @@ impl Ledger {
         }
     }
 
-    /// A block that was taken out is there after all.
-    fn put_back(&mut self, key: Key, entry: Entry) {
-        if let Some(missed) = self.live.insert(key, entry) {
-            self.take_out(&missed);
-        }
-        let bytes = entry.bytes();
-        let held = self.origins.held(entry.origin());
-        held.blocks += 1;
-        held.bytes += bytes.get();
-        let origin = held.origin;
-        let Meter { level, on_device, kinds, .. } = &mut self.meters.0[usize::from(origin.meter)];
-        kinds[origin.kind as usize].restore(bytes.get());
-        if origin.kind.is_on_device() {
-            on_device.restore(bytes.get());
-            level.change(signed(bytes));
-            self.tree.change(origin.spot, signed(bytes));
-            self.change_local(&origin, signed(bytes));
-        }
-    }
-
     #[inline]
     fn change_local(&mut self, of: &Origin, by: i64) {
         if !self.locals.is_empty() {
@@ -401,7 +391,9 @@ impl Ledger {
     fn unfree(&mut self, thread: ThreadId) {
         match std::mem::take(&mut self.thread(thread).freed) {
             Freed::Nothing => {}
-            Freed::Block(key, entry) => self.put_back(key, entry),
+            Freed::Block(key, entry) => {
+                self.put_in(key, entry, Stat::restore);
+            }
             Freed::Older(device, bytes) => self.change_older(device, signed(bytes)),
             Freed::Untracked => self.counts.untracked = self.counts.untracked.saturating_sub(1),
         }

@@ -126,10 +126,9 @@ impl Spot {
 }
 
 impl Tree {
-    /// A block was allocated at a spot.
+    /// The newest change was a block that was allocated.
     #[inline]
-    pub(super) fn allocated(&mut self, spot: SpotId, bytes: Bytes) {
-        self.change(spot, bytes.get().cast_signed());
+    pub(super) fn count(&mut self, bytes: Bytes) {
         self.run.allocations += 1;
         self.run.allocated += bytes.get();
     }
