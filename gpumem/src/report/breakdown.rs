@@ -105,6 +105,7 @@ impl Breakdown {
         };
         // In a container this process may go by another number: then the others cannot be told from it.
         let this = told(true).filter(|(_, count)| *count > 0).map(|(bytes, _)| bytes);
+        let others = told(false);
         let mut left = known.memory.used;
         let mut take = |part: Part| {
             // The readings are of neighbouring moments: together they may be more than there is.
@@ -115,7 +116,7 @@ impl Breakdown {
         // First what is known for certain.
         let accounted: Bytes = own.iter().map(|part| part.bytes).sum();
         own.into_iter().for_each(&mut take);
-        if let (Some((bytes, count @ 1..)), Some(_)) = (told(false), this) {
+        if let (Some((bytes, count @ 1..)), Some(_)) = (others, this) {
             let name = if count == 1 { "another process" } else { "other processes" }.to_owned();
             take(Part { kind: PartKind::Others, name, bytes, count });
         }
@@ -128,7 +129,7 @@ impl Breakdown {
             let name = name.to_owned();
             take(Part { kind: PartKind::Driver, name, bytes: rest, count: 0 });
         }
-        let name = match (this, told(false)) {
+        let name = match (this, others) {
             (Some(_), Some(_)) => "the driver's, of no process",
             (Some(_), None) => "other processes, and the driver's",
             (None, _) => "other processes, CUDA context: not told apart",
