@@ -3,6 +3,9 @@
 //!
 //! The child is `probe`, which takes its commands from its arguments; `src/bin/probe/main.rs` lists them.
 
+mod device;
+mod pending;
+
 use std::env;
 use std::ffi::OsString;
 use std::fmt::{self, Display};
@@ -14,6 +17,8 @@ use std::process::{self, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+
+pub use self::{device::device, pending::Yield};
 
 /// A library that the stand-in driver stands in for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

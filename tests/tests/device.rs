@@ -5,7 +5,7 @@
 use std::{
     env, fs,
     process::Command,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     thread,
     time::Duration,
 };
@@ -16,16 +16,7 @@ use gpumem::{
     gpu_mem_trace, set_sink, try_gpu_mem_get, try_gpu_mem_get_free, try_gpu_mem_get_free_no_cache,
 };
 use gpumem_examples::{Block, Gpu};
-
-/// One test at a time: a sampled trace sees the whole device.
-fn device() -> Option<MutexGuard<'static, ()>> {
-    static ONE: Mutex<()> = Mutex::new(());
-    if env::var_os("GPUMEM_DEVICE").is_none() {
-        println!("skipped: no device (GPUMEM_DEVICE=1 switches this test on)");
-        return None;
-    }
-    Some(ONE.lock().unwrap_or_else(PoisonError::into_inner))
-}
+use gpumem_tests::device;
 
 /// Longer than some readings of the sampler are apart.
 fn hold() {

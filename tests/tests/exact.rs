@@ -6,7 +6,7 @@ use std::{
     env,
     process::{Command, Stdio},
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard,
         atomic::{AtomicI64, Ordering::Relaxed},
     },
     thread,
@@ -23,14 +23,9 @@ use crate::cu::{Block, Context, Way};
 
 const MIB: usize = 1 << 20;
 
-/// One test at a time: a trace counts the whole process.
+/// Heard, and current.
 fn device() -> Option<MutexGuard<'static, ()>> {
-    static ONE: Mutex<()> = Mutex::new(());
-    if env::var_os("GPUMEM_DEVICE").is_none() {
-        println!("skipped: no device (GPUMEM_DEVICE=1 switches this test on)");
-        return None;
-    }
-    let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let one = gpumem_tests::device()?;
     Context::primary(0).expect("GPUMEM_DEVICE says that there is a device").make_current();
     subscribe().expect("allocations can be heard");
     Some(one)

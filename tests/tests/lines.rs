@@ -10,11 +10,12 @@ use std::panic::catch_unwind;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 use std::thread::JoinHandle;
 
 use gpumem::sim::{SimBlock, SimGpu};
 use gpumem::{Bytes, Report, Sink, gpu_mem_trace};
+use gpumem_tests::Yield;
 use pollster::block_on;
 
 fn gpu() -> &'static SimGpu {
@@ -61,19 +62,6 @@ fn check<T>(run: impl FnOnce() -> T, line: &str, expected: &[&str]) {
     assert_eq!(reports.len(), 1, "{reports:?}");
     assert_eq!(rows(&reports[0]), expected);
     assert_eq!(reports[0].to_string(), format!("△Used Peaked MB: {line}"));
-}
-
-/// A future that is pending once.
-#[derive(Default)]
-struct Yield(bool);
-
-impl Future for Yield {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        context.waker().wake_by_ref();
-        if std::mem::replace(&mut self.0, true) { Poll::Ready(()) } else { Poll::Pending }
-    }
 }
 
 thread_local! {

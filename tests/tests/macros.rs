@@ -9,10 +9,11 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 
 use gpumem::sim::{SimBlock, SimGpu};
 use gpumem::{Bytes, Gauge, Report, Sink, gpu_mem_trace};
+use gpumem_tests::Yield;
 use pollster::block_on;
 
 /// The simulated devices 0 and 1.
@@ -48,19 +49,6 @@ fn exit(ctx: &str) -> String {
 #[track_caller]
 fn check<const N: usize, T>(run: impl FnOnce() -> T, contexts: [&str; N]) {
     assert_eq!(lines(run), contexts.map(exit));
-}
-
-/// A future that is pending once.
-#[derive(Default)]
-struct Yield(bool);
-
-impl Future for Yield {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        context.waker().wake_by_ref();
-        if std::mem::replace(&mut self.0, true) { Poll::Ready(()) } else { Poll::Pending }
-    }
 }
 
 mod free_functions {

@@ -14,7 +14,7 @@ use std::{
     process::Command,
     ptr,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
 };
@@ -28,20 +28,11 @@ use gpumem::{
     memory_snapshot, memory_stats, memory_summary, on_oom, reset_peak_memory_stats, retry_after_trim, status,
     subscribe, summary,
 };
+use gpumem_tests::device;
 use nvml_wrapper::Nvml;
 
 const MIB: usize = 1 << 20;
 const GIB: usize = 1 << 30;
-
-/// One test at a time: they fill the card.
-fn device() -> Option<MutexGuard<'static, ()>> {
-    static ONE: Mutex<()> = Mutex::new(());
-    if env::var_os("GPUMEM_DEVICE").is_none() {
-        println!("skipped: no device (GPUMEM_DEVICE=1 switches this test on)");
-        return None;
-    }
-    Some(ONE.lock().unwrap_or_else(PoisonError::into_inner))
-}
 
 /// Everything that was wrong, at the end: a run on a rare machine is to say all of it.
 #[derive(Default)]
