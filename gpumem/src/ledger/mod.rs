@@ -361,23 +361,23 @@ impl Ledger {
     #[inline]
     fn free(&mut self, key: Key, older: Option<&Block>, thread: ThreadId) -> Answer {
         self.counts.heard += 1;
-        let (freed, answer) = if let Some(entry) = self.live.remove(key) {
-            self.take_out(&entry);
-            (Freed::Block(key, entry), Answer::Taken)
-        } else {
-            self.free_unknown(older)
-        };
-        self.thread(thread).freed = freed;
-        answer
+        let Some(entry) = self.live.remove(key) else { return self.free_unknown(older, thread) };
+        self.take_out(&entry);
+        // In place: made elsewhere and moved here, word by word and then by two words at once, it would be waited for.
+        self.thread(thread).freed = Freed::Block(key, entry);
+        Answer::Taken
     }
 
     #[cold]
-    fn free_unknown(&mut self, older: Option<&Block>) -> (Freed, Answer) {
-        if let Some(block) = older {
-            return (self.free_older(block), Answer::Taken);
-        }
-        self.counts.untracked += 1;
-        (Freed::Untracked, Answer::Untracked)
+    fn free_unknown(&mut self, older: Option<&Block>, thread: ThreadId) -> Answer {
+        let (freed, answer) = if let Some(block) = older {
+            (self.free_older(block), Answer::Taken)
+        } else {
+            self.counts.untracked += 1;
+            (Freed::Untracked, Answer::Untracked)
+        };
+        self.thread(thread).freed = freed;
+        answer
     }
 
     fn free_older(&mut self, block: &Block) -> Freed {

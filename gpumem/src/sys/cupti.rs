@@ -232,6 +232,28 @@ struct CallbackData {
     correlation_id: u32,
 }
 
+impl CallbackData {
+    /// One of the call's arguments.
+    ///
+    /// # Safety
+    /// The call has 64-bit arguments from the first to this one.
+    #[inline]
+    unsafe fn word(&self, at: usize) -> u64 {
+        // SAFETY: `function_params` points to a struct of the arguments, which begins with these words.
+        unsafe { self.function_params.add(at).read() }
+    }
+
+    /// What the call gave out.
+    ///
+    /// # Safety
+    /// The call has succeeded, and its first argument is where it writes one word.
+    #[inline]
+    unsafe fn out(&self) -> u64 {
+        // SAFETY: that has been written then.
+        unsafe { (self.word(0) as *const u64).read() }
+    }
+}
+
 /// `CUpti_ResourceData`
 #[repr(C)]
 struct ResourceData {
@@ -469,64 +491,76 @@ pub(crate) fn outside(code: impl FnOnce()) {
 
 /// What CUPTI calls. Copies what it needs, since the data is gone when it returns, and never unwinds into C.
 unsafe extern "C" fn callback(_: *mut c_void, domain: u32, number: u32, data: *const c_void) {
-    let (context, call) = if domain == DOMAIN_DRIVER_API {
-        let Some(Some(shape)) = SHAPES.get(number as usize) else { return };
-        // SAFETY: in this domain CUPTI passes a `CUpti_CallbackData` that is valid until the callback returns.
-        let data = unsafe { &*data.cast::<CallbackData>() };
-        // SAFETY: the number says which call it is, and so what its parameters are.
-        let Some(call) = (unsafe { decode(*shape, data) }) else { return };
-        (Context { handle: data.context, uid: data.context_uid }, call)
+    if domain == DOMAIN_DRIVER_API {
+        // SAFETY: in this domain CUPTI passes a `CUpti_CallbackData` of that call, valid until the callback returns.
+        unsafe { hear(number, &*data.cast::<CallbackData>(), tell) };
     } else if domain == DOMAIN_RESOURCE && number == RESOURCE_CONTEXT_DESTROY_STARTING {
         // SAFETY: in this domain CUPTI passes a `CUpti_ResourceData` that is valid until the callback returns.
         let handle = unsafe { &*data.cast::<ResourceData>() }.context;
-        (Context { handle, uid: 0 }, Call::ContextGone)
-    } else {
-        return;
-    };
+        tell(Context { handle, uid: 0 }, &Call::ContextGone);
+    }
+}
+
+#[inline(never)]
+fn tell(context: Context, call: &Call) {
     let inside = INSIDE.replace(true);
-    let call = if inside { &Call::Uncounted } else { &call };
+    let call = if inside { &Call::Uncounted } else { call };
     if let Some(handler) = HANDLER.get() {
         let _ = catch_unwind(AssertUnwindSafe(|| handler(context, call)));
     }
     INSIDE.set(inside);
 }
 
-/// Reads one side of a call: a free before it is made, everything else when it has succeeded. Out-parameters are read
-/// only then. Most sides have nothing to say, and that is found out first.
+/// Reads one side of a call: a free before it is made, everything else afterwards. Most sides have nothing to say, and that is
+/// found out first, with what programs call by the million. Each fact is told where it is made: one that is handed back is
+/// copied, in other pieces than it was written in, and the processor waits for that.
 ///
 /// # Safety
-/// `data` is that of a call of this shape.
+/// `data` is that of a call of this number.
 #[inline]
-unsafe fn decode(shape: Shape, data: &CallbackData) -> Option<Call> {
-    // SAFETY: `function_params` points to the call's arguments, of which the shape's are 64-bit words at the front.
-    let word = |at: usize| unsafe { data.function_params.add(at).read() };
+unsafe fn hear(number: u32, data: &CallbackData, tell: impl Fn(Context, &Call)) {
+    let Some(Some(shape)) = SHAPES.get(number as usize) else { return };
+    // SAFETY: the shape is that of this number, and it reads no further words than its calls have.
+    let word = |at: usize| unsafe { data.word(at) };
+    let tell = |call: &Call| tell(Context { handle: data.context, uid: data.context_uid }, call);
     if data.site == SITE_ENTER {
-        return match shape {
-            Shape::Free(named) => Some(Call::Freeing { named, name: word(0) }),
-            Shape::Release => Some(Call::Releasing { handle: word(0) }),
-            Shape::Unmap => Some(Call::Unmapping { at: word(0), bytes: word(1) }),
-            _ => None,
+        return match *shape {
+            Shape::Free(named) => tell(&Call::Freeing { named, name: word(0) }),
+            Shape::Release => tell(&Call::Releasing { handle: word(0) }),
+            Shape::Unmap => tell(&Call::Unmapping { at: word(0), bytes: word(1) }),
+            _ => {}
         };
     }
     // SAFETY: at the exit CUPTI passes where the call's `CUresult` is.
-    let result = unsafe { data.function_return_value.read() };
-    let worked = result == 0;
-    if result == CUDA_ERROR_OUT_OF_MEMORY {
-        // SAFETY: `word` reads the arguments of this call.
-        let refused = unsafe { refused(shape, word) };
-        if refused.is_some() {
-            return refused;
+    match (*shape, unsafe { data.function_return_value.read() }) {
+        (Shape::Free(_), 0) => {}
+        (Shape::AllocOnStream, 0) => {
+            // SAFETY: the call succeeded.
+            let address = unsafe { data.out() };
+            tell(&Call::Pooled { address, bytes: word(1), stream: word(2), pool: None });
+        }
+        // SAFETY: the data is that of a call of this shape, which succeeded.
+        (shape, 0) => unsafe { worked(shape, data, tell) },
+        (shape, result) => {
+            // SAFETY: the data is that of a call of this shape.
+            if let Some(call) = unsafe { failed(shape, result, data) } {
+                tell(&call);
+            }
         }
     }
-    match shape {
-        Shape::Free(_) => return (!worked).then_some(Call::Freed { worked }),
-        Shape::Release | Shape::Unmap => return Some(Call::Freed { worked }),
-        _ if !worked => return None,
-        _ => {}
-    }
-    // SAFETY: the call succeeded, so it has written its first argument's target: one word.
-    let out = || unsafe { (word(0) as *const u64).read() };
-    Some(match shape {
+}
+
+/// Reads a call that has succeeded.
+///
+/// # Safety
+/// `data` is that of a call of this shape, which succeeded.
+#[inline(never)]
+unsafe fn worked(shape: Shape, data: &CallbackData, tell: impl Fn(&Call)) {
+    // SAFETY: the words are those of this shape.
+    let word = |at: usize| unsafe { data.word(at) };
+    // SAFETY: the call succeeded.
+    let out = || unsafe { data.out() };
+    tell(&match shape {
         Shape::Alloc(memory) => Call::Allocated { named: Named::Address, name: out(), bytes: word(1), memory },
         Shape::AllocPitch => {
             // SAFETY: as for `out`; the second argument's target is the pitch.
@@ -534,7 +568,6 @@ unsafe fn decode(shape: Shape, data: &CallbackData) -> Option<Call> {
             let bytes = pitch.saturating_mul(word(3));
             Call::Allocated { named: Named::Address, name: out(), bytes, memory: Memory::Device }
         }
-        Shape::AllocOnStream => Call::Pooled { address: out(), bytes: word(1), stream: word(2), pool: None },
         Shape::AllocFromPool => Call::Pooled { address: out(), bytes: word(1), stream: word(3), pool: Some(word(2)) },
         Shape::Array => {
             // SAFETY: the second argument of a call that succeeded points to a descriptor.
@@ -570,16 +603,26 @@ unsafe fn decode(shape: Shape, data: &CallbackData) -> Option<Call> {
         Shape::PoolOfDevice => Call::Pool { pool: out(), device: Some(word(1) as u32) },
         Shape::StreamCreate => Call::StreamCreated { stream: out() },
         Shape::StreamDestroy => Call::StreamDestroyed { stream: word(0) },
-        Shape::Free(_) | Shape::Release | Shape::Unmap => return None,
-    })
+        Shape::Release | Shape::Unmap => Call::Freed { worked: true },
+        // They were heard before this.
+        Shape::AllocOnStream | Shape::Free(_) => return,
+    });
 }
 
-/// What a call asked for that was refused.
+/// What is to be told of a call that failed.
 ///
 /// # Safety
-/// `word` reads the arguments of a call of this shape.
+/// `data` is that of a call of this shape.
 #[cold]
-unsafe fn refused(shape: Shape, word: impl Fn(usize) -> u64) -> Option<Call> {
+unsafe fn failed(shape: Shape, result: u32, data: &CallbackData) -> Option<Call> {
+    // SAFETY: the words are those of this shape.
+    let word = |at: usize| unsafe { data.word(at) };
+    if let Shape::Free(_) | Shape::Release | Shape::Unmap = shape {
+        return Some(Call::Freed { worked: false });
+    }
+    if result != CUDA_ERROR_OUT_OF_MEMORY {
+        return None;
+    }
     let of_context = |bytes, memory| Call::Refused { bytes, memory: Some(memory), pool: None, stream: 0 };
     Some(match shape {
         Shape::Alloc(memory) => of_context(word(1), memory),
@@ -646,11 +689,13 @@ mod tests {
         }
     }
 
+    /// What the callback tells.
     fn call(number: u32, site: u32, result: u32, params: &[u64]) -> Option<Call> {
+        let told = Cell::new(None);
         let data = data(site, &result, params);
-        let shape = SHAPES[number as usize].expect("it is listened to");
         // SAFETY: the tests pass the parameters that the call has.
-        unsafe { decode(shape, &data) }
+        unsafe { hear(number, &data, |_, call| told.set(Some(*call))) };
+        told.get()
     }
 
     fn address<T>(of: &T) -> u64 {
