@@ -88,6 +88,8 @@ struct Entered {
     scope: ScopeId,
     spot: SpotId,
     strand: ThreadId,
+    /// By opening the scope, which is left when the scope is closed; else it was entered for itself, and is left so.
+    by_opening: bool,
 }
 
 /// What the newest free of a thread took out.
@@ -422,7 +424,7 @@ impl Ledger {
             EventKind::Unread { device, gauge } => self.meters.of(device, gauge).samples.failed = true,
             EventKind::Open { scope, watch } => self.open(scope, watch, event),
             EventKind::Enter { scope } => self.enter(scope, event.thread),
-            EventKind::Leave { scope } => self.thread(event.thread).leave(scope),
+            EventKind::Leave { scope } => self.thread(event.thread).leave(|entered| entered.scope == scope),
             EventKind::Read { scope } => {
                 return self.scopes.get(&scope).map(|open| self.trace(open));
             }
@@ -433,7 +435,7 @@ impl Ledger {
                 self.scopes.insert(scope, open);
                 return Some(trace);
             }
-            EventKind::Close { scope } => return self.close(scope, event.thread),
+            EventKind::Close { scope } => return self.close(scope),
             EventKind::ResetPeaks { device } => {
                 let Meter { on_device, highest, kinds, .. } = self.meters.of(device, Gauge::Exact);
                 *highest = on_device.bytes.peak.max(*highest);
@@ -567,7 +569,7 @@ impl Ledger {
         };
         open.start = self.begin(&open);
         self.scopes.insert(scope, open);
-        self.thread(opener).enter(Entered { scope, spot, strand });
+        self.thread(opener).enter(Entered { scope, spot, strand, by_opening: true });
     }
 
     fn enter(&mut self, scope: ScopeId, thread: ThreadId) {
@@ -575,7 +577,7 @@ impl Ledger {
         let thread = self.thread(thread);
         // Of a scope that is closed nothing is left to be in; the thread stays where it is.
         let (spot, strand) = open.unwrap_or((thread.spot, thread.strand));
-        thread.enter(Entered { scope, spot, strand });
+        thread.enter(Entered { scope, spot, strand, by_opening: false });
     }
 
     fn begin(&mut self, scope: &Scope) -> Start {
@@ -648,7 +650,7 @@ impl Ledger {
         trace
     }
 
-    fn close(&mut self, scope: ScopeId, thread: ThreadId) -> Option<Trace> {
+    fn close(&mut self, scope: ScopeId) -> Option<Trace> {
         let open = self.scopes.remove(&scope)?;
         let trace = self.end(&open);
         if let Some(of) = open.of_thread
@@ -659,9 +661,7 @@ impl Ledger {
                 self.locals.remove(&(of, open.meter));
             }
         }
-        for thread in [thread, open.opener] {
-            self.thread(thread).leave(scope);
-        }
+        self.thread(open.opener).leave(|entered| entered.by_opening && entered.scope == scope);
         Some(trace)
     }
 }
@@ -684,8 +684,9 @@ impl Thread {
         self.settle();
     }
 
-    fn leave(&mut self, scope: ScopeId) {
-        if let Some(at) = self.entered.iter().rposition(|entered| entered.scope == scope) {
+    /// Leaves what it entered last of these.
+    fn leave(&mut self, of: impl Fn(&Entered) -> bool) {
+        if let Some(at) = self.entered.iter().rposition(of) {
             self.entered.remove(at);
             self.settle();
         }

@@ -392,6 +392,8 @@ fn a_thread_is_in_the_scope_that_it_entered_last_and_not_left() {
     check("open a; close a = 0 0; enter a; alloc x 1; leave a; leave a; tree / = 0 1 1 0 1 1");
     check("open a; enter a %2; open b %2; alloc x 1 %2; close b %3 = 1 0; alloc y 2 %2; tree /a = 1 3 3 3 2 1");
     check("open a; leave a; alloc x 1; enter a; alloc y 2; leave a; alloc z 4; close a = 7 0; tree /a = 1 2 2 7 2 1");
+    check("open a; enter a; close a = 0 0; alloc x 1; leave a; alloc y 2; tree /a = 1 1 1 0 1 1");
+    check("open a; leave a; enter a; close a %2 = 0 0; alloc x 1; leave a; alloc y 2; tree /a = 1 1 1 0 1 1");
 }
 
 #[test]
