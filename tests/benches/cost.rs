@@ -153,6 +153,20 @@ fn places(criterion: &mut Criterion) {
         group.bench_function(format!("baseline: alloc+free, no scope ({depth})"), |bench| {
             bench.iter(|| alloc_and_free(next.next().unwrap()));
         });
+        // As below, where what one scope holds is freed while the other allocates.
+        let address = |turn: u64| 0x7f00_0000_0000 + turn * 4096;
+        let free_the_oldest = |turn: u64| {
+            door.alloc(address((turn + BATCH) % (2 * BATCH)), 4096);
+            door.free(address(turn % (2 * BATCH)));
+        };
+        (0..BATCH).for_each(|block| door.alloc(address(block), 4096));
+        let mut turn = 0_u64;
+        group.bench_function(format!("baseline: alloc+free of the oldest block, no scope ({depth})"), |bench| {
+            bench.iter(|| {
+                free_the_oldest(turn);
+                turn += 1;
+            });
+        });
         // Two branches of scopes, of which the thread is in the second.
         for branch in [1, 2] {
             for level in 0..depth {
@@ -177,21 +191,21 @@ fn places(criterion: &mut Criterion) {
             });
         });
         // Each event is of another scope than the last: what one scope holds is freed while the other allocates.
-        let mut turn = 0_u64;
-        let address = |turn: u64| 0x7f00_0000_0000 + turn * 4096;
-        (0..BATCH).for_each(|block| door.alloc(address(block), 4096));
-        group.bench_function(format!("alloc+free, each event by turns of two scopes, {depth} deep"), |bench| {
-            bench.iter(|| {
-                if turn.is_multiple_of(BATCH) {
-                    let (old, new) = if (turn / BATCH).is_multiple_of(2) { (second, first) } else { (first, second) };
-                    door.leave(old);
-                    door.enter(new);
-                }
-                door.alloc(address((turn + BATCH) % (2 * BATCH)), 4096);
-                door.free(address(turn % (2 * BATCH)));
-                turn += 1;
-            });
-        });
+        group.bench_function(
+            format!("alloc+free of the oldest block, each event by turns of two scopes, {depth} deep"),
+            |bench| {
+                bench.iter(|| {
+                    if turn.is_multiple_of(BATCH) {
+                        let (old, new) =
+                            if (turn / BATCH).is_multiple_of(2) { (second, first) } else { (first, second) };
+                        door.leave(old);
+                        door.enter(new);
+                    }
+                    free_the_oldest(turn);
+                    turn += 1;
+                });
+            },
+        );
     }
     let gpu = SimGpu::install(Bytes::gib(64)).expect("GPUMEM_SIM is sound");
     let listening = trace(Gauge::Exact);

@@ -3,6 +3,7 @@
 
 mod live;
 mod origins;
+mod run;
 mod stats;
 mod tree;
 mod watermark;
@@ -18,6 +19,7 @@ pub(crate) use self::{
 use self::{
     live::{Entry, Live},
     origins::{OriginId, Origins},
+    run::{Run, Sum},
     tree::Tree,
     watermark::{Mark, Watermark},
 };
@@ -26,7 +28,7 @@ use crate::model::{
     ScopeId, StackId, ThreadId, Time, Trace, Watch,
 };
 
-/// What each event touches stands close together, from the end of the tree to the beginning of the origins.
+/// What each event touches stands close together, from the counts to the threads.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Ledger {
@@ -35,6 +37,8 @@ pub(crate) struct Ledger {
     told: Option<Trace>,
     tree: Tree,
     counts: Counts,
+    /// The newest events, not yet counted in the tree, the meters, the locals and the origins.
+    run: Run,
     live: Live,
     /// By number.
     threads: Vec<Thread>,
@@ -234,6 +238,7 @@ impl Ledger {
             }
             EventKind::Free { key, block } => self.free(*key, block.as_ref(), event.thread),
             _ => {
+                self.end_run();
                 self.told = self.apply_rare(event);
                 Answer::Taken
             }
@@ -245,32 +250,59 @@ impl Ledger {
         self.counts.heard += 1;
         let number = self.origin(block, event.thread);
         let entry = Entry::new(block.bytes, number, event.time, event.number);
-        let origin = self.put_in(key, entry, Stat::add);
-        if origin.kind.is_on_device() {
-            self.tree.count(entry.bytes());
-        }
+        self.put_in(key, entry);
+        self.run.allocated(entry.bytes().get());
     }
 
-    /// A block is there, and counts in the statistics as they have it.
+    /// A block is there, for the first time or still.
     #[inline]
-    fn put_in(&mut self, key: Key, entry: Entry, count: impl Fn(&mut Stat, u64)) -> Origin {
+    fn put_in(&mut self, key: Key, entry: Entry) {
         if let Some(missed) = self.live.insert(key, entry) {
             self.take_out(&missed);
         }
-        let bytes = entry.bytes();
-        let held = self.origins.held(entry.origin());
-        held.blocks += 1;
-        held.bytes += bytes.get();
-        let origin = held.origin;
-        let Meter { level, on_device, kinds, .. } = &mut self.meters.0[usize::from(origin.meter)];
-        count(&mut kinds[origin.kind as usize], bytes.get());
-        if origin.kind.is_on_device() {
-            count(on_device, bytes.get());
-            level.change(signed(bytes));
-            self.tree.change(origin.spot, signed(bytes));
-            self.change_local(&origin, signed(bytes));
+        self.change(entry.origin(), signed(entry.bytes()), 1);
+    }
+
+    /// A block is there no more: its free was heard, or missed.
+    #[inline]
+    fn take_out(&mut self, entry: &Entry) {
+        self.change(entry.origin(), -signed(entry.bytes()), -1);
+    }
+
+    #[inline]
+    fn change(&mut self, origin: OriginId, bytes: i64, blocks: i64) {
+        if self.run.origin != origin {
+            self.begin_run(origin);
         }
-        origin
+        self.run.change(bytes, blocks);
+    }
+
+    #[inline(never)]
+    fn begin_run(&mut self, origin: OriginId) {
+        self.end_run();
+        self.run.origin = origin;
+    }
+
+    /// Counts what the newest events came to: before another origin's, and before anybody is told of anything counted.
+    #[inline]
+    fn end_run(&mut self) {
+        let Self { run, origins, meters, tree, locals, .. } = self;
+        let Some((number, sums)) = run.sums() else { return };
+        let held = origins.held(number);
+        held.blocks = held.blocks.wrapping_add_signed(sums.blocks.change);
+        held.bytes = held.bytes.wrapping_add_signed(sums.bytes.change);
+        let origin = &held.origin;
+        let Meter { level, on_device, kinds, .. } = &mut meters.0[usize::from(origin.meter)];
+        kinds[origin.kind as usize].take(sums);
+        if origin.kind.is_on_device() {
+            on_device.take(sums);
+            level.take(sums.bytes);
+            tree.take(origin.spot, sums);
+            if let Some(local) = locals.get_mut(&(origin.thread, origin.meter)) {
+                local.level.take(sums.bytes);
+            }
+        }
+        *run = Run::default();
     }
 
     /// The number of where a block comes from.
@@ -287,6 +319,7 @@ impl Ledger {
 
     #[inline(never)]
     fn find_origin(&mut self, asked: Asked, thread: ThreadId) -> OriginId {
+        self.end_run();
         let Asked { device, spot, stack, kind, context } = asked;
         let meter = self.meters.index(device, Gauge::Exact);
         let spot = self.tree.on(meter, spot);
@@ -322,41 +355,9 @@ impl Ledger {
         self.threads.extend((next..=last).map(|number| Thread::new(ThreadId(u32::try_from(number).unwrap_or(0)))));
     }
 
-    /// A block is there no more: its free was heard, or missed.
-    #[inline]
-    fn take_out(&mut self, entry: &Entry) {
-        let bytes = entry.bytes();
-        let held = self.origins.held(entry.origin());
-        held.blocks -= 1;
-        held.bytes -= bytes.get();
-        let origin = held.origin;
-        let by = -signed(bytes);
-        let Meter { level, on_device, kinds, .. } = &mut self.meters.0[usize::from(origin.meter)];
-        kinds[origin.kind as usize].remove(bytes.get());
-        if origin.kind.is_on_device() {
-            on_device.remove(bytes.get());
-            level.change(by);
-            self.tree.change(origin.spot, by);
-            self.change_local(&origin, by);
-        }
-    }
-
-    #[inline]
-    fn change_local(&mut self, of: &Origin, by: i64) {
-        if !self.locals.is_empty() {
-            self.find_local(of, by);
-        }
-    }
-
-    #[inline(never)]
-    fn find_local(&mut self, of: &Origin, by: i64) {
-        if let Some(local) = self.locals.get_mut(&(of.thread, of.meter)) {
-            local.level.change(by);
-        }
-    }
-
     /// A block from before the session is given back: no thread's and no scope's part ever had it.
     fn change_older(&mut self, device: Device, by: i64) {
+        self.end_run();
         self.meters.of(device, Gauge::Exact).level.change(by);
     }
 
@@ -394,7 +395,7 @@ impl Ledger {
         match std::mem::take(&mut self.thread(thread).freed) {
             Freed::Nothing => {}
             Freed::Block(key, entry) => {
-                self.put_in(key, entry, Stat::restore);
+                self.put_in(key, entry);
             }
             Freed::Older(device, bytes) => self.change_older(device, signed(bytes)),
             Freed::Untracked => self.counts.untracked = self.counts.untracked.saturating_sub(1),
@@ -462,7 +463,8 @@ impl Ledger {
     }
 
     /// The statistics of each device on which something was heard.
-    pub(crate) fn stats(&self) -> Vec<DeviceStats> {
+    pub(crate) fn stats(&mut self) -> Vec<DeviceStats> {
+        self.end_run();
         let heard = self.meters.0.iter().filter(|meter| meter.gauge == Gauge::Exact);
         heard
             .map(|Meter { device, on_device, kinds, .. }| DeviceStats {
@@ -475,6 +477,7 @@ impl Ledger {
 
     /// All paths of scopes, by the number of their spot, each with its device. Number 0 is nowhere and has none.
     pub(crate) fn spots(&mut self) -> Vec<(Option<Device>, Spot)> {
+        self.end_run();
         let open: Vec<_> = self.scopes.values().map(|scope| (scope.spot, self.device_peak(scope))).collect();
         for (spot, in_use) in open {
             self.tree.device_had(spot, in_use);
@@ -500,7 +503,8 @@ impl Ledger {
     }
 
     /// What is live, by where it comes from.
-    pub(crate) fn origins(&self) -> Vec<LiveOrigin> {
+    pub(crate) fn origins(&mut self) -> Vec<LiveOrigin> {
+        self.end_run();
         let live = |held: &origins::Held| LiveOrigin {
             device: self.meters.0[usize::from(held.origin.meter)].device,
             origin: held.origin,
@@ -742,11 +746,15 @@ fn signed(bytes: Bytes) -> i64 {
 
 impl Level {
     #[inline]
+    fn take(&mut self, sum: Sum) {
+        self.peaks.raise(self.in_use.saturating_add(sum.most));
+        self.in_use = self.in_use.saturating_add(sum.change);
+    }
+
     fn change(&mut self, by: i64) {
         self.set(self.in_use.saturating_add(by));
     }
 
-    #[inline]
     fn set(&mut self, in_use: i64) {
         self.in_use = in_use;
         self.peaks.raise(in_use);

@@ -1,5 +1,7 @@
 //! What an allocator would say of itself: bytes and blocks, now, at most, and in all.
 
+use super::run::{Sum, Sums};
+
 /// A figure that goes up and down.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Count {
@@ -24,40 +26,18 @@ impl Count {
     }
 
     #[inline]
-    fn add(&mut self, by: u64) {
-        self.current += by;
-        self.peak = self.peak.max(self.current);
-        self.allocated += by;
-    }
-
-    #[inline]
-    fn remove(&mut self, by: u64) {
-        self.current -= by;
-    }
-
-    /// What was taken away is there after all.
-    fn restore(&mut self, by: u64) {
-        self.current += by;
-        self.peak = self.peak.max(self.current);
+    fn take(&mut self, sum: Sum) {
+        self.peak = self.peak.max(self.current.wrapping_add_signed(sum.most));
+        self.current = self.current.wrapping_add_signed(sum.change);
+        self.allocated += sum.added;
     }
 }
 
 impl Stat {
     #[inline]
-    pub(super) fn add(&mut self, bytes: u64) {
-        self.bytes.add(bytes);
-        self.blocks.add(1);
-    }
-
-    #[inline]
-    pub(super) fn remove(&mut self, bytes: u64) {
-        self.bytes.remove(bytes);
-        self.blocks.remove(1);
-    }
-
-    pub(super) fn restore(&mut self, bytes: u64) {
-        self.bytes.restore(bytes);
-        self.blocks.restore(1);
+    pub(super) fn take(&mut self, blocks: &Sums) {
+        self.bytes.take(blocks.bytes);
+        self.blocks.take(blocks.blocks);
     }
 
     pub(super) fn reset_peaks(&mut self) {

@@ -257,7 +257,7 @@ fn an_untracked_free_that_is_looked_up_after_all() {
 #[test]
 fn kinds_that_are_not_on_the_device_for_certain_are_kept_apart() {
     check("open t; alloc a 1; alloc b 2 pool; alloc c 4 vmm; alloc d 8 managed; alloc e 16 pinned; close t = 7 0");
-    let ledger = check("alloc a 8 managed; alloc b 16 pinned; alloc c 1; alloc d 2; free a; free c");
+    let mut ledger = check("alloc a 8 managed; alloc b 16 pinned; alloc c 1; alloc d 2; free a; free c");
     let kinds = ledger.stats()[0].kinds;
     let [device, pool, managed, pinned, vmm] = kinds.map(|kind| (kind.blocks.current, kind.bytes.current >> 20));
     assert_eq!((device, pool, managed, pinned, vmm), ((1, 2), (0, 0), (0, 0), (1, 16), (0, 0)));
@@ -440,7 +440,7 @@ fn the_peak_of_the_whole_process_outlives_a_reset_of_statistics() {
 
 #[test]
 fn statistics_are_those_of_an_allocator() {
-    let ledger =
+    let mut ledger =
         check("alloc a 4; alloc b 8 pool; free a; alloc c 2; alloc d 16 managed; reset-peaks; free b; alloc e 1 pool");
     let [stats] = ledger.stats()[..] else { panic!("one device") };
     let figures = |stat: Stat| {

@@ -8,7 +8,8 @@
 
 use std::collections::HashMap;
 
-use crate::model::{Bytes, SiteId};
+use super::run::{Sum, Sums};
+use crate::model::SiteId;
 
 /// Deeper scopes are not told apart.
 const DEEPEST: u8 = 64;
@@ -38,7 +39,7 @@ pub(crate) struct Spot {
     /// Of an outermost scope: the spot of its newest event. Only from there up to it anything is still to be told.
     finger: SpotId,
     /// What is still to be told to the parent.
-    untold: Untold,
+    untold: Sum,
     /// How often it was opened.
     pub(crate) calls: u64,
     /// Here, without the scopes inside.
@@ -61,46 +62,19 @@ pub(super) struct Tree {
     roots: Vec<SpotId>,
     /// Number 0 is nowhere.
     spots: Vec<Spot>,
-    run: Run,
-}
-
-/// Neighbouring events of one spot, not yet counted there.
-#[derive(Debug, Default)]
-struct Run {
-    spot: SpotId,
-    untold: Untold,
-    allocations: u64,
-    allocated: u64,
-}
-
-/// What several events come to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Untold {
-    change: i64,
-    /// The highest that `change` was.
-    most: i64,
-}
-
-impl Untold {
-    /// More events, after these.
-    #[inline]
-    fn then(&mut self, next: Self) {
-        self.most = self.most.max(self.change + next.most);
-        self.change += next.change;
-    }
 }
 
 impl Default for Tree {
     fn default() -> Self {
         let nowhere = Spot::new(SpotId::NONE, SiteId::NONE, u16::MAX, 0, SpotId::NONE);
-        Self { run: Run::default(), spots: vec![nowhere], known: HashMap::new(), roots: Vec::new() }
+        Self { spots: vec![nowhere], known: HashMap::new(), roots: Vec::new() }
     }
 }
 
 impl Spot {
     const fn new(parent: SpotId, site: SiteId, meter: u16, depth: u8, top: SpotId) -> Self {
         let (calls, allocations, allocated, in_use, peak, device_peak) = (0, 0, 0, 0, 0, 0);
-        let (finger, untold) = (top, Untold { change: 0, most: 0 });
+        let (finger, untold) = (top, Sum::NOTHING);
         Self {
             parent,
             site,
@@ -118,51 +92,36 @@ impl Spot {
         }
     }
 
-    fn take(&mut self, events: Untold) {
+    #[inline]
+    fn take(&mut self, events: Sum) {
         self.peak = self.peak.max(self.in_use + events.most);
         self.in_use += events.change;
-        self.untold.then(events);
+        self.untold.append(events);
     }
 }
 
 impl Tree {
-    /// The newest change was a block that was allocated.
+    /// What came of several blocks of a spot, one after the other.
     #[inline]
-    pub(super) fn count(&mut self, bytes: Bytes) {
-        self.run.allocations += 1;
-        self.run.allocated += bytes.get();
-    }
-
-    /// What a spot holds is so much more, or less.
-    #[inline]
-    pub(super) fn change(&mut self, spot: SpotId, by: i64) {
-        if self.run.spot != spot {
-            self.move_to(spot);
-        }
-        self.run.untold.then(Untold { change: by, most: by });
-    }
-
-    #[inline(never)]
-    fn move_to(&mut self, spot: SpotId) {
-        self.end_run();
-        self.run.spot = spot;
+    pub(super) fn take(&mut self, spot: SpotId, blocks: &Sums) {
         self.move_finger(spot);
-    }
-
-    fn end_run(&mut self) {
-        let Run { spot, untold, allocations, allocated } = std::mem::take(&mut self.run);
         let spot = &mut self.spots[spot.0 as usize];
-        spot.allocations += allocations;
-        spot.allocated += allocated;
-        spot.take(untold);
+        spot.allocations += blocks.blocks.added;
+        spot.allocated += blocks.bytes.added;
+        spot.take(blocks.bytes);
     }
 
     /// From wherever the finger of this spot's outermost scope is, by the shortest way.
+    #[inline]
     fn move_finger(&mut self, spot: SpotId) {
         let top = self.spot(spot).top;
-        if top == SpotId::NONE {
-            return;
+        if top != SpotId::NONE && self.spot(top).finger != spot {
+            self.move_finger_of(top, spot);
         }
+    }
+
+    #[inline(never)]
+    fn move_finger_of(&mut self, top: SpotId, spot: SpotId) {
         let mut left = std::mem::replace(&mut self.spots[top.0 as usize].finger, spot);
         let mut entered = spot;
         while left != entered {
@@ -242,7 +201,6 @@ impl Tree {
 
     /// All spots, each after its parent; number 0 is nowhere. What a device's outermost spot has in use, and had, is not said.
     pub(super) fn spots(&mut self) -> &[Spot] {
-        self.end_run();
         for at in 0..self.spots.len() {
             if self.spots[at].depth == 1 {
                 self.move_finger(self.spots[at].top);

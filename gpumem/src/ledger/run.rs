@@ -1,0 +1,114 @@
+//! Neighbouring events of one origin, before they are counted.
+//!
+//! Whatever counts the blocks of an origin (its kind, its device, its scopes) moves by the same amounts while no other
+//! origin's events come between. So an event is added up here, once, and the counters are told later what all came to, and the
+//! highest that it came to on the way: their peak is what they had before, and that.
+
+use super::origins::OriginId;
+
+/// What several changes come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sum {
+    pub(super) change: i64,
+    /// The highest that `change` was, from 0.
+    pub(super) most: i64,
+    /// All that was allocated.
+    pub(super) added: u64,
+}
+
+impl Sum {
+    pub(super) const NOTHING: Self = Self { change: 0, most: 0, added: 0 };
+
+    #[inline]
+    fn then(&mut self, by: i64) {
+        self.change += by;
+        self.most = self.most.max(self.change);
+    }
+
+    /// More changes, after these.
+    #[inline]
+    pub(super) fn append(&mut self, next: Self) {
+        self.most = self.most.max(self.change + next.most);
+        self.change += next.change;
+        self.added += next.added;
+    }
+}
+
+/// Blocks and bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sums {
+    pub(super) bytes: Sum,
+    pub(super) blocks: Sum,
+}
+
+/// Events of this origin.
+#[derive(Debug, Default)]
+pub(super) struct Run {
+    pub(super) origin: OriginId,
+    sums: Sums,
+}
+
+impl Run {
+    /// What it came to, if there was one.
+    #[inline]
+    pub(super) fn sums(&self) -> Option<(OriginId, &Sums)> {
+        (self.origin != OriginId::default()).then_some((self.origin, &self.sums))
+    }
+
+    #[inline]
+    pub(super) fn change(&mut self, bytes: i64, blocks: i64) {
+        self.sums.bytes.then(bytes);
+        self.sums.blocks.then(blocks);
+    }
+
+    /// The newest change was an allocation.
+    #[inline]
+    pub(super) fn allocated(&mut self, bytes: u64) {
+        self.sums.bytes.added += bytes;
+        self.sums.blocks.added += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::stats::Stat, *};
+
+    /// However events are split into runs, the figures are those of each event told by itself.
+    #[test]
+    fn runs_come_to_what_their_events_come_to() {
+        let mut state = 1_u64;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        for _ in 0..if cfg!(miri) { 5 } else { 300 } {
+            let (mut by_event, mut by_run) = (Stat::default(), Stat::default());
+            let (mut untold, mut told) = (Sum::NOTHING, Sum::NOTHING);
+            let mut run = Run::default();
+            let mut live = Vec::new();
+            for _ in 0..100 {
+                let mut event = Run::default();
+                if live.is_empty() || random(2) == 0 {
+                    let bytes = random(1000);
+                    live.push(bytes);
+                    for run in [&mut event, &mut run] {
+                        run.change(bytes.cast_signed(), 1);
+                        run.allocated(bytes);
+                    }
+                } else {
+                    let bytes = live.swap_remove(usize::try_from(random(live.len() as u64)).unwrap());
+                    for run in [&mut event, &mut run] {
+                        run.change(-bytes.cast_signed(), -1);
+                    }
+                }
+                by_event.take(&event.sums);
+                told.append(event.sums.bytes);
+                if random(4) == 0 {
+                    untold.append(run.sums.bytes);
+                    by_run.take(&std::mem::take(&mut run).sums);
+                    assert_eq!((by_run, untold), (by_event, told));
+                }
+            }
+        }
+    }
+}
