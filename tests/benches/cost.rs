@@ -67,19 +67,26 @@ fn addresses() -> impl Iterator<Item = u64> {
     (0..1024_u64).map(|block| 0x7f00_0000_0000 + block * 4096).cycle()
 }
 
+/// What one would write first.
+#[inline]
+fn insert_and_remove(map: &Mutex<HashMap<u64, u64>>, address: u64) {
+    map.lock().unwrap().insert(address, 4096);
+    map.lock().unwrap().remove(&address);
+}
+
+#[inline]
+fn alloc_and_free(door: &Door, address: u64) {
+    door.alloc(address, 4096);
+    door.free(address);
+}
+
 /// The door and the fold, against a map behind a lock that does nothing else.
 fn events(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("events");
     let map = Mutex::new(HashMap::<u64, u64>::new());
-    let insert_and_remove = |address| {
-        map.lock().unwrap().insert(address, 4096);
-        map.lock().unwrap().remove(&address);
-    };
+    let insert_and_remove = |address| insert_and_remove(&map, address);
     let door = Door::default();
-    let alloc_and_free = |address| {
-        door.alloc(address, 4096);
-        door.free(address);
-    };
+    let alloc_and_free = |address| alloc_and_free(&door, address);
     for address in addresses().take(1024).step_by(2) {
         map.lock().unwrap().insert(address + 1, 4096);
         door.alloc(address + 1, 4096);
@@ -139,6 +146,73 @@ fn events(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// A pair of events as it comes in a program: after much other code, the driver's, that has pushed what events need out of the
+/// processor's inner caches. Told is what a pair costs there, without the other code.
+fn cold(criterion: &mut Criterion) {
+    /// Words that the other code reads: 256 KiB.
+    const WORDS: usize = 1 << 15;
+    type Other = fn(u64, &[u64]) -> u64;
+
+    /// One of many functions that have nothing in common but their look.
+    #[inline(never)]
+    fn other<const A: u64, const B: u64>(mut x: u64, words: &[u64]) -> u64 {
+        let mut seed = (A * 16 + B + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        macro_rules! steps {
+            ($($bit:literal)*) => {
+                $(
+                    seed = seed.rotate_left(7).wrapping_mul(0xD134_2543_DE82_EF95) ^ (A << 8) ^ B;
+                    let word = words[(seed >> 40) as usize % WORDS];
+                    if x & (1 << $bit) == 0 { x = x.wrapping_add(word) ^ (seed & 63) } else { x = x.wrapping_mul(seed | 1) }
+                )*
+            };
+        }
+        steps!(0 3 1 4 2 5 0 2 4 1);
+        x
+    }
+    macro_rules! others {
+        ($($a:literal)*) => { [$(others!(row $a 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)),*].concat() };
+        (row $a:literal $($b:literal)*) => { [$(other::<$a, $b> as Other),*] };
+    }
+    let others: Vec<Other> = others!(0 1 2 3 4 5);
+    let words: Vec<u64> = (1..=WORDS as u64).collect();
+    let (of_alloc, of_free) = others.split_at(others.len() / 2);
+    let run = |others: &[Other]| others.iter().fold(0, |x, other| other(x & 0x3f, &words));
+
+    let map = Mutex::new(HashMap::<u64, u64>::new());
+    let insert_and_remove = |address| insert_and_remove(&map, address);
+    let door = Door::default();
+    door.open(1);
+    let alloc_and_free = |address| alloc_and_free(&door, address);
+    let mut group = criterion.benchmark_group("cold");
+    let mut next = addresses();
+    for (name, pair) in [
+        ("baseline: Mutex<HashMap> insert+remove", &insert_and_remove as &dyn Fn(u64)),
+        ("alloc+free", &alloc_and_free),
+    ] {
+        let mut timed = |times: u64, pair: &dyn Fn(u64)| {
+            let begin = Instant::now();
+            for address in next.by_ref().take(usize::try_from(times).expect("not so many")) {
+                black_box(run(black_box(of_alloc)));
+                pair(address);
+                black_box(run(black_box(of_free)));
+            }
+            begin.elapsed()
+        };
+        // In turns, since clocks drift by more than the difference.
+        group.bench_function(name, |bench| {
+            bench.iter_custom(|times| {
+                let (mut with, mut without) = (Duration::ZERO, Duration::ZERO);
+                for begin in (0..times).step_by(64) {
+                    with += timed(64.min(times - begin), pair);
+                    without += timed(64.min(times - begin), &|_| ());
+                }
+                with.saturating_sub(without)
+            });
+        });
+    }
+    group.finish();
+}
+
 /// What it costs to know where memory is: events inside of scopes, against events outside of all; a block with its stack,
 /// against one that is just too small for that.
 fn places(criterion: &mut Criterion) {
@@ -146,10 +220,7 @@ fn places(criterion: &mut Criterion) {
     let mut next = addresses();
     for depth in [1_u32, 10, 64] {
         let door = Door::default();
-        let alloc_and_free = |address| {
-            door.alloc(address, 4096);
-            door.free(address);
-        };
+        let alloc_and_free = |address| alloc_and_free(&door, address);
         group.bench_function(format!("baseline: alloc+free, no scope ({depth})"), |bench| {
             bench.iter(|| alloc_and_free(next.next().unwrap()));
         });
@@ -263,5 +334,5 @@ fn simulated(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, device, events, places, pauses, simulated);
+criterion_group!(benches, device, events, cold, places, pauses, simulated);
 criterion_main!(benches);

@@ -3,7 +3,10 @@
 use std::{
     env,
     sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
+
+use crate::Standin;
 
 /// `None`, and a line that says so, unless `GPUMEM_DEVICE` is set. One test of a process at a time: each sees the whole device.
 pub fn device() -> Option<MutexGuard<'static, ()>> {
@@ -13,4 +16,22 @@ pub fn device() -> Option<MutexGuard<'static, ()>> {
         return None;
     }
     Some(ONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Where there is no device, the tests of this executable that need one are run once more, on two of the stand-in driver, but for
+/// those that need what it has not.
+///
+/// # Panics
+/// When one of them fails.
+pub fn on_the_standin(but_for: &[&str]) {
+    if env::var_os("GPUMEM_DEVICE").is_some() {
+        return;
+    }
+    let machine = Standin::new().devices(2).cupti().env("GPUMEM_DEVICE", "1").limit(Duration::from_secs(300));
+    let itself = env::current_exe().expect("a test has a path");
+    let mut arguments = vec!["--test-threads=1"];
+    arguments.extend(but_for.iter().flat_map(|test| ["--skip", test]));
+    let outcome = machine.run_program(&itself, &arguments);
+    assert!(outcome.succeeded() && outcome.stdout.contains("test result: ok."), "{outcome}");
+    println!("{}", outcome.stdout);
 }

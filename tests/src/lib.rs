@@ -18,7 +18,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub use self::{device::device, pending::Yield};
+pub use self::{
+    device::{device, on_the_standin},
+    pending::Yield,
+};
 
 /// A library that the stand-in driver stands in for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,13 +171,22 @@ impl Standin {
     /// # Panics
     /// When the child cannot be set up or run, and when it hangs.
     pub fn run(&self, script: &str) -> Outcome {
+        let steps = script.split(';').map(str::trim).filter(|step| !step.is_empty());
+        self.run_program(&built("probe"), &steps.collect::<Vec<_>>())
+    }
+
+    /// Runs a program with these arguments.
+    ///
+    /// # Panics
+    /// As [`run`](Self::run).
+    pub fn run_program(&self, program: &Path, arguments: &[&str]) -> Outcome {
         let folder = Folder::new();
         let of_cupti =
             self.install(&folder.0).unwrap_or_else(|error| panic!("cannot install the stand-in driver: {error}"));
         let log = folder.0.join("calls");
         let output = |name: &str| File::create(folder.0.join(name)).map(Stdio::from);
         let spawned = || -> io::Result<process::Child> {
-            let mut command = Command::new(built("probe"));
+            let mut command = Command::new(program);
             for (name, _) in env::vars_os() {
                 let name_text = name.to_string_lossy();
                 if ["GPUMEM_", "CUDA_", "LD_", "VIRTUAL_ENV", "CONDA_"]
@@ -185,7 +197,7 @@ impl Standin {
                 }
             }
             command
-                .args(script.split(';').map(str::trim).filter(|step| !step.is_empty()))
+                .args(arguments)
                 .env("LD_LIBRARY_PATH", &folder.0)
                 .env("GPUMEM_STANDIN", self.settings.join(","))
                 .env("GPUMEM_STANDIN_FAIL", self.faults.join(";"))
@@ -205,7 +217,7 @@ impl Standin {
         };
         let outcome = Outcome {
             machine: self.to_string(),
-            script: script.to_owned(),
+            script: arguments.join("; "),
             stdout: text(&folder.0.join("stdout")),
             stderr: text(&folder.0.join("stderr")),
             calls: text(&log).lines().map(str::to_owned).collect(),
@@ -302,7 +314,12 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether the probe ended by itself with 0, and nothing in it panicked.
+    /// Whether the program ended by itself with 0.
+    pub fn succeeded(&self) -> bool {
+        self.succeeded
+    }
+
+    /// Whether that is so, and nothing in it panicked.
     pub fn is_clean(&self) -> bool {
         self.succeeded && !self.stderr.contains("panicked at")
     }

@@ -16,7 +16,7 @@ use gpumem::{
     gpu_mem_trace, set_sink, try_gpu_mem_get, try_gpu_mem_get_free, try_gpu_mem_get_free_no_cache,
 };
 use gpumem_examples::{Block, Gpu};
-use gpumem_tests::device;
+use gpumem_tests::{device, on_the_standin};
 
 /// Longer than some readings of the sampler are apart.
 fn hold() {
@@ -51,6 +51,12 @@ fn check(trace: &GpuMemTrace, what: &str, used: i64, peaked: u64) {
     }
     assert!((data.used.mb() - used).abs() <= 2, "{what}");
     assert!(data.peaked.mb().abs_diff(peaked) <= 2, "{what}");
+}
+
+/// There is no nvidia-smi.
+#[test]
+fn on_the_stand_in_driver() {
+    on_the_standin(&["queries_agree_with_nvidia_smi"]);
 }
 
 #[test]

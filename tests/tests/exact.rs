@@ -18,6 +18,7 @@ use gpumem::{
     max_memory_allocated, max_memory_reserved, memory_allocated, memory_reserved, memory_stats, memory_summary,
     reset_peak_memory_stats, status, subscribe, try_gpu_mem_get, unsubscribe,
 };
+use gpumem_tests::on_the_standin;
 
 use crate::cu::{Block, Context, Way};
 
@@ -99,6 +100,12 @@ impl Wrong {
 
 fn in_mib(count: i64) -> i64 {
     count << 20
+}
+
+/// It knows neither peers nor pinned memory of before.
+#[test]
+fn on_the_stand_in_driver() {
+    on_the_standin(&["blocks_older_than_the_subscription_are_looked_up", "two_devices_are_told_apart"]);
 }
 
 #[test]

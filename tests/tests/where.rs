@@ -28,7 +28,7 @@ use gpumem::{
     memory_snapshot, memory_stats, memory_summary, on_oom, reset_peak_memory_stats, retry_after_trim, status,
     subscribe, summary,
 };
-use gpumem_tests::device;
+use gpumem_tests::{device, on_the_standin};
 use nvml_wrapper::Nvml;
 
 const MIB: usize = 1 << 20;
@@ -49,6 +49,12 @@ impl Wrong {
     fn end(self) {
         assert!(self.0.is_empty(), "{:#?}", self.0);
     }
+}
+
+/// There is no cuBLAS, and its memory does not run full as a card's does.
+#[test]
+fn on_the_stand_in_driver() {
+    on_the_standin(&["a_training_loop_adds_up", "out_of_memory_names_who_holds_it"]);
 }
 
 /// Run in a process of its own, by the tests below.
