@@ -456,6 +456,16 @@ fn statistics_are_those_of_an_allocator() {
 }
 
 #[test]
+fn an_origin_of_which_something_is_live_is_kept_though_it_came_last() {
+    let mut runner = Runner::default();
+    for thread in 1..5000 {
+        runner.line(&format!("alloc {thread} 1 %{thread}"));
+    }
+    let blocks: Vec<_> = runner.ledger.origins().iter().map(|live| live.blocks).collect();
+    assert_eq!(blocks, vec![1; 4999]);
+}
+
+#[test]
 fn origins_of_which_nothing_is_live_are_forgotten() {
     let mut runner = Runner::default();
     runner.line("alloc kept 1");
