@@ -20,6 +20,7 @@ use self::{
     live::{Entry, Live},
     origins::{OriginId, Origins},
     run::{Run, Sum},
+    stats::moved,
     tree::Tree,
     watermark::{Mark, Watermark},
 };
@@ -289,8 +290,8 @@ impl Ledger {
         let Self { run, origins, meters, tree, locals, .. } = self;
         let Some((number, sums)) = run.sums() else { return };
         let held = origins.held(number);
-        held.blocks = held.blocks.wrapping_add_signed(sums.blocks.change);
-        held.bytes = held.bytes.wrapping_add_signed(sums.bytes.change);
+        held.blocks = moved(held.blocks, sums.blocks.change);
+        held.bytes = moved(held.bytes, sums.bytes.change);
         let origin = &held.origin;
         let Meter { level, on_device, kinds, .. } = &mut meters.0[usize::from(origin.meter)];
         kinds[origin.kind as usize].take(sums);

@@ -41,7 +41,7 @@ pub(super) struct Origins {
     sweep_at: usize,
 }
 
-/// What is live of an origin.
+/// What is live of an origin, but for what the newest run came to: that is ended before this is read or origins are swept.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     pub(super) origin: Origin,

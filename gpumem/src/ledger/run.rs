@@ -12,33 +12,27 @@ pub(super) struct Sum {
     pub(super) change: i64,
     /// The highest that `change` was, from 0.
     pub(super) most: i64,
-    /// All that was allocated.
-    pub(super) added: u64,
 }
 
 impl Sum {
-    pub(super) const NOTHING: Self = Self { change: 0, most: 0, added: 0 };
-
-    #[inline]
-    fn then(&mut self, by: i64) {
-        self.change += by;
-        self.most = self.most.max(self.change);
-    }
+    pub(super) const NOTHING: Self = Self { change: 0, most: 0 };
 
     /// More changes, after these.
     #[inline]
     pub(super) fn append(&mut self, next: Self) {
         self.most = self.most.max(self.change + next.most);
         self.change += next.change;
-        self.added += next.added;
     }
 }
 
-/// Blocks and bytes.
+/// What several blocks that came and went come to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sums {
     pub(super) bytes: Sum,
     pub(super) blocks: Sum,
+    /// Bytes in all of those that were allocated, and how many they are.
+    pub(super) allocated: u64,
+    pub(super) allocations: u64,
 }
 
 /// Events of this origin.
@@ -57,15 +51,15 @@ impl Run {
 
     #[inline]
     pub(super) fn change(&mut self, bytes: i64, blocks: i64) {
-        self.sums.bytes.then(bytes);
-        self.sums.blocks.then(blocks);
+        self.sums.bytes.append(Sum { change: bytes, most: bytes });
+        self.sums.blocks.append(Sum { change: blocks, most: blocks });
     }
 
     /// The newest change was an allocation.
     #[inline]
     pub(super) fn allocated(&mut self, bytes: u64) {
-        self.sums.bytes.added += bytes;
-        self.sums.blocks.added += 1;
+        self.sums.allocated += bytes;
+        self.sums.allocations += 1;
     }
 }
 

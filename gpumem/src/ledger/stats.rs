@@ -26,22 +26,29 @@ impl Count {
     }
 
     #[inline]
-    fn take(&mut self, sum: Sum) {
-        self.peak = self.peak.max(self.current.wrapping_add_signed(sum.most));
-        self.current = self.current.wrapping_add_signed(sum.change);
-        self.allocated += sum.added;
+    fn take(&mut self, sum: Sum, allocated: u64) {
+        self.peak = self.peak.max(moved(self.current, sum.most));
+        self.current = moved(self.current, sum.change);
+        self.allocated += allocated;
     }
 }
 
 impl Stat {
     #[inline]
-    pub(super) fn take(&mut self, blocks: &Sums) {
-        self.bytes.take(blocks.bytes);
-        self.blocks.take(blocks.blocks);
+    pub(super) fn take(&mut self, sums: &Sums) {
+        self.bytes.take(sums.bytes, sums.allocated);
+        self.blocks.take(sums.blocks, sums.allocations);
     }
 
     pub(super) fn reset_peaks(&mut self) {
         self.bytes.peak = self.bytes.current;
         self.blocks.peak = self.blocks.current;
     }
+}
+
+/// Nothing is taken away that was not there.
+#[inline]
+pub(super) fn moved(from: u64, by: i64) -> u64 {
+    debug_assert!(from.checked_add_signed(by).is_some(), "{from} and {by}");
+    from.wrapping_add_signed(by)
 }

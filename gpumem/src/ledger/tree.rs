@@ -103,12 +103,12 @@ impl Spot {
 impl Tree {
     /// What came of several blocks of a spot, one after the other.
     #[inline]
-    pub(super) fn take(&mut self, spot: SpotId, blocks: &Sums) {
+    pub(super) fn take(&mut self, spot: SpotId, sums: &Sums) {
         self.move_finger(spot);
         let spot = &mut self.spots[spot.0 as usize];
-        spot.allocations += blocks.blocks.added;
-        spot.allocated += blocks.bytes.added;
-        spot.take(blocks.bytes);
+        spot.allocations += sums.allocations;
+        spot.allocated += sums.allocated;
+        spot.take(sums.bytes);
     }
 
     /// From wherever the finger of this spot's outermost scope is, by the shortest way.

@@ -535,7 +535,7 @@ unsafe fn hear(number: u32, data: &CallbackData, tell: impl Fn(Context, &Call)) 
     match (*shape, unsafe { data.function_return_value.read() }) {
         (Shape::Free(_), 0) => {}
         (Shape::AllocOnStream, 0) => {
-            // SAFETY: the call succeeded.
+            // SAFETY: the call succeeded, and its first argument is where it writes the address.
             let address = unsafe { data.out() };
             tell(&Call::Pooled { address, bytes: word(1), stream: word(2), pool: None });
         }
@@ -558,7 +558,7 @@ unsafe fn hear(number: u32, data: &CallbackData, tell: impl Fn(Context, &Call)) 
 unsafe fn worked(shape: Shape, data: &CallbackData, tell: impl Fn(&Call)) {
     // SAFETY: the words are those of this shape.
     let word = |at: usize| unsafe { data.word(at) };
-    // SAFETY: the call succeeded.
+    // SAFETY: the call succeeded, and only of shapes that begin with `*out` this is asked.
     let out = || unsafe { data.out() };
     tell(&match shape {
         Shape::Alloc(memory) => Call::Allocated { named: Named::Address, name: out(), bytes: word(1), memory },
@@ -694,7 +694,7 @@ mod tests {
         let told = Cell::new(None);
         let data = data(site, &result, params);
         // SAFETY: the tests pass the parameters that the call has.
-        unsafe { hear(number, &data, |_, call| told.set(Some(*call))) };
+        unsafe { hear(number, &data, |_, call| assert_eq!(told.replace(Some(*call)), None, "one fact for each side")) };
         told.get()
     }
 
