@@ -65,16 +65,15 @@ impl Run {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::stats::Stat, *};
+    use super::{
+        super::{stats::Stat, tests::numbers},
+        *,
+    };
 
     /// However events are split into runs, the figures are those of each event told by itself.
     #[test]
     fn runs_come_to_what_their_events_come_to() {
-        let mut state = 1_u64;
-        let mut random = |below: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) % below
-        };
+        let mut random = numbers(1);
         for _ in 0..if cfg!(miri) { 5 } else { 300 } {
             let (mut by_event, mut by_run) = (Stat::default(), Stat::default());
             let (mut untold, mut told) = (Sum::NOTHING, Sum::NOTHING);

@@ -110,7 +110,7 @@ impl<T: Copy + Ord> Watermark<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::tests::numbers, *};
 
     /// The obvious way: every open span keeps its own maximum.
     #[derive(Default)]
@@ -123,16 +123,6 @@ mod tests {
             for (_, max) in &mut self.open {
                 *max = value.max(*max);
             }
-        }
-    }
-
-    /// A small generator with a fixed seed: what fails once fails always.
-    fn numbers(mut seed: u64) -> impl FnMut(u64) -> u64 {
-        move |below| {
-            seed ^= seed << 13;
-            seed ^= seed >> 7;
-            seed ^= seed << 17;
-            seed % below
         }
     }
 
