@@ -19,6 +19,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use gpumem::{
     __private::bench::Door, Bytes, Gauge, GpuHandle, GpuMemTrace, gpu_mem_get, gpu_mem_get_used_fast, sim::SimGpu,
 };
+use gpumem_tests::deeper;
 use nvml_wrapper::Nvml;
 
 fn trace(gauge: Gauge) -> GpuMemTrace {
@@ -293,15 +294,6 @@ fn places(criterion: &mut Criterion) {
 
 /// So many blocks go from one scope to the other at a time.
 const BATCH: u64 = 1024;
-
-#[inline(never)]
-fn deeper(calls: u32, at_the_bottom: &mut dyn FnMut()) {
-    match calls {
-        0 => at_the_bottom(),
-        _ => deeper(calls - 1, at_the_bottom),
-    }
-    black_box(());
-}
 
 /// The longest that one event takes while a million blocks become live: no table is moved as a whole.
 fn pauses(_: &mut Criterion) {

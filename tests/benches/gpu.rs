@@ -22,6 +22,7 @@ use std::{
 
 use cudarc::driver::{result, sys};
 use gpumem::{Bytes, Gauge, GpuMemTrace, device_name, memory_snapshot, status, subscribe, unsubscribe};
+use gpumem_tests::deeper;
 use libloading::Library;
 
 /// Pairs of a bare and a traced measurement in each row.
@@ -476,16 +477,6 @@ impl Drop for Other {
         self.questions = None;
         let _ = self.process.wait();
     }
-}
-
-/// A function of its own for each depth.
-#[inline(never)]
-fn deeper(depth: usize, at_the_bottom: &mut dyn FnMut()) {
-    match depth {
-        0 => at_the_bottom(),
-        _ => deeper(depth - 1, at_the_bottom),
-    }
-    black_box(());
 }
 
 fn pooled_pair(bytes: usize, stream: sys::CUstream) {

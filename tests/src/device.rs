@@ -18,8 +18,8 @@ pub fn device() -> Option<MutexGuard<'static, ()>> {
     Some(ONE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Where there is no device, the tests of this executable that need one are run once more, on two of the stand-in driver, but for
-/// those that need what it has not.
+/// Where no device is used, all tests of this executable are run once more on two of the stand-in driver, but for these, which need
+/// more than it has.
 ///
 /// # Panics
 /// When one of them fails.

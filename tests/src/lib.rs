@@ -3,8 +3,10 @@
 //!
 //! The child is `probe`, which takes its commands from its arguments; `src/bin/probe/main.rs` lists them.
 
+mod deeper;
 mod device;
 mod pending;
+mod random;
 
 use std::env;
 use std::ffi::OsString;
@@ -19,8 +21,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub use self::{
+    deeper::deeper,
     device::{device, on_the_standin},
     pending::Yield,
+    random::Random,
 };
 
 /// A library that the stand-in driver stands in for.

@@ -18,7 +18,7 @@ use gpumem::{
     max_memory_allocated, max_memory_reserved, memory_allocated, memory_reserved, memory_stats, memory_summary,
     reset_peak_memory_stats, status, subscribe, try_gpu_mem_get, unsubscribe,
 };
-use gpumem_tests::on_the_standin;
+use gpumem_tests::{Random, on_the_standin};
 
 use crate::cu::{Block, Context, Way};
 
@@ -242,30 +242,14 @@ fn blips_in_the_pool_are_seen_by_its_mark() {
     missed.end();
 }
 
-/// Numbers that look random and are the same in each run (splitmix64).
-struct Random(u64);
+fn any_way(random: &mut Random) -> Way {
+    Way::ALL[random.below(Way::ALL.len())]
+}
 
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        usize::try_from(self.next() % end.max(1) as u64).expect("below a usize")
-    }
-
-    fn way(&mut self) -> Way {
-        Way::ALL[self.below(Way::ALL.len())]
-    }
-
-    /// Small and large ones: up to 8 MiB, each power of two as likely as the others.
-    fn bytes(&mut self) -> usize {
-        let power = self.below(23);
-        1 + self.below(1 << power) + (1 << power) / 2
-    }
+/// Small and large ones: up to 8 MiB, each power of two as likely as the others.
+fn any_bytes(random: &mut Random) -> usize {
+    let power = random.below(23);
+    1 + random.below(1 << power) + (1 << power) / 2
 }
 
 /// What happened, in order.
@@ -291,7 +275,7 @@ struct World {
 
 impl World {
     fn allocate(&mut self, me: usize, random: &mut Random) {
-        let block = take(random.way(), random.bytes());
+        let block = take(any_way(random), any_bytes(random));
         self.log.push(Entry::Change { by: block.counted(), of: me });
         self.blocks.push((block, me));
     }
@@ -376,7 +360,7 @@ impl World {
 #[test]
 fn a_hundred_nested_traces_equal_the_replayed_log() {
     let Some(_one) = device() else { return };
-    let (mut world, mut random) = (World::default(), Random(1));
+    let (mut world, mut random) = (World::default(), Random::new(1));
     for depth in 0..100 {
         world.open((depth % 10 == 9).then_some(0));
         for _ in 0..5 {
@@ -403,7 +387,7 @@ fn a_hundred_nested_traces_equal_the_replayed_log() {
 #[test]
 fn the_statistics_equal_what_is_added_up() {
     let Some(_one) = device() else { return };
-    let (mut random, mut blocks, mut wrong) = (Random(7), Vec::new(), Wrong::default());
+    let (mut random, mut blocks, mut wrong) = (Random::new(7), Vec::new(), Wrong::default());
     let before = memory_stats(0).expect("it is heard").all.bytes;
     let (mut current, mut peak, mut allocated) = (before.current.get(), before.peak.get(), before.allocated.get());
     for step in 0..2_000 {
@@ -416,7 +400,7 @@ fn the_statistics_equal_what_is_added_up() {
             current -= block.counted().unsigned_abs();
             give(block);
         } else {
-            let block = take(random.way(), random.bytes());
+            let block = take(any_way(&mut random), any_bytes(&mut random));
             current += block.counted().unsigned_abs();
             allocated += block.counted().unsigned_abs();
             peak = peak.max(current);
@@ -457,7 +441,7 @@ fn sixteen_threads_with_overlapping_traces_equal_the_replayed_log() {
     let world = Mutex::new(World::default());
     let steps = |me: usize| {
         Context::primary(0).expect("it is retained already").make_current();
-        let mut random = Random(100 + me as u64);
+        let mut random = Random::new(100 + me as u64);
         for _ in 0..300 {
             let mut world = world.lock().expect("no thread panicked");
             let open = world.traces.len();
@@ -489,12 +473,12 @@ fn at_once(ways: &[Way]) -> Result<(), String> {
     let ever = AtomicI64::new(0);
     let run = |me: usize| {
         Context::primary(0).expect("it is retained already").make_current();
-        let mut random = Random(1000 + me as u64);
+        let mut random = Random::new(1000 + me as u64);
         let mut own: Vec<Block> = Vec::new();
         for step in 0..300 {
             let nested = exact();
             if random.below(100) < 55 || own.is_empty() {
-                let block = take(ways[random.below(ways.len())], random.bytes());
+                let block = take(ways[random.below(ways.len())], any_bytes(&mut random));
                 ever.fetch_add(block.counted(), Relaxed);
                 own.push(block);
             } else {
@@ -872,13 +856,13 @@ fn nothing_is_left() {
 fn random_run_leaves_nothing() {
     Context::primary(0).expect("there is a device").make_current();
     subscribe().expect("allocations can be heard");
-    let mut random = Random(7);
+    let mut random = Random::new(7);
     for way in Way::ALL {
         give(take(way, 8 * MIB));
     }
     let before = (gpu_mem_get_used_no_cache(), nvml(0));
     let trace = exact();
-    let mut blocks: Vec<_> = (0..500).map(|_| take(random.way(), random.bytes())).collect();
+    let mut blocks: Vec<_> = (0..500).map(|_| take(any_way(&mut random), any_bytes(&mut random))).collect();
     let during = (trace.data().used.get(), nvml(0) - before.1);
     println!("used by 500 random blocks: Exact {} B, NVML {}", during.0, mib(during.1));
     while !blocks.is_empty() {

@@ -22,6 +22,7 @@ use gpumem::{
     gpu_mem_trace, on_oom, retry_after_trim,
     sim::{SimBlock, SimGpu},
 };
+use gpumem_tests::Random;
 use unicode_width::UnicodeWidthStr;
 
 const MIB: u64 = 1 << 20;
@@ -475,33 +476,20 @@ impl Log {
     }
 }
 
-/// Numbers that differ from seed to seed (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((mixed ^ (mixed >> 31)) % end as u64).expect("it is below a usize")
-    }
-}
-
 /// One thread of a random history. What it does and what it writes down of it are one step: others see both or neither.
 fn live_a_life(number: u64, seed: u64, gpu: &SimGpu, log: &Mutex<Log>, handles: &Mutex<Vec<(Origin, ScopeHandle)>>) {
     const STEPS: usize = 400;
     gpu.make_current();
-    let mut random = Random(seed.wrapping_mul(1000) + number);
+    let mut random = Random::new(seed.wrapping_mul(1000) + number);
     let mut places: Vec<Place> = Vec::new();
     for _ in 0..STEPS {
-        let what = random.below(100);
+        let what = random.below(100_u32);
         let mut log = log.lock().expect("no thread has panicked");
         let (path, strand) =
             places.last().map_or_else(|| (Vec::new(), number), |place| (place.path.clone(), place.strand));
         match what {
             0..35 => {
-                let bytes = Bytes::new(1 + random.below(5_000) as u64);
+                let bytes = Bytes::new(1 + random.below(5_000));
                 let block = if what.is_multiple_of(2) { gpu.alloc(bytes) } else { gpu.alloc_async(bytes) };
                 log.alloc(block.expect("the device has room"), &path, strand);
             }
@@ -519,7 +507,7 @@ fn live_a_life(number: u64, seed: u64, gpu: &SimGpu, log: &Mutex<Log>, handles: 
             }
             78..84 if places.len() < 6 => {
                 let handles = handles.lock().expect("no thread has panicked");
-                let Some((opened, handle)) = handles.get(random.below(handles.len().max(1))) else { continue };
+                let Some((opened, handle)) = handles.get(random.below(handles.len())) else { continue };
                 let entered = handle.enter();
                 // Of one that is closed nothing is entered.
                 if log.open.contains_key(&opened.event) {

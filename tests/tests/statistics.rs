@@ -2,19 +2,7 @@
 //! the program adds up by itself.
 
 use gpumem::{AllocStats, Bytes, GpuMemTrace, sim::SimGpu};
-use gpumem_tests::{Outcome, Standin};
-
-/// The same sequence for the same seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
-}
+use gpumem_tests::{Outcome, Random, Standin};
 
 /// Now, at most, allocated, freed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,7 +38,7 @@ fn every_figure_is_what_the_program_adds_up() {
         let gpu = SimGpu::install(Bytes::gib(4)).expect("a simulated device");
         let id = gpu.ordinal();
         let trace = GpuMemTrace::builder().device(id).silent(true).start().expect("an exact trace");
-        let mut random = Random(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
+        let mut random = Random::new(seed);
         // All, device, pool: bytes and blocks.
         let mut expected = [(Sums::default(), Sums::default()); 3];
         let (mut blocks, mut most) = (Vec::new(), 0);
@@ -64,7 +52,7 @@ fn every_figure_is_what_the_program_adds_up() {
                     }
                 }
                 1..6 if !blocks.is_empty() => {
-                    let at = usize::try_from(random.below(blocks.len() as u64)).expect("an index");
+                    let at = random.below(blocks.len());
                     let (kind, block): (usize, gpumem::sim::SimBlock) = blocks.swap_remove(at);
                     for of in [0, kind] {
                         expected[of].0.take(block.bytes().get());
@@ -73,7 +61,7 @@ fn every_figure_is_what_the_program_adds_up() {
                 }
                 _ => {
                     let asked = Bytes::new(1 + random.below(20 << 20));
-                    let kind = 1 + usize::try_from(random.below(2)).expect("an index");
+                    let kind = 1 + random.below(2_usize);
                     let block = if kind == 1 { gpu.alloc(asked) } else { gpu.alloc_async(asked) };
                     blocks.push((kind, block.expect("it fits")));
                     for of in [0, kind] {

@@ -560,6 +560,8 @@ mod sampled {
 
 /// The pool's own high-water mark.
 mod pool {
+    use gpumem_tests::Random;
+
     use super::*;
 
     fn start(gpu: &SimGpu) -> GpuMemTrace {
@@ -658,13 +660,8 @@ mod pool {
     fn traces_agree_with_exact_ones() {
         let gpu = gpu();
         for seed in 1..60_u64 {
-            let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-            let mut random = |below: usize| {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                usize::try_from(state % below as u64).unwrap()
-            };
+            let mut random = Random::new(seed);
+            let mut random = |below: usize| random.below(below);
             let (mut traces, mut blocks) = (Vec::new(), Vec::new());
             for _ in 0..200 {
                 match random(8) {

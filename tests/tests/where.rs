@@ -28,7 +28,7 @@ use gpumem::{
     memory_snapshot, memory_stats, memory_summary, on_oom, reset_peak_memory_stats, retry_after_trim, status,
     subscribe, summary,
 };
-use gpumem_tests::{device, on_the_standin};
+use gpumem_tests::{Random, device, on_the_standin};
 use nvml_wrapper::Nvml;
 
 const MIB: usize = 1 << 20;
@@ -621,11 +621,8 @@ fn statistics() {
     let context = CudaContext::new(0).expect("GPUMEM_DEVICE says that there is a device");
     subscribe().expect("allocations can be heard");
     let (mut program, mut wrong, mut live) = (Program::new(&context), Wrong::default(), Vec::new());
-    let mut random = 1_u64;
-    let mut below = |end: usize| {
-        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        usize::try_from((random >> 33) % end as u64).expect("below a usize")
-    };
+    let mut random = Random::new(1);
+    let mut below = |end: usize| random.below(end);
     let (mut began, mut compared) = (0, 0);
     for _ in 0..STEPS {
         match below(20) {

@@ -6,25 +6,10 @@ use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use gpumem::{Gauge, GpuMemTrace};
+use gpumem_tests::Random;
 
 use crate::Trouble;
 use crate::raw::{Names, invoke};
-
-/// The same sequence for the same seed.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
-}
 
 /// A device with a context and a stream in it.
 struct Place {
@@ -76,7 +61,7 @@ fn done(code: i32) -> Result<(), Trouble> {
 /// Allocates up to a few MiB in one of the places; in a pool, or by properties, while another place's context is current,
 /// as a library would that was handed a stream.
 fn alloc(places: &[Place], random: &mut Random) -> Result<Block, Trouble> {
-    let pick = |random: &mut Random| usize::try_from(random.below(places.len() as u64)).unwrap_or(0);
+    let pick = |random: &mut Random| random.below(places.len());
     let (place, other) = (pick(random), pick(random));
     // Half of them of one size, so that an address that one thread gives back is soon another's.
     let bytes = if random.below(2) == 0 { 4096 } else { 1 + random.below(3 << 20) };
@@ -272,17 +257,17 @@ pub(crate) fn alone(threads: u64, steps: u64, devices: u32) -> Result<String, Tr
                     blocks.push(block);
                 }
                 3..6 if !blocks.is_empty() => {
-                    let block = blocks.swap_remove(usize::try_from(random.below(blocks.len() as u64))?);
+                    let block = blocks.swap_remove(random.below(blocks.len()));
                     let in_use = logs[block.place].now() - block.bytes;
                     logs[block.place].0.push(in_use);
                     free(&places, block, &mut random)?;
                 }
                 6 if !traced.is_empty() => {
-                    let ended = traced.swap_remove(usize::try_from(random.below(traced.len() as u64))?);
+                    let ended = traced.swap_remove(random.below(traced.len()));
                     verdict.take(&ended, &logs[ended.place]);
                 }
                 _ => {
-                    let place = usize::try_from(random.below(places.len() as u64))?;
+                    let place = random.below(places.len());
                     let trace = start(&places[place], true)?;
                     traced.push(Traced { trace, place, began: logs[place].0.len() - 1 });
                 }
@@ -349,7 +334,7 @@ pub(crate) fn adding_up(steps: u64, devices: u32) -> Result<String, Trouble> {
         let count = blocks.len() as u64;
         match random.below(20) {
             0 => {
-                let at = usize::try_from(random.below(places.len() as u64))?;
+                let at = random.below(places.len());
                 gpumem::reset_peak_memory_stats(places[at].ordinal)?;
                 tallies[at].of_kind.iter_mut().for_each(Tally::reset_peaks);
             }
