@@ -2,10 +2,8 @@
 
 use std::fmt;
 
-use unicode_width::UnicodeWidthStr;
-
 use super::{
-    table::{Side, Table, mib, shortened},
+    table::{Side, Table, mib, padded, shortened},
     text::one_line,
 };
 use crate::{
@@ -120,9 +118,8 @@ impl fmt::Display for Breakdown {
 
 fn line(f: &mut fmt::Formatter<'_>, indent: usize, name: &str, bytes: Bytes, count: &str) -> fmt::Result {
     let width = 52 - indent;
-    let name = shortened(name, width);
-    let (bytes, pad) = (bytes.to_string(), width - name.width());
-    let text = format!("{:indent$}{name}{:pad$}{bytes:>12}  {count}", "", "");
+    let (name, bytes) = (padded(&shortened(name, width), width), bytes.to_string());
+    let text = format!("{:indent$}{name}{bytes:>12}  {count}", "");
     writeln!(f, "{}", text.trim_end())
 }
 

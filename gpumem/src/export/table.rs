@@ -52,6 +52,11 @@ impl fmt::Display for Table {
     }
 }
 
+/// As wide as so many columns, or wider if it is.
+pub(super) fn padded(text: &str, columns: usize) -> String {
+    format!("{text}{:pad$}", "", pad = columns.saturating_sub(text.width()))
+}
+
 /// At most so many columns: of a longer name the end is kept, which tells most.
 pub(super) fn shortened(name: &str, most: usize) -> String {
     let name = one_line(name);

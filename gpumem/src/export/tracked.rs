@@ -2,7 +2,12 @@
 
 use std::{borrow::Cow, fmt, io};
 
-use super::{table::shortened, text::one_line};
+use unicode_width::UnicodeWidthStr;
+
+use super::{
+    table::{padded, shortened},
+    text::one_line,
+};
 use crate::{
     model::{Bytes, MemKind, Shape},
     report::{Change, Tracked, path_in_words},
@@ -32,10 +37,10 @@ impl fmt::Display for Tracked {
         let live = self.live.map(|live| format!(", live: {live}")).unwrap_or_default();
         let amounts = format!("Total Used Memory: {used}{live}");
         let room = WIDTH.saturating_sub(amounts.len());
-        if columns(&at) + 2 > room {
+        if at.width() + 2 > room {
             write!(f, "{at}\n{:room$}{amounts}", "")?;
         } else {
-            write!(f, "{at:room$}{amounts}")?;
+            write!(f, "{}{amounts}", padded(&at, room))?;
         }
         if self.lost > 0 {
             write!(f, "\n? | {} events were missed: what follows may be wrong", self.lost)?;
@@ -44,12 +49,12 @@ impl fmt::Display for Tracked {
         let (more, less) = changes.split_at(changes.partition_point(|change| change.count > 0));
         let lines: Vec<_> = [more, less].into_iter().flat_map(Line::of).collect();
         let wide = |of: fn(&Line<'_>) -> usize| lines.iter().map(of).max().unwrap_or(0);
-        let count = wide(|line| columns(&line.count));
-        let what = wide(|line| columns(&line.what));
-        let total = wide(|line| columns(&line.total));
+        let count = wide(|line| line.count.width());
+        let what = wide(|line| line.what.width());
+        let total = wide(|line| line.total.width());
         for line in &lines {
             let Line { sign, count: c, what: w, total: t, .. } = line;
-            write!(f, "\n{sign} | {c:>count$}{w:what$} | {t:>total$}")?;
+            write!(f, "\n{sign} | {c:>count$}{} | {t:>total$}", padded(w, what))?;
             let place = line.place(WIDTH.saturating_sub(count + what + total + "+ |  |  | ".len()).max(LEAST));
             if !place.is_empty() {
                 write!(f, " | {place}")?;
@@ -110,7 +115,7 @@ impl<'a> Line<'a> {
         }
         let head = shortened(&heads.join(", "), room);
         let whole = format!("{head}, in {}", one_line(&path));
-        if change.path.is_empty() || columns(&whole) > room { head } else { whole }
+        if change.path.is_empty() || whole.width() > room { head } else { whole }
     }
 }
 
@@ -120,10 +125,6 @@ fn sign(change: &Change) -> char {
 
 fn amount(bytes: i64) -> String {
     Bytes::new(bytes.unsigned_abs()).to_string()
-}
-
-fn columns(text: &str) -> usize {
-    text.chars().count()
 }
 
 /// `a, 2 * b and 5 more`; of the first one at least the end.
@@ -141,9 +142,9 @@ fn names_in(names: &[(String, u64)], count: u64, room: usize) -> String {
         let rest = if left > 0 { format!(" and {left} more") } else { String::new() };
         if best.is_empty() {
             best = format!("{}{rest}", shortened(&shown, room.saturating_sub(rest.len()).max(1)));
-        } else if columns(&shown) > room {
+        } else if shown.width() > room {
             break;
-        } else if columns(&shown) + rest.len() <= room {
+        } else if shown.width() + rest.len() <= room {
             best = format!("{shown}{rest}");
         }
     }
@@ -187,7 +188,7 @@ mod tests {
         let text = TEXT.tracked(tracked);
         let text = text.replace(&format!("{}:{}", tracked.at.file(), tracked.at.line()), "src/train.rs:42");
         assert_eq!(text, expected);
-        assert!(text.lines().all(|line| columns(line) <= WIDTH), "{text}");
+        assert!(text.lines().all(|line| line.width() <= WIDTH), "{text}");
     }
 
     #[test]
@@ -261,6 +262,20 @@ mod tests {
 + |  1 * 1 MiB                      |   1 MiB | src/train.rs:100:9
 + |  1 * 1 MiB                      |   1 MiB | …n/src/layers/attention.rs:100:9
 + |  1 * 1 MiB                      |   1 MiB | …batch > a_very_long_name > step
+
+",
+        );
+        let wide =
+            [labelled(2, Bytes::mib(1), &[2], &[("重み行列", 1), ("畳み込み層の重み行列とその勾配の和と積", 1)])];
+        let wide = wide
+            .into_iter()
+            .chain([Change { dtype: Some("半精度".to_owned()), ..labelled(1, Bytes::mib(2), &[9], &[]) }]);
+        check(
+            &tracked(wide.collect()),
+            "At src/train.rs:42: train::step
+                                        Total Used Memory: 538 MiB, live: 63 MiB
++ | 2 * 1 MiB f32 (2,)    | 2 MiB | 重み行列 and 1 more
++ | 1 * 2 MiB 半精度 (9,) | 2 MiB
 
 ",
         );
