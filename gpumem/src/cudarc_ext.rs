@@ -39,9 +39,8 @@ impl<T> LabelExt for CudaSlice<T> {
         if elements != Some(self.len()) {
             let (name, shape, len) = (name.into(), Shape(shape), self.len());
             let elements = elements.map_or_else(|| "too many".to_owned(), |elements| elements.to_string());
-            let detail = format!("{shape} has {elements} elements, and the slice {len}");
             let setting = "a label's shape";
-            let detail = format!("`{name}`: {detail}");
+            let detail = format!("`{name}`: {shape} has {elements} elements, and the slice {len}");
             return Err(Kind::BadSetting { setting, detail }.into());
         }
         let (address, _read) = self.device_ptr(self.stream());

@@ -8,7 +8,9 @@ use super::{
 };
 use crate::{
     model::{ByteDelta, Bytes},
-    report::{Breakdown, Leaks, LiveBlock, OutOfMemory, Part, PartKind, Place, ScopeSummary, Summary, path_in_words},
+    report::{
+        Breakdown, Leaks, LiveBlock, OutOfMemory, Part, PartKind, Place, ScopeSummary, Summary, counted, path_in_words,
+    },
 };
 
 /// What a legend explains.
@@ -121,10 +123,6 @@ fn line(f: &mut fmt::Formatter<'_>, indent: usize, name: &str, bytes: Bytes, cou
     let (name, bytes) = (padded(&shortened(name, width), width), bytes.to_string());
     let text = format!("{:indent$}{name}{bytes:>12}  {count}", "");
     writeln!(f, "{}", text.trim_end())
-}
-
-pub(super) fn counted(count: u64, one: &str, many: &str) -> String {
-    if count == 1 { format!("1 {one}") } else { format!("{count} {many}") }
 }
 
 /// Several lines: what was asked for, where the memory is, who holds it.

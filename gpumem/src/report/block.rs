@@ -39,6 +39,12 @@ pub struct LiveBlock {
     pub time: Duration,
 }
 
+/// `1 block`, `2 blocks`
+pub(crate) fn counted(count: impl Into<i128>, one: &str, many: &str) -> String {
+    let count = count.into();
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
 /// Where something was asked for, in words: the line, else the scope.
 pub(crate) fn place_in_words(line: Option<&str>, scope_place: Option<&str>) -> Option<String> {
     line.map(str::to_owned).or_else(|| scope_place.map(|place| format!("scope of {place}")))

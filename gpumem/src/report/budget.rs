@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Write};
 
-use super::Place;
+use super::{Place, counted};
 use crate::model::{ByteDelta, Gauge, Trace};
 
 /// What can be limited.
@@ -158,7 +158,7 @@ impl Display for Complaint<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { limit: Limit { figure: name, relation, amount, origin }, figure } = self;
         let shown = |amount: i128| match name {
-            Figure::Leaks => blocks(amount),
+            Figure::Leaks => counted(amount, "block", "blocks"),
             Figure::Peak | Figure::Used => exactly(amount),
         };
         write!(f, "{name} {relation} {}", shown(*amount))?;
@@ -172,10 +172,6 @@ impl Display for Complaint<'_> {
             under => write!(f, ", {} under", shown(-under)),
         }
     }
-}
-
-fn blocks(count: i128) -> String {
-    format!("{count} {}", if count == 1 { "block" } else { "blocks" })
 }
 
 /// An amount in the unit that it is whole in; no byte is rounded away.
@@ -207,7 +203,7 @@ impl Display for Circumstances<'_> {
             Some(places) => {
                 f.write_str("\n  the largest places:")?;
                 places.iter().try_for_each(|place| {
-                    let count = blocks(place.blocks.into());
+                    let count = counted(place.blocks, "block", "blocks");
                     write!(f, "\n    {:>12} in {count}: {}", place.bytes, place.name)?;
                     place.caller.iter().try_for_each(|caller| write!(f, ", from {caller}"))
                 })

@@ -21,7 +21,7 @@ pub use self::{
     tracked::{Change, Tracked},
 };
 pub(crate) use self::{
-    block::place_in_words,
+    block::{counted, place_in_words},
     breakdown::{Group, Known, path_in_words},
     budget::{Found, Limit, Verdict, judge},
     leaks::{Leaks, by_place},

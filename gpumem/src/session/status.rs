@@ -10,6 +10,7 @@ use super::{begun, devices, gauge_of_environment};
 use crate::{
     error::{Error, Kind},
     model::{Bytes, Gauge, MemKind},
+    report::counted,
     sys::process,
 };
 
@@ -149,7 +150,7 @@ impl fmt::Display for Status {
         let Self { heard, untracked, lost, .. } = self;
         write!(f, "\nsince {since:.1} s: {heard} events, {untracked} untracked frees, {lost} lost")?;
         for LiveMemory { kind, blocks, bytes } in &self.live {
-            let blocks = if *blocks == 1 { "1 block".to_owned() } else { format!("{blocks} blocks") };
+            let blocks = counted(*blocks, "block", "blocks");
             write!(f, "\n  live {kind:<11} {bytes:>12} in {blocks}")?;
         }
         Ok(())
