@@ -29,6 +29,12 @@ pub(crate) enum Kind {
     NotBuilt { feature: &'static str },
     /// The gauge is not to be had on this device.
     NoGauge { gauge: &'static str, why: &'static str },
+    /// The driver's dispatch table cannot be used.
+    NoDispatch { detail: String },
+    /// Neither of the sources of allocations can be used.
+    NoSource { dispatch: Error, cupti: Error },
+    /// Allocations are intercepted through another source than the one that was asked for.
+    OtherSource { asked: &'static str, using: &'static str },
     /// Another tool holds what only one can hold; its name, if CUPTI tells it.
     Busy { holder: String },
     /// The process is the child of a fork.
@@ -62,7 +68,10 @@ impl Error {
             | Kind::NoFigure { .. }
             | Kind::NoContext { .. }
             | Kind::NoGauge { .. }
+            | Kind::NoDispatch { .. }
+            | Kind::OtherSource { .. }
             | Kind::Forked => true,
+            Kind::NoSource { cupti, .. } => cupti.is_unavailable(),
             Kind::Call { fatal, .. } => *fatal,
             Kind::NoDevice { count, .. } => *count == 0,
             Kind::UnknownBlock { why, .. } => why.as_ref().is_some_and(|why| why.is_unavailable()),
@@ -72,7 +81,11 @@ impl Error {
 
     /// Another profiler is at work, and only one can be.
     pub fn is_busy(&self) -> bool {
-        matches!(*self.0, Kind::Busy { .. })
+        match &*self.0 {
+            Kind::Busy { .. } => true,
+            Kind::NoSource { cupti, .. } => cupti.is_busy(),
+            _ => false,
+        }
     }
 
     /// This gauge is not to be had on the device.
@@ -105,6 +118,7 @@ impl Error {
         match &*self.0 {
             Kind::Call { code, name, .. } => Some((*code, name)),
             Kind::NoContext { why, .. } | Kind::UnknownBlock { why: Some(why), .. } => why.code(),
+            Kind::NoSource { cupti, .. } => cupti.code(),
             _ => None,
         }
     }
@@ -151,20 +165,7 @@ impl fmt::Display for Error {
                 }
                 write!(f, " failed with {name} ({code}); {}", next_step(name))
             }
-            Kind::NoDevice { ordinal, count, simulated: true } => {
-                let last = count.saturating_sub(1);
-                write!(f, "no simulated device {ordinal}: there are 0 to {last}; see GPUMEM_SIM and SimGpu::install")
-            }
-            Kind::NoDevice { ordinal, count: 0, .. } => {
-                write!(f, "no device {ordinal}: no CUDA device is visible; look at CUDA_VISIBLE_DEVICES and nvidia-smi")
-            }
-            Kind::NoDevice { ordinal, count, .. } => {
-                let last = count - 1;
-                write!(
-                    f,
-                    "no device {ordinal}: this process sees CUDA devices 0 to {last}; look at CUDA_VISIBLE_DEVICES"
-                )
-            }
+            Kind::NoDevice { ordinal, count, simulated } => no_device(f, *ordinal, *count, *simulated),
             Kind::NoFigure { source, device } => write!(
                 f,
                 "{source} gives no memory figures for device {device}: virtual GPUs and WSL may not report them; compare \
@@ -179,6 +180,17 @@ impl fmt::Display for Error {
                 write!(f, "gpumem was built without the feature `{feature}`; enable it in Cargo.toml")
             }
             Kind::NoGauge { gauge, why } => write!(f, "the gauge `{gauge}` is not to be had: {why}"),
+            Kind::NoDispatch { detail } => write!(
+                f,
+                "cannot use the dispatch table of libcuda: {detail}; without it allocations are intercepted through CUPTI, \
+                 where that is installed"
+            ),
+            Kind::NoSource { dispatch, cupti } => write!(f, "{cupti}; and {dispatch}"),
+            Kind::OtherSource { asked, using } => write!(
+                f,
+                "cannot use the source `{asked}`: allocations are intercepted through `{using}` already; call \
+                 gpumem::unsubscribe() first"
+            ),
             Kind::Busy { holder } => {
                 let holder = if holder.is_empty() { "another profiler" } else { holder };
                 write!(
@@ -216,6 +228,21 @@ impl fmt::Display for Error {
             ),
             #[cfg(feature = "sim")]
             Kind::SimulatedMisuse { device, detail } => write!(f, "simulated device {device}: {detail}"),
+        }
+    }
+}
+
+fn no_device(f: &mut fmt::Formatter<'_>, ordinal: u32, count: u32, simulated: bool) -> fmt::Result {
+    let last = count.saturating_sub(1);
+    match (simulated, count) {
+        (true, _) => {
+            write!(f, "no simulated device {ordinal}: there are 0 to {last}; see GPUMEM_SIM and SimGpu::install")
+        }
+        (false, 0) => {
+            write!(f, "no device {ordinal}: no CUDA device is visible; look at CUDA_VISIBLE_DEVICES and nvidia-smi")
+        }
+        (false, _) => {
+            write!(f, "no device {ordinal}: this process sees CUDA devices 0 to {last}; look at CUDA_VISIBLE_DEVICES")
         }
     }
 }

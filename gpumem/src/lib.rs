@@ -28,7 +28,8 @@ pub use error::{Error, Result};
 #[cfg(feature = "macros")]
 pub use gpumem_macros::{assert_gpu_mem, gpu_mem_test, gpu_mem_trace};
 pub use model::{
-    ByteDelta, Bytes, Gauge, GpuMemory, GpuProcess, ParseBytesError, ParseGaugeError, ProcessKind, Sampling, Trace,
+    ByteDelta, Bytes, Gauge, GpuMemory, GpuProcess, ParseBytesError, ParseGaugeError, ParseSourceError, ProcessKind,
+    Sampling, Source, Trace,
 };
 pub use query::{
     GpuHandle, b2mb, current_device, device_count, device_name, gpu_mem_get, gpu_mem_get_all, gpu_mem_get_free,

@@ -121,7 +121,14 @@ pub mod bench {
         /// Opens a scope that has a path of its own.
         pub fn open_at(&self, scope: u64, site: u32) {
             let site = SiteId(site);
-            let watch = Watch { device: DEVICE, gauge: Gauge::Exact, every: Duration::ZERO, thread: None, site };
+            let watch = Watch {
+                device: DEVICE,
+                gauge: Gauge::Exact,
+                every: Duration::ZERO,
+                thread: None,
+                site,
+                source: crate::model::Source::Dispatch,
+            };
             self.0.post(&EventKind::Open { scope: ScopeId(scope), watch });
         }
 

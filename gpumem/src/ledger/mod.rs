@@ -621,6 +621,7 @@ impl Ledger {
             device: device.ordinal,
             simulated: device.family == Family::Simulated,
             gauge: *gauge,
+            source: scope.watch.source,
             used: ByteDelta::new(end - start),
             peaked: Bytes::new(peak.abs_diff(start.max(end))),
             sampling: sampled.then(|| Sampling {

@@ -74,7 +74,14 @@ impl Runner {
         let thread = thread.map(|number| ThreadId(number.parse().expect("a number")));
         EventKind::Open {
             scope: ScopeId(self.id(scope)),
-            watch: Watch { device, gauge, every, thread, site: self.site(scope) },
+            watch: Watch {
+                device,
+                gauge,
+                every,
+                thread,
+                site: self.site(scope),
+                source: crate::model::Source::Dispatch,
+            },
         }
     }
 
@@ -588,8 +595,14 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
             match random(6) {
                 0 => {
                     let scope = ScopeId(step);
-                    let watch =
-                        Watch { device, gauge: Gauge::Exact, every: Duration::ZERO, thread: None, site: SiteId::NONE };
+                    let watch = Watch {
+                        device,
+                        gauge: Gauge::Exact,
+                        every: Duration::ZERO,
+                        thread: None,
+                        site: SiteId::NONE,
+                        source: crate::model::Source::Dispatch,
+                    };
                     apply(EventKind::Open { scope, watch });
                     stack.push((scope, Counter::default()));
                 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Bytes, Device, Gauge, GpuMemory, Marks, SiteId, StackId};
+use super::{Bytes, Device, Gauge, GpuMemory, Marks, SiteId, Source, StackId};
 
 /// Time since the session began.
 pub(crate) type Time = Duration;
@@ -158,6 +158,8 @@ pub(crate) struct Watch {
     pub(crate) thread: Option<ThreadId>,
     /// Where it is opened.
     pub(crate) site: SiteId,
+    /// What its numbers come from.
+    pub(crate) source: Source,
 }
 
 /// What is said to a fact.

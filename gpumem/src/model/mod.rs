@@ -9,6 +9,7 @@ mod label;
 mod memory;
 mod process;
 mod site;
+mod source;
 mod trace;
 
 pub use bytes::{ByteDelta, Bytes, ParseBytesError};
@@ -21,4 +22,5 @@ pub use memory::GpuMemory;
 pub(crate) use memory::Marks;
 pub use process::{GpuProcess, ProcessKind};
 pub(crate) use site::{SiteId, StackId};
+pub use source::{ParseSourceError, Source};
 pub use trace::Trace;

@@ -1,4 +1,4 @@
-use super::{ByteDelta, Bytes, Gauge, Sampling};
+use super::{ByteDelta, Bytes, Gauge, Sampling, Source};
 
 /// What a trace comes to at one reading.
 ///
@@ -14,6 +14,8 @@ pub struct Trace {
     pub simulated: bool,
     /// How far the numbers can be trusted.
     pub gauge: Gauge,
+    /// What the numbers come from.
+    pub source: Source,
     /// More in use than at the start; negative when memory was given back.
     pub used: ByteDelta,
     /// Needed at the worst moment on top of what stayed.
@@ -26,7 +28,8 @@ pub struct Trace {
     /// Frees, while the trace was open, of blocks whose size nobody knows, in the whole process: blocks that are older than
     /// the first trace and could not be looked up. Not 0: `used` may be too high.
     pub untracked: u64,
-    /// Events that could not be taken while the trace was open, in the whole process; of a [`Gauge::Pool`] trace, how often
+    /// Events that could not be taken while the trace was open, in the whole process, and functions of the driver whose calls
+    /// another tool may have kept from us; of a [`Gauge::Pool`] trace, how often
     /// somebody else reset the pool's mark or changed the pool. Not 0: the numbers may be wrong.
     pub lost: u64,
 }
@@ -68,6 +71,7 @@ impl Trace {
             device,
             simulated: false,
             gauge: Gauge::Off,
+            source: Source::Off,
             used: ByteDelta::ZERO,
             peaked: Bytes::ZERO,
             sampling: None,

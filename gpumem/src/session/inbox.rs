@@ -201,13 +201,19 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::model::{Block, Bytes, Family, Gauge, MemKind, SiteId, Space, Watch};
+    use crate::model::{Block, Bytes, Family, Gauge, MemKind, SiteId, Source, Space, Watch};
 
     const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
     fn open(scope: u64) -> EventKind {
-        let watch =
-            Watch { device: DEVICE, gauge: Gauge::Exact, every: Duration::ZERO, thread: None, site: SiteId::NONE };
+        let watch = Watch {
+            device: DEVICE,
+            gauge: Gauge::Exact,
+            every: Duration::ZERO,
+            thread: None,
+            site: SiteId::NONE,
+            source: Source::Dispatch,
+        };
         EventKind::Open { scope: ScopeId(scope), watch }
     }
 

@@ -24,7 +24,7 @@ use std::{
     panic::Location,
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -53,7 +53,7 @@ pub use crate::report::{Figure, Relation};
 use crate::{
     error::{Error, Kind, Result},
     ledger::Within,
-    model::{Device, EventKind, Family, Gauge, ParseGaugeError, ScopeId, Trace, Watch},
+    model::{Device, EventKind, Family, Gauge, ParseGaugeError, ParseSourceError, ScopeId, Source, Trace, Watch},
     source::{self, Devices},
     sys::process,
 };
@@ -73,17 +73,34 @@ struct Session {
     unsubscribed: AtomicBool,
     /// Why the newest attempt to hear allocations failed.
     refused: Mutex<Option<Error>>,
+    /// How many functions other tools had taken from us at the last look.
+    displaced: AtomicUsize,
 }
 
 impl Session {
-    /// Has allocations told from now on, unless that was given up.
-    fn subscribe(&self, devices: &dyn Devices) -> Result<()> {
+    /// Intercepts allocations from now on, unless that was given up: through the wanted source, else through that of
+    /// `GPUMEM_SOURCE`, else through the best.
+    fn subscribe(&self, devices: &dyn Devices, wanted: Option<Source>) -> Result<Source> {
         if self.unsubscribed.load(Relaxed) {
             return Err(Kind::NoGauge { gauge: "exact", why: UNSUBSCRIBED }.into());
         }
-        let subscribed = devices.subscribe();
+        // Whichever source is in use serves who wants none in particular.
+        let live = if wanted.is_none() { devices.subscribed().map(Ok) } else { None };
+        let subscribed = live.unwrap_or_else(|| {
+            let wanted = wanted.map_or_else(source_of_environment, |wanted| Ok(Some(wanted)))?;
+            devices.subscribe(wanted)
+        });
         *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = subscribed.clone().err();
-        subscribed
+        subscribed.map(|interception| interception.source)
+    }
+
+    /// Functions that another tool took from us since the last look: calls of them may have been missed.
+    fn post_displaced(&self, devices: &dyn Devices) {
+        let now = devices.displaced();
+        let before = self.displaced.swap(now, Relaxed);
+        if now > before {
+            self.inbox.post(&EventKind::Lost { count: (now - before) as u64 });
+        }
     }
 }
 
@@ -98,13 +115,13 @@ pub fn subscribe() -> Result<()> {
     let devices = devices()?;
     let session = session();
     session.unsubscribed.store(false, Relaxed);
-    session.subscribe(devices)
+    session.subscribe(devices, None).map(|_| ())
 }
 
 /// Begins to hear allocations if traces will want that; if it fails, they will say why.
 pub(crate) fn prepare(devices: &dyn Devices) {
     if matches!(gauge_of_environment(), Ok(None | Some(Gauge::Exact))) {
-        let _ = session().subscribe(devices);
+        let _ = session().subscribe(devices, None);
     }
 }
 
@@ -143,6 +160,7 @@ fn session() -> &'static Session {
             scopes: AtomicU64::new(0),
             unsubscribed: AtomicBool::new(false),
             refused: Mutex::new(None),
+            displaced: AtomicUsize::new(0),
         }
     })
 }
@@ -212,6 +230,8 @@ struct Wish {
     device: Option<u32>,
     /// Else the best.
     gauge: Option<Gauge>,
+    /// Of exact figures; else the best, or the one in use.
+    source: Option<Source>,
     /// Only what the calling thread allocates.
     of_thread: bool,
 }
@@ -236,12 +256,18 @@ impl OpenScope {
         let device = devices.device(wish.device)?;
         let ordinal = device.ordinal;
         let session = session();
-        let (gauge, not_exact) = match gauge {
-            Some(gauge @ (Gauge::Sampled | Gauge::Pool)) => (gauge, None),
-            Some(_) => session.subscribe(devices).map(|()| (Gauge::Exact, None))?,
-            None => match session.subscribe(devices) {
-                Ok(()) => (Gauge::Exact, None),
-                Err(why) => (Gauge::Sampled, Some(why)),
+        if let (Some(gauge @ (Gauge::Sampled | Gauge::Pool)), Some(source)) = (gauge, wish.source) {
+            let detail =
+                format!("`{source}` gives exact figures, and the gauge `{gauge}` was asked for; leave one of them out");
+            return Err(Kind::BadSetting { setting: "source", detail }.into());
+        }
+        let (gauge, source, not_exact) = match gauge {
+            Some(Gauge::Sampled) => (Gauge::Sampled, Source::Sampling, None),
+            Some(Gauge::Pool) => (Gauge::Pool, Source::PoolMark, None),
+            _ => match session.subscribe(devices, wish.source) {
+                Ok(source) => (Gauge::Exact, source, None),
+                Err(why) if gauge.is_none() && wish.source.is_none() => (Gauge::Sampled, Source::Sampling, Some(why)),
+                Err(why) => return Err(why),
             },
         };
         let sampled = gauge == Gauge::Sampled;
@@ -253,7 +279,7 @@ impl OpenScope {
         let every = if sampled { session.every } else { Duration::ZERO };
         let thread = wish.of_thread.then(inbox::this_thread);
         let site = sites::number(ctx, location);
-        let watch = Watch { device, gauge, every, thread, site };
+        let watch = Watch { device, gauge, every, thread, site, source };
         let id = ScopeId(session.scopes.fetch_add(1, Relaxed));
         let open = EventKind::Open { scope: id, watch };
         match gauge {
@@ -265,7 +291,12 @@ impl OpenScope {
             Gauge::Pool => session.pools.open(&session.inbox, device, devices, &open)?,
             Gauge::Exact | Gauge::Off => {
                 devices.check(ordinal)?;
+                session.post_displaced(devices);
                 session.inbox.post(&open);
+                // What is not intercepted now will be missed in this scope too.
+                if let count @ 1.. = session.displaced.load(Relaxed) as u64 {
+                    session.inbox.post(&EventKind::Lost { count });
+                }
                 // Given up since, and told perhaps before this scope was there.
                 if session.unsubscribed.load(Relaxed) {
                     session.inbox.post(&EventKind::Lost { count: 1 });
@@ -292,7 +323,10 @@ impl OpenScope {
 
     fn ask(&self, question: EventKind) -> Trace {
         let Self { device, devices, .. } = *self;
-        let Session { inbox, pools, .. } = session();
+        let session @ Session { inbox, pools, .. } = session();
+        if self.gauge == Gauge::Exact && !process::is_forked() {
+            session.post_displaced(devices);
+        }
         let trace = match self.gauge {
             Gauge::Sampled if !process::is_forked() => inbox.ask(Some(&sampler::reading(device, devices)), &question),
             Gauge::Pool if !process::is_forked() => pools.ask(inbox, device, devices, &question),
@@ -316,14 +350,33 @@ impl OpenScope {
 /// `GPUMEM_GAUGE`: `exact`, `pool`, `sampled`, `off`, or `auto` for the best.
 fn gauge_of_environment() -> Result<Option<Gauge>> {
     static CHOSEN: OnceCell<Result<Option<Gauge>>> = OnceCell::new();
-    let chosen = CHOSEN.get_or_init(|| {
-        let Some(text) = std::env::var_os("GPUMEM_GAUGE") else { return Ok(None) };
-        let text = text.to_string_lossy();
-        if matches!(text.trim().to_ascii_lowercase().as_str(), "" | "auto") {
-            return Ok(None);
-        }
-        let bad = |detail| Error::from(Kind::BadSetting { setting: "GPUMEM_GAUGE", detail });
-        text.parse().map(Some).map_err(|error: ParseGaugeError| bad(format!("{error}, or auto for the best")))
-    });
-    chosen.clone()
+    let parse = |text: &str| {
+        let detail = |error: ParseGaugeError| format!("{error}, or auto for the best");
+        text.parse()
+            .map(Some)
+            .map_err(|error| Kind::BadSetting { setting: "GPUMEM_GAUGE", detail: detail(error) }.into())
+    };
+    CHOSEN.get_or_init(|| chosen("GPUMEM_GAUGE", parse)).clone()
+}
+
+/// `GPUMEM_SOURCE`: `dispatch`, `cupti`, or `auto` for the best.
+fn source_of_environment() -> Result<Option<Source>> {
+    static CHOSEN: OnceCell<Result<Option<Source>>> = OnceCell::new();
+    let parse = |text: &str| {
+        let detail = |error: ParseSourceError| format!("{error}, or auto for the best");
+        text.parse()
+            .map(Some)
+            .map_err(|error| Kind::BadSetting { setting: "GPUMEM_SOURCE", detail: detail(error) }.into())
+    };
+    CHOSEN.get_or_init(|| chosen("GPUMEM_SOURCE", parse)).clone()
+}
+
+/// What a variable of the environment says; `None` where it says nothing or `auto`.
+fn chosen<T>(variable: &str, parse: impl Fn(&str) -> Result<Option<T>>) -> Result<Option<T>> {
+    let Some(text) = std::env::var_os(variable) else { return Ok(None) };
+    match text.to_string_lossy().trim() {
+        "" => Ok(None),
+        text if text.eq_ignore_ascii_case("auto") => Ok(None),
+        text => parse(text),
+    }
 }

@@ -18,7 +18,7 @@ use crossbeam::channel;
 use super::{begun, devices, notice::Quiet, places, prepare, sink};
 use crate::{
     error::{Kind, Result},
-    model::{Bytes, Device, Gauge, MemKind},
+    model::{Bytes, Device, MemKind},
     report::OutOfMemory,
     source::{self, Devices},
 };
@@ -185,7 +185,7 @@ pub(super) fn report_leaks() {
     let Some(session) = begun().filter(|_| is_wanted) else { return };
     let blocks = places::live_blocks(session, None);
     let leaks = crate::report::Leaks::of(&blocks);
-    let unheard = matches!(super::status::gauge_of_now(), (gauge, _, None) if gauge != Gauge::Exact);
+    let unheard = !super::status::Now::find().is_intercepted();
     let gone = match session.inbox.counts().gone {
         0 => String::new(),
         count => format!("gpumem: blocks that went with their CUDA context, freed by nobody: {count}\n"),

@@ -9,11 +9,11 @@ use std::{
 
 use once_cell::sync::Lazy;
 
-use super::{Session, begun, devices, prepare, sites, status::gauge_of_now};
+use super::{Session, begun, devices, prepare, sites, status::Now};
 use crate::{
     error::Result,
     ledger::{Held, Spot, Within},
-    model::{Bytes, Device, Family, Frame, Gauge, SiteId, StackId, library, of_program, users_line},
+    model::{Bytes, Device, Family, Frame, SiteId, StackId, library, of_program, users_line},
     report::{Breakdown, Group, Known, LiveBlock, Path, ScopeSummary, Summary, place_in_words},
     source::{self, Devices},
 };
@@ -37,10 +37,8 @@ use crate::{
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 pub fn summary() -> Summary {
-    let unheard = match gauge_of_now() {
-        (Gauge::Exact, ..) | (_, _, Some(_)) => None,
-        (_, why, None) => why.map(|why| why.to_string()),
-    };
+    let now = Now::find();
+    let unheard = if now.is_intercepted() { None } else { now.why_not_exact.map(|why| why.to_string()) };
     let Some(session) = begun() else { return Summary::of(Vec::new(), 0, 0, unheard) };
     let counts = session.inbox.counts();
     Summary::of(Paths::now(session).paths, counts.untracked, counts.lost, unheard)

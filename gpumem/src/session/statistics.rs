@@ -33,7 +33,7 @@ impl Heard {
         MemoryStats {
             device: device.ordinal,
             simulated: device.family == Family::Simulated,
-            heard_by: devices.subscribed().unwrap_or_default().to_owned(),
+            heard_by: devices.subscribed().map(|by| by.library.to_owned()).unwrap_or_default(),
             since: session.inbox.age(),
             untracked: counts.untracked,
             lost: counts.lost,
@@ -81,7 +81,7 @@ fn hear(devices: &dyn Devices) -> Result<&'static Session> {
         return begun().filter(|_| devices.subscribed().is_some()).ok_or(why);
     }
     let session = session();
-    session.subscribe(devices)?;
+    session.subscribe(devices, None)?;
     Ok(session)
 }
 

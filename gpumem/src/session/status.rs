@@ -6,11 +6,12 @@ use std::{
     time::Duration,
 };
 
-use super::{begun, devices, gauge_of_environment};
+use super::{begun, devices, gauge_of_environment, source_of_environment};
 use crate::{
-    error::{Error, Kind},
-    model::{Bytes, Gauge, MemKind},
+    error::{Error, Kind, Result},
+    model::{Bytes, Gauge, MemKind, Source},
     report::counted,
+    source::Devices,
     sys::process,
 };
 
@@ -24,7 +25,11 @@ pub struct Status {
     pub gauge: Gauge,
     /// Why that is not exact.
     pub why_not_exact: Option<Error>,
-    /// By what allocations are heard: the library's path, or the simulated device. `None` if they are not.
+    /// What the numbers of such a trace would come from.
+    pub source: Source,
+    /// Why that is not the dispatch table, where CUPTI is used instead and nobody asked for that.
+    pub why_not_dispatch: Option<Error>,
+    /// The library in which allocations are intercepted, or the simulated device. `None` if they are not, or not yet.
     pub heard_by: Option<String>,
     /// How long ago the first trace (or [`subscribe`](super::subscribe)) began to count. Zero before.
     pub since: Duration,
@@ -63,7 +68,7 @@ pub struct LiveMemory {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 pub fn status() -> Status {
-    let (gauge, why_not_exact, heard_by) = gauge_of_now();
+    let Now { gauge, source, why_not_exact, why_not_dispatch, heard_by } = Now::find();
     let counts = begun().map(|session| session.inbox.counts()).unwrap_or_default();
     let stats = begun().map(|session| session.inbox.stats()).unwrap_or_default();
     let live = MemKind::ALL.into_iter().map(|kind| {
@@ -76,7 +81,9 @@ pub fn status() -> Status {
     });
     Status {
         gauge,
+        source,
         why_not_exact,
+        why_not_dispatch,
         heard_by,
         since: begun().map(|session| session.inbox.age()).unwrap_or_default(),
         heard: counts.heard,
@@ -88,34 +95,70 @@ pub fn status() -> Status {
 
 /// Why live blocks are not known, if they are not.
 pub(super) fn not_heard() -> Option<Error> {
-    gauge_of_now().1
+    Now::find().why_not_exact
 }
 
-pub(super) fn gauge_of_now() -> (Gauge, Option<Error>, Option<String>) {
-    let off = |why: Error| (Gauge::Off, Some(why), None);
-    if process::is_forked() {
-        return off(Kind::Forked.into());
+/// What a new trace would be.
+#[derive(Clone, Debug)]
+pub(super) struct Now {
+    gauge: Gauge,
+    source: Source,
+    pub(super) why_not_exact: Option<Error>,
+    why_not_dispatch: Option<Error>,
+    heard_by: Option<String>,
+}
+
+impl Now {
+    pub(super) fn find() -> Self {
+        Self::of_devices().unwrap_or_else(|why| Self::inexact(Gauge::Off, Some(why)))
     }
-    let wish = match gauge_of_environment() {
-        Ok(wish) => wish,
-        Err(error) => return off(error),
-    };
-    let devices = match devices().and_then(|devices| devices.count().map(|_| devices)) {
-        Ok(devices) => devices,
-        Err(error) => return off(error),
-    };
-    let heard_by = devices.subscribed().map(str::to_owned);
-    match (wish, &heard_by) {
-        (Some(gauge @ (Gauge::Off | Gauge::Pool | Gauge::Sampled)), _) => {
-            (gauge, not_exact_by_wish(Some(gauge)), heard_by)
+
+    /// Allocations are intercepted, or will be from the next trace on.
+    pub(super) fn is_intercepted(&self) -> bool {
+        self.gauge == Gauge::Exact || self.heard_by.is_some()
+    }
+
+    fn of_devices() -> Result<Self> {
+        if process::is_forked() {
+            return Err(Kind::Forked.into());
         }
-        (Some(Gauge::Exact) | None, Some(_)) => (Gauge::Exact, None, heard_by),
-        (Some(Gauge::Exact) | None, None) => match refused().map_or_else(|| devices.can_subscribe(), Err) {
-            Ok(()) => (Gauge::Exact, None, None),
-            Err(why) if wish.is_none() => (Gauge::Sampled, Some(why), None),
-            Err(why) => off(why),
-        },
+        let wish = gauge_of_environment()?;
+        let devices = devices()?;
+        devices.count()?;
+        let live = devices.subscribed();
+        let heard_by = live.map(|live| live.library.to_owned());
+        if let Some(gauge @ (Gauge::Off | Gauge::Pool | Gauge::Sampled)) = wish {
+            return Ok(Self { heard_by, ..Self::inexact(gauge, not_exact_by_wish(wish)) });
+        }
+        let source = match (live, refused()) {
+            (Some(live), _) => Ok(live.source),
+            (None, Some(why)) => Err(why),
+            (None, None) => source_of_environment().and_then(|wanted| devices.can_subscribe(wanted)),
+        };
+        match source {
+            Ok(source) => {
+                let why_not_dispatch = why_not_dispatch(devices, source);
+                Ok(Self { gauge: Gauge::Exact, source, why_not_exact: None, why_not_dispatch, heard_by })
+            }
+            Err(why) if wish.is_none() => Ok(Self::inexact(Gauge::Sampled, Some(why))),
+            Err(why) => Err(why),
+        }
     }
+
+    fn inexact(gauge: Gauge, why_not_exact: Option<Error>) -> Self {
+        let source = match gauge {
+            Gauge::Pool => Source::PoolMark,
+            Gauge::Sampled => Source::Sampling,
+            _ => Source::Off,
+        };
+        Self { gauge, source, why_not_exact, why_not_dispatch: None, heard_by: None }
+    }
+}
+
+/// Why CUPTI is used and not the dispatch table, unless that was wanted.
+fn why_not_dispatch(devices: &dyn Devices, source: Source) -> Option<Error> {
+    let by_itself = source == Source::Cupti && matches!(source_of_environment(), Ok(None));
+    by_itself.then(|| devices.can_subscribe(Some(Source::Dispatch)).err()).flatten()
 }
 
 /// Why new traces are not exact, if that is what `GPUMEM_GAUGE` says.
@@ -143,6 +186,12 @@ impl fmt::Display for Status {
         write!(f, "gauge of new traces: {}", self.gauge)?;
         if let Some(why) = &self.why_not_exact {
             write!(f, "\n  not exact: {why}")?;
+        }
+        if self.source != Source::Off {
+            write!(f, "\nsource of new traces: {}", self.source)?;
+        }
+        if let Some(why) = &self.why_not_dispatch {
+            write!(f, "\n  not dispatch: {why}")?;
         }
         let nobody = if self.gauge == Gauge::Exact { "nothing yet" } else { "nothing" };
         write!(f, "\nallocations heard by: {}", self.heard_by.as_deref().unwrap_or(nobody))?;

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     error::Result,
     ledger::Within,
-    model::{Gauge, Trace},
+    model::{Gauge, Source, Trace},
     report::{Line, LiveBlock, Report},
 };
 
@@ -315,6 +315,14 @@ impl GpuMemTraceBuilder {
     /// How to measure, instead of the best way that the device offers (or `GPUMEM_GAUGE`).
     pub fn gauge(mut self, gauge: Gauge) -> Self {
         self.wish.gauge = Some(gauge);
+        self
+    }
+
+    /// Through which source allocations are intercepted, instead of the best one that there is (or `GPUMEM_SOURCE`):
+    /// [`Source::Dispatch`] or [`Source::Cupti`]. The whole process uses one source at a time; if another is in use already,
+    /// [`start`](Self::start) gives an error.
+    pub fn source(mut self, source: Source) -> Self {
+        self.wish.source = Some(source);
         self
     }
 

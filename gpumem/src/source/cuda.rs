@@ -4,16 +4,16 @@
 #[cfg(feature = "nvml")]
 use once_cell::sync::OnceCell;
 
-#[cfg(feature = "cupti")]
-use super::cupti;
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
+use super::driver;
 #[cfg(feature = "nvml")]
 use super::processes;
-use super::{Chosen, Devices};
+use super::{Chosen, Devices, Interception};
 #[cfg(feature = "nvml")]
 use crate::sys::nvml;
 use crate::{
     error::{Error, Kind, Result},
-    model::{Bytes, Family, GpuMemory, GpuProcess, Marks},
+    model::{Bytes, Family, GpuMemory, GpuProcess, Marks, Source},
     sys::cuda::{self, CudaDevice, PoolFigures, PoolMark},
 };
 
@@ -91,36 +91,39 @@ impl Devices for Cuda {
         device(ordinal)?.preload()
     }
 
-    #[cfg(feature = "cupti")]
-    fn subscribe(&self) -> Result<()> {
-        // Without a driver there is nothing to hear, and CUPTI is not the reason.
-        cuda::devices()?;
-        cupti::subscribe()
+    #[cfg(any(feature = "cupti", feature = "dispatch"))]
+    fn subscribe(&self, wanted: Option<Source>) -> Result<Interception> {
+        driver::subscribe(wanted)
     }
 
-    #[cfg(not(feature = "cupti"))]
-    fn subscribe(&self) -> Result<()> {
-        Err(Kind::NotBuilt { feature: "cupti" }.into())
+    #[cfg(not(any(feature = "cupti", feature = "dispatch")))]
+    fn subscribe(&self, _: Option<Source>) -> Result<Interception> {
+        cuda::devices()?;
+        Err(Kind::NotBuilt { feature: "dispatch" }.into())
     }
 
-    fn can_subscribe(&self) -> Result<()> {
-        cuda::devices()?;
-        #[cfg(feature = "cupti")]
-        return cupti::can_subscribe();
-        #[cfg(not(feature = "cupti"))]
-        Err(Kind::NotBuilt { feature: "cupti" }.into())
+    fn can_subscribe(&self, wanted: Option<Source>) -> Result<Source> {
+        #[cfg(any(feature = "cupti", feature = "dispatch"))]
+        return driver::can_subscribe(wanted);
+        #[cfg(not(any(feature = "cupti", feature = "dispatch")))]
+        self.subscribe(wanted).map(|interception| interception.source)
     }
 
     fn unsubscribe(&self) {
-        #[cfg(feature = "cupti")]
-        cupti::unsubscribe();
+        #[cfg(any(feature = "cupti", feature = "dispatch"))]
+        driver::unsubscribe();
     }
 
-    fn subscribed(&self) -> Option<&'static str> {
-        #[cfg(feature = "cupti")]
-        return cupti::subscribed();
-        #[cfg(not(feature = "cupti"))]
+    fn subscribed(&self) -> Option<Interception> {
+        #[cfg(any(feature = "cupti", feature = "dispatch"))]
+        return driver::subscribed();
+        #[cfg(not(any(feature = "cupti", feature = "dispatch")))]
         None
+    }
+
+    #[cfg(feature = "dispatch")]
+    fn displaced(&self) -> usize {
+        crate::sys::dispatch::displaced()
     }
 }
 

@@ -3,11 +3,11 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
-#[cfg(feature = "cupti")]
-mod cupti;
 #[cfg(feature = "sim")]
 #[allow(dead_code, reason = "the stand-in driver of the tests is the same file and uses more of it")]
 mod device_model;
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
+mod driver;
 #[cfg(feature = "nvml")]
 mod processes;
 #[cfg(feature = "sim")]
@@ -24,7 +24,7 @@ use once_cell::sync::OnceCell;
 
 use crate::{
     error::{Error, Result},
-    model::{Answer, Bytes, Device, EventKind, Family, GpuMemory, GpuProcess, Marks, MemKind},
+    model::{Answer, Bytes, Device, EventKind, Family, GpuMemory, GpuProcess, Marks, MemKind, Source},
 };
 
 /// Devices of one kind, by number.
@@ -71,17 +71,31 @@ pub(crate) trait Devices: Send + Sync + RefUnwindSafe {
     /// Pays now for what the first use of the device would cost.
     fn preload(&self, ordinal: u32) -> Result<()>;
 
-    /// Has every allocation on its devices told from now on, if it is not so already.
-    fn subscribe(&self) -> Result<()>;
+    /// Intercepts every allocation on its devices from now on, if that is not so already: through the wanted source, else
+    /// through the best.
+    fn subscribe(&self, wanted: Option<Source>) -> Result<Interception>;
 
-    /// Whether that would work, without doing it.
-    fn can_subscribe(&self) -> Result<()>;
+    /// Through which source that would be, without doing it.
+    fn can_subscribe(&self, wanted: Option<Source>) -> Result<Source>;
 
     /// Ends that.
     fn unsubscribe(&self);
 
-    /// By what allocations are told; `None` if they are not.
-    fn subscribed(&self) -> Option<&'static str>;
+    /// What intercepts allocations; `None` if nothing does.
+    fn subscribed(&self) -> Option<Interception>;
+
+    /// How many functions are not intercepted any more, since another tool took them: calls of them may be missed.
+    fn displaced(&self) -> usize {
+        0
+    }
+}
+
+/// What intercepts allocations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Interception {
+    pub(crate) source: Source,
+    /// The library in which it does so.
+    pub(crate) library: &'static str,
 }
 
 /// A family's answer to whether the process uses it: not, yes, or it would but cannot.

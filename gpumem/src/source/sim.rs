@@ -25,13 +25,15 @@ use std::{
 use once_cell::sync::OnceCell;
 
 use super::{
-    Chosen, Devices,
+    Chosen, Devices, Interception,
     device_model::{DeviceModel, ModelError},
     refused, stacks, tell,
 };
 use crate::{
     error::{Error, Kind, Result},
-    model::{Block, Bytes, Device, EventKind, Family, GpuMemory, GpuProcess, Key, Marks, MemKind, ProcessKind, Space},
+    model::{
+        Block, Bytes, Device, EventKind, Family, GpuMemory, GpuProcess, Key, Marks, MemKind, ProcessKind, Source, Space,
+    },
     sys::process,
 };
 
@@ -53,6 +55,7 @@ struct State {
 /// The model's addresses are below 2^48, and a key has room for 2^9 devices above.
 const ADDRESS_BITS: u32 = 48;
 const PAGE: Bytes = Bytes::mib(2);
+const SIMULATION: Interception = Interception { source: Source::Simulation, library: "the simulated device" };
 const MOST_DEVICES: usize = 1 << 9;
 
 static GPUS: RwLock<Vec<SimGpu>> = RwLock::new(Vec::new());
@@ -365,18 +368,18 @@ impl Devices for Simulated {
         self.check(ordinal)
     }
 
-    /// Simulated devices always tell.
-    fn subscribe(&self) -> Result<()> {
-        Ok(())
+    /// Simulated devices always report.
+    fn subscribe(&self, _: Option<Source>) -> Result<Interception> {
+        Ok(SIMULATION)
     }
 
-    fn can_subscribe(&self) -> Result<()> {
-        Ok(())
+    fn can_subscribe(&self, _: Option<Source>) -> Result<Source> {
+        Ok(SIMULATION.source)
     }
 
     fn unsubscribe(&self) {}
 
-    fn subscribed(&self) -> Option<&'static str> {
-        Some("the simulated device")
+    fn subscribed(&self) -> Option<Interception> {
+        Some(SIMULATION)
     }
 }

@@ -14,7 +14,7 @@ use once_cell::sync::OnceCell;
 use super::dl;
 use crate::error::{Error, Kind};
 
-const LIBRARY: &str = "libcuda";
+pub(super) const LIBRARY: &str = "libcuda";
 const NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so", "libcuda.so.1"] };
 
 /// Every function that is called below: one that is missing is an error here and would be a panic in cudarc.
@@ -53,12 +53,18 @@ pub(crate) struct CudaDevice {
     pub(crate) uuid: [u8; 16],
 }
 
+/// Loads the driver without initialising it, and makes sure that it has every function that is called here.
+pub(super) fn load() -> Result<(), Error> {
+    static LOADED: OnceCell<Result<(), Error>> = OnceCell::new();
+    LOADED.get_or_init(|| dl::load(LIBRARY, NAMES, SYMBOLS)).clone()
+}
+
 /// Loads and initialises the driver once and lists its devices, which are fixed from then on.
 #[doc(alias("cuInit", "cuDeviceGetCount", "cuDeviceGetUuid_v2"))]
 pub(crate) fn devices() -> Result<&'static [CudaDevice], Error> {
     static DEVICES: OnceCell<Result<Vec<CudaDevice>, Error>> = OnceCell::new();
     let devices = DEVICES.get_or_init(|| {
-        dl::load(LIBRARY, NAMES, SYMBOLS)?;
+        load()?;
         match result::init() {
             Ok(()) => {}
             Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Ok(Vec::new()),
@@ -99,6 +105,56 @@ fn current_device() -> Result<Option<sys::CUdevice>, Error> {
     // SAFETY: the driver is initialised and the out-parameter is a live `CUdevice`.
     unsafe { sys::cuCtxGetDevice(&raw mut device) }.result().map_err(|error| told("cuCtxGetDevice", error, None))?;
     Ok(Some(device))
+}
+
+/// The calling thread's current context, if it has one. May be called within a call of the driver that was intercepted.
+#[doc(alias = "cuCtxGetCurrent")]
+#[cfg(feature = "dispatch")]
+pub(crate) fn current_context() -> Option<usize> {
+    result::ctx::get_current().ok().flatten().map(<*mut _>::addr)
+}
+
+/// The device of the current context, and a number that no other context of the process has; 0 where the driver is older
+/// than 12.0.
+#[doc(alias("cuCtxGetDevice", "cuCtxGetId"))]
+#[cfg(feature = "dispatch")]
+pub(crate) fn identify_context() -> Option<(u32, u64)> {
+    type CtxGetId = unsafe extern "C" fn(sys::CUcontext, *mut u64) -> u32;
+    static CTX_GET_ID: OnceCell<Option<CtxGetId>> = OnceCell::new();
+
+    let device = u32::try_from(current_device().ok()??).ok()?;
+    // SAFETY: the symbol is the driver's function, of this type.
+    let find = || unsafe { dl::symbol::<CtxGetId>(NAMES, c"cuCtxGetId") };
+    let mut uid = 0;
+    if let Some(get) = CTX_GET_ID.get_or_init(find) {
+        // SAFETY: null stands for the current context, and the out-parameter is live.
+        unsafe { get(std::ptr::null_mut(), &raw mut uid) };
+    }
+    Some((device, uid))
+}
+
+/// Whether the device's primary context exists.
+#[doc(alias = "cuDevicePrimaryCtxGetState")]
+#[cfg(feature = "dispatch")]
+pub(super) fn has_primary_context(device: sys::CUdevice) -> bool {
+    let (mut flags, mut active) = (0, 0);
+    // SAFETY: any number may be asked about, and both out-parameters are live.
+    let asked = unsafe { sys::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) };
+    asked.result().is_ok() && active != 0
+}
+
+/// The device's primary context, if it exists.
+#[cfg(feature = "dispatch")]
+pub(super) fn primary_context(device: sys::CUdevice) -> Option<usize> {
+    if !has_primary_context(device) {
+        return None;
+    }
+    // SAFETY: the context exists, so that this adds a reference to it and creates none; the same one is given back.
+    unsafe {
+        let context = result::primary_ctx::retain(device).ok()?;
+        let _ = result::primary_ctx::release(device);
+        Some(context.addr())
+    }
 }
 
 /// One allocation as the driver knows it.

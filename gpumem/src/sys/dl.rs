@@ -48,6 +48,19 @@ pub(super) fn open(
     Err(Kind::NoLibrary { library, detail }.into())
 }
 
+/// A symbol of the first of `names` that can be loaded, which is then kept loaded. `None` if it has no such symbol.
+///
+/// # Safety
+/// The symbol has to be of this type.
+#[cfg(feature = "dispatch")]
+pub(super) unsafe fn symbol<T: Copy>(names: &[&str], symbol: &std::ffi::CStr) -> Option<T> {
+    let (library, _) = open("", names.iter().map(PathBuf::from)).ok()?;
+    // SAFETY: of that type, as the caller says.
+    let found = unsafe { library.get::<T>(symbol.to_bytes_with_nul()) }.ok().map(|found| *found);
+    std::mem::forget(library);
+    found
+}
+
 const CUPTI_NAMES: &[&str] = &["libcupti.so.13", "libcupti.so.12", "libcupti.so"];
 
 /// Where `libcupti` may be: `GPUMEM_CUPTI`, the loader's own path, the toolkit, Python's packages. It is not part of the

@@ -1,12 +1,18 @@
 //! The only unsafe code: NVIDIA's libraries, found and loaded at run time, behind safe functions that return numbers.
 //! Below this line names are NVIDIA's own.
 
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
+pub(crate) mod calls;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 #[cfg(feature = "cupti")]
 pub(crate) mod cupti;
+#[cfg(feature = "dispatch")]
+pub(crate) mod dispatch;
 #[cfg(feature = "cuda")]
 mod dl;
+#[cfg(all(feature = "dispatch", target_os = "linux"))]
+mod loader;
 #[cfg(feature = "nvml")]
 pub(crate) mod nvml;
 pub(crate) mod process;

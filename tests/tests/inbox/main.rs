@@ -103,7 +103,14 @@ fn open(scope: u64) -> EventKind {
 }
 
 fn open_of(scope: u64, thread: Option<ThreadId>) -> EventKind {
-    let watch = Watch { device: DEVICE, gauge: Gauge::Exact, every: Duration::ZERO, thread, site: SiteId::NONE };
+    let watch = Watch {
+        device: DEVICE,
+        gauge: Gauge::Exact,
+        every: Duration::ZERO,
+        thread,
+        site: SiteId::NONE,
+        source: Source::Dispatch,
+    };
     EventKind::Open { scope: ScopeId(scope), watch }
 }
 

@@ -1,8 +1,9 @@
-//! From driver calls to facts: what was allocated on which device, and what is given back.
+//! From driver calls to facts: what was allocated on which device, and what is given back. The dispatch table and CUPTI share
+//! it.
 //!
-//! Runs in CUPTI's callback, on the thread that makes the call. Devices are found out from what was heard (the context,
-//! the stream, the pool, the properties) and kept; only CUPTI itself is asked, and the driver for what is older than the
-//! subscription: the size of a block that is freed, and the device of a stream or pool.
+//! Runs in a hook or a callback, on the thread that makes the call. The device of a call follows from earlier calls (the
+//! context, the stream, the pool, the properties), which are kept. The driver is asked for the rest: the device of a context,
+//! the size of a block that is older than the subscription and is freed, and the device of an older stream or pool.
 
 use std::{
     cell::Cell,
@@ -16,38 +17,137 @@ use std::{
 
 use once_cell::sync::Lazy;
 
-use super::{refused, stacks, tell};
+use super::{Interception, refused, stacks, tell};
 use crate::{
-    error::Result,
-    model::{Answer, Block, Bytes, Device, EventKind, Family, Key, MemKind, Space},
+    error::{Kind, Result},
+    model::{Answer, Block, Bytes, Device, EventKind, Family, Key, MemKind, Source, Space},
     sys::{
+        calls::{self, Call, Caller, Context, Memory, Named},
         cuda,
-        cupti::{self, Call, Context, Memory, Named},
     },
 };
 
-/// Hears every allocation from now on.
-pub(super) fn subscribe() -> Result<()> {
-    if cupti::subscribed().is_none() {
-        // Streams and pools may have gone and come under the same names while nobody listened.
-        let mut known = known();
-        known.streams.clear();
-        known.pools.clear();
-        GENERATION.fetch_add(1, Relaxed);
+/// Intercepts every allocation from now on, unless that is so already: through the wanted source, else through the dispatch
+/// table, else through CUPTI.
+pub(super) fn subscribe(wanted: Option<Source>) -> Result<Interception> {
+    // Two threads must not choose two sources: each allocation would be counted twice.
+    static CHOICE: Mutex<()> = Mutex::new(());
+    let _choice = CHOICE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(live) = subscribed() {
+        return match wanted {
+            Some(asked) if asked != live.source => {
+                Err(Kind::OtherSource { asked: asked.name(), using: live.source.name() }.into())
+            }
+            _ => Ok(live),
+        };
     }
-    cupti::subscribe(hear)
+    forget_names();
+    let source = choose(wanted, |source| match source {
+        Source::Dispatch => by_dispatch::subscribe(),
+        _ => by_cupti::subscribe(),
+    })?;
+    subscribed().ok_or_else(|| Kind::OtherSource { asked: source.name(), using: "none" }.into())
 }
 
-pub(super) fn can_subscribe() -> Result<()> {
-    cupti::is_there()
+/// Through which source allocations would be intercepted.
+pub(super) fn can_subscribe(wanted: Option<Source>) -> Result<Source> {
+    choose(wanted, |source| match source {
+        Source::Dispatch => by_dispatch::is_there(),
+        _ => by_cupti::is_there(),
+    })
+}
+
+/// The source with which `attempt` succeeds: the wanted one, else the dispatch table, else CUPTI.
+fn choose(wanted: Option<Source>, attempt: impl Fn(Source) -> Result<()>) -> Result<Source> {
+    if let Some(wanted) = wanted {
+        return attempt(wanted).map(|()| wanted);
+    }
+    let Err(dispatch) = attempt(Source::Dispatch) else { return Ok(Source::Dispatch) };
+    match attempt(Source::Cupti) {
+        Ok(()) => Ok(Source::Cupti),
+        // Without a driver the second reason is the first.
+        Err(cupti) if cupti == dispatch => Err(cupti),
+        Err(cupti) => Err(Kind::NoSource { dispatch, cupti }.into()),
+    }
 }
 
 pub(super) fn unsubscribe() {
-    cupti::unsubscribe();
+    by_dispatch::unsubscribe();
+    by_cupti::unsubscribe();
 }
 
-pub(super) fn subscribed() -> Option<&'static str> {
-    cupti::subscribed()
+pub(super) fn subscribed() -> Option<Interception> {
+    let by = |source| move |library| Interception { source, library };
+    let dispatch = by_dispatch::subscribed().map(by(Source::Dispatch));
+    dispatch.or_else(|| by_cupti::subscribed().map(by(Source::Cupti)))
+}
+
+#[cfg(feature = "dispatch")]
+mod by_dispatch {
+    use crate::{error::Result, sys::dispatch};
+
+    pub(super) use dispatch::{is_there, subscribed, unsubscribe};
+
+    pub(super) fn subscribe() -> Result<()> {
+        dispatch::subscribe(super::hear)
+    }
+}
+
+#[cfg(feature = "cupti")]
+mod by_cupti {
+    use crate::{
+        error::Result,
+        sys::{cuda, cupti},
+    };
+
+    pub(super) use cupti::{subscribed, unsubscribe};
+
+    pub(super) fn subscribe() -> Result<()> {
+        // Without a driver there is nothing to intercept, and CUPTI is not the reason.
+        cuda::devices()?;
+        cupti::subscribe(super::hear)
+    }
+
+    pub(super) fn is_there() -> Result<()> {
+        cuda::devices()?;
+        cupti::is_there()
+    }
+}
+
+/// A source that this build does not have.
+#[cfg(not(all(feature = "cupti", feature = "dispatch")))]
+macro_rules! absent {
+    ($module:ident, $feature:literal) => {
+        mod $module {
+            use crate::error::{Kind, Result};
+
+            pub(super) fn subscribe() -> Result<()> {
+                Err(Kind::NotBuilt { feature: $feature }.into())
+            }
+
+            pub(super) fn is_there() -> Result<()> {
+                subscribe()
+            }
+
+            pub(super) fn unsubscribe() {}
+
+            pub(super) fn subscribed() -> Option<&'static str> {
+                None
+            }
+        }
+    };
+}
+#[cfg(not(feature = "cupti"))]
+absent!(by_cupti, "cupti");
+#[cfg(not(feature = "dispatch"))]
+absent!(by_dispatch, "dispatch");
+
+/// Streams and pools may have gone and come under the same names while nobody intercepted.
+fn forget_names() {
+    let mut known = known();
+    known.streams.clear();
+    known.pools.clear();
+    GENERATION.fetch_add(1, Relaxed);
 }
 
 /// What was heard of contexts, streams, pools and handles. Locked for a look-up at most; never while a fact is told.
@@ -112,10 +212,10 @@ thread_local! {
 
 /// The calls that a program makes by the million first, and nothing else with them: what runs between two calls of the driver
 /// is short of cache more than of anything.
-fn hear(context: Context, call: &Call) {
+fn hear(caller: &Caller, call: &Call) {
     match *call {
         Call::Pooled { address, bytes, stream, pool: None } => {
-            let device = device_of_stream(context, stream, address);
+            let device = device_of_stream(caller, stream, address);
             pooled(address, bytes, device);
         }
         Call::Freeing { named, name } => {
@@ -124,7 +224,7 @@ fn hear(context: Context, call: &Call) {
                 freed_unknown(named, name);
             }
         }
-        _ => hear_other(context, call),
+        _ => hear_other(caller, call),
     }
 }
 
@@ -149,9 +249,9 @@ fn freed_unknown(named: Named, name: u64) {
 }
 
 #[inline(never)]
-fn hear_other(context: Context, call: &Call) {
+fn hear_other(caller: &Caller, call: &Call) {
     match *call {
-        Call::Allocated { named, name, bytes, memory } => match owner_of(context) {
+        Call::Allocated { named, name, bytes, memory } => match owner_of(caller) {
             Some(Owner { device, number }) => {
                 allocated(key(named, name), device, bytes, kind_of(memory), number);
             }
@@ -160,19 +260,19 @@ fn hear_other(context: Context, call: &Call) {
         Call::Pooled { address, bytes, stream, pool } => {
             let device = match pool {
                 Some(pool) => device_of_pool(pool, address),
-                None => device_of_stream(context, stream, address),
+                None => device_of_stream(caller, stream, address),
             };
             pooled(address, bytes, device);
         }
         Call::Uncounted => lost(),
         Call::Refused { bytes, memory, pool, stream } => {
             let device = match (memory, pool, stream) {
-                (Some(_), ..) => Where::of(owner_of(context).map(|owner| owner.device)),
+                (Some(_), ..) => Where::of(owner_of(caller).map(|owner| owner.device)),
                 (None, Some(pool), _) => known().pools.get(&pool).map_or(Where::Unknown, |device| Where::of(*device)),
-                (None, None, stream) => device_of_stream(context, stream, 0),
+                (None, None, stream) => device_of_stream(caller, stream, 0),
             };
             let kind = memory.map_or(MemKind::Pool, kind_of);
-            let current = || owner_of(context).map(|owner| owner.device);
+            let current = || owner_of(caller).map(|owner| owner.device);
             let device = if let Where::Device(device) = device { Some(device) } else { current() };
             if let Some(device) = device {
                 tell_of_refusal(device, bytes, kind);
@@ -227,7 +327,7 @@ fn hear_other(context: Context, call: &Call) {
             known().pools.insert(pool, device);
         }
         Call::StreamCreated { stream } => {
-            if let Some(Owner { device, .. }) = owner_of(context) {
+            if let Some(Owner { device, .. }) = owner_of(caller) {
                 known().streams.insert(stream, device);
                 GENERATION.fetch_add(1, Relaxed);
             }
@@ -236,7 +336,7 @@ fn hear_other(context: Context, call: &Call) {
             known().streams.remove(&stream);
             GENERATION.fetch_add(1, Relaxed);
         }
-        Call::ContextGone => context_gone(context.handle),
+        Call::ContextGone { handle } => context_gone(handle),
     }
 }
 
@@ -274,7 +374,7 @@ fn lost() {
 
 /// Who is told may give back what he can spare, and that is heard.
 fn tell_of_refusal(ordinal: u32, bytes: u64, kind: MemKind) {
-    cupti::outside(|| refused(cuda(ordinal), Bytes::new(bytes), kind));
+    calls::outside(|| refused(cuda(ordinal), Bytes::new(bytes), kind));
 }
 
 /// The mappings are still there after all.
@@ -287,29 +387,44 @@ fn map_again(unmapped: Vec<Mapping>) {
     }
 }
 
-/// The device of a context, and the number that its blocks carry.
+/// The device of the context that a call was made in, and the number that its blocks carry.
 #[inline]
-fn owner_of(context: Context) -> Option<Owner> {
+fn owner_of(caller: &Caller) -> Option<Owner> {
+    let context = match caller {
+        #[cfg(feature = "cupti")]
+        Caller::Cupti(context) => *context,
+        #[cfg(feature = "dispatch")]
+        Caller::Dispatch => Context { handle: cuda::current_context()?, uid: 0 },
+    };
     let generation = GENERATION.load(Relaxed);
     let place = PLACE.get();
     if place.context == context && place.generation == generation {
         return Some(place.owner);
     }
-    find_owner_of(context, generation)
+    let owner = find_owner_of(caller, context)?;
+    PLACE.set(Place { context, generation, owner });
+    Some(owner)
 }
 
 #[inline(never)]
-fn find_owner_of(context: Context, generation: u32) -> Option<Owner> {
-    let heard = known().contexts.get(&context).copied();
-    let owner = if let Some(owner) = heard {
-        owner
-    } else {
-        // Not under the lock: it is another library that is asked.
-        let device = cupti::device_of(context)?;
-        known().name_context(context, device)
+fn find_owner_of(caller: &Caller, context: Context) -> Option<Owner> {
+    // Not under the lock: it is another library that is asked.
+    let (context, device) = match caller {
+        #[cfg(feature = "cupti")]
+        Caller::Cupti(_) => {
+            let heard = known().contexts.get(&context).copied();
+            if heard.is_some() {
+                return heard;
+            }
+            (context, crate::sys::cupti::device_of(context)?)
+        }
+        #[cfg(feature = "dispatch")]
+        Caller::Dispatch => {
+            let (device, uid) = cuda::identify_context()?;
+            (Context { uid, ..context }, device)
+        }
     };
-    PLACE.set(Place { context, generation, owner });
-    Some(owner)
+    Some(known().name_context(context, device))
 }
 
 /// Where stream-ordered memory is.
@@ -328,11 +443,11 @@ impl Where {
 
 /// The device of the stream that memory was allocated on.
 #[inline]
-fn device_of_stream(context: Context, stream: u64, address: u64) -> Where {
+fn device_of_stream(caller: &Caller, stream: u64, address: u64) -> Where {
     const CU_STREAM_LEGACY: u64 = 1;
     const CU_STREAM_PER_THREAD: u64 = 2;
     if matches!(stream, 0 | CU_STREAM_LEGACY | CU_STREAM_PER_THREAD) {
-        return Where::of(owner_of(context).map(|owner| owner.device));
+        return Where::of(owner_of(caller).map(|owner| owner.device));
     }
     let generation = GENERATION.load(Relaxed);
     let (last, of, device) = STREAM.get();
@@ -405,18 +520,17 @@ fn look_up(named: Named, name: u64) -> Option<Block> {
 
 /// What was allocated in a context goes with it. Blocks of pools do not: a pool is the device's.
 fn context_gone(handle: usize) {
-    let gone = {
+    // Nothing was allocated in a context that was never named. One may be known by two sources, and has a number for each.
+    let gone: Vec<Owner> = {
         let mut known = known();
         GENERATION.fetch_add(1, Relaxed);
-        let context = known.contexts.keys().find(|context| context.handle == handle).copied();
-        // Nothing was allocated in a context that was never named.
-        let Some(gone) = context.and_then(|context| known.contexts.remove(&context)) else { return };
-        gone
+        known.contexts.extract_if(|context, _| context.handle == handle).map(|(_, owner)| owner).collect()
     };
-    match gone.number {
-        // Which blocks were in this context is not known.
-        0 => lost(),
-        number => {
+    for Owner { number, .. } in gone {
+        if number == 0 {
+            // Which blocks were in this context is not known.
+            lost();
+        } else {
             tell(&EventKind::Gone { context: number });
             known().numbers[usize::from(number) - 1] = false;
         }

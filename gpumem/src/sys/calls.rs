@@ -1,0 +1,687 @@
+//! The driver calls that allocate and free: which they are, what their arguments mean, and how a call becomes a fact.
+//!
+//! All arguments that are read here are 64 bits wide or the last that is read, so a row of the table and the words of the
+//! arguments say all there is to know of a call. CUPTI hands over the arguments as a C struct, whose front has the same
+//! layout; a hook in the dispatch table puts them into an array.
+
+use std::{
+    cell::Cell,
+    ffi::c_int,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use once_cell::sync::OnceCell;
+
+const CUDA_ERROR_OUT_OF_MEMORY: u32 = 2;
+
+/// What a driver call does to memory, and in which of its arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// `(T *out, size_t bytes, …)`
+    Alloc(Memory),
+    /// `(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, …)`
+    AllocPitch,
+    /// `(CUdeviceptr *out, size_t bytes, CUstream stream)`
+    AllocOnStream,
+    /// `(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream)`
+    AllocFromPool,
+    /// `(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *)`
+    Array,
+    /// `(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *, [unsigned levels])`
+    Array3D { levels: bool },
+    /// `(void *host, size_t bytes, …)`
+    Register,
+    /// `(name, …)`
+    Free(Named),
+    /// `(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *)`
+    Create,
+    /// `(CUmemGenericAllocationHandle *out, …)`
+    Retain,
+    /// `(CUmemGenericAllocationHandle handle)`
+    Release,
+    /// `(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, …)`
+    Map,
+    /// `(CUdeviceptr at, size_t bytes)`
+    Unmap,
+    /// `(CUmemoryPool *out, const CUmemPoolProps *)`
+    PoolCreate,
+    /// `(CUmemoryPool *out, CUdevice device)`
+    PoolOfDevice,
+    /// `(CUstream *out, …)`
+    StreamCreate,
+    /// `(CUstream stream)`
+    StreamDestroy,
+    /// `(CUcontext context)`
+    ContextDestroy,
+    /// `(CUcontext context)`: destroyed unless `cuCtxAttach` added a reference.
+    ContextDetach,
+    /// `(CUdevice device)`: gives one reference to the device's primary context back.
+    PrimaryRelease,
+    /// `(CUdevice device)`: destroys what is in the device's primary context.
+    PrimaryReset,
+}
+
+/// The sort of memory that a call gives out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Memory {
+    Device,
+    Managed,
+    PinnedHost,
+}
+
+/// What a block is given back by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Named {
+    Address,
+    Array,
+    Registered,
+}
+
+/// The calls that are intercepted: CUPTI's number (0 where CUPTI reports the event in another way), the function with all
+/// its arguments, and its shape. Names and numbers are those of NVIDIA's `cupti_driver_cbid.h` and
+/// `generated_cuda_meta.h`, which do not change between versions.
+///
+/// Memory that no call here allocates is not counted: memory nodes of graphs (`cuGraphAddMemAllocNode`), memory of another
+/// process or API that is opened here (`cuIpcOpenMemHandle`, `cuImportExternalMemory`), and what the driver allocates for
+/// itself (contexts, modules, stacks, printf buffers).
+macro_rules! with_calls {
+    ($use:ident) => {
+        $use! {
+            243 cuMemAlloc_v2(out, bytes): Shape::Alloc(Memory::Device);
+            244 cuMemAllocPitch_v2(out, pitch, width, height, element): Shape::AllocPitch;
+            371 cuMemAllocManaged(out, bytes, flags): Shape::Alloc(Memory::Managed);
+            598 cuMemAllocAsync(out, bytes, stream): Shape::AllocOnStream;
+            599 cuMemAllocAsync_ptsz(out, bytes, stream): Shape::AllocOnStream;
+            611 cuMemAllocFromPoolAsync(out, bytes, pool, stream): Shape::AllocFromPool;
+            612 cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream): Shape::AllocFromPool;
+            245 cuMemFree_v2(address): Shape::Free(Named::Address);
+            600 cuMemFreeAsync(address, stream): Shape::Free(Named::Address);
+            601 cuMemFreeAsync_ptsz(address, stream): Shape::Free(Named::Address);
+            294 cuMemAllocHost_v2(out, bytes): Shape::Alloc(Memory::PinnedHost);
+            39 cuMemHostAlloc(out, bytes, flags): Shape::Alloc(Memory::PinnedHost);
+            271 cuMemHostAlloc_v2(out, bytes, flags): Shape::Alloc(Memory::PinnedHost);
+            38 cuMemFreeHost(address): Shape::Free(Named::Address);
+            301 cuMemHostRegister(address, bytes, flags): Shape::Register;
+            379 cuMemHostRegister_v2(address, bytes, flags): Shape::Register;
+            302 cuMemHostUnregister(address): Shape::Free(Named::Registered);
+            272 cuArrayCreate_v2(out, descriptor): Shape::Array;
+            274 cuArray3DCreate_v2(out, descriptor): Shape::Array3D { levels: false };
+            347 cuMipmappedArrayCreate(out, descriptor, levels): Shape::Array3D { levels: true };
+            89 cuArrayDestroy(array): Shape::Free(Named::Array);
+            349 cuMipmappedArrayDestroy(array): Shape::Free(Named::Array);
+            549 cuMemCreate(out, bytes, properties, flags): Shape::Create;
+            565 cuMemRetainAllocationHandle(out, address): Shape::Retain;
+            550 cuMemRelease(handle): Shape::Release;
+            551 cuMemMap(address, bytes, offset, handle, flags): Shape::Map;
+            552 cuMemUnmap(address, bytes): Shape::Unmap;
+            607 cuMemPoolCreate(out, properties): Shape::PoolCreate;
+            606 cuDeviceGetDefaultMemPool(out, device): Shape::PoolOfDevice;
+            610 cuDeviceGetMemPool(out, device): Shape::PoolOfDevice;
+            124 cuStreamCreate(out, flags): Shape::StreamCreate;
+            367 cuStreamCreateWithPriority(out, flags, priority): Shape::StreamCreate;
+            326 cuStreamDestroy_v2(stream): Shape::StreamDestroy;
+            0 cuStreamDestroy(stream): Shape::StreamDestroy;
+            0 cuCtxDestroy(context): Shape::ContextDestroy;
+            0 cuCtxDestroy_v2(context): Shape::ContextDestroy;
+            0 cuCtxDetach(context): Shape::ContextDetach;
+            0 cuDevicePrimaryCtxRelease(device): Shape::PrimaryRelease;
+            0 cuDevicePrimaryCtxRelease_v2(device): Shape::PrimaryRelease;
+            0 cuDevicePrimaryCtxReset(device): Shape::PrimaryReset;
+            0 cuDevicePrimaryCtxReset_v2(device): Shape::PrimaryReset;
+        }
+    };
+}
+#[cfg(feature = "dispatch")]
+pub(super) use with_calls;
+
+macro_rules! table {
+    ($($number:literal $name:ident($($argument:ident),*): $shape:expr;)*) => {
+        &[$(($number, stringify!($name), $shape)),*]
+    };
+}
+
+/// CUPTI's number, name and shape of each call.
+pub(super) const CALLS: &[(u32, &str, Shape)] = with_calls!(table);
+
+/// `CUcontext` and a number that no other context of the process has: the pointer may be given out again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Context {
+    pub(crate) handle: usize,
+    pub(crate) uid: u64,
+}
+
+/// In which context a call was made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Caller {
+    /// CUPTI says it with each call.
+    #[cfg(feature = "cupti")]
+    Cupti(Context),
+    /// In the thread's current context. The driver is asked for it only where that matters: most calls name a stream.
+    #[cfg(feature = "dispatch")]
+    Dispatch,
+}
+
+/// A fact about memory, copied out of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    /// Memory of the context's device.
+    Allocated {
+        named: Named,
+        name: u64,
+        bytes: u64,
+        memory: Memory,
+    },
+    /// Stream-ordered memory: of the pool's device, else of the stream's, else of the context's.
+    Pooled {
+        address: u64,
+        bytes: u64,
+        stream: u64,
+        pool: Option<u64>,
+    },
+    /// There was not enough memory for so much: of the context's device where the sort is said, else stream-ordered.
+    Refused {
+        bytes: u64,
+        memory: Option<Memory>,
+        pool: Option<u64>,
+        stream: u64,
+    },
+    /// There was not enough memory on the device for a handle.
+    NotCreated {
+        bytes: u64,
+        device: u32,
+    },
+    /// Something that cannot be counted: an array whose format has no known size, or what was called while the handler was
+    /// at work.
+    Uncounted,
+    /// About to be given back.
+    Freeing {
+        named: Named,
+        name: u64,
+    },
+    /// The call that was about to give something back has ended. Not told of a plain free that worked.
+    Freed {
+        worked: bool,
+    },
+    /// Physical memory behind a handle; no device if it is on the host.
+    Created {
+        handle: u64,
+        bytes: u64,
+        device: Option<u32>,
+    },
+    Retained {
+        handle: u64,
+    },
+    Releasing {
+        handle: u64,
+    },
+    Mapped {
+        at: u64,
+        handle: u64,
+    },
+    /// About to be unmapped: everything in this range.
+    Unmapping {
+        at: u64,
+        bytes: u64,
+    },
+    /// A pool and its device; no device if it is on the host.
+    Pool {
+        pool: u64,
+        device: Option<u32>,
+    },
+    StreamCreated {
+        stream: u64,
+    },
+    StreamDestroyed {
+        stream: u64,
+    },
+    /// A context is destroyed, with everything in it.
+    ContextGone {
+        handle: usize,
+    },
+}
+
+/// The arguments of one call: 64-bit words, as many as its row in [`CALLS`] has.
+#[derive(Clone, Copy)]
+pub(super) struct Arguments(*const u64);
+
+impl Arguments {
+    /// # Safety
+    /// `words` points to the arguments of a call, which stay there while this is used.
+    pub(super) unsafe fn new(words: *const u64) -> Self {
+        Self(words)
+    }
+
+    /// One of the arguments.
+    ///
+    /// # Safety
+    /// The call has 64-bit arguments from the first to this one; the last may be narrower, and then the upper half of the
+    /// word means nothing.
+    #[inline]
+    unsafe fn word(self, at: usize) -> u64 {
+        // SAFETY: the pointer is to the arguments, of which this is one.
+        unsafe { self.0.add(at).read() }
+    }
+
+    /// What the call wrote to where its first argument points.
+    ///
+    /// # Safety
+    /// The call has succeeded, and its first argument is where it writes one word.
+    #[inline]
+    unsafe fn out(self) -> u64 {
+        // SAFETY: a call that succeeded has written it.
+        unsafe { (self.word(0) as *const u64).read() }
+    }
+}
+
+/// `CUDA_ARRAY_DESCRIPTOR`
+#[repr(C)]
+struct ArrayDescriptor {
+    width: usize,
+    height: usize,
+    format: u32,
+    channels: u32,
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR`
+#[repr(C)]
+struct Array3DDescriptor {
+    width: usize,
+    height: usize,
+    depth: usize,
+    format: u32,
+    channels: u32,
+    flags: u32,
+}
+
+/// The front of `CUmemAllocationProp` and of `CUmemPoolProps`.
+#[repr(C)]
+struct Located {
+    kind: u32,
+    handle_types: u32,
+    location: u32,
+    id: c_int,
+}
+
+#[cfg(target_pointer_width = "64")]
+const _: () = {
+    assert!(size_of::<ArrayDescriptor>() == 24);
+    assert!(size_of::<Array3DDescriptor>() == 40);
+    assert!(std::mem::offset_of!(Located, location) == 8);
+};
+
+/// What is called with each fact, on the thread that makes the call. It is one function for the life of the process.
+pub(super) struct Handler(OnceCell<fn(&Caller, &Call)>);
+
+impl Handler {
+    pub(super) const fn new() -> Self {
+        Self(OnceCell::new())
+    }
+
+    pub(super) fn set(&self, handler: fn(&Caller, &Call)) {
+        // The session passes the same function each time.
+        let _ = self.0.set(handler);
+    }
+
+    /// Hands a fact over. Never unwinds.
+    #[inline]
+    pub(super) fn tell(&self, caller: &Caller, call: &Call) {
+        let before = STATE.replace(State::Handler);
+        let call = if before == State::Handler { &Call::Uncounted } else { call };
+        if let Some(handler) = self.0.get() {
+            let _ = catch_unwind(AssertUnwindSafe(|| handler(caller, call)));
+        }
+        STATE.set(before);
+    }
+}
+
+/// What the calling thread is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Program,
+    /// It is in a driver function whose call is counted. What this function calls in turn is part of that call.
+    #[cfg_attr(not(feature = "dispatch"), expect(dead_code, reason = "CUPTI reports only the outer call"))]
+    Driver,
+    /// The handler is at work, and may hold a lock that it would wait for if it were called again.
+    Handler,
+}
+
+thread_local! {
+    pub(super) static STATE: Cell<State> = const { Cell::new(State::Program) };
+}
+
+/// For the handler: runs code that holds no lock of the handler's, so that calls which it makes are counted as any others.
+pub(crate) fn outside(code: impl FnOnce()) {
+    let before = STATE.replace(State::Program);
+    code();
+    STATE.set(before);
+}
+
+/// Reads a call that is about to be made: what gives memory back is told before, since another thread may be given its name as
+/// soon as the driver has it.
+///
+/// # Safety
+/// `arguments` are those of a call of this shape.
+#[inline]
+pub(super) unsafe fn at_enter(shape: Shape, arguments: Arguments, tell: impl Fn(&Call)) {
+    // SAFETY: the words are those of this shape.
+    let word = |at: usize| unsafe { arguments.word(at) };
+    match shape {
+        Shape::Free(named) => tell(&Call::Freeing { named, name: word(0) }),
+        Shape::Release => tell(&Call::Releasing { handle: word(0) }),
+        Shape::Unmap => tell(&Call::Unmapping { at: word(0), bytes: word(1) }),
+        // Told before also because the driver may report an error of earlier work, and destroys the context all the same.
+        #[expect(clippy::cast_possible_truncation, reason = "a pointer is as wide as `usize`")]
+        Shape::ContextDestroy => tell(&Call::ContextGone { handle: word(0) as usize }),
+        _ => {}
+    }
+}
+
+/// Reads a call that was made. What programs call by the million comes first. Each fact is told where it is made: one that is
+/// handed back is copied in other pieces than it was written in, and the processor waits for that (store forwarding).
+///
+/// # Safety
+/// `arguments` are those of a call of this shape, which returned `result`.
+#[inline]
+pub(super) unsafe fn at_exit(shape: Shape, result: u32, arguments: Arguments, tell: impl Fn(&Call)) {
+    match (shape, result) {
+        (Shape::Free(_), 0) => {}
+        (Shape::AllocOnStream, 0) => {
+            // SAFETY: the call succeeded, its first argument is where it writes the address, and it has three.
+            let (address, bytes, stream) = unsafe { (arguments.out(), arguments.word(1), arguments.word(2)) };
+            tell(&Call::Pooled { address, bytes, stream, pool: None });
+        }
+        // SAFETY: the arguments are those of a call of this shape, which succeeded.
+        (shape, 0) => unsafe { succeeded(shape, arguments, tell) },
+        (shape, result) => {
+            // SAFETY: the arguments are those of a call of this shape.
+            if let Some(call) = unsafe { failed(shape, result, arguments) } {
+                tell(&call);
+            }
+        }
+    }
+}
+
+/// Reads a call that has succeeded.
+///
+/// # Safety
+/// `arguments` are those of a call of this shape, which succeeded.
+#[inline(never)]
+unsafe fn succeeded(shape: Shape, arguments: Arguments, tell: impl Fn(&Call)) {
+    // SAFETY: the words are those of this shape.
+    let word = |at: usize| unsafe { arguments.word(at) };
+    // SAFETY: the call succeeded, and only of shapes that begin with `*out` this is asked.
+    let out = || unsafe { arguments.out() };
+    tell(&match shape {
+        Shape::Alloc(memory) => Call::Allocated { named: Named::Address, name: out(), bytes: word(1), memory },
+        Shape::AllocPitch => {
+            // SAFETY: as for `out`; the second argument's target is the pitch.
+            let pitch = unsafe { (word(1) as *const u64).read() };
+            let bytes = pitch.saturating_mul(word(3));
+            Call::Allocated { named: Named::Address, name: out(), bytes, memory: Memory::Device }
+        }
+        Shape::AllocFromPool => Call::Pooled { address: out(), bytes: word(1), stream: word(3), pool: Some(word(2)) },
+        Shape::Array => {
+            // SAFETY: the second argument of a call that succeeded points to a descriptor.
+            let ArrayDescriptor { width, height, format, channels } =
+                unsafe { (word(1) as *const ArrayDescriptor).read() };
+            array(out(), [width, height, 1], format, channels, 1)
+        }
+        Shape::Array3D { levels } => {
+            // SAFETY: as above.
+            let Array3DDescriptor { width, height, depth, format, channels, .. } =
+                unsafe { (word(1) as *const Array3DDescriptor).read() };
+            #[expect(clippy::cast_possible_truncation, reason = "an unsigned int lies in the word's lower half")]
+            let levels = if levels { word(2) as u32 } else { 1 };
+            array(out(), [width, height, depth], format, channels, levels)
+        }
+        Shape::Register => {
+            let (name, bytes) = (word(0), word(1));
+            Call::Allocated { named: Named::Registered, name, bytes, memory: Memory::PinnedHost }
+        }
+        Shape::Create => {
+            // SAFETY: the third argument of a call that succeeded points to the properties.
+            let device = unsafe { located(word(2)) };
+            Call::Created { handle: out(), bytes: word(1), device }
+        }
+        Shape::Retain => Call::Retained { handle: out() },
+        Shape::Map => Call::Mapped { at: word(0), handle: word(3) },
+        Shape::PoolCreate => {
+            // SAFETY: the second argument of a call that succeeded points to the properties.
+            let device = unsafe { located(word(1)) };
+            Call::Pool { pool: out(), device }
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "an int lies in the word's lower half")]
+        Shape::PoolOfDevice => Call::Pool { pool: out(), device: Some(word(1) as u32) },
+        Shape::StreamCreate => Call::StreamCreated { stream: out() },
+        Shape::StreamDestroy => Call::StreamDestroyed { stream: word(0) },
+        Shape::Release | Shape::Unmap => Call::Freed { worked: true },
+        // Whether the context is still there depends on references that are not known.
+        Shape::ContextDetach => Call::Uncounted,
+        // `at_enter` and `at_exit` tell the first three; the dispatch table's hook tells of primary contexts.
+        Shape::AllocOnStream | Shape::Free(_) | Shape::ContextDestroy | Shape::PrimaryRelease | Shape::PrimaryReset => {
+            return;
+        }
+    });
+}
+
+/// What is to be told of a call that failed.
+///
+/// # Safety
+/// `arguments` are those of a call of this shape.
+#[cold]
+unsafe fn failed(shape: Shape, result: u32, arguments: Arguments) -> Option<Call> {
+    // SAFETY: the words are those of this shape.
+    let word = |at: usize| unsafe { arguments.word(at) };
+    if let Shape::Free(_) | Shape::Release | Shape::Unmap = shape {
+        return Some(Call::Freed { worked: false });
+    }
+    if result != CUDA_ERROR_OUT_OF_MEMORY {
+        return None;
+    }
+    let of_context = |bytes, memory| Call::Refused { bytes, memory: Some(memory), pool: None, stream: 0 };
+    Some(match shape {
+        Shape::Alloc(memory) => of_context(word(1), memory),
+        Shape::AllocPitch => of_context(word(2).saturating_mul(word(3)), Memory::Device),
+        Shape::AllocOnStream => Call::Refused { bytes: word(1), memory: None, pool: None, stream: word(2) },
+        Shape::AllocFromPool => Call::Refused { bytes: word(1), memory: None, pool: Some(word(2)), stream: word(3) },
+        Shape::Create => {
+            // SAFETY: a call that ran out of memory has looked at its third argument, the properties.
+            let device = unsafe { located(word(2)) }?;
+            Call::NotCreated { bytes: word(1), device }
+        }
+        _ => return None,
+    })
+}
+
+/// The device at which properties place memory; `None` for the host.
+///
+/// # Safety
+/// `properties` is the address of a `CUmemAllocationProp` or a `CUmemPoolProps`.
+unsafe fn located(properties: u64) -> Option<u32> {
+    const CU_MEM_LOCATION_TYPE_DEVICE: u32 = 1;
+    // SAFETY: both structs begin with these four.
+    let Located { location, id, .. } = unsafe { (properties as *const Located).read() };
+    (location == CU_MEM_LOCATION_TYPE_DEVICE).then(|| u32::try_from(id).ok()).flatten()
+}
+
+/// An array's size is what its elements add up to; the driver may pad it.
+fn array(name: u64, [width, height, depth]: [usize; 3], format: u32, channels: u32, levels: u32) -> Call {
+    let element = match format {
+        // CU_AD_FORMAT_UNSIGNED_INT8, SIGNED_INT8
+        0x01 | 0x08 => 1_u64,
+        // UNSIGNED_INT16, SIGNED_INT16, HALF
+        0x02 | 0x09 | 0x10 => 2,
+        // UNSIGNED_INT32, SIGNED_INT32, FLOAT
+        0x03 | 0x0a | 0x20 => 4,
+        _ => return Call::Uncounted,
+    };
+    let level = |level: u32| {
+        let side = |side: usize| (side as u64).checked_shr(level).unwrap_or(0).max(1);
+        side(width).saturating_mul(side(height)).saturating_mul(side(depth))
+    };
+    let elements = (0..levels.min(64)).map(level).fold(0, u64::saturating_add);
+    let bytes = elements.saturating_mul(element).saturating_mul(channels.into());
+    Call::Allocated { named: Named::Array, name, bytes, memory: Memory::Device }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    #[derive(Clone, Copy)]
+    enum Side {
+        Enter,
+        Exit(u32),
+    }
+    use Side::{Enter, Exit};
+
+    /// The fact that one side of a call tells.
+    fn call(name: &str, side: Side, words: &[u64]) -> Option<Call> {
+        let (.., shape) = *CALLS.iter().find(|(_, of, _)| *of == name).expect("it is in the table");
+        let told = Cell::new(None);
+        let tell = |call: &Call| assert_eq!(told.replace(Some(*call)), None, "one fact for each side");
+        // SAFETY: the tests pass the arguments that the call has.
+        unsafe {
+            let arguments = Arguments::new(words.as_ptr());
+            match side {
+                Enter => at_enter(shape, arguments, tell),
+                Exit(result) => at_exit(shape, result, arguments, tell),
+            }
+        }
+        told.get()
+    }
+
+    fn address<T>(of: &T) -> u64 {
+        ptr::from_ref(of) as u64
+    }
+
+    #[test]
+    fn an_allocation_is_read_when_it_has_succeeded() {
+        let out = 0x7000_u64;
+        let params = [address(&out), 512];
+        assert_eq!(call("cuMemAlloc_v2", Enter, &params), None, "nothing is read before the call");
+        assert_eq!(call("cuMemAlloc_v2", Exit(1), &params), None, "nothing is read of a call that failed");
+        let expected = Call::Allocated { named: Named::Address, name: out, bytes: 512, memory: Memory::Device };
+        assert_eq!(call("cuMemAlloc_v2", Exit(0), &params), Some(expected));
+        // A call that failed may leave its out-parameter pointing nowhere.
+        assert_eq!(call("cuMemAlloc_v2", Exit(1), &[8, 512]), None);
+    }
+
+    #[test]
+    fn what_was_refused_is_read_without_out_parameters() {
+        let of_context = |bytes, memory| Call::Refused { bytes, memory: Some(memory), pool: None, stream: 0 };
+        assert_eq!(call("cuMemAlloc_v2", Exit(2), &[8, 512]), Some(of_context(512, Memory::Device)));
+        assert_eq!(call("cuMemAllocManaged", Exit(2), &[8, 512]), Some(of_context(512, Memory::Managed)));
+        assert_eq!(call("cuMemAllocPitch_v2", Exit(2), &[8, 8, 1000, 10, 4]), Some(of_context(10_000, Memory::Device)));
+        let pooled = |pool, stream| Call::Refused { bytes: 64, memory: None, pool, stream };
+        assert_eq!(call("cuMemAllocAsync", Exit(2), &[8, 64, 9]), Some(pooled(None, 9)));
+        assert_eq!(call("cuMemAllocFromPoolAsync", Exit(2), &[8, 64, 5, 9]), Some(pooled(Some(5), 9)));
+        let on_device = Located { kind: 1, handle_types: 0, location: 1, id: 3 };
+        let created = Call::NotCreated { bytes: 64, device: 3 };
+        assert_eq!(call("cuMemCreate", Exit(2), &[8, 64, address(&on_device), 0]), Some(created));
+        assert_eq!(call("cuMemFree_v2", Exit(2), &[7]), Some(Call::Freed { worked: false }), "a free asks for nothing");
+    }
+
+    #[test]
+    fn a_free_is_read_before_the_call_and_its_result_after() {
+        for name in ["cuMemFree_v2", "cuMemFreeAsync", "cuMemFreeAsync_ptsz", "cuMemFreeHost"] {
+            let freeing = Call::Freeing { named: Named::Address, name: 7 };
+            assert_eq!(call(name, Enter, &[7, 0]), Some(freeing));
+            assert_eq!(call(name, Exit(0), &[7, 0]), None, "it was told before");
+            assert_eq!(call(name, Exit(1), &[7, 0]), Some(Call::Freed { worked: false }));
+        }
+        assert_eq!(call("cuMemHostUnregister", Enter, &[7]), Some(Call::Freeing { named: Named::Registered, name: 7 }));
+        assert_eq!(call("cuMemRelease", Enter, &[7]), Some(Call::Releasing { handle: 7 }));
+        assert_eq!(call("cuMemUnmap", Enter, &[7, 8]), Some(Call::Unmapping { at: 7, bytes: 8 }));
+    }
+
+    #[test]
+    fn arguments_are_read_from_their_places() {
+        let (out, pitch) = (0x7000_u64, 1024_u64);
+        let pitched = Call::Allocated { named: Named::Address, name: out, bytes: 10_240, memory: Memory::Device };
+        assert_eq!(call("cuMemAllocPitch_v2", Exit(0), &[address(&out), address(&pitch), 1000, 10, 4]), Some(pitched));
+        let pooled = Call::Pooled { address: out, bytes: 64, stream: 9, pool: None };
+        assert_eq!(call("cuMemAllocAsync", Exit(0), &[address(&out), 64, 9]), Some(pooled));
+        let pooled = Call::Pooled { address: out, bytes: 64, stream: 9, pool: Some(5) };
+        assert_eq!(call("cuMemAllocFromPoolAsync", Exit(0), &[address(&out), 64, 5, 9]), Some(pooled));
+        assert_eq!(call("cuMemMap", Exit(0), &[1, 2, 3, 4, 5]), Some(Call::Mapped { at: 1, handle: 4 }));
+        assert_eq!(
+            call("cuDeviceGetDefaultMemPool", Exit(0), &[address(&out), 0xffff_ffff_0000_0001]),
+            Some(Call::Pool { pool: out, device: Some(1) })
+        );
+        let on_device = Located { kind: 1, handle_types: 0, location: 1, id: 3 };
+        let created = Call::Created { handle: out, bytes: 64, device: Some(3) };
+        assert_eq!(call("cuMemCreate", Exit(0), &[address(&out), 64, address(&on_device), 0]), Some(created));
+        let on_host = Located { kind: 1, handle_types: 0, location: 2, id: 0 };
+        assert_eq!(
+            call("cuMemPoolCreate", Exit(0), &[address(&out), address(&on_host)]),
+            Some(Call::Pool { pool: out, device: None })
+        );
+    }
+
+    #[test]
+    fn arrays_are_as_large_as_their_elements() {
+        let out = 0x7000_u64;
+        let flat = ArrayDescriptor { width: 10, height: 0, format: 0x20, channels: 2 };
+        let expected = |bytes| Call::Allocated { named: Named::Array, name: out, bytes, memory: Memory::Device };
+        assert_eq!(call("cuArrayCreate_v2", Exit(0), &[address(&out), address(&flat)]), Some(expected(80)));
+        let cube = Array3DDescriptor { width: 8, height: 4, depth: 2, format: 0x01, channels: 4, flags: 0 };
+        assert_eq!(call("cuArray3DCreate_v2", Exit(0), &[address(&out), address(&cube)]), Some(expected(256)));
+        // 8·4·2 + 4·2·1 + 2·1·1 + 1 = 75 elements
+        assert_eq!(call("cuMipmappedArrayCreate", Exit(0), &[address(&out), address(&cube), 4]), Some(expected(300)));
+        let strange = ArrayDescriptor { width: 10, height: 1, format: 0xb0, channels: 1 };
+        assert_eq!(call("cuArrayCreate_v2", Exit(0), &[address(&out), address(&strange)]), Some(Call::Uncounted));
+    }
+
+    #[test]
+    fn the_end_of_a_context_is_told_before_the_call() {
+        for name in ["cuCtxDestroy", "cuCtxDestroy_v2"] {
+            assert_eq!(call(name, Enter, &[7]), Some(Call::ContextGone { handle: 7 }));
+            assert_eq!([call(name, Exit(0), &[7]), call(name, Exit(700), &[7])], [None, None]);
+        }
+        assert_eq!(call("cuCtxDetach", Exit(0), &[7]), Some(Call::Uncounted), "references are not known");
+    }
+
+    #[test]
+    fn what_the_handler_calls_is_uncounted_unless_it_is_outside() {
+        thread_local! {
+            static TOLD: std::cell::RefCell<Vec<Call>> = const { std::cell::RefCell::new(Vec::new()) };
+        }
+        static HANDLER: Handler = Handler::new();
+
+        fn free(name: u64) {
+            #[cfg(feature = "cupti")]
+            let caller = Caller::Cupti(Context::default());
+            #[cfg(not(feature = "cupti"))]
+            let caller = Caller::Dispatch;
+            HANDLER.tell(&caller, &Call::Freeing { named: Named::Address, name });
+        }
+
+        fn handler(_: &Caller, call: &Call) {
+            TOLD.with_borrow_mut(|told| told.push(*call));
+            if let Call::Freeing { name: 1, .. } = call {
+                free(2);
+                outside(|| free(3));
+                free(4);
+            }
+        }
+
+        HANDLER.set(handler);
+        free(1);
+        free(5);
+        let freeing = |name| Call::Freeing { named: Named::Address, name };
+        let expected = [freeing(1), Call::Uncounted, freeing(3), Call::Uncounted, freeing(5)];
+        assert_eq!(TOLD.take(), expected);
+    }
+
+    #[test]
+    fn no_call_is_listed_twice() {
+        for (at, (number, name, _)) in CALLS.iter().enumerate() {
+            let others = || CALLS[at + 1..].iter();
+            assert!(others().all(|(_, other, _)| other != name), "{name}");
+            assert!(*number == 0 || others().all(|(other, ..)| other != number), "{number}");
+        }
+    }
+}

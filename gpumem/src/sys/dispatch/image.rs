@@ -1,0 +1,161 @@
+//! A library as the loader has mapped it: what is code, what is writable, and what is made read-only after relocation.
+
+use std::{ffi::c_int, mem::MaybeUninit, ops::Range, slice};
+
+/// A mapped library.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Image {
+    /// Executable segments.
+    code: Vec<Range<usize>>,
+    /// Readable segments, the others among them.
+    readable: Vec<Range<usize>>,
+    /// Writable segments.
+    writable: Vec<Range<usize>>,
+    /// `PT_GNU_RELRO`: read-only since the library was relocated.
+    relro: Vec<Range<usize>>,
+}
+
+impl Image {
+    /// The library that an address is in.
+    pub(super) fn around(address: usize) -> Option<Self> {
+        struct Search {
+            address: usize,
+            found: Option<Image>,
+        }
+
+        unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: libc::size_t, search: *mut libc::c_void) -> c_int {
+            // SAFETY: the loader passes a library's entry that is valid during this call, and the pointer that was given to
+            // `dl_iterate_phdr`, which is to the one `Search` and used by nobody else meanwhile.
+            let (info, search) = unsafe { (&*info, &mut *search.cast::<Search>()) };
+            if info.dlpi_phdr.is_null() {
+                return 0;
+            }
+            // SAFETY: these are the library's program headers, as many as the loader says.
+            let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+            #[expect(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` where this is built")]
+            let image = Image::of(info.dlpi_addr as usize, headers);
+            if !image.is_readable(search.address, 1) {
+                return 0;
+            }
+            search.found = Some(image);
+            1
+        }
+
+        let mut search = Search { address, found: None };
+        // SAFETY: `visit` is called during this call alone, with the live `search`, and does not unwind: it allocates, which
+        // aborts where it fails, and indexes nothing.
+        unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+        search.found
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` where this is built")]
+    fn of(base: usize, headers: &[libc::Elf64_Phdr]) -> Self {
+        let mut image = Self::default();
+        for header in headers {
+            let start = base.wrapping_add(header.p_vaddr as usize);
+            let range = start..start.saturating_add(header.p_memsz as usize);
+            match header.p_type {
+                libc::PT_GNU_RELRO => image.relro.push(range),
+                libc::PT_LOAD => {
+                    for (flag, segments) in [
+                        (libc::PF_R, &mut image.readable),
+                        (libc::PF_X, &mut image.code),
+                        (libc::PF_W, &mut image.writable),
+                    ] {
+                        if header.p_flags & flag != 0 {
+                            segments.push(range.clone());
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        image
+    }
+
+    pub(super) fn is_code(&self, address: usize) -> bool {
+        has(&self.code, address, 1)
+    }
+
+    pub(super) fn is_readable(&self, address: usize, bytes: usize) -> bool {
+        has(&self.readable, address, bytes)
+    }
+
+    /// It may be written to, also after relocation.
+    pub(super) fn is_writable(&self, address: usize, bytes: usize) -> bool {
+        let end = address.saturating_add(bytes);
+        has(&self.writable, address, bytes) && self.relro.iter().all(|relro| end <= relro.start || address >= relro.end)
+    }
+
+    /// The bytes at an address; `None` unless all of them are in the library's code.
+    pub(super) fn code_at<const N: usize>(&self, address: usize) -> Option<[u8; N]> {
+        if !has(&self.code, address, N) {
+            return None;
+        }
+        let mut bytes = MaybeUninit::<[u8; N]>::uninit();
+        // SAFETY: the range is in a segment of a library that stays loaded: whoever asks holds a handle to it. Code is not
+        // written to while it runs, but by tools that patch it: any byte that is read is a byte.
+        Some(unsafe {
+            std::ptr::copy_nonoverlapping(address as *const u8, bytes.as_mut_ptr().cast(), N);
+            bytes.assume_init()
+        })
+    }
+}
+
+fn has(ranges: &[Range<usize>], address: usize, bytes: usize) -> bool {
+    let Some(last) = address.checked_add(bytes) else { return false };
+    ranges.iter().any(|range| range.start <= address && last <= range.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(kind: u32, flags: u32, address: u64, bytes: u64) -> libc::Elf64_Phdr {
+        libc::Elf64_Phdr {
+            p_type: kind,
+            p_flags: flags,
+            p_offset: 0,
+            p_vaddr: address,
+            p_paddr: 0,
+            p_filesz: 0,
+            p_memsz: bytes,
+            p_align: 0,
+        }
+    }
+
+    #[test]
+    fn segments_are_told_apart() {
+        let image = Image::of(
+            0x10_0000,
+            &[
+                header(libc::PT_LOAD, libc::PF_R, 0, 0x1000),
+                header(libc::PT_LOAD, libc::PF_R | libc::PF_X, 0x1000, 0x1000),
+                header(libc::PT_LOAD, libc::PF_R | libc::PF_W, 0x3000, 0x2000),
+                header(libc::PT_GNU_RELRO, libc::PF_R, 0x3000, 0x1000),
+                header(libc::PT_DYNAMIC, libc::PF_R | libc::PF_W, 0x8000, 0x1000),
+            ],
+        );
+        assert!(image.is_code(0x10_1000) && image.is_code(0x10_1fff) && !image.is_code(0x10_2000));
+        assert!(!image.is_code(0x10_0fff) && image.is_readable(0x10_0fff, 1) && !image.is_readable(0x10_0fff, 2));
+        for (address, is_writable) in [(0x10_3000, false), (0x10_3ffc, false), (0x10_4000, true), (0x10_4ff8, true)] {
+            assert_eq!(image.is_writable(address, 8), is_writable, "{address:#x}");
+        }
+        assert!(!image.is_writable(0x10_4ffc, 8), "behind the end");
+        assert!(!image.is_writable(0x10_1000, 8) && !image.is_writable(0x10_8000, 8));
+        assert!(!image.is_readable(usize::MAX, 8));
+    }
+
+    #[test]
+    fn this_test_is_in_a_library() {
+        static DATA: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+        let here = this_test_is_in_a_library as *const () as usize;
+        let image = Image::around(here).expect("the loader knows the program");
+        assert!(image.is_code(here) && image.code_at::<16>(here).is_some());
+        let data = (&raw const DATA) as usize;
+        assert!(image.is_writable(data, 8) && !image.is_code(data) && image.code_at::<1>(data).is_none());
+        let local = 0_u8;
+        assert!(Image::around(&raw const local as usize).is_none(), "a stack is in no library");
+        assert!(Image::around(0).is_none());
+    }
+}

@@ -1,0 +1,249 @@
+//! The exported functions of `libcuda` as bytes: stubs that call the driver's implementation through a pointer.
+//!
+//! NVIDIA documents neither the stubs nor the pointers, so a stub is accepted only if every instruction of it is one of
+//! those that were seen in the drivers 470 to 580 (x86-64) and 535 to 550 (arm64), in their order, with their registers.
+
+/// Enough bytes of a stub to read all of it.
+pub(super) const LENGTH: usize = 64;
+
+/// The addresses that a stub names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stub {
+    /// The pointer to the implementation.
+    pub(super) slot: usize,
+    /// A word that the stub compares with [`DEINITIALIZED`]. All stubs of a driver share it.
+    pub(super) flag: usize,
+    /// Where the stub continues if the driver is deinitialized: it returns 4 there.
+    pub(super) refusal: usize,
+}
+
+/// The value of the flag after the driver was shut down.
+const DEINITIALIZED: u32 = 0x321c_ba00;
+
+/// `CUDA_ERROR_DEINITIALIZED`
+const RETURNED: u8 = 4;
+
+/// Reads the stub at `address`, of which `code` is the beginning. `None` if it is no stub that is known.
+pub(super) fn decode(code: &[u8; LENGTH], address: usize) -> Option<Stub> {
+    if cfg!(target_arch = "x86_64") {
+        x86_64(code, address)
+    } else if cfg!(target_arch = "aarch64") {
+        aarch64(code, address)
+    } else {
+        None
+    }
+}
+
+/// Whether `code` begins with how a stub returns [`RETURNED`].
+pub(super) fn is_refusal(code: &[u8; LENGTH]) -> bool {
+    let first: &[&[u8]] = if cfg!(target_arch = "x86_64") {
+        // mov eax, 4; with a frame: mov r12d, 4
+        &[&[0xb8, RETURNED, 0, 0, 0], &[0x41, 0xbc, RETURNED, 0, 0, 0]]
+    } else {
+        // mov w0, 4
+        &[&[RETURNED << 5, 0x00, 0x80, 0x52]]
+    };
+    first.iter().any(|first| code.starts_with(first))
+}
+
+/// ```text
+///   [push rbp; mov rbp, rsp; push r12; sub rsp, 8]    580: the stub logs errors after the call
+///   cmp dword [rip + flag], 0x321cba00
+///   je refusal
+///   jmp qword [rip + slot]                            580: call
+/// ```
+fn x86_64(code: &[u8; LENGTH], address: usize) -> Option<Stub> {
+    const FRAME: [u8; 10] = [0x55, 0x48, 0x89, 0xe5, 0x41, 0x54, 0x48, 0x83, 0xec, 0x08];
+
+    let has_frame = code.starts_with(&FRAME);
+    let mut reader = Reader { code, at: if has_frame { FRAME.len() } else { 0 }, address };
+    reader.expect(&[0x81, 0x3d])?;
+    let flag = reader.displacement()?;
+    reader.expect(&DEINITIALIZED.to_le_bytes())?;
+    // The displacement is counted from the end of the instruction, behind the constant.
+    let flag = flag.checked_add_signed(4)?;
+    let refusal = if reader.expect(&[0x74]).is_some() {
+        reader.short_displacement()?
+    } else {
+        reader.expect(&[0x0f, 0x84])?;
+        reader.displacement()?
+    };
+    reader.expect(&[0xff, if has_frame { 0x15 } else { 0x25 }])?;
+    let slot = reader.displacement()?;
+    Some(Stub { slot, flag, refusal })
+}
+
+/// Bytes that are read one after the other.
+struct Reader<'a> {
+    code: &'a [u8; LENGTH],
+    at: usize,
+    address: usize,
+}
+
+impl Reader<'_> {
+    fn expect(&mut self, bytes: &[u8]) -> Option<()> {
+        self.code[self.at..].starts_with(bytes).then(|| self.at += bytes.len())
+    }
+
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let bytes = self.code.get(self.at..self.at + N)?.try_into().ok()?;
+        self.at += N;
+        Some(bytes)
+    }
+
+    /// An address that is given as 32 bits, counted from the byte behind them.
+    fn displacement(&mut self) -> Option<usize> {
+        let by = i32::from_le_bytes(self.take()?);
+        (self.address + self.at).checked_add_signed(by as isize)
+    }
+
+    /// As [`displacement`](Self::displacement), in 8 bits.
+    fn short_displacement(&mut self) -> Option<usize> {
+        let [by] = self.take()?;
+        (self.address + self.at).checked_add_signed(isize::from(by.cast_signed()))
+    }
+}
+
+/// ```text
+///   adrp a, flag; mov b, 0xba00; movk b, 0x321c, lsl 16; ldr c, [a, flag]     in any order that makes sense
+///   cmp c, b
+///   b.eq refusal
+///   adrp d, slot; ldr d, [d, slot]; mov x16, d; br x16
+/// ```
+fn aarch64(code: &[u8; LENGTH], address: usize) -> Option<Stub> {
+    let words: Vec<u32> =
+        code.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect();
+    let pc = |at: usize| address + 4 * at;
+    // What each register holds, as far as the first instructions say.
+    let mut registers = [Held::Unknown; 32];
+    for (at, word) in words.iter().enumerate().take(4) {
+        let instruction = Instruction::of(*word)?;
+        match instruction {
+            Instruction::Adrp { to, pages } => registers[to] = Held::Page(page(pc(at), pages)?),
+            Instruction::Movz { to, value } => registers[to] = Held::Constant(value),
+            Instruction::Movk { to, upper } => {
+                let Held::Constant(lower @ ..=0xffff) = registers[to] else { return None };
+                registers[to] = Held::Constant(upper << 16 | lower);
+            }
+            Instruction::LoadWord { to, base, offset } => {
+                let Held::Page(page) = registers[base] else { return None };
+                registers[to] = Held::Loaded(page + offset);
+            }
+            _ => return None,
+        }
+    }
+    let [compare, branch, adrp, load, rest @ ..] = &words[4..] else { return None };
+    let Instruction::Compare { left, right } = Instruction::of(*compare)? else { return None };
+    let held = (registers[left], registers[right]);
+    let ((Held::Loaded(flag), Held::Constant(DEINITIALIZED)) | (Held::Constant(DEINITIALIZED), Held::Loaded(flag))) =
+        held
+    else {
+        return None;
+    };
+    let Instruction::BranchEqual { by } = Instruction::of(*branch)? else { return None };
+    let refusal = pc(5).checked_add_signed(by)?;
+    let Instruction::Adrp { to: base, pages } = Instruction::of(*adrp)? else { return None };
+    let Instruction::Load { to, base: loaded_from, offset } = Instruction::of(*load)? else { return None };
+    if loaded_from != base {
+        return None;
+    }
+    let slot = page(pc(6), pages)? + offset;
+    // The pointer may be loaded into x16 itself.
+    let jump = if to == 16 {
+        rest.first()?
+    } else {
+        let [copy, jump, ..] = rest else { return None };
+        if Instruction::of(*copy)? != (Instruction::Copy { to: 16, from: to }) {
+            return None;
+        }
+        jump
+    };
+    (Instruction::of(*jump)? == Instruction::Jump { to: 16 }).then_some(Stub { slot, flag, refusal })
+}
+
+fn page(pc: usize, pages: isize) -> Option<usize> {
+    (pc & !0xfff).checked_add_signed(pages.checked_mul(0x1000)?)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Held {
+    Unknown,
+    Page(usize),
+    Constant(u32),
+    /// The word at this address.
+    Loaded(usize),
+}
+
+/// The instructions of arm64 that occur in stubs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Instruction {
+    Adrp {
+        to: usize,
+        pages: isize,
+    },
+    /// `mov w, #value`
+    Movz {
+        to: usize,
+        value: u32,
+    },
+    /// `movk w, #upper, lsl #16`
+    Movk {
+        to: usize,
+        upper: u32,
+    },
+    /// `ldr w, [x, #offset]`
+    LoadWord {
+        to: usize,
+        base: usize,
+        offset: usize,
+    },
+    /// `ldr x, [x, #offset]`
+    Load {
+        to: usize,
+        base: usize,
+        offset: usize,
+    },
+    /// `cmp w, w`
+    Compare {
+        left: usize,
+        right: usize,
+    },
+    BranchEqual {
+        by: isize,
+    },
+    /// `mov x, x`
+    Copy {
+        to: usize,
+        from: usize,
+    },
+    Jump {
+        to: usize,
+    },
+}
+
+impl Instruction {
+    /// From the encodings of the Arm Architecture Reference Manual, section C4.1.
+    fn of(word: u32) -> Option<Self> {
+        let bits = |low: u32, count: u32| word >> low & ((1 << count) - 1);
+        let register = |low: u32| bits(low, 5) as usize;
+        let signed = |value: u32, width: u32| (value.cast_signed() << (32 - width) >> (32 - width)) as isize;
+        Some(match word {
+            _ if word & 0x9f00_0000 == 0x9000_0000 => {
+                Self::Adrp { to: register(0), pages: signed(bits(5, 19) << 2 | bits(29, 2), 21) }
+            }
+            _ if word & 0xffe0_0000 == 0x5280_0000 => Self::Movz { to: register(0), value: bits(5, 16) },
+            _ if word & 0xffe0_0000 == 0x72a0_0000 => Self::Movk { to: register(0), upper: bits(5, 16) },
+            _ if word & 0xffc0_0000 == 0xb940_0000 => {
+                Self::LoadWord { to: register(0), base: register(5), offset: bits(10, 12) as usize * 4 }
+            }
+            _ if word & 0xffc0_0000 == 0xf940_0000 => {
+                Self::Load { to: register(0), base: register(5), offset: bits(10, 12) as usize * 8 }
+            }
+            _ if word & 0xffe0_fc1f == 0x6b00_001f => Self::Compare { left: register(5), right: register(16) },
+            _ if word & 0xff00_001f == 0x5400_0000 => Self::BranchEqual { by: signed(bits(5, 19), 19) * 4 },
+            _ if word & 0xffe0_ffe0 == 0xaa00_03e0 => Self::Copy { to: register(0), from: register(16) },
+            _ if word & 0xffff_fc1f == 0xd61f_0000 => Self::Jump { to: register(5) },
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,310 @@
+//! Finds the slots, puts hooks into them, and takes them out again.
+
+use std::{
+    collections::HashSet,
+    ffi::{CString, c_void},
+    mem,
+    path::PathBuf,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst},
+    },
+};
+
+use libloading::Library;
+use once_cell::sync::OnceCell;
+
+use super::{image::Image, stub};
+use crate::{
+    error::{Error, Kind},
+    sys::{
+        calls::{
+            Arguments, CALLS, Call, Caller, Handler, Memory, Named, STATE, Shape, State, at_enter, at_exit, with_calls,
+        },
+        cuda, dl, loader, process,
+    },
+};
+
+/// Tried in this order: a program has loaded the first, whatever else is installed beside it.
+const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
+
+static HANDLER: Handler = Handler::new();
+
+/// Hooks tell what they see. They are also called while this is false: by threads that were on their way into one, and by
+/// another tool that put its own hook on top of ours and goes on calling it.
+static ACTIVE: AtomicBool = AtomicBool::new(false);
+
+/// The driver's own implementations, by row of [`CALLS`]; set before the slot is replaced.
+static DRIVERS: [AtomicUsize; CALLS.len()] = [const { AtomicUsize::new(0) }; CALLS.len()];
+
+/// Guards the slots against two threads of ours.
+static LIVE: Mutex<bool> = Mutex::new(false);
+
+/// The slots of the functions that this driver has.
+struct Table {
+    path: String,
+    slots: Vec<Slot>,
+}
+
+struct Slot {
+    row: usize,
+    /// Where the pointer is. It lives as long as the driver, which is never unloaded.
+    pointer: &'static AtomicUsize,
+    /// The driver's own implementation, and the hook that takes its place.
+    driver: usize,
+    hook: usize,
+}
+
+impl Slot {
+    fn replace(&self, old: usize, new: usize) -> bool {
+        self.pointer.compare_exchange(old, new, SeqCst, Relaxed).is_ok()
+    }
+}
+
+/// Whether the dispatch table of this process's driver can be used.
+pub(crate) fn is_there() -> Result<(), Error> {
+    table().map(|_| ())
+}
+
+/// Has `handler` called with each fact from now on, on the thread that makes the call. What it allocates or frees itself is
+/// [`Call::Uncounted`], but for what is done [`outside`](crate::sys::calls::outside). Subscribing twice is subscribing once.
+///
+/// The driver is loaded, but not initialised: this may be called while it initialises itself.
+pub(crate) fn subscribe(handler: fn(&Caller, &Call)) -> Result<(), Error> {
+    let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
+    if *live {
+        return Ok(());
+    }
+    let table = table()?;
+    cuda::load()?;
+    loader::pin().map_err(refused)?;
+    process::notice_forks();
+    HANDLER.set(handler);
+    for slot in &table.slots {
+        DRIVERS[slot.row].store(slot.driver, Relaxed);
+    }
+    ACTIVE.store(true, SeqCst);
+    if let Some(taken) = table.slots.iter().position(|slot| !slot.replace(slot.driver, slot.hook)) {
+        take_out(&table.slots[..taken]);
+        let name = CALLS[table.slots[taken].row].1;
+        return Err(refused(format!("another tool has replaced the pointer of {name}")));
+    }
+    *live = true;
+    Ok(())
+}
+
+/// Takes the hooks out, where they are still in their slots.
+pub(crate) fn unsubscribe() {
+    let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let (true, Ok(table)) = (mem::take(&mut *live), table()) {
+        take_out(&table.slots);
+    }
+}
+
+fn take_out(slots: &[Slot]) {
+    for slot in slots {
+        slot.replace(slot.hook, slot.driver);
+    }
+    ACTIVE.store(false, SeqCst);
+}
+
+/// The library whose table is in use; `None` if it is not in use.
+pub(crate) fn subscribed() -> Option<&'static str> {
+    let live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
+    live.then(|| table().ok()).flatten().map(|table| table.path.as_str())
+}
+
+/// How many slots do not hold our hooks any more: another tool replaced them or wrote back what it found before us, and
+/// calls may be missed.
+pub(crate) fn displaced() -> usize {
+    if !ACTIVE.load(Relaxed) {
+        return 0;
+    }
+    let Ok(table) = table() else { return 0 };
+    table.slots.iter().filter(|slot| slot.pointer.load(Relaxed) != slot.hook).count()
+}
+
+fn refused(detail: impl Into<String>) -> Error {
+    Kind::NoDispatch { detail: detail.into() }.into()
+}
+
+/// The slots, found and checked once.
+fn table() -> Result<&'static Table, Error> {
+    static TABLE: OnceCell<Result<Table, Error>> = OnceCell::new();
+    TABLE.get_or_init(Table::find).as_ref().map_err(Clone::clone)
+}
+
+impl Table {
+    fn find() -> Result<Self, Error> {
+        let (library, _) = dl::open(cuda::LIBRARY, NAMES.iter().map(PathBuf::from))?;
+        let mut slots = Vec::new();
+        let mut driver: Option<(Image, PathBuf, usize)> = None;
+        for ((row, (_, name, _)), hook) in CALLS.iter().enumerate().zip(HOOKS) {
+            // What a driver does not have nobody calls.
+            let Some(address) = symbol(&library, name) else { continue };
+            let (image, _, flag) = match &driver {
+                Some(driver) => driver,
+                None => driver.insert(around(address, name)?),
+            };
+            let found = check(image, name, address)?;
+            if *flag != found.flag {
+                return Err(refused(format!("the stub of {name} checks another flag than the others")));
+            }
+            // SAFETY: the slot is aligned and in the writable data of the driver, which is never unloaded since `library` is
+            // forgotten below, or was found unsuitable and is left alone. The driver itself reads it as one pointer.
+            let pointer = unsafe { AtomicUsize::from_ptr(found.slot as *mut usize) };
+            let implementation = pointer.load(SeqCst);
+            if !image.is_code(implementation) {
+                let by = loader::file_of(implementation).map(|file| format!(", into {}", file.display()));
+                let by = by.unwrap_or_default();
+                return Err(refused(format!(
+                    "the pointer of {name} leads out of the driver{by}: another tool uses it"
+                )));
+            }
+            slots.push(Slot { row, pointer, driver: implementation, hook: *hook as usize });
+        }
+        let distinct: HashSet<usize> = slots.iter().map(|slot| slot.pointer.as_ptr() as usize).collect();
+        if distinct.len() != slots.len() {
+            return Err(refused("two functions share a pointer"));
+        }
+        let Some((_, path, _)) = driver else { return Err(refused("the driver has none of the functions")) };
+        // The slots stay valid: the library is never unloaded.
+        mem::forget(library);
+        Ok(Self { path: path.display().to_string(), slots })
+    }
+}
+
+fn symbol(library: &Library, name: &str) -> Option<usize> {
+    let name = CString::new(name).ok()?;
+    // SAFETY: the symbol is only looked up, as an address that is not called; the library stays loaded.
+    unsafe { library.get::<*const c_void>(name.as_bytes_with_nul()).ok()?.try_as_raw_ptr() }.map(|at| at as usize)
+}
+
+/// The library that the first function is in, its path, and the flag that all functions have to check.
+fn around(address: usize, name: &str) -> Result<(Image, PathBuf, usize), Error> {
+    let image = Image::around(address).ok_or_else(|| refused(format!("{name} is in no library")))?;
+    let path = loader::file_of(address).ok_or_else(|| refused(format!("{name} is in no library")))?;
+    let flag = check(&image, name, address)?.flag;
+    Ok((image, path, flag))
+}
+
+/// Reads the stub of a function, and looks at every address that it names.
+fn check(image: &Image, name: &str, address: usize) -> Result<stub::Stub, Error> {
+    let code = image.code_at(address).ok_or_else(|| refused(format!("{name} is not in the driver's code")))?;
+    let found = stub::decode(&code, address).ok_or_else(|| {
+        refused(format!(
+            "{name} does not begin as in the drivers that are known (470 to 580): the driver is another one, or a tool \
+             such as UCX patched the function"
+        ))
+    })?;
+    if !found.slot.is_multiple_of(size_of::<usize>()) || !image.is_writable(found.slot, size_of::<usize>()) {
+        return Err(refused(format!("the pointer of {name} is not in the driver's writable data")));
+    }
+    if !image.is_readable(found.flag, size_of::<u32>())
+        || !image.code_at(found.refusal).is_some_and(|code| stub::is_refusal(&code))
+    {
+        return Err(refused(format!("the stub of {name} does not check whether the driver was shut down")));
+    }
+    Ok(found)
+}
+
+macro_rules! hooks {
+    ($($number:literal $name:ident($($argument:ident),*): $shape:expr;)*) => {
+        /// The rows of [`CALLS`] by name.
+        #[allow(non_camel_case_types)]
+        #[derive(Clone, Copy)]
+        enum Row { $($name),* }
+
+        /// What takes the place of each implementation. Integers and pointers travel in registers, one each, whatever their
+        /// width, so that each is received and passed on as a whole word.
+        #[allow(non_snake_case)]
+        mod hook {
+            use super::*;
+
+            $(
+                pub(super) unsafe extern "C" fn $name($($argument: u64),*) -> u32 {
+                    type Implementation = unsafe extern "C" fn($(hooks!(@word $argument)),*) -> u32;
+                    let row = Row::$name as usize;
+                    let words = [$($argument),*];
+                    // SAFETY: the words are the arguments of this call, which has this shape.
+                    unsafe {
+                        intercept(row, $shape, &words, |driver| {
+                            // SAFETY: it is the address of the driver's implementation, which has these arguments and
+                            // returns a `CUresult`.
+                            let driver = mem::transmute::<usize, Implementation>(driver);
+                            driver($($argument),*)
+                        })
+                    }
+                }
+            )*
+        }
+
+        const HOOKS: &[*const c_void] = &[$(hook::$name as *const c_void),*];
+    };
+    (@word $argument:ident) => { u64 };
+}
+with_calls!(hooks);
+
+/// Makes a call of the driver, and tells of it.
+///
+/// # Safety
+/// `words` are the arguments of a call of this shape, and `call` makes that call by the implementation at the address that it
+/// is given.
+#[allow(clippy::inline_always, reason = "the shape is a constant in each hook, and most of this is not there then")]
+#[inline(always)]
+unsafe fn intercept<const N: usize>(
+    row: usize,
+    shape: Shape,
+    words: &[u64; N],
+    call: impl FnOnce(usize) -> u32,
+) -> u32 {
+    let driver = DRIVERS[row].load(Relaxed);
+    // What an implementation calls in turn is a part of the call that is counted already. In the child of a fork, locks that
+    // the handler takes may be held for ever.
+    if STATE.get() == State::Driver || !ACTIVE.load(Relaxed) || process::is_forked() {
+        return call(driver);
+    }
+    let tell = |fact: &Call| HANDLER.tell(&Caller::Dispatch, fact);
+    // SAFETY: the words stay where they are until this returns.
+    let arguments = unsafe { Arguments::new(words.as_ptr()) };
+    if let Shape::PrimaryRelease | Shape::PrimaryReset = shape {
+        return primary(shape, words[0], || call(driver), tell);
+    }
+    // SAFETY: the arguments are those of a call of this shape.
+    unsafe { at_enter(shape, arguments, tell) };
+    let result = in_driver(|| call(driver));
+    // SAFETY: as above; the call has returned.
+    unsafe { at_exit(shape, result, arguments, tell) };
+    result
+}
+
+/// Runs code that calls the driver, without counting the calls.
+#[inline]
+fn in_driver<T>(code: impl FnOnce() -> T) -> T {
+    let before = STATE.replace(State::Driver);
+    let done = code();
+    STATE.set(before);
+    done
+}
+
+/// Gives a reference to a primary context back, or resets it. Which context that is, and whether that was the last reference,
+/// the driver has to be asked.
+#[cold]
+fn primary(shape: Shape, device: u64, call: impl FnOnce() -> u32, tell: impl Fn(&Call)) -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "an int lies in the word's lower half")]
+    let device = device as i32;
+    let context = in_driver(|| cuda::primary_context(device));
+    let gone = || {
+        if let Some(handle) = context {
+            tell(&Call::ContextGone { handle });
+        }
+    };
+    if shape == Shape::PrimaryReset {
+        gone();
+    }
+    let result = in_driver(call);
+    if shape == Shape::PrimaryRelease && !in_driver(|| cuda::has_primary_context(device)) {
+        gone();
+    }
+    result
+}
