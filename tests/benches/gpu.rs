@@ -1,39 +1,61 @@
-//! What hearing every allocation costs the calls that are heard, on a real GPU: bare and traced interleaved in one run,
-//! beside a callback that does nothing and one with the obvious map in it. Prints one table, for `docs/VERIFIED.md`.
+//! What hearing every allocation costs the calls that are heard, on a real GPU. Prints one table, for `docs/VERIFIED.md`.
 //!
-//! `cargo bench -p gpumem-tests --bench gpu`; with `-- stacks` behind it, only what it costs to take stacks down.
+//! `cargo bench -p gpumem-tests --bench gpu`, or the binary alone; it needs no toolkit and no Rust. `-- --help` lists what can be
+//! chosen: `-- --rows async,launch --only dispatch1` takes half a minute, all of it about four.
+//!
+//! The baseline of every row is an untraced process: one in which gpumem intercepts nothing and CUPTI was never loaded. CUPTI
+//! makes the driver slower from the moment it is loaded, also when nobody listens, so a process in which it was loaded is no
+//! baseline. Each way to hear is a process of its own, which is this program once more. The first process uses no GPU: it
+//! only asks the others to measure, one at a time and in turns; the others wait meanwhile.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     env,
-    ffi::c_void,
+    ffi::{CStr, c_void},
+    fs,
     hint::black_box,
     io::{BufRead, BufReader, Write, stdin},
     panic,
     process::{self, Child, ChildStdin, ChildStdout, Command, Stdio},
     ptr,
-    sync::{
-        Barrier, Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Barrier, Mutex, OnceLock},
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
+use clap::Parser;
 use cudarc::driver::{result, sys};
-use gpumem::{Bytes, Gauge, GpuMemTrace, device_name, memory_snapshot, status, subscribe, unsubscribe};
+use gpumem::{Bytes, Gauge, GpuMemTrace, device_name, memory_snapshot, status, subscribe};
 use gpumem_tests::deeper;
 use libloading::Library;
 
-/// Pairs of a bare and a traced measurement in each row.
-const PAIRS: usize = 25;
 const THREADS: usize = 16;
 const MIB: usize = 1 << 20;
-/// What fastai's guard costs on the same machine, in nanoseconds.
-const FASTAI: f64 = 265_000.0;
+/// How many functions deeper the deep rows call the driver.
+const DEEP: usize = 40;
+
+/// What hearing every allocation costs, beside processes in which nobody listens.
+#[derive(Parser)]
+struct Options {
+    /// Only rows whose name contains one of these words, such as `async,launch`
+    #[arg(long, value_delimiter = ',')]
+    rows: Vec<String>,
+    /// Only these ways to hear, such as `dispatch1,cupti1`; `untraced` is always there
+    #[arg(long, value_delimiter = ',', value_parser = Way::ALL.map(|way| way.name))]
+    only: Vec<String>,
+    /// How often all processes are started anew
+    #[arg(long, default_value_t = 5)]
+    generations: usize,
+    /// Rounds in each generation; in a round every way to hear is measured once for every row
+    #[arg(long, default_value_t = 6)]
+    rounds: usize,
+    /// What `cargo bench` says to every benchmark.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
 
 fn main() {
-    if env::var_os("GPUMEM_SIM").is_some() || !gpumem::is_available() {
+    if env::var_os("GPUMEM_SIM").is_some() {
         println!("skipped: no device");
         return;
     }
@@ -43,60 +65,127 @@ fn main() {
         say(failure);
         process::abort();
     }));
-    if env::var_os(Other::SWITCH).is_some() {
-        return Other::answer();
+    match env::var(Worker::SWITCH).as_deref() {
+        Ok(ABOUT) => about(),
+        Ok(way) => answer(Way::named(way)),
+        Err(_) => control(&Options::parse()),
     }
-    if !env::args().any(|argument| argument == "stacks") {
-        calls();
-    }
-    stacks();
 }
 
-/// What hearing costs.
-fn calls() {
-    let gpu = Gpu::open();
-    // Before anything was ever subscribed.
-    let works = Work::all();
-    let pristine: Vec<f64> = works.iter().map(|work| median((0..7).map(|_| gpu.measure(work)).collect())).collect();
-    subscribe().expect("allocations can be heard");
-    let heard_by = status().heard_by.expect("it was subscribed just now");
-    let cupti = Cupti::load(&heard_by);
-    unsubscribe();
+/// Starts the others, has them measure in turns, and prints.
+fn control(options: &Options) {
+    let Ok(about) = Worker::start(ABOUT, None).hello() else {
+        println!("skipped: no device");
+        return;
+    };
+    let rows: Vec<_> = Row::ALL.iter().filter(|row| row.is_wanted(options)).collect();
+    assert!(!rows.is_empty(), "no row is called {:?}; there are {:?}", options.rows, Row::ALL.map(|row| row.name));
+    // Where libcupti is; the ways that use it without gpumem are told.
+    let heard = Worker::start("cupti1", None).hello().unwrap_or_default();
+    let cupti = heard.strip_prefix("cupti ");
+    println!("{about}\nCUPTI: {}", cupti.map_or("not found", file_name));
+    let mut ways = Way::ALL.iter().filter(|way| way.is_wanted(options, &rows)).collect::<Vec<_>>();
+    let mut times: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
+    let mut functions = BTreeMap::new();
+    for generation in 0..options.generations {
+        // All at once: it takes a driver seconds to begin.
+        let mut workers: Vec<_> = ways.iter().map(|way| Worker::start(way.name, cupti)).collect();
+        let refused: Vec<_> = workers.iter_mut().map(|worker| worker.hello().err()).collect();
+        for (way, why) in ways.iter().zip(&refused).filter_map(|(way, why)| Some((way, why.as_ref()?))) {
+            assert_eq!(generation, 0, "{} worked before: {why}", way.name);
+            println!("{}: not measured: {why}", way.name);
+        }
+        let works = |name: &str| ways.iter().zip(&refused).any(|(way, why)| way.name == name && why.is_none());
+        workers.retain(|worker| works(&worker.name));
+        ways = ways.iter().copied().filter(|way| works(way.name)).collect();
+        for round in 0..options.rounds {
+            for row in &rows {
+                let measuring: Vec<_> = (0..ways.len()).filter(|at| row.is_for(ways[*at])).collect();
+                for turn in 0..measuring.len() {
+                    let at = measuring[(turn + round + generation) % measuring.len()];
+                    let measured = workers[at].ask("measure", row.name);
+                    times.entry((row.name, ways[at].name)).or_default().push(measured);
+                }
+            }
+        }
+        if generation == 0 {
+            for (way, worker) in ways.iter().zip(&mut workers).filter(|(way, _)| way.is_gpumem() && way.traces > 0) {
+                for row in rows.iter().filter(|row| row.has_stacks && row.is_for(way)) {
+                    let known = worker.ask("functions", row.name);
+                    assert_eq!(known > 1.0, row.takes_stacks(way), "{} {}: {known} functions", row.name, way.name);
+                    if known > 0.0 {
+                        functions.insert((row.name, way.name), known);
+                    }
+                }
+            }
+        }
+        workers.into_iter().for_each(Worker::end);
+    }
+    Table { options, rows: &rows, ways: &ways, times: &times, functions: &functions }.print();
+}
 
-    println!("Card: {}", device_name(0).expect("device 0 has a name"));
-    println!("Driver: {}, CUDA {}; heard by {}", driver_version(), cuda_version(), file_name(&heard_by));
-    println!(
-        "Medians of {PAIRS} interleaved pairs, bare and heard; ratios are those of each pair. \"Before\" is bare before \
-         CUPTI was first used. Times are for each pair or launch; with {} threads, on {} processors, the wall time of all \
-         divided by what each did, waits included.",
-        THREADS,
-        thread::available_parallelism().map_or(0, usize::from),
-    );
-    println!();
-    println!("| what | heard by | callbacks | before, ns | bare, ns | heard, ns | ratio | 10th to 90th percentile |");
-    println!("|---|---|---:|---:|---:|---:|---:|---:|");
-    for (work, pristine) in works.iter().zip(pristine) {
-        let callbacks = gpu.callbacks(&cupti, work);
-        for ear in [Ear::Empty, Ear::Naive, Ear::Gpumem { traces: 1 }, Ear::Gpumem { traces: 100 }] {
-            let Pairs { bare, heard, ratios } = gpu.pairs(&cupti, work, ear);
-            println!(
-                "| {} | {} | {callbacks:.2} | {pristine:.0} | {bare:.0} | {heard:.0} | {:.3} | {:.3} to {:.3} |",
-                work.name(),
-                ear.name(),
-                ratios[ratios.len() / 2],
-                ratios[ratios.len() / 10],
-                ratios[ratios.len() * 9 / 10],
-            );
+/// All that was measured.
+struct Table<'a> {
+    options: &'a Options,
+    rows: &'a [&'a Row],
+    ways: &'a [&'a Way],
+    /// By row and way, in the order of the rounds.
+    times: &'a BTreeMap<(&'a str, &'a str), Vec<f64>>,
+    functions: &'a BTreeMap<(&'a str, &'a str), f64>,
+}
+
+impl Table<'_> {
+    fn print(&self) {
+        let Options { generations, rounds, .. } = self.options;
+        println!(
+            "Medians of {} rounds, {rounds} in each of {generations} generations of processes. The ratio is that of a traced and \
+             an untraced process in one round. Times are for each pair, launch or trace; with {THREADS} threads, on {} \
+             processors, the wall time of all divided by what each did, waits included.",
+            generations * rounds,
+            thread::available_parallelism().map_or(0, usize::from),
+        );
+        println!();
+        println!("| what | heard by | untraced, ns | traced, ns | ratio | 10th to 90th percentile | required | kept |");
+        println!("|---|---|---:|---:|---:|---:|---:|---|");
+        for row in self.rows {
+            let untraced = self.times.get(&(row.name, UNTRACED));
+            for way in self.ways.iter().filter(|way| way.name != UNTRACED) {
+                let Some(traced) = self.times.get(&(row.name, way.name)) else { continue };
+                let Some(untraced) = untraced else {
+                    println!("| {} | {} | | {:.0} | | | | |", row.what(), way.what, median(traced.clone()));
+                    continue;
+                };
+                let ratios = sorted(traced.iter().zip(untraced).map(|(traced, untraced)| traced / untraced).collect());
+                let ratio = ratios[ratios.len() / 2];
+                let (required, kept) = row.most_for(way).map_or_else(Default::default, |most| {
+                    (format!("{most:.2}"), if ratio <= most { "yes" } else { "**no**" })
+                });
+                println!(
+                    "| {} | {} | {:.0} | {:.0} | {ratio:.3} | {:.3} to {:.3} | {required} | {kept} |",
+                    row.what(),
+                    way.what,
+                    median(untraced.clone()),
+                    median(traced.clone()),
+                    ratios[ratios.len() / 10],
+                    ratios[ratios.len() * 9 / 10],
+                );
+            }
+        }
+        if !self.functions.is_empty() {
+            println!("\n| what | heard by | functions known of a stack | the stack adds, ns |\n|---|---|---:|---:|");
+        }
+        for ((name, way), functions) in self.functions {
+            let (row, way) = (Row::named(name), Way::named(way));
+            // The same source without stacks, where that was measured too.
+            let without = way.without_stacks.and_then(|without| self.times.get(&(row.name, without)));
+            let added = without.map(|without| {
+                let with = &self.times[&(row.name, way.name)];
+                median(with.iter().zip(without).map(|(with, without)| with - without).collect())
+            });
+            let added = added.map(|added| format!("{added:.0}")).unwrap_or_default();
+            println!("| {} | {} | {functions} | {added} |", row.what(), way.what);
         }
     }
-    let (trace, low, high) = guard();
-    println!(
-        "| Exact trace: create, read, drop | gpumem | | | {FASTAI:.0} (fastai's guard) | {trace:.0} | {:.5} | {:.5} to \
-         {:.5} |",
-        trace / FASTAI,
-        low / FASTAI,
-        high / FASTAI
-    );
 }
 
 /// What is timed. A size is in bytes.
@@ -105,100 +194,351 @@ enum Kind {
     Async(usize),
     Plain(usize),
     Launch,
+    /// An exact trace: create, read, drop.
+    Trace,
 }
 
-struct Work {
+struct Row {
+    name: &'static str,
     kind: Kind,
     threads: usize,
     /// Of each thread in each measurement.
     times: usize,
+    /// So many functions more than the bench has anyway.
+    deeper: usize,
+    /// It is there for what stacks cost.
+    has_stacks: bool,
 }
 
-impl Work {
-    fn all() -> Vec<Self> {
-        let work = |kind, threads, times| Self { kind, threads, times };
-        vec![
-            work(Kind::Async(4096), 1, 10_000),
-            work(Kind::Async(MIB), 1, 10_000),
-            work(Kind::Plain(MIB), 1, 2000),
-            work(Kind::Launch, 1, 10_000),
-            work(Kind::Async(4096), THREADS, 2000),
-            work(Kind::Async(MIB), THREADS, 2000),
-            work(Kind::Launch, THREADS, 2000),
-        ]
+impl Row {
+    const ALL: [Self; 10] = [
+        Self::of("async-4KiB", Kind::Async(4096), 1, 10_000),
+        Self::of("async-1MiB", Kind::Async(MIB), 1, 10_000),
+        Self::of("async-4KiB-threads", Kind::Async(4096), THREADS, 1000),
+        Self::of("async-1MiB-threads", Kind::Async(MIB), THREADS, 1000),
+        Self { has_stacks: true, ..Self::of("plain-1MiB", Kind::Plain(MIB), 1, 500) },
+        Self::of("launch", Kind::Launch, 1, 10_000),
+        Self::of("launch-threads", Kind::Launch, THREADS, 1000),
+        Self { has_stacks: true, ..Self::of("stacks-shallow", Kind::Async(4096), 1, 5000) },
+        Self { has_stacks: true, deeper: DEEP, ..Self::of("stacks-deep", Kind::Async(4096), 1, 5000) },
+        Self::of("trace", Kind::Trace, 1, 2000),
+    ];
+
+    const fn of(name: &'static str, kind: Kind, threads: usize, times: usize) -> Self {
+        Self { name, kind, threads, times, deeper: 0, has_stacks: false }
     }
 
-    fn name(&self) -> String {
+    fn named(name: &str) -> &'static Self {
+        Self::ALL.iter().find(|row| row.name == name).unwrap_or_else(|| panic!("no row is called {name}"))
+    }
+
+    fn is_wanted(&self, options: &Options) -> bool {
+        options.rows.is_empty() || options.rows.iter().any(|word| self.name.contains(word.as_str()))
+    }
+
+    /// Whether stacks are what is measured, and not allocations with the stacks that they have by default.
+    fn is_of_stacks(&self) -> bool {
+        self.has_stacks && matches!(self.kind, Kind::Async(_))
+    }
+
+    /// Whether it is measured in that way.
+    fn is_for(&self, way: &Way) -> bool {
+        let is_one_trace = way.is_gpumem() && way.traces == 1;
+        match self.kind {
+            Kind::Trace => is_one_trace && way.without_stacks.is_none(),
+            _ if self.is_of_stacks() => is_one_trace || way.name == UNTRACED,
+            _ => way.without_stacks.is_none(),
+        }
+    }
+
+    fn takes_stacks(&self, way: &Way) -> bool {
+        matches!(self.kind, Kind::Plain(_)) || way.without_stacks.is_some()
+    }
+
+    /// The ratio that is required of gpumem.
+    fn most_for(&self, way: &Way) -> Option<f64> {
+        if !matches!(way.ear, Ear::Gpumem { source: "dispatch" }) || way.traces == 0 || self.is_of_stacks() {
+            return None;
+        }
+        match self.kind {
+            Kind::Async(_) => Some(if self.threads == 1 { 1.06 } else { 1.10 }),
+            Kind::Plain(_) => Some(1.02),
+            Kind::Launch => Some(1.01),
+            Kind::Trace => None,
+        }
+    }
+
+    fn what(&self) -> String {
         let what = match self.kind {
             Kind::Async(bytes) => format!("`cuMemAllocAsync` + `cuMemFreeAsync`, {}", Bytes::from(bytes)),
             Kind::Plain(bytes) => format!("`cuMemAlloc` + `cuMemFree`, {}", Bytes::from(bytes)),
             Kind::Launch => "kernel launch".to_owned(),
+            Kind::Trace => "exact trace: create, read, drop".to_owned(),
         };
-        if self.threads == 1 { what } else { format!("{what}, {} threads", self.threads) }
+        let with = |number: usize, what: &str| if number > 0 { format!(", {number} {what}") } else { String::new() };
+        let threads = if self.threads > 1 { self.threads } else { 0 };
+        format!("{what}{}{}", with(threads, "threads"), with(self.deeper, "functions deeper"))
     }
 
     /// What a trace must say to all of it: the least and the most at once.
     fn most(&self) -> (u64, u64) {
         match self.kind {
             Kind::Async(bytes) | Kind::Plain(bytes) => (bytes as u64, (bytes * self.threads) as u64),
-            Kind::Launch => (0, 0),
+            Kind::Launch | Kind::Trace => (0, 0),
+        }
+    }
+
+    /// How often each thread does it before the clock starts.
+    fn warm_up(&self) -> usize {
+        self.times / 10
+    }
+
+    /// How many allocations and frees one measurement makes.
+    fn events(&self) -> u64 {
+        match self.kind {
+            Kind::Async(_) | Kind::Plain(_) => (2 * self.threads * (self.times + self.warm_up())) as u64,
+            Kind::Launch | Kind::Trace => 0,
         }
     }
 }
 
-/// Who hears the calls.
-#[derive(Clone, Copy)]
+const UNTRACED: &str = "untraced";
+
+/// How allocations are heard in a process.
+struct Way {
+    name: &'static str,
+    what: &'static str,
+    ear: Ear,
+    /// So many of gpumem's traces are open.
+    traces: usize,
+    /// All stacks are taken down; this is the way that is the same otherwise.
+    without_stacks: Option<&'static str>,
+}
+
+/// Who hears them.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Ear {
+    Nobody,
+    /// CUPTI is loaded and had a subscriber once.
+    Idle,
     Empty,
     Naive,
-    Gpumem { traces: usize },
+    Gpumem {
+        source: &'static str,
+    },
 }
 
-impl Ear {
-    fn name(self) -> String {
-        match self {
-            Self::Empty => "empty callback".to_owned(),
-            Self::Naive => "naive `Mutex<HashMap>`".to_owned(),
-            Self::Gpumem { traces: 1 } => "gpumem, 1 open trace".to_owned(),
-            Self::Gpumem { traces } => format!("gpumem, {traces} open traces"),
-        }
+const DISPATCH: Ear = Ear::Gpumem { source: "dispatch" };
+const CUPTI: Ear = Ear::Gpumem { source: "cupti" };
+
+impl Way {
+    const ALL: [Self; 11] = [
+        Self::of(UNTRACED, "nobody", Ear::Nobody, 0),
+        Self::of("dispatch0", "gpumem by dispatch, no open trace", DISPATCH, 0),
+        Self::of("dispatch1", "gpumem by dispatch, 1 open trace", DISPATCH, 1),
+        Self::of("dispatch100", "gpumem by dispatch, 100 open traces", DISPATCH, 100),
+        Self {
+            without_stacks: Some("dispatch1"),
+            ..Self::of("dispatch-stacks", "gpumem by dispatch, `GPUMEM_BACKTRACE=1`", DISPATCH, 1)
+        },
+        Self::of("cupti-idle", "CUPTI loaded, nobody", Ear::Idle, 0),
+        Self::of("cupti-empty", "CUPTI, empty callback", Ear::Empty, 0),
+        Self::of("cupti-naive", "CUPTI, naive `Mutex<HashMap>`", Ear::Naive, 0),
+        Self::of("cupti1", "gpumem by CUPTI, 1 open trace", CUPTI, 1),
+        Self::of("cupti100", "gpumem by CUPTI, 100 open traces", CUPTI, 100),
+        Self {
+            without_stacks: Some("cupti1"),
+            ..Self::of("cupti-stacks", "gpumem by CUPTI, `GPUMEM_BACKTRACE=1`", CUPTI, 1)
+        },
+    ];
+
+    const fn of(name: &'static str, what: &'static str, ear: Ear, traces: usize) -> Self {
+        Self { name, what, ear, traces, without_stacks: None }
+    }
+
+    fn named(name: &str) -> &'static Self {
+        let names = || Self::ALL.map(|way| way.name);
+        Self::ALL.iter().find(|way| way.name == name).unwrap_or_else(|| panic!("{name} is none of {:?}", names()))
+    }
+
+    fn is_gpumem(&self) -> bool {
+        matches!(self.ear, Ear::Gpumem { .. })
+    }
+
+    fn is_wanted(&self, options: &Options, rows: &[&Row]) -> bool {
+        let is_chosen = options.only.is_empty() || options.only.iter().any(|name| name == self.name);
+        (is_chosen || self.name == UNTRACED) && rows.iter().any(|row| row.is_for(self))
     }
 }
 
-struct Pairs {
-    bare: f64,
-    heard: f64,
-    /// Sorted.
-    ratios: Vec<f64>,
+/// This program once more, with nothing on the GPU yet but what its way to hear needs.
+struct Worker {
+    name: String,
+    process: Child,
+    questions: ChildStdin,
+    answers: BufReader<ChildStdout>,
 }
 
-/// Device 0 with its primary context current, a kernel that does nothing, and a stream for each thread.
+const ABOUT: &str = "about";
+
+impl Worker {
+    /// What it is to be.
+    const SWITCH: &str = "GPUMEM_BENCH_WORKER";
+    /// Where libcupti is.
+    const CUPTI: &str = "GPUMEM_BENCH_CUPTI";
+
+    fn start(name: &str, cupti: Option<&str>) -> Self {
+        let mut command = Command::new(env::current_exe().expect("a program has a path"));
+        command.env(Self::SWITCH, name).env(Self::CUPTI, cupti.unwrap_or_default()).env_remove("CUDA_INJECTION64_PATH");
+        if let Some(Way { ear: Ear::Gpumem { source }, without_stacks, .. }) =
+            Way::ALL.iter().find(|way| way.name == name)
+        {
+            // `auto` is the default, which the rows of `cuMemAlloc` are about.
+            let stacks = if without_stacks.is_some() { "1" } else { "auto" };
+            command.env("GPUMEM_SOURCE", source).env("GPUMEM_BACKTRACE", stacks);
+        }
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it can be run again");
+        let questions = process.stdin.take().expect("it is piped");
+        let answers = BufReader::new(process.stdout.take().expect("it is piped"));
+        Self { name: name.to_owned(), process, questions, answers }
+    }
+
+    /// The first thing that it says: by what it hears, or why it cannot do what it is for.
+    fn hello(&mut self) -> Result<String, String> {
+        let hello = self.hear();
+        hello.strip_prefix("cannot ").map_or_else(|| Ok(hello.clone()), |why| Err(why.to_owned()))
+    }
+
+    fn ask(&mut self, what: &str, row: &str) -> f64 {
+        writeln!(self.questions, "{what} {row}").and_then(|()| self.questions.flush()).expect("it listens");
+        self.hear().parse().expect("it answers with a number")
+    }
+
+    fn hear(&mut self) -> String {
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).expect("it answers");
+        assert!(answer.ends_with('\n'), "the process `{}` has ended: {:?}", self.name, self.process.wait());
+        answer.trim_end().to_owned()
+    }
+
+    /// It ends when nobody can ask any more, and looks once more whether it was what it should be.
+    fn end(self) {
+        let Self { name, mut process, questions, .. } = self;
+        drop(questions);
+        let ended = process.wait().expect("it can be waited for");
+        assert!(ended.success(), "the process `{name}` has failed: {ended}");
+    }
+}
+
+/// Says what the machine has.
+fn about() {
+    if !gpumem::is_available() {
+        return println!("cannot measure: there is no device");
+    }
+    println!(
+        "Card: {}, driver {}, CUDA {}",
+        device_name(0).expect("device 0 has a name"),
+        driver_version(),
+        cuda_version()
+    );
+}
+
+/// Measures when it is asked to.
+fn answer(way: &Way) {
+    let gpu = Gpu::open();
+    let _cupti = match begin(way) {
+        Ok((cupti, hello)) => {
+            println!("{hello}");
+            cupti
+        }
+        Err(why) => return println!("cannot {why}"),
+    };
+    for question in stdin().lines() {
+        let question = question.expect("it can be read");
+        let (what, row) = question.split_once(' ').expect("two words");
+        let row = Row::named(row);
+        let mut answer = 0.0;
+        deeper(row.deeper, &mut || {
+            answer = match what {
+                "measure" => gpu.heard(row, way),
+                _ => functions(&gpu, row.kind),
+            };
+        });
+        println!("{answer}");
+    }
+    check_libraries(way).expect("it has stayed so to the end");
+}
+
+/// Begins to hear, and says by what.
+fn begin(way: &Way) -> Result<(Option<Cupti>, String), String> {
+    let callback = match way.ear {
+        Ear::Nobody => {
+            check_libraries(way)?;
+            return Ok((None, "nothing".to_owned()));
+        }
+        Ear::Gpumem { source } => {
+            subscribe().map_err(|error| error.to_string())?;
+            check_libraries(way)?;
+            let heard_by = status().heard_by.ok_or("subscribed, and nothing is heard")?;
+            return Ok((None, format!("{source} {heard_by}")));
+        }
+        Ear::Idle => None,
+        Ear::Empty => Some(empty as Callback),
+        Ear::Naive => Some(naive as Callback),
+    };
+    let path = env::var(Worker::CUPTI).ok().filter(|path| !path.is_empty()).ok_or("there is no libcupti")?;
+    let cupti = Cupti::load(&path);
+    if let Some(callback) = callback {
+        cupti.subscribe(callback);
+    } else {
+        cupti.unsubscribe(cupti.subscribe(empty));
+    }
+    check_libraries(way)?;
+    Ok((Some(cupti), format!("cupti {path}")))
+}
+
+/// Whether CUPTI is in this process where it should be, and nowhere else.
+fn check_libraries(way: &Way) -> Result<(), String> {
+    let maps = fs::read_to_string("/proc/self/maps").map_err(|error| error.to_string())?;
+    let is_there = maps.lines().any(|line| line.rsplit('/').next().is_some_and(|file| file.starts_with("libcupti")));
+    let is_wanted = !matches!(way.ear, Ear::Nobody | DISPATCH);
+    match (is_there, is_wanted) {
+        (true, false) => Err(format!("{} without CUPTI: libcupti is loaded", way.name)),
+        (false, true) => Err(format!("{} with CUPTI: libcupti is not loaded", way.name)),
+        _ => Ok(()),
+    }
+}
+
+/// Device 0 with its primary context current, and a stream for each thread.
 struct Gpu {
     context: sys::CUcontext,
-    kernel: sys::CUfunction,
     streams: Vec<sys::CUstream>,
+    /// One that does nothing.
+    kernel: OnceLock<Kernel>,
 }
 
-// SAFETY: contexts, functions and streams are handles that the driver takes from any thread.
+/// A kernel in a module that is never unloaded.
+struct Kernel(sys::CUfunction);
+
+// SAFETY: contexts and streams are handles that the driver takes from any thread.
 unsafe impl Sync for Gpu {}
+
+// SAFETY: as above: a function is such a handle.
+unsafe impl Send for Kernel {}
+
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
 
 impl Gpu {
     fn open() -> Self {
-        const PTX: &std::ffi::CStr = c".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry k() { ret; }\n";
         result::init().expect("there is a driver");
         let device = result::device::get(0).expect("there is a device");
         // SAFETY: the device came from the driver. The reference is kept until the process ends.
         let context = unsafe { result::primary_ctx::retain(device) }.expect("the device can be used");
         // SAFETY: the context is alive.
         unsafe { result::ctx::set_current(context) }.expect("a live context can be current");
-        let (mut module, mut kernel) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the out-parameters are live, the image and the name are C strings, and the module is never unloaded.
-        unsafe {
-            sys::cuModuleLoadData(&raw mut module, PTX.as_ptr().cast()).result().expect("the kernel can be loaded");
-            sys::cuModuleGetFunction(&raw mut kernel, module, c"k".as_ptr()).result().expect("it is in the module");
-        }
         let stream = |_| result::stream::create(result::stream::StreamKind::NonBlocking).expect("a stream");
-        let gpu = Self { context, kernel, streams: (0..THREADS).map(stream).collect() };
+        let gpu = Self { context, streams: (0..THREADS).map(stream).collect(), kernel: OnceLock::new() };
         let mut all = u64::MAX;
         // SAFETY: the device came from the driver, and the attribute is 64 bits wide, as what is passed is.
         unsafe {
@@ -209,30 +549,48 @@ impl Gpu {
         gpu
     }
 
+    /// Loaded at the first launch, so that the other rows also run where there are no kernels.
+    fn kernel(&self) -> sys::CUfunction {
+        const PTX: &CStr = c".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry k() { ret; }\n";
+        let load = || {
+            let (mut module, mut kernel) = (ptr::null_mut(), ptr::null_mut());
+            // SAFETY: the out-parameters are live, the image and the name are C strings, and the module is never unloaded.
+            unsafe {
+                sys::cuModuleLoadData(&raw mut module, PTX.as_ptr().cast()).result().expect("the kernel can be loaded");
+                sys::cuModuleGetFunction(&raw mut kernel, module, c"k".as_ptr()).result().expect("it is in the module");
+            }
+            Kernel(kernel)
+        };
+        self.kernel.get_or_init(load).0
+    }
+
     /// One measurement: nanoseconds of wall time for each time that each thread does it.
-    fn measure(&self, work: &Work) -> f64 {
-        if work.threads == 1 {
-            self.run(work.kind, 0, work.times / 10);
-            return self.run(work.kind, 0, work.times);
+    fn measure(&self, row: &Row) -> f64 {
+        if let Kind::Launch = row.kind {
+            self.kernel();
         }
-        let barrier = Barrier::new(work.threads);
+        if row.threads == 1 {
+            self.run(row.kind, 0, row.warm_up());
+            return self.run(row.kind, 0, row.times);
+        }
+        let barrier = Barrier::new(row.threads);
         let (barrier, clock) = (&barrier, &Mutex::new(None));
         thread::scope(|threads| {
             let of_thread = |stream| {
                 move || {
                     // SAFETY: the context is alive until the process ends.
                     unsafe { result::ctx::set_current(self.context) }.expect("a live context can be current");
-                    self.run(work.kind, stream, work.times / 10);
+                    self.run(row.kind, stream, row.warm_up());
                     barrier.wait();
                     // The first thread that is through the barrier starts the clock for all.
                     let begin = *clock.lock().expect("nobody panicked").get_or_insert_with(Instant::now);
-                    self.run(work.kind, stream, work.times);
+                    self.run(row.kind, stream, row.times);
                     begin.elapsed()
                 }
             };
-            let running: Vec<_> = (0..work.threads).map(|stream| threads.spawn(of_thread(stream))).collect();
+            let running: Vec<_> = (0..row.threads).map(|stream| threads.spawn(of_thread(stream))).collect();
             let through = running.into_iter().map(|thread| thread.join().expect("a call of the driver failed"));
-            nanoseconds(through.max().expect("there are threads")) / count(work.times)
+            nanoseconds(through.max().expect("there are threads")) / count(row.times)
         })
     }
 
@@ -241,7 +599,7 @@ impl Gpu {
         /// Fewer launches than the driver queues.
         const BATCH: usize = 500;
         let stream = self.streams[stream];
-        let mut spent = std::time::Duration::ZERO;
+        let mut spent = Duration::ZERO;
         let mut left = times;
         while left > 0 {
             let batch = left.min(BATCH);
@@ -252,6 +610,7 @@ impl Gpu {
                     Kind::Async(bytes) => pooled_pair(bytes, stream),
                     Kind::Plain(bytes) => plain_pair(bytes),
                     Kind::Launch => self.launch(stream),
+                    Kind::Trace => drop(black_box(exact().data())),
                 }
             }
             spent += begin.elapsed();
@@ -264,219 +623,71 @@ impl Gpu {
     fn launch(&self, stream: sys::CUstream) {
         let none = ptr::null_mut();
         // SAFETY: the kernel takes no parameters, and the stream is alive.
-        unsafe { sys::cuLaunchKernel(self.kernel, 1, 1, 1, 1, 1, 1, 0, stream, none, none.cast()) }
+        unsafe { sys::cuLaunchKernel(self.kernel(), 1, 1, 1, 1, 1, 1, 0, stream, none, none.cast()) }
             .result()
             .expect("the kernel can be launched");
     }
 
-    /// Bare and heard by turns, each first every other time.
-    fn pairs(&self, cupti: &Cupti, work: &Work, ear: Ear) -> Pairs {
-        let (mut bare, mut heard) = (Vec::new(), Vec::new());
-        for pair in 0..PAIRS {
-            if pair % 2 == 0 {
-                bare.push(self.measure(work));
-                heard.push(self.heard(cupti, work, ear));
-            } else {
-                heard.push(self.heard(cupti, work, ear));
-                bare.push(self.measure(work));
-            }
-        }
-        let mut ratios: Vec<_> = heard.iter().zip(&bare).map(|(heard, bare)| heard / bare).collect();
-        ratios.sort_by(f64::total_cmp);
-        Pairs { bare: median(bare), heard: median(heard), ratios }
-    }
-
-    /// One measurement while somebody listens, who has then heard all of it.
-    fn heard(&self, cupti: &Cupti, work: &Work, ear: Ear) -> f64 {
-        match ear {
-            Ear::Empty => cupti.during(empty, || self.measure(work)),
+    /// One measurement. Whoever listens has then heard all of it.
+    fn heard(&self, row: &Row, way: &Way) -> f64 {
+        match way.ear {
+            Ear::Nobody | Ear::Idle | Ear::Empty => self.measure(row),
             Ear::Naive => {
-                let measured = cupti.during(naive, || self.measure(work));
+                let measured = self.measure(row);
                 let naive = NAIVE.lock().expect("nobody panicked");
-                assert!(naive.as_ref().is_none_or(HashMap::is_empty), "all was freed again");
+                let live = naive.as_ref().map(HashMap::len);
+                assert!(
+                    live == Some(0) || live.is_none() && row.events() == 0,
+                    "all was heard, and freed again: {live:?}"
+                );
                 measured
             }
-            Ear::Gpumem { traces } => self.heard_by_gpumem(work, traces),
+            Ear::Gpumem { .. } => self.heard_by_gpumem(row, way.traces),
         }
     }
 
-    fn heard_by_gpumem(&self, work: &Work, traces: usize) -> f64 {
-        subscribe().expect("nobody else is subscribed");
+    fn heard_by_gpumem(&self, row: &Row, traces: usize) -> f64 {
         let traces: Vec<_> = (0..traces).map(|_| exact()).collect();
-        let measured = self.measure(work);
+        let before = status();
+        let measured = self.measure(row);
+        let after = status();
+        assert_eq!(after.heard - before.heard, row.events(), "every call was heard once");
+        assert_eq!((after.lost, after.untracked, after.live.len()), (0, 0, 0), "nothing was missed, nothing is left");
         for trace in traces {
-            let (data, (least, most)) = (trace.data(), work.most());
+            let (data, (least, most)) = (trace.data(), row.most());
             assert_eq!((data.used.get(), data.lost, data.untracked), (0, 0, 0), "all was heard");
             let peaked = data.peaked.get();
             assert!((least..=most).contains(&peaked), "{peaked} B is not from {least} to {most}");
         }
-        unsubscribe();
         measured
     }
+}
 
-    /// How many functions are known of the stack of an allocation, those that were inlined too.
-    fn functions(&self, kind: Kind) -> f64 {
-        subscribe().expect("nobody else is subscribed");
-        let stream = self.streams[0];
-        let mut at = 0;
-        // SAFETY: the out-parameter and the stream are live, and the block is given back once.
-        unsafe {
-            match kind {
-                Kind::Async(bytes) => sys::cuMemAllocAsync(&raw mut at, bytes, stream),
-                Kind::Plain(bytes) => sys::cuMemAlloc_v2(&raw mut at, bytes),
-                Kind::Launch => unreachable!("a launch allocates nothing"),
-            }
-            .result()
-            .expect("the device has room");
+/// How many functions are known of the stack of an allocation, those that were inlined too.
+fn functions(gpu: &Gpu, kind: Kind) -> f64 {
+    let stream = gpu.streams[0];
+    let mut at = 0;
+    // SAFETY: the out-parameter and the stream are live, and the block is given back once.
+    unsafe {
+        match kind {
+            Kind::Async(bytes) => sys::cuMemAllocAsync(&raw mut at, bytes, stream),
+            Kind::Plain(bytes) => sys::cuMemAlloc_v2(&raw mut at, bytes),
+            Kind::Launch | Kind::Trace => unreachable!("it allocates nothing"),
         }
-        let blocks = memory_snapshot().expect("allocations are heard");
-        // SAFETY: as above.
-        unsafe {
-            match kind {
-                Kind::Async(_) => sys::cuMemFreeAsync(at, stream),
-                _ => sys::cuMemFree_v2(at),
-            }
-            .result()
-            .expect("it was allocated");
+        .result()
+        .expect("the device has room");
+    }
+    let blocks = memory_snapshot().expect("allocations are heard");
+    // SAFETY: as above.
+    unsafe {
+        match kind {
+            Kind::Async(_) => sys::cuMemFreeAsync(at, stream),
+            _ => sys::cuMemFree_v2(at),
         }
-        unsubscribe();
-        count(blocks.iter().find(|block| block.key == at).expect("it was heard").backtrace.len())
+        .result()
+        .expect("it was allocated");
     }
-
-    /// How many callbacks one time takes.
-    fn callbacks(&self, cupti: &Cupti, work: &Work) -> f64 {
-        let times = 1000;
-        let before = COUNTED.load(Relaxed);
-        cupti.during(counting, || self.run(work.kind, 0, times));
-        let counted = COUNTED.load(Relaxed) - before;
-        count(usize::try_from(counted).expect("not so many")) / count(times)
-    }
-}
-
-/// What is timed with stacks and without them.
-struct Stacked {
-    work: Work,
-    /// `GPUMEM_BACKTRACE`.
-    stacks: &'static str,
-    /// So many functions more than the bench has anyway.
-    deeper: usize,
-}
-
-impl Stacked {
-    fn all() -> Vec<Self> {
-        let of = |kind, times, stacks, deeper| Self { work: Work { kind, threads: 1, times }, stacks, deeper };
-        vec![
-            of(Kind::Async(4096), 10_000, "1", 0),
-            of(Kind::Async(4096), 10_000, "1", 40),
-            of(Kind::Plain(MIB), 500, "auto", 0),
-            of(Kind::Plain(MIB), 500, "auto", 40),
-        ]
-    }
-}
-
-/// What it costs to take down the stack of each allocation.
-fn stacks() {
-    println!();
-    println!(
-        "Stacks. Medians of {PAIRS} rounds of bare, heard with `GPUMEM_BACKTRACE=0`, and heard with what the row says, in a \
-         process of its own each; ratios are those of each round. A stack is taken down for the allocation of a pair, not for \
-         its free."
-    );
-    println!();
-    println!(
-        "| what | `GPUMEM_BACKTRACE` | functions on the stack | bare, ns | heard, ns | with stacks, ns | ratio | 10th to 90th \
-         percentile | a stack, µs | both events with it, µs |"
-    );
-    println!("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|");
-    for (number, row) in Stacked::all().iter().enumerate() {
-        let (mut without, mut with) = (Other::start("0"), Other::start(row.stacks));
-        let functions = [&mut without, &mut with].map(|other| other.ask("functions", number));
-        assert!(functions[0] < 1.0 && functions[1] > 1.0, "stacks are taken down where they are wanted: {functions:?}");
-        let mut rounds = Vec::new();
-        for round in 0..PAIRS {
-            let mut measured = [0.0; 3];
-            for turn in 0..3 {
-                let which = (round + turn) % 3;
-                measured[which] = match which {
-                    0 => without.ask("bare", number),
-                    1 => without.ask("heard", number),
-                    _ => with.ask("heard", number),
-                };
-            }
-            rounds.push(measured);
-        }
-        let mut ratios: Vec<_> = rounds.iter().map(|[_, heard, with]| with / heard).collect();
-        ratios.sort_by(f64::total_cmp);
-        let of = |figure: &dyn Fn(&[f64; 3]) -> f64| median(rounds.iter().map(figure).collect());
-        println!(
-            "| {} | {} | {} | {:.0} | {:.0} | {:.0} | {:.3} | {:.3} to {:.3} | {:.2} | {:.2} |",
-            row.work.name(),
-            row.stacks,
-            functions[1],
-            of(&|[bare, ..]| *bare),
-            of(&|[_, heard, _]| *heard),
-            of(&|[.., with]| *with),
-            ratios[PAIRS / 2],
-            ratios[PAIRS / 10],
-            ratios[PAIRS * 9 / 10],
-            of(&|[_, heard, with]| (with - heard) / 1000.0),
-            of(&|[bare, _, with]| (with - bare) / 1000.0),
-        );
-    }
-}
-
-/// This program once more, since `GPUMEM_BACKTRACE` is read once in a process. It measures when it is asked to.
-struct Other {
-    process: Child,
-    questions: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Other {
-    const SWITCH: &str = "GPUMEM_BENCH_ANSWERS";
-
-    fn start(stacks: &str) -> Self {
-        let mut command = Command::new(env::current_exe().expect("a program has a path"));
-        command.env(Self::SWITCH, "1").env("GPUMEM_BACKTRACE", stacks);
-        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it can be run again");
-        let (questions, answers) = (process.stdin.take(), process.stdout.take().expect("it is piped"));
-        Self { process, questions, answers: BufReader::new(answers) }
-    }
-
-    fn ask(&mut self, what: &str, row: usize) -> f64 {
-        let questions = self.questions.as_mut().expect("it is piped");
-        writeln!(questions, "{what} {row}").and_then(|()| questions.flush()).expect("it listens");
-        let mut answer = String::new();
-        self.answers.read_line(&mut answer).expect("it answers");
-        answer.trim().parse().expect("it answers with a number")
-    }
-
-    /// The other end.
-    fn answer() {
-        let (gpu, rows) = (Gpu::open(), Stacked::all());
-        for question in stdin().lines() {
-            let question = question.expect("it can be read");
-            let (what, row) = question.split_once(' ').expect("two words");
-            let Stacked { work, deeper: depth, .. } = &rows[row.parse::<usize>().expect("a number")];
-            let mut answer = 0.0;
-            deeper(*depth, &mut || {
-                answer = match what {
-                    "bare" => gpu.measure(work),
-                    "heard" => gpu.heard_by_gpumem(work, 1),
-                    _ => gpu.functions(work.kind),
-                };
-            });
-            println!("{answer}");
-        }
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        // It ends when nobody can ask any more.
-        self.questions = None;
-        let _ = self.process.wait();
-    }
+    count(blocks.iter().find(|block| block.key == at).expect("it was heard").backtrace.len())
 }
 
 fn pooled_pair(bytes: usize, stream: sys::CUstream) {
@@ -502,28 +713,14 @@ fn exact() -> GpuMemTrace {
     builder.start().expect("the device can be heard")
 }
 
-/// Median, 10th and 90th percentile of what a trace costs.
-fn guard() -> (f64, f64, f64) {
-    const TIMES: usize = 2000;
-    subscribe().expect("nobody else is subscribed");
-    let once = || {
-        let begin = Instant::now();
-        for _ in 0..TIMES {
-            let trace = exact();
-            black_box(trace.data());
-        }
-        nanoseconds(begin.elapsed()) / count(TIMES)
-    };
-    once();
-    let mut measured: Vec<_> = (0..PAIRS).map(|_| once()).collect();
-    measured.sort_by(f64::total_cmp);
-    unsubscribe();
-    (measured[PAIRS / 2], measured[PAIRS / 10], measured[PAIRS * 9 / 10])
+fn sorted(mut of: Vec<f64>) -> Vec<f64> {
+    of.sort_by(f64::total_cmp);
+    of
 }
 
-fn median(mut of: Vec<f64>) -> f64 {
-    of.sort_by(f64::total_cmp);
-    of[of.len() / 2]
+fn median(of: Vec<f64>) -> f64 {
+    let middle = of.len() / 2;
+    sorted(of)[middle]
 }
 
 #[expect(clippy::cast_precision_loss, reason = "there are fewer than 2^52")]
@@ -531,7 +728,7 @@ fn count(of: usize) -> f64 {
     of as f64
 }
 
-fn nanoseconds(of: std::time::Duration) -> f64 {
+fn nanoseconds(of: Duration) -> f64 {
     of.as_secs_f64() * 1e9
 }
 
@@ -612,9 +809,9 @@ struct Cupti {
 
 impl Cupti {
     fn load(path: &str) -> Self {
-        // SAFETY: the library is in this process already, and the signatures are those of its header.
+        // SAFETY: gpumem found libcupti there, and the signatures are those of its header.
         unsafe {
-            let library = Library::new(path).expect("gpumem has loaded it");
+            let library = Library::new(path).expect("another process has loaded it");
             Self {
                 subscribe: *library.get::<Subscribe>(b"cuptiSubscribe").expect("gpumem has it too"),
                 unsubscribe: *library.get::<Unsubscribe>(b"cuptiUnsubscribe").expect("gpumem has it too"),
@@ -624,8 +821,8 @@ impl Cupti {
         }
     }
 
-    /// Does something while this callback hears what gpumem would.
-    fn during<T>(&self, callback: Callback, action: impl FnOnce() -> T) -> T {
+    /// Has this callback hear what gpumem would.
+    fn subscribe(&self, callback: Callback) -> *mut c_void {
         let mut subscriber = ptr::null_mut();
         // SAFETY: the out-parameter is live, and the callbacks below keep CUPTI's contract.
         let code = unsafe { (self.subscribe)(&raw mut subscriber, callback, ptr::null_mut()) };
@@ -635,21 +832,17 @@ impl Cupti {
             let code = unsafe { (self.enable)(1, subscriber, domain, number) };
             assert_eq!(code, 0, "cuptiEnableCallback of {number}");
         }
-        let done = action();
+        subscriber
+    }
+
+    fn unsubscribe(&self, subscriber: *mut c_void) {
         // SAFETY: the subscriber is live and not used again.
         let code = unsafe { (self.unsubscribe)(subscriber) };
         assert_eq!(code, 0, "cuptiUnsubscribe");
-        done
     }
 }
 
 unsafe extern "C" fn empty(_: *mut c_void, _: u32, _: u32, _: *const c_void) {}
-
-static COUNTED: AtomicU64 = AtomicU64::new(0);
-
-unsafe extern "C" fn counting(_: *mut c_void, _: u32, _: u32, _: *const c_void) {
-    COUNTED.fetch_add(1, Relaxed);
-}
 
 /// The front of `CUpti_CallbackData`.
 #[repr(C)]

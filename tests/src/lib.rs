@@ -404,7 +404,10 @@ fn wait(child: &mut process::Child, limit: Duration) -> io::Result<Option<proces
 }
 
 /// What Cargo built beside the running test: in the same folder or the one above.
-fn built(name: &str) -> PathBuf {
+///
+/// # Panics
+/// When it was not built.
+pub fn built(name: &str) -> PathBuf {
     let test = env::current_exe().unwrap_or_else(|error| panic!("cannot tell where this test is: {error}"));
     let places = test.ancestors().skip(1).take(2).map(|folder| folder.join(name));
     let found = places.clone().find(|place| place.is_file());

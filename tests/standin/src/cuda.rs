@@ -338,6 +338,7 @@ exports! {
             call.driver.initialised_by.store(u32::MAX, Ordering::Relaxed);
             return Err(NOT_INITIALIZED);
         }
+        crate::injection::load(call);
         Ok(())
     }
 

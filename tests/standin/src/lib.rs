@@ -75,6 +75,7 @@ mod device_model;
 mod driver;
 mod ffi;
 mod heard;
+mod injection;
 mod memory;
 mod nvml;
 mod objects;

@@ -1,0 +1,51 @@
+//! What the driver does for tools: `cuInit` loads the library that `CUDA_INJECTION64_PATH` names and calls its
+//! `InitializeInjection`, once in a process.
+//!
+//! The log has a line `injection_begins=0` before and `injection_ends=…` after it, with what the function returned, or -1 where
+//! there is none. What stands between them is what the tool asked of the driver inside of `cuInit`.
+
+use std::env;
+use std::ffi::{CString, OsStr, c_char, c_int, c_void};
+use std::mem;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::driver::Call;
+
+const RTLD_NOW: c_int = 2;
+
+unsafe extern "C" {
+    fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlsym(library: *mut c_void, symbol: *const c_char) -> *mut c_void;
+}
+
+/// Not a `Once`: a tool that calls `cuInit` in its `InitializeInjection` would wait for itself.
+static LOADED: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn load(call: &Call) {
+    let Some(path) = env::var_os("CUDA_INJECTION64_PATH").filter(|path| !path.is_empty()) else { return };
+    if LOADED.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    call.log("injection_begins", 0);
+    let code = begin(&path).unwrap_or(-1);
+    call.log("injection_ends", code);
+}
+
+fn begin(path: &OsStr) -> Option<c_int> {
+    let path = CString::new(path.as_bytes()).ok()?;
+    // SAFETY: the function is the C library's, and the string ends. Loading runs the library's initialisers, which a tool keeps
+    // free of preconditions, since the real driver loads it the same way.
+    let library = unsafe { dlopen(path.as_ptr(), RTLD_NOW) };
+    if library.is_null() {
+        return None;
+    }
+    // SAFETY: the library is loaded, and the string ends.
+    let begin = unsafe { dlsym(library, c"InitializeInjection".as_ptr()) };
+    if begin.is_null() {
+        return None;
+    }
+    // SAFETY: what has this name is a function of this type: that is the driver's contract with tools. The library is never
+    // unloaded.
+    Some(unsafe { mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(begin)() })
+}
