@@ -109,7 +109,7 @@ fn chosen_by_the_environment_it_asks_for_no_cupti_and_creates_no_context() {
     ensure(outcome.answer("data") == "device=1 used=0 peaked=0 gauge=pool stale=false", "not of the pool", &outcome);
     let status = "gauge=pool heard=0 untracked=0 lost=0 by=nothing why=the gauge `exact` is not to be had: GPUMEM_GAUGE says pool";
     ensure(outcome.answers("status").iter().all(|answer| *answer == status), "status", &outcome);
-    ensure(outcome.reports()[0].contains(r#""gauge":"pool","used":0"#), "json", &outcome);
+    ensure(outcome.reports()[0].contains(r#""gauge":"pool","source":"pool mark","used":0"#), "json", &outcome);
     let refused = "error[invalid setting] cannot use thread_local_only: it needs exact figures, and the gauge `pool`";
     ensure(outcome.answer("of_thread").starts_with(refused), "counts one thread", &outcome);
     ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);

@@ -283,18 +283,20 @@ mod tests {
     use super::*;
     use crate::{
         export::JSON,
-        model::{ByteDelta, Device, Family, Gauge, Trace},
+        model::{ByteDelta, Device, Family, Gauge, Source, Trace},
         report::KindStats,
     };
 
     #[test]
     fn figures_are_exact_and_words_are_escaped() {
-        let trace = Trace { gauge: Gauge::Exact, used: ByteDelta::new(-1), peaked: Bytes::new(5), ..Trace::off(2) };
+        let source = Source::Cupti;
+        let (used, peaked) = (ByteDelta::new(-1), Bytes::new(5));
+        let trace = Trace { gauge: Gauge::Exact, source, used, peaked, ..Trace::off(2) };
         let line = JSON.line(&Report::new(trace, Some("a \"b\"\n"), None));
         assert_eq!(
             line,
             "{\"ctx\":\"a \\\"b\\\"\\n\",\"subctx\":null,\"device\":2,\"simulated\":false,\"gauge\":\"exact\",\
-             \"used\":-1,\"peaked\":5,\"peak_over_start\":5,\"sampling\":null,\"untracked_frees\":0,\"lost_events\":0}\n"
+             \"source\":\"cupti\",\"used\":-1,\"peaked\":5,\"peak_over_start\":5,\"sampling\":null,\"untracked_frees\":0,\"lost_events\":0}\n"
         );
     }
 

@@ -153,7 +153,7 @@ pub(crate) fn unsubscribe() {
 /// Where the library in use was found; `None` if it is not in use.
 pub(crate) fn subscribed() -> Option<&'static str> {
     let live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
-    live.as_ref().and(cupti().ok()).map(|cupti| cupti.path.as_str())
+    live.as_ref().and_then(|_| cupti().ok()).map(|cupti| cupti.path.as_str())
 }
 
 /// The CUDA ordinal of a context's device. Asks CUPTI, not the driver, and may be called in a handler.
