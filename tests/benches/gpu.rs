@@ -74,14 +74,14 @@ fn main() {
 
 /// Starts the others, has them measure in turns, and prints.
 fn control(options: &Options) {
-    let Ok(about) = Worker::start(ABOUT, None).hello() else {
+    let Ok(about) = Worker::told(ABOUT) else {
         println!("skipped: no device");
         return;
     };
     let rows: Vec<_> = Row::ALL.iter().filter(|row| row.is_wanted(options)).collect();
     assert!(!rows.is_empty(), "no row is called {:?}; there are {:?}", options.rows, Row::ALL.map(|row| row.name));
     // Where libcupti is; the ways that use it without gpumem are told.
-    let heard = Worker::start("cupti1", None).hello().unwrap_or_default();
+    let heard = Worker::told("cupti1").unwrap_or_default();
     let cupti = heard.strip_prefix("cupti ");
     println!("{about}\nCUPTI: {}", cupti.map_or("not found", file_name));
     let mut ways = Way::ALL.iter().filter(|way| way.is_wanted(options, &rows)).collect::<Vec<_>>();
@@ -96,7 +96,9 @@ fn control(options: &Options) {
             println!("{}: not measured: {why}", way.name);
         }
         let works = |name: &str| ways.iter().zip(&refused).any(|(way, why)| way.name == name && why.is_none());
-        workers.retain(|worker| works(&worker.name));
+        let (useful, useless): (Vec<_>, Vec<_>) = workers.into_iter().partition(|worker| works(&worker.name));
+        useless.into_iter().for_each(Worker::end);
+        let mut workers = useful;
         ways = ways.iter().copied().filter(|way| works(way.name)).collect();
         for round in 0..options.rounds {
             for row in &rows {
@@ -403,6 +405,14 @@ impl Worker {
         let questions = process.stdin.take().expect("it is piped");
         let answers = BufReader::new(process.stdout.take().expect("it is piped"));
         Self { name: name.to_owned(), process, questions, answers }
+    }
+
+    /// What one says that is needed for nothing more.
+    fn told(name: &str) -> Result<String, String> {
+        let mut worker = Self::start(name, None);
+        let hello = worker.hello();
+        worker.end();
+        hello
     }
 
     /// The first thing that it says: by what it hears, or why it cannot do what it is for.

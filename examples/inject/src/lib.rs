@@ -28,7 +28,10 @@ use std::{
     io::{self, Write},
     panic::catch_unwind,
     process,
-    sync::OnceLock,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Instant,
 };
 
@@ -59,14 +62,18 @@ unsafe extern "C" {
 #[expect(unsafe_code, reason = "the driver finds the function by this name")]
 #[unsafe(no_mangle)]
 pub extern "C" fn InitializeInjection() -> c_int {
+    // A driver that comes here again while gpumem begins must not wait for it: this thread would wait for itself.
+    static CALLED: AtomicBool = AtomicBool::new(false);
+    if CALLED.swap(true, Relaxed) {
+        return 1;
+    }
     // Nothing unwinds into C.
     let _ = catch_unwind(|| {
-        BEGUN.get_or_init(|| {
-            let begun = Begun { process: process::id(), at: Instant::now(), subscribed: gpumem::subscribe() };
-            // When it refuses (no memory), there is no summary.
+        let begun = Begun { process: process::id(), at: Instant::now(), subscribed: gpumem::subscribe() };
+        if BEGUN.set(begun).is_ok() {
+            // Where it is refused (no memory), there is no summary.
             atexit(at_exit);
-            begun
-        });
+        }
     });
     1
 }
