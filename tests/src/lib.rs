@@ -439,12 +439,13 @@ fn hide(object: &mut [u8], symbol: &str) {
     spell(object, symbol, &format!("{}?", &symbol[..symbol.len() - 1]));
 }
 
-/// Replaces a name wherever the object's string tables have it by one that is as long.
+/// Replaces a name that the loader reads, by one that is as long.
 fn spell(object: &mut [u8], old: &str, new: &str) {
     assert_eq!(old.len(), new.len(), "{new} cannot take the place of {old}");
     let name = format!("\0{old}\0").into_bytes();
-    let places: Vec<usize> =
-        (0..object.len().saturating_sub(name.len())).filter(|start| object[*start..].starts_with(&name)).collect();
+    // There alone: a search of the whole file takes a tenth of a second where nothing is optimised.
+    let names = image().names();
+    let places: Vec<usize> = names.filter(|start| object[*start..].starts_with(&name)).collect();
     assert!(!places.is_empty(), "the stand-in driver has no {old}");
     for start in places {
         object[start + 1..start + name.len() - 1].copy_from_slice(new.as_bytes());

@@ -113,9 +113,10 @@ pub(crate) struct Image {
     symbols: HashMap<String, u64>,
     /// The addresses of what the file has, and where in the file that begins.
     segments: Vec<(Range<u64>, u64)>,
-    /// Where its relocations and its dynamic section are in the file.
+    /// Where its relocations, its dynamic section and the names that the loader reads are in the file.
     relocations: Range<usize>,
     dynamic: Range<usize>,
+    names: Range<usize>,
     bytes: Vec<u8>,
 }
 
@@ -135,8 +136,9 @@ impl Image {
             let (start, bytes) = found.unwrap_or_default();
             as_index(start)..as_index(start + bytes)
         };
-        let (segments, relocations, dynamic) = (segments.collect(), section(".rela.dyn"), section(".dynamic"));
-        Ok(Self { symbols, segments, relocations, dynamic, bytes })
+        let [relocations, dynamic, names] = [".rela.dyn", ".dynamic", ".dynstr"].map(section);
+        let segments = segments.collect();
+        Ok(Self { symbols, segments, relocations, dynamic, names, bytes })
     }
 
     /// The file, with all this done to it.
@@ -146,6 +148,11 @@ impl Image {
             copy.apply(patch);
         }
         copy.bytes
+    }
+
+    /// Where the names are that the loader reads.
+    pub(crate) fn names(&self) -> Range<usize> {
+        self.names.clone()
     }
 
     fn address(&self, symbol: &str) -> u64 {
