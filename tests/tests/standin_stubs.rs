@@ -221,7 +221,7 @@ fn functions_of_both_versions() {
          call cuCtxSetCurrent p; call cuStreamCreate &s 0; call cuStreamDestroy s; call cuStreamDestroy s+0; \
          call cuMemHostRegister 4096 50 0; call cuMemHostRegister_v2 4096 50 0; call cuMemHostUnregister 4096; \
          call cuMemAlloc_v2 &a 50; call cuDevicePrimaryCtxReset 0; call cuMemFree_v2 a; call cuCtxGetId p &reset; let reset reset; \
-         call cuDevicePrimaryCtxRelease 0; call cuDevicePrimaryCtxRelease 0"
+         call cuDevicePrimaryCtxRelease 0; call cuDevicePrimaryCtxRelease 0; call cuCtxGetId p &late"
     ));
     let answers = |command: &str| outcome.answers(&format!("call {command}")).concat();
     assert!(outcome.is_clean(), "{outcome}");
@@ -239,6 +239,7 @@ fn functions_of_both_versions() {
     );
     assert_eq!([answers("cuDevicePrimaryCtxReset 0"), answers("cuMemFree_v2 a")], ["0", "1"], "{outcome}");
     assert_eq!(answers("cuDevicePrimaryCtxRelease 0"), "0201", "{outcome}");
+    assert_eq!(answers("cuCtxGetId p &late"), "709", "{outcome}");
     let [primary, first, current, second, reset] =
         ["primary", "first", "current", "second", "reset"].map(|name| outcome.answer(&format!("let {name} {name}")));
     assert_eq!([primary, first, current, second, reset], ["0x1", "0x2", "0x2", "0x3", "0x4"], "{outcome}");

@@ -508,11 +508,11 @@ dispatched! { jumps;
     fn cuCtxGetId(of: Handle, found: Out<u64>) |call| {
         ready(call)?;
         let of = if of == 0 { context(call)?.0 } else { of };
-        call.driver.context_card(of).ok_or(CONTEXT_IS_DESTROYED)?;
-        match call.driver.context_uid(of) {
-            0 => Err(CONTEXT_IS_DESTROYED),
-            uid => Ok(found.put(uid.into())?),
+        let card = call.driver.context_card(of).ok_or(CONTEXT_IS_DESTROYED)?;
+        if of < CREATED_CONTEXTS && call.on(card)?.memory().retained == 0 {
+            return Err(CONTEXT_IS_DESTROYED);
         }
+        Ok(found.put(call.driver.context_uid(of).into())?)
     }
 
     fn cuCtxGetCurrent(context: Out<Handle>) |call| {

@@ -3,12 +3,15 @@
 //! NVIDIA's drivers since 470 are built like this, and gpumem finds the slots by these bytes. There are two forms: up to driver 555
 //! a stub jumps, in driver 580 it calls. The harness changes the bytes in a copy of the file, for drivers that gpumem must refuse.
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
+#[cfg(target_arch = "x86_64")]
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Where a stub finds its function. It is in writable data that stays writable, because it may change (`AtomicPtr`).
+#[cfg(target_arch = "x86_64")]
 pub(crate) type Slot = AtomicPtr<()>;
 
-/// What every stub looks at first: a real driver sets it to [`DEINITIALIZED`] when the process ends, and its functions fail from then
+/// What every stub looks at first: a real driver sets it to 0x321cba00 when the process ends, and its functions fail from then
 /// on. It stays 0 here.
 #[cfg(target_arch = "x86_64")]
 pub(crate) static STATE: AtomicU32 = AtomicU32::new(0);
@@ -30,7 +33,7 @@ extern "C" fn nobody() {}
 #[unsafe(no_mangle)]
 static standin_read_only_slot: usize = 0;
 
-/// The same in writable data. The harness uses 8 bytes from the 4th on, so that the slot is not where it can be replaced at once.
+/// The same in writable data. The harness uses the 8 bytes from its 4th on, so that the slot is not aligned.
 #[unsafe(no_mangle)]
 static standin_split_slot: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
