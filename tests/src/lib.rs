@@ -5,8 +5,10 @@
 
 mod deeper;
 mod device;
+mod patch;
 mod pending;
 mod random;
+mod stub;
 
 use std::env;
 use std::ffi::OsString;
@@ -16,6 +18,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{self, Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,7 +28,9 @@ pub use self::{
     device::{device, on_the_standin},
     pending::Yield,
     random::Random,
+    stub::{DEINITIALIZED, Form, Stub},
 };
+use crate::patch::{Image, Patch};
 
 /// A library that the stand-in driver stands in for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +73,7 @@ pub struct Standin {
     missing: Vec<Library>,
     damaged: Vec<Library>,
     hidden: Vec<String>,
+    patches: Vec<Patch>,
     cupti: Cupti,
     env: Vec<(OsString, OsString)>,
     limit: Duration,
@@ -80,7 +86,8 @@ impl Default for Standin {
 }
 
 impl Standin {
-    /// One card of 16 GiB with which nothing is wrong, on a machine without a CUDA toolkit and so without libcupti.
+    /// One card of 16 GiB with which nothing is wrong, on a machine without a CUDA toolkit and so without libcupti. The driver's
+    /// functions cannot be recognised as stubs, as those of drivers before 470: see [`dispatch`](Self::dispatch).
     pub fn new() -> Self {
         Self {
             settings: Vec::new(),
@@ -88,6 +95,7 @@ impl Standin {
             missing: Vec::new(),
             damaged: Vec::new(),
             hidden: Vec::new(),
+            patches: vec![Patch::Unrecognisable],
             cupti: Cupti::Missing,
             env: Vec::new(),
             limit: Duration::from_secs(30),
@@ -236,15 +244,12 @@ impl Standin {
     /// two names, so that the loader loads it once and both libraries see the same cards. libcupti is a file of its own, as
     /// NVIDIA's is: what finds it has to look where it lies. Returns what the environment is to say of it.
     fn install(&self, folder: &Path) -> io::Result<Option<(String, PathBuf)>> {
-        let mut object = built(&format!("{}gpumem_standin{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX));
-        if !self.hidden.is_empty() {
-            let mut bytes = fs::read(&object)?;
-            for symbol in &self.hidden {
-                hide(&mut bytes, symbol);
-            }
-            object = folder.join("standin");
-            fs::write(&object, bytes)?;
+        let mut bytes = image().patched(&self.patches);
+        for symbol in &self.hidden {
+            hide(&mut bytes, symbol);
         }
+        let object = folder.join("standin");
+        fs::write(&object, &bytes)?;
         for library in Library::ALL {
             // Where a real driver is installed, the loader would find it under the name that we do not take.
             let names = [format!("{}.so.1", library.name()), format!("{}.so", library.name())];
@@ -267,11 +272,20 @@ impl Standin {
             }
         };
         fs::create_dir_all(&place)?;
-        let mut bytes = fs::read(object)?;
         spell(&mut bytes, SONAME, name);
         fs::write(place.join(name), bytes)?;
         Ok(variable)
     }
+}
+
+/// The shared object, read once.
+fn image() -> &'static Image {
+    static IMAGE: OnceLock<Image> = OnceLock::new();
+    IMAGE.get_or_init(|| {
+        let path = built(&format!("{}gpumem_standin{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX));
+        let bytes = fs::read(&path).unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()));
+        Image::new(bytes).unwrap_or_else(|error| panic!("cannot understand {}: {error}", path.display()))
+    })
 }
 
 /// What the shared object calls itself, which no program asks for.
@@ -295,6 +309,8 @@ impl Display for Standin {
             .chain(libraries("without", &self.missing))
             .chain(libraries("damaged", &self.damaged))
             .chain(self.hidden.iter().map(|symbol| format!("without {symbol}")))
+            .chain(self.has_dispatch().then(|| "stubs".to_owned()))
+            .chain(self.patches.iter().filter(|_| self.has_dispatch()).map(|patch| format!("{patch:?}")))
             .chain(env)
             .collect();
         f.write_str(if all.is_empty() { "a sound machine" } else { "" })?;
@@ -426,12 +442,13 @@ fn hide(object: &mut [u8], symbol: &str) {
     spell(object, symbol, &format!("{}?", &symbol[..symbol.len() - 1]));
 }
 
-/// Replaces a name wherever the object's string tables have it by one that is as long.
+/// Replaces a name that the loader reads, by one that is as long.
 fn spell(object: &mut [u8], old: &str, new: &str) {
     assert_eq!(old.len(), new.len(), "{new} cannot take the place of {old}");
     let name = format!("\0{old}\0").into_bytes();
-    let places: Vec<usize> =
-        (0..object.len().saturating_sub(name.len())).filter(|start| object[*start..].starts_with(&name)).collect();
+    // There alone: a search of the whole file takes a tenth of a second where nothing is optimised.
+    let names = image().names();
+    let places: Vec<usize> = names.filter(|start| object[*start..].starts_with(&name)).collect();
     assert!(!places.is_empty(), "the stand-in driver has no {old}");
     for start in places {
         object[start + 1..start + name.len() - 1].copy_from_slice(new.as_bytes());

@@ -83,6 +83,8 @@ pub(crate) struct Config {
     pub(crate) cupti: Cupti,
     /// Whether other threads are let in between a call and its callbacks.
     pub(crate) yields: bool,
+    /// Whether some functions that allocate call `cuMemAlloc_v2` through its slot.
+    pub(crate) nested: bool,
     pub(crate) figures_max: bool,
     pub(crate) faults: Vec<Fault>,
     pub(crate) log: Option<PathBuf>,
@@ -125,6 +127,8 @@ impl Config {
     /// | `subscriber` | | a tool such as `nsys` that holds CUPTI's subscription already |
     /// | `shared` | `0` | `1`: that tool lets others subscribe beside it |
     /// | `yields` | `0` | `1`: other threads get their turn between a call and its callbacks |
+    /// | `nested` | `0` | `1`: `cuMemAllocPitch_v2` and `cuMemAllocManaged` call `cuMemAlloc_v2` as a program does, and managed memory is on the card |
+    /// | `foreign_slot` | | a function whose slot points out of the library; see `foreign.rs` |
     /// | `fastest` | `pci` | `reversed`: CUDA's own order of the cards is the reverse of NVML's |
     ///
     /// `total[1]`, `reserved[1]` and `used[1]` set one card alone.
@@ -138,6 +142,7 @@ impl Config {
             others: Vec::new(),
             reversed: false,
             yields: false,
+            nested: false,
             cupti: Cupti { version: 130_202, subscriber: None, shared: false },
             figures_max: false,
             faults: Vec::new(),
@@ -167,6 +172,9 @@ impl Config {
                 "cupti" => config.cupti.version = value.parse().map_err(|_| refuse("no version, such as 130202"))?,
                 "subscriber" => config.cupti.subscriber = Some(value.to_owned()),
                 "yields" => config.yields = flag()?,
+                "nested" => config.nested = flag()?,
+                // Heard while the library was loaded.
+                "foreign_slot" => {}
                 "shared" => config.cupti.shared = flag()?,
                 "processes" => {
                     config.processes = match value {

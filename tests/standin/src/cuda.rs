@@ -137,6 +137,44 @@ fn create_context(call: &Call, created: Out<Handle>, of: Device) -> Result<(), R
     Ok(created.put(context)?)
 }
 
+fn destroy_context(call: &Call, destroyed: Handle) -> Result<(), Refusal> {
+    ready(call)?;
+    let card = lock(&call.driver.objects).contexts.get(&destroyed).copied().ok_or(INVALID_CONTEXT)?;
+    let gpu = call.on(card)?;
+    empty_context(call, gpu, destroyed);
+    gpu.memory().cuda().release(call.driver.config.context);
+    let mut objects = lock(&call.driver.objects);
+    objects.contexts.remove(&destroyed);
+    objects.attached.remove(&destroyed);
+    stack(|stack| _ = stack.pop_if(|top| *top == destroyed));
+    Ok(())
+}
+
+fn release_primary(call: &Call, of: Device) -> Result<(), Refusal> {
+    let (card, gpu) = device(call, of)?;
+    let left = {
+        let mut memory = gpu.memory();
+        memory.retained = memory.retained.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+        memory.retained
+    };
+    if left == 0 {
+        empty_context(call, gpu, CONTEXTS + card);
+        gpu.memory().cuda().release(call.driver.config.context);
+    }
+    Ok(())
+}
+
+/// All in it is gone; who retained it still has to release it.
+fn reset_primary(call: &Call, of: Device) -> Result<(), Refusal> {
+    let (card, gpu) = device(call, of)?;
+    if gpu.memory().retained > 0 {
+        empty_context(call, gpu, CONTEXTS + card);
+        gpu.memory().cuda().release(call.driver.config.context);
+        begin_context(call, gpu, |_| CONTEXTS + card)?;
+    }
+    Ok(())
+}
+
 /// The card of a stream, or of the current context for the streams that every context has.
 pub(crate) fn stream_card(call: &Call, stream: Handle) -> Result<(usize, &'static Gpu), Refusal> {
     if stream <= 2 {
@@ -294,6 +332,11 @@ fn new_stream(call: &Call, created: Out<Handle>, flags: c_uint) -> Result<(), Re
     Ok(created.put(handle)?)
 }
 
+fn destroy_stream(call: &Call, stream: Handle) -> Result<(), Refusal> {
+    ready(call)?;
+    lock(&call.driver.objects).streams.remove(&stream).map(drop).ok_or(INVALID_HANDLE)
+}
+
 fn synchronize(call: &Call, card: usize, gpu: &Gpu) -> Result<(), Refusal> {
     not_capturing(call, card)?;
     gpu.memory().synchronize();
@@ -325,7 +368,7 @@ const RESERVED_MEM_HIGH: c_int = 6;
 const USED_MEM_CURRENT: c_int = 7;
 const USED_MEM_HIGH: c_int = 8;
 
-exports! {
+dispatched! { jumps;
     fn cuInit(flags: c_uint) |call| {
         if flags != 0 {
             return Err(INVALID_VALUE);
@@ -402,29 +445,20 @@ exports! {
         Ok(context.put(CONTEXTS + card)?)
     }
 
+    fn cuDevicePrimaryCtxRelease(of: Device) |call| {
+        release_primary(call, of)
+    }
+
     fn cuDevicePrimaryCtxRelease_v2(of: Device) |call| {
-        let (card, gpu) = device(call, of)?;
-        let left = {
-            let mut memory = gpu.memory();
-            memory.retained = memory.retained.checked_sub(1).ok_or(INVALID_CONTEXT)?;
-            memory.retained
-        };
-        if left == 0 {
-            empty_context(call, gpu, CONTEXTS + card);
-            gpu.memory().cuda().release(call.driver.config.context);
-        }
-        Ok(())
+        release_primary(call, of)
+    }
+
+    fn cuDevicePrimaryCtxReset(of: Device) |call| {
+        reset_primary(call, of)
     }
 
     fn cuDevicePrimaryCtxReset_v2(of: Device) |call| {
-        // All in it is gone; who retained it still has to release it.
-        let (card, gpu) = device(call, of)?;
-        if gpu.memory().retained > 0 {
-            empty_context(call, gpu, CONTEXTS + card);
-            gpu.memory().cuda().release(call.driver.config.context);
-            begin_context(call, gpu, |_| CONTEXTS + card)?;
-        }
-        Ok(())
+        reset_primary(call, of)
     }
 
     fn cuCtxCreate_v2(created: Out<Handle>, _flags: c_uint, of: Device) |call| {
@@ -439,15 +473,47 @@ exports! {
         create_context(call, created, of)
     }
 
+    fn cuCtxDestroy(destroyed: Handle) |call| {
+        destroy_context(call, destroyed)
+    }
+
     fn cuCtxDestroy_v2(destroyed: Handle) |call| {
+        destroy_context(call, destroyed)
+    }
+
+    fn cuCtxAttach(attached: Out<Handle>, flags: c_uint) |call| {
+        let (context, _, _) = context(call)?;
+        if flags != 0 || context < CREATED_CONTEXTS {
+            return Err(INVALID_VALUE);
+        }
+        *lock(&call.driver.objects).attached.entry(context).or_default() += 1;
+        Ok(attached.put(context)?)
+    }
+
+    fn cuCtxDetach(detached: Handle) |call| {
+        // Only the calling thread's current context, which is destroyed if nobody has attached to it.
+        let (context, _, _) = context(call)?;
+        if detached != context {
+            return Err(INVALID_CONTEXT);
+        }
+        let is_attached = match lock(&call.driver.objects).attached.get_mut(&context) {
+            Some(times @ 1..) => {
+                *times -= 1;
+                true
+            }
+            _ => false,
+        };
+        if is_attached { Ok(()) } else { destroy_context(call, context) }
+    }
+
+    fn cuCtxGetId(of: Handle, found: Out<u64>) |call| {
         ready(call)?;
-        let card = lock(&call.driver.objects).contexts.get(&destroyed).copied().ok_or(INVALID_CONTEXT)?;
-        let gpu = call.on(card)?;
-        empty_context(call, gpu, destroyed);
-        gpu.memory().cuda().release(call.driver.config.context);
-        lock(&call.driver.objects).contexts.remove(&destroyed);
-        stack(|stack| _ = stack.pop_if(|top| *top == destroyed));
-        Ok(())
+        let of = if of == 0 { context(call)?.0 } else { of };
+        let card = call.driver.context_card(of).ok_or(CONTEXT_IS_DESTROYED)?;
+        if of < CREATED_CONTEXTS && call.on(card)?.memory().retained == 0 {
+            return Err(CONTEXT_IS_DESTROYED);
+        }
+        Ok(found.put(call.driver.context_uid(of).into())?)
     }
 
     fn cuCtxGetCurrent(context: Out<Handle>) |call| {
@@ -597,9 +663,12 @@ exports! {
         new_stream(call, created, flags)
     }
 
+    fn cuStreamDestroy(stream: Handle) |call| {
+        destroy_stream(call, stream)
+    }
+
     fn cuStreamDestroy_v2(stream: Handle) |call| {
-        ready(call)?;
-        lock(&call.driver.objects).streams.remove(&stream).map(drop).ok_or(INVALID_HANDLE)
+        destroy_stream(call, stream)
     }
 
     fn cuStreamGetCtx(stream: Handle, found: Out<Handle>) |call| {

@@ -20,8 +20,11 @@ macro_rules! heard {
 }
 
 /// Those of which cudarc has no arguments, because there are none, or because not every version has the function.
-const OTHERS: &[(&str, c_uint)] =
-    &[("cuCtxSynchronize", Id::CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize as c_uint), ("cuCtxCreate_v4", 757)];
+const OTHERS: &[(&str, c_uint)] = &[
+    ("cuCtxSynchronize", Id::CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize as c_uint),
+    ("cuCtxCreate_v4", 757),
+    ("cuCtxGetId", 695),
+];
 
 /// The id of a function, if it has one.
 pub(crate) const fn id(function: &str) -> Option<c_uint> {
@@ -72,10 +75,15 @@ heard! {
     cuda::cuDevicePrimaryCtxGetState: CUPTI_DRIVER_TRACE_CBID_cuDevicePrimaryCtxGetState, cuDevicePrimaryCtxGetState_params { dev, flags, active };
     cuda::cuDevicePrimaryCtxRetain: CUPTI_DRIVER_TRACE_CBID_cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain_params { pctx, dev };
     cuda::cuDevicePrimaryCtxRelease_v2: CUPTI_DRIVER_TRACE_CBID_cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRelease_v2_params { dev };
+    cuda::cuDevicePrimaryCtxRelease: CUPTI_DRIVER_TRACE_CBID_cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_params { dev };
     cuda::cuDevicePrimaryCtxReset_v2: CUPTI_DRIVER_TRACE_CBID_cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset_v2_params { dev };
+    cuda::cuDevicePrimaryCtxReset: CUPTI_DRIVER_TRACE_CBID_cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_params { dev };
     cuda::cuCtxCreate_v2: CUPTI_DRIVER_TRACE_CBID_cuCtxCreate_v2, cuCtxCreate_v2_params { pctx, flags, dev };
     cuda::cuCtxCreate_v3: CUPTI_DRIVER_TRACE_CBID_cuCtxCreate_v3, cuCtxCreate_v3_params { pctx, paramsArray, numParams, flags, dev };
     cuda::cuCtxDestroy_v2: CUPTI_DRIVER_TRACE_CBID_cuCtxDestroy_v2, cuCtxDestroy_v2_params { ctx };
+    cuda::cuCtxDestroy: CUPTI_DRIVER_TRACE_CBID_cuCtxDestroy, cuCtxDestroy_params { ctx };
+    cuda::cuCtxAttach: CUPTI_DRIVER_TRACE_CBID_cuCtxAttach, cuCtxAttach_params { pctx, flags };
+    cuda::cuCtxDetach: CUPTI_DRIVER_TRACE_CBID_cuCtxDetach, cuCtxDetach_params { ctx };
     cuda::cuCtxGetCurrent: CUPTI_DRIVER_TRACE_CBID_cuCtxGetCurrent, cuCtxGetCurrent_params { pctx };
     cuda::cuCtxSetCurrent: CUPTI_DRIVER_TRACE_CBID_cuCtxSetCurrent, cuCtxSetCurrent_params { ctx };
     cuda::cuCtxPushCurrent_v2: CUPTI_DRIVER_TRACE_CBID_cuCtxPushCurrent_v2, cuCtxPushCurrent_v2_params { ctx };
@@ -98,6 +106,7 @@ heard! {
     cuda::cuStreamCreate: CUPTI_DRIVER_TRACE_CBID_cuStreamCreate, cuStreamCreate_params { phStream, Flags };
     cuda::cuStreamCreateWithPriority: CUPTI_DRIVER_TRACE_CBID_cuStreamCreateWithPriority, cuStreamCreateWithPriority_params { phStream, flags, priority };
     cuda::cuStreamDestroy_v2: CUPTI_DRIVER_TRACE_CBID_cuStreamDestroy_v2, cuStreamDestroy_v2_params { hStream };
+    cuda::cuStreamDestroy: CUPTI_DRIVER_TRACE_CBID_cuStreamDestroy, cuStreamDestroy_params { hStream };
     cuda::cuStreamGetCtx: CUPTI_DRIVER_TRACE_CBID_cuStreamGetCtx, cuStreamGetCtx_params { hStream, pctx };
     cuda::cuStreamSynchronize: CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize, cuStreamSynchronize_params { hStream };
     cuda::cuStreamQuery: CUPTI_DRIVER_TRACE_CBID_cuStreamQuery, cuStreamQuery_params { hStream };
@@ -139,6 +148,7 @@ heard! {
     memory::cuMemHostAlloc: CUPTI_DRIVER_TRACE_CBID_cuMemHostAlloc, cuMemHostAlloc_params { pp, bytesize, Flags };
     memory::cuMemFreeHost: CUPTI_DRIVER_TRACE_CBID_cuMemFreeHost, cuMemFreeHost_params { p };
     memory::cuMemHostRegister_v2: CUPTI_DRIVER_TRACE_CBID_cuMemHostRegister_v2, cuMemHostRegister_v2_params { p, bytesize, Flags };
+    memory::cuMemHostRegister: CUPTI_DRIVER_TRACE_CBID_cuMemHostRegister, cuMemHostRegister_params { p, bytesize, Flags };
     memory::cuMemHostUnregister: CUPTI_DRIVER_TRACE_CBID_cuMemHostUnregister, cuMemHostUnregister_params { p };
     memory::cuArrayCreate_v2: CUPTI_DRIVER_TRACE_CBID_cuArrayCreate_v2, cuArrayCreate_v2_params { pHandle, pAllocateArray };
     memory::cuArray3DCreate_v2: CUPTI_DRIVER_TRACE_CBID_cuArray3DCreate_v2, cuArray3DCreate_v2_params { pHandle, pAllocateArray };

@@ -10,7 +10,12 @@
 /// Exports functions of NVIDIA's under their names. Each body runs as a `Call`, which it names, and returns the file's
 /// `Refusal`. Those that have an id with CUPTI are announced at both ends to whoever subscribed.
 macro_rules! exports {
-    ($(fn $name:ident($($argument:ident: $type:ty),*) |$call:ident| $body:block)*) => {
+    ($($functions:tt)*) => { functions! { , unsafe(no_mangle); $($functions)* } };
+}
+
+/// These functions, with this visibility (or none) and this attribute.
+macro_rules! functions {
+    ($visibility:vis, $attribute:meta; $(fn $name:ident($($argument:ident: $type:ty),*) |$call:ident| $body:block)*) => {
         /// The functions that can be made to fail.
         pub(crate) const FUNCTIONS: &[&str] = &[$(stringify!($name)),*];
 
@@ -30,8 +35,8 @@ macro_rules! exports {
         }
 
         $(
-            #[unsafe(no_mangle)]
-            extern "C" fn $name($($argument: $type),*) -> std::ffi::c_int {
+            #[$attribute]
+            $visibility extern "C" fn $name($($argument: $type),*) -> std::ffi::c_int {
                 const ID: Option<std::ffi::c_uint> = crate::heard::id(stringify!($name));
                 let params = params::$name { $($argument),* };
                 crate::cupti::announce(ID, concat!(stringify!($name), "\0"), &params, || {
@@ -65,6 +70,9 @@ macro_rules! refusals {
     };
 }
 
+#[macro_use]
+mod stubs;
+
 mod card;
 mod config;
 mod cuda;
@@ -74,6 +82,8 @@ mod cupti;
 mod device_model;
 mod driver;
 mod ffi;
+#[cfg(target_arch = "x86_64")]
+mod foreign;
 mod heard;
 mod injection;
 mod memory;

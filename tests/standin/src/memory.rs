@@ -95,6 +95,11 @@ impl SolidShape {
     }
 }
 
+/// What a call of another of the driver's functions came to.
+fn succeeded(code: c_int) -> Result<(), Refusal> {
+    if code == 0 { Ok(()) } else { Err(code.into()) }
+}
+
 fn alloc(call: &Call, address: Out<Address>, bytes: u64) -> Result<(), Refusal> {
     let (context, card, gpu) = context(call)?;
     not_capturing(call, card)?;
@@ -182,7 +187,15 @@ fn pin(call: &Call, address: Out<usize>, bytes: usize) -> Result<(), Refusal> {
     Ok(address.put(start)?)
 }
 
-exports! {
+fn register(call: &Call, address: usize, bytes: usize) -> Result<(), Refusal> {
+    current(call)?;
+    if address == 0 || bytes == 0 {
+        return Err(INVALID_VALUE);
+    }
+    if lock(&call.driver.objects).registered.insert(address) { Ok(()) } else { Err(already_registered()) }
+}
+
+dispatched! { calls;
     fn cuMemAlloc_v2(address: Out<Address>, bytes: usize) |call| {
         alloc(call, address, bytes as u64)
     }
@@ -192,7 +205,12 @@ exports! {
             return Err(INVALID_VALUE);
         }
         let row = width.checked_next_multiple_of(PITCH).ok_or(OUT_OF_MEMORY)?;
-        alloc(call, address, row.checked_mul(height).ok_or(OUT_OF_MEMORY)? as u64)?;
+        let bytes = row.checked_mul(height).ok_or(OUT_OF_MEMORY)?;
+        if call.driver.config.nested {
+            succeeded(crate::memory::cuMemAlloc_v2(address, bytes))?;
+        } else {
+            alloc(call, address, bytes as u64)?;
+        }
         Ok(pitch.put(row)?)
     }
 
@@ -201,6 +219,11 @@ exports! {
         let (context, _, _) = context(call)?;
         if bytes == 0 || !matches!(flags, 1 | 2) || address.is_null() {
             return Err(INVALID_VALUE);
+        }
+        if call.driver.config.nested {
+            succeeded(crate::memory::cuMemAlloc_v2(address, bytes))?;
+            lock(&call.driver.objects).managed.insert(address.get()?, (bytes as u64, context));
+            return Ok(());
         }
         let mut objects = lock(&call.driver.objects);
         let end = objects.managed.last_key_value().map_or(MANAGED, |(start, (bytes, _))| start + bytes);
@@ -211,7 +234,8 @@ exports! {
 
     fn cuMemFree_v2(address: Address) |call| {
         current(call)?;
-        if address == 0 || lock(&call.driver.objects).managed.remove(&address).is_some() {
+        let managed = lock(&call.driver.objects).managed.remove(&address).is_some();
+        if address == 0 || managed && !call.driver.config.nested {
             return Ok(());
         }
         let (gpu, block) = address_in(call, address)?;
@@ -345,12 +369,12 @@ exports! {
         lock(&call.driver.objects).pinned.remove(&address).map(drop).ok_or(INVALID_VALUE)
     }
 
+    fn cuMemHostRegister(address: usize, bytes: usize, _flags: c_uint) |call| {
+        register(call, address, bytes)
+    }
+
     fn cuMemHostRegister_v2(address: usize, bytes: usize, _flags: c_uint) |call| {
-        current(call)?;
-        if address == 0 || bytes == 0 {
-            return Err(INVALID_VALUE);
-        }
-        if lock(&call.driver.objects).registered.insert(address) { Ok(()) } else { Err(already_registered()) }
+        register(call, address, bytes)
     }
 
     fn cuMemHostUnregister(address: usize) |call| {

@@ -10,6 +10,8 @@ pub(crate) struct Objects {
     pub(crate) events: HashSet<usize>,
     /// The contexts that were created; primary ones are the cards' own.
     pub(crate) contexts: HashMap<usize, usize>,
+    /// How often `cuCtxAttach` has been called for a context more than `cuCtxDetach`.
+    pub(crate) attached: HashMap<usize, u32>,
     /// The number that is a context's own, of primary ones too.
     pub(crate) context_uids: HashMap<usize, u32>,
     /// The card and the number there of each pool that was created.

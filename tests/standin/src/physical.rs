@@ -69,7 +69,7 @@ fn whole_pages(bytes: usize) -> Result<u64, Refusal> {
     if bytes > 0 && bytes.is_multiple_of(GRANULARITY) { Ok(bytes) } else { Err(INVALID_VALUE) }
 }
 
-exports! {
+dispatched! { jumps;
     fn cuMemGetAllocationGranularity(bytes: Out<usize>, _properties: Out<AllocationProperties>, _option: c_int) |call| {
         ready(call)?;
         Ok(bytes.put(usize::try_from(GRANULARITY).unwrap_or(usize::MAX))?)

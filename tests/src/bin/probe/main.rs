@@ -23,6 +23,11 @@
 //! - `call function argument…`: the driver's function, see `raw.rs`; `let name value`: for its arguments;
 //! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`, `adding_up steps devices`: see
 //!   `churn.rs`;
+//! - `slot_replace function…`, `slot_restore function…`, `stub_overwrite function…`: another tool intercepts the driver's functions, or
+//!   takes the newest of its hooks of each out; `slot_walk function…`: as `slot_replace`, with a walk of the first call's stack;
+//!   `slot_calls function`: how many calls it saw; `slot_stack function`: whether the walk came `to main` or was `cut`;
+//! - `slot_is function`: the slot points at a function of the `driver`, of the `tool` or at an`other`; `slot_access function`: how the
+//!   slot's memory may be accessed; `stub function`: its form, what it compares with, where it looks, its slot; `stub_bytes function count`: as they are now;
 //! - `other_thread command | command…`: the commands, on another thread, and the answer where it is one; `at_exit …`: when the process exits;
 //!   `at_thread_exit …`: while another thread's locals are destroyed; `fork …`: in a child of this process;
 //! - `await stale`, `await fresh`: until the last trace is so; `await readable`: until the current device can be
@@ -40,6 +45,7 @@ use std::{env, fs, io, thread};
 mod churn;
 mod places;
 mod raw;
+mod slots;
 mod track;
 
 use crate::raw::{Names, Tool};
@@ -106,6 +112,9 @@ impl Probe {
     /// The answer, or what is wrong with the command.
     fn run(&mut self, command: &str) -> Result<String, Trouble> {
         let (verb, argument) = command.split_once(' ').unwrap_or((command, ""));
+        if let Some(answer) = slots::answer(verb, argument)? {
+            return Ok(answer);
+        }
         for part in [Self::query, Self::trace, Self::track, Self::act, Self::drive] {
             if let Some(answer) = part(self, verb, argument)? {
                 return Ok(answer);

@@ -1,0 +1,285 @@
+//! Other drivers, made of the stand-in driver's file: their stubs are unlike those that gpumem knows, or are not to be trusted.
+//!
+//! All of them work when nobody intercepts them. Functions and data are found through the file's symbols.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use object::{Object as _, ObjectSection as _, ObjectSegment as _, ObjectSymbol as _};
+
+use crate::Standin;
+use crate::stub::{DEINITIALIZED, Stub};
+
+/// What is wrong with the stubs of a driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Patch {
+    /// All of them compare with another number.
+    Unrecognisable,
+    /// This one does.
+    OtherNumber(String),
+    /// This one looks at another word than the rest.
+    OtherWord(String),
+    /// A jump lies over the first bytes of this one.
+    Overwritten(String),
+    /// The slot of this one lies elsewhere.
+    Slot(String, Place),
+    /// This one goes through the slot of the other.
+    SharedSlot(String, String),
+}
+
+/// Where a slot should not be; see the stand-in driver's `stubs.rs`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    Relro,
+    ReadOnly,
+    Split,
+}
+
+/// Without one of these, the stubs are not recognisable.
+impl Standin {
+    /// A driver as those since 470 are: each function is a stub that goes through a slot.
+    #[must_use]
+    pub fn dispatch(mut self) -> Self {
+        self.patches.retain(|patch| *patch != Patch::Unrecognisable);
+        self
+    }
+
+    /// Such a driver, where the stub of this function begins with a jump, as where another library has put its own code there.
+    /// Calls go past the slot.
+    #[must_use]
+    pub fn stub_overwritten(self, function: &str) -> Self {
+        self.patch(Patch::Overwritten(function.to_owned()))
+    }
+
+    /// Such a driver, where the stub of this function compares with another number than is known.
+    #[must_use]
+    pub fn stub_unknown(self, function: &str) -> Self {
+        self.patch(Patch::OtherNumber(function.to_owned()))
+    }
+
+    /// Such a driver, where the stub of this function looks at another word than the other stubs do.
+    #[must_use]
+    pub fn stub_of_other_state(self, function: &str) -> Self {
+        self.patch(Patch::OtherWord(function.to_owned()))
+    }
+
+    /// Such a driver, where the slot of this function becomes read-only after relocation. One function at most has a slot in a
+    /// place where it should not be.
+    #[must_use]
+    pub fn slot_in_relro(self, function: &str) -> Self {
+        self.patch(Patch::Slot(function.to_owned(), Place::Relro))
+    }
+
+    /// Such a driver, where the slot of this function is in a segment that is read-only in the file already.
+    #[must_use]
+    pub fn slot_in_read_only_data(self, function: &str) -> Self {
+        self.patch(Patch::Slot(function.to_owned(), Place::ReadOnly))
+    }
+
+    /// Such a driver, where the address of this function's slot is no multiple of 8.
+    #[must_use]
+    pub fn slot_unaligned(self, function: &str) -> Self {
+        self.patch(Patch::Slot(function.to_owned(), Place::Split))
+    }
+
+    /// Such a driver, where this function goes through the slot of `other`, which has to do the same.
+    #[must_use]
+    pub fn slot_shared(self, function: &str, other: &str) -> Self {
+        self.patch(Patch::SharedSlot(function.to_owned(), other.to_owned()))
+    }
+
+    /// Such a driver, where the slot of this function points out of the library from the start.
+    #[must_use]
+    pub fn bad_slot(self, function: &str) -> Self {
+        self.dispatch().set(format!("foreign_slot={function}"))
+    }
+
+    /// Whether the stubs are such, but for what is wrong with some.
+    pub(crate) fn has_dispatch(&self) -> bool {
+        !self.patches.contains(&Patch::Unrecognisable)
+    }
+
+    fn patch(self, patch: Patch) -> Self {
+        let mut machine = self.dispatch();
+        machine.patches.push(patch);
+        machine
+    }
+}
+
+/// What is known of the file of the stand-in driver, and does not change with its copies.
+#[derive(Debug)]
+pub(crate) struct Image {
+    /// The addresses of what it exports.
+    symbols: HashMap<String, u64>,
+    /// The addresses of what the file has, and where in the file that begins.
+    segments: Vec<(Range<u64>, u64)>,
+    /// Where its relocations, its dynamic section and the names that the loader reads are in the file.
+    relocations: Range<usize>,
+    dynamic: Range<usize>,
+    names: Range<usize>,
+    bytes: Vec<u8>,
+}
+
+impl Image {
+    pub(crate) fn new(bytes: Vec<u8>) -> Result<Self, object::Error> {
+        let file = object::File::parse(&*bytes)?;
+        let mut symbols = HashMap::new();
+        for symbol in file.dynamic_symbols().filter(object::ObjectSymbol::is_definition) {
+            symbols.insert(symbol.name()?.to_owned(), symbol.address());
+        }
+        let segments = file.segments().map(|segment| {
+            let (start, bytes) = segment.file_range();
+            (segment.address()..segment.address() + bytes, start)
+        });
+        let section = |name| -> Range<usize> {
+            let found = file.section_by_name(name).and_then(|section| section.file_range());
+            let (start, bytes) = found.unwrap_or_default();
+            as_index(start)..as_index(start + bytes)
+        };
+        let [relocations, dynamic, names] = [".rela.dyn", ".dynamic", ".dynstr"].map(section);
+        let segments = segments.collect();
+        Ok(Self { symbols, segments, relocations, dynamic, names, bytes })
+    }
+
+    /// The file, with all this done to it.
+    pub(crate) fn patched(&self, patches: &[Patch]) -> Vec<u8> {
+        let mut copy = Copy { image: self, bytes: self.bytes.clone() };
+        for patch in patches {
+            copy.apply(patch);
+        }
+        copy.bytes
+    }
+
+    /// Where the names are that the loader reads.
+    pub(crate) fn names(&self) -> Range<usize> {
+        self.names.clone()
+    }
+
+    fn address(&self, symbol: &str) -> u64 {
+        *self.symbols.get(symbol).unwrap_or_else(|| panic!("the stand-in driver has no {symbol}"))
+    }
+
+    /// Where the byte of an address is in the file.
+    fn offset(&self, address: u64) -> usize {
+        let segment = self.segments.iter().find(|(addresses, _)| addresses.contains(&address));
+        let (addresses, start) = segment.unwrap_or_else(|| panic!("the stand-in driver has nothing at {address:#x}"));
+        as_index(address - addresses.start + start)
+    }
+}
+
+struct Copy<'image> {
+    image: &'image Image,
+    bytes: Vec<u8>,
+}
+
+impl Copy<'_> {
+    fn apply(&mut self, patch: &Patch) {
+        match patch {
+            Patch::Unrecognisable => {
+                let functions: Vec<_> =
+                    self.image.symbols.keys().filter(|name| self.stub_if_any(name).is_some()).cloned().collect();
+                assert!(!cfg!(target_arch = "x86_64") || !functions.is_empty(), "the stand-in driver has no stubs");
+                for function in functions {
+                    self.compare_otherwise(&function);
+                }
+            }
+            Patch::OtherNumber(function) => self.compare_otherwise(function),
+            Patch::OtherWord(function) => {
+                let (at, stub) = self.stub(function);
+                let distance_at = at + stub.form.distance_at() as u64;
+                self.put_distance(distance_at, distance_at + 8, self.image.address("standin_other_state"));
+            }
+            Patch::Overwritten(function) => {
+                let (at, stub) = self.stub(function);
+                let (_, implementation) = self.relocation(stub.slot);
+                self.put(at, &[0xe9]);
+                self.put_distance(at + 1, at + 5, implementation);
+            }
+            Patch::Slot(function, place) => self.move_slot(function, *place),
+            Patch::SharedSlot(function, other) => self.point_stub_at(function, self.stub(other).1.slot),
+        }
+    }
+
+    fn stub_if_any(&self, function: &str) -> Option<(u64, Stub)> {
+        let address = *self.image.symbols.get(function).filter(|_| function.starts_with("cu"))?;
+        let bytes = self.bytes.get(self.image.offset(address)..)?;
+        Some((address, Stub::read(bytes, address)?))
+    }
+
+    /// A function's address, and its stub.
+    fn stub(&self, function: &str) -> (u64, Stub) {
+        self.stub_if_any(function).unwrap_or_else(|| panic!("the stand-in driver has no stub for {function}"))
+    }
+
+    fn compare_otherwise(&mut self, function: &str) {
+        let (at, stub) = self.stub(function);
+        self.put(at + stub.form.distance_at() as u64 + 4, &(DEINITIALIZED + 1).to_le_bytes());
+    }
+
+    fn point_stub_at(&mut self, function: &str, slot: u64) {
+        let (at, stub) = self.stub(function);
+        let slot_at = at + stub.form.slot_at() as u64;
+        self.put_distance(slot_at, slot_at + 4, slot);
+    }
+
+    /// Gives a function a slot in another place: the loader writes the function's address there, instead of what it would write
+    /// into `standin_relro_slot`.
+    fn move_slot(&mut self, function: &str, place: Place) {
+        let relro = self.image.address("standin_relro_slot");
+        let place = match place {
+            Place::Relro => relro,
+            Place::ReadOnly => {
+                self.relocate_read_only_data();
+                self.image.address("standin_read_only_slot")
+            }
+            Place::Split => self.image.address("standin_split_slot") + 4,
+        };
+        let (_, implementation) = self.relocation(self.stub(function).1.slot);
+        let (at, _) = self.relocation(relro);
+        assert_eq!(self.bytes[at..at + 24], self.image.bytes[at..at + 24], "a slot was moved already");
+        self.bytes[at..at + 8].copy_from_slice(&place.to_le_bytes());
+        self.bytes[at + 16..at + 24].copy_from_slice(&implementation.to_le_bytes());
+        self.point_stub_at(function, place);
+    }
+
+    /// Where in the file the relocation of this address is, and the address that the loader puts there.
+    fn relocation(&self, address: u64) -> (usize, u64) {
+        const RELATIVE: u64 = 8;
+        let found = self.image.relocations.clone().step_by(24).find(|at| self.words(*at) == [address, RELATIVE]);
+        let at = found.unwrap_or_else(|| panic!("nothing is relocated at {address:#x}"));
+        (at, self.words::<3>(at)[2])
+    }
+
+    /// Has the loader make everything writable while it relocates (`DT_TEXTREL`). The entry takes the place of one that only saves
+    /// time (`DT_RELACOUNT`).
+    fn relocate_read_only_data(&mut self) {
+        const TEXTREL: u64 = 22;
+        const RELACOUNT: u64 = 0x6fff_fff9;
+        let found = self.image.dynamic.clone().step_by(16).find(|at| self.words(*at) == [RELACOUNT]);
+        let at = found.unwrap_or_else(|| panic!("the stand-in driver has no DT_RELACOUNT"));
+        self.bytes[at..at + 8].copy_from_slice(&TEXTREL.to_le_bytes());
+    }
+
+    fn words<const N: usize>(&self, at: usize) -> [u64; N] {
+        std::array::from_fn(|word| {
+            let bytes = self.bytes[at + word * 8..].first_chunk().copied();
+            bytes.map_or(0, u64::from_le_bytes)
+        })
+    }
+
+    fn put(&mut self, address: u64, bytes: &[u8]) {
+        let at = self.image.offset(address);
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Puts the distance to `target` from the end of the instruction.
+    fn put_distance(&mut self, address: u64, end: u64, target: u64) {
+        let distance = target.wrapping_sub(end).cast_signed();
+        let distance = i32::try_from(distance).unwrap_or_else(|_| panic!("{target:#x} is too far from {end:#x}"));
+        self.put(address, &distance.to_le_bytes());
+    }
+}
+
+fn as_index(offset: u64) -> usize {
+    usize::try_from(offset).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,82 @@
+//! The stubs that libcuda exports, read from their bytes: what they look at, and through which slot they go.
+//!
+//! This is not how gpumem reads them: its own reader is what the tests try.
+
+/// What drivers compare a word with, and write there when the process ends.
+pub const DEINITIALIZED: u32 = 0x321c_ba00;
+
+/// How a driver builds its stubs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Drivers 470 to 555: a jump.
+    Jumps,
+    /// Driver 580: a frame of its own, and a call.
+    Calls,
+}
+
+/// One stub.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stub {
+    /// How it is built.
+    pub form: Form,
+    /// What the word is compared with.
+    pub compared: u32,
+    /// The address of the word.
+    pub word: u64,
+    /// The address of the slot.
+    pub slot: u64,
+}
+
+impl Stub {
+    /// The most bytes that are looked at.
+    pub const BYTES: usize = 32;
+
+    /// Reads the stub at this address; `None` where these bytes are none.
+    pub fn read(bytes: &[u8], address: u64) -> Option<Self> {
+        let form = Form::ALL.into_iter().find(|form| form.matches(bytes))?;
+        let word = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);
+        // Distances count from the end of the instruction: behind the compared number, and behind themselves.
+        let from =
+            |end: usize, distance: u32| (address + end as u64).wrapping_add_signed(distance.cast_signed().into());
+        let (distance_at, slot_at) = (form.distance_at(), form.slot_at());
+        Some(Self {
+            form,
+            compared: word(distance_at + 4)?,
+            word: from(distance_at + 8, word(distance_at)?),
+            slot: from(slot_at + 4, word(slot_at)?),
+        })
+    }
+}
+
+impl Form {
+    const ALL: [Self; 2] = [Self::Jumps, Self::Calls];
+
+    /// Where the distance to the word is; the number that it is compared with follows.
+    pub(crate) fn distance_at(self) -> usize {
+        match self {
+            Self::Jumps => 2,
+            Self::Calls => 12,
+        }
+    }
+
+    /// Where the distance to the slot is.
+    pub(crate) fn slot_at(self) -> usize {
+        match self {
+            Self::Jumps => 14,
+            Self::Calls => 28,
+        }
+    }
+
+    /// Whether all that is the same in every stub of this form is so here, but for the compared number.
+    fn matches(self, bytes: &[u8]) -> bool {
+        let fixed: &[(usize, &[u8])] = match self {
+            Self::Jumps => &[(0, &[0x81, 0x3d]), (10, &[0x74]), (12, &[0xff, 0x25])],
+            Self::Calls => &[
+                (0, &[0x55, 0x48, 0x89, 0xe5, 0x41, 0x54, 0x48, 0x83, 0xec, 0x08, 0x81, 0x3d]),
+                (20, &[0x0f, 0x84]),
+                (26, &[0xff, 0x15]),
+            ],
+        };
+        fixed.iter().all(|(at, part)| bytes.get(*at..).is_some_and(|rest| rest.starts_with(part)))
+    }
+}

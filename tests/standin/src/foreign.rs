@@ -1,0 +1,59 @@
+//! A slot that points out of the library from the start, as one does where another tool was first (`foreign_slot=cuMemAlloc_v2`).
+//!
+//! gpumem may look at the slots before it calls the driver, so this happens while the library is loaded.
+
+use std::env;
+use std::ffi::{c_int, c_void};
+use std::process;
+use std::sync::atomic::Ordering;
+
+use crate::stubs::Slot;
+use crate::{cuda, memory, physical};
+
+/// What the loader runs.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;
+
+extern "C" fn at_load() {
+    let settings = env::var("GPUMEM_STANDIN").unwrap_or_default();
+    let named = settings.split(',').filter_map(|entry| entry.trim().strip_prefix("foreign_slot="));
+    for function in named {
+        let slots = [cuda::SLOTS, memory::SLOTS, physical::SLOTS].concat();
+        let Some((_, slot)) = slots.iter().find(|(name, _)| *name == function) else {
+            eprintln!("gpumem-standin: GPUMEM_STANDIN: `foreign_slot={function}`: no such function");
+            process::abort();
+        };
+        point_elsewhere(slot);
+    }
+}
+
+/// Puts a jump to where the slot points into memory of its own, and points the slot at the jump.
+fn point_elsewhere(slot: &Slot) {
+    unsafe extern "C" {
+        fn mmap(at: *mut c_void, bytes: usize, access: c_int, flags: c_int, file: c_int, offset: i64) -> *mut c_void;
+        fn mprotect(at: *mut c_void, bytes: usize, access: c_int) -> c_int;
+    }
+    const READ_WRITE: c_int = 1 | 2;
+    const READ_EXECUTE: c_int = 1 | 4;
+    const PRIVATE_ANONYMOUS: c_int = 0x2 | 0x20;
+    const PAGE: usize = 4096;
+    // `jmp qword ptr [rip]`, and the address behind it.
+    let mut jump = [0; 14];
+    jump[..2].copy_from_slice(&[0xff, 0x25]);
+    jump[6..].copy_from_slice(&(slot.load(Ordering::Relaxed) as u64).to_le_bytes());
+    // SAFETY: both are the C library's. The new page is nobody else's, is large enough for the jump, and stays for ever; it is
+    // written before it is made executable.
+    let page = unsafe {
+        let page = mmap(std::ptr::null_mut(), PAGE, READ_WRITE, PRIVATE_ANONYMOUS, -1, 0);
+        if page.addr() == usize::MAX {
+            process::abort();
+        }
+        page.cast::<[u8; 14]>().write(jump);
+        if mprotect(page, PAGE, READ_EXECUTE) != 0 {
+            process::abort();
+        }
+        page
+    };
+    slot.store(page.cast(), Ordering::Release);
+}

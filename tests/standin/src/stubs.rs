@@ -1,0 +1,159 @@
+//! What `libcuda` exports: a stub for each function, which goes through a pointer of the function's own (its slot).
+//!
+//! NVIDIA's drivers since 470 are built like this, and gpumem finds the slots by these bytes. There are two forms: up to driver 555
+//! a stub jumps, in driver 580 it calls. The harness changes the bytes in a copy of the file, for drivers that gpumem must refuse.
+
+#[cfg(target_arch = "x86_64")]
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// Where a stub finds its function. It is in writable data that stays writable, because it may change (`AtomicPtr`).
+#[cfg(target_arch = "x86_64")]
+pub(crate) type Slot = AtomicPtr<()>;
+
+/// What every stub looks at first: a real driver sets it to 0x321cba00 when the process ends, and its functions fail from then
+/// on. It stays 0 here.
+#[cfg(target_arch = "x86_64")]
+pub(crate) static STATE: AtomicU32 = AtomicU32::new(0);
+
+/// A second word of that sort, for the harness: one function's stub is made to look at this one.
+#[unsafe(no_mangle)]
+static standin_other_state: AtomicU32 = AtomicU32::new(0);
+
+/// A slot that nobody uses, in data that becomes read-only after relocation, because it does not change.
+///
+/// The harness makes it a function's slot: it turns the stub to this place, and the relocation of this place to the function.
+#[unsafe(no_mangle)]
+static standin_relro_slot: extern "C" fn() = nobody;
+
+/// No symbol of the file, so that the relocation is of the kind that slots have.
+extern "C" fn nobody() {}
+
+/// The same in data that is read-only in the file already. The relocation that the harness puts here is that of `standin_relro_slot`.
+#[unsafe(no_mangle)]
+static standin_read_only_slot: usize = 0;
+
+/// The same in writable data. The harness uses the 8 bytes from its 4th on, so that the slot is not aligned.
+#[unsafe(no_mangle)]
+static standin_split_slot: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// Exports functions of libcuda's: `exports!`, each behind a stub of this form.
+#[cfg(target_arch = "x86_64")]
+macro_rules! dispatched {
+    ($form:ident; $(fn $name:ident($($argument:ident: $type:ty),*) |$call:ident| $body:block)*) => {
+        mod implementations {
+            #[allow(clippy::wildcard_imports)] // The bodies see what they would see one level up.
+            use super::*;
+
+            functions! {
+                pub(super), doc = "What the slot points at.";
+                $(fn $name($($argument: $type),*) |$call| $body)*
+            }
+        }
+
+        pub(crate) use implementations::{FUNCTIONS, params};
+
+        #[allow(non_upper_case_globals)]
+        mod slots {
+            use super::implementations;
+            use crate::stubs::Slot;
+
+            $(pub(super) static $name: Slot = Slot::new((implementations::$name as *const ()).cast_mut());)*
+        }
+
+        /// The slots by their functions' names.
+        pub(crate) const SLOTS: &[(&str, &crate::stubs::Slot)] = &[$((stringify!($name), &slots::$name)),*];
+
+        $(stub! { $form $name($($argument: $type),*) })*
+    };
+}
+
+/// Elsewhere the functions are exported as they are: what the stubs of other processors are like, byte for byte, is not known.
+#[cfg(not(target_arch = "x86_64"))]
+macro_rules! dispatched {
+    ($form:ident; $($functions:tt)*) => {
+        exports! { $($functions)* }
+
+    };
+}
+
+/// `CUDA_ERROR_DEINITIALIZED` is 4, and 0x321cba00 is what the driver writes when it is.
+#[cfg(target_arch = "x86_64")]
+macro_rules! stub {
+    // Drivers 470 to 555. The arguments stay where they are, and the function returns to the stub's caller.
+    (jumps $name:ident($($argument:ident: $type:ty),*)) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        extern "C" fn $name($($argument: $type),*) -> std::ffi::c_int {
+            core::arch::naked_asm!(
+                ".cfi_startproc",
+                "cmp dword ptr [rip + {state}], 0x321cba00",
+                "je 2f",
+                "jmp qword ptr [rip + {slot}]",
+                "2:",
+                "mov eax, 4",
+                "ret",
+                ".cfi_endproc",
+                state = sym crate::stubs::STATE,
+                slot = sym slots::$name,
+            )
+        }
+    };
+    // Driver 580. It looks at the result: some failures are logged. Arguments on the stack would be out of reach, so there are none.
+    (calls $name:ident($($argument:ident: $type:ty),*)) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        extern "C" fn $name($($argument: $type),*) -> std::ffi::c_int {
+            core::arch::naked_asm!(
+                ".cfi_startproc",
+                "push rbp",
+                ".cfi_def_cfa_offset 16",
+                ".cfi_offset rbp, -16",
+                "mov rbp, rsp",
+                ".cfi_def_cfa_register rbp",
+                "push r12",
+                ".cfi_offset r12, -24",
+                "sub rsp, 8",
+                "cmp dword ptr [rip + {state}], 0x321cba00",
+                // `je 4f` with 32 bits of distance, where the assembler would choose 8.
+                ".byte 0x0f, 0x84",
+                ".long 4f - (. + 4)",
+                "call qword ptr [rip + {slot}]",
+                "mov r12d, eax",
+                "test eax, eax",
+                "je 2f",
+                "cmp eax, 600",
+                "je 2f",
+                "lea eax, [rax - 3]",
+                "cmp eax, 1",
+                "ja 3f",
+                "2:",
+                ".cfi_remember_state",
+                "mov eax, r12d",
+                "mov r12, qword ptr [rbp - 8]",
+                ".cfi_restore r12",
+                "leave",
+                ".cfi_restore rbp",
+                ".cfi_def_cfa rsp, 8",
+                "ret",
+                ".cfi_restore_state",
+                "nop",
+                // Here the driver writes its log.
+                "3:",
+                "jmp 2b",
+                "4:",
+                "mov r12d, 4",
+                "mov eax, r12d",
+                "mov r12, qword ptr [rbp - 8]",
+                ".cfi_restore r12",
+                "leave",
+                ".cfi_restore rbp",
+                ".cfi_def_cfa rsp, 8",
+                "ret",
+                ".cfi_endproc",
+                state = sym crate::stubs::STATE,
+                slot = sym slots::$name,
+            )
+        }
+    };
+}
