@@ -91,6 +91,12 @@ pub mod bench {
 
     const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
+    /// A stream-ordered allocation of so many bytes and its free: intercepted, with nothing behind, and not intercepted.
+    #[cfg(feature = "dispatch")]
+    pub fn pairs() -> [fn(u64); 2] {
+        crate::session::rehearse()
+    }
+
     /// An inbox of its own.
     #[derive(Debug)]
     pub struct Door(Inbox);

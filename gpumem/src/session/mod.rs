@@ -165,6 +165,23 @@ fn session() -> &'static Session {
     })
 }
 
+/// For benchmarks: a stream-ordered allocation and its free through the hooks of the dispatch table, with a function of its own
+/// in the driver's place, and the same without hooks.
+#[cfg(all(feature = "bench", feature = "dispatch"))]
+pub(crate) fn rehearse() -> [fn(u64); 2] {
+    let device = Device { family: Family::Cuda, ordinal: 0 };
+    let watch = Watch {
+        device,
+        gauge: Gauge::Exact,
+        every: Duration::ZERO,
+        thread: None,
+        site: crate::model::SiteId::NONE,
+        source: Source::Dispatch,
+    };
+    session().inbox.post(&EventKind::Open { scope: ScopeId(u64::MAX), watch });
+    source::rehearse()
+}
+
 /// Driver libraries are torn down while the process exits: nobody may be in them then, and nothing is called any more.
 extern "C" fn at_exit() {
     if let (Some(session), false) = (begun(), process::is_forked()) {

@@ -142,6 +142,19 @@ absent!(by_cupti, "cupti");
 #[cfg(not(feature = "dispatch"))]
 absent!(by_dispatch, "dispatch");
 
+/// For benchmarks: has the hooks report to the session, with a stream of device 0.
+#[cfg(all(feature = "bench", feature = "dispatch"))]
+pub(crate) fn rehearse() -> [fn(u64); 2] {
+    use crate::sys::dispatch::rehearsal;
+
+    known().streams.insert(STREAM_OF_REHEARSAL, 0);
+    rehearsal::begin(hear);
+    [|bytes| rehearsal::pair(STREAM_OF_REHEARSAL, bytes), |bytes| rehearsal::bare_pair(STREAM_OF_REHEARSAL, bytes)]
+}
+
+#[cfg(all(feature = "bench", feature = "dispatch"))]
+const STREAM_OF_REHEARSAL: u64 = 0x9900;
+
 /// Streams and pools may have gone and come under the same names while nobody intercepted.
 fn forget_names() {
     let mut known = known();

@@ -16,6 +16,8 @@ pub mod sim;
 mod stack;
 mod stacks;
 
+#[cfg(all(feature = "bench", feature = "dispatch"))]
+pub(crate) use self::driver::rehearse;
 pub(crate) use self::stacks::{frames, own_module, take_down as here};
 
 use std::panic::RefUnwindSafe;

@@ -42,4 +42,6 @@ mod table {
     }
 }
 
+#[cfg(feature = "bench")]
+pub(crate) use self::table::rehearsal;
 pub(crate) use self::table::{displaced, is_there, subscribe, subscribed, unsubscribe};

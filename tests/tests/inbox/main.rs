@@ -109,7 +109,7 @@ fn open_of(scope: u64, thread: Option<ThreadId>) -> EventKind {
         every: Duration::ZERO,
         thread,
         site: SiteId::NONE,
-        source: Source::Dispatch,
+        source: model::Source::Dispatch,
     };
     EventKind::Open { scope: ScopeId(scope), watch }
 }

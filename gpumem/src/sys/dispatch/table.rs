@@ -308,3 +308,49 @@ fn primary(shape: Shape, device: u64, call: impl FnOnce() -> u32, tell: impl Fn(
     }
     result
 }
+
+/// For benchmarks: the hooks of the stream-ordered calls around functions that stand for the driver's, as safe functions.
+#[cfg(feature = "bench")]
+pub(crate) mod rehearsal {
+    use super::*;
+
+    /// `cuMemAllocAsync` of 4 KiB and `cuMemFreeAsync` on a stream, through the hooks.
+    pub(crate) fn pair(stream: u64, bytes: u64) {
+        let mut address = 0_u64;
+        // SAFETY: the hooks call the two functions below, which take what is passed.
+        unsafe {
+            hook::cuMemAllocAsync((&raw mut address) as u64, bytes, stream);
+            hook::cuMemFreeAsync(std::hint::black_box(address), stream);
+        }
+    }
+
+    /// The same without hooks.
+    pub(crate) fn bare_pair(stream: u64, bytes: u64) {
+        let mut address = 0_u64;
+        // SAFETY: the out-parameter is live.
+        unsafe {
+            std::hint::black_box(alloc as unsafe extern "C" fn(u64, u64, u64) -> u32)((&raw mut address) as u64, bytes, stream);
+        }
+        std::hint::black_box(free as extern "C" fn(u64, u64) -> u32)(std::hint::black_box(address), stream);
+    }
+
+    pub(crate) fn begin(handler: fn(&Caller, &Call)) {
+        HANDLER.set(handler);
+        DRIVERS[Row::cuMemAllocAsync as usize].store(alloc as *const () as usize, Relaxed);
+        DRIVERS[Row::cuMemFreeAsync as usize].store(free as *const () as usize, Relaxed);
+        ACTIVE.store(true, SeqCst);
+    }
+
+    unsafe extern "C" fn alloc(out: u64, _: u64, _: u64) -> u32 {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let next = NEXT.load(Relaxed);
+        NEXT.store(next.wrapping_add(1), Relaxed);
+        // SAFETY: the caller passes where the address goes.
+        unsafe { (out as *mut u64).write(0x7f00_0000_0000 + (next as u64 % 64) * 4096) };
+        0
+    }
+
+    extern "C" fn free(_: u64, _: u64) -> u32 {
+        0
+    }
+}
