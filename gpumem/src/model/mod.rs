@@ -14,7 +14,7 @@ mod trace;
 
 pub use bytes::{ByteDelta, Bytes, ParseBytesError};
 pub(crate) use device::{Device, Family};
-pub(crate) use event::{Answer, Block, Event, EventKind, Key, MemKind, ScopeId, Space, ThreadId, Time, Watch};
+pub(crate) use event::{Answer, Block, Event, EventKind, Key, MemKind, ScopeId, Space, Tag, ThreadId, Time, Watch};
 pub(crate) use frame::{Frame, library, of_program, users_line};
 pub use gauge::{Gauge, ParseGaugeError, Sampling};
 pub(crate) use label::{Label, Shape};

@@ -54,7 +54,7 @@ use crate::{
     error::{Error, Kind, Result},
     ledger::Within,
     model::{Device, EventKind, Family, Gauge, ParseGaugeError, ParseSourceError, ScopeId, Source, Trace, Watch},
-    source::{self, Devices},
+    source::{self, Devices, Listener},
     sys::process,
 };
 
@@ -146,7 +146,12 @@ pub fn unsubscribe() {
 /// The session, begun at the first use.
 fn session() -> &'static Session {
     SESSION.get_or_init(|| {
-        if let Some(text) = source::listen(|fact| session().inbox.post(fact)) {
+        let listener = Listener {
+            alloc: |key, bytes, tag| session().inbox.alloc(key, bytes, tag),
+            free: |key| session().inbox.free(key),
+            post: |fact| session().inbox.post(fact),
+        };
+        if let Some(text) = source::listen(listener) {
             let detail = format!("`{text}` is not one of 1, 0 or auto; stacks of large blocks are taken down");
             notify(Notice::Backtrace, &Error::from(Kind::BadSetting { setting: "GPUMEM_BACKTRACE", detail }));
         }

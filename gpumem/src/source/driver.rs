@@ -17,12 +17,12 @@ use std::{
 
 use once_cell::sync::Lazy;
 
-use super::{Interception, refused, stacks, tell};
+use super::{Interception, freeing, refused, stacks, tell};
 use crate::{
     error::{Kind, Result},
-    model::{Answer, Block, Bytes, Device, EventKind, Family, Key, MemKind, Source, Space},
+    model::{Answer, Block, Bytes, Device, EventKind, Family, Key, MemKind, Source, Space, Tag},
     sys::{
-        calls::{self, Call, Caller, Context, Memory, Named},
+        calls::{self, Call, Caller, Context, Memory, Named, Observer},
         cuda,
     },
 };
@@ -89,7 +89,7 @@ mod by_dispatch {
     pub(super) use dispatch::{is_there, subscribed, unsubscribe};
 
     pub(super) fn subscribe() -> Result<()> {
-        dispatch::subscribe(super::hear)
+        dispatch::subscribe(super::OBSERVER)
     }
 }
 
@@ -105,7 +105,7 @@ mod by_cupti {
     pub(super) fn subscribe() -> Result<()> {
         // Without a driver there is nothing to intercept, and CUPTI is not the reason.
         cuda::devices()?;
-        cupti::subscribe(super::hear)
+        cupti::subscribe(super::OBSERVER)
     }
 
     pub(super) fn is_there() -> Result<()> {
@@ -148,7 +148,7 @@ pub(crate) fn rehearse() -> [fn(u64); 2] {
     use crate::sys::dispatch::rehearsal;
 
     known().streams.insert(STREAM_OF_REHEARSAL, 0);
-    rehearsal::begin(hear);
+    rehearsal::begin(OBSERVER);
     [|bytes| rehearsal::pair(STREAM_OF_REHEARSAL, bytes), |bytes| rehearsal::bare_pair(STREAM_OF_REHEARSAL, bytes)]
 }
 
@@ -223,26 +223,33 @@ thread_local! {
     static GIVING: Cell<Giving> = const { Cell::new(Giving::Block) };
 }
 
-/// The calls that a program makes by the million first, and nothing else with them: what runs between two calls of the driver
-/// is short of cache more than of anything.
-fn hear(caller: &Caller, call: &Call) {
-    match *call {
-        Call::Pooled { address, bytes, stream, pool: None } => {
-            let device = device_of_stream(caller, stream, address);
-            pooled(address, bytes, device);
-        }
-        Call::Freeing { named, name } => {
-            GIVING.set(Giving::Block);
-            if tell(&EventKind::Free { key: key(named, name), block: None }) == Answer::Untracked {
-                freed_unknown(named, name);
-            }
-        }
-        _ => hear_other(caller, call),
+/// What is done with a call that was intercepted.
+const OBSERVER: Observer = Observer { pooled, freeing: freeing_address, other: hear };
+
+/// Stream-ordered memory was allocated. What is short here runs a million times.
+fn pooled(caller: &Caller, address: u64, bytes: u64, stream: u64) {
+    let (last, generation, device) = STREAM.get();
+    if last == stream && generation == GENERATION.load(Relaxed) {
+        allocated(key(Named::Address, address), device, bytes, MemKind::Pool, 0);
+    } else {
+        pooled_elsewhere(caller, address, bytes, stream);
     }
 }
 
-#[inline]
-fn pooled(address: u64, bytes: u64, device: Where) {
+/// On another stream than this thread's last.
+#[inline(never)]
+fn pooled_elsewhere(caller: &Caller, address: u64, bytes: u64, stream: u64) {
+    pooled_on(address, bytes, device_of_stream(caller, stream, address));
+}
+
+/// An address is about to be given back.
+fn freeing_address(_: &Caller, address: u64) {
+    if freeing(key(Named::Address, address)) == Answer::Untracked {
+        freed_unknown(Named::Address, address);
+    }
+}
+
+fn pooled_on(address: u64, bytes: u64, device: Where) {
     let key = key(Named::Address, address);
     match device {
         Where::Device(device) => allocated(key, device, bytes, MemKind::Pool, 0),
@@ -261,8 +268,8 @@ fn freed_unknown(named: Named, name: u64) {
     };
 }
 
-#[inline(never)]
-fn hear_other(caller: &Caller, call: &Call) {
+/// Every other call.
+fn hear(caller: &Caller, call: &Call) {
     match *call {
         Call::Allocated { named, name, bytes, memory } => match owner_of(caller) {
             Some(Owner { device, number }) => {
@@ -275,7 +282,7 @@ fn hear_other(caller: &Caller, call: &Call) {
                 Some(pool) => device_of_pool(pool, address),
                 None => device_of_stream(caller, stream, address),
             };
-            pooled(address, bytes, device);
+            pooled_on(address, bytes, device);
         }
         Call::Uncounted => lost(),
         Call::Refused { bytes, memory, pool, stream } => {
@@ -292,8 +299,11 @@ fn hear_other(caller: &Caller, call: &Call) {
             }
         }
         Call::NotCreated { bytes, device } => tell_of_refusal(device, bytes, MemKind::Vmm),
-        // It was heard.
-        Call::Freeing { .. } => {}
+        Call::Freeing { named, name } => {
+            if freeing(key(named, name)) == Answer::Untracked {
+                freed_unknown(named, name);
+            }
+        }
         Call::Releasing { handle } => {
             let last = known().handles.release(handle).was_last;
             if last {
@@ -374,10 +384,9 @@ fn cuda(ordinal: u32) -> Device {
     Device { family: Family::Cuda, ordinal }
 }
 
+#[inline]
 fn allocated(key: Key, ordinal: u32, bytes: u64, kind: MemKind, context: u8) {
-    let stack = stacks::here(kind, bytes);
-    let block = Block { context, stack, ..Block::new(cuda(ordinal), Bytes::new(bytes), kind) };
-    tell(&EventKind::Alloc { key, block });
+    super::allocated(key, Bytes::new(bytes), Tag::new(cuda(ordinal), kind, context, stacks::here(kind, bytes)));
 }
 
 /// Something was allocated that cannot be counted: better said than guessed.
@@ -455,7 +464,6 @@ impl Where {
 }
 
 /// The device of the stream that memory was allocated on.
-#[inline]
 fn device_of_stream(caller: &Caller, stream: u64, address: u64) -> Where {
     const CU_STREAM_LEGACY: u64 = 1;
     const CU_STREAM_PER_THREAD: u64 = 2;
@@ -463,15 +471,6 @@ fn device_of_stream(caller: &Caller, stream: u64, address: u64) -> Where {
         return Where::of(owner_of(caller).map(|owner| owner.device));
     }
     let generation = GENERATION.load(Relaxed);
-    let (last, of, device) = STREAM.get();
-    if (last, of) == (stream, generation) {
-        return Where::Device(device);
-    }
-    find_device_of_stream(stream, address, generation)
-}
-
-#[inline(never)]
-fn find_device_of_stream(stream: u64, address: u64, generation: u32) -> Where {
     let heard = known().streams.get(&stream).copied();
     // One that is older than the subscription: the memory itself says where it is.
     let Some(device) = heard.or_else(|| cuda::device_at(address)) else { return Where::Unknown };

@@ -26,7 +26,7 @@ use once_cell::sync::OnceCell;
 
 use crate::{
     error::{Error, Result},
-    model::{Answer, Bytes, Device, EventKind, Family, GpuMemory, GpuProcess, Marks, MemKind, Source},
+    model::{Answer, Bytes, Device, EventKind, Family, GpuMemory, GpuProcess, Key, Marks, MemKind, Source, Tag},
 };
 
 /// Devices of one kind, by number.
@@ -119,12 +119,20 @@ pub(crate) fn devices() -> Result<&'static dyn Devices> {
     })
 }
 
-/// Where sources that tell post their facts; set by the session when it begins. Until then nobody listens, and a fact
-/// costs one load.
-static LISTENER: OnceCell<fn(&EventKind) -> Answer> = OnceCell::new();
+/// Where sources post what they intercept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Listener {
+    pub(crate) alloc: fn(Key, Bytes, Tag),
+    pub(crate) free: fn(Key) -> Answer,
+    /// Everything else.
+    pub(crate) post: fn(&EventKind) -> Answer,
+}
+
+/// Set by the session when it begins. Until then nobody listens, and a fact costs one load.
+static LISTENER: OnceCell<Listener> = OnceCell::new();
 
 /// Gives back what `GPUMEM_BACKTRACE` says, if that cannot be understood.
-pub(crate) fn listen(listener: fn(&EventKind) -> Answer) -> Option<String> {
+pub(crate) fn listen(listener: Listener) -> Option<String> {
     // The session is one for the process and sets always the same.
     let _ = LISTENER.set(listener);
     stacks::begin()
@@ -143,7 +151,20 @@ fn refused(device: Device, bytes: Bytes, kind: MemKind) {
     }
 }
 
-#[inline]
 fn tell(fact: &EventKind) -> Answer {
-    LISTENER.get().map_or(Answer::Taken, |listener| listener(fact))
+    LISTENER.get().map_or(Answer::Taken, |listener| (listener.post)(fact))
+}
+
+/// A block was allocated.
+#[inline]
+fn allocated(key: Key, bytes: Bytes, tag: Tag) {
+    if let Some(listener) = LISTENER.get() {
+        (listener.alloc)(key, bytes, tag);
+    }
+}
+
+/// A block is about to be given back.
+#[inline]
+fn freeing(key: Key) -> Answer {
+    LISTENER.get().map_or(Answer::Taken, |listener| (listener.free)(key))
 }

@@ -19,7 +19,7 @@ mod table {
 
     use crate::{
         error::{Error, Kind},
-        sys::calls::{Call, Caller},
+        sys::calls::Observer,
     };
 
     pub(crate) fn is_there() -> Result<(), Error> {
@@ -27,7 +27,7 @@ mod table {
         Err(Kind::NoDispatch { detail }.into())
     }
 
-    pub(crate) fn subscribe(_: fn(&Caller, &Call)) -> Result<(), Error> {
+    pub(crate) fn subscribe(_: Observer) -> Result<(), Error> {
         is_there()
     }
 

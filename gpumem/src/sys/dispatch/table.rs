@@ -19,7 +19,8 @@ use crate::{
     error::{Error, Kind},
     sys::{
         calls::{
-            Arguments, CALLS, Call, Caller, Handler, Memory, Named, STATE, Shape, State, at_enter, at_exit, with_calls,
+            Arguments, CALLS, Call, Caller, Handler, Memory, Named, Observer, STATE, Shape, State, Tell, at_enter,
+            at_exit, with_calls,
         },
         cuda, dl, loader, process,
     },
@@ -28,14 +29,23 @@ use crate::{
 /// Tried in this order: a program has loaded the first, whatever else is installed beside it.
 const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
 
-static HANDLER: Handler = Handler::new();
+/// All that hooks read, and nothing else: what two hooks read that are called by turns lies in one line of the cache.
+#[repr(C, align(64))]
+struct Hooks {
+    /// Hooks tell what they see. They are also called while this is false: by threads that were on their way into one, and by
+    /// another tool that put its own hook on top of ours and goes on calling it. It is false in the child of a fork: locks that
+    /// the observer takes may be held for ever there.
+    active: AtomicBool,
+    handler: Handler,
+    /// The driver's own implementations, by row of [`CALLS`]; set before the slot is replaced.
+    drivers: [AtomicUsize; CALLS.len()],
+}
 
-/// Hooks tell what they see. They are also called while this is false: by threads that were on their way into one, and by
-/// another tool that put its own hook on top of ours and goes on calling it.
-static ACTIVE: AtomicBool = AtomicBool::new(false);
-
-/// The driver's own implementations, by row of [`CALLS`]; set before the slot is replaced.
-static DRIVERS: [AtomicUsize; CALLS.len()] = [const { AtomicUsize::new(0) }; CALLS.len()];
+static HOOKS: Hooks = Hooks {
+    active: AtomicBool::new(false),
+    handler: Handler::new(),
+    drivers: [const { AtomicUsize::new(0) }; CALLS.len()],
+};
 
 /// Guards the slots against two threads of ours.
 static LIVE: Mutex<bool> = Mutex::new(false);
@@ -66,11 +76,11 @@ pub(crate) fn is_there() -> Result<(), Error> {
     table().map(|_| ())
 }
 
-/// Has `handler` called with each fact from now on, on the thread that makes the call. What it allocates or frees itself is
+/// Has `observer` told of each fact from now on, on the thread that makes the call. What it allocates or frees itself is
 /// [`Call::Uncounted`], but for what is done [`outside`](crate::sys::calls::outside). Subscribing twice is subscribing once.
 ///
 /// The driver is loaded, but not initialised: this may be called while it initialises itself.
-pub(crate) fn subscribe(handler: fn(&Caller, &Call)) -> Result<(), Error> {
+pub(crate) fn subscribe(observer: Observer) -> Result<(), Error> {
     let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
     if *live {
         return Ok(());
@@ -78,12 +88,12 @@ pub(crate) fn subscribe(handler: fn(&Caller, &Call)) -> Result<(), Error> {
     let table = table()?;
     cuda::load()?;
     loader::pin().map_err(refused)?;
-    process::notice_forks();
-    HANDLER.set(handler);
+    process::at_fork(|| HOOKS.active.store(false, Relaxed));
+    HOOKS.handler.set(observer);
     for slot in &table.slots {
-        DRIVERS[slot.row].store(slot.driver, Relaxed);
+        HOOKS.drivers[slot.row].store(slot.driver, Relaxed);
     }
-    ACTIVE.store(true, SeqCst);
+    HOOKS.active.store(true, SeqCst);
     if let Some(taken) = table.slots.iter().position(|slot| !slot.replace(slot.driver, slot.hook)) {
         take_out(&table.slots[..taken]);
         let name = CALLS[table.slots[taken].row].1;
@@ -105,7 +115,7 @@ fn take_out(slots: &[Slot]) {
     for slot in slots {
         slot.replace(slot.hook, slot.driver);
     }
-    ACTIVE.store(false, SeqCst);
+    HOOKS.active.store(false, SeqCst);
 }
 
 /// The library whose table is in use; `None` if it is not in use.
@@ -117,7 +127,7 @@ pub(crate) fn subscribed() -> Option<&'static str> {
 /// How many slots do not hold our hooks any more: another tool replaced them or wrote back what it found before us, and
 /// calls may be missed.
 pub(crate) fn displaced() -> usize {
-    if !ACTIVE.load(Relaxed) {
+    if !HOOKS.active.load(Relaxed) {
         return 0;
     }
     let Ok(table) = table() else { return 0 };
@@ -139,7 +149,7 @@ impl Table {
         let (library, _) = dl::open(cuda::LIBRARY, NAMES.iter().map(PathBuf::from))?;
         let mut slots = Vec::new();
         let mut driver: Option<(Image, PathBuf, usize)> = None;
-        for ((row, (_, name, _)), hook) in CALLS.iter().enumerate().zip(HOOKS) {
+        for ((row, (_, name, _)), hook) in CALLS.iter().enumerate().zip(REPLACEMENTS) {
             // What a driver does not have nobody calls.
             let Some(address) = symbol(&library, name) else { continue };
             let (image, _, flag) = match &driver {
@@ -239,7 +249,7 @@ macro_rules! hooks {
             )*
         }
 
-        const HOOKS: &[*const c_void] = &[$(hook::$name as *const c_void),*];
+        const REPLACEMENTS: &[*const c_void] = &[$(hook::$name as *const c_void),*];
     };
     (@word $argument:ident) => { u64 };
 }
@@ -258,23 +268,22 @@ unsafe fn intercept<const N: usize>(
     words: &[u64; N],
     call: impl FnOnce(usize) -> u32,
 ) -> u32 {
-    let driver = DRIVERS[row].load(Relaxed);
-    // What an implementation calls in turn is a part of the call that is counted already. In the child of a fork, locks that
-    // the handler takes may be held for ever.
-    if STATE.get() == State::Driver || !ACTIVE.load(Relaxed) || process::is_forked() {
+    let driver = HOOKS.drivers[row].load(Relaxed);
+    // What an implementation calls in turn is a part of the call that is counted already.
+    if STATE.get() == State::Driver || !HOOKS.active.load(Relaxed) {
         return call(driver);
     }
-    let tell = |fact: &Call| HANDLER.tell(&Caller::Dispatch, fact);
+    let to = HOOKS.handler.of(Caller::Dispatch);
     // SAFETY: the words stay where they are until this returns.
     let arguments = unsafe { Arguments::new(words.as_ptr()) };
     if let Shape::PrimaryRelease | Shape::PrimaryReset = shape {
-        return primary(shape, words[0], || call(driver), tell);
+        return primary(shape, words[0], || call(driver), &to);
     }
     // SAFETY: the arguments are those of a call of this shape.
-    unsafe { at_enter(shape, arguments, tell) };
+    unsafe { at_enter(shape, arguments, &to) };
     let result = in_driver(|| call(driver));
     // SAFETY: as above; the call has returned.
-    unsafe { at_exit(shape, result, arguments, tell) };
+    unsafe { at_exit(shape, result, arguments, &to) };
     result
 }
 
@@ -290,13 +299,13 @@ fn in_driver<T>(code: impl FnOnce() -> T) -> T {
 /// Gives a reference to a primary context back, or resets it. Which context that is, and whether that was the last reference,
 /// the driver has to be asked.
 #[cold]
-fn primary(shape: Shape, device: u64, call: impl FnOnce() -> u32, tell: impl Fn(&Call)) -> u32 {
+fn primary(shape: Shape, device: u64, call: impl FnOnce() -> u32, to: &impl Tell) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "an int lies in the word's lower half")]
     let device = device as i32;
     let context = in_driver(|| cuda::primary_context(device));
     let gone = || {
         if let Some(handle) = context {
-            tell(&Call::ContextGone { handle });
+            to.tell(&Call::ContextGone { handle });
         }
     };
     if shape == Shape::PrimaryReset {
@@ -329,16 +338,20 @@ pub(crate) mod rehearsal {
         let mut address = 0_u64;
         // SAFETY: the out-parameter is live.
         unsafe {
-            std::hint::black_box(alloc as unsafe extern "C" fn(u64, u64, u64) -> u32)((&raw mut address) as u64, bytes, stream);
+            std::hint::black_box(alloc as unsafe extern "C" fn(u64, u64, u64) -> u32)(
+                (&raw mut address) as u64,
+                bytes,
+                stream,
+            );
         }
         std::hint::black_box(free as extern "C" fn(u64, u64) -> u32)(std::hint::black_box(address), stream);
     }
 
-    pub(crate) fn begin(handler: fn(&Caller, &Call)) {
-        HANDLER.set(handler);
-        DRIVERS[Row::cuMemAllocAsync as usize].store(alloc as *const () as usize, Relaxed);
-        DRIVERS[Row::cuMemFreeAsync as usize].store(free as *const () as usize, Relaxed);
-        ACTIVE.store(true, SeqCst);
+    pub(crate) fn begin(observer: Observer) {
+        HOOKS.handler.set(observer);
+        HOOKS.drivers[Row::cuMemAllocAsync as usize].store(alloc as *const () as usize, Relaxed);
+        HOOKS.drivers[Row::cuMemFreeAsync as usize].store(free as *const () as usize, Relaxed);
+        HOOKS.active.store(true, SeqCst);
     }
 
     unsafe extern "C" fn alloc(out: u64, _: u64, _: u64) -> u32 {
