@@ -208,7 +208,7 @@ fn hear_other(context: Context, call: &Call) {
         },
         Call::Created { handle, bytes, device } => {
             let kind = if device.is_some() { MemKind::Vmm } else { MemKind::PinnedHost };
-            let stack = stacks::here(kind, bytes);
+            let stack = stacks::here(bytes);
             let block = Block { stack, ..Block::new(cuda(device.unwrap_or(0)), Bytes::new(bytes), kind) };
             known().handles.create(handle, block);
             tell(&EventKind::Alloc { key: Key::new(Space::Handle, handle), block });
@@ -262,7 +262,7 @@ fn cuda(ordinal: u32) -> Device {
 }
 
 fn allocated(key: Key, ordinal: u32, bytes: u64, kind: MemKind, context: u8) {
-    let stack = stacks::here(kind, bytes);
+    let stack = stacks::here(bytes);
     let block = Block { context, stack, ..Block::new(cuda(ordinal), Bytes::new(bytes), kind) };
     tell(&EventKind::Alloc { key, block });
 }

@@ -1,0 +1,237 @@
+//! The calling thread's stack by number: remembered, else walked.
+
+mod memo;
+mod modules;
+mod unwind;
+
+use std::{arch::asm, cell::RefCell, mem::MaybeUninit, ops::Range, ptr, sync::Arc};
+
+use self::{
+    memo::Memo,
+    modules::Modules,
+    unwind::{KEPT, Kept, Start, Unwinder},
+};
+
+/// Functions that are told of. The user's line is among them, however many a framework puts between it and the driver.
+const MOST: usize = 128;
+
+/// What a thread has for its stacks, about 62 KiB, from its first one to its end.
+struct Walker {
+    /// The thread's stack. Nothing outside of it is read.
+    bounds: Range<u64>,
+    memo: Memo,
+    unwinder: Unwinder,
+    modules: Option<Arc<Modules>>,
+}
+
+thread_local! {
+    static WALKER: RefCell<Option<Walker>> = const { RefCell::new(None) };
+}
+
+/// The program counter, then the registers that functions keep, as they are where the program counter is.
+type Registers = [u64; 1 + KEPT.len()];
+
+/// What `number` says of the return addresses of the calling thread's stack, innermost first, or said of the same stack
+/// before: it has to say the same of equal ones. It is given at most [`MOST`], without those of files that are to be skipped, nor of
+/// what is called by the innermost of these.
+///
+/// `None` where this cannot be known: the thread runs on another stack than its own or is about to end, or a function on it
+/// is in no file, or in one without tables. It does not panic, and takes no lock and allocates nothing for a stack that is
+/// remembered.
+#[inline]
+pub(super) fn number(
+    is_skipped: fn(&[u8]) -> bool,
+    number: impl Fn(&[usize]) -> u32,
+) -> Option<u32> {
+    let mut registers = MaybeUninit::<Registers>::uninit();
+    let sp: u64;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: it writes all of the record, which it is handed, and a register.
+    unsafe {
+        asm!(
+            "lea {sp}, [rip]",
+            "mov [{to}], {sp}",
+            "mov [{to} + 8], rbx",
+            "mov [{to} + 16], rbp",
+            "mov [{to} + 24], r12",
+            "mov [{to} + 32], r13",
+            "mov [{to} + 40], r14",
+            "mov [{to} + 48], r15",
+            "mov qword ptr [{to} + 56], 0",
+            "mov {sp}, rsp",
+            to = in(reg) registers.as_mut_ptr(),
+            sp = out(reg) sp,
+            options(nostack, preserves_flags),
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: it writes all of the record, which it is handed, and a register.
+    unsafe {
+        asm!(
+            "adr {sp}, .",
+            "str {sp}, [{to}]",
+            "stp x19, x20, [{to}, #8]",
+            "stp x21, x22, [{to}, #24]",
+            "stp x23, x24, [{to}, #40]",
+            "stp x25, x26, [{to}, #56]",
+            "stp x27, x28, [{to}, #72]",
+            "stp x29, x30, [{to}, #88]",
+            "mov {sp}, sp",
+            to = in(reg) registers.as_mut_ptr(),
+            sp = out(reg) sp,
+            options(nostack, preserves_flags),
+        );
+    }
+    let registers = registers.as_ptr().expose_provenance() as u64;
+    let of_thread = |walker: &RefCell<Option<Walker>>| {
+        let walker = &mut *walker.try_borrow_mut().ok()?;
+        let walker = walker.get_or_insert_with(Walker::new);
+        if !walker.bounds.contains(&sp) {
+            return None;
+        }
+        // The place of the registers is the same each time at the same place in the program, which the first of them is.
+        match walker.memo.find(sp, walker.bounds.end, word) {
+            Some(known) => Some(known),
+            None => walker.walk(registers, sp, is_skipped, number),
+        }
+    };
+    WALKER.try_with(of_thread).ok()?
+}
+
+/// A word of the calling thread's stack.
+fn word(address: u64) -> u64 {
+    // SAFETY: whoever asks has compared the address with the bounds of the stack that this thread runs on and is the only one
+    // to write to, and found it at or above the stack pointer. It is a multiple of 8, and whatever is there is some number.
+    unsafe { ptr::with_exposed_provenance::<u64>(address as usize).read_volatile() }
+}
+
+impl Walker {
+    fn new() -> Self {
+        // Where they are not known nothing is in them.
+        let bounds = stack_of_thread().unwrap_or_default();
+        Self { bounds, memo: Memo::new(), unwinder: Unwinder::new(), modules: None }
+    }
+
+    #[cold]
+    fn walk(
+        &mut self,
+        registers: u64,
+        sp: u64,
+        is_skipped: fn(&[u8]) -> bool,
+        number: impl Fn(&[usize]) -> u32,
+    ) -> Option<u32> {
+        let modules = Modules::current(self.modules.as_ref(), is_skipped)?;
+        if self.modules.as_ref().is_some_and(|known| known.generation.unloaded != modules.generation.unloaded) {
+            // What was understood of a library may be of one that is no longer there.
+            self.memo.clear();
+            self.unwinder.clear();
+        }
+        self.modules = Some(Arc::clone(&modules));
+        let Self { bounds, memo, unwinder, .. } = self;
+        let mut note = memo.begin(sp);
+        let mut read = |address: u64| {
+            let is_of_stack = address % 8 == 0 && sp <= address && address.checked_add(8)? <= bounds.end;
+            is_of_stack.then(|| {
+                let value = word(address);
+                memo.note(&mut note, address, value);
+                value
+            })
+        };
+        let pc = read(registers)?;
+        let kept: Kept = std::array::from_fn(|at| registers + 8 * (1 + at as u64));
+        let mut room = [0; MOST];
+        let (mut count, mut is_inside) = (0, true);
+        unwinder.walk(&modules, Start { pc, sp, kept }, read, |walked| {
+            if walked.is_skipped {
+                // What the driver calls is what listens to it, and no more.
+                count = if is_inside { 0 } else { count };
+                is_inside = false;
+            } else if let Some(place) = room.get_mut(count) {
+                *place = walked.address as usize;
+                count += 1;
+            }
+            count < room.len()
+        })?;
+        let number = number(&room[..count]);
+        memo.keep(note, number);
+        Some(number)
+    }
+}
+
+/// The bounds of the calling thread's stack. Of the first thread the C library reads them in a file.
+fn stack_of_thread() -> Option<Range<u64>> {
+    let mut attributes = MaybeUninit::uninit();
+    // SAFETY: it asks for this thread, which runs, and fills the record in unless it says otherwise.
+    if unsafe { libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    let (mut start, mut size) = (ptr::null_mut(), 0);
+    // SAFETY: the record was filled in, is read, and is given back once.
+    let is_known = unsafe {
+        let answer = libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut start, &raw mut size);
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        answer == 0
+    };
+    let start = start.addr() as u64;
+    is_known.then_some(start..start.checked_add(size as u64)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::RefCell, hint::black_box, thread};
+
+    use super::*;
+    use crate::sys::stack::capture;
+
+    /// A function of its own for each depth that the compiler keeps.
+    #[inline(never)]
+    fn deeper<R>(depth: usize, at_the_bottom: &mut dyn FnMut() -> R) -> R {
+        let result = match depth {
+            0 => at_the_bottom(),
+            _ => deeper(depth - 1, at_the_bottom),
+        };
+        black_box(());
+        result
+    }
+
+    /// The stack as this file walks it, if it does so now.
+    fn walked() -> Option<Vec<usize>> {
+        let addresses = RefCell::new(None);
+        let known = number(|_| false, |stack| {
+            *addresses.borrow_mut() = Some(stack.to_vec());
+            7
+        });
+        assert_eq!(known, Some(7));
+        addresses.into_inner()
+    }
+
+    /// Forgets what the calling thread walked before.
+    fn forget() {
+        WALKER.with_borrow_mut(|walker| if let Some(walker) = walker { walker.memo.clear() });
+    }
+
+    /// Both walks lead through the same functions.
+    #[inline(never)]
+    #[track_caller]
+    fn check() -> usize {
+        forget();
+        let ours = walked().expect("it was forgotten");
+        let mut theirs = [0; 1024];
+        let count = capture(&mut theirs, 0);
+        // Each begins at a line of its own here.
+        let theirs = &theirs[1..count];
+        let common = ours.iter().position(|address| *address == theirs[0]).expect("the caller is on both");
+        let ours = &ours[common..];
+        assert_eq!(ours, &theirs[..theirs.len().min(ours.len())]);
+        assert!(ours.len() == theirs.len() || common + ours.len() == MOST, "{} of {}", ours.len(), theirs.len());
+        ours.len()
+    }
+
+    #[test]
+    fn it_walks_where_the_unwinder_of_the_system_walks() {
+        let here = check();
+        assert!(here > 3);
+        assert_eq!(deeper(20, &mut check), here + 22);
+        assert!(deeper(200, &mut check) > 100);
+    }
+}
