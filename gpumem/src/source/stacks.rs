@@ -68,6 +68,17 @@ pub(crate) fn take_down() -> StackId {
     StackId::NONE
 }
 
+/// The three ways to a stack's number: as always, without remembering any, and by the unwinder of the system.
+#[cfg(all(feature = "bench", feature = "backtrace"))]
+pub(crate) const WAYS_TO_A_STACK: [fn() -> StackId; 3] = [
+    take_down,
+    || {
+        crate::sys::stack::forget();
+        take_down()
+    },
+    || StackId(crate::sys::stack::captured(|addresses| stacks().number(addresses).0)),
+];
+
 /// What is on a stack, innermost first. Slow: for printing.
 pub(crate) fn frames(stack: StackId) -> Vec<Frame> {
     // Not under the lock: allocations go on meanwhile.

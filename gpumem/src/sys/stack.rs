@@ -22,21 +22,29 @@ pub(crate) struct Symbol {
 /// remembered it is given what [`capture`] finds, which is slow, and so of fewer functions and with all of them.
 #[inline]
 pub(crate) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) -> u32) -> u32 {
+    #[cfg(all(target_os = "linux", target_pointer_width = "64", any(target_arch = "x86_64", target_arch = "aarch64")))]
+    if let Some(number) = super::walker::number(is_skipped, &number) {
+        return number;
+    }
+    let _ = is_skipped;
+    captured(number)
+}
+
+/// The calling thread remembers no stack from before.
+#[cfg(feature = "bench")]
+pub(crate) fn forget() {
     #[cfg(all(
         target_os = "linux",
         target_pointer_width = "64",
         any(target_arch = "x86_64", target_arch = "aarch64")
     ))]
-    if let Some(number) = super::walker::number(is_skipped, &number) {
-        return number;
-    }
-    let _ = is_skipped;
-    captured(&number)
+    super::walker::forget();
 }
 
+/// The number of a stack that is not remembered.
 #[cold]
 #[inline(never)]
-fn captured(number: &impl Fn(&[usize]) -> u32) -> u32 {
+pub(crate) fn captured(number: impl Fn(&[usize]) -> u32) -> u32 {
     let mut addresses = [0; MOST_CAPTURED];
     let count = capture(&mut addresses, 1);
     number(&addresses[..count])

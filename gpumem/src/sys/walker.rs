@@ -9,13 +9,36 @@ use std::{arch::asm, cell::RefCell, mem::MaybeUninit, ops::Range, ptr, sync::Arc
 use self::{
     memo::Memo,
     modules::Modules,
-    unwind::{KEPT, Kept, Start, Unwinder},
+    unwind::{KEPT, Kept, Start, Unwinder, Walked},
 };
 
 /// Functions that are told of. The user's line is among them, however many a framework puts between it and the driver.
 const MOST: usize = 128;
 
-/// What a thread has for its stacks, about 62 KiB, from its first one to its end.
+/// What is told of a stack: not the functions of files that are to be skipped. The driver's are the same on each stack.
+struct Told {
+    addresses: [usize; MOST],
+    count: usize,
+    /// The walk has come to a function that is skipped.
+    is_behind: bool,
+}
+
+impl Told {
+    /// Adds a function, and says whether there is room for more.
+    fn add(&mut self, walked: &Walked) -> bool {
+        if walked.is_skipped {
+            // What the driver calls is what listens to it, and no more.
+            self.count = if self.is_behind { self.count } else { 0 };
+            self.is_behind = true;
+        } else if let Some(place) = self.addresses.get_mut(self.count) {
+            *place = usize::try_from(walked.address).unwrap_or(0);
+            self.count += 1;
+        }
+        self.count < MOST
+    }
+}
+
+/// What a thread has for its stacks, less than 64 KiB, from its first one to its end.
 struct Walker {
     /// The thread's stack. Nothing outside of it is read.
     bounds: Range<u64>,
@@ -39,10 +62,7 @@ type Registers = [u64; 1 + KEPT.len()];
 /// is in no file, or in one without tables. It does not panic, and takes no lock and allocates nothing for a stack that is
 /// remembered.
 #[inline]
-pub(super) fn number(
-    is_skipped: fn(&[u8]) -> bool,
-    number: impl Fn(&[usize]) -> u32,
-) -> Option<u32> {
+pub(super) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) -> u32) -> Option<u32> {
     let mut registers = MaybeUninit::<Registers>::uninit();
     let sp: u64;
     #[cfg(target_arch = "x86_64")]
@@ -98,6 +118,16 @@ pub(super) fn number(
     WALKER.try_with(of_thread).ok()?
 }
 
+/// The calling thread remembers no stack from before.
+#[cfg(any(test, feature = "bench"))]
+pub(super) fn forget() {
+    WALKER.with_borrow_mut(|walker| {
+        if let Some(walker) = walker {
+            walker.memo.clear();
+        }
+    });
+}
+
 /// A word of the calling thread's stack.
 fn word(address: u64) -> u64 {
     // SAFETY: whoever asks has compared the address with the bounds of the stack that this thread runs on and is the only one
@@ -139,20 +169,9 @@ impl Walker {
         };
         let pc = read(registers)?;
         let kept: Kept = std::array::from_fn(|at| registers + 8 * (1 + at as u64));
-        let mut room = [0; MOST];
-        let (mut count, mut is_inside) = (0, true);
-        unwinder.walk(&modules, Start { pc, sp, kept }, read, |walked| {
-            if walked.is_skipped {
-                // What the driver calls is what listens to it, and no more.
-                count = if is_inside { 0 } else { count };
-                is_inside = false;
-            } else if let Some(place) = room.get_mut(count) {
-                *place = walked.address as usize;
-                count += 1;
-            }
-            count < room.len()
-        })?;
-        let number = number(&room[..count]);
+        let mut told = Told { addresses: [0; MOST], count: 0, is_behind: false };
+        unwinder.walk(&modules, &Start { pc, sp, kept }, read, |walked| told.add(&walked))?;
+        let number = number(&told.addresses[..told.count]);
         memo.keep(note, number);
         Some(number)
     }
@@ -177,61 +196,4 @@ fn stack_of_thread() -> Option<Range<u64>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{cell::RefCell, hint::black_box, thread};
-
-    use super::*;
-    use crate::sys::stack::capture;
-
-    /// A function of its own for each depth that the compiler keeps.
-    #[inline(never)]
-    fn deeper<R>(depth: usize, at_the_bottom: &mut dyn FnMut() -> R) -> R {
-        let result = match depth {
-            0 => at_the_bottom(),
-            _ => deeper(depth - 1, at_the_bottom),
-        };
-        black_box(());
-        result
-    }
-
-    /// The stack as this file walks it, if it does so now.
-    fn walked() -> Option<Vec<usize>> {
-        let addresses = RefCell::new(None);
-        let known = number(|_| false, |stack| {
-            *addresses.borrow_mut() = Some(stack.to_vec());
-            7
-        });
-        assert_eq!(known, Some(7));
-        addresses.into_inner()
-    }
-
-    /// Forgets what the calling thread walked before.
-    fn forget() {
-        WALKER.with_borrow_mut(|walker| if let Some(walker) = walker { walker.memo.clear() });
-    }
-
-    /// Both walks lead through the same functions.
-    #[inline(never)]
-    #[track_caller]
-    fn check() -> usize {
-        forget();
-        let ours = walked().expect("it was forgotten");
-        let mut theirs = [0; 1024];
-        let count = capture(&mut theirs, 0);
-        // Each begins at a line of its own here.
-        let theirs = &theirs[1..count];
-        let common = ours.iter().position(|address| *address == theirs[0]).expect("the caller is on both");
-        let ours = &ours[common..];
-        assert_eq!(ours, &theirs[..theirs.len().min(ours.len())]);
-        assert!(ours.len() == theirs.len() || common + ours.len() == MOST, "{} of {}", ours.len(), theirs.len());
-        ours.len()
-    }
-
-    #[test]
-    fn it_walks_where_the_unwinder_of_the_system_walks() {
-        let here = check();
-        assert!(here > 3);
-        assert_eq!(deeper(20, &mut check), here + 22);
-        assert!(deeper(200, &mut check) > 100);
-    }
-}
+mod tests;

@@ -6,7 +6,7 @@ const WAYS: usize = 16;
 const SETS: usize = 8;
 
 /// Words of all stacks together. Twelve bytes each, half of what a thread spends on this.
-const WORDS: usize = 2560;
+const WORDS: usize = 2304;
 
 /// Words of one stack. One that has more is walked each time.
 pub(super) const MOST_WORDS: usize = 512;
@@ -116,7 +116,7 @@ impl Memo {
 
     /// Forgets all of them.
     pub(super) fn clear(&mut self) {
-        self.ways.fill(Way::default());
+        self.next += WORDS as u64;
     }
 }
 
@@ -131,4 +131,157 @@ fn set(sp: u64) -> std::ops::Range<usize> {
     let hash = (sp >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
     let first = hash as usize % SETS * WAYS;
     first..first + WAYS
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    const SP: u64 = 0x7fff_0000;
+
+    /// A stack from [`SP`] on.
+    fn notes(memo: &mut Memo, words: &[u64], places: &[usize], number: u32) {
+        let mut note = memo.begin(SP);
+        for at in places {
+            memo.note(&mut note, SP + 8 * *at as u64, words[*at]);
+        }
+        memo.keep(note, number);
+    }
+
+    fn find(memo: &mut Memo, words: &[u64]) -> Option<u32> {
+        let end = SP + 8 * words.len() as u64;
+        memo.find(SP, end, |address| words[usize::try_from((address - SP) / 8).unwrap()])
+    }
+
+    #[test]
+    fn it_is_known_while_all_words_that_were_read_are_the_same() {
+        let mut memo = Memo::new();
+        let mut words: Vec<u64> = (100..140).collect();
+        let places = [3, 0, 17, 17, 39];
+        assert_eq!(find(&mut memo, &words), None);
+        notes(&mut memo, &words, &places, 5);
+        for at in 0..words.len() {
+            for other in [0, u64::MAX, words[at] ^ 1, words[at] ^ (1 << 63)] {
+                let was = std::mem::replace(&mut words[at], other);
+                let expected = (!places.contains(&at)).then_some(5);
+                assert_eq!(find(&mut memo, &words), expected, "word {at} is {other}");
+                words[at] = was;
+            }
+        }
+        assert_eq!(find(&mut memo, &words), Some(5));
+        let read = |_| -> u64 { panic!("there is nothing of this stack") };
+        assert_eq!(memo.find(SP + 8, SP + 400, read), None, "another stack pointer");
+    }
+
+    #[test]
+    fn nothing_is_read_beyond_the_end() {
+        let mut memo = Memo::new();
+        let words = [1, 2, 3, 4];
+        notes(&mut memo, &words, &[3, 0], 5);
+        let asked = Cell::new(0);
+        let read = |address: u64| {
+            asked.set(asked.get() + 1);
+            words[usize::try_from((address - SP) / 8).unwrap()]
+        };
+        for end in [0, SP - 1, SP, SP + 8, SP + 31] {
+            assert_eq!((memo.find(SP, end, read), asked.get()), (None, 0));
+        }
+        assert_eq!((memo.find(SP, SP + 32, read), asked.take()), (Some(5), 3));
+    }
+
+    #[test]
+    fn callers_at_one_stack_pointer_are_told_apart_by_any_word() {
+        let mut memo = Memo::new();
+        let places: Vec<usize> = (0..30).collect();
+        let stacks: Vec<Vec<u64>> = (0..WAYS)
+            .map(|other| {
+                let mut words = vec![7; 30];
+                words[other] = 8;
+                words
+            })
+            .collect();
+        for (number, words) in (0..).zip(&stacks) {
+            assert_eq!(find(&mut memo, words), None);
+            notes(&mut memo, words, &places, number);
+        }
+        for round in 0..100 {
+            for turn in 0..WAYS {
+                let number = (turn * (2 * round + 1)) % WAYS;
+                assert_eq!(find(&mut memo, &stacks[number]), u32::try_from(number).ok());
+            }
+        }
+        assert_eq!(find(&mut memo, &[7; 30]), None);
+        // One more than there is room for: the oldest gives way.
+        let mut words = vec![7; 30];
+        words[29] = 8;
+        notes(&mut memo, &words, &places, 99);
+        assert_eq!(find(&mut memo, &words), Some(99));
+        let known: Vec<bool> = stacks.iter().map(|words| find(&mut memo, words).is_some()).collect();
+        assert_eq!(known, (0..WAYS).map(|number| number > 0).collect::<Vec<_>>());
+    }
+
+    /// Whatever was forgotten meanwhile, nothing is taken for another stack.
+    #[test]
+    fn the_oldest_words_give_way_to_new_ones() {
+        let mut memo = Memo::new();
+        let length = |number: u32| 1 + number as usize * 37 % MOST_WORDS;
+        let stack =
+            |number: u32| -> Vec<u64> { (0..length(number) as u64).map(|at| at * 1000 + u64::from(number)).collect() };
+        let mut most = 0;
+        for number in 0..2000 {
+            let words = stack(number);
+            let places: Vec<usize> = (0..words.len()).collect();
+            notes(&mut memo, &words, &places, number);
+            assert_eq!(find(&mut memo, &words), Some(number));
+            let known = (0..=number).rev().take(40).filter(|number| {
+                let found = find(&mut memo, &stack(*number));
+                assert!(found.is_none_or(|found| found == *number), "{found:?} for {number}");
+                found.is_some()
+            });
+            most = most.max(known.count());
+        }
+        assert!((5..=WAYS).contains(&most), "{most} are known at a time");
+    }
+
+    #[test]
+    fn a_walk_that_comes_to_nothing_leaves_nothing() {
+        let mut memo = Memo::new();
+        let words: Vec<u64> = (0..600).collect();
+        notes(&mut memo, &words, &[1, 2], 1);
+        let mut note = memo.begin(SP);
+        memo.note(&mut note, SP, 0);
+        assert_eq!(find(&mut memo, &words), Some(1));
+        // Too many words, one below the stack pointer, one too far from it, none.
+        let all: Vec<usize> = (0..=MOST_WORDS).collect();
+        notes(&mut memo, &words, &all, 2);
+        notes(&mut memo, &words, &all[..MOST_WORDS], 3);
+        assert_eq!(find(&mut memo, &words), Some(1));
+        for outside in [SP - 8, SP + (1 << 32) - 8, u64::MAX - 7] {
+            let mut note = memo.begin(SP);
+            memo.note(&mut note, SP, 0);
+            memo.note(&mut note, outside, 0);
+            memo.keep(note, 4);
+        }
+        let note = memo.begin(SP);
+        memo.keep(note, 5);
+        let mut words = words;
+        words[2] = 0;
+        assert_eq!(find(&mut memo, &words), None);
+        words[0] = 9;
+        assert_eq!(find(&mut memo, &words), None);
+    }
+
+    #[test]
+    fn all_is_forgotten_at_once() {
+        let mut memo = Memo::new();
+        for number in 0..3 {
+            notes(&mut memo, &[u64::from(number)], &[0], number);
+        }
+        memo.clear();
+        assert!((0..3).all(|word| find(&mut memo, &[word]).is_none()));
+        notes(&mut memo, &[1], &[0], 7);
+        assert_eq!((find(&mut memo, &[1]), find(&mut memo, &[2])), (Some(7), None));
+    }
 }

@@ -3,7 +3,6 @@
 use std::{
     ffi::{CStr, c_int, c_void},
     ops::{ControlFlow, Range},
-
     slice,
     sync::{Arc, Mutex, TryLockError},
 };
@@ -40,8 +39,7 @@ pub(super) struct Modules {
 static NEWEST: Mutex<Option<Arc<Modules>>> = Mutex::new(None);
 
 impl Modules {
-    /// What is loaded now, of which `known` is what the caller had. `None` where the loader does not say when that changes, and
-    /// while another thread makes a list: the child of a fork would wait for ever for a thread that it does not have.
+    /// What is loaded now, of which `known` is what the caller had. `None` where the loader does not say when that changes.
     ///
     /// It takes the loader's lock, as a walk of the unwinder does.
     pub(super) fn current(known: Option<&Arc<Self>>, is_skipped: fn(&[u8]) -> bool) -> Option<Arc<Self>> {
@@ -49,10 +47,11 @@ impl Modules {
         if let Some(known) = known.filter(|known| known.generation == generation) {
             return Some(Arc::clone(known));
         }
+        // Nobody waits: the child of a fork would do so for ever, for a thread that it does not have.
         let mut newest = match NEWEST.try_lock() {
             Ok(newest) => newest,
             Err(TryLockError::Poisoned(newest)) => newest.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
+            Err(TryLockError::WouldBlock) => return Some(Arc::new(Self::read(is_skipped))),
         };
         if newest.as_ref().is_none_or(|newest| newest.generation != generation) {
             *newest = Some(Arc::new(Self::read(is_skipped)));
@@ -77,13 +76,15 @@ impl Modules {
         }
         // SAFETY: the loader hands over the table of a file that it holds loaded during this call.
         let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
-        let of = |kind, flags| headers.iter().filter(move |header| header.p_type == kind && header.p_flags & flags == flags);
+        let of =
+            |kind, flags| headers.iter().filter(move |header| header.p_type == kind && header.p_flags & flags == flags);
         let range = |header: &libc::Elf64_Phdr| {
             let start = info.dlpi_addr.wrapping_add(header.p_vaddr);
             start..start.saturating_add(header.p_memsz.min(header.p_filesz))
         };
         let readable: Arc<[_]> = of(PT_LOAD, PF_R).map(range).collect();
-        let index = of(PT_GNU_EH_FRAME, PF_R).map(range).find(|index| covering(&readable, index.start) >= Some(index.end));
+        let index =
+            of(PT_GNU_EH_FRAME, PF_R).map(range).find(|index| covering(&readable, index.start) >= Some(index.end));
         let Some(index) = index else { return };
         // SAFETY: a name that is not null is a string of the loader's, which lives as long as the file is loaded.
         let name = (!info.dlpi_name.is_null()).then(|| unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes());
@@ -141,4 +142,20 @@ fn each<F: FnMut(&dl_phdr_info) -> ControlFlow<()>>(mut show: F) {
     }
     // SAFETY: `one` is called before this returns, with this pointer, and by this thread alone.
     unsafe { libc::dl_iterate_phdr(Some(one::<F>), (&raw mut show).cast()) };
+}
+
+#[cfg(test)]
+impl Modules {
+    pub(super) fn all(&self) -> &[Module] {
+        &self.all
+    }
+}
+
+#[cfg(test)]
+impl Module {
+    /// The same with its tables elsewhere: all that is readable.
+    pub(super) fn moved(&self, start: u64, length: u64) -> Self {
+        let index = start..start + (self.index.end - self.index.start).min(length);
+        Self { index, readable: [start..start + length].into(), ..self.clone() }
+    }
 }

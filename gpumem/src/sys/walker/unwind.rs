@@ -2,14 +2,17 @@
 //! system does, but keeps what it understood of a place in a cache. Where a table is missing or says something unusual, it
 //! gives up: it never guesses.
 
+use std::ops::Range;
+
 use gimli::{
-    BaseAddresses, CfaRule, EhFrame, EhFrameHdr, EndianSlice, NativeEndian, Operation, Register, RegisterRule,
-    UnwindContext, UnwindContextStorage, UnwindExpression, UnwindSection, UnwindTableRow,
+    BaseAddresses, CfaRule, EhFrame, EhFrameHdr, Encoding, EndianSlice, FrameDescriptionEntry, NativeEndian, Operation,
+    ParsedEhFrameHdr, Register, RegisterRule, UnwindContext, UnwindContextStorage, UnwindExpression, UnwindSection,
+    UnwindTableRow, Vendor,
 };
 
 use super::modules::{Module, Modules};
 
-type Table = EhFrame<EndianSlice<'static, NativeEndian>>;
+type Bytes = EndianSlice<'static, NativeEndian>;
 
 /// The registers that functions hand back as they got them, by the numbers of the tables; the last holds, or is, where a
 /// function returns to. The first walked function finds them where [`super::Registers`] wrote them down.
@@ -21,7 +24,7 @@ const STACK_POINTER: u16 = if cfg!(target_arch = "x86_64") { 7 } else { 31 };
 const RETURNS: usize = KEPT.len() - 1;
 
 /// The farthest that a walk goes.
-const MOST_WALKED: usize = 512;
+const MOST_WALKED: usize = 256;
 
 /// What a place is counted from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +62,7 @@ struct Rule {
     kept: [Saved; KEPT.len()],
 }
 
-/// Where the values of [`KEPT`] are; 0 where that is lost.
+/// Where the values of [`KEPT`] are.
 pub(super) type Kept = [u64; KEPT.len()];
 
 /// Where a walk begins.
@@ -83,6 +86,8 @@ pub(super) struct Unwinder {
     /// By address: sets of [`WAYS`], the newest first. Nothing is at address 0.
     rules: Box<[(u64, Rule)]>,
     context: Box<UnwindContext<usize, InPlace>>,
+    /// Of each function that was walked: a place in it, and its frame's end.
+    trail: Box<[(u64, u64)]>,
 }
 
 /// Room for the rows of a table without the heap. A function that saves more registers than this is not one of a
@@ -104,7 +109,11 @@ impl Unwinder {
             is_skipped: false,
             kept: [Saved::Nowhere; KEPT.len()],
         };
-        Self { rules: vec![(0, nothing); WAYS * SETS].into(), context: Box::new(UnwindContext::new_in()) }
+        Self {
+            rules: vec![(0, nothing); WAYS * SETS].into(),
+            context: Box::new(UnwindContext::new_in()),
+            trail: vec![(0, 0); MOST_WALKED].into(),
+        }
     }
 
     /// Forgets what it understood of libraries.
@@ -117,55 +126,84 @@ impl Unwinder {
     pub(super) fn walk(
         &mut self,
         modules: &Modules,
-        start: Start,
+        start: &Start,
         mut read: impl FnMut(u64) -> Option<u64>,
         mut show: impl FnMut(Walked) -> bool,
     ) -> Option<()> {
-        let Start { pc, mut sp, mut kept } = start;
-        let mut address = pc;
+        let (mut address, mut sp) = (start.pc, start.sp);
         // A call returns behind itself, which may be in the next function already.
-        let mut inside = pc;
-        for walked in 0..MOST_WALKED {
-            let rule = self.rule(modules, inside)?;
-            if walked > 0 && !show(Walked { address, is_skipped: rule.is_skipped }) {
+        let mut inside = start.pc;
+        for depth in 0..MOST_WALKED {
+            let &Rule { end, is_read, is_skipped, ref kept } = self.rule(modules, inside)?;
+            let returns = kept[RETURNS];
+            if depth > 0 && !show(Walked { address, is_skipped }) {
                 break;
             }
-            if rule.kept[RETURNS] == Saved::Nowhere {
-                break;
+            let end = match end.base {
+                Base::Kept(register) => {
+                    let at = self.place(modules, start, depth, register, &mut read)?;
+                    read(at)?
+                }
+                Base::Stack | Base::Frame => sp,
             }
-            let end = rule.end.find(0, sp, &kept, &mut read)?;
-            let end = if rule.is_read { read(end)? } else { end };
-            // Only a function that called nobody may have no frame, or leave where it returns to in a register.
-            if end < sp || walked > 0 && (end == sp || rule.kept[RETURNS] == Saved::Same) {
+            .checked_add_signed(end.bytes())?;
+            let end = if is_read { read(end)? } else { end };
+            let is_innermost = depth == 0;
+            // Only a function that called nobody may have no frame.
+            if end < sp || end == sp && !is_innermost {
                 return None;
             }
-            let mut of_caller = kept;
-            for (place, saved) in of_caller.iter_mut().zip(rule.kept) {
-                match saved {
-                    Saved::Same => {}
-                    Saved::At(saved) => *place = saved.find(end, sp, &kept, &mut read)?,
-                    Saved::Nowhere => *place = 0,
-                }
-            }
-            (sp, kept) = (end, of_caller);
-            address = without_signature(read(kept[RETURNS])?);
+            self.trail[depth] = (inside, end);
+            let at = match returns {
+                Saved::At(Place { base: Base::Frame, words }) => end.checked_add_signed(i64::from(words) * 8)?,
+                // The same holds of a function that leaves in a register where it returns to.
+                Saved::Same if !is_innermost => return None,
+                Saved::Same | Saved::At(_) => self.place(modules, start, depth + 1, RETURNS as u8, &mut read)?,
+                Saved::Nowhere => break,
+            };
+            address = without_signature(read(at)?);
             if address == 0 {
                 break;
             }
-            inside = address - 1;
+            (inside, sp) = (address - 1, end);
         }
         Some(())
+    }
+
+    /// Where the value of a register is that the function so many frames from the innermost one was left with: the nearest
+    /// function further inside that saved it says so.
+    fn place(
+        &mut self,
+        modules: &Modules,
+        start: &Start,
+        depth: usize,
+        register: u8,
+        read: &mut impl FnMut(u64) -> Option<u64>,
+    ) -> Option<u64> {
+        for further in (0..depth).rev() {
+            let (inside, end) = self.trail[further];
+            let saved = match self.rule(modules, inside)?.kept[usize::from(register)] {
+                Saved::Same => continue,
+                Saved::At(saved) => saved,
+                Saved::Nowhere => return None,
+            };
+            let base = match saved.base {
+                Base::Frame => end,
+                Base::Stack => further.checked_sub(1).map_or(start.sp, |before| self.trail[before].1),
+                Base::Kept(other) => {
+                    let at = self.place(modules, start, further, other, read)?;
+                    read(at)?
+                }
+            };
+            return base.checked_add_signed(saved.bytes());
+        }
+        Some(start.kept[usize::from(register)])
     }
 }
 
 impl Place {
-    fn find(self, end: u64, sp: u64, kept: &Kept, read: &mut impl FnMut(u64) -> Option<u64>) -> Option<u64> {
-        let base = match self.base {
-            Base::Frame => end,
-            Base::Stack => sp,
-            Base::Kept(register) => read(*kept.get(usize::from(register))?)?,
-        };
-        base.checked_add_signed(i64::from(self.words) * 8)
+    fn bytes(self) -> i64 {
+        i64::from(self.words) * 8
     }
 
     fn new(base: Base, bytes: i64) -> Option<Self> {
@@ -183,8 +221,8 @@ impl Place {
     }
 
     /// What the expressions of compilers come to, where a function aligned its frame: a place, or the word that is there.
-    fn of(expression: &UnwindExpression<usize>, table: &Table, encoding: gimli::Encoding) -> Option<(Self, bool)> {
-        let mut steps = expression.get(table).ok()?.operations(encoding);
+    fn of(expression: &UnwindExpression<usize>, entries: &EhFrame<Bytes>, encoding: Encoding) -> Option<(Self, bool)> {
+        let mut steps = expression.get(entries).ok()?.operations(encoding);
         let Operation::RegisterOffset { register, offset, .. } = steps.next().ok()?? else { return None };
         let is_read = match steps.next().ok()? {
             None => false,
@@ -198,53 +236,73 @@ impl Place {
 
 impl Unwinder {
     /// The rule at an address, from the cache if it is there.
-    fn rule(&mut self, modules: &Modules, address: u64) -> Option<Rule> {
+    fn rule(&mut self, modules: &Modules, address: u64) -> Option<&Rule> {
         let hash = address.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         let first = hash as usize % SETS * WAYS;
         let ways = &mut self.rules[first..first + WAYS];
-        if let Some((_, rule)) = ways.iter().find(|(known, _)| *known == address) {
-            return Some(*rule);
-        }
-        let rule = understand(modules.of(address)?, address, &mut self.context)?;
-        ways.rotate_right(1);
-        ways[0] = (address, rule);
-        Some(rule)
+        let known = ways.iter().position(|(known, _)| *known == address);
+        let at = if let Some(known) = known {
+            known
+        } else {
+            let rule = understand(modules.of(address)?, address, &mut self.context)?;
+            ways.rotate_right(1);
+            ways[0] = (address, rule);
+            0
+        };
+        Some(&ways[at].1)
     }
 }
 
-/// Looks an address up in the tables of its module.
+/// What the tables of a module say of an address.
 fn understand(module: &Module, address: u64, context: &mut UnwindContext<usize, InPlace>) -> Option<Rule> {
-    // SAFETY: the module is loaded: the list was compared with the loader's before this walk, and a function of the module is
-    // on this thread's stack, so nobody unloads it meanwhile. The range is in a segment that is readable.
-    let bytes = |range: std::ops::Range<u64>| unsafe { memory(range) };
-    let bases = BaseAddresses::default().set_eh_frame_hdr(module.index.start);
-    let index = EhFrameHdr::new(bytes(module.index.clone()), NativeEndian).parse(&bases, 8).ok()?;
-    let start = index.eh_frame_ptr().direct().ok()?;
-    let bases = bases.set_eh_frame(start);
-    let mut table = Table::new(bytes(start..module.readable_up_to(start)?), NativeEndian);
-    table.set_address_size(8);
-    if cfg!(target_arch = "aarch64") {
-        table.set_vendor(gimli::Vendor::AArch64);
-    }
-    let offset = index.table()?.lookup(address, &bases).ok()?.direct().ok()?.checked_sub(start)?;
-    let offset = usize::try_from(offset).ok()?;
-    let entry = table.fde_from_offset(&bases, offset.into(), EhFrame::cie_from_offset).ok()?;
-    let is_usual = entry.contains(address)
-        && !entry.is_signal_trampoline()
-        && entry.cie().return_address_register() == Register(KEPT[RETURNS]);
-    if !is_usual {
+    let tables = Tables::of(module)?;
+    let entry = tables.entry(address)?;
+    if entry.is_signal_trampoline() || entry.cie().return_address_register() != Register(KEPT[RETURNS]) {
         return None;
     }
-    let encoding = entry.cie().encoding();
-    let row = entry.unwind_info_for_address(&table, &bases, context, address).ok()?;
-    Rule::of(row, &table, encoding, module.is_skipped)
+    let row = entry.unwind_info_for_address(&tables.entries, &tables.bases, context, address).ok()?;
+    Rule::of(row, &tables.entries, entry.cie().encoding(), module.is_skipped)
+}
+
+/// The tables of a module.
+struct Tables {
+    bases: BaseAddresses,
+    /// By address.
+    index: ParsedEhFrameHdr<Bytes>,
+    start: u64,
+    entries: EhFrame<Bytes>,
+}
+
+impl Tables {
+    fn of(module: &Module) -> Option<Self> {
+        // SAFETY: the module is loaded: the list was compared with the loader's before this walk, and a function of the module
+        // is on this thread's stack, so nobody unloads it meanwhile. The ranges are in a segment that is readable.
+        let bytes = |range: Range<u64>| EndianSlice::new(unsafe { memory(range) }, NativeEndian);
+        let bases = BaseAddresses::default().set_eh_frame_hdr(module.index.start);
+        let index = EhFrameHdr::from(bytes(module.index.clone())).parse(&bases, 8).ok()?;
+        let start = index.eh_frame_ptr().direct().ok()?;
+        let mut entries = EhFrame::from(bytes(start..module.readable_up_to(start)?));
+        entries.set_address_size(8);
+        if cfg!(target_arch = "aarch64") {
+            entries.set_vendor(Vendor::AArch64);
+        }
+        Some(Self { bases: bases.set_eh_frame(start), index, start, entries })
+    }
+
+    /// What is said of the function that an address is in.
+    fn entry(&self, address: u64) -> Option<FrameDescriptionEntry<Bytes>> {
+        let offset = self.index.table()?.lookup(address, &self.bases).ok()?.direct().ok()?.checked_sub(self.start)?;
+        let offset = usize::try_from(offset).ok()?;
+        let entry = self.entries.fde_from_offset(&self.bases, offset.into(), EhFrame::cie_from_offset).ok()?;
+        entry.contains(address).then_some(entry)
+    }
 }
 
 /// What is in memory, from one address to another.
 ///
 /// # Safety
 /// It must be readable and not change for as long as the slice is used.
-unsafe fn memory(range: std::ops::Range<u64>) -> &'static [u8] {
+unsafe fn memory(range: Range<u64>) -> &'static [u8] {
     let length = range.end.saturating_sub(range.start) as usize;
     // SAFETY: the caller says so.
     unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(range.start as usize), length) }
@@ -253,8 +311,8 @@ unsafe fn memory(range: std::ops::Range<u64>) -> &'static [u8] {
 impl Rule {
     fn of(
         row: &UnwindTableRow<usize, InPlace>,
-        table: &Table,
-        encoding: gimli::Encoding,
+        entries: &EhFrame<Bytes>,
+        encoding: Encoding,
         is_skipped: bool,
     ) -> Option<Self> {
         if row.register(Register(STACK_POINTER)).is_some() {
@@ -262,12 +320,12 @@ impl Rule {
         }
         let (end, is_read) = match row.cfa() {
             CfaRule::RegisterAndOffset { register, offset } => (Place::from(*register, *offset)?, false),
-            CfaRule::Expression(expression) => Place::of(expression, table, encoding)?,
+            CfaRule::Expression(expression) => Place::of(expression, entries, encoding)?,
         };
         let saved = |register: u16| match row.register(Register(register)) {
             None | Some(RegisterRule::SameValue) => Saved::Same,
             Some(RegisterRule::Offset(offset)) => Place::new(Base::Frame, offset).map_or(Saved::Nowhere, Saved::At),
-            Some(RegisterRule::Expression(expression)) => match Place::of(&expression, table, encoding) {
+            Some(RegisterRule::Expression(expression)) => match Place::of(&expression, entries, encoding) {
                 Some((place, false)) => Saved::At(place),
                 _ => Saved::Nowhere,
             },
@@ -296,4 +354,85 @@ fn without_signature(address: u64) -> u64 {
         address
     };
     address
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// An address at the beginning and one in the midst of each function of a module.
+    fn addresses(module: &Module) -> Vec<u64> {
+        let tables = Tables::of(module).unwrap();
+        let table = tables.index.table().unwrap();
+        let mut functions = table.iter(&tables.bases);
+        let mut addresses = Vec::new();
+        while let Ok(Some((start, _))) = functions.next() {
+            let start = start.direct().unwrap();
+            let length = tables.entry(start).map_or(0, |entry| entry.len());
+            addresses.extend([start, start + length / 2]);
+        }
+        addresses
+    }
+
+    fn module_of(address: u64) -> (Arc<Modules>, Module) {
+        let modules = Modules::current(None, |_| false).expect("the loader counts");
+        let module = modules.of(address).expect("it is loaded").clone();
+        (modules, module)
+    }
+
+    #[test]
+    fn compilers_say_nothing_that_it_does_not_understand() {
+        let mut context = UnwindContext::new_in();
+        for address in [addresses as *const () as usize, libc::qsort as *const () as usize] {
+            let (_modules, module) = module_of(address as u64);
+            let addresses = addresses(&module);
+            let understood = |address: &&u64| understand(&module, **address, &mut context).is_some();
+            let count = addresses.iter().filter(understood).count();
+            assert!(count > 2000 && count * 1000 > addresses.len() * 998, "{count} of {}", addresses.len());
+        }
+    }
+
+    /// Tables that say something else than a compiler wrote: it gives up or not, but reads nothing elsewhere and does not
+    /// panic.
+    #[test]
+    fn broken_tables_do_no_harm() {
+        let (modules, _) = module_of(addresses as *const () as u64);
+        let size = |module: &&Module| module.readable_up_to(module.index.start).unwrap() - module.index.start;
+        let smallest = modules.all().iter().min_by_key(size).expect("there are some");
+        let addresses = addresses(smallest);
+        let (from, to) = (smallest.index.start, smallest.readable_up_to(smallest.index.start).unwrap());
+        // SAFETY: the module is loaded, and nobody unloads it.
+        let sound = unsafe { memory(from..to) };
+        let mut context = UnwindContext::new_in();
+        let mut seed = 1_u64;
+        let mut random = |below: usize| {
+            seed = seed.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
+            (seed >> 33) as usize % below
+        };
+        let mut broken = 0;
+        for round in 0..3000 {
+            let mut bytes = sound.to_vec();
+            // The copy counts from where it is itself.
+            let moved = (bytes.as_ptr().addr() as u64).wrapping_sub(from);
+            for _ in 0..round.min(1 + random(4)) {
+                let at = random(bytes.len());
+                bytes[at] = random(256) as u8;
+            }
+            if round % 4 == 3 {
+                bytes.truncate(random(sound.len()));
+            }
+            let copied = bytes.as_ptr().addr() as u64;
+            let length = bytes.len() as u64;
+            let module = smallest.moved(copied, length);
+            let count = addresses
+                .iter()
+                .filter(|address| understand(&module, address.wrapping_add(moved), &mut context).is_some());
+            let count = count.count();
+            assert!(round > 0 || count == addresses.len(), "{count} of {}", addresses.len());
+            broken += usize::from(count < addresses.len());
+        }
+        assert!(broken > 100, "{broken} were broken");
+    }
 }
