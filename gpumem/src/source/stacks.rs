@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    hash::{BuildHasherDefault, Hasher},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -21,9 +22,27 @@ const MOST: usize = 1 << 16;
 /// From which size on stacks are taken down. Nobody's before anybody listens.
 static LEAST: AtomicU64 = AtomicU64::new(u64::MAX);
 
+/// Hashes addresses, of which nobody chooses such as collide.
+#[derive(Default)]
+struct Mix(u64);
+
+impl Hasher for Mix {
+    fn write(&mut self, bytes: &[u8]) {
+        for word in bytes.chunks(8) {
+            let mut eight = [0; 8];
+            eight[..word.len()].copy_from_slice(word);
+            self.0 = (self.0.rotate_left(23) ^ u64::from_ne_bytes(eight)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 32)
+    }
+}
+
 #[derive(Default)]
 struct Stacks {
-    known: HashMap<Arc<[usize]>, StackId>,
+    known: HashMap<Arc<[usize]>, StackId, BuildHasherDefault<Mix>>,
     /// By number, from 1 on.
     all: Vec<Arc<[usize]>>,
 }

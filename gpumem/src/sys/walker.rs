@@ -31,7 +31,7 @@ impl Told {
             self.count = if self.is_behind { self.count } else { 0 };
             self.is_behind = true;
         } else if let Some(place) = self.addresses.get_mut(self.count) {
-            *place = usize::try_from(walked.address).unwrap_or(0);
+            *place = unwind::address(walked.address);
             self.count += 1;
         }
         self.count < MOST
@@ -132,7 +132,7 @@ pub(super) fn forget() {
 fn word(address: u64) -> u64 {
     // SAFETY: whoever asks has compared the address with the bounds of the stack that this thread runs on and is the only one
     // to write to, and found it at or above the stack pointer. It is a multiple of 8, and whatever is there is some number.
-    unsafe { ptr::with_exposed_provenance::<u64>(address as usize).read_volatile() }
+    unsafe { ptr::with_exposed_provenance::<u64>(unwind::address(address)).read_volatile() }
 }
 
 impl Walker {
@@ -160,7 +160,7 @@ impl Walker {
         let Self { bounds, memo, unwinder, .. } = self;
         let mut note = memo.begin(sp);
         let mut read = |address: u64| {
-            let is_of_stack = address % 8 == 0 && sp <= address && address.checked_add(8)? <= bounds.end;
+            let is_of_stack = address.is_multiple_of(8) && sp <= address && address.checked_add(8)? <= bounds.end;
             is_of_stack.then(|| {
                 let value = word(address);
                 memo.note(&mut note, address, value);

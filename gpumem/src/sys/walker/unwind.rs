@@ -2,7 +2,7 @@
 //! system does, but keeps what it understood of a place in a cache. Where a table is missing or says something unusual, it
 //! gives up: it never guesses.
 
-use std::ops::Range;
+use std::{ops::Range, ptr, slice};
 
 use gimli::{
     BaseAddresses, CfaRule, EhFrame, EhFrameHdr, Encoding, EndianSlice, FrameDescriptionEntry, NativeEndian, Operation,
@@ -21,7 +21,8 @@ pub(super) const KEPT: [u16; 7] = [3, 6, 12, 13, 14, 15, 16];
 #[cfg(target_arch = "aarch64")]
 pub(super) const KEPT: [u16; 12] = [19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30];
 const STACK_POINTER: u16 = if cfg!(target_arch = "x86_64") { 7 } else { 31 };
-const RETURNS: usize = KEPT.len() - 1;
+#[allow(clippy::cast_possible_truncation, reason = "processors have fewer registers")]
+const RETURNS: u8 = KEPT.len() as u8 - 1;
 
 /// The farthest that a walk goes.
 const MOST_WALKED: usize = 256;
@@ -135,7 +136,7 @@ impl Unwinder {
         let mut inside = start.pc;
         for depth in 0..MOST_WALKED {
             let &Rule { end, is_read, is_skipped, ref kept } = self.rule(modules, inside)?;
-            let returns = kept[RETURNS];
+            let returns = kept[usize::from(RETURNS)];
             if depth > 0 && !show(Walked { address, is_skipped }) {
                 break;
             }
@@ -158,7 +159,7 @@ impl Unwinder {
                 Saved::At(Place { base: Base::Frame, words }) => end.checked_add_signed(i64::from(words) * 8)?,
                 // The same holds of a function that leaves in a register where it returns to.
                 Saved::Same if !is_innermost => return None,
-                Saved::Same | Saved::At(_) => self.place(modules, start, depth + 1, RETURNS as u8, &mut read)?,
+                Saved::Same | Saved::At(_) => self.place(modules, start, depth + 1, RETURNS, &mut read)?,
                 Saved::Nowhere => break,
             };
             address = without_signature(read(at)?);
@@ -257,7 +258,7 @@ impl Unwinder {
 fn understand(module: &Module, address: u64, context: &mut UnwindContext<usize, InPlace>) -> Option<Rule> {
     let tables = Tables::of(module)?;
     let entry = tables.entry(address)?;
-    if entry.is_signal_trampoline() || entry.cie().return_address_register() != Register(KEPT[RETURNS]) {
+    if entry.is_signal_trampoline() || entry.cie().return_address_register() != Register(KEPT[usize::from(RETURNS)]) {
         return None;
     }
     let row = entry.unwind_info_for_address(&tables.entries, &tables.bases, context, address).ok()?;
@@ -303,9 +304,15 @@ impl Tables {
 /// # Safety
 /// It must be readable and not change for as long as the slice is used.
 unsafe fn memory(range: Range<u64>) -> &'static [u8] {
-    let length = range.end.saturating_sub(range.start) as usize;
+    let length = address(range.end.saturating_sub(range.start));
     // SAFETY: the caller says so.
-    unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(range.start as usize), length) }
+    unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(address(range.start)), length) }
+}
+
+/// An address, or a length, of this process.
+#[allow(clippy::cast_possible_truncation, reason = "this is not built where addresses are shorter")]
+pub(super) fn address(word: u64) -> usize {
+    word as usize
 }
 
 impl Rule {
@@ -334,8 +341,8 @@ impl Rule {
         };
         let rule = Self { end, is_read, is_skipped, kept: KEPT.map(saved) };
         // The tables say so where a stack ends. Anything else is said of a function that this does not understand.
-        let is_end = row.register(Register(KEPT[RETURNS])) == Some(RegisterRule::Undefined);
-        let returns = match rule.kept[RETURNS] {
+        let is_end = row.register(Register(KEPT[usize::from(RETURNS)])) == Some(RegisterRule::Undefined);
+        let returns = match rule.kept[usize::from(RETURNS)] {
             Saved::At(_) => true,
             Saved::Nowhere => is_end,
             Saved::Same => cfg!(target_arch = "aarch64"),
