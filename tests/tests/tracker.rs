@@ -348,7 +348,7 @@ fn a_device_that_cannot_be_read() {
     gpu.set_lost(true);
     let saw = tracker.track();
     assert_eq!((saw.used, saw.live), (None, Some(Bytes::kib(4))));
-    assert!(page.take().contains("Total Used Memory: ?, live: 4 MiB\n"));
+    assert!(page.take().contains("Total Used Memory: ?, live: 4 KiB\n"));
 }
 
 /// What trackers printed on the stand-in driver.

@@ -156,6 +156,6 @@ impl Module {
     /// The same with its tables elsewhere: all that is readable.
     pub(super) fn moved(&self, start: u64, length: u64) -> Self {
         let index = start..start + (self.index.end - self.index.start).min(length);
-        Self { index, readable: [start..start + length].into(), ..self.clone() }
+        Self { index, readable: std::iter::once(start..start + length).collect(), ..self.clone() }
     }
 }

@@ -425,7 +425,7 @@ mod tests {
             let moved = (bytes.as_ptr().addr() as u64).wrapping_sub(from);
             for _ in 0..round.min(1 + random(4)) {
                 let at = random(bytes.len());
-                bytes[at] = random(256) as u8;
+                bytes[at] = random(256).to_le_bytes()[0];
             }
             if round % 4 == 3 {
                 bytes.truncate(random(sound.len()));
