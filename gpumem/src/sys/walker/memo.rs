@@ -114,6 +114,12 @@ impl Memo {
         }
     }
 
+    /// It grows with each walk that begins.
+    #[cfg(test)]
+    pub(super) fn words_ever(&self) -> u64 {
+        self.next
+    }
+
     /// Forgets all of them.
     pub(super) fn clear(&mut self) {
         self.next += WORDS as u64;

@@ -149,13 +149,17 @@ impl Modules {
     pub(super) fn all(&self) -> &[Module] {
         &self.all
     }
+
+    /// Of a test's own.
+    pub(super) fn with(all: Vec<Module>) -> Self {
+        Self { generation: Generation::default(), all }
+    }
 }
 
 #[cfg(test)]
 impl Module {
-    /// The same with its tables elsewhere: all that is readable.
-    pub(super) fn moved(&self, start: u64, length: u64) -> Self {
-        let index = start..start + (self.index.end - self.index.start).min(length);
-        Self { index, readable: std::iter::once(start..start + length).collect(), ..self.clone() }
+    /// With an index and all that is readable at these addresses.
+    pub(super) fn with(code: Range<u64>, index: Range<u64>, readable: Range<u64>) -> Self {
+        Self { code, index, readable: std::iter::once(readable).collect(), is_skipped: false }
     }
 }
