@@ -50,6 +50,8 @@ pub use self::{
 };
 use self::{pools::Pools, sampler::Sampler};
 pub use crate::report::{Figure, Relation};
+#[cfg(all(feature = "bench", feature = "backtrace"))]
+pub(crate) use crate::source::WAYS_TO_A_STACK;
 use crate::{
     error::{Error, Kind, Result},
     ledger::Within,

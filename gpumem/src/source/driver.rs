@@ -331,7 +331,7 @@ fn hear(caller: &Caller, call: &Call) {
         },
         Call::Created { handle, bytes, device } => {
             let kind = if device.is_some() { MemKind::Vmm } else { MemKind::PinnedHost };
-            let stack = stacks::here(kind, bytes);
+            let stack = stacks::here(bytes);
             let block = Block { stack, ..Block::new(cuda(device.unwrap_or(0)), Bytes::new(bytes), kind) };
             known().handles.create(handle, block);
             tell(&EventKind::Alloc { key: Key::new(Space::Handle, handle), block });
@@ -386,7 +386,7 @@ fn cuda(ordinal: u32) -> Device {
 
 #[inline]
 fn allocated(key: Key, ordinal: u32, bytes: u64, kind: MemKind, context: u8) {
-    super::allocated(key, Bytes::new(bytes), Tag::new(cuda(ordinal), kind, context, stacks::here(kind, bytes)));
+    super::allocated(key, Bytes::new(bytes), Tag::new(cuda(ordinal), kind, context, stacks::here(bytes)));
 }
 
 /// Something was allocated that cannot be counted: better said than guessed.

@@ -18,6 +18,8 @@ mod stacks;
 
 #[cfg(all(feature = "bench", feature = "dispatch"))]
 pub(crate) use self::driver::rehearse;
+#[cfg(all(feature = "bench", feature = "backtrace"))]
+pub(crate) use self::stacks::WAYS_TO_A_STACK;
 pub(crate) use self::stacks::{frames, own_module, take_down as here};
 
 use std::panic::RefUnwindSafe;
