@@ -22,11 +22,12 @@ const NURSERY: usize = 256;
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct Live {
-    nursery: Box<[Place; NURSERY]>,
-    shards: Box<[HashMap<Key, Entry, Folded>]>,
     /// Frees may have been missed, so that a new block's key may be in the shards already.
     doubtful: bool,
+    nursery: [Place; NURSERY],
+    shards: Box<[HashMap<Key, Entry, Folded>]>,
 }
 
 /// What is remembered of a block.
@@ -69,9 +70,8 @@ impl Entry {
 
 impl Default for Live {
     fn default() -> Self {
-        let nursery = vec![Self::EMPTY; NURSERY].into_boxed_slice();
         let shards = (0..SHARDS).map(|_| HashMap::default()).collect();
-        Self { nursery: nursery.try_into().expect("it is as long as that"), shards, doubtful: false }
+        Self { doubtful: false, nursery: [Self::EMPTY; NURSERY], shards }
     }
 }
 

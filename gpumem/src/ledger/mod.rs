@@ -35,10 +35,10 @@ use crate::model::{
 pub(crate) struct Ledger {
     /// The newest events, not yet counted in the tree, the meters, the locals and the origins.
     run: Run,
-    live: Live,
     /// By number.
     threads: Vec<Thread>,
     counts: Counts,
+    live: Live,
     scopes: HashMap<ScopeId, Scope>,
     /// What the newest question came to. Not part of the answer, which every allocation would carry about.
     told: Option<Trace>,

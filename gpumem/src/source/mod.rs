@@ -121,22 +121,37 @@ pub(crate) fn devices() -> Result<&'static dyn Devices> {
     })
 }
 
-/// Where sources post what they intercept.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Listener {
-    pub(crate) alloc: fn(Key, Bytes, Tag),
-    pub(crate) free: fn(Key) -> Answer,
-    /// Everything else.
-    pub(crate) post: fn(&EventKind) -> Answer,
+/// Where sources post what they intercept. It is a type, not a value, so that its functions become a part of the hooks.
+pub(crate) trait Listen: 'static {
+    /// A block was allocated. Not called in the child of a fork.
+    fn alloc(key: Key, bytes: Bytes, tag: Tag);
+
+    /// A block is about to be given back. Not called in the child of a fork.
+    fn free(key: Key) -> Answer;
+
+    /// Everything, these two as well.
+    fn post(fact: &EventKind) -> Answer;
+}
+
+/// The functions of who listens.
+struct Listener {
+    post: fn(&EventKind) -> Answer,
+    /// Has the driver's calls told to it.
+    #[cfg(any(feature = "cupti", feature = "dispatch"))]
+    subscribe: fn(Source) -> Result<()>,
 }
 
 /// Set by the session when it begins. Until then nobody listens, and a fact costs one load.
 static LISTENER: OnceCell<Listener> = OnceCell::new();
 
-/// Gives back what `GPUMEM_BACKTRACE` says, if that cannot be understood.
-pub(crate) fn listen(listener: Listener) -> Option<String> {
-    // The session is one for the process and sets always the same.
-    let _ = LISTENER.set(listener);
+/// Has everything posted to `L` from now on. Gives back what `GPUMEM_BACKTRACE` says, if that cannot be understood.
+pub(crate) fn listen<L: Listen>() -> Option<String> {
+    // The session is one for the process, and its type is always the same.
+    let _ = LISTENER.set(Listener {
+        post: L::post,
+        #[cfg(any(feature = "cupti", feature = "dispatch"))]
+        subscribe: driver::subscribe_to::<L>,
+    });
     stacks::begin()
 }
 
@@ -155,18 +170,4 @@ fn refused(device: Device, bytes: Bytes, kind: MemKind) {
 
 fn tell(fact: &EventKind) -> Answer {
     LISTENER.get().map_or(Answer::Taken, |listener| (listener.post)(fact))
-}
-
-/// A block was allocated.
-#[inline]
-fn allocated(key: Key, bytes: Bytes, tag: Tag) {
-    if let Some(listener) = LISTENER.get() {
-        (listener.alloc)(key, bytes, tag);
-    }
-}
-
-/// A block is about to be given back.
-#[inline]
-fn freeing(key: Key) -> Answer {
-    LISTENER.get().map_or(Answer::Taken, |listener| (listener.free)(key))
 }

@@ -7,10 +7,9 @@
 use std::{
     cell::Cell,
     ffi::c_int,
+    marker::PhantomData,
     panic::{AssertUnwindSafe, catch_unwind},
 };
-
-use once_cell::sync::OnceCell;
 
 const CUDA_ERROR_OUT_OF_MEMORY: u32 = 2;
 
@@ -310,18 +309,18 @@ const _: () = {
     assert!(std::mem::offset_of!(Located, location) == 8);
 };
 
-/// What is called with each fact, on the thread that makes the call.
-///
-/// The two calls that programs make by the million have functions of their own: each is short and has nothing of the other calls
-/// in it, since code that runs between two calls of the driver is rarely in the processor's instruction cache.
-#[derive(Clone, Copy)]
-pub(crate) struct Observer {
-    /// [`Call::Pooled`] on a stream: address, bytes and stream.
-    pub(crate) pooled: fn(&Caller, u64, u64, u64),
+/// Who is told of each fact, on the thread that makes the call. It is a type, not a value: its functions become a part of each
+/// hook, which is then one function without calls. What runs between two calls of the driver is rarely in the processor's
+/// instruction cache, so that each line of it counts.
+pub(crate) trait Observe: 'static {
+    /// [`Call::Pooled`] on a stream.
+    fn pooled(caller: &Caller, address: u64, bytes: u64, stream: u64);
+
     /// [`Call::Freeing`] of an address.
-    pub(crate) freeing: fn(&Caller, u64),
+    fn freeing(caller: &Caller, address: u64);
+
     /// Every other call.
-    pub(crate) other: fn(&Caller, &Call),
+    fn other(caller: &Caller, call: &Call);
 }
 
 /// Where a call that is read is reported.
@@ -341,63 +340,48 @@ pub(super) trait Tell {
     }
 }
 
-/// Who is told; the same for the life of the process.
-pub(super) struct Handler(OnceCell<Observer>);
-
-impl Handler {
-    pub(super) const fn new() -> Self {
-        Self(OnceCell::new())
-    }
-
-    pub(super) fn set(&self, observer: Observer) {
-        // The session passes the same one each time.
-        let _ = self.0.set(observer);
-    }
-
-    /// Reports calls that were made there.
-    #[inline]
-    pub(super) const fn of(&self, caller: Caller) -> Told<'_> {
-        Told { handler: self, caller }
-    }
-}
-
-/// See [`Handler::of`].
-pub(super) struct Told<'a> {
-    handler: &'a Handler,
+/// Reports calls that were made there to an observer, who does not unwind out of this.
+pub(super) struct Told<O> {
     caller: Caller,
+    observer: PhantomData<O>,
 }
 
-impl Tell for Told<'_> {
+impl<O: Observe> Told<O> {
+    pub(super) const fn by(caller: Caller) -> Self {
+        Self { caller, observer: PhantomData }
+    }
+
+    #[inline]
+    fn run(&self, code: impl FnOnce()) {
+        let before = STATE.replace(State::Handler);
+        if before == State::Handler {
+            self.uncounted();
+        } else {
+            let _ = catch_unwind(AssertUnwindSafe(code));
+        }
+        STATE.set(before);
+    }
+
+    #[cold]
+    fn uncounted(&self) {
+        let _ = catch_unwind(AssertUnwindSafe(|| O::other(&self.caller, &Call::Uncounted)));
+    }
+}
+
+impl<O: Observe> Tell for Told<O> {
     #[inline(never)]
     fn tell(&self, call: &Call) {
-        self.run(|observer| (observer.other)(&self.caller, call));
+        self.run(|| O::other(&self.caller, call));
     }
 
     #[inline]
     fn pooled(&self, address: u64, bytes: u64, stream: u64) {
-        self.run(|observer| (observer.pooled)(&self.caller, address, bytes, stream));
+        self.run(|| O::pooled(&self.caller, address, bytes, stream));
     }
 
     #[inline]
     fn freeing(&self, address: u64) {
-        self.run(|observer| (observer.freeing)(&self.caller, address));
-    }
-}
-
-impl Told<'_> {
-    /// Runs code of the observer, which does not unwind out of this.
-    #[inline]
-    fn run(&self, code: impl FnOnce(&Observer)) {
-        let Some(observer) = self.handler.0.get() else { return };
-        let before = STATE.replace(State::Handler);
-        let _ = catch_unwind(AssertUnwindSafe(|| {
-            if before == State::Handler {
-                (observer.other)(&self.caller, &Call::Uncounted);
-            } else {
-                code(observer);
-            }
-        }));
-        STATE.set(before);
+        self.run(|| O::freeing(&self.caller, address));
     }
 }
 
@@ -726,30 +710,33 @@ mod tests {
         thread_local! {
             static TOLD: std::cell::RefCell<Vec<Call>> = const { std::cell::RefCell::new(Vec::new()) };
         }
-        static HANDLER: Handler = Handler::new();
+        struct Observer;
 
         fn free(name: u64) {
             #[cfg(feature = "cupti")]
             let caller = Caller::Cupti(Context::default());
             #[cfg(not(feature = "cupti"))]
             let caller = Caller::Dispatch;
-            HANDLER.of(caller).freeing(name);
+            Told::<Observer>::by(caller).freeing(name);
         }
 
-        fn freeing(_: &Caller, name: u64) {
-            TOLD.with_borrow_mut(|told| told.push(Call::Freeing { named: Named::Address, name }));
-            if name == 1 {
-                free(2);
-                outside(|| free(3));
-                free(4);
+        impl Observe for Observer {
+            fn pooled(_: &Caller, _: u64, _: u64, _: u64) {}
+
+            fn freeing(_: &Caller, name: u64) {
+                TOLD.with_borrow_mut(|told| told.push(Call::Freeing { named: Named::Address, name }));
+                if name == 1 {
+                    free(2);
+                    outside(|| free(3));
+                    free(4);
+                }
+            }
+
+            fn other(_: &Caller, call: &Call) {
+                TOLD.with_borrow_mut(|told| told.push(*call));
             }
         }
 
-        fn other(_: &Caller, call: &Call) {
-            TOLD.with_borrow_mut(|told| told.push(*call));
-        }
-
-        HANDLER.set(Observer { pooled: |_, _, _, _| (), freeing, other });
         free(1);
         free(5);
         let freeing = |name| Call::Freeing { named: Named::Address, name };

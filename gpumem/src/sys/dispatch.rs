@@ -19,7 +19,7 @@ mod table {
 
     use crate::{
         error::{Error, Kind},
-        sys::calls::Observer,
+        sys::calls::Observe,
     };
 
     pub(crate) fn is_there() -> Result<(), Error> {
@@ -27,7 +27,7 @@ mod table {
         Err(Kind::NoDispatch { detail }.into())
     }
 
-    pub(crate) fn subscribe(_: Observer) -> Result<(), Error> {
+    pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
         is_there()
     }
 

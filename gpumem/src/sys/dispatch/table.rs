@@ -19,8 +19,8 @@ use crate::{
     error::{Error, Kind},
     sys::{
         calls::{
-            Arguments, CALLS, Call, Caller, Handler, Memory, Named, Observer, STATE, Shape, State, Tell, at_enter,
-            at_exit, with_calls,
+            Arguments, CALLS, Call, Caller, Memory, Named, Observe, STATE, Shape, State, Tell, Told, at_enter, at_exit,
+            with_calls,
         },
         cuda, dl, loader, process,
     },
@@ -36,15 +36,16 @@ struct Hooks {
     /// another tool that put its own hook on top of ours and goes on calling it. It is false in the child of a fork: locks that
     /// the observer takes may be held for ever there.
     active: AtomicBool,
-    handler: Handler,
     /// The driver's own implementations, by row of [`CALLS`]; set before the slot is replaced.
     drivers: [AtomicUsize; CALLS.len()],
+    /// What takes their places, which only the functions below read.
+    hooks: [AtomicUsize; CALLS.len()],
 }
 
 static HOOKS: Hooks = Hooks {
     active: AtomicBool::new(false),
-    handler: Handler::new(),
     drivers: [const { AtomicUsize::new(0) }; CALLS.len()],
+    hooks: [const { AtomicUsize::new(0) }; CALLS.len()],
 };
 
 /// Guards the slots against two threads of ours.
@@ -60,12 +61,16 @@ struct Slot {
     row: usize,
     /// Where the pointer is. It lives as long as the driver, which is never unloaded.
     pointer: &'static AtomicUsize,
-    /// The driver's own implementation, and the hook that takes its place.
+    /// The driver's own implementation.
     driver: usize,
-    hook: usize,
 }
 
 impl Slot {
+    /// What takes the place of the driver's implementation, once that was done.
+    fn hook(&self) -> usize {
+        HOOKS.hooks[self.row].load(Relaxed)
+    }
+
     fn replace(&self, old: usize, new: usize) -> bool {
         self.pointer.compare_exchange(old, new, SeqCst, Relaxed).is_ok()
     }
@@ -76,11 +81,11 @@ pub(crate) fn is_there() -> Result<(), Error> {
     table().map(|_| ())
 }
 
-/// Has `observer` told of each fact from now on, on the thread that makes the call. What it allocates or frees itself is
+/// Has `O` told of each fact from now on, on the thread that makes the call. What it allocates or frees itself is
 /// [`Call::Uncounted`], but for what is done [`outside`](crate::sys::calls::outside). Subscribing twice is subscribing once.
 ///
 /// The driver is loaded, but not initialised: this may be called while it initialises itself.
-pub(crate) fn subscribe(observer: Observer) -> Result<(), Error> {
+pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
     let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
     if *live {
         return Ok(());
@@ -89,12 +94,13 @@ pub(crate) fn subscribe(observer: Observer) -> Result<(), Error> {
     cuda::load()?;
     loader::pin().map_err(refused)?;
     process::at_fork(|| HOOKS.active.store(false, Relaxed));
-    HOOKS.handler.set(observer);
+    let hooks = hooks::<O>();
     for slot in &table.slots {
         HOOKS.drivers[slot.row].store(slot.driver, Relaxed);
+        HOOKS.hooks[slot.row].store(hooks[slot.row], Relaxed);
     }
     HOOKS.active.store(true, SeqCst);
-    if let Some(taken) = table.slots.iter().position(|slot| !slot.replace(slot.driver, slot.hook)) {
+    if let Some(taken) = table.slots.iter().position(|slot| !slot.replace(slot.driver, slot.hook())) {
         take_out(&table.slots[..taken]);
         let name = CALLS[table.slots[taken].row].1;
         return Err(refused(format!("another tool has replaced the pointer of {name}")));
@@ -113,7 +119,7 @@ pub(crate) fn unsubscribe() {
 
 fn take_out(slots: &[Slot]) {
     for slot in slots {
-        slot.replace(slot.hook, slot.driver);
+        slot.replace(slot.hook(), slot.driver);
     }
     HOOKS.active.store(false, SeqCst);
 }
@@ -131,7 +137,7 @@ pub(crate) fn displaced() -> usize {
         return 0;
     }
     let Ok(table) = table() else { return 0 };
-    table.slots.iter().filter(|slot| slot.pointer.load(Relaxed) != slot.hook).count()
+    table.slots.iter().filter(|slot| slot.pointer.load(Relaxed) != slot.hook()).count()
 }
 
 fn refused(detail: impl Into<String>) -> Error {
@@ -149,7 +155,7 @@ impl Table {
         let (library, _) = dl::open(cuda::LIBRARY, NAMES.iter().map(PathBuf::from))?;
         let mut slots = Vec::new();
         let mut driver: Option<(Image, PathBuf, usize)> = None;
-        for ((row, (_, name, _)), hook) in CALLS.iter().enumerate().zip(REPLACEMENTS) {
+        for (row, (_, name, _)) in CALLS.iter().enumerate() {
             // What a driver does not have nobody calls.
             let Some(address) = symbol(&library, name) else { continue };
             let (image, _, flag) = match &driver {
@@ -171,7 +177,7 @@ impl Table {
                     "the pointer of {name} leads out of the driver{by}: another tool uses it"
                 )));
             }
-            slots.push(Slot { row, pointer, driver: implementation, hook: *hook as usize });
+            slots.push(Slot { row, pointer, driver: implementation });
         }
         let distinct: HashSet<usize> = slots.iter().map(|slot| slot.pointer.as_ptr() as usize).collect();
         if distinct.len() != slots.len() {
@@ -232,13 +238,13 @@ macro_rules! hooks {
             use super::*;
 
             $(
-                pub(super) unsafe extern "C" fn $name($($argument: u64),*) -> u32 {
+                pub(super) unsafe extern "C" fn $name<O: Observe>($($argument: u64),*) -> u32 {
                     type Implementation = unsafe extern "C" fn($(hooks!(@word $argument)),*) -> u32;
                     let row = Row::$name as usize;
                     let words = [$($argument),*];
                     // SAFETY: the words are the arguments of this call, which has this shape.
                     unsafe {
-                        intercept(row, $shape, &words, |driver| {
+                        intercept::<O, _>(row, $shape, &words, |driver| {
                             // SAFETY: it is the address of the driver's implementation, which has these arguments and
                             // returns a `CUresult`.
                             let driver = mem::transmute::<usize, Implementation>(driver);
@@ -249,7 +255,10 @@ macro_rules! hooks {
             )*
         }
 
-        const REPLACEMENTS: &[*const c_void] = &[$(hook::$name as *const c_void),*];
+        /// The hooks that tell `O`, by row.
+        fn hooks<O: Observe>() -> [usize; CALLS.len()] {
+            [$(hook::$name::<O> as *const () as usize),*]
+        }
     };
     (@word $argument:ident) => { u64 };
 }
@@ -262,7 +271,7 @@ with_calls!(hooks);
 /// is given.
 #[allow(clippy::inline_always, reason = "the shape is a constant in each hook, and most of this is not there then")]
 #[inline(always)]
-unsafe fn intercept<const N: usize>(
+unsafe fn intercept<O: Observe, const N: usize>(
     row: usize,
     shape: Shape,
     words: &[u64; N],
@@ -273,7 +282,7 @@ unsafe fn intercept<const N: usize>(
     if STATE.get() == State::Driver || !HOOKS.active.load(Relaxed) {
         return call(driver);
     }
-    let to = HOOKS.handler.of(Caller::Dispatch);
+    let to = Told::<O>::by(Caller::Dispatch);
     // SAFETY: the words stay where they are until this returns.
     let arguments = unsafe { Arguments::new(words.as_ptr()) };
     if let Shape::PrimaryRelease | Shape::PrimaryReset = shape {
@@ -324,12 +333,12 @@ pub(crate) mod rehearsal {
     use super::*;
 
     /// `cuMemAllocAsync` of 4 KiB and `cuMemFreeAsync` on a stream, through the hooks.
-    pub(crate) fn pair(stream: u64, bytes: u64) {
+    pub(crate) fn pair<O: Observe>(stream: u64, bytes: u64) {
         let mut address = 0_u64;
         // SAFETY: the hooks call the two functions below, which take what is passed.
         unsafe {
-            hook::cuMemAllocAsync((&raw mut address) as u64, bytes, stream);
-            hook::cuMemFreeAsync(std::hint::black_box(address), stream);
+            hook::cuMemAllocAsync::<O>((&raw mut address) as u64, bytes, stream);
+            hook::cuMemFreeAsync::<O>(std::hint::black_box(address), stream);
         }
     }
 
@@ -347,8 +356,7 @@ pub(crate) mod rehearsal {
         std::hint::black_box(free as extern "C" fn(u64, u64) -> u32)(std::hint::black_box(address), stream);
     }
 
-    pub(crate) fn begin(observer: Observer) {
-        HOOKS.handler.set(observer);
+    pub(crate) fn begin() {
         HOOKS.drivers[Row::cuMemAllocAsync as usize].store(alloc as *const () as usize, Relaxed);
         HOOKS.drivers[Row::cuMemFreeAsync as usize].store(free as *const () as usize, Relaxed);
         HOOKS.active.store(true, SeqCst);
