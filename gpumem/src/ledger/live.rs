@@ -100,7 +100,7 @@ impl Live {
 
     /// As [`insert`](Self::insert), with the entry in registers: in memory, it would be written by parts and read as a whole, and
     /// the processor waits for that (store forwarding).
-    #[inline(never)]
+    #[cold]
     fn replace(&mut self, key: Key, bytes: Bytes, number: u64, origin: OriginId, tenths: u32) -> Option<Entry> {
         let entry = Entry { bytes, number, origin, tenths };
         let missed = if self.doubtful { self.shard(key).remove(&key) } else { None };
@@ -115,25 +115,24 @@ impl Live {
         self.grow_up(old.key, old.entry).or(missed)
     }
 
-    #[inline(never)]
     fn grow_up(&mut self, key: Key, entry: Entry) -> Option<Entry> {
         self.shard(key).insert(key, entry)
     }
 
-    /// Takes a block out, if it is known.
+    /// Takes a block out of the nursery, if it is there.
     #[inline]
-    pub(super) fn remove(&mut self, key: Key) -> Option<Entry> {
+    pub(super) fn remove_young(&mut self, key: Key) -> Option<Entry> {
         let place = &mut self.nursery[upper_bits(key)];
-        if place.key == key && !place.entry.is_none() {
-            let entry = place.entry;
-            place.entry.origin = OriginId(0);
-            return Some(entry);
+        if place.key != key || place.entry.is_none() {
+            return None;
         }
-        self.remove_grown_up(key)
+        let entry = place.entry;
+        place.entry.origin = OriginId(0);
+        Some(entry)
     }
 
-    #[inline(never)]
-    fn remove_grown_up(&mut self, key: Key) -> Option<Entry> {
+    /// Takes a block out that has left the nursery, if it is known.
+    pub(super) fn remove_grown_up(&mut self, key: Key) -> Option<Entry> {
         self.shard(key).remove(&key)
     }
 
@@ -222,6 +221,12 @@ mod tests {
     /// A key that wants the same place in the nursery.
     fn rival(of: Key) -> Key {
         (1..10_000).map(|at| key(of.get() + at * 512)).find(|other| upper_bits(*other) == upper_bits(of)).unwrap()
+    }
+
+    impl Live {
+        fn remove(&mut self, key: Key) -> Option<Entry> {
+            self.remove_young(key).or_else(|| self.remove_grown_up(key))
+        }
     }
 
     fn all(live: &Live) -> usize {

@@ -37,8 +37,10 @@ pub(crate) struct Ledger {
     run: Run,
     /// By number.
     threads: Vec<Thread>,
-    counts: Counts,
+    /// The time of the next allocation, in tenths of a second.
+    tenths: u32,
     live: Live,
+    counts: Counts,
     scopes: HashMap<ScopeId, Scope>,
     /// What the newest question came to. Not part of the answer, which every allocation would carry about.
     told: Option<Trace>,
@@ -61,20 +63,6 @@ pub(crate) struct Counts {
     pub(crate) lost: u64,
     /// Blocks that went with their context, not freed by anybody.
     pub(crate) gone: u64,
-}
-
-/// When an event comes: its number, and tenths of a second since the session began.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Stamp {
-    pub(crate) number: u64,
-    pub(crate) tenths: u32,
-}
-
-impl Stamp {
-    /// The time of the next event.
-    pub(crate) fn set_time(&mut self, time: Time) {
-        self.tenths = tenths(time);
-    }
 }
 
 /// What is known of a thread.
@@ -239,8 +227,8 @@ impl Ledger {
     pub(crate) fn apply(&mut self, event: &Event<'_>) -> Answer {
         match event.kind {
             EventKind::Alloc { key, block } => {
-                let stamp = Stamp { number: event.number, tenths: tenths(event.time) };
-                self.alloc(*key, block.bytes, block.tag(), stamp, event.thread);
+                self.set_time(event.time);
+                self.alloc(*key, block.bytes, block.tag(), event.number, event.thread);
                 Answer::Taken
             }
             EventKind::Free { key, block } => self.free(*key, block.as_ref(), event.thread),
@@ -252,12 +240,17 @@ impl Ledger {
         }
     }
 
-    /// A block was allocated.
+    /// The time of the allocations that follow.
+    pub(crate) fn set_time(&mut self, time: Time) {
+        self.tenths = tenths(time);
+    }
+
+    /// A block was allocated, by the event of this number.
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
-    pub(crate) fn alloc(&mut self, key: Key, bytes: Bytes, tag: Tag, stamp: Stamp, thread: ThreadId) {
+    pub(crate) fn alloc(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) {
         let origin = self.origin(tag, thread);
-        self.put_in(key, Entry { bytes, number: stamp.number, origin, tenths: stamp.tenths });
+        self.put_in(key, Entry { bytes, number, origin, tenths: self.tenths });
         self.run.allocated(bytes.get());
     }
 
@@ -287,13 +280,13 @@ impl Ledger {
 
     #[inline]
     fn run_of(&mut self, origin: OriginId) -> &mut Run {
-        if self.run.has_ended(origin) {
+        if self.run.origin != origin {
             self.begin_run(origin);
         }
         &mut self.run
     }
 
-    #[inline(never)]
+    #[cold]
     fn begin_run(&mut self, origin: OriginId) {
         self.end_run();
         self.run.origin = origin;
@@ -330,7 +323,7 @@ impl Ledger {
         if newest == tag { origin } else { self.find_origin(tag, thread) }
     }
 
-    #[inline(never)]
+    #[cold]
     fn find_origin(&mut self, tag: Tag, thread: ThreadId) -> OriginId {
         self.end_run();
         let Thread { spot, strand, .. } = *self.thread(thread);
@@ -379,12 +372,25 @@ impl Ledger {
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
     pub(crate) fn free(&mut self, key: Key, older: Option<&Block>, thread: ThreadId) -> Answer {
-        let Some(entry) = self.live.remove(key) else { return self.free_unknown(older, thread) };
+        let Some(entry) = self.live.remove_young(key) else { return self.free_grown_up(key, older, thread) };
+        self.freed(key, entry, thread);
+        Answer::Taken
+    }
+
+    #[cold]
+    fn free_grown_up(&mut self, key: Key, older: Option<&Block>, thread: ThreadId) -> Answer {
+        let Some(entry) = self.live.remove_grown_up(key) else { return self.free_unknown(older, thread) };
+        self.freed(key, entry, thread);
+        Answer::Taken
+    }
+
+    #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
+    #[inline(always)]
+    fn freed(&mut self, key: Key, entry: Entry, thread: ThreadId) {
         self.take_out(&entry);
         // In place: a copy that is made elsewhere and read back by wider words than it was written in waits for its stores
         // (store forwarding).
         self.thread(thread).freed = Freed::Block(key, entry);
-        Answer::Taken
     }
 
     #[cold]
@@ -740,8 +746,10 @@ impl Meters {
     }
 }
 
+/// No block and no device has 2^63 bytes.
+#[inline]
 fn signed(bytes: Bytes) -> i64 {
-    i64::try_from(bytes.get()).unwrap_or(i64::MAX)
+    bytes.get().cast_signed()
 }
 
 impl Level {

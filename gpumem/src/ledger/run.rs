@@ -54,17 +54,17 @@ impl Sums {
 #[repr(C)]
 pub(super) struct Run {
     pub(super) origin: OriginId,
-    allocations: u32,
-    bytes: Sum,
-    allocated: u64,
+    /// Blocks that came less those that went, and the most of them. There is no room for 2^31 live blocks in a computer.
     blocks: i32,
     most_blocks: i32,
+    bytes: Sum,
+    allocated: u64,
+    allocations: u64,
 }
 
-impl Run {
-    /// A run ends at the latest after so many events.
-    const MOST: u32 = 1 << 30;
+const _: () = assert!(size_of::<Run>() == 48);
 
+impl Run {
     /// What it came to, if there was one.
     #[inline]
     pub(super) fn sums(&self) -> Option<(OriginId, Sums)> {
@@ -72,15 +72,9 @@ impl Run {
             bytes: self.bytes,
             blocks: Sum { change: self.blocks.into(), most: self.most_blocks.into() },
             allocated: self.allocated,
-            allocations: self.allocations.into(),
+            allocations: self.allocations,
         };
         (self.origin != OriginId::default()).then_some((self.origin, sums))
-    }
-
-    /// It has another origin, or as many events as there is room for.
-    #[inline]
-    pub(super) fn has_ended(&self, origin: OriginId) -> bool {
-        self.origin != origin || (self.allocations | self.blocks.unsigned_abs()) >= Self::MOST
     }
 
     /// A block is there, for the first time or still.

@@ -2,9 +2,9 @@
 
 use std::{cell::Cell, collections::HashMap, time::Duration};
 
-use super::sync::{AtomicU64, Backoff, Instant, Mutex, MutexGuard, NEXT_THREAD, Relaxed, sleep, thread_local};
+use super::sync::{Backoff, Instant, Mutex, MutexGuard, NEXT_THREAD, Relaxed, sleep, thread_local};
 use crate::{
-    ledger::{Counts, DeviceStats, Held, Ledger, LiveOrigin, PARTS, Spot, SpotId, Stamp, Within},
+    ledger::{Counts, DeviceStats, Held, Ledger, LiveOrigin, PARTS, Spot, SpotId, Within},
     model::{Answer, Bytes, Device, Event, EventKind, Key, ScopeId, Tag, ThreadId, Time, Trace},
     sys::process,
 };
@@ -18,15 +18,13 @@ use crate::{
 #[repr(C, align(128))]
 pub(crate) struct Inbox {
     door: Mutex<Door>,
-    /// Facts that came while their own thread was inside, told to the fold by whoever comes next.
-    lost: AtomicU64,
     began: Instant,
 }
 
 #[derive(Debug, Default)]
 #[repr(C)]
 struct Door {
-    stamp: Stamp,
+    number: u64,
     ledger: Ledger,
     time: Time,
 }
@@ -36,6 +34,8 @@ struct Here {
     /// It is inside. A global allocator or a signal handler that allocates GPU memory would come back here while the fold
     /// is at work, and wait for itself for ever.
     inside: Cell<bool>,
+    /// Facts that came while it was inside. It posts them as lost when it comes in again, at the latest when it leaves.
+    lost: Cell<u32>,
     /// Its number; 0 until it has one.
     number: Cell<u32>,
 }
@@ -68,7 +68,7 @@ impl Here {
 
 thread_local! {
     // With nothing to drop, it is there as long as the thread.
-    static HERE: Here = const { Here { inside: Cell::new(false), number: Cell::new(0) } };
+    static HERE: Here = const { Here { inside: Cell::new(false), lost: Cell::new(0), number: Cell::new(0) } };
 }
 
 /// The calling thread's number.
@@ -78,15 +78,15 @@ pub(super) fn this_thread() -> ThreadId {
 
 impl Inbox {
     pub(crate) fn new() -> Self {
-        Self { door: Mutex::new(Door::default()), lost: AtomicU64::new(0), began: Instant::now() }
+        Self { door: Mutex::new(Door::default()), began: Instant::now() }
     }
 
     /// Takes an allocation in. Not to be called in the child of a fork.
     #[inline]
     pub(crate) fn alloc(&self, key: Key, bytes: Bytes, tag: Tag) {
         self.enter_alive(1, |door, thread| {
-            self.prepare(door, thread, tag.kind().needs_time());
-            door.ledger.alloc(key, bytes, tag, door.stamp, thread);
+            self.prepare(door, tag.kind().needs_time());
+            door.ledger.alloc(key, bytes, tag, door.number, thread);
         });
     }
 
@@ -94,7 +94,7 @@ impl Inbox {
     #[inline]
     pub(crate) fn free(&self, key: Key) -> Answer {
         let free = |door: &mut Door, thread| {
-            self.prepare(door, thread, false);
+            self.prepare(door, false);
             door.ledger.free(key, None, thread)
         };
         self.enter_alive(1, free).unwrap_or(Answer::Taken)
@@ -114,38 +114,35 @@ impl Inbox {
             self.take(door, thread, question);
             door.ledger.take_trace()
         };
-        self.enter(1 + u64::from(reading.is_some()), ask).flatten()
+        self.enter(1 + u32::from(reading.is_some()), ask).flatten()
     }
 
     #[inline]
     fn take(&self, door: &mut Door, thread: ThreadId, fact: &EventKind) -> Answer {
-        self.prepare(door, thread, fact.needs_time());
+        self.prepare(door, fact.needs_time());
         door.apply(thread, fact)
     }
 
     /// Numbers the next fact.
     #[inline]
-    fn prepare(&self, door: &mut Door, thread: ThreadId, needs_time: bool) {
+    fn prepare(&self, door: &mut Door, needs_time: bool) {
         // A clock costs more than all the rest of an allocation's way through here; where nothing hangs on the time, the
         // one that was read last will do.
         if needs_time {
             door.time = self.began.elapsed();
-            door.stamp.set_time(door.time);
+            door.ledger.set_time(door.time);
         }
-        if self.lost.load(Relaxed) > 0 {
-            self.post_lost(door, thread);
-        }
-        door.stamp.number += 1;
+        door.number += 1;
     }
 
     #[cold]
-    fn post_lost(&self, door: &mut Door, thread: ThreadId) {
-        door.stamp.number += 1;
-        door.apply(thread, &EventKind::Lost { count: self.lost.swap(0, Relaxed) });
+    fn post_lost(&self) {
+        let count = HERE.with(|here| here.lost.take()).into();
+        self.post(&EventKind::Lost { count });
     }
 
     /// Does something at the door; `None`, and `facts` are counted as lost, if this thread is inside already.
-    fn enter<T>(&self, facts: u64, inside: impl FnOnce(&mut Door, ThreadId) -> T) -> Option<T> {
+    fn enter<T>(&self, facts: u32, inside: impl FnOnce(&mut Door, ThreadId) -> T) -> Option<T> {
         // The lock may be held for ever by a thread that is not in this copy of the process.
         if process::is_forked() { None } else { self.enter_alive(facts, inside) }
     }
@@ -155,14 +152,19 @@ impl Inbox {
         reason = "an event is one function, which takes fewer lines of the instruction cache"
     )]
     #[inline(always)]
-    fn enter_alive<T>(&self, facts: u64, inside: impl FnOnce(&mut Door, ThreadId) -> T) -> Option<T> {
+    fn enter_alive<T>(&self, facts: u32, inside: impl FnOnce(&mut Door, ThreadId) -> T) -> Option<T> {
         // A short look at what the thread knows of itself, and no more: a long closure is not inlined into `with`.
         let Some(thread) = HERE.with(Here::enter) else {
-            self.lost.fetch_add(facts, Relaxed);
+            HERE.with(|here| here.lost.set(here.lost.get().saturating_add(facts)));
             return None;
         };
-        let _out = Out;
-        Some(inside(&mut self.lock(), thread))
+        let out = Out;
+        let done = inside(&mut self.lock(), thread);
+        drop(out);
+        if HERE.with(|here| here.lost.get() > 0) {
+            self.post_lost();
+        }
+        Some(done)
     }
 
     /// The lock is held for some ten nanoseconds, and giving it back is one store: a lock that wakes its waiters would cost
@@ -177,7 +179,10 @@ impl Inbox {
     fn wait(&self) -> MutexGuard<'_, Door> {
         let backoff = Backoff::new();
         loop {
-            if let Some(door) = self.door.try_lock() {
+            // A look first: an attempt takes the lock's line of the cache away from its holder.
+            if !self.door.is_locked()
+                && let Some(door) = self.door.try_lock()
+            {
                 return door;
             }
             if backoff.is_completed() {
@@ -219,7 +224,7 @@ impl Inbox {
 
     /// What tells the blocks that were allocated in an open scope until now.
     pub(super) fn within(&self, scope: ScopeId) -> Option<Within> {
-        self.enter(0, |door, _| door.ledger.within(scope, door.stamp.number)).flatten()
+        self.enter(0, |door, _| door.ledger.within(scope, door.number)).flatten()
     }
 
     /// The live block of that key.
@@ -240,7 +245,7 @@ impl Inbox {
 impl Door {
     #[inline]
     fn apply(&mut self, thread: ThreadId, kind: &EventKind) -> Answer {
-        self.ledger.apply(&Event { number: self.stamp.number, time: self.time, thread, kind })
+        self.ledger.apply(&Event { number: self.number, time: self.time, thread, kind })
     }
 }
 
@@ -306,7 +311,7 @@ mod tests {
         assert!(trace.peaked.get() <= THREADS * 10);
         assert_eq!(trace.lost, 0);
         let posted = 2 + THREADS * (3 * ROUNDS + ROUNDS / 2);
-        assert_eq!(inbox.lock().stamp.number, posted, "numbers have no gaps");
+        assert_eq!(inbox.lock().number, posted, "numbers have no gaps");
     }
 
     #[test]
@@ -320,10 +325,10 @@ mod tests {
     fn a_thread_that_comes_back_while_inside_loses_its_fact_and_says_so() {
         let inbox = Inbox::new();
         inbox.post(&open(1));
-        HERE.with(|here| here.inside.set(true));
-        assert_eq!(inbox.post(&alloc(1, 10)), Answer::Taken);
-        assert_eq!(inbox.ask(None, &close(1)), None);
-        HERE.with(|here| here.inside.set(false));
+        inbox.enter(0, |_, _| {
+            assert_eq!(inbox.post(&alloc(1, 10)), Answer::Taken);
+            assert_eq!(inbox.ask(None, &close(1)), None);
+        });
         let trace = inbox.ask(None, &close(1)).expect("the scope is open");
         assert_eq!((trace.lost, trace.used.get()), (2, 0));
     }

@@ -1,11 +1,6 @@
 //! What the inbox is built of. The model checker (`tests/tests/inbox`) compiles the same inbox with its own kind of each.
 
-pub(super) use std::{
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-    thread::sleep,
-    thread_local,
-    time::Instant,
-};
+pub(super) use std::{sync::atomic::Ordering::Relaxed, thread::sleep, thread_local, time::Instant};
 
 use std::sync::atomic::AtomicU32;
 

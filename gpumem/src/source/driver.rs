@@ -280,7 +280,7 @@ impl<L: Listen> Observe for Observer<L> {
 }
 
 /// Stream-ordered memory was allocated, on another stream than this thread's last.
-#[inline(never)]
+#[cold]
 fn pooled_elsewhere(caller: &Caller, address: u64, bytes: u64, stream: u64) {
     pooled_on(address, bytes, device_of_stream(caller, stream, address));
 }
