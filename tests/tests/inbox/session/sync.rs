@@ -24,13 +24,13 @@ impl<T> Mutex<T> {
         Self(shuttle::sync::Mutex::new(inside))
     }
 
-    /// Where not patient, a try that fails takes until the lock is given back, so that a thread that waits for itself is a
-    /// deadlock, which the checker reports, and not a wait without end.
     /// Nobody knows before an attempt.
     pub(super) fn is_locked(&self) -> bool {
         false
     }
 
+    /// Where not patient, a try that fails takes until the lock is given back, so that a thread that waits for itself is a
+    /// deadlock, which the checker reports, and not a wait without end.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         if PATIENT.get() {
             return self.0.lock().ok();
