@@ -124,7 +124,7 @@ impl Form {
                         // movk w8, #0x321c, lsl #16
                         'K' => 0x72a6_4388,
                         // ldr w17, [x17, #flag]
-                        _ => 0xb940_0000 | u32::try_from(stub.flag % 4096 / 4).unwrap() << 10 | 17 << 5 | 17,
+                        _ => 0xb940_0000 | u32::try_from(stub.flag % 4096 / 4).unwrap() << 10 | 0b10001 << 5 | 0b10001,
                     });
                 }
                 // cmp w17, w8

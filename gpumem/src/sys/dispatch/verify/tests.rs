@@ -71,7 +71,7 @@ impl Library for Driver {
         let is_pointer = address.is_multiple_of(8) && self.is_writable(address, 8);
         let is_used = match address.checked_sub(SLOTS).map(|after| after / 8) {
             Some(word) if word < STUBS / 5 * 6 => word % 6 != 5,
-            _ => address < SLOTS - 0x1000 && address % 32 == 0,
+            _ => address < SLOTS - 0x1000 && address.is_multiple_of(32),
         };
         is_pointer.then_some(if is_used { IMPLEMENTATIONS + address - DATA } else { 0 })
     }
