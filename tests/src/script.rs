@@ -55,9 +55,11 @@ fn is_harmless(call: &str) -> bool {
     let Some((outer, inner)) = call.rsplit_once('>') else { return true };
     // Which primary context it is that ends, a hook can only ask by taking it.
     let may_retain = outer.starts_with("cuDevicePrimaryCtxRe") && inner.starts_with("cuDevicePrimaryCtxRe");
+    // The stand-in driver does that itself, if it is told to.
+    let is_nested = ["cuMemAllocPitch_v2", "cuMemAllocManaged"].contains(&outer) && inner.starts_with("cuMemAlloc_v2");
     let in_a_hook = !outer.starts_with("callback");
     let is_one_of = |functions: &[&str]| functions.iter().any(|function| inner.starts_with(function));
-    is_one_of(&HARMLESS) || in_a_hook && (may_retain || is_one_of(&HARMLESS_IN_A_HOOK))
+    is_nested || is_one_of(&HARMLESS) || in_a_hook && (may_retain || is_one_of(&HARMLESS_IN_A_HOOK))
 }
 
 /// # Panics

@@ -64,6 +64,11 @@ impl Slot {
     fn replace(&self, old: usize, new: usize) -> bool {
         self.pointer.compare_exchange(old, new, SeqCst, Relaxed).is_ok()
     }
+
+    /// It may be there still: a tool that was above it when the last subscription ended has written it back since.
+    fn put_in(&self) -> bool {
+        self.replace(self.driver, self.hook) || self.pointer.load(SeqCst) == self.hook
+    }
 }
 
 /// Whether the dispatch table of this process's driver can be used.
@@ -89,7 +94,7 @@ pub(crate) fn subscribe(handler: fn(&Caller, &Call)) -> Result<(), Error> {
         DRIVERS[slot.row].store(slot.driver, Relaxed);
     }
     ACTIVE.store(true, SeqCst);
-    if let Some(taken) = table.slots.iter().position(|slot| !slot.replace(slot.driver, slot.hook)) {
+    if let Some(taken) = table.slots.iter().position(|slot| !slot.put_in()) {
         take_out(&table.slots[..taken]);
         let name = CALLS[table.slots[taken].row].1;
         return Err(refused(format!("another tool has replaced the pointer of {name}")));
@@ -101,7 +106,10 @@ pub(crate) fn subscribe(handler: fn(&Caller, &Call)) -> Result<(), Error> {
 /// Takes the hooks out, where they are still in their slots.
 pub(crate) fn unsubscribe() {
     let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let (true, Ok(table)) = (mem::take(&mut *live), table()) {
+    if !mem::take(&mut *live) {
+        return;
+    }
+    if let Ok(table) = table() {
         take_out(&table.slots);
     }
 }

@@ -22,8 +22,11 @@
 //! - `scope name`: an exact trace that is silent; `breakdown [device]`, `summary`: what they say, in one line;
 //!   `tell_refusals`: each is an answer `refused` from then on; `on_refusal function argument…`: each calls that; `retry function argument…`: as `call`, with a second try;
 //! - `call function argument…`: the driver's function, see `raw.rs`; `let name value`: for its arguments;
-//! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`, `adding_up steps devices`: see
+//! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`, `go_on threads`, `adding_up steps devices`: see
 //!   `churn.rs`;
+//! - `panic_on_refusal`: each refusal panics; `load_and_close path`: as the driver loads a tool, which is then closed;
+//! - `slot_note function…`, `slot_write_back function…`: another tool notes what is in a slot, and writes it there again;
+//!   `slot_replace_past function…`: as `slot_replace`, with a hook that goes on to what was noted;
 //! - `slot_replace function…`, `slot_restore function…`, `stub_overwrite function…`: another tool intercepts the driver's functions, or
 //!   takes the newest of its hooks of each out; `slot_walk function…`: as `slot_replace`, with a walk of the first call's stack;
 //!   `slot_calls function`: how many calls it saw; `slot_stack function`: whether the walk came `to main` or was `cut`;
@@ -357,6 +360,12 @@ impl Probe {
                 places::on_refusal(&self.names, argument);
                 "done".to_owned()
             }
+            "panic_on_refusal" => {
+                places::panic_on_refusal();
+                "done".to_owned()
+            }
+            "load_and_close" => raw::load_and_close(argument)?.to_string(),
+            "go_on" => churn::go_on(argument.parse()?)?,
             "tell_refusals" => {
                 places::tell_refusals();
                 "done".to_owned()

@@ -195,6 +195,18 @@ impl Tool {
     }
 }
 
+/// Loads a tool's library, has it begin as the driver would, and closes it.
+pub(crate) fn load_and_close(path: &str) -> Result<c_int, Trouble> {
+    // SAFETY: the library is the example's, whose initialisers have no preconditions.
+    let library = unsafe { libloading::Library::new(path) }?;
+    // SAFETY: of that type, which is the driver's contract with tools.
+    let begin = unsafe { library.get::<unsafe extern "C" fn() -> c_int>(b"InitializeInjection") }?;
+    // SAFETY: it has no preconditions. That the library may be closed afterwards is what is tested.
+    let code = unsafe { begin() };
+    library.close()?;
+    Ok(code)
+}
+
 /// A function of a library, which stays loaded.
 ///
 /// # Safety
