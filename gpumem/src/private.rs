@@ -89,6 +89,27 @@ pub mod bench {
         session::Inbox,
     };
 
+    /// Notes down the calling thread's stack, as it is done for a large block.
+    #[cfg(feature = "backtrace")]
+    #[inline(never)]
+    pub fn stack() -> u32 {
+        crate::session::WAYS_TO_A_STACK[0]().0
+    }
+
+    /// The same, as if the stack had not been seen before.
+    #[cfg(feature = "backtrace")]
+    #[inline(never)]
+    pub fn stack_walked() -> u32 {
+        crate::session::WAYS_TO_A_STACK[1]().0
+    }
+
+    /// The same, by the unwinder of the system, and of 32 functions at most.
+    #[cfg(feature = "backtrace")]
+    #[inline(never)]
+    pub fn stack_by_the_system() -> u32 {
+        crate::session::WAYS_TO_A_STACK[2]().0
+    }
+
     const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
     /// A stream-ordered allocation of so many bytes and its free: intercepted, with nothing behind, and not intercepted.

@@ -17,7 +17,9 @@ use std::{
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use gpumem::{
-    __private::bench::Door, Bytes, Gauge, GpuHandle, GpuMemTrace, gpu_mem_get, gpu_mem_get_used_fast, sim::SimGpu,
+    __private::bench::{self, Door},
+    Bytes, Gauge, GpuHandle, GpuMemTrace, gpu_mem_get, gpu_mem_get_used_fast,
+    sim::SimGpu,
 };
 use gpumem_tests::deeper;
 use nvml_wrapper::Nvml;
@@ -292,6 +294,24 @@ fn places(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// The stack of one block: one that was seen before, one that was not but leads through known functions, and by the unwinder
+/// of the system.
+fn stack(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("stack");
+    for depth in [10, 30, 60] {
+        for (name, way) in [
+            ("baseline: the system's unwinder, 32 functions at most", bench::stack_by_the_system as fn() -> u32),
+            ("walked", bench::stack_walked),
+            ("remembered", bench::stack),
+        ] {
+            group.bench_function(format!("{name}, {depth} calls deep"), |bench| {
+                deeper(depth, &mut || bench.iter(way));
+            });
+        }
+    }
+    group.finish();
+}
+
 /// So many blocks go from one scope to the other at a time.
 const BATCH: u64 = 1024;
 
@@ -326,5 +346,5 @@ fn simulated(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, device, events, cold, places, pauses, simulated);
+criterion_group!(benches, device, events, cold, places, stack, pauses, simulated);
 criterion_main!(benches);

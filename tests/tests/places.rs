@@ -669,6 +669,7 @@ fn child() {
 const CHILDREN: &[(&str, fn())] = &[
     ("many names", many_names),
     ("blocks", live::blocks),
+    ("deep", live::deep),
     ("leaks", leaks::leaks),
     ("no leaks", leaks::no_leaks),
     ("leaks and panics", leaks::leaks_and_panics),
@@ -712,6 +713,14 @@ fn names_without_end_are_told_together_under_their_place() {
 }
 
 mod live {
+    use std::{
+        cell::Cell,
+        ffi::{c_int, c_void},
+        rc::Rc,
+    };
+
+    use gpumem_tests::deeper;
+
     use super::*;
 
     #[test]
@@ -822,16 +831,72 @@ mod live {
         drop((large, small, pooled));
     }
 
+    /// Allocates below many functions that say nothing of whose it is, some of them of C's.
+    #[inline(never)]
+    fn asks_from_afar(gpu: &SimGpu) -> (SimBlock, u32) {
+        thread_local! {
+            static ASK: Cell<Option<Box<dyn FnOnce()>>> = const { Cell::new(None) };
+        }
+        extern "C" fn order(_: *const c_void, _: *const c_void) -> c_int {
+            deeper(60, &mut || ASK.take().into_iter().for_each(|ask| ask()));
+            0
+        }
+        unsafe extern "C" {
+            fn qsort(
+                of: *mut c_void,
+                count: usize,
+                size: usize,
+                order: extern "C" fn(*const c_void, *const c_void) -> c_int,
+            );
+        }
+
+        let taken = Rc::new(Cell::new(None));
+        let (to, gpu) = (Rc::clone(&taken), gpu.clone());
+        ASK.set(Some(Box::new(move || to.set(gpu.alloc_async(Bytes::mib(3)).ok()))));
+        let mut numbers = [2_u64, 1];
+        // SAFETY: the numbers are as many and as large as it says, and `order` reads none of them.
+        unsafe { qsort(numbers.as_mut_ptr().cast(), 2, 8, order) };
+        (taken.take().expect("the device has room"), line!() - 1)
+    }
+
+    pub(super) fn deep() {
+        let gpu = gpu();
+        let trace = GpuMemTrace::with_ctx("train");
+        // The second is of a stack that is known.
+        let blocks: Vec<_> = (0..2).map(|_| asks_from_afar(&gpu)).collect();
+        for block in trace.live() {
+            let count = |name: &str| block.backtrace.iter().filter(|frame| frame.contains(name)).count();
+            let outermost = block.backtrace.iter().rposition(|frame| frame.contains("asks_from_afar"));
+            let outermost = outermost.expect("its function is on the stack");
+            let is_there = block.backtrace[outermost].contains(&format!("tests/places.rs:{}:", blocks[0].1));
+            println!("> {} {outermost} {is_there}", count("deeper::deeper"));
+        }
+        drop(blocks);
+    }
+
+    #[test]
+    fn a_line_is_found_however_much_is_called_from_there() {
+        let said = passes("deep", &[]);
+        assert_eq!(said.answers().len(), 2);
+        for told in said.answers() {
+            let told: Vec<_> = told.split(' ').collect();
+            let [functions, outermost, is_there] = told[..] else { panic!("{}", said.stdout) };
+            let [functions, outermost] = [functions, outermost].map(|count| count.parse::<usize>().unwrap());
+            assert!(functions >= 61 && outermost > functions, "{}", said.stdout);
+            assert_eq!(is_there, "true");
+        }
+    }
+
     #[test]
     fn the_line_that_asked_is_the_programs_own() {
         // Of a block in the pool, a large one that is not, and a small one.
         for (setting, known) in [
-            ("", [false, true, false]),
-            ("auto", [false, true, false]),
+            ("", [true, true, false]),
+            ("auto", [true, true, false]),
             ("1", [true, true, true]),
             ("0", [false, false, false]),
             ("off", [false, false, false]),
-            ("nonsense", [false, true, false]),
+            ("nonsense", [true, true, false]),
         ] {
             let said = passes("blocks", &[("GPUMEM_BACKTRACE", setting)]);
             let complaint = "gpumem: cannot use GPUMEM_BACKTRACE: `nonsense` is not one of";

@@ -68,9 +68,9 @@ fn gpu() -> (SimGpu, MemTracker, Page) {
     (gpu, tracker, page)
 }
 
-/// Of the pool, whose blocks are known by their scopes alone.
-fn mib(gpu: &SimGpu, mib: u64) -> SimBlock {
-    gpu.alloc_async(Bytes::mib(mib)).unwrap()
+/// Small enough to be known by its scopes alone.
+fn kib(gpu: &SimGpu, kib: u64) -> SimBlock {
+    gpu.alloc_async(Bytes::kib(kib)).unwrap()
 }
 
 /// The lines below the one that says where.
@@ -82,38 +82,38 @@ fn changes(page: &Page) -> Vec<String> {
 #[test]
 fn a_story() {
     let (gpu, mut tracker, page) = gpu();
-    let conv: Vec<_> = (0..7).map(|_| mib(&gpu, 9)).collect();
+    let conv: Vec<_> = (0..7).map(|_| kib(&gpu, 9)).collect();
     for (number, block) in conv.iter().enumerate() {
         block.label(format!("conv{number}.weight"), &[512, 512, 3, 3], "f32").unwrap();
     }
     let loaded = GpuMemTrace::builder().ctx("load").on_exit_report(false).start().unwrap();
     let batch = GpuMemTrace::builder().ctx("batch").on_exit_report(false).start().unwrap();
-    let inputs = [gpu.alloc_async(Bytes::new(1_500_000)).unwrap(), gpu.alloc_async(Bytes::new(1_500_000)).unwrap()];
+    let inputs = [gpu.alloc_async(Bytes::new(1_500)).unwrap(), gpu.alloc_async(Bytes::new(1_500)).unwrap()];
     drop((batch, loaded));
     track!(tracker);
     assert_eq!(
         page.take(),
         "At tests/tests/tracker.rs:NN: a_story
-                                      Total Used Memory: 96 MiB, live: 65.86 MiB
-+ | 7 * 9 MiB f32 (512, 512, 3, 3) |   63 MiB | conv0.weight and 6 more
-+ | 2 * 1.43 MiB                   | 2.86 MiB | load > batch
+                                      Total Used Memory: 32 MiB, live: 65.93 KiB
++ | 7 * 9 KiB f32 (512, 512, 3, 3) |   63 KiB | conv0.weight and 6 more
++ | 2 * 1.46 KiB                   | 2.93 KiB | load > batch
 
 "
     );
-    let eighth = mib(&gpu, 9);
+    let eighth = kib(&gpu, 9);
     eighth.label("conv7.weight", &[512, 512, 3, 3], "f32").unwrap();
     drop(inputs);
     tracker.track_with("");
     let expected = [
-        "+ | 1 * 9 MiB f32 (512, 512, 3, 3) |    9 MiB | conv7.weight",
-        "- | 2 * 1.43 MiB                   | 2.86 MiB | load > batch",
+        "+ | 1 * 9 KiB f32 (512, 512, 3, 3) |    9 KiB | conv7.weight",
+        "- | 2 * 1.46 KiB                   | 2.93 KiB | load > batch",
     ];
     assert_eq!(changes(&page), expected);
     tracker.track();
     assert_eq!(changes(&page), [""; 0]);
     drop((conv, eighth));
     let saw = tracker.track();
-    assert_eq!(changes(&page), ["- | 8 * 9 MiB f32 (512, 512, 3, 3) | 72 MiB | conv0.weight and 7 more"]);
+    assert_eq!(changes(&page), ["- | 8 * 9 KiB f32 (512, 512, 3, 3) | 72 KiB | conv0.weight and 7 more"]);
     assert_eq!((saw.live, saw.lost), (Some(Bytes::ZERO), 0));
     assert_eq!(saw.changes.unwrap()[0].names.len(), 8);
 }
@@ -150,17 +150,17 @@ fn where_it_was_called() {
 fn each_tracker_sees_its_own_device() {
     let (one, mut tracker, page) = gpu();
     let (two, mut other, other_page) = gpu();
-    let blocks = [mib(&one, 1), mib(&two, 1), mib(&two, 2)];
+    let blocks = [kib(&one, 1), kib(&two, 1), kib(&two, 2)];
     assert_eq!(blocks[0].address(), blocks[1].address());
     blocks[0].label("of one", &[], "u8").unwrap();
     blocks[1].label("of two", &[], "u8").unwrap();
     tracker.track();
     other.track();
-    assert_eq!(changes(&page), ["+ | 1 * 1 MiB u8 () | 1 MiB | of one"]);
-    let expected = ["+ | 1 * 2 MiB       | 2 MiB | outside of all scopes", "+ | 1 * 1 MiB u8 () | 1 MiB | of two"];
+    assert_eq!(changes(&page), ["+ | 1 * 1 KiB u8 () | 1 KiB | of one"]);
+    let expected = ["+ | 1 * 2 KiB       | 2 KiB | outside of all scopes", "+ | 1 * 1 KiB u8 () | 1 KiB | of two"];
     assert_eq!(changes(&other_page), expected);
     let mut by_number = MemTracker::builder().device(two.ordinal()).to(io::sink()).start().unwrap();
-    assert_eq!(by_number.track().live, Some(Bytes::mib(3)));
+    assert_eq!(by_number.track().live, Some(Bytes::kib(3)));
     let error = MemTracker::builder().device(10_000).start().unwrap_err();
     assert!(error.is_unknown_device(), "{error}");
 }
@@ -168,43 +168,43 @@ fn each_tracker_sees_its_own_device() {
 #[test]
 fn trackers_of_one_device_do_not_know_of_each_other() {
     let (gpu, mut tracker, page) = gpu();
-    let _first = mib(&gpu, 4);
+    let _first = kib(&gpu, 4);
     tracker.track();
-    assert_eq!(changes(&page), ["+ | 1 * 4 MiB | 4 MiB | outside of all scopes"]);
+    assert_eq!(changes(&page), ["+ | 1 * 4 KiB | 4 KiB | outside of all scopes"]);
     let page_of_late = Page::default();
     let mut late = MemTracker::builder().to(page_of_late.clone()).start().unwrap();
-    let _second = mib(&gpu, 4);
+    let _second = kib(&gpu, 4);
     late.track();
-    assert_eq!(changes(&page_of_late), ["+ | 2 * 4 MiB | 8 MiB | outside of all scopes"], "the first call tells all");
+    assert_eq!(changes(&page_of_late), ["+ | 2 * 4 KiB | 8 KiB | outside of all scopes"], "the first call tells all");
     tracker.track();
-    assert_eq!(changes(&page), ["+ | 1 * 4 MiB | 4 MiB | outside of all scopes"]);
+    assert_eq!(changes(&page), ["+ | 1 * 4 KiB | 4 KiB | outside of all scopes"]);
 }
 
 #[test]
 fn an_address_that_is_given_out_again_has_no_label() {
     let (gpu, mut tracker, page) = gpu();
-    let block = mib(&gpu, 4);
+    let block = kib(&gpu, 4);
     block.label("first", &[4], "f32").unwrap();
     tracker.track();
     changes(&page);
     let address = block.address();
     drop(block);
-    let block = mib(&gpu, 4);
+    let block = kib(&gpu, 4);
     assert_eq!(block.address(), address);
     tracker.track();
-    let expected = ["+ | 1 * 4 MiB          | 4 MiB | outside of all scopes", "- | 1 * 4 MiB f32 (4,) | 4 MiB | first"];
+    let expected = ["+ | 1 * 4 KiB          | 4 KiB | outside of all scopes", "- | 1 * 4 KiB f32 (4,) | 4 KiB | first"];
     assert_eq!(changes(&page), expected);
     block.label("second", &[4], "f32").unwrap();
     tracker.track();
     let expected =
-        ["+ | 1 * 4 MiB f32 (4,) | 4 MiB | second", "- | 1 * 4 MiB          | 4 MiB | outside of all scopes"];
+        ["+ | 1 * 4 KiB f32 (4,) | 4 KiB | second", "- | 1 * 4 KiB          | 4 KiB | outside of all scopes"];
     assert_eq!(changes(&page), expected);
 }
 
 #[test]
 fn what_is_not_known_is_not_labelled() {
     let (gpu, mut tracker, _page) = gpu();
-    let block = mib(&gpu, 4);
+    let block = kib(&gpu, 4);
     // High above what the simulated devices of this process give out.
     for address in [0, 1 << 56, u64::MAX] {
         let error = label("nobody", &[], "u8", address).unwrap_err();
@@ -222,7 +222,7 @@ fn scopes_of_other_threads() {
     let (handle, gpu) = (trace.handle(), &gpu);
     let blocks: Vec<_> = thread::scope(|threads| {
         let handle = &handle;
-        let alloc = |_| threads.spawn(move || handle.in_scope(|| mib(gpu, 3)));
+        let alloc = |_| threads.spawn(move || handle.in_scope(|| kib(gpu, 3)));
         let started: Vec<_> = (0..4).map(alloc).collect();
         started.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
@@ -232,10 +232,10 @@ fn scopes_of_other_threads() {
     })
     .join()
     .unwrap();
-    assert_eq!(changes(&page), ["+ | 4 * 3 MiB | 12 MiB | load"]);
+    assert_eq!(changes(&page), ["+ | 4 * 3 KiB | 12 KiB | load"]);
     drop(blocks);
     tracker.track();
-    assert_eq!(changes(&page), ["- | 4 * 3 MiB | 12 MiB | load"]);
+    assert_eq!(changes(&page), ["- | 4 * 3 KiB | 12 KiB | load"]);
 }
 
 /// Each difference is right whatever comes and goes meanwhile: all of them together are what is there in the end.
@@ -282,15 +282,15 @@ fn a_file() {
     let (gpu, ..) = gpu();
     let path = std::env::temp_dir().join(format!("gpumem-tracker-{}", std::process::id()));
     let mut tracker = MemTracker::builder().to(File::create(&path).unwrap()).start().unwrap();
-    let block = mib(&gpu, 4);
+    let block = kib(&gpu, 4);
     tracker.track();
     let text = fs::read_to_string(&path).unwrap();
-    assert!(text.ends_with("\n+ | 1 * 4 MiB | 4 MiB | outside of all scopes\n\n"), "not there at once: {text}");
+    assert!(text.ends_with("\n+ | 1 * 4 KiB | 4 KiB | outside of all scopes\n\n"), "not there at once: {text}");
     drop(block);
     tracker.track();
     drop(tracker);
     let text = fs::read_to_string(&path).unwrap();
-    assert!(text.ends_with("\n- | 1 * 4 MiB | 4 MiB | outside of all scopes\n\n"), "{text}");
+    assert!(text.ends_with("\n- | 1 * 4 KiB | 4 KiB | outside of all scopes\n\n"), "{text}");
     fs::remove_file(path).unwrap();
 }
 
@@ -315,8 +315,8 @@ fn a_disk_that_is_full() {
     for builder in builders {
         let mut tracker = builder.start().unwrap();
         for step in 0..3 {
-            let block = mib(&gpu, 4);
-            assert_eq!(tracker.track().live, Some(Bytes::mib(4)), "step {step}");
+            let block = kib(&gpu, 4);
+            assert_eq!(tracker.track().live, Some(Bytes::kib(4)), "step {step}");
             drop(block);
         }
     }
@@ -336,19 +336,19 @@ fn a_writer_that_panics_does_no_harm_to_others() {
     let (gpu, mut sound, _page) = gpu();
     let mut tracker = MemTracker::builder().to(Panics).start().unwrap();
     assert!(catch_unwind(AssertUnwindSafe(|| tracker.track())).is_err());
-    let block = mib(&gpu, 4);
+    let block = kib(&gpu, 4);
     block.label("w", &[], "u8").unwrap();
-    assert_eq!(sound.track().live, Some(Bytes::mib(4)));
+    assert_eq!(sound.track().live, Some(Bytes::kib(4)));
 }
 
 #[test]
 fn a_device_that_cannot_be_read() {
     let (gpu, mut tracker, page) = gpu();
-    let _block = mib(&gpu, 4);
+    let _block = kib(&gpu, 4);
     gpu.set_lost(true);
     let saw = tracker.track();
-    assert_eq!((saw.used, saw.live), (None, Some(Bytes::mib(4))));
-    assert!(page.take().contains("Total Used Memory: ?, live: 4 MiB\n"));
+    assert_eq!((saw.used, saw.live), (None, Some(Bytes::kib(4))));
+    assert!(page.take().contains("Total Used Memory: ?, live: 4 KiB\n"));
 }
 
 /// What trackers printed on the stand-in driver.
@@ -535,7 +535,7 @@ fn in_the_child_of_a_fork() {
 #[test]
 fn amounts_stand_at_the_margin() {
     let (gpu, mut tracker, page) = gpu();
-    let _block = mib(&gpu, 4);
+    let _block = kib(&gpu, 4);
     tracker.track_with("a word that leaves no room for amounts");
-    assert_eq!(page.take().lines().nth(1), Some(amounts("Total Used Memory: 32 MiB, live: 4 MiB").as_str()));
+    assert_eq!(page.take().lines().nth(1), Some(amounts("Total Used Memory: 32 MiB, live: 4 KiB").as_str()));
 }

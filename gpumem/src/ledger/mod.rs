@@ -17,7 +17,7 @@ pub(crate) use self::{
     tree::{Spot, SpotId},
 };
 use self::{
-    live::{Entry, Live},
+    live::{Entry, Live, tenths},
     origins::{OriginId, Origins},
     run::{Run, Sum},
     stats::moved,
@@ -26,23 +26,23 @@ use self::{
 };
 use crate::model::{
     Answer, Block, ByteDelta, Bytes, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, Marks, MemKind, Sampling,
-    ScopeId, StackId, ThreadId, Time, Trace, Watch,
+    ScopeId, Tag, ThreadId, Time, Trace, Watch,
 };
 
-/// What each event touches stands close together, from the counts to the threads.
+/// What each event touches comes first, in as few lines of the cache as possible: from the run to the counts.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Ledger {
+    /// The newest events, not yet counted in the tree, the meters, the locals and the origins.
+    run: Run,
+    /// By number.
+    threads: Vec<Thread>,
+    counts: Counts,
+    live: Live,
     scopes: HashMap<ScopeId, Scope>,
     /// What the newest question came to. Not part of the answer, which every allocation would carry about.
     told: Option<Trace>,
     tree: Tree,
-    counts: Counts,
-    /// The newest events, not yet counted in the tree, the meters, the locals and the origins.
-    run: Run,
-    live: Live,
-    /// By number.
-    threads: Vec<Thread>,
     meters: Meters,
     /// The part of a meter that one thread allocated, while a scope looks at it.
     locals: HashMap<(ThreadId, u16), Local>,
@@ -62,30 +62,35 @@ pub(crate) struct Counts {
     pub(crate) gone: u64,
 }
 
+/// When an event comes: its number, and tenths of a second since the session began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    pub(crate) number: u64,
+    pub(crate) tenths: u32,
+}
+
+impl Stamp {
+    /// The time of the next event.
+    pub(crate) fn set_time(&mut self, time: Time) {
+        self.tenths = tenths(time);
+    }
+}
+
 /// What is known of a thread.
 #[derive(Debug)]
+#[repr(C, align(64))]
 struct Thread {
+    /// Its newest allocation's, for the next one, which is likely to agree.
+    newest: (Tag, OriginId),
+    /// Should its newest free turn out to have failed.
+    freed: Freed,
     /// The scope that it is in.
     spot: SpotId,
     /// On whose behalf it allocates: its own, unless it entered a scope of another thread.
     strand: ThreadId,
-    /// Its newest allocation's, for the next one, which is likely to agree.
-    newest: (Asked, OriginId),
-    /// Should its newest free turn out to have failed.
-    freed: Freed,
     number: ThreadId,
     /// The scopes that it is in, the innermost last.
     entered: Vec<Entered>,
-}
-
-/// What an origin is found by, as far as the thread does not tell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Asked {
-    device: Device,
-    spot: SpotId,
-    stack: StackId,
-    kind: MemKind,
-    context: u8,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -191,8 +196,7 @@ struct Start {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) key: Key,
-    /// Of the event that it came with, which no other block has: a key may be given out again. Wrong by 2^32 when so many
-    /// have come since.
+    /// Of the event that it came with, which no other block has: a key may be given out again.
     pub(crate) number: u64,
     pub(crate) bytes: Bytes,
     pub(crate) device: Device,
@@ -234,7 +238,8 @@ impl Ledger {
     pub(crate) fn apply(&mut self, event: &Event<'_>) -> Answer {
         match event.kind {
             EventKind::Alloc { key, block } => {
-                self.alloc(*key, block, event);
+                let stamp = Stamp { number: event.number, tenths: tenths(event.time) };
+                self.alloc(*key, block.bytes, block.tag(), stamp, event.thread);
                 Answer::Taken
             }
             EventKind::Free { key, block } => self.free(*key, block.as_ref(), event.thread),
@@ -246,36 +251,39 @@ impl Ledger {
         }
     }
 
-    #[inline]
-    fn alloc(&mut self, key: Key, block: &Block, event: &Event<'_>) {
+    /// A block was allocated.
+    #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
+    #[inline(always)]
+    pub(crate) fn alloc(&mut self, key: Key, bytes: Bytes, tag: Tag, stamp: Stamp, thread: ThreadId) {
         self.counts.heard += 1;
-        let number = self.origin(block, event.thread);
-        let entry = Entry::new(block.bytes, number, event.time, event.number);
-        self.put_in(key, entry);
-        self.run.allocated(entry.bytes().get());
+        let origin = self.origin(tag, thread);
+        self.put_in(key, Entry { bytes, number: stamp.number, origin, tenths: stamp.tenths });
+        self.run.allocated(bytes.get());
     }
 
     /// A block is there, for the first time or still.
-    #[inline]
+    #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
+    #[inline(always)]
     fn put_in(&mut self, key: Key, entry: Entry) {
         if let Some(missed) = self.live.insert(key, entry) {
             self.take_out(&missed);
         }
-        self.change(entry.origin(), signed(entry.bytes()), 1);
+        self.run_of(entry.origin).add(signed(entry.bytes));
     }
 
     /// A block is there no more: its free was heard, or missed.
-    #[inline]
+    #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
+    #[inline(always)]
     fn take_out(&mut self, entry: &Entry) {
-        self.change(entry.origin(), -signed(entry.bytes()), -1);
+        self.run_of(entry.origin).subtract(signed(entry.bytes));
     }
 
     #[inline]
-    fn change(&mut self, origin: OriginId, bytes: i64, blocks: i64) {
+    fn run_of(&mut self, origin: OriginId) -> &mut Run {
         if self.run.origin != origin {
             self.begin_run(origin);
         }
-        self.run.change(bytes, blocks);
+        &mut self.run
     }
 
     #[inline(never)]
@@ -307,37 +315,33 @@ impl Ledger {
     }
 
     /// The number of where a block comes from.
-    #[inline]
-    fn origin(&mut self, block: &Block, thread: ThreadId) -> OriginId {
-        let Block { device, kind, context, stack, .. } = *block;
-        let known = self.thread(thread);
-        let asked = Asked { device, spot: known.spot, stack, kind, context };
-        if known.newest.0 == asked {
-            return known.newest.1;
-        }
-        self.find_origin(asked, thread)
+    #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
+    #[inline(always)]
+    fn origin(&mut self, tag: Tag, thread: ThreadId) -> OriginId {
+        let (newest, origin) = self.thread(thread).newest;
+        if newest == tag { origin } else { self.find_origin(tag, thread) }
     }
 
     #[inline(never)]
-    fn find_origin(&mut self, asked: Asked, thread: ThreadId) -> OriginId {
+    fn find_origin(&mut self, tag: Tag, thread: ThreadId) -> OriginId {
         self.end_run();
-        let Asked { device, spot, stack, kind, context } = asked;
-        let meter = self.meters.index(device, Gauge::Exact);
+        let Thread { spot, strand, .. } = *self.thread(thread);
+        let meter = self.meters.index(tag.device(), Gauge::Exact);
         let spot = self.tree.on(meter, spot);
-        let strand = self.thread(thread).strand;
-        let origin = Origin { spot, thread: strand, stack, meter, kind, context };
+        let origin =
+            Origin { spot, thread: strand, stack: tag.stack(), meter, kind: tag.kind(), context: tag.context() };
         let threads = &self.threads;
         let in_use = || {
             threads.iter().filter_map(|thread| match &thread.freed {
-                Freed::Block(_, entry) => Some(entry.origin()),
+                Freed::Block(_, entry) => Some(entry.origin),
                 _ => None,
             })
         };
         let (number, swept) = self.origins.number(origin, in_use);
         if swept {
-            self.threads.iter_mut().for_each(|thread| thread.newest.0 = Asked::NOTHING);
+            self.threads.iter_mut().for_each(|thread| thread.newest.0 = Tag::NONE);
         }
-        self.thread(thread).newest = (asked, number);
+        self.thread(thread).newest = (tag, number);
         number
     }
 
@@ -351,6 +355,7 @@ impl Ledger {
     }
 
     #[cold]
+    #[inline(never)]
     fn more_threads(&mut self, last: usize) {
         let next = self.threads.len();
         self.threads.extend((next..=last).map(|number| Thread::new(ThreadId(u32::try_from(number).unwrap_or(0)))));
@@ -362,12 +367,15 @@ impl Ledger {
         self.meters.of(device, Gauge::Exact).level.change(by);
     }
 
-    #[inline]
-    fn free(&mut self, key: Key, older: Option<&Block>, thread: ThreadId) -> Answer {
+    /// A block is given back; `older` is what the source knows of one that is older than the session.
+    #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
+    #[inline(always)]
+    pub(crate) fn free(&mut self, key: Key, older: Option<&Block>, thread: ThreadId) -> Answer {
         self.counts.heard += 1;
         let Some(entry) = self.live.remove(key) else { return self.free_unknown(older, thread) };
         self.take_out(&entry);
-        // In place: made elsewhere and moved here, word by word and then by two words at once, it would be waited for.
+        // In place: a copy that is made elsewhere and read back by wider words than it was written in waits for its stores
+        // (store forwarding).
         self.thread(thread).freed = Freed::Block(key, entry);
         Answer::Taken
     }
@@ -416,7 +424,7 @@ impl Ledger {
             }
             EventKind::Gone { context } => {
                 let origins = &self.origins;
-                for entry in self.live.drain(|entry| origins.get(entry.origin()).context == context) {
+                for entry in self.live.drain(|entry| origins.get(entry.origin).context == context) {
                     self.counts.gone += 1;
                     self.take_out(&entry);
                 }
@@ -515,24 +523,21 @@ impl Ledger {
         self.origins.live().map(live).collect()
     }
 
-    /// A part of the live blocks, of [`PARTS`]: of all, or of what was allocated within a scope. `now` is the newest event's
-    /// number.
-    pub(crate) fn blocks(&self, part: usize, within: Option<&Within>, now: u64) -> Vec<Held> {
-        let held = self.live.part(part).map(|(key, entry)| self.held(key, entry, now));
+    /// A part of the live blocks, of [`PARTS`]: of all, or of what was allocated within a scope.
+    pub(crate) fn blocks(&self, part: usize, within: Option<&Within>) -> Vec<Held> {
+        let held = self.live.part(part).map(|(key, entry)| self.held(key, entry));
         held.filter(|held| within.is_none_or(|within| self.is_within(held, within))).collect()
     }
 
     /// The live block of that key.
-    pub(crate) fn block(&self, key: Key, now: u64) -> Option<Held> {
-        self.live.get(key).map(|entry| self.held(key, entry, now))
+    pub(crate) fn block(&self, key: Key) -> Option<Held> {
+        self.live.get(key).map(|entry| self.held(key, entry))
     }
 
-    fn held(&self, key: Key, entry: &Entry, now: u64) -> Held {
-        let origin = *self.origins.get(entry.origin());
-        #[expect(clippy::cast_possible_truncation, reason = "an entry has the lower half")]
-        let number = now - u64::from((now as u32).wrapping_sub(entry.number()));
+    fn held(&self, key: Key, entry: &Entry) -> Held {
+        let origin = *self.origins.get(entry.origin);
         let device = self.meters.0[usize::from(origin.meter)].device;
-        Held { key, number, bytes: entry.bytes(), device, origin, time: entry.time() }
+        Held { key, number: entry.number, bytes: entry.bytes, device, origin, time: entry.time() }
     }
 
     fn is_within(&self, held: &Held, within: &Within) -> bool {
@@ -675,14 +680,7 @@ impl Ledger {
 impl Thread {
     fn new(number: ThreadId) -> Self {
         let (entered, freed) = (Vec::new(), Freed::Nothing);
-        Self {
-            spot: SpotId::NONE,
-            strand: number,
-            newest: (Asked::NOTHING, OriginId::default()),
-            freed,
-            number,
-            entered,
-        }
+        Self { spot: SpotId::NONE, strand: number, newest: (Tag::NONE, OriginId::default()), freed, number, entered }
     }
 
     fn enter(&mut self, entered: Entered) {
@@ -702,19 +700,8 @@ impl Thread {
     fn settle(&mut self) {
         (self.spot, self.strand) =
             self.entered.last().map_or((SpotId::NONE, self.number), |Entered { spot, strand, .. }| (*spot, *strand));
-        self.newest.0 = Asked::NOTHING;
+        self.newest.0 = Tag::NONE;
     }
-}
-
-impl Asked {
-    /// By no block.
-    const NOTHING: Self = Self {
-        device: Device { family: Family::Cuda, ordinal: u32::MAX },
-        spot: SpotId::NONE,
-        stack: StackId::NONE,
-        kind: MemKind::Device,
-        context: 0,
-    };
 }
 
 impl Meters {

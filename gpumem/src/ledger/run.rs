@@ -17,6 +17,12 @@ pub(super) struct Sum {
 impl Sum {
     pub(super) const NOTHING: Self = Self { change: 0, most: 0 };
 
+    #[inline]
+    fn add(&mut self, by: i64) {
+        self.change += by;
+        self.most = self.most.max(self.change);
+    }
+
     /// More changes, after these.
     #[inline]
     pub(super) fn append(&mut self, next: Self) {
@@ -49,10 +55,18 @@ impl Run {
         (self.origin != OriginId::default()).then_some((self.origin, &self.sums))
     }
 
+    /// A block is there, for the first time or still.
     #[inline]
-    pub(super) fn change(&mut self, bytes: i64, blocks: i64) {
-        self.sums.bytes.append(Sum { change: bytes, most: bytes });
-        self.sums.blocks.append(Sum { change: blocks, most: blocks });
+    pub(super) fn add(&mut self, bytes: i64) {
+        self.sums.bytes.add(bytes);
+        self.sums.blocks.add(1);
+    }
+
+    /// A block is there no more.
+    #[inline]
+    pub(super) fn subtract(&mut self, bytes: i64) {
+        self.sums.bytes.change -= bytes;
+        self.sums.blocks.change -= 1;
     }
 
     /// The newest change was an allocation.
@@ -85,13 +99,13 @@ mod tests {
                     let bytes = random(1000);
                     live.push(bytes);
                     for run in [&mut event, &mut run] {
-                        run.change(bytes.cast_signed(), 1);
+                        run.add(bytes.cast_signed());
                         run.allocated(bytes);
                     }
                 } else {
                     let bytes = live.swap_remove(usize::try_from(random(live.len() as u64)).unwrap());
                     for run in [&mut event, &mut run] {
-                        run.change(-bytes.cast_signed(), -1);
+                        run.subtract(bytes.cast_signed());
                     }
                 }
                 by_event.take(&event.sums);

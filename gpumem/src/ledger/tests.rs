@@ -159,7 +159,7 @@ impl Runner {
             ["inside", scope] => {
                 let scope = ScopeId(self.id(scope));
                 let within = self.ledger.within(scope, self.number).expect("it is open");
-                let blocks = (0..PARTS).flat_map(|part| self.ledger.blocks(part, Some(&within), self.number));
+                let blocks = (0..PARTS).flat_map(|part| self.ledger.blocks(part, Some(&within)));
                 let mut sizes: Vec<_> = blocks.map(|held| held.bytes.mb()).collect();
                 sizes.sort_unstable();
                 let sizes: Vec<_> = sizes.iter().map(ToString::to_string).collect();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Bytes, Device, Gauge, GpuMemory, Marks, SiteId, Source, StackId};
+use super::{Bytes, Device, Family, Gauge, GpuMemory, Marks, SiteId, Source, StackId};
 
 /// Time since the session began.
 pub(crate) type Time = Duration;
@@ -89,7 +89,52 @@ pub(crate) struct Block {
     pub(crate) stack: StackId,
 }
 
+/// What the blocks of one call have in common besides their size, in one word: it is passed in a register and compared at
+/// once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tag(u64);
+
+impl Tag {
+    /// The tag of no block.
+    pub(crate) const NONE: Self = Self(u64::MAX);
+
+    #[inline]
+    pub(crate) const fn new(device: Device, kind: MemKind, context: u8, stack: StackId) -> Self {
+        let device = (device.ordinal as u64) << 48 | (device.family as u64) << 16;
+        Self(device | (stack.0 as u64) << 20 | (context as u64) << 8 | kind as u64)
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "the parts are taken out as they were put in")]
+    pub(crate) fn device(self) -> Device {
+        let family = if self.0 & 1 << 16 == 0 { Family::Cuda } else { Family::Simulated };
+        Device { family, ordinal: (self.0 >> 48) as u32 }
+    }
+
+    #[inline]
+    pub(crate) const fn kind(self) -> MemKind {
+        MemKind::ALL[(self.0 & 0xff) as usize]
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "the parts are taken out as they were put in")]
+    pub(crate) const fn context(self) -> u8 {
+        (self.0 >> 8) as u8
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "the parts are taken out as they were put in")]
+    pub(crate) const fn stack(self) -> StackId {
+        StackId((self.0 >> 20) as u32 & Self::MOST_STACKS)
+    }
+
+    /// Stacks have 28 bits, more than are told apart.
+    const MOST_STACKS: u32 = (1 << 28) - 1;
+}
+
 impl Block {
+    #[inline]
+    pub(crate) const fn tag(&self) -> Tag {
+        Tag::new(self.device, self.kind, self.context, self.stack)
+    }
+
     /// One that goes with no context, and of which nobody knows where it was asked for.
     pub(crate) const fn new(device: Device, bytes: Bytes, kind: MemKind) -> Self {
         Self { device, bytes, kind, context: 0, stack: StackId::NONE }
@@ -135,12 +180,19 @@ pub(crate) enum EventKind {
     MarksLost { device: Device },
 }
 
+impl MemKind {
+    /// The clock is read for an allocation: the calls that are not stream-ordered cost more than that.
+    #[inline]
+    pub(crate) const fn needs_time(self) -> bool {
+        !matches!(self, Self::Pool)
+    }
+}
+
 impl EventKind {
     /// The clock is read for it. Other events carry the time of the newest one before them that it was read for.
     pub(crate) const fn needs_time(&self) -> bool {
         match self {
-            // The calls that are not stream-ordered cost more than a clock.
-            Self::Alloc { block, .. } => !matches!(block.kind, MemKind::Pool),
+            Self::Alloc { block, .. } => block.kind.needs_time(),
             Self::Free { .. } | Self::Unfree | Self::Found { .. } | Self::Enter { .. } | Self::Leave { .. } => false,
             _ => true,
         }

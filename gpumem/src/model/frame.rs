@@ -56,6 +56,12 @@ impl Frame {
 /// NVIDIA's modules that all allocations go through, and so say nothing of whose they are.
 const DRIVER: &[&str] = &["libcupti", "libcuda", "libcudart", "libnvidia*", "libcudadebugger"];
 
+/// Whether a module is NVIDIA's own, by the path of its file: what says nothing of whose an allocation is.
+#[cfg(feature = "backtrace")]
+pub(crate) fn is_driver(module: &str) -> bool {
+    DRIVER.iter().any(|pattern| fits(module, pattern))
+}
+
 /// Where the driver is entered: all that is further inside is the callback that is told of the call.
 const ENTRANCE: &[&str] = &["libcupti", "libcuda"];
 

@@ -23,8 +23,8 @@ pub struct LiveBlock {
     pub path: Vec<String>,
     /// Where the innermost of them was opened, such as `src/train.rs:12`.
     pub scope_place: Option<String>,
-    /// The line that asked for it, such as `src/train.rs:15`. `None` where its stack was not taken down: stream-ordered memory
-    /// and blocks below 1 MiB, unless `GPUMEM_BACKTRACE=1` is set.
+    /// The line that asked for it, such as `src/train.rs:15`. `None` where its stack was not taken down: blocks below 1 MiB,
+    /// unless `GPUMEM_BACKTRACE=1` is set.
     pub line: Option<String>,
     /// The line that called that one's function: programs allocate through functions of their own.
     pub caller: Option<String>,

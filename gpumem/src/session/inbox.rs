@@ -4,26 +4,31 @@ use std::{cell::Cell, collections::HashMap, time::Duration};
 
 use super::sync::{AtomicU64, Backoff, Instant, Mutex, MutexGuard, NEXT_THREAD, Relaxed, sleep, thread_local};
 use crate::{
-    ledger::{Counts, DeviceStats, Held, Ledger, LiveOrigin, PARTS, Spot, SpotId, Within},
-    model::{Answer, Device, Event, EventKind, Key, ScopeId, ThreadId, Time, Trace},
+    ledger::{Counts, DeviceStats, Held, Ledger, LiveOrigin, PARTS, Spot, SpotId, Stamp, Within},
+    model::{Answer, Bytes, Device, Event, EventKind, Key, ScopeId, Tag, ThreadId, Time, Trace},
     sys::process,
 };
 
 /// Numbers facts, stamps them and folds them, all under one short lock: no call of a driver, no I/O, no
 /// formatting inside.
+///
+/// All that an allocation writes lies in the first two lines of the cache, which processors fetch together: when threads
+/// allocate by turns, these lines travel between their processors.
 #[derive(Debug)]
+#[repr(C, align(128))]
 pub(crate) struct Inbox {
-    door: Mutex<Door>,
-    began: Instant,
     /// Facts that came while their own thread was inside, told to the fold by whoever comes next.
     lost: AtomicU64,
+    door: Mutex<Door>,
+    began: Instant,
 }
 
 #[derive(Debug, Default)]
+#[repr(C)]
 struct Door {
-    number: u64,
-    time: Time,
+    stamp: Stamp,
     ledger: Ledger,
+    time: Time,
 }
 
 /// What a thread knows of itself.
@@ -36,15 +41,22 @@ struct Here {
 }
 
 /// Leaves, also when the fold panics.
-struct Out<'a>(&'a Here);
+struct Out;
 
-impl Drop for Out<'_> {
+impl Drop for Out {
+    #[inline]
     fn drop(&mut self) {
-        self.0.inside.set(false);
+        HERE.with(|here| here.inside.set(false));
     }
 }
 
 impl Here {
+    /// The thread's number; `None` if it is inside already.
+    #[inline]
+    fn enter(&self) -> Option<ThreadId> {
+        if self.inside.replace(true) { None } else { Some(self.thread()) }
+    }
+
     #[inline]
     fn thread(&self) -> ThreadId {
         if self.number.get() == 0 {
@@ -66,7 +78,26 @@ pub(super) fn this_thread() -> ThreadId {
 
 impl Inbox {
     pub(crate) fn new() -> Self {
-        Self { door: Mutex::new(Door::default()), began: Instant::now(), lost: AtomicU64::new(0) }
+        Self { lost: AtomicU64::new(0), door: Mutex::new(Door::default()), began: Instant::now() }
+    }
+
+    /// Takes an allocation in. Not to be called in the child of a fork.
+    #[inline]
+    pub(crate) fn alloc(&self, key: Key, bytes: Bytes, tag: Tag) {
+        self.enter_alive(1, |door, thread| {
+            self.prepare(door, thread, tag.kind().needs_time());
+            door.ledger.alloc(key, bytes, tag, door.stamp, thread);
+        });
+    }
+
+    /// Takes a free in. Not to be called in the child of a fork.
+    #[inline]
+    pub(crate) fn free(&self, key: Key) -> Answer {
+        let free = |door: &mut Door, thread| {
+            self.prepare(door, thread, false);
+            door.ledger.free(key, None, thread)
+        };
+        self.enter_alive(1, free).unwrap_or(Answer::Taken)
     }
 
     /// Takes a fact in.
@@ -88,32 +119,50 @@ impl Inbox {
 
     #[inline]
     fn take(&self, door: &mut Door, thread: ThreadId, fact: &EventKind) -> Answer {
+        self.prepare(door, thread, fact.needs_time());
+        door.apply(thread, fact)
+    }
+
+    /// Numbers the next fact.
+    #[inline]
+    fn prepare(&self, door: &mut Door, thread: ThreadId, needs_time: bool) {
         // A clock costs more than all the rest of an allocation's way through here; where nothing hangs on the time, the
         // one that was read last will do.
-        if fact.needs_time() {
+        if needs_time {
             door.time = self.began.elapsed();
+            door.stamp.set_time(door.time);
         }
         if self.lost.load(Relaxed) > 0 {
-            door.take(thread, &EventKind::Lost { count: self.lost.swap(0, Relaxed) });
+            self.post_lost(door, thread);
         }
-        door.take(thread, fact)
+        door.stamp.number += 1;
+    }
+
+    #[cold]
+    fn post_lost(&self, door: &mut Door, thread: ThreadId) {
+        door.stamp.number += 1;
+        door.apply(thread, &EventKind::Lost { count: self.lost.swap(0, Relaxed) });
     }
 
     /// Does something at the door; `None`, and `facts` are counted as lost, if this thread is inside already.
-    #[inline]
     fn enter<T>(&self, facts: u64, inside: impl FnOnce(&mut Door, ThreadId) -> T) -> Option<T> {
         // The lock may be held for ever by a thread that is not in this copy of the process.
-        if process::is_forked() {
+        if process::is_forked() { None } else { self.enter_alive(facts, inside) }
+    }
+
+    #[allow(
+        clippy::inline_always,
+        reason = "an event is one function, which takes fewer lines of the instruction cache"
+    )]
+    #[inline(always)]
+    fn enter_alive<T>(&self, facts: u64, inside: impl FnOnce(&mut Door, ThreadId) -> T) -> Option<T> {
+        // A short look at what the thread knows of itself, and no more: a long closure is not inlined into `with`.
+        let Some(thread) = HERE.with(Here::enter) else {
+            self.lost.fetch_add(facts, Relaxed);
             return None;
-        }
-        HERE.with(|here| {
-            if here.inside.replace(true) {
-                self.lost.fetch_add(facts, Relaxed);
-                return None;
-            }
-            let _out = Out(here);
-            Some(inside(&mut self.lock(), here.thread()))
-        })
+        };
+        let _out = Out;
+        Some(inside(&mut self.lock(), thread))
     }
 
     /// The lock is held for some ten nanoseconds, and giving it back is one store: a lock that wakes its waiters would cost
@@ -170,18 +219,18 @@ impl Inbox {
 
     /// What tells the blocks that were allocated in an open scope until now.
     pub(super) fn within(&self, scope: ScopeId) -> Option<Within> {
-        self.enter(0, |door, _| door.ledger.within(scope, door.number)).flatten()
+        self.enter(0, |door, _| door.ledger.within(scope, door.stamp.number)).flatten()
     }
 
     /// The live block of that key.
     pub(super) fn block(&self, key: Key) -> Option<Held> {
-        self.enter(0, |door, _| door.ledger.block(key, door.number)).flatten()
+        self.enter(0, |door, _| door.ledger.block(key)).flatten()
     }
 
     /// The live blocks: all, or what was allocated within a scope. The door is open to others in between, so that nobody
     /// waits for a million of them: each block was live at some moment of the call.
     pub(super) fn blocks(&self, within: Option<&Within>) -> Vec<Held> {
-        let part = |part| self.enter(0, |door, _| door.ledger.blocks(part, within, door.number)).unwrap_or_default();
+        let part = |part| self.enter(0, |door, _| door.ledger.blocks(part, within)).unwrap_or_default();
         // Who moved meanwhile was met twice.
         let met: HashMap<Key, Held> = (0..PARTS).flat_map(part).map(|held| (held.key, held)).collect();
         met.into_values().collect()
@@ -190,9 +239,8 @@ impl Inbox {
 
 impl Door {
     #[inline]
-    fn take(&mut self, thread: ThreadId, kind: &EventKind) -> Answer {
-        self.number += 1;
-        self.ledger.apply(&Event { number: self.number, time: self.time, thread, kind })
+    fn apply(&mut self, thread: ThreadId, kind: &EventKind) -> Answer {
+        self.ledger.apply(&Event { number: self.stamp.number, time: self.time, thread, kind })
     }
 }
 
@@ -201,7 +249,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::model::{Block, Bytes, Family, Gauge, MemKind, SiteId, Source, Space, Watch};
+    use crate::model::{Block, Family, Gauge, MemKind, SiteId, Source, Space, Watch};
 
     const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
@@ -258,7 +306,7 @@ mod tests {
         assert!(trace.peaked.get() <= THREADS * 10);
         assert_eq!(trace.lost, 0);
         let posted = 2 + THREADS * (3 * ROUNDS + ROUNDS / 2);
-        assert_eq!(inbox.lock().number, posted, "numbers have no gaps");
+        assert_eq!(inbox.lock().stamp.number, posted, "numbers have no gaps");
     }
 
     #[test]

@@ -50,11 +50,16 @@ pub use self::{
 };
 use self::{pools::Pools, sampler::Sampler};
 pub use crate::report::{Figure, Relation};
+#[cfg(all(feature = "bench", feature = "backtrace"))]
+pub(crate) use crate::source::WAYS_TO_A_STACK;
 use crate::{
     error::{Error, Kind, Result},
     ledger::Within,
-    model::{Device, EventKind, Family, Gauge, ParseGaugeError, ParseSourceError, ScopeId, Source, Trace, Watch},
-    source::{self, Devices},
+    model::{
+        Answer, Bytes, Device, EventKind, Family, Gauge, Key, ParseGaugeError, ParseSourceError, ScopeId, Source, Tag,
+        Trace, Watch,
+    },
+    source::{self, Devices, Listen},
     sys::process,
 };
 
@@ -144,9 +149,10 @@ pub fn unsubscribe() {
 }
 
 /// The session, begun at the first use.
+#[inline]
 fn session() -> &'static Session {
     SESSION.get_or_init(|| {
-        if let Some(text) = source::listen(|fact| session().inbox.post(fact)) {
+        if let Some(text) = source::listen::<ToSession>() {
             let detail = format!("`{text}` is not one of 1, 0 or auto; stacks of large blocks are taken down");
             notify(Notice::Backtrace, &Error::from(Kind::BadSetting { setting: "GPUMEM_BACKTRACE", detail }));
         }
@@ -165,6 +171,25 @@ fn session() -> &'static Session {
     })
 }
 
+/// Hands what sources intercept to the session.
+struct ToSession;
+
+impl Listen for ToSession {
+    #[inline]
+    fn alloc(key: Key, bytes: Bytes, tag: Tag) {
+        session().inbox.alloc(key, bytes, tag);
+    }
+
+    #[inline]
+    fn free(key: Key) -> Answer {
+        session().inbox.free(key)
+    }
+
+    fn post(fact: &EventKind) -> Answer {
+        session().inbox.post(fact)
+    }
+}
+
 /// For benchmarks: a stream-ordered allocation and its free through the hooks of the dispatch table, with a function of its own
 /// in the driver's place, and the same without hooks.
 #[cfg(all(feature = "bench", feature = "dispatch"))]
@@ -179,7 +204,7 @@ pub(crate) fn rehearse() -> [fn(u64); 2] {
         source: Source::Dispatch,
     };
     session().inbox.post(&EventKind::Open { scope: ScopeId(u64::MAX), watch });
-    source::rehearse()
+    source::rehearse::<ToSession>()
 }
 
 /// Driver libraries are torn down while the process exits: nobody may be in them then, and nothing is called any more.

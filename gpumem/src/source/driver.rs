@@ -8,6 +8,7 @@
 use std::{
     cell::Cell,
     collections::{BTreeMap, HashMap},
+    marker::PhantomData,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering::Relaxed},
@@ -17,12 +18,12 @@ use std::{
 
 use once_cell::sync::Lazy;
 
-use super::{Interception, refused, stacks, tell};
+use super::{Interception, LISTENER, Listen, refused, stacks, tell};
 use crate::{
     error::{Kind, Result},
-    model::{Answer, Block, Bytes, Device, EventKind, Family, Key, MemKind, Source, Space},
+    model::{Answer, Block, Bytes, Device, EventKind, Family, Key, MemKind, Source, Space, Tag},
     sys::{
-        calls::{self, Call, Caller, Context, Memory, Named},
+        calls::{self, Call, Caller, Context, Memory, Named, Observe},
         cuda,
     },
 };
@@ -42,11 +43,17 @@ pub(super) fn subscribe(wanted: Option<Source>) -> Result<Interception> {
         };
     }
     forget_names();
-    let source = choose(wanted, |source| match source {
-        Source::Dispatch => by_dispatch::subscribe(),
-        _ => by_cupti::subscribe(),
-    })?;
+    let Some(listener) = LISTENER.get() else { return Err(Kind::OtherSource { asked: "any", using: "none" }.into()) };
+    let source = choose(wanted, listener.subscribe)?;
     subscribed().ok_or_else(|| Kind::OtherSource { asked: source.name(), using: "none" }.into())
+}
+
+/// Has the calls that this source intercepts told to `L`.
+pub(super) fn subscribe_to<L: Listen>(source: Source) -> Result<()> {
+    match source {
+        Source::Dispatch => by_dispatch::subscribe::<Observer<L>>(),
+        _ => by_cupti::subscribe::<Observer<L>>(),
+    }
 }
 
 /// Through which source allocations would be intercepted.
@@ -84,12 +91,15 @@ pub(super) fn subscribed() -> Option<Interception> {
 
 #[cfg(feature = "dispatch")]
 mod by_dispatch {
-    use crate::{error::Result, sys::dispatch};
+    use crate::{
+        error::Result,
+        sys::{calls::Observe, dispatch},
+    };
 
     pub(super) use dispatch::{is_there, subscribed, unsubscribe};
 
-    pub(super) fn subscribe() -> Result<()> {
-        dispatch::subscribe(super::hear)
+    pub(super) fn subscribe<O: Observe>() -> Result<()> {
+        dispatch::subscribe::<O>()
     }
 }
 
@@ -97,15 +107,15 @@ mod by_dispatch {
 mod by_cupti {
     use crate::{
         error::Result,
-        sys::{cuda, cupti},
+        sys::{calls::Observe, cuda, cupti},
     };
 
     pub(super) use cupti::{subscribed, unsubscribe};
 
-    pub(super) fn subscribe() -> Result<()> {
+    pub(super) fn subscribe<O: Observe>() -> Result<()> {
         // Without a driver there is nothing to intercept, and CUPTI is not the reason.
         cuda::devices()?;
-        cupti::subscribe(super::hear)
+        cupti::subscribe::<O>()
     }
 
     pub(super) fn is_there() -> Result<()> {
@@ -119,14 +129,17 @@ mod by_cupti {
 macro_rules! absent {
     ($module:ident, $feature:literal) => {
         mod $module {
-            use crate::error::{Kind, Result};
+            use crate::{
+                error::{Kind, Result},
+                sys::calls::Observe,
+            };
 
-            pub(super) fn subscribe() -> Result<()> {
-                Err(Kind::NotBuilt { feature: $feature }.into())
+            pub(super) fn subscribe<O: Observe>() -> Result<()> {
+                is_there()
             }
 
             pub(super) fn is_there() -> Result<()> {
-                subscribe()
+                Err(Kind::NotBuilt { feature: $feature }.into())
             }
 
             pub(super) fn unsubscribe() {}
@@ -142,18 +155,16 @@ absent!(by_cupti, "cupti");
 #[cfg(not(feature = "dispatch"))]
 absent!(by_dispatch, "dispatch");
 
-/// For benchmarks: has the hooks report to the session, with a stream of device 0.
+/// For benchmarks: a pair of stream-ordered calls on a stream of device 0, told to `L` by the hooks, and the same without hooks.
 #[cfg(all(feature = "bench", feature = "dispatch"))]
-pub(crate) fn rehearse() -> [fn(u64); 2] {
+pub(crate) fn rehearse<L: Listen>() -> [fn(u64); 2] {
     use crate::sys::dispatch::rehearsal;
 
-    known().streams.insert(STREAM_OF_REHEARSAL, 0);
-    rehearsal::begin(hear);
-    [|bytes| rehearsal::pair(STREAM_OF_REHEARSAL, bytes), |bytes| rehearsal::bare_pair(STREAM_OF_REHEARSAL, bytes)]
+    const STREAM: u64 = 0x9900;
+    known().streams.insert(STREAM, 0);
+    rehearsal::begin();
+    [|bytes| rehearsal::pair::<Observer<L>>(STREAM, bytes), |bytes| rehearsal::bare_pair(STREAM, bytes)]
 }
-
-#[cfg(all(feature = "bench", feature = "dispatch"))]
-const STREAM_OF_REHEARSAL: u64 = 0x9900;
 
 /// Streams and pools may have gone and come under the same names while nobody intercepted.
 fn forget_names() {
@@ -223,26 +234,40 @@ thread_local! {
     static GIVING: Cell<Giving> = const { Cell::new(Giving::Block) };
 }
 
-/// The calls that a program makes by the million first, and nothing else with them: what runs between two calls of the driver
-/// is short of cache more than of anything.
-fn hear(caller: &Caller, call: &Call) {
-    match *call {
-        Call::Pooled { address, bytes, stream, pool: None } => {
-            let device = device_of_stream(caller, stream, address);
-            pooled(address, bytes, device);
+/// What is done with a call that was intercepted.
+struct Observer<L>(PhantomData<L>);
+
+impl<L: Listen> Observe for Observer<L> {
+    #[inline]
+    fn pooled(caller: &Caller, address: u64, bytes: u64, stream: u64) {
+        let (last, generation, device) = STREAM.get();
+        if last == stream && generation == GENERATION.load(Relaxed) {
+            let tag = Tag::new(cuda(device), MemKind::Pool, 0, stacks::here(bytes));
+            L::alloc(key(Named::Address, address), Bytes::new(bytes), tag);
+        } else {
+            pooled_elsewhere(caller, address, bytes, stream);
         }
-        Call::Freeing { named, name } => {
-            GIVING.set(Giving::Block);
-            if tell(&EventKind::Free { key: key(named, name), block: None }) == Answer::Untracked {
-                freed_unknown(named, name);
-            }
+    }
+
+    #[inline]
+    fn freeing(_: &Caller, address: u64) {
+        if L::free(key(Named::Address, address)) == Answer::Untracked {
+            freed_unknown(Named::Address, address);
         }
-        _ => hear_other(caller, call),
+    }
+
+    fn other(caller: &Caller, call: &Call) {
+        hear(caller, call);
     }
 }
 
-#[inline]
-fn pooled(address: u64, bytes: u64, device: Where) {
+/// Stream-ordered memory was allocated, on another stream than this thread's last.
+#[inline(never)]
+fn pooled_elsewhere(caller: &Caller, address: u64, bytes: u64, stream: u64) {
+    pooled_on(address, bytes, device_of_stream(caller, stream, address));
+}
+
+fn pooled_on(address: u64, bytes: u64, device: Where) {
     let key = key(Named::Address, address);
     match device {
         Where::Device(device) => allocated(key, device, bytes, MemKind::Pool, 0),
@@ -261,8 +286,8 @@ fn freed_unknown(named: Named, name: u64) {
     };
 }
 
-#[inline(never)]
-fn hear_other(caller: &Caller, call: &Call) {
+/// Every other call.
+fn hear(caller: &Caller, call: &Call) {
     match *call {
         Call::Allocated { named, name, bytes, memory } => match owner_of(caller) {
             Some(Owner { device, number }) => {
@@ -275,7 +300,7 @@ fn hear_other(caller: &Caller, call: &Call) {
                 Some(pool) => device_of_pool(pool, address),
                 None => device_of_stream(caller, stream, address),
             };
-            pooled(address, bytes, device);
+            pooled_on(address, bytes, device);
         }
         Call::Uncounted => lost(),
         Call::Refused { bytes, memory, pool, stream } => {
@@ -292,8 +317,11 @@ fn hear_other(caller: &Caller, call: &Call) {
             }
         }
         Call::NotCreated { bytes, device } => tell_of_refusal(device, bytes, MemKind::Vmm),
-        // It was heard.
-        Call::Freeing { .. } => {}
+        Call::Freeing { named, name } => {
+            if tell(&EventKind::Free { key: key(named, name), block: None }) == Answer::Untracked {
+                freed_unknown(named, name);
+            }
+        }
         Call::Releasing { handle } => {
             let last = known().handles.release(handle).was_last;
             if last {
@@ -321,7 +349,7 @@ fn hear_other(caller: &Caller, call: &Call) {
         },
         Call::Created { handle, bytes, device } => {
             let kind = if device.is_some() { MemKind::Vmm } else { MemKind::PinnedHost };
-            let stack = stacks::here(kind, bytes);
+            let stack = stacks::here(bytes);
             let block = Block { stack, ..Block::new(cuda(device.unwrap_or(0)), Bytes::new(bytes), kind) };
             known().handles.create(handle, block);
             tell(&EventKind::Alloc { key: Key::new(Space::Handle, handle), block });
@@ -375,7 +403,7 @@ fn cuda(ordinal: u32) -> Device {
 }
 
 fn allocated(key: Key, ordinal: u32, bytes: u64, kind: MemKind, context: u8) {
-    let stack = stacks::here(kind, bytes);
+    let stack = stacks::here(bytes);
     let block = Block { context, stack, ..Block::new(cuda(ordinal), Bytes::new(bytes), kind) };
     tell(&EventKind::Alloc { key, block });
 }
@@ -455,7 +483,6 @@ impl Where {
 }
 
 /// The device of the stream that memory was allocated on.
-#[inline]
 fn device_of_stream(caller: &Caller, stream: u64, address: u64) -> Where {
     const CU_STREAM_LEGACY: u64 = 1;
     const CU_STREAM_PER_THREAD: u64 = 2;
@@ -463,15 +490,6 @@ fn device_of_stream(caller: &Caller, stream: u64, address: u64) -> Where {
         return Where::of(owner_of(caller).map(|owner| owner.device));
     }
     let generation = GENERATION.load(Relaxed);
-    let (last, of, device) = STREAM.get();
-    if (last, of) == (stream, generation) {
-        return Where::Device(device);
-    }
-    find_device_of_stream(stream, address, generation)
-}
-
-#[inline(never)]
-fn find_device_of_stream(stream: u64, address: u64, generation: u32) -> Where {
     let heard = known().streams.get(&stream).copied();
     // One that is older than the subscription: the memory itself says where it is.
     let Some(device) = heard.or_else(|| cuda::device_at(address)) else { return Where::Unknown };

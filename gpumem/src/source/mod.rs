@@ -18,6 +18,8 @@ mod stacks;
 
 #[cfg(all(feature = "bench", feature = "dispatch"))]
 pub(crate) use self::driver::rehearse;
+#[cfg(all(feature = "bench", feature = "backtrace"))]
+pub(crate) use self::stacks::WAYS_TO_A_STACK;
 pub(crate) use self::stacks::{frames, own_module, take_down as here};
 
 use std::panic::RefUnwindSafe;
@@ -26,7 +28,7 @@ use once_cell::sync::OnceCell;
 
 use crate::{
     error::{Error, Result},
-    model::{Answer, Bytes, Device, EventKind, Family, GpuMemory, GpuProcess, Marks, MemKind, Source},
+    model::{Answer, Bytes, Device, EventKind, Family, GpuMemory, GpuProcess, Key, Marks, MemKind, Source, Tag},
 };
 
 /// Devices of one kind, by number.
@@ -119,14 +121,37 @@ pub(crate) fn devices() -> Result<&'static dyn Devices> {
     })
 }
 
-/// Where sources that tell post their facts; set by the session when it begins. Until then nobody listens, and a fact
-/// costs one load.
-static LISTENER: OnceCell<fn(&EventKind) -> Answer> = OnceCell::new();
+/// Where sources post what they intercept. It is a type, not a value, so that its functions become a part of the hooks.
+pub(crate) trait Listen: 'static {
+    /// A block was allocated. Not called in the child of a fork.
+    fn alloc(key: Key, bytes: Bytes, tag: Tag);
 
-/// Gives back what `GPUMEM_BACKTRACE` says, if that cannot be understood.
-pub(crate) fn listen(listener: fn(&EventKind) -> Answer) -> Option<String> {
-    // The session is one for the process and sets always the same.
-    let _ = LISTENER.set(listener);
+    /// A block is about to be given back. Not called in the child of a fork.
+    fn free(key: Key) -> Answer;
+
+    /// Everything, these two as well.
+    fn post(fact: &EventKind) -> Answer;
+}
+
+/// The functions of who listens.
+struct Listener {
+    post: fn(&EventKind) -> Answer,
+    /// Has the driver's calls told to it.
+    #[cfg(any(feature = "cupti", feature = "dispatch"))]
+    subscribe: fn(Source) -> Result<()>,
+}
+
+/// Set by the session when it begins. Until then nobody listens, and a fact costs one load.
+static LISTENER: OnceCell<Listener> = OnceCell::new();
+
+/// Has everything posted to `L` from now on. Gives back what `GPUMEM_BACKTRACE` says, if that cannot be understood.
+pub(crate) fn listen<L: Listen>() -> Option<String> {
+    // The session is one for the process, and its type is always the same.
+    let _ = LISTENER.set(Listener {
+        post: L::post,
+        #[cfg(any(feature = "cupti", feature = "dispatch"))]
+        subscribe: driver::subscribe_to::<L>,
+    });
     stacks::begin()
 }
 
@@ -143,7 +168,6 @@ fn refused(device: Device, bytes: Bytes, kind: MemKind) {
     }
 }
 
-#[inline]
 fn tell(fact: &EventKind) -> Answer {
-    LISTENER.get().map_or(Answer::Taken, |listener| listener(fact))
+    LISTENER.get().map_or(Answer::Taken, |listener| (listener.post)(fact))
 }

@@ -140,7 +140,7 @@ impl SimGpu {
         })?;
         // Each device counts its addresses from the same start.
         let key = Key::new(Space::Address, address + (u64::from(self.ordinal) << ADDRESS_BITS));
-        let block = Block { stack: stacks::here(kind, bytes.get()), ..Block::new(device, bytes, kind) };
+        let block = Block { stack: stacks::here(bytes.get()), ..Block::new(device, bytes, kind) };
         tell(&EventKind::Alloc { key, block });
         Ok(SimBlock { gpu: self.clone(), address, key, block })
     }

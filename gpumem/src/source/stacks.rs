@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    hash::{BuildHasherDefault, Hasher},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -10,24 +11,38 @@ use std::{
 
 use once_cell::sync::Lazy;
 
-use crate::model::{Frame, MemKind, StackId};
+use crate::model::{Frame, StackId};
 
-/// Half of them are the callback's, CUPTI's and the driver's; the rest leads through a library or a framework to the user's line.
-/// A function costs 0.16 µs, so a stack stays below 5 µs.
-const MOST_FRAMES: usize = 24;
-
-/// The driver takes ten times as long as the walk to give out so much.
+/// Programs that make many blocks of this size do so again and again in the same places, whose stacks are remembered.
 const LARGE: u64 = 1 << 20;
 
 /// Stacks that differ. More of them are not told apart.
 const MOST: usize = 1 << 16;
 
-/// From which size on stacks are taken down: of stream-ordered memory, and of other memory. Nobody's before anybody listens.
-static LEAST: [AtomicU64; 2] = [AtomicU64::new(u64::MAX), AtomicU64::new(u64::MAX)];
+/// From which size on stacks are taken down. Nobody's before anybody listens.
+static LEAST: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// Hashes addresses, of which nobody chooses such as collide.
+#[derive(Default)]
+struct Mix(u64);
+
+impl Hasher for Mix {
+    fn write(&mut self, bytes: &[u8]) {
+        for word in bytes.chunks(8) {
+            let mut eight = [0; 8];
+            eight[..word.len()].copy_from_slice(word);
+            self.0 = (self.0.rotate_left(23) ^ u64::from_ne_bytes(eight)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 32)
+    }
+}
 
 #[derive(Default)]
 struct Stacks {
-    known: HashMap<Arc<[usize]>, StackId>,
+    known: HashMap<Arc<[usize]>, StackId, BuildHasherDefault<Mix>>,
     /// By number, from 1 on.
     all: Vec<Arc<[usize]>>,
 }
@@ -38,48 +53,56 @@ fn stacks() -> MutexGuard<'static, Stacks> {
     STACKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Stacks are taken down from now on, as `GPUMEM_BACKTRACE` has it: where that is cheap beside the call, unless it says all
-/// or none. What it says instead of that is handed back.
+/// Stacks are taken down from now on, as `GPUMEM_BACKTRACE` has it: those of large blocks, unless it says all or none. What it
+/// says instead of that is handed back.
 pub(super) fn begin() -> Option<String> {
     let text = std::env::var_os("GPUMEM_BACKTRACE").unwrap_or_default();
     let text = text.to_string_lossy();
     let (least, refused) = match text.trim().to_ascii_lowercase().as_str() {
-        "" | "auto" => ([u64::MAX, LARGE], false),
-        "0" | "off" => ([u64::MAX; 2], false),
-        "1" | "on" | "full" => ([0, 0], false),
-        _ => ([u64::MAX, LARGE], true),
+        "" | "auto" => (LARGE, false),
+        "0" | "off" => (u64::MAX, false),
+        "1" | "on" | "full" => (0, false),
+        _ => (LARGE, true),
     };
-    for (is, least) in LEAST.iter().zip(least) {
-        is.store(least, Relaxed);
-    }
+    LEAST.store(least, Relaxed);
     refused.then(|| text.into_owned())
 }
 
-/// The number of the calling thread's stack, if it is wanted for memory of this kind and size.
+/// The number of the calling thread's stack, if it is wanted for memory of this size.
 #[inline]
-pub(super) fn here(kind: MemKind, bytes: u64) -> StackId {
-    let least = LEAST[usize::from(kind != MemKind::Pool)].load(Relaxed);
-    if bytes < least { StackId::NONE } else { take_down() }
+pub(super) fn here(bytes: u64) -> StackId {
+    if bytes < LEAST.load(Relaxed) { StackId::NONE } else { take_down() }
 }
 
 /// The number of the calling thread's stack.
-#[cold]
+#[cfg(feature = "backtrace")]
 pub(crate) fn take_down() -> StackId {
-    let mut addresses = [0; MOST_FRAMES];
-    let count = walk(&mut addresses);
-    stacks().number(&addresses[..count])
+    // Not the driver's functions, which are the same on each stack, nor the callback that they call.
+    let is_driver = |file: &[u8]| std::str::from_utf8(file).is_ok_and(crate::model::is_driver);
+    StackId(crate::sys::stack::number(is_driver, |addresses| stacks().number(addresses).0))
 }
+
+#[cfg(not(feature = "backtrace"))]
+pub(crate) fn take_down() -> StackId {
+    StackId::NONE
+}
+
+/// The three ways to a stack's number: as always, without remembering any, and by the unwinder of the system.
+#[cfg(all(feature = "bench", feature = "backtrace"))]
+pub(crate) const WAYS_TO_A_STACK: [fn() -> StackId; 3] = [
+    take_down,
+    || {
+        crate::sys::stack::forget();
+        take_down()
+    },
+    || StackId(crate::sys::stack::captured(|addresses| stacks().number(addresses).0)),
+];
 
 /// What is on a stack, innermost first. Slow: for printing.
 pub(crate) fn frames(stack: StackId) -> Vec<Frame> {
     // Not under the lock: allocations go on meanwhile.
     let addresses = stacks().get(stack);
     resolve(&addresses)
-}
-
-#[cfg(feature = "backtrace")]
-fn walk(addresses: &mut [usize]) -> usize {
-    crate::sys::stack::capture(addresses, 2)
 }
 
 #[cfg(feature = "backtrace")]
@@ -101,11 +124,6 @@ pub(crate) fn own_module() -> Option<String> {
 #[cfg(not(feature = "backtrace"))]
 pub(crate) fn own_module() -> Option<String> {
     None
-}
-
-#[cfg(not(feature = "backtrace"))]
-fn walk(_: &mut [usize]) -> usize {
-    0
 }
 
 #[cfg(not(feature = "backtrace"))]

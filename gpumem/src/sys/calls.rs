@@ -7,10 +7,9 @@
 use std::{
     cell::Cell,
     ffi::c_int,
+    marker::PhantomData,
     panic::{AssertUnwindSafe, catch_unwind},
 };
-
-use once_cell::sync::OnceCell;
 
 const CUDA_ERROR_OUT_OF_MEMORY: u32 = 2;
 
@@ -79,7 +78,8 @@ pub(crate) enum Named {
 
 /// The calls that are intercepted: CUPTI's number (0 where CUPTI reports the event in another way), the function with all
 /// its arguments, and its shape. Names and numbers are those of NVIDIA's `cupti_driver_cbid.h` and
-/// `generated_cuda_meta.h`, which do not change between versions.
+/// `generated_cuda_meta.h`, which do not change between versions. The two that programs call most often come first: all that
+/// their hooks read lies in one line of the cache then.
 ///
 /// Memory that no call here allocates is not counted: memory nodes of graphs (`cuGraphAddMemAllocNode`), memory of another
 /// process or API that is opened here (`cuIpcOpenMemHandle`, `cuImportExternalMemory`), and what the driver allocates for
@@ -87,15 +87,15 @@ pub(crate) enum Named {
 macro_rules! with_calls {
     ($use:ident) => {
         $use! {
+            598 cuMemAllocAsync(out, bytes, stream): Shape::AllocOnStream;
+            600 cuMemFreeAsync(address, stream): Shape::Free(Named::Address);
             243 cuMemAlloc_v2(out, bytes): Shape::Alloc(Memory::Device);
             244 cuMemAllocPitch_v2(out, pitch, width, height, element): Shape::AllocPitch;
             371 cuMemAllocManaged(out, bytes, flags): Shape::Alloc(Memory::Managed);
-            598 cuMemAllocAsync(out, bytes, stream): Shape::AllocOnStream;
             599 cuMemAllocAsync_ptsz(out, bytes, stream): Shape::AllocOnStream;
             611 cuMemAllocFromPoolAsync(out, bytes, pool, stream): Shape::AllocFromPool;
             612 cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream): Shape::AllocFromPool;
             245 cuMemFree_v2(address): Shape::Free(Named::Address);
-            600 cuMemFreeAsync(address, stream): Shape::Free(Named::Address);
             601 cuMemFreeAsync_ptsz(address, stream): Shape::Free(Named::Address);
             294 cuMemAllocHost_v2(out, bytes): Shape::Alloc(Memory::PinnedHost);
             39 cuMemHostAlloc(out, bytes, flags): Shape::Alloc(Memory::PinnedHost);
@@ -309,28 +309,79 @@ const _: () = {
     assert!(std::mem::offset_of!(Located, location) == 8);
 };
 
-/// What is called with each fact, on the thread that makes the call. It is one function for the life of the process.
-pub(super) struct Handler(OnceCell<fn(&Caller, &Call)>);
+/// Who is told of each fact, on the thread that makes the call. It is a type, not a value: its functions become a part of each
+/// hook, which is then one function without calls. What runs between two calls of the driver is rarely in the processor's
+/// instruction cache, so that each line of it counts.
+pub(crate) trait Observe: 'static {
+    /// [`Call::Pooled`] on a stream.
+    fn pooled(caller: &Caller, address: u64, bytes: u64, stream: u64);
 
-impl Handler {
-    pub(super) const fn new() -> Self {
-        Self(OnceCell::new())
-    }
+    /// [`Call::Freeing`] of an address.
+    fn freeing(caller: &Caller, address: u64);
 
-    pub(super) fn set(&self, handler: fn(&Caller, &Call)) {
-        // The session passes the same function each time.
-        let _ = self.0.set(handler);
-    }
+    /// Every other call.
+    fn other(caller: &Caller, call: &Call);
+}
 
-    /// Hands a fact over. Never unwinds.
+/// Where a call that is read is reported.
+pub(super) trait Tell {
+    fn tell(&self, call: &Call);
+
+    /// [`Call::Pooled`] on a stream.
     #[inline]
-    pub(super) fn tell(&self, caller: &Caller, call: &Call) {
+    fn pooled(&self, address: u64, bytes: u64, stream: u64) {
+        self.tell(&Call::Pooled { address, bytes, stream, pool: None });
+    }
+
+    /// [`Call::Freeing`] of an address.
+    #[inline]
+    fn freeing(&self, address: u64) {
+        self.tell(&Call::Freeing { named: Named::Address, name: address });
+    }
+}
+
+/// Reports calls that were made there to an observer, who does not unwind out of this.
+pub(super) struct Told<O> {
+    caller: Caller,
+    observer: PhantomData<O>,
+}
+
+impl<O: Observe> Told<O> {
+    pub(super) const fn by(caller: Caller) -> Self {
+        Self { caller, observer: PhantomData }
+    }
+
+    #[inline]
+    fn run(&self, code: impl FnOnce()) {
         let before = STATE.replace(State::Handler);
-        let call = if before == State::Handler { &Call::Uncounted } else { call };
-        if let Some(handler) = self.0.get() {
-            let _ = catch_unwind(AssertUnwindSafe(|| handler(caller, call)));
+        if before == State::Handler {
+            self.uncounted();
+        } else {
+            let _ = catch_unwind(AssertUnwindSafe(code));
         }
         STATE.set(before);
+    }
+
+    #[cold]
+    fn uncounted(&self) {
+        let _ = catch_unwind(AssertUnwindSafe(|| O::other(&self.caller, &Call::Uncounted)));
+    }
+}
+
+impl<O: Observe> Tell for Told<O> {
+    #[inline(never)]
+    fn tell(&self, call: &Call) {
+        self.run(|| O::other(&self.caller, call));
+    }
+
+    #[inline]
+    fn pooled(&self, address: u64, bytes: u64, stream: u64) {
+        self.run(|| O::pooled(&self.caller, address, bytes, stream));
+    }
+
+    #[inline]
+    fn freeing(&self, address: u64) {
+        self.run(|| O::freeing(&self.caller, address));
     }
 }
 
@@ -361,17 +412,19 @@ pub(crate) fn outside(code: impl FnOnce()) {
 ///
 /// # Safety
 /// `arguments` are those of a call of this shape.
-#[inline]
-pub(super) unsafe fn at_enter(shape: Shape, arguments: Arguments, tell: impl Fn(&Call)) {
+#[allow(clippy::inline_always, reason = "in a hook the shape is a constant, and most of this is not there then")]
+#[inline(always)]
+pub(super) unsafe fn at_enter(shape: Shape, arguments: Arguments, to: &impl Tell) {
     // SAFETY: the words are those of this shape.
     let word = |at: usize| unsafe { arguments.word(at) };
     match shape {
-        Shape::Free(named) => tell(&Call::Freeing { named, name: word(0) }),
-        Shape::Release => tell(&Call::Releasing { handle: word(0) }),
-        Shape::Unmap => tell(&Call::Unmapping { at: word(0), bytes: word(1) }),
+        Shape::Free(Named::Address) => to.freeing(word(0)),
+        Shape::Free(named) => to.tell(&Call::Freeing { named, name: word(0) }),
+        Shape::Release => to.tell(&Call::Releasing { handle: word(0) }),
+        Shape::Unmap => to.tell(&Call::Unmapping { at: word(0), bytes: word(1) }),
         // Told before also because the driver may report an error of earlier work, and destroys the context all the same.
         #[expect(clippy::cast_possible_truncation, reason = "a pointer is as wide as `usize`")]
-        Shape::ContextDestroy => tell(&Call::ContextGone { handle: word(0) as usize }),
+        Shape::ContextDestroy => to.tell(&Call::ContextGone { handle: word(0) as usize }),
         _ => {}
     }
 }
@@ -381,21 +434,22 @@ pub(super) unsafe fn at_enter(shape: Shape, arguments: Arguments, tell: impl Fn(
 ///
 /// # Safety
 /// `arguments` are those of a call of this shape, which returned `result`.
-#[inline]
-pub(super) unsafe fn at_exit(shape: Shape, result: u32, arguments: Arguments, tell: impl Fn(&Call)) {
+#[allow(clippy::inline_always, reason = "in a hook the shape is a constant, and most of this is not there then")]
+#[inline(always)]
+pub(super) unsafe fn at_exit(shape: Shape, result: u32, arguments: Arguments, to: &impl Tell) {
     match (shape, result) {
         (Shape::Free(_), 0) => {}
         (Shape::AllocOnStream, 0) => {
             // SAFETY: the call succeeded, its first argument is where it writes the address, and it has three.
             let (address, bytes, stream) = unsafe { (arguments.out(), arguments.word(1), arguments.word(2)) };
-            tell(&Call::Pooled { address, bytes, stream, pool: None });
+            to.pooled(address, bytes, stream);
         }
         // SAFETY: the arguments are those of a call of this shape, which succeeded.
-        (shape, 0) => unsafe { succeeded(shape, arguments, tell) },
+        (shape, 0) => unsafe { succeeded(shape, arguments, to) },
         (shape, result) => {
             // SAFETY: the arguments are those of a call of this shape.
             if let Some(call) = unsafe { failed(shape, result, arguments) } {
-                tell(&call);
+                to.tell(&call);
             }
         }
     }
@@ -406,12 +460,12 @@ pub(super) unsafe fn at_exit(shape: Shape, result: u32, arguments: Arguments, te
 /// # Safety
 /// `arguments` are those of a call of this shape, which succeeded.
 #[inline(never)]
-unsafe fn succeeded(shape: Shape, arguments: Arguments, tell: impl Fn(&Call)) {
+unsafe fn succeeded(shape: Shape, arguments: Arguments, to: &impl Tell) {
     // SAFETY: the words are those of this shape.
     let word = |at: usize| unsafe { arguments.word(at) };
     // SAFETY: the call succeeded, and only of shapes that begin with `*out` this is asked.
     let out = || unsafe { arguments.out() };
-    tell(&match shape {
+    to.tell(&match shape {
         Shape::Alloc(memory) => Call::Allocated { named: Named::Address, name: out(), bytes: word(1), memory },
         Shape::AllocPitch => {
             // SAFETY: as for `out`; the second argument's target is the pitch.
@@ -540,17 +594,24 @@ mod tests {
     /// The fact that one side of a call tells.
     fn call(name: &str, side: Side, words: &[u64]) -> Option<Call> {
         let (.., shape) = *CALLS.iter().find(|(_, of, _)| *of == name).expect("it is in the table");
-        let told = Cell::new(None);
-        let tell = |call: &Call| assert_eq!(told.replace(Some(*call)), None, "one fact for each side");
+        struct Once(Cell<Option<Call>>);
+
+        impl Tell for Once {
+            fn tell(&self, call: &Call) {
+                assert_eq!(self.0.replace(Some(*call)), None, "one fact for each side");
+            }
+        }
+
+        let told = Once(Cell::new(None));
         // SAFETY: the tests pass the arguments that the call has.
         unsafe {
             let arguments = Arguments::new(words.as_ptr());
             match side {
-                Enter => at_enter(shape, arguments, tell),
-                Exit(result) => at_exit(shape, result, arguments, tell),
+                Enter => at_enter(shape, arguments, &told),
+                Exit(result) => at_exit(shape, result, arguments, &told),
             }
         }
-        told.get()
+        told.0.get()
     }
 
     fn address<T>(of: &T) -> u64 {
@@ -649,26 +710,33 @@ mod tests {
         thread_local! {
             static TOLD: std::cell::RefCell<Vec<Call>> = const { std::cell::RefCell::new(Vec::new()) };
         }
-        static HANDLER: Handler = Handler::new();
+        struct Observer;
 
         fn free(name: u64) {
             #[cfg(feature = "cupti")]
             let caller = Caller::Cupti(Context::default());
             #[cfg(not(feature = "cupti"))]
             let caller = Caller::Dispatch;
-            HANDLER.tell(&caller, &Call::Freeing { named: Named::Address, name });
+            Told::<Observer>::by(caller).freeing(name);
         }
 
-        fn handler(_: &Caller, call: &Call) {
-            TOLD.with_borrow_mut(|told| told.push(*call));
-            if let Call::Freeing { name: 1, .. } = call {
-                free(2);
-                outside(|| free(3));
-                free(4);
+        impl Observe for Observer {
+            fn pooled(_: &Caller, _: u64, _: u64, _: u64) {}
+
+            fn freeing(_: &Caller, name: u64) {
+                TOLD.with_borrow_mut(|told| told.push(Call::Freeing { named: Named::Address, name }));
+                if name == 1 {
+                    free(2);
+                    outside(|| free(3));
+                    free(4);
+                }
+            }
+
+            fn other(_: &Caller, call: &Call) {
+                TOLD.with_borrow_mut(|told| told.push(*call));
             }
         }
 
-        HANDLER.set(handler);
         free(1);
         free(5);
         let freeing = |name| Call::Freeing { named: Named::Address, name };

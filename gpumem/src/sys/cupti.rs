@@ -11,8 +11,8 @@ use libloading::Library;
 use once_cell::sync::OnceCell;
 
 use super::{
-    calls::{Arguments, CALLS, Call, Caller, Context, Handler, Shape, at_enter, at_exit},
-    dl,
+    calls::{Arguments, CALLS, Call, Caller, Context, Observe, Shape, Tell, Told, at_enter, at_exit},
+    dl, process,
 };
 use crate::error::{Error, Kind};
 
@@ -103,7 +103,6 @@ struct Live(Subscriber);
 unsafe impl Send for Live {}
 
 static LIVE: Mutex<Option<Live>> = Mutex::new(None);
-static HANDLER: Handler = Handler::new();
 
 fn cupti() -> Result<&'static Cupti, Error> {
     static CUPTI: OnceCell<Result<Cupti, Error>> = OnceCell::new();
@@ -115,17 +114,16 @@ pub(crate) fn is_there() -> Result<(), Error> {
     cupti().map(|_| ())
 }
 
-/// Has `handler` called with each fact from now on, on the thread that makes the call. What it allocates or frees itself is
+/// Has `O` told of each fact from now on, on the thread that makes the call. What it allocates or frees itself is
 /// [`Call::Uncounted`], but for what is done [`outside`](super::calls::outside). Subscribing twice is subscribing once.
 #[doc(alias("cuptiSubscribe", "cuptiEnableCallback"))]
-pub(crate) fn subscribe(handler: fn(&Caller, &Call)) -> Result<(), Error> {
+pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
     let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
     if live.is_some() {
         return Ok(());
     }
     let cupti = cupti()?;
-    HANDLER.set(handler);
-    let subscriber = cupti.subscriber()?;
+    let subscriber = cupti.subscriber(callback::<O>)?;
     let driver = CALLS.iter().filter(|(number, ..)| *number != 0).map(|(number, ..)| (DOMAIN_DRIVER_API, *number));
     for (domain, number) in driver.chain([(DOMAIN_RESOURCE, RESOURCE_CONTEXT_DESTROY_STARTING)]) {
         // SAFETY: the subscriber is live and the numbers are CUPTI's own.
@@ -195,7 +193,7 @@ impl Cupti {
     }
 
     /// Subscribes, beside other tools where CUPTI allows that.
-    fn subscriber(&self) -> Result<Subscriber, Error> {
+    fn subscriber(&self, callback: Callback) -> Result<Subscriber, Error> {
         let mut subscriber = ptr::null_mut();
         let mut old = [0 as c_char; 128];
         let mut code = None;
@@ -246,20 +244,19 @@ impl Cupti {
 }
 
 /// What CUPTI calls. Copies what it needs, since the data is gone when it returns, and never unwinds into C.
-unsafe extern "C" fn callback(_: *mut c_void, domain: u32, number: u32, data: *const c_void) {
+unsafe extern "C" fn callback<O: Observe>(_: *mut c_void, domain: u32, number: u32, data: *const c_void) {
+    // Locks that the observer takes may be held for ever in the child of a fork.
+    if process::is_forked() {
+        return;
+    }
     if domain == DOMAIN_DRIVER_API {
         // SAFETY: in this domain CUPTI passes a `CUpti_CallbackData` of that call, valid until the callback returns.
-        unsafe { report(number, &*data.cast::<CallbackData>()) };
+        unsafe { report::<O>(number, &*data.cast::<CallbackData>()) };
     } else if domain == DOMAIN_RESOURCE && number == RESOURCE_CONTEXT_DESTROY_STARTING {
         // SAFETY: in this domain CUPTI passes a `CUpti_ResourceData` that is valid until the callback returns.
         let handle = unsafe { &*data.cast::<ResourceData>() }.context;
-        tell(Context { handle, uid: 0 }, &Call::ContextGone { handle });
+        Told::<O>::by(Caller::Cupti(Context { handle, uid: 0 })).tell(&Call::ContextGone { handle });
     }
-}
-
-#[inline(never)]
-fn tell(context: Context, call: &Call) {
-    HANDLER.tell(&Caller::Cupti(context), call);
 }
 
 /// Reads one side of a call. Most sides have nothing to say.
@@ -267,17 +264,17 @@ fn tell(context: Context, call: &Call) {
 /// # Safety
 /// `data` is that of a call of this number.
 #[inline]
-unsafe fn report(number: u32, data: &CallbackData) {
+unsafe fn report<O: Observe>(number: u32, data: &CallbackData) {
     let Some(Some(shape)) = SHAPES.get(number as usize) else { return };
     // SAFETY: `function_params` points to a struct of the call's arguments, which stays until the callback returns.
     let arguments = unsafe { Arguments::new(data.function_params) };
-    let tell = |call: &Call| tell(Context { handle: data.context, uid: data.context_uid.into() }, call);
+    let to = Told::<O>::by(Caller::Cupti(Context { handle: data.context, uid: data.context_uid.into() }));
     if data.site == SITE_ENTER {
         // SAFETY: the shape is that of this number, whose arguments these are.
-        unsafe { at_enter(*shape, arguments, tell) };
+        unsafe { at_enter(*shape, arguments, &to) };
     } else {
         // SAFETY: as above; at the exit CUPTI passes where the call's `CUresult` is.
-        unsafe { at_exit(*shape, data.function_return_value.read(), arguments, tell) };
+        unsafe { at_exit(*shape, data.function_return_value.read(), arguments, &to) };
     }
 }
 

@@ -21,7 +21,7 @@ mod table {
 
     use crate::{
         error::{Error, Kind},
-        sys::calls::{Call, Caller},
+        sys::calls::Observe,
     };
 
     pub(crate) fn is_there() -> Result<(), Error> {
@@ -29,7 +29,7 @@ mod table {
         Err(Kind::NoDispatch { detail }.into())
     }
 
-    pub(crate) fn subscribe(_: fn(&Caller, &Call)) -> Result<(), Error> {
+    pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
         is_there()
     }
 

@@ -18,3 +18,11 @@ pub(crate) mod nvml;
 pub(crate) mod process;
 #[cfg(feature = "backtrace")]
 pub(crate) mod stack;
+// Where stacks are walked by the tables of the loaded files; the manifest has the same condition.
+#[cfg(all(
+    feature = "backtrace",
+    target_os = "linux",
+    target_pointer_width = "64",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
+mod walker;

@@ -29,6 +29,16 @@ pub(crate) fn at_exit(callback: extern "C" fn()) {
     unsafe { atexit(callback) };
 }
 
+/// What is done in the child of a fork besides noticing it.
+static IN_CHILD: OnceCell<fn()> = OnceCell::new();
+
+/// Has `code` run in the child of a fork, where it may do no more than store to atomics.
+#[cfg(feature = "dispatch")]
+pub(super) fn at_fork(code: fn()) {
+    let _ = IN_CHILD.set(code);
+    notice_forks();
+}
+
 /// Has forks of this process noticed from now on.
 pub(crate) fn notice_forks() {
     static ONCE: OnceCell<()> = OnceCell::new();
@@ -45,6 +55,9 @@ pub(crate) fn notice_forks() {
 #[cfg(unix)]
 unsafe extern "C" fn forked() {
     FORKED.store(true, Relaxed);
+    if let Some(code) = IN_CHILD.get() {
+        code();
+    }
 }
 
 /// This process is the copy of one that used this crate: see [`notice_forks`]. Its other threads are gone, locks that they

@@ -22,7 +22,8 @@ use crate::{
     error::{Error, Kind},
     sys::{
         calls::{
-            Arguments, CALLS, Call, Caller, Handler, Memory, Named, STATE, Shape, State, at_enter, at_exit, with_calls,
+            Arguments, CALLS, Call, Caller, Memory, Named, Observe, STATE, Shape, State, Tell, Told, at_enter, at_exit,
+            with_calls,
         },
         cuda, dl, loader, process,
     },
@@ -33,14 +34,24 @@ const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
 
 const PROCESSOR: Processor = if cfg!(target_arch = "x86_64") { Processor::X86_64 } else { Processor::Arm64 };
 
-static HANDLER: Handler = Handler::new();
+/// All that hooks read, and nothing else: what two hooks read that are called by turns lies in one line of the cache.
+#[repr(C, align(64))]
+struct Hooks {
+    /// Hooks tell what they see. They are also called while this is false: by threads that were on their way into one, and by
+    /// another tool that put its own hook on top of ours and goes on calling it. It is false in the child of a fork: locks that
+    /// the observer takes may be held for ever there.
+    active: AtomicBool,
+    /// The driver's own implementations, by row of [`CALLS`]; set before the slot is replaced.
+    drivers: [AtomicUsize; CALLS.len()],
+    /// What takes their places, which only the functions below read.
+    hooks: [AtomicUsize; CALLS.len()],
+}
 
-/// Hooks tell what they see. They are also called while this is false: by threads that were on their way into one, and by
-/// another tool that put its own hook on top of ours and goes on calling it.
-static ACTIVE: AtomicBool = AtomicBool::new(false);
-
-/// The driver's own implementations, by row of [`CALLS`]; set before the slot is replaced.
-static DRIVERS: [AtomicUsize; CALLS.len()] = [const { AtomicUsize::new(0) }; CALLS.len()];
+static HOOKS: Hooks = Hooks {
+    active: AtomicBool::new(false),
+    drivers: [const { AtomicUsize::new(0) }; CALLS.len()],
+    hooks: [const { AtomicUsize::new(0) }; CALLS.len()],
+};
 
 /// Guards the slots against two threads of ours.
 static LIVE: Mutex<bool> = Mutex::new(false);
@@ -55,19 +66,23 @@ struct Slot {
     row: usize,
     /// Where the pointer is. It lives as long as the driver, which is never unloaded.
     pointer: &'static AtomicUsize,
-    /// The driver's own implementation, and the hook that takes its place.
+    /// The driver's own implementation.
     driver: usize,
-    hook: usize,
 }
 
 impl Slot {
+    /// What takes the place of the driver's implementation, once that was done.
+    fn hook(&self) -> usize {
+        HOOKS.hooks[self.row].load(Relaxed)
+    }
+
     fn replace(&self, old: usize, new: usize) -> bool {
         self.pointer.compare_exchange(old, new, SeqCst, Relaxed).is_ok()
     }
 
     /// It may be there still: a tool that was above it when the last subscription ended has written it back since.
     fn put_in(&self) -> bool {
-        self.replace(self.driver, self.hook) || self.pointer.load(SeqCst) == self.hook
+        self.replace(self.driver, self.hook()) || self.pointer.load(SeqCst) == self.hook()
     }
 }
 
@@ -76,11 +91,11 @@ pub(crate) fn is_there() -> Result<(), Error> {
     table().map(|_| ())
 }
 
-/// Has `handler` called with each fact from now on, on the thread that makes the call. What it allocates or frees itself is
+/// Has `O` told of each fact from now on, on the thread that makes the call. What it allocates or frees itself is
 /// [`Call::Uncounted`], but for what is done [`outside`](crate::sys::calls::outside). Subscribing twice is subscribing once.
 ///
 /// The driver is loaded, but not initialised: this may be called while it initialises itself.
-pub(crate) fn subscribe(handler: fn(&Caller, &Call)) -> Result<(), Error> {
+pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
     let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
     if *live {
         return Ok(());
@@ -88,12 +103,13 @@ pub(crate) fn subscribe(handler: fn(&Caller, &Call)) -> Result<(), Error> {
     let table = table()?;
     cuda::load()?;
     loader::pin().map_err(refused)?;
-    process::notice_forks();
-    HANDLER.set(handler);
+    process::at_fork(|| HOOKS.active.store(false, Relaxed));
+    let hooks = hooks::<O>();
     for slot in &table.slots {
-        DRIVERS[slot.row].store(slot.driver, Relaxed);
+        HOOKS.drivers[slot.row].store(slot.driver, Relaxed);
+        HOOKS.hooks[slot.row].store(hooks[slot.row], Relaxed);
     }
-    ACTIVE.store(true, SeqCst);
+    HOOKS.active.store(true, SeqCst);
     if let Some(taken) = table.slots.iter().position(|slot| !slot.put_in()) {
         take_out(&table.slots[..taken]);
         let name = CALLS[table.slots[taken].row].1;
@@ -116,9 +132,9 @@ pub(crate) fn unsubscribe() {
 
 fn take_out(slots: &[Slot]) {
     for slot in slots {
-        slot.replace(slot.hook, slot.driver);
+        slot.replace(slot.hook(), slot.driver);
     }
-    ACTIVE.store(false, SeqCst);
+    HOOKS.active.store(false, SeqCst);
 }
 
 /// The library whose table is in use; `None` if it is not in use.
@@ -130,11 +146,11 @@ pub(crate) fn subscribed() -> Option<&'static str> {
 /// How many slots do not hold our hooks any more: another tool replaced them or wrote back what it found before us, and
 /// calls may be missed.
 pub(crate) fn displaced() -> usize {
-    if !ACTIVE.load(Relaxed) {
+    if !HOOKS.active.load(Relaxed) {
         return 0;
     }
     let Ok(table) = table() else { return 0 };
-    table.slots.iter().filter(|slot| slot.pointer.load(Relaxed) != slot.hook).count()
+    table.slots.iter().filter(|slot| slot.pointer.load(Relaxed) != slot.hook()).count()
 }
 
 fn refused(detail: impl Into<String>) -> Error {
@@ -168,7 +184,6 @@ impl Table {
             // forgotten below. The driver itself reads it as one pointer.
             pointer: unsafe { AtomicUsize::from_ptr(found.stub.slot as *mut usize) },
             driver: found.implementation,
-            hook: HOOKS[*row] as usize,
         };
         let slots = rows.iter().zip(found).map(slot).collect();
         // The slots stay valid: the library is never unloaded.
@@ -197,13 +212,13 @@ macro_rules! hooks {
             use super::*;
 
             $(
-                pub(super) unsafe extern "C" fn $name($($argument: u64),*) -> u32 {
+                pub(super) unsafe extern "C" fn $name<O: Observe>($($argument: u64),*) -> u32 {
                     type Implementation = unsafe extern "C" fn($(hooks!(@word $argument)),*) -> u32;
                     let row = Row::$name as usize;
                     let words = [$($argument),*];
                     // SAFETY: the words are the arguments of this call, which has this shape.
                     unsafe {
-                        intercept(row, $shape, &words, |driver| {
+                        intercept::<O, _>(row, $shape, &words, |driver| {
                             // SAFETY: it is the address of the driver's implementation, which has these arguments and
                             // returns a `CUresult`.
                             let driver = mem::transmute::<usize, Implementation>(driver);
@@ -214,7 +229,10 @@ macro_rules! hooks {
             )*
         }
 
-        const HOOKS: &[*const c_void] = &[$(hook::$name as *const c_void),*];
+        /// The hooks that tell `O`, by row.
+        fn hooks<O: Observe>() -> [usize; CALLS.len()] {
+            [$(hook::$name::<O> as *const () as usize),*]
+        }
     };
     (@word $argument:ident) => { u64 };
 }
@@ -227,29 +245,28 @@ with_calls!(hooks);
 /// is given.
 #[allow(clippy::inline_always, reason = "the shape is a constant in each hook, and most of this is not there then")]
 #[inline(always)]
-unsafe fn intercept<const N: usize>(
+unsafe fn intercept<O: Observe, const N: usize>(
     row: usize,
     shape: Shape,
     words: &[u64; N],
     call: impl FnOnce(usize) -> u32,
 ) -> u32 {
-    let driver = DRIVERS[row].load(Relaxed);
-    // What an implementation calls in turn is a part of the call that is counted already. In the child of a fork, locks that
-    // the handler takes may be held for ever.
-    if STATE.get() == State::Driver || !ACTIVE.load(Relaxed) || process::is_forked() {
+    let driver = HOOKS.drivers[row].load(Relaxed);
+    // What an implementation calls in turn is a part of the call that is counted already.
+    if STATE.get() == State::Driver || !HOOKS.active.load(Relaxed) {
         return call(driver);
     }
-    let tell = |fact: &Call| HANDLER.tell(&Caller::Dispatch, fact);
+    let to = Told::<O>::by(Caller::Dispatch);
     // SAFETY: the words stay where they are until this returns.
     let arguments = unsafe { Arguments::new(words.as_ptr()) };
     if let Shape::PrimaryRelease | Shape::PrimaryReset = shape {
-        return primary(shape, words[0], || call(driver), tell);
+        return primary(shape, words[0], || call(driver), &to);
     }
     // SAFETY: the arguments are those of a call of this shape.
-    unsafe { at_enter(shape, arguments, tell) };
+    unsafe { at_enter(shape, arguments, &to) };
     let result = in_driver(|| call(driver));
     // SAFETY: as above; the call has returned.
-    unsafe { at_exit(shape, result, arguments, tell) };
+    unsafe { at_exit(shape, result, arguments, &to) };
     result
 }
 
@@ -265,13 +282,13 @@ fn in_driver<T>(code: impl FnOnce() -> T) -> T {
 /// Gives a reference to a primary context back, or resets it. Which context that is, and whether that was the last reference,
 /// the driver has to be asked.
 #[cold]
-fn primary(shape: Shape, device: u64, call: impl FnOnce() -> u32, tell: impl Fn(&Call)) -> u32 {
+fn primary(shape: Shape, device: u64, call: impl FnOnce() -> u32, to: &impl Tell) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "an int lies in the word's lower half")]
     let device = device as i32;
     let context = in_driver(|| cuda::primary_context(device));
     let gone = || {
         if let Some(handle) = context {
-            tell(&Call::ContextGone { handle });
+            to.tell(&Call::ContextGone { handle });
         }
     };
     if shape == Shape::PrimaryReset {
@@ -290,12 +307,12 @@ pub(crate) mod rehearsal {
     use super::*;
 
     /// `cuMemAllocAsync` of 4 KiB and `cuMemFreeAsync` on a stream, through the hooks.
-    pub(crate) fn pair(stream: u64, bytes: u64) {
+    pub(crate) fn pair<O: Observe>(stream: u64, bytes: u64) {
         let mut address = 0_u64;
         // SAFETY: the hooks call the two functions below, which take what is passed.
         unsafe {
-            hook::cuMemAllocAsync((&raw mut address) as u64, bytes, stream);
-            hook::cuMemFreeAsync(std::hint::black_box(address), stream);
+            hook::cuMemAllocAsync::<O>((&raw mut address) as u64, bytes, stream);
+            hook::cuMemFreeAsync::<O>(std::hint::black_box(address), stream);
         }
     }
 
@@ -313,11 +330,10 @@ pub(crate) mod rehearsal {
         std::hint::black_box(free as extern "C" fn(u64, u64) -> u32)(std::hint::black_box(address), stream);
     }
 
-    pub(crate) fn begin(handler: fn(&Caller, &Call)) {
-        HANDLER.set(handler);
-        DRIVERS[Row::cuMemAllocAsync as usize].store(alloc as *const () as usize, Relaxed);
-        DRIVERS[Row::cuMemFreeAsync as usize].store(free as *const () as usize, Relaxed);
-        ACTIVE.store(true, SeqCst);
+    pub(crate) fn begin() {
+        HOOKS.drivers[Row::cuMemAllocAsync as usize].store(alloc as *const () as usize, Relaxed);
+        HOOKS.drivers[Row::cuMemFreeAsync as usize].store(free as *const () as usize, Relaxed);
+        HOOKS.active.store(true, SeqCst);
     }
 
     unsafe extern "C" fn alloc(out: u64, _: u64, _: u64) -> u32 {

@@ -1,0 +1,165 @@
+//! The program and the libraries that are loaded, by address, with the tables that say how to leave their functions.
+
+use std::{
+    ffi::{CStr, c_int, c_void},
+    ops::{ControlFlow, Range},
+    slice,
+    sync::{Arc, Mutex, TryLockError},
+};
+
+use libc::{PF_R, PF_X, PT_GNU_EH_FRAME, PT_LOAD, dl_phdr_info};
+
+/// How often libraries were loaded and unloaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Generation {
+    loaded: u64,
+    pub(super) unloaded: u64,
+}
+
+/// Code of one file: a segment of it.
+#[derive(Clone, Debug)]
+pub(super) struct Module {
+    pub(super) code: Range<u64>,
+    /// `.eh_frame_hdr` with its table, up to the end of the section.
+    pub(super) index: Range<u64>,
+    /// What is readable around it: `.eh_frame` is in one of these.
+    readable: Arc<[Range<u64>]>,
+    /// Of a library whose frames nobody wants to see.
+    pub(super) is_skipped: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Modules {
+    pub(super) generation: Generation,
+    /// By address.
+    all: Vec<Module>,
+}
+
+/// The newest list that was made.
+static NEWEST: Mutex<Option<Arc<Modules>>> = Mutex::new(None);
+
+impl Modules {
+    /// What is loaded now, of which `known` is what the caller had. `None` where the loader does not say when that changes.
+    ///
+    /// It takes the loader's lock, as a walk of the unwinder does.
+    pub(super) fn current(known: Option<&Arc<Self>>, is_skipped: fn(&[u8]) -> bool) -> Option<Arc<Self>> {
+        let generation = Generation::now()?;
+        if let Some(known) = known.filter(|known| known.generation == generation) {
+            return Some(Arc::clone(known));
+        }
+        // Nobody waits: the child of a fork would do so for ever, for a thread that it does not have.
+        let mut newest = match NEWEST.try_lock() {
+            Ok(newest) => newest,
+            Err(TryLockError::Poisoned(newest)) => newest.into_inner(),
+            Err(TryLockError::WouldBlock) => return Some(Arc::new(Self::read(is_skipped))),
+        };
+        if newest.as_ref().is_none_or(|newest| newest.generation != generation) {
+            *newest = Some(Arc::new(Self::read(is_skipped)));
+        }
+        newest.clone()
+    }
+
+    fn read(is_skipped: fn(&[u8]) -> bool) -> Self {
+        let mut read = Self::default();
+        each(|info| {
+            read.generation = Generation::of(info);
+            read.add(info, is_skipped);
+            ControlFlow::Continue(())
+        });
+        read.all.sort_unstable_by_key(|module| module.code.start);
+        read
+    }
+
+    fn add(&mut self, info: &dl_phdr_info, is_skipped: fn(&[u8]) -> bool) {
+        if info.dlpi_phdr.is_null() {
+            return;
+        }
+        // SAFETY: the loader hands over the table of a file that it holds loaded during this call.
+        let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+        let of =
+            |kind, flags| headers.iter().filter(move |header| header.p_type == kind && header.p_flags & flags == flags);
+        let range = |header: &libc::Elf64_Phdr| {
+            let start = info.dlpi_addr.wrapping_add(header.p_vaddr);
+            start..start.saturating_add(header.p_memsz.min(header.p_filesz))
+        };
+        let readable: Arc<[_]> = of(PT_LOAD, PF_R).map(range).collect();
+        let index =
+            of(PT_GNU_EH_FRAME, PF_R).map(range).find(|index| covering(&readable, index.start) >= Some(index.end));
+        let Some(index) = index else { return };
+        // SAFETY: a name that is not null is a string of the loader's, which lives as long as the file is loaded.
+        let name = (!info.dlpi_name.is_null()).then(|| unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes());
+        let is_skipped = name.is_some_and(is_skipped);
+        let segment = |code| Module { code, index: index.clone(), readable: Arc::clone(&readable), is_skipped };
+        self.all.extend(of(PT_LOAD, PF_X).map(range).map(segment));
+    }
+
+    pub(super) fn of(&self, address: u64) -> Option<&Module> {
+        let after = self.all.partition_point(|module| module.code.start <= address);
+        self.all[..after].last().filter(|module| module.code.contains(&address))
+    }
+}
+
+impl Module {
+    /// Where what is at this address is readable up to, as part of the module.
+    pub(super) fn readable_up_to(&self, address: u64) -> Option<u64> {
+        covering(&self.readable, address)
+    }
+}
+
+fn covering(ranges: &[Range<u64>], address: u64) -> Option<u64> {
+    ranges.iter().find(|range| range.contains(&address)).map(|range| range.end)
+}
+
+impl Generation {
+    fn of(info: &dl_phdr_info) -> Self {
+        Self { loaded: info.dlpi_adds, unloaded: info.dlpi_subs }
+    }
+
+    fn now() -> Option<Self> {
+        let mut now = None;
+        each(|info| {
+            now = Some(Self::of(info));
+            ControlFlow::Break(())
+        });
+        now
+    }
+}
+
+/// Shows each file that is loaded. None where the loader's records are of an age before the counters.
+fn each<F: FnMut(&dl_phdr_info) -> ControlFlow<()>>(mut show: F) {
+    unsafe extern "C" fn one<F: FnMut(&dl_phdr_info) -> ControlFlow<()>>(
+        info: *mut dl_phdr_info,
+        size: usize,
+        show: *mut c_void,
+    ) -> c_int {
+        if size < size_of::<dl_phdr_info>() {
+            return 1;
+        }
+        // SAFETY: the loader hands over what it was given, the closure below, which lives until it returns, and a record of
+        // its own, which is as long as it says.
+        let (info, show) = unsafe { (&*info, &mut *show.cast::<F>()) };
+        show(info).is_break().into()
+    }
+    // SAFETY: `one` is called before this returns, with this pointer, and by this thread alone.
+    unsafe { libc::dl_iterate_phdr(Some(one::<F>), (&raw mut show).cast()) };
+}
+
+#[cfg(test)]
+impl Modules {
+    pub(super) fn all(&self) -> &[Module] {
+        &self.all
+    }
+
+    /// Of a test's own.
+    pub(super) fn with(all: Vec<Module>) -> Self {
+        Self { generation: Generation::default(), all }
+    }
+}
+
+#[cfg(test)]
+impl Module {
+    /// With an index and all that is readable at these addresses.
+    pub(super) fn with(code: Range<u64>, index: Range<u64>, readable: Range<u64>) -> Self {
+        Self { code, index, readable: std::iter::once(readable).collect(), is_skipped: false }
+    }
+}

@@ -1,0 +1,307 @@
+//! Stacks as programs have them, walked beside the unwinder of the system.
+
+use std::{
+    cell::RefCell,
+    env,
+    ffi::{CString, c_int, c_void},
+    fs,
+    hint::black_box,
+    mem::{self, transmute},
+    os::unix::ffi::OsStrExt,
+    process, thread,
+};
+
+use super::*;
+use crate::sys::stack::{self, capture};
+
+/// A function of its own for each depth that the compiler keeps.
+#[inline(never)]
+fn deeper<R>(depth: usize, at_the_bottom: &mut dyn FnMut() -> R) -> R {
+    let result = match depth {
+        0 => at_the_bottom(),
+        _ => deeper(depth - 1, at_the_bottom),
+    };
+    black_box(());
+    result
+}
+
+thread_local! {
+    /// Stacks by number, as they were walked.
+    static WALKED: RefCell<Vec<Vec<usize>>> = const { RefCell::new(Vec::new()) };
+}
+
+fn add(stack: &[usize]) -> u32 {
+    WALKED.with_borrow_mut(|walked| {
+        walked.push(stack.to_vec());
+        u32::try_from(walked.len() - 1).unwrap()
+    })
+}
+
+/// The calling thread's stack, and whether it was walked for that.
+fn known() -> Option<(Vec<usize>, bool)> {
+    let before = WALKED.with_borrow(Vec::len);
+    let number = number(|_| false, add)?;
+    WALKED.with_borrow(|walked| Some((walked[number as usize].clone(), walked.len() > before)))
+}
+
+/// Both ways lead through the same functions. How many they are, and whether our own had to be walked.
+#[inline(never)]
+fn compare() -> (usize, bool) {
+    let (ours, is_walked) = known().expect("all functions here have tables");
+    let mut theirs = [0; 1024];
+    let count = capture(&mut theirs, 0);
+    // Each begins at a line of its own here.
+    let theirs = &theirs[1..count];
+    let common = ours.iter().position(|address| *address == theirs[0]).expect("the caller is on both");
+    assert!(common < 6, "{common} functions further inside");
+    let told = &ours[common..];
+    assert_eq!(told, &theirs[..theirs.len().min(told.len())]);
+    assert!(told.len() == theirs.len() || ours.len() == MOST, "{} of {}", told.len(), theirs.len());
+    (told.len(), is_walked)
+}
+
+#[test]
+fn it_walks_where_the_unwinder_of_the_system_walks() {
+    let (here, _) = compare();
+    assert!(here > 3);
+    for depth in 0..60 {
+        let (deep, is_walked) = deeper(depth, &mut compare);
+        assert!(deep > here + depth && is_walked, "{deep} functions at {depth}, {here} here");
+    }
+    assert!(deeper(200, &mut compare).0 > 120);
+}
+
+#[test]
+fn a_stack_is_walked_once() {
+    let is_walked: Vec<bool> = (0..black_box(5)).map(|_| compare().1).collect();
+    assert_eq!(is_walked, [true, false, false, false, false]);
+    let deep: Vec<bool> = (0..black_box(4)).map(|_| deeper(40, &mut compare).1).collect();
+    assert_eq!(deep, [true, false, false, false]);
+}
+
+#[test]
+fn each_caller_is_told_from_the_others() {
+    #[inline(never)]
+    fn one_of_two(path: u32, depth: usize) -> (usize, bool) {
+        // Not one and the same call to the compiler.
+        match (depth, path & 1) {
+            (0, _) => black_box(compare()),
+            (_, 0) => black_box(one_of_two(path >> 1, depth - 1)),
+            _ => {
+                let (count, is_walked) = one_of_two(path >> 1, depth - 1);
+                (black_box(count), is_walked)
+            }
+        }
+    }
+    // By turns, so that each follows the others at the same stack pointer; more of them than a set has room for.
+    let mut walked = 0;
+    for round in 0..40 {
+        for path in 0..32 {
+            walked += usize::from(one_of_two(path, 5).1);
+            assert!(round > 0 || walked == path as usize + 1, "{path} was taken for another");
+        }
+    }
+    let few: usize = (0..400).map(|turn| usize::from(one_of_two(turn % 8, 5).1)).sum();
+    assert!(few <= 8, "{few} were walked of 8");
+}
+
+#[test]
+fn through_c_and_on_other_threads() {
+    extern "C" fn order(_: *const c_void, _: *const c_void) -> c_int {
+        assert!(deeper(70, &mut compare).0 > 72);
+        0
+    }
+
+    let sort = || {
+        let mut numbers = [2_u64, 1];
+        // SAFETY: the numbers are as many and as large as it says, and `order` reads none of them.
+        unsafe { libc::qsort(numbers.as_mut_ptr().cast(), 2, 8, Some(order)) };
+    };
+    sort();
+    thread::spawn(sort).join().unwrap();
+    let small = thread::Builder::new().stack_size(64 << 10);
+    small.spawn(|| assert!(compare().0 > 2)).unwrap().join().unwrap();
+}
+
+/// Has a callback called by a library that is loaded now: a copy of the one that has the system's unwinder.
+struct Late(*mut c_void);
+
+impl Late {
+    fn load(name: &str) -> Self {
+        let unwinder = stack::module_of(libc_unwind as *const () as usize + 1).expect("it is a library");
+        let file = env::temp_dir().join(format!("gpumem-{}-{name}.so", process::id()));
+        fs::copy(unwinder, &file).unwrap();
+        let path = CString::new(file.as_os_str().as_bytes()).unwrap();
+        // SAFETY: the library has no more to do on loading than its original, which is loaded.
+        let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        fs::remove_file(file).unwrap();
+        assert!(!library.is_null());
+        Self(library)
+    }
+
+    fn call(&self, mut callback: impl FnMut()) {
+        type Callback = extern "C" fn(*mut c_void, *mut c_void) -> c_int;
+        extern "C" fn each<F: FnMut()>(_: *mut c_void, callback: *mut c_void) -> c_int {
+            // SAFETY: it is what was handed over below.
+            unsafe { (*callback.cast::<F>())() };
+            4
+        }
+        fn of<F: FnMut()>(_: &F) -> Callback {
+            each::<F>
+        }
+        let each = of(&callback);
+        // SAFETY: this is its signature, and it ends the walk at 4, so that the callback is called once, by this thread.
+        unsafe {
+            let symbol = libc::dlsym(self.0, c"_Unwind_Backtrace".as_ptr());
+            assert!(!symbol.is_null());
+            let walk: unsafe extern "C" fn(Callback, *mut c_void) -> c_int = transmute(symbol);
+            walk(each, (&raw mut callback).cast());
+        }
+    }
+}
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        // SAFETY: nobody has anything of it any more.
+        unsafe { libc::dlclose(self.0) };
+    }
+}
+
+unsafe extern "C" {
+    #[link_name = "_Unwind_Backtrace"]
+    fn libc_unwind();
+}
+
+#[test]
+fn libraries_come_and_go() {
+    let mut library = None;
+    let twice = [true, false];
+    let known = [false, false];
+    for (step, expected) in [
+        ("begin", twice),
+        // A library that comes changes nothing, and its own functions are walked at once.
+        ("load", known),
+        ("call", known),
+        // It may be another one that is at these addresses next. That it went is seen when the next stack is walked.
+        ("unload", known),
+        ("walk", twice),
+        ("load", known),
+        ("call", known),
+        ("call", known),
+    ] {
+        match step {
+            "load" => library = Some(Late::load("late")),
+            "unload" => library = None,
+            "walk" => assert!(deeper(6, &mut compare).1),
+            "call" => {
+                let library = library.as_ref().expect("it is loaded");
+                let mut seen = Vec::new();
+                (0..black_box(3)).for_each(|_| library.call(|| seen.push(compare())));
+                assert!(seen[0].0 > 3, "{seen:?}");
+                assert_eq!(seen[1..].iter().map(|seen| seen.1).collect::<Vec<_>>(), [false, false]);
+            }
+            _ => {}
+        }
+        let seen: Vec<bool> = (0..black_box(2)).map(|_| deeper(5, &mut compare).1).collect();
+        assert_eq!(seen, expected, "after {step}");
+    }
+}
+
+#[test]
+fn a_stack_that_is_known_takes_no_memory_and_a_thread_takes_little() {
+    compare();
+    let of_thread = thread::spawn(|| {
+        let first = allocation_counter::measure(|| assert_eq!(number(|_| false, |_| 7), Some(7)));
+        for _ in 0..2 {
+            let next = allocation_counter::measure(|| {
+                deeper(40, &mut || assert_eq!(number(|_| false, |_| 7), Some(7)));
+            });
+            assert_eq!(next.count_total, 0);
+        }
+        first.bytes_current
+    });
+    let bytes = of_thread.join().unwrap();
+    assert!(bytes > 0 && bytes <= 64 << 10, "{bytes} bytes");
+}
+
+#[test]
+fn on_a_stack_that_is_not_the_threads() {
+    thread_local! {
+        static SEEN: RefCell<Option<(bool, usize)>> = const { RefCell::new(None) };
+    }
+    extern "C" fn elsewhere() {
+        let words = || WALKER.with_borrow(|walker| walker.as_ref().map(|walker| walker.memo.words_ever()));
+        let before = words();
+        let is_known = number(|_| false, |_| 7).is_some() || words() != before;
+        let count = RefCell::new(0);
+        stack::number(
+            |_| false,
+            |stack| {
+                *count.borrow_mut() = stack.len();
+                7
+            },
+        );
+        SEEN.set(Some((is_known, count.into_inner())));
+    }
+
+    assert_eq!(number(|_| false, |_| 7), Some(7));
+    let mut room = vec![0_u8; 256 << 10];
+    // SAFETY: the contexts are filled in before they are used and live until both were left; the stack is large enough.
+    unsafe {
+        let (mut own, mut other): (libc::ucontext_t, libc::ucontext_t) = (mem::zeroed(), mem::zeroed());
+        assert_eq!(libc::getcontext(&raw mut other), 0);
+        other.uc_stack.ss_sp = room.as_mut_ptr().cast();
+        other.uc_stack.ss_size = room.len();
+        other.uc_link = &raw mut own;
+        libc::makecontext(&raw mut other, elsewhere, 0);
+        assert_eq!(libc::swapcontext(&raw mut own, &raw const other), 0);
+    }
+    let (is_known, count) = SEEN.take().expect("it ran");
+    assert!(!is_known && count > 0, "{count} functions");
+}
+
+#[test]
+fn while_the_locals_of_a_thread_are_destroyed() {
+    struct Late;
+
+    impl Drop for Late {
+        fn drop(&mut self) {
+            assert_eq!(number(|_| false, |_| 7), None);
+            assert_eq!(stack::number(|_| false, |stack| u32::from(!stack.is_empty())), 1);
+        }
+    }
+
+    thread_local! {
+        static LATE: RefCell<Option<Late>> = const { RefCell::new(None) };
+    }
+    let thread = thread::spawn(|| {
+        // What is used first is destroyed last.
+        LATE.set(Some(Late));
+        assert_eq!(number(|_| false, |_| 7), Some(7));
+    });
+    // A panic in there would end the process.
+    thread.join().unwrap();
+}
+
+#[test]
+fn functions_of_files_that_are_skipped_are_not_told() {
+    let told = |stack: &[(u64, bool)]| {
+        let mut told = Told { addresses: [0; MOST], count: 0, is_behind: false };
+        let taken = stack
+            .iter()
+            .take_while(|(address, is_skipped)| told.add(&Walked { address: *address, is_skipped: *is_skipped }));
+        (taken.count(), told.addresses[..told.count].to_vec())
+    };
+    let (user, driver) = (false, true);
+    assert_eq!(told(&[(1, user), (2, user), (3, user)]), (3, vec![1, 2, 3]));
+    // A callback of ours, the driver, the user, the driver once more, which calls a function of the user's.
+    let heard = [(1, user), (2, user), (3, driver), (4, driver), (5, user), (6, user), (7, driver), (8, user)];
+    assert_eq!(told(&heard), (8, vec![5, 6, 8]));
+    assert_eq!(told(&[(1, user), (2, driver)]), (2, vec![]));
+    // The driver's take no room.
+    let deep = |driver_s: u64, users: u64| -> Vec<_> {
+        (1..=driver_s).map(|at| (at, driver)).chain((1000..1000 + users).map(|at| (at, user))).collect()
+    };
+    assert_eq!(told(&deep(100, 127)), (227, (1000..1127).collect()));
+    assert_eq!(told(&deep(100, 200)), (227, (1000..1128).collect()));
+}
