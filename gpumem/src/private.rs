@@ -114,6 +114,15 @@ pub mod bench {
 
     const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
+    /// Hooks in the dispatch table that tell nobody anything, for what hooks cost by themselves.
+    ///
+    /// # Errors
+    /// As for the source `dispatch`.
+    #[cfg(feature = "dispatch")]
+    pub fn hook_for_nobody() -> crate::Result<()> {
+        crate::session::hook_for_nobody()
+    }
+
     /// A stream-ordered allocation of so many bytes and its free: intercepted, with nothing behind, and not intercepted.
     #[cfg(feature = "dispatch")]
     pub fn pairs() -> [fn(u64); 2] {

@@ -25,6 +25,7 @@ use std::{
 
 use clap::Parser;
 use cudarc::driver::{result, sys};
+use gpumem::__private::bench::hook_for_nobody;
 use gpumem::{Bytes, Gauge, GpuMemTrace, device_name, memory_snapshot, status, subscribe};
 use gpumem_tests::deeper;
 use libloading::Library;
@@ -321,6 +322,8 @@ struct Way {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ear {
     Nobody,
+    /// gpumem's hooks in the dispatch table, without what they tell.
+    Hooks,
     /// CUPTI is loaded and had a subscriber once.
     Idle,
     Empty,
@@ -334,10 +337,11 @@ const DISPATCH: Ear = Ear::Gpumem { source: "dispatch" };
 const CUPTI: Ear = Ear::Gpumem { source: "cupti" };
 
 impl Way {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::of(UNTRACED, "nobody", Ear::Nobody, 0),
         // Its ratio to the other shows how far two processes differ that do the same.
         Self::of("untraced-again", "nobody, in another process", Ear::Nobody, 0),
+        Self::of("dispatch-empty", "hooks that do nothing", Ear::Hooks, 0),
         Self::of("dispatch0", "gpumem by dispatch, no open trace", DISPATCH, 0),
         Self::of("dispatch1", "gpumem by dispatch, 1 open trace", DISPATCH, 1),
         Self::of("dispatch100", "gpumem by dispatch, 100 open traces", DISPATCH, 100),
@@ -494,6 +498,11 @@ fn begin(way: &Way) -> Result<(Option<Cupti>, String), String> {
             let heard_by = status().heard_by.ok_or("subscribed, and nothing is heard")?;
             return Ok((None, format!("{source} {heard_by}")));
         }
+        Ear::Hooks => {
+            hook_for_nobody().map_err(|error| error.to_string())?;
+            check_libraries(way)?;
+            return Ok((None, "hooks".to_owned()));
+        }
         Ear::Idle => None,
         Ear::Empty => Some(empty as Callback),
         Ear::Naive => Some(naive as Callback),
@@ -513,7 +522,7 @@ fn begin(way: &Way) -> Result<(Option<Cupti>, String), String> {
 fn check_libraries(way: &Way) -> Result<(), String> {
     let maps = fs::read_to_string("/proc/self/maps").map_err(|error| error.to_string())?;
     let is_there = maps.lines().any(|line| line.rsplit('/').next().is_some_and(|file| file.starts_with("libcupti")));
-    let is_wanted = !matches!(way.ear, Ear::Nobody | DISPATCH);
+    let is_wanted = !matches!(way.ear, Ear::Nobody | Ear::Hooks | DISPATCH);
     match (is_there, is_wanted) {
         (true, false) => Err(format!("{} without CUPTI: libcupti is loaded", way.name)),
         (false, true) => Err(format!("{} with CUPTI: libcupti is not loaded", way.name)),
@@ -642,7 +651,7 @@ impl Gpu {
     /// One measurement. Whoever listens has then heard all of it.
     fn heard(&self, row: &Row, way: &Way) -> f64 {
         match way.ear {
-            Ear::Nobody | Ear::Idle | Ear::Empty => self.measure(row),
+            Ear::Nobody | Ear::Hooks | Ear::Idle | Ear::Empty => self.measure(row),
             Ear::Naive => {
                 let measured = self.measure(row);
                 let naive = NAIVE.lock().expect("nobody panicked");

@@ -26,7 +26,7 @@ const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 pub(super) struct Live {
     /// Frees may have been missed, so that a new block's key may be in the shards already.
     doubtful: bool,
-    nursery: [Place; NURSERY],
+    nursery: Box<[Place; NURSERY]>,
     shards: Box<[HashMap<Key, Entry, Folded>]>,
 }
 
@@ -71,7 +71,7 @@ impl Entry {
 impl Default for Live {
     fn default() -> Self {
         let shards = (0..SHARDS).map(|_| HashMap::default()).collect();
-        Self { doubtful: false, nursery: [Self::EMPTY; NURSERY], shards }
+        Self { doubtful: false, nursery: Box::new([Self::EMPTY; NURSERY]), shards }
     }
 }
 

@@ -52,7 +52,8 @@ pub(crate) struct Ledger {
 /// What was heard so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Allocations and frees.
+    /// Allocations and frees. Runs add theirs when they end; what moves a block in a run without an event is taken off here, so
+    /// that this may wrap below 0 meanwhile.
     pub(crate) heard: u64,
     /// Frees of blocks that nobody knows the size of.
     pub(crate) untracked: u64,
@@ -255,7 +256,6 @@ impl Ledger {
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
     pub(crate) fn alloc(&mut self, key: Key, bytes: Bytes, tag: Tag, stamp: Stamp, thread: ThreadId) {
-        self.counts.heard += 1;
         let origin = self.origin(tag, thread);
         self.put_in(key, Entry { bytes, number: stamp.number, origin, tenths: stamp.tenths });
         self.run.allocated(bytes.get());
@@ -266,12 +266,19 @@ impl Ledger {
     #[inline(always)]
     fn put_in(&mut self, key: Key, entry: Entry) {
         if let Some(missed) = self.live.insert(key, entry) {
-            self.take_out(&missed);
+            self.take_out_unheard(&missed);
         }
         self.run_of(entry.origin).add(signed(entry.bytes));
     }
 
-    /// A block is there no more: its free was heard, or missed.
+    /// A block is there no more, and nobody heard a free.
+    #[cold]
+    fn take_out_unheard(&mut self, entry: &Entry) {
+        self.take_out(entry);
+        self.counts.heard = self.counts.heard.wrapping_sub(1);
+    }
+
+    /// A block is there no more.
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
     fn take_out(&mut self, entry: &Entry) {
@@ -280,7 +287,7 @@ impl Ledger {
 
     #[inline]
     fn run_of(&mut self, origin: OriginId) -> &mut Run {
-        if self.run.origin != origin {
+        if self.run.has_ended(origin) {
             self.begin_run(origin);
         }
         &mut self.run
@@ -295,18 +302,19 @@ impl Ledger {
     /// Counts what the newest events came to: before another origin's, and before anybody is told of anything counted.
     #[inline]
     fn end_run(&mut self) {
-        let Self { run, origins, meters, tree, locals, .. } = self;
+        let Self { run, origins, meters, tree, locals, counts, .. } = self;
         let Some((number, sums)) = run.sums() else { return };
+        counts.heard = counts.heard.wrapping_add_signed(sums.events());
         let held = origins.held(number);
         held.blocks = moved(held.blocks, sums.blocks.change);
         held.bytes = moved(held.bytes, sums.bytes.change);
         let origin = &held.origin;
         let Meter { level, on_device, kinds, .. } = &mut meters.0[usize::from(origin.meter)];
-        kinds[origin.kind as usize].take(sums);
+        kinds[origin.kind as usize].take(&sums);
         if origin.kind.is_on_device() {
-            on_device.take(sums);
+            on_device.take(&sums);
             level.take(sums.bytes);
-            tree.take(origin.spot, sums);
+            tree.take(origin.spot, &sums);
             if let Some(local) = locals.get_mut(&(origin.thread, origin.meter)) {
                 local.level.take(sums.bytes);
             }
@@ -371,7 +379,6 @@ impl Ledger {
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
     pub(crate) fn free(&mut self, key: Key, older: Option<&Block>, thread: ThreadId) -> Answer {
-        self.counts.heard += 1;
         let Some(entry) = self.live.remove(key) else { return self.free_unknown(older, thread) };
         self.take_out(&entry);
         // In place: a copy that is made elsewhere and read back by wider words than it was written in waits for its stores
@@ -382,6 +389,7 @@ impl Ledger {
 
     #[cold]
     fn free_unknown(&mut self, older: Option<&Block>, thread: ThreadId) -> Answer {
+        self.counts.heard = self.counts.heard.wrapping_add(1);
         let (freed, answer) = if let Some(block) = older {
             (self.free_older(block), Answer::Taken)
         } else {
@@ -405,6 +413,8 @@ impl Ledger {
             Freed::Nothing => {}
             Freed::Block(key, entry) => {
                 self.put_in(key, entry);
+                // The run takes it for a free that did not come.
+                self.counts.heard = self.counts.heard.wrapping_add(1);
             }
             Freed::Older(device, bytes) => self.change_older(device, signed(bytes)),
             Freed::Untracked => self.counts.untracked = self.counts.untracked.saturating_sub(1),
@@ -426,7 +436,7 @@ impl Ledger {
                 let origins = &self.origins;
                 for entry in self.live.drain(|entry| origins.get(entry.origin).context == context) {
                     self.counts.gone += 1;
-                    self.take_out(&entry);
+                    self.take_out_unheard(&entry);
                 }
             }
             EventKind::Sample { device, memory } => self.meters.of(device, Gauge::Sampled).sample(event.time, &memory),
@@ -455,7 +465,7 @@ impl Ledger {
             EventKind::Lost { count } => {
                 self.counts.lost += count;
                 for missed in self.live.doubt() {
-                    self.take_out(&missed);
+                    self.take_out_unheard(&missed);
                 }
             }
         }
@@ -467,7 +477,8 @@ impl Ledger {
         self.told.take()
     }
 
-    pub(crate) fn counts(&self) -> Counts {
+    pub(crate) fn counts(&mut self) -> Counts {
+        self.end_run();
         self.counts
     }
 

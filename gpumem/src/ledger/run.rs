@@ -24,7 +24,6 @@ impl Sum {
     }
 
     /// More changes, after these.
-    #[inline]
     pub(super) fn append(&mut self, next: Self) {
         self.most = self.most.max(self.change + next.most);
         self.change += next.change;
@@ -41,39 +40,69 @@ pub(super) struct Sums {
     pub(super) allocations: u64,
 }
 
-/// Events of this origin.
+impl Sums {
+    /// Allocations and frees. Every block that did not stay was freed.
+    #[inline]
+    pub(super) fn events(&self) -> i64 {
+        2 * self.allocations.cast_signed() - self.blocks.change
+    }
+}
+
+/// Events of this origin. It lies in one line of the cache, with the lock and the number of events: when threads allocate by
+/// turns, all that is written travels between their processors.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(super) struct Run {
     pub(super) origin: OriginId,
-    sums: Sums,
+    allocations: u32,
+    bytes: Sum,
+    allocated: u64,
+    blocks: i32,
+    most_blocks: i32,
 }
 
 impl Run {
+    /// A run ends at the latest after so many events.
+    const MOST: u32 = 1 << 30;
+
     /// What it came to, if there was one.
     #[inline]
-    pub(super) fn sums(&self) -> Option<(OriginId, &Sums)> {
-        (self.origin != OriginId::default()).then_some((self.origin, &self.sums))
+    pub(super) fn sums(&self) -> Option<(OriginId, Sums)> {
+        let sums = Sums {
+            bytes: self.bytes,
+            blocks: Sum { change: self.blocks.into(), most: self.most_blocks.into() },
+            allocated: self.allocated,
+            allocations: self.allocations.into(),
+        };
+        (self.origin != OriginId::default()).then_some((self.origin, sums))
+    }
+
+    /// It has another origin, or as many events as there is room for.
+    #[inline]
+    pub(super) fn has_ended(&self, origin: OriginId) -> bool {
+        self.origin != origin || (self.allocations | self.blocks.unsigned_abs()) >= Self::MOST
     }
 
     /// A block is there, for the first time or still.
     #[inline]
     pub(super) fn add(&mut self, bytes: i64) {
-        self.sums.bytes.add(bytes);
-        self.sums.blocks.add(1);
+        self.bytes.add(bytes);
+        self.blocks += 1;
+        self.most_blocks = self.most_blocks.max(self.blocks);
     }
 
     /// A block is there no more.
     #[inline]
     pub(super) fn subtract(&mut self, bytes: i64) {
-        self.sums.bytes.change -= bytes;
-        self.sums.blocks.change -= 1;
+        self.bytes.change -= bytes;
+        self.blocks -= 1;
     }
 
     /// The newest change was an allocation.
     #[inline]
     pub(super) fn allocated(&mut self, bytes: u64) {
-        self.sums.allocated += bytes;
-        self.sums.allocations += 1;
+        self.allocated += bytes;
+        self.allocations += 1;
     }
 }
 
@@ -83,6 +112,11 @@ mod tests {
         super::{stats::Stat, tests::numbers},
         *,
     };
+
+    fn sums(run: &Run) -> Sums {
+        let (_, sums) = Run { origin: OriginId(1), ..*run }.sums().expect("it has an origin");
+        sums
+    }
 
     /// However events are split into runs, the figures are those of each event told by itself.
     #[test]
@@ -108,11 +142,11 @@ mod tests {
                         run.subtract(bytes.cast_signed());
                     }
                 }
-                by_event.take(&event.sums);
-                told.append(event.sums.bytes);
+                by_event.take(&sums(&event));
+                told.append(event.bytes);
                 if random(4) == 0 {
-                    untold.append(run.sums.bytes);
-                    by_run.take(&std::mem::take(&mut run).sums);
+                    untold.append(run.bytes);
+                    by_run.take(&sums(&std::mem::take(&mut run)));
                     assert_eq!((by_run, untold), (by_event, told));
                 }
             }

@@ -285,7 +285,7 @@ fn a_context_that_is_gone_takes_its_blocks_along() {
     check(
         "open t; alloc a 10 in 1; alloc b 20 in 2; alloc c 5 vmm; gone 1; free a; read t = 25 10 untracked=1; gone 3",
     );
-    let ledger = check("open t @1; alloc a 10 in 1; alloc b 1 in 1; alloc d @1 40 in 2; gone 1; close t = 40 0");
+    let mut ledger = check("open t @1; alloc a 10 in 1; alloc b 1 in 1; alloc d @1 40 in 2; gone 1; close t = 40 0");
     assert_eq!(ledger.counts().gone, 2);
 }
 

@@ -12,14 +12,14 @@ use crate::{
 /// Numbers facts, stamps them and folds them, all under one short lock: no call of a driver, no I/O, no
 /// formatting inside.
 ///
-/// All that an allocation writes lies in the first two lines of the cache, which processors fetch together: when threads
-/// allocate by turns, these lines travel between their processors.
+/// The lock, the number of events and the run lie in one line of the cache: it is all that an event writes besides its block and
+/// its thread's own record, and when threads allocate by turns, it travels between their processors.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Inbox {
+    door: Mutex<Door>,
     /// Facts that came while their own thread was inside, told to the fold by whoever comes next.
     lost: AtomicU64,
-    door: Mutex<Door>,
     began: Instant,
 }
 
@@ -78,7 +78,7 @@ pub(super) fn this_thread() -> ThreadId {
 
 impl Inbox {
     pub(crate) fn new() -> Self {
-        Self { lost: AtomicU64::new(0), door: Mutex::new(Door::default()), began: Instant::now() }
+        Self { door: Mutex::new(Door::default()), lost: AtomicU64::new(0), began: Instant::now() }
     }
 
     /// Takes an allocation in. Not to be called in the child of a fork.

@@ -192,6 +192,9 @@ impl Listen for ToSession {
     }
 }
 
+#[cfg(all(feature = "bench", feature = "dispatch"))]
+pub(crate) use crate::source::hook_for_nobody;
+
 /// For benchmarks: a stream-ordered allocation and its free through the hooks of the dispatch table, with a function of its own
 /// in the driver's place, and the same without hooks.
 #[cfg(all(feature = "bench", feature = "dispatch"))]

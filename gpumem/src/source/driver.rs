@@ -155,6 +155,24 @@ absent!(by_cupti, "cupti");
 #[cfg(not(feature = "dispatch"))]
 absent!(by_dispatch, "dispatch");
 
+/// For benchmarks: hooks in the dispatch table that tell nobody anything.
+#[cfg(all(feature = "bench", feature = "dispatch"))]
+pub(crate) fn hook_for_nobody() -> Result<()> {
+    struct Nobody;
+
+    impl Observe for Nobody {
+        #[inline]
+        fn pooled(_: &Caller, _: u64, _: u64, _: u64) {}
+
+        #[inline]
+        fn freeing(_: &Caller, _: u64) {}
+
+        fn other(_: &Caller, _: &Call) {}
+    }
+
+    crate::sys::dispatch::subscribe::<Nobody>()
+}
+
 /// For benchmarks: a pair of stream-ordered calls on a stream of device 0, told to `L` by the hooks, and the same without hooks.
 #[cfg(all(feature = "bench", feature = "dispatch"))]
 pub(crate) fn rehearse<L: Listen>() -> [fn(u64); 2] {

@@ -21,7 +21,7 @@ mod stacks;
 #[cfg(all(feature = "bench", feature = "cupti", feature = "dispatch"))]
 pub use self::both::told_by_both;
 #[cfg(all(feature = "bench", feature = "dispatch"))]
-pub(crate) use self::driver::rehearse;
+pub(crate) use self::driver::{hook_for_nobody, rehearse};
 #[cfg(all(feature = "bench", feature = "backtrace"))]
 pub(crate) use self::stacks::WAYS_TO_A_STACK;
 pub(crate) use self::stacks::{frames, own_module, take_down as here};

@@ -16,6 +16,8 @@ pub(super) const MOST_WORDS: usize = 512;
 struct Way {
     sp: u64,
     first: u64,
+    /// Where in the ring the first word is.
+    start: u32,
     count: u32,
     /// The word that told this stack from another the last time: it is compared first.
     telling: u32,
@@ -38,6 +40,8 @@ pub(super) struct Memo {
     values: Box<[u64]>,
     /// The number of the next word. They are counted from 1 on and never anew, gaps at the end of the ring included.
     next: u64,
+    /// The stack that was found last, which is likely to come again.
+    last: usize,
 }
 
 impl Memo {
@@ -48,6 +52,7 @@ impl Memo {
             offsets: vec![0; WORDS].into(),
             values: vec![0; WORDS].into(),
             next: 1,
+            last: 0,
         }
     }
 
@@ -55,25 +60,50 @@ impl Memo {
     #[inline]
     pub(super) fn find(&mut self, sp: u64, end: u64, read: impl Fn(u64) -> u64) -> Option<u32> {
         let room = end.checked_sub(sp)?;
-        for way in &mut self.ways[set(sp)] {
-            let is_kept = way.count > 0 && self.next - way.first <= WORDS as u64;
-            if way.sp != sp || !is_kept || u64::from(way.reach) > room {
-                continue;
+        if let Some(number) = self.compare(self.last, sp, room, &read) {
+            return Some(number);
+        }
+        self.search(sp, room, &read)
+    }
+
+    #[inline(never)]
+    fn search(&mut self, sp: u64, room: u64, read: &impl Fn(u64) -> u64) -> Option<u32> {
+        set(sp).find_map(|at| {
+            let way = &self.ways[at];
+            // Most of those that differ do so in this word.
+            let telling = way.start as usize + way.telling as usize;
+            let may_be =
+                self.is_kept(way, sp, room) && read(sp + u64::from(self.offsets[telling])) == self.values[telling];
+            let number = if may_be { self.compare(at, sp, room, read) } else { None };
+            if number.is_some() {
+                self.last = at;
             }
-            let first = place(way.first);
-            let offsets = &self.offsets[first..first + way.count as usize];
-            let values = &self.values[first..first + way.count as usize];
-            let is_same = |offset: u32, value: u64| read(sp + u64::from(offset)) == value;
-            let telling = way.telling as usize;
-            if !is_same(offsets[telling], values[telling]) {
-                continue;
-            }
-            match offsets.iter().zip(values).position(|(offset, value)| !is_same(*offset, *value)) {
-                None => return Some(way.number),
-                Some(differs) => way.telling = u32::try_from(differs).unwrap_or(0),
+            number
+        })
+    }
+
+    /// The number of a stack, if it is the one that begins at `sp`.
+    #[inline]
+    fn compare(&mut self, at: usize, sp: u64, room: u64, read: &impl Fn(u64) -> u64) -> Option<u32> {
+        if !self.is_kept(&self.ways[at], sp, room) {
+            return None;
+        }
+        let way = &mut self.ways[at];
+        let words = way.start as usize..way.start as usize + way.count as usize;
+        let mut words = self.offsets[words.clone()].iter().zip(&self.values[words]);
+        match words.position(|(offset, value)| read(sp + u64::from(*offset)) != *value) {
+            None => Some(way.number),
+            Some(differs) => {
+                way.telling = u32::try_from(differs).unwrap_or(0);
+                None
             }
         }
-        None
+    }
+
+    /// Its words are still there, and are of a stack that begins at `sp` and has so much room.
+    #[inline]
+    fn is_kept(&self, way: &Way, sp: u64, room: u64) -> bool {
+        way.sp == sp && way.count > 0 && self.next - way.first <= WORDS as u64 && u64::from(way.reach) <= room
     }
 
     /// A walk begins at `sp`.
@@ -81,7 +111,8 @@ impl Memo {
         let left = WORDS - place(self.next);
         // The words of a stack lie side by side.
         self.next += if left < MOST_WORDS { left as u64 } else { 0 };
-        Note { way: Way { sp, first: self.next, ..Way::default() }, is_whole: true }
+        let start = u32::try_from(place(self.next)).unwrap_or(0);
+        Note { way: Way { sp, first: self.next, start, ..Way::default() }, is_whole: true }
     }
 
     /// It has read a word. The oldest stacks are forgotten at once, also if this walk comes to nothing.
