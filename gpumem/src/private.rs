@@ -119,7 +119,7 @@ pub mod bench {
     /// # Errors
     /// As for the source `dispatch`.
     #[cfg(feature = "dispatch")]
-    pub fn hook_for_nobody() -> crate::Result<()> {
+    pub fn hook_for_nobody() -> crate::error::Result<()> {
         crate::session::hook_for_nobody()
     }
 

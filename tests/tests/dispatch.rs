@@ -102,6 +102,21 @@ fn libcupti_is_not_loaded_where_the_table_is_used() {
 }
 
 #[test]
+fn nothing_is_replaced_that_nobody_asked_for() {
+    for (machine, script) in [
+        (machine(), "get; get_all; used_no_cache; max_free; available; status; handle; fast"),
+        (machine(), "sampled; drop"),
+        (machine().env("GPUMEM_GAUGE", "sampled"), "new; report; drop; of_thread"),
+        (machine().env("GPUMEM_GAUGE", "off"), "new; report; drop"),
+    ] {
+        let outcome = check(&machine, &format!("{script}; {UNTOUCHED}"));
+        ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
+    }
+    let outcome = check(&machine(), "new; figures = 0 0; slot_is cuMemFree_v2 = other; drop");
+    ensure(outcome.contexts_created() == 0, "created a context", &outcome);
+}
+
+#[test]
 fn one_source_at_a_time() {
     let using = |asked: &str, using: &str| {
         format!(

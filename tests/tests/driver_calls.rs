@@ -211,6 +211,14 @@ fn frees_of_what_nobody_heard_of() {
 }
 
 #[test]
+fn subscribed_twice_is_once() {
+    check_exact(&heard(), "subscribe = done; subscribe = done; call cuMemAlloc_v2 &a 1000; figures = 1000 0");
+    for _ in 0..5 {
+        check(&heard().set("yields=1"), "rush 16 = done");
+    }
+}
+
+#[test]
 fn while_the_process_ends() {
     each(
         &[
