@@ -5,6 +5,8 @@ use std::any::type_name;
 pub use crate::model::Gauge;
 #[cfg(feature = "sim")]
 pub use crate::session::simulated_gpu;
+#[cfg(all(feature = "bench", feature = "cupti", feature = "dispatch"))]
+pub use crate::session::told_by_both;
 pub use crate::session::{Body, Budget, Figure, GpuMemTrace, Lines, Measured, Relation, Traced};
 
 /// The name of the function in which the closure `_here` was written: `forward`, `Model::forward`.
@@ -117,7 +119,7 @@ pub mod bench {
     /// # Errors
     /// As for the source `dispatch`.
     #[cfg(feature = "dispatch")]
-    pub fn hook_for_nobody() -> crate::Result<()> {
+    pub fn hook_for_nobody() -> crate::error::Result<()> {
         crate::session::hook_for_nobody()
     }
 

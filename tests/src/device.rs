@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use crate::Standin;
+use crate::Machines;
 
 /// `None`, and a line that says so, unless `GPUMEM_DEVICE` is set. One test of a process at a time: each sees the whole device.
 pub fn device() -> Option<MutexGuard<'static, ()>> {
@@ -18,8 +18,8 @@ pub fn device() -> Option<MutexGuard<'static, ()>> {
     Some(ONE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Where no device is used, all tests of this executable are run once more on two of the stand-in driver, but for these, which need
-/// more than it has.
+/// Where no device is used, all tests of this executable are run once more on two of the stand-in driver, with each source of exact
+/// figures, but for these, which need more than it has.
 ///
 /// # Panics
 /// When one of them fails.
@@ -27,11 +27,13 @@ pub fn on_the_standin(but_for: &[&str]) {
     if env::var_os("GPUMEM_DEVICE").is_some() {
         return;
     }
-    let machine = Standin::new().devices(2).cupti().env("GPUMEM_DEVICE", "1").limit(Duration::from_secs(300));
     let itself = env::current_exe().expect("a test has a path");
     let mut arguments = vec!["--test-threads=1"];
     arguments.extend(but_for.iter().flat_map(|test| ["--skip", test]));
-    let outcome = machine.run_program(&itself, &arguments);
-    assert!(outcome.succeeded() && outcome.stdout.contains("test result: ok."), "{outcome}");
-    println!("{}", outcome.stdout);
+    let machines = Machines::heard().devices(2).env("GPUMEM_DEVICE", "1").limit(Duration::from_secs(300));
+    for machine in machines.all() {
+        let outcome = machine.run_program(&itself, &arguments);
+        assert!(outcome.succeeded() && outcome.stdout.contains("test result: ok."), "{outcome}");
+        println!("{}", outcome.stdout);
+    }
 }

@@ -5,9 +5,11 @@
 
 mod deeper;
 mod device;
+mod machines;
 mod patch;
 mod pending;
 mod random;
+mod script;
 mod stub;
 
 use std::env;
@@ -26,8 +28,10 @@ use std::time::{Duration, Instant};
 pub use self::{
     deeper::deeper,
     device::{device, on_the_standin},
+    machines::Machines,
     pending::Yield,
     random::Random,
+    script::{CONTEXT, check, each, ensure},
     stub::{DEINITIALIZED, Form, Stub},
 };
 use crate::patch::{Image, Patch};

@@ -14,11 +14,11 @@ use std::{
 };
 
 use gpumem::{
-    Bytes, Gauge, GpuMemTrace, Trace, device_count, device_name, empty_cache, gpu_mem_get_used_no_cache,
-    max_memory_allocated, max_memory_reserved, memory_allocated, memory_reserved, memory_stats, memory_summary,
-    reset_peak_memory_stats, status, subscribe, try_gpu_mem_get, unsubscribe,
+    __private::told_by_both, Bytes, Gauge, GpuMemTrace, Trace, device_count, device_name, empty_cache,
+    gpu_mem_get_used_no_cache, max_memory_allocated, max_memory_reserved, memory_allocated, memory_reserved,
+    memory_stats, memory_summary, reset_peak_memory_stats, status, subscribe, try_gpu_mem_get, unsubscribe,
 };
-use gpumem_tests::{Random, on_the_standin};
+use gpumem_tests::{Random, Standin, on_the_standin};
 
 use crate::cu::{Block, Context, Way};
 
@@ -106,6 +106,103 @@ fn in_mib(count: i64) -> i64 {
 #[test]
 fn on_the_stand_in_driver() {
     on_the_standin(&["blocks_older_than_the_subscription_are_looked_up", "two_devices_are_told_apart"]);
+}
+
+/// The other runs have one source each.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn on_the_stand_in_driver_with_both_sources() {
+    if env::var_os("GPUMEM_DEVICE").is_none() {
+        let machine = Standin::new().devices(2).dispatch().cupti().env("GPUMEM_DEVICE", "both sources");
+        let itself = env::current_exe().expect("a test has a path");
+        let outcome = machine.run_program(&itself, &["--exact", "both_sources_tell_the_same", "--nocapture"]);
+        assert!(outcome.succeeded() && outcome.stdout.contains("both sources told of "), "{outcome}");
+        println!("{}", outcome.stdout);
+    }
+}
+
+/// Each kind of memory, streams, pools and contexts, with failures, on two threads.
+#[test]
+fn both_sources_tell_the_same() {
+    let Some(_one) = device() else { return };
+    unsubscribe();
+    let told = told_by_both(|| {
+        every_kind_of_call();
+        thread::spawn(|| {
+            Context::primary(0).expect("it was retained").make_current();
+            every_kind_of_call();
+        })
+        .join()
+        .expect("the thread did not panic");
+    });
+    subscribe().expect("allocations can be heard");
+    let [by_dispatch, by_cupti] = match told {
+        Ok(told) => told,
+        Err(error) => {
+            assert_ne!(env::var("GPUMEM_DEVICE").as_deref(), Ok("both sources"), "{error}");
+            println!("skipped: {error}");
+            return;
+        }
+    };
+    for (dispatch, cupti) in by_dispatch.iter().zip(&by_cupti) {
+        assert_eq!(dispatch, cupti, "{by_dispatch:#?}\n{by_cupti:#?}");
+    }
+    assert_eq!(by_dispatch.len(), by_cupti.len());
+    for kind in [
+        "Allocated",
+        "Pooled",
+        "Refused",
+        "NotCreated",
+        "Freeing",
+        "Freed",
+        "Created",
+        "Releasing",
+        "Mapped",
+        "Unmapping",
+        "Pool ",
+        "StreamCreated",
+        "StreamDestroyed",
+        "ContextGone",
+        "named: Array",
+        "named: Registered",
+        "memory: Managed",
+        "pool: Some",
+    ] {
+        assert!(by_dispatch.iter().any(|call| call.contains(kind)), "nothing was told of {kind}: {by_dispatch:#?}");
+    }
+    println!("both sources told of {} facts", by_dispatch.len());
+}
+
+fn every_kind_of_call() {
+    for way in Way::ALL {
+        let [kept, freed] = [10 * MIB, 3 * MIB].map(|bytes| take(way, bytes));
+        give(freed);
+        give(kept);
+    }
+    for refused in [cu::take(Way::Plain, 1 << 50), cu::take(Way::Async, 1 << 50), cu::take(Way::Vmm, 1 << 50)] {
+        assert!(refused.is_err(), "{refused:?} is more than a device has");
+    }
+    assert!(cu::free(0x1234).is_err() && cu::free_async(0x1234).is_err(), "that is no block");
+    let mut host = vec![0; 1 << 16];
+    cu::register(&mut host).expect("memory of the program's can be registered");
+    cu::unregister(&mut host).expect("it was registered");
+
+    let stream = cu::stream().expect("a stream can be created");
+    let pools = [cu::pool_create(0), cu::default_pool(0)].map(|pool| pool.expect("there are pools"));
+    for pool in pools {
+        let blocks = [cu::alloc_from_pool(MIB, pool, stream), cu::alloc_async(MIB, stream)];
+        for block in blocks {
+            cu::free_on(block.expect("the device has room"), stream).expect("it is a block");
+        }
+    }
+    cu::synchronize(stream).expect("nothing failed");
+    cu::pool_destroy(pools[0]).expect("it was created");
+    cu::stream_destroy(stream).expect("it was created");
+
+    let context = Context::create(0).expect("a second context can be created");
+    let _goes_with_it = take(Way::Plain, MIB);
+    context.destroy().expect("it was created");
+    Context::primary(0).expect("it was retained").make_current();
 }
 
 #[test]

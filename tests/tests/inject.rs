@@ -59,6 +59,23 @@ fn a_summary_is_printed_and_the_program_sees_nothing_of_it() {
     assert!(traced.stderr.lines().all(|line| line.chars().count() <= 100), "{traced}");
 }
 
+/// The driver is in the middle of `cuInit`: what is asked of it may wait for that, or fail.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn the_driver_is_not_called_while_it_initialises_itself() {
+    for machine in [Standin::new().dispatch(), Standin::new().dispatch().cupti()] {
+        let plain = run(&machine, PROGRAM);
+        let traced = run(&injected(machine), PROGRAM);
+        assert_eq!(traced.stdout, plain.stdout);
+        let at = |line: &str| traced.calls.iter().position(|call| call == line).unwrap_or_else(|| panic!("{traced}"));
+        let within = &traced.calls[at("injection_begins=0") + 1..at("injection_ends=1")];
+        assert!(within.is_empty(), "{within:?}\n{traced}");
+        assert!(traced.stderr.contains("\nexact: heard by libcuda.so.1, 0 lost events, 0 "), "{traced}");
+        assert!(!traced.calls.iter().any(|call| call.starts_with("cupti")), "{traced}");
+        assert_eq!(row(&traced, "allocated"), ["36", "MiB", "4", "MiB", "3"]);
+    }
+}
+
 #[test]
 fn a_program_reads_the_summary_as_json() {
     let traced = run(&injected(machine()).env("GPUMEM_REPORT", "json"), PROGRAM);

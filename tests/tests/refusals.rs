@@ -61,7 +61,9 @@ fn a_refusal_is_told_with_its_bytes_kind_and_device_and_counts_nothing() {
         ensure(&outcome, "figures", "1000 0");
         ensure(&outcome, "summary", "all 0 1000 1000 1000 1, train 1 1000 1000 1000 1");
         assert!(
-            outcome.answer("status").starts_with("gauge=exact heard=1 untracked=0 lost=0 device=1000/1 by="),
+            outcome
+                .answer("status")
+                .starts_with("gauge=exact source=cupti heard=1 untracked=0 lost=0 device=1000/1 by="),
             "{outcome}"
         );
         // And it is reported.

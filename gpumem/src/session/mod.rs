@@ -52,6 +52,8 @@ use self::{pools::Pools, sampler::Sampler};
 pub use crate::report::{Figure, Relation};
 #[cfg(all(feature = "bench", feature = "backtrace"))]
 pub(crate) use crate::source::WAYS_TO_A_STACK;
+#[cfg(all(feature = "bench", feature = "cupti", feature = "dispatch"))]
+pub use crate::source::told_by_both;
 use crate::{
     error::{Error, Kind, Result},
     ledger::Within,

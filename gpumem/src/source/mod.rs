@@ -1,6 +1,8 @@
 //! What brings facts in. A family of devices can be asked (a reading, the current device), and some also tell: they
 //! post each allocation as it happens.
 
+#[cfg(all(feature = "bench", feature = "cupti", feature = "dispatch"))]
+mod both;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "sim")]
@@ -16,6 +18,8 @@ pub mod sim;
 mod stack;
 mod stacks;
 
+#[cfg(all(feature = "bench", feature = "cupti", feature = "dispatch"))]
+pub use self::both::told_by_both;
 #[cfg(all(feature = "bench", feature = "dispatch"))]
 pub(crate) use self::driver::{hook_for_nobody, rehearse};
 #[cfg(all(feature = "bench", feature = "backtrace"))]

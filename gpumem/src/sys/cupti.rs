@@ -142,7 +142,9 @@ pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
 #[doc(alias = "cuptiUnsubscribe")]
 pub(crate) fn unsubscribe() {
     let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let (Some(Live(subscriber)), Ok(cupti)) = (live.take(), cupti()) {
+    // Without one, the library is not even loaded.
+    let Some(Live(subscriber)) = live.take() else { return };
+    if let Ok(cupti) = cupti() {
         // SAFETY: the subscriber was live until here and is not used again.
         unsafe { (cupti.unsubscribe)(subscriber) };
     }

@@ -3,13 +3,15 @@
 //! patched.
 //!
 //! NVIDIA does not document the table. So nothing is replaced before every function was checked: the instructions of its
-//! stub ([`stub`]), where its slot lies ([`image`]), and that the slot still holds a pointer into the driver's own code. If one
-//! of them differs, none is used.
+//! stub ([`stub`]), where its slot lies ([`image`]), and that the slot is the function's alone and still holds a pointer into the
+//! driver's own code ([`verify`]). If one of them differs, none is used.
 
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod image;
 #[cfg(any(test, all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
 mod stub;
+#[cfg(any(test, all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+mod verify;
 
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod table;

@@ -6,7 +6,8 @@
 //!   (`@3..5`);
 //! - `GPUMEM_STANDIN_FIGURES=max`: every memory figure is `u64::MAX`;
 //! - `GPUMEM_STANDIN_LOG=file`: a line for each call, such as `cuInit=0` or `cuCtxSynchronize[1]=0` where it is known
-//!   for which card, `callback>cuCtxGetDevice[0]=0` where it was called from a callback of CUPTI's, and
+//!   for which card, `callback>cuCtxGetDevice[0]=0` where it was called from a callback of CUPTI's,
+//!   `cuMemFree_v2>cuCtxGetDevice[0]=0` where it was called while the probe's `call` was in another function, and
 //!   `context_created[1]=0` for each context that comes into being;
 //! - `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` mean what they mean to CUDA.
 

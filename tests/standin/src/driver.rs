@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::cupti::Subscriptions;
 use crate::ffi::code_of;
 use crate::objects::Objects;
-use crate::{cuda, cupti, ffi, memory, nvml, physical};
+use crate::{cuda, cupti, ffi, memory, nvml, physical, program};
 
 pub(crate) struct Driver {
     pub(crate) config: Config,
@@ -144,7 +144,10 @@ impl Call {
     pub(crate) fn run<E: Into<c_int>>(function: &'static str, body: impl FnOnce(&Self) -> Result<(), E>) -> c_int {
         let call = Self { driver: driver(), function, card: None.into() };
         let code = call.strike(None).unwrap_or_else(|| code_of(body(&call)));
-        call.log(function, code);
+        match program::call().filter(|outer| *outer != function) {
+            Some(outer) => call.log(&format!("{outer}>{function}"), code),
+            None => call.log(function, code),
+        }
         code
     }
 

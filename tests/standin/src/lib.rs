@@ -90,6 +90,7 @@ mod memory;
 mod nvml;
 mod objects;
 mod physical;
+mod program;
 
 /// How many contexts were created since the driver was loaded.
 #[unsafe(no_mangle)]

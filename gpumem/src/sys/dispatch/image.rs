@@ -1,6 +1,15 @@
 //! A library as the loader has mapped it: what is code, what is writable, and what is made read-only after relocation.
 
-use std::{ffi::c_int, mem::MaybeUninit, ops::Range, slice};
+use std::{
+    ffi::c_int,
+    ops::Range,
+    path::PathBuf,
+    ptr, slice,
+    sync::atomic::{AtomicUsize, Ordering::SeqCst},
+};
+
+use super::verify::Library;
+use crate::sys::loader;
 
 /// A mapped library.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,33 +81,45 @@ impl Image {
         }
         image
     }
+}
 
-    pub(super) fn is_code(&self, address: usize) -> bool {
-        has(&self.code, address, 1)
+impl Library for Image {
+    fn code_around(&self, address: usize) -> Option<Range<usize>> {
+        self.code.iter().find(|segment| segment.contains(&address)).cloned()
     }
 
-    pub(super) fn is_readable(&self, address: usize, bytes: usize) -> bool {
+    fn is_readable(&self, address: usize, bytes: usize) -> bool {
         has(&self.readable, address, bytes)
     }
 
-    /// It may be written to, also after relocation.
-    pub(super) fn is_writable(&self, address: usize, bytes: usize) -> bool {
+    fn is_writable(&self, address: usize, bytes: usize) -> bool {
         let end = address.saturating_add(bytes);
         has(&self.writable, address, bytes) && self.relro.iter().all(|relro| end <= relro.start || address >= relro.end)
     }
 
-    /// The bytes at an address; `None` unless all of them are in the library's code.
-    pub(super) fn code_at<const N: usize>(&self, address: usize) -> Option<[u8; N]> {
-        if !has(&self.code, address, N) {
-            return None;
-        }
-        let mut bytes = MaybeUninit::<[u8; N]>::uninit();
+    fn code(&self, range: Range<usize>) -> Option<Vec<u8>> {
+        let length = range.end.checked_sub(range.start).filter(|length| has(&self.code, range.start, *length))?;
+        let mut bytes = Vec::with_capacity(length);
         // SAFETY: the range is in a segment of a library that stays loaded: whoever asks holds a handle to it. Code is not
-        // written to while it runs, but by tools that patch it: any byte that is read is a byte.
-        Some(unsafe {
-            std::ptr::copy_nonoverlapping(address as *const u8, bytes.as_mut_ptr().cast(), N);
-            bytes.assume_init()
-        })
+        // written to while it runs, but by tools that patch it: any byte that is read is a byte. The vector is as long as is
+        // copied.
+        unsafe {
+            ptr::copy_nonoverlapping(range.start as *const u8, bytes.as_mut_ptr(), length);
+            bytes.set_len(length);
+        }
+        Some(bytes)
+    }
+
+    fn pointer(&self, address: usize) -> Option<usize> {
+        let is_pointer =
+            address.is_multiple_of(align_of::<AtomicUsize>()) && self.is_writable(address, size_of::<AtomicUsize>());
+        // SAFETY: it is aligned, and in the writable data of a library that stays loaded, as above. Who writes to a pointer there
+        // writes all of it at once.
+        is_pointer.then(|| unsafe { AtomicUsize::from_ptr(address as *mut usize) }.load(SeqCst))
+    }
+
+    fn owner(&self, address: usize) -> Option<PathBuf> {
+        loader::file_of(address)
     }
 }
 
@@ -151,9 +172,10 @@ mod tests {
         static DATA: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         let here = this_test_is_in_a_library as *const () as usize;
         let image = Image::around(here).expect("the loader knows the program");
-        assert!(image.is_code(here) && image.code_at::<16>(here).is_some());
+        assert!(image.is_code(here) && image.code(here..here + 16).is_some_and(|code| code.len() == 16));
         let data = (&raw const DATA) as usize;
-        assert!(image.is_writable(data, 8) && !image.is_code(data) && image.code_at::<1>(data).is_none());
+        assert!(image.is_writable(data, 8) && !image.is_code(data) && image.code(data..data + 1).is_none());
+        assert_eq!((image.pointer(data), image.pointer(data + 4), image.pointer(here & !7)), (Some(1), None, None));
         let local = 0_u8;
         assert!(Image::around(&raw const local as usize).is_none(), "a stack is in no library");
         assert!(Image::around(0).is_none());

@@ -23,27 +23,57 @@ const DEINITIALIZED: u32 = 0x321c_ba00;
 /// `CUDA_ERROR_DEINITIALIZED`
 const RETURNED: u8 = 4;
 
-/// Reads the stub at `address`, of which `code` is the beginning. `None` if it is no stub that is known.
-pub(super) fn decode(code: &[u8; LENGTH], address: usize) -> Option<Stub> {
-    if cfg!(target_arch = "x86_64") {
-        x86_64(code, address)
-    } else if cfg!(target_arch = "aarch64") {
-        aarch64(code, address)
-    } else {
-        None
-    }
+/// Whose instructions the stubs are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Processor {
+    X86_64,
+    Arm64,
 }
 
-/// Whether `code` begins with how a stub returns [`RETURNED`].
-pub(super) fn is_refusal(code: &[u8; LENGTH]) -> bool {
-    let first: &[&[u8]] = if cfg!(target_arch = "x86_64") {
-        // mov eax, 4; with a frame: mov r12d, 4
-        &[&[0xb8, RETURNED, 0, 0, 0], &[0x41, 0xbc, RETURNED, 0, 0, 0]]
-    } else {
-        // mov w0, 4
-        &[&[RETURNED << 5, 0x00, 0x80, 0x52]]
-    };
-    first.iter().any(|first| code.starts_with(first))
+impl Processor {
+    /// Reads the stub at `address`, of which `code` is the beginning. `None` if it is no stub that is known.
+    pub(super) fn decode(self, code: &[u8; LENGTH], address: usize) -> Option<Stub> {
+        match self {
+            Self::X86_64 => x86_64(code, address),
+            Self::Arm64 => aarch64(code, address),
+        }
+    }
+
+    /// Whether `code` begins with how a stub returns [`RETURNED`].
+    pub(super) fn is_refusal(self, code: &[u8; LENGTH]) -> bool {
+        let first: &[&[u8]] = match self {
+            // mov eax, 4; with a frame: mov r12d, 4
+            Self::X86_64 => &[&[0xb8, RETURNED, 0, 0, 0], &[0x41, 0xbc, RETURNED, 0, 0, 0]],
+            // mov w0, 4
+            Self::Arm64 => &[&[RETURNED << 5, 0x00, 0x80, 0x52]],
+        };
+        first.iter().any(|first| code.starts_with(first))
+    }
+
+    /// Finds everything in the code at `address` that can be the end of a stub: what jumps or calls through a pointer. `found` is
+    /// told where it is, and where the pointer is.
+    pub(super) fn each_jump(self, code: &[u8], address: usize, mut found: impl FnMut(usize, usize)) {
+        match self {
+            Self::X86_64 => {
+                for (at, window) in code.windows(6).enumerate() {
+                    if let [0xff, 0x15 | 0x25, by @ ..] = window {
+                        let by = by.try_into().map_or(0, i32::from_le_bytes);
+                        if let Some(slot) = (address + at + 6).checked_add_signed(by as isize) {
+                            found(address + at, slot);
+                        }
+                    }
+                }
+            }
+            Self::Arm64 => {
+                let words = words(code);
+                for at in 0..words.len() {
+                    if let Some(slot) = jump_of_arm64(&words[at..], address + 4 * at) {
+                        found(address + 4 * at, slot);
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// ```text
@@ -111,8 +141,7 @@ impl Reader<'_> {
 ///   adrp d, slot; ldr d, [d, slot]; mov x16, d; br x16
 /// ```
 fn aarch64(code: &[u8; LENGTH], address: usize) -> Option<Stub> {
-    let words: Vec<u32> =
-        code.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect();
+    let words = words(code);
     let pc = |at: usize| address + 4 * at;
     // What each register holds, as far as the first instructions say.
     let mut registers = [Held::Unknown; 32];
@@ -132,7 +161,7 @@ fn aarch64(code: &[u8; LENGTH], address: usize) -> Option<Stub> {
             _ => return None,
         }
     }
-    let [compare, branch, adrp, load, rest @ ..] = &words[4..] else { return None };
+    let [compare, branch, jump @ ..] = &words[4..] else { return None };
     let Instruction::Compare { left, right } = Instruction::of(*compare)? else { return None };
     let held = (registers[left], registers[right]);
     let ((Held::Loaded(flag), Held::Constant(DEINITIALIZED)) | (Held::Constant(DEINITIALIZED), Held::Loaded(flag))) =
@@ -142,12 +171,18 @@ fn aarch64(code: &[u8; LENGTH], address: usize) -> Option<Stub> {
     };
     let Instruction::BranchEqual { by } = Instruction::of(*branch)? else { return None };
     let refusal = pc(5).checked_add_signed(by)?;
+    Some(Stub { slot: jump_of_arm64(jump, pc(6))?, flag, refusal })
+}
+
+/// The pointer through which these instructions jump: the last line above.
+fn jump_of_arm64(words: &[u32], address: usize) -> Option<usize> {
+    let [adrp, load, rest @ ..] = words else { return None };
     let Instruction::Adrp { to: base, pages } = Instruction::of(*adrp)? else { return None };
     let Instruction::Load { to, base: loaded_from, offset } = Instruction::of(*load)? else { return None };
     if loaded_from != base {
         return None;
     }
-    let slot = page(pc(6), pages)? + offset;
+    let slot = page(address, pages)? + offset;
     // The pointer may be loaded into x16 itself.
     let jump = if to == 16 {
         rest.first()?
@@ -158,7 +193,11 @@ fn aarch64(code: &[u8; LENGTH], address: usize) -> Option<Stub> {
         }
         jump
     };
-    (Instruction::of(*jump)? == Instruction::Jump { to: 16 }).then_some(Stub { slot, flag, refusal })
+    (Instruction::of(*jump)? == Instruction::Jump { to: 16 }).then_some(slot)
+}
+
+fn words(code: &[u8]) -> Vec<u32> {
+    code.chunks_exact(4).map(|word| word.try_into().map_or(0, u32::from_le_bytes)).collect()
 }
 
 fn page(pc: usize, pages: isize) -> Option<usize> {
@@ -247,3 +286,6 @@ impl Instruction {
         })
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests;

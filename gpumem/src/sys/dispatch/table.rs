@@ -1,7 +1,6 @@
 //! Finds the slots, puts hooks into them, and takes them out again.
 
 use std::{
-    collections::HashSet,
     ffi::{CString, c_void},
     mem,
     path::PathBuf,
@@ -14,7 +13,11 @@ use std::{
 use libloading::Library;
 use once_cell::sync::OnceCell;
 
-use super::{image::Image, stub};
+use super::{
+    image::Image,
+    stub::Processor,
+    verify::{Found, verify},
+};
 use crate::{
     error::{Error, Kind},
     sys::{
@@ -28,6 +31,8 @@ use crate::{
 
 /// Tried in this order: a program has loaded the first, whatever else is installed beside it.
 const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
+
+const PROCESSOR: Processor = if cfg!(target_arch = "x86_64") { Processor::X86_64 } else { Processor::Arm64 };
 
 /// All that hooks read, and nothing else: what two hooks read that are called by turns lies in one line of the cache.
 #[repr(C, align(64))]
@@ -74,6 +79,11 @@ impl Slot {
     fn replace(&self, old: usize, new: usize) -> bool {
         self.pointer.compare_exchange(old, new, SeqCst, Relaxed).is_ok()
     }
+
+    /// It may be there still: a tool that was above it when the last subscription ended has written it back since.
+    fn put_in(&self) -> bool {
+        self.replace(self.driver, self.hook()) || self.pointer.load(SeqCst) == self.hook()
+    }
 }
 
 /// Whether the dispatch table of this process's driver can be used.
@@ -100,7 +110,7 @@ pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
         HOOKS.hooks[slot.row].store(hooks[slot.row], Relaxed);
     }
     HOOKS.active.store(true, SeqCst);
-    if let Some(taken) = table.slots.iter().position(|slot| !slot.replace(slot.driver, slot.hook())) {
+    if let Some(taken) = table.slots.iter().position(|slot| !slot.put_in()) {
         take_out(&table.slots[..taken]);
         let name = CALLS[table.slots[taken].row].1;
         return Err(refused(format!("another tool has replaced the pointer of {name}")));
@@ -112,7 +122,10 @@ pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
 /// Takes the hooks out, where they are still in their slots.
 pub(crate) fn unsubscribe() {
     let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let (true, Ok(table)) = (mem::take(&mut *live), table()) {
+    if !mem::take(&mut *live) {
+        return;
+    }
+    if let Ok(table) = table() {
         take_out(&table.slots);
     }
 }
@@ -153,37 +166,26 @@ fn table() -> Result<&'static Table, Error> {
 impl Table {
     fn find() -> Result<Self, Error> {
         let (library, _) = dl::open(cuda::LIBRARY, NAMES.iter().map(PathBuf::from))?;
-        let mut slots = Vec::new();
-        let mut driver: Option<(Image, PathBuf, usize)> = None;
-        for (row, (_, name, _)) in CALLS.iter().enumerate() {
-            // What a driver does not have nobody calls.
-            let Some(address) = symbol(&library, name) else { continue };
-            let (image, _, flag) = match &driver {
-                Some(driver) => driver,
-                None => driver.insert(around(address, name)?),
-            };
-            let found = check(image, name, address)?;
-            if *flag != found.flag {
-                return Err(refused(format!("the stub of {name} checks another flag than the others")));
-            }
+        // What a driver does not have nobody calls.
+        let rows: Vec<(usize, &str, usize)> = CALLS
+            .iter()
+            .enumerate()
+            .filter_map(|(row, (_, name, _))| Some((row, *name, symbol(&library, name)?)))
+            .collect();
+        let (_, name, address) = rows.first().ok_or_else(|| refused("the driver has none of the functions"))?;
+        let nowhere = || refused(format!("{name} is in no library"));
+        let image = Image::around(*address).ok_or_else(nowhere)?;
+        let path = loader::file_of(*address).ok_or_else(nowhere)?;
+        let functions: Vec<_> = rows.iter().map(|(_, name, address)| (*name, *address)).collect();
+        let found = verify(&image, PROCESSOR, &functions).map_err(refused)?;
+        let slot = |((row, ..), found): (&(usize, &str, usize), Found)| Slot {
+            row: *row,
             // SAFETY: the slot is aligned and in the writable data of the driver, which is never unloaded since `library` is
-            // forgotten below, or was found unsuitable and is left alone. The driver itself reads it as one pointer.
-            let pointer = unsafe { AtomicUsize::from_ptr(found.slot as *mut usize) };
-            let implementation = pointer.load(SeqCst);
-            if !image.is_code(implementation) {
-                let by = loader::file_of(implementation).map(|file| format!(", into {}", file.display()));
-                let by = by.unwrap_or_default();
-                return Err(refused(format!(
-                    "the pointer of {name} leads out of the driver{by}: another tool uses it"
-                )));
-            }
-            slots.push(Slot { row, pointer, driver: implementation });
-        }
-        let distinct: HashSet<usize> = slots.iter().map(|slot| slot.pointer.as_ptr() as usize).collect();
-        if distinct.len() != slots.len() {
-            return Err(refused("two functions share a pointer"));
-        }
-        let Some((_, path, _)) = driver else { return Err(refused("the driver has none of the functions")) };
+            // forgotten below. The driver itself reads it as one pointer.
+            pointer: unsafe { AtomicUsize::from_ptr(found.stub.slot as *mut usize) },
+            driver: found.implementation,
+        };
+        let slots = rows.iter().zip(found).map(slot).collect();
         // The slots stay valid: the library is never unloaded.
         mem::forget(library);
         Ok(Self { path: path.display().to_string(), slots })
@@ -194,34 +196,6 @@ fn symbol(library: &Library, name: &str) -> Option<usize> {
     let name = CString::new(name).ok()?;
     // SAFETY: the symbol is only looked up, as an address that is not called; the library stays loaded.
     unsafe { library.get::<*const c_void>(name.as_bytes_with_nul()).ok()?.try_as_raw_ptr() }.map(|at| at as usize)
-}
-
-/// The library that the first function is in, its path, and the flag that all functions have to check.
-fn around(address: usize, name: &str) -> Result<(Image, PathBuf, usize), Error> {
-    let image = Image::around(address).ok_or_else(|| refused(format!("{name} is in no library")))?;
-    let path = loader::file_of(address).ok_or_else(|| refused(format!("{name} is in no library")))?;
-    let flag = check(&image, name, address)?.flag;
-    Ok((image, path, flag))
-}
-
-/// Reads the stub of a function, and looks at every address that it names.
-fn check(image: &Image, name: &str, address: usize) -> Result<stub::Stub, Error> {
-    let code = image.code_at(address).ok_or_else(|| refused(format!("{name} is not in the driver's code")))?;
-    let found = stub::decode(&code, address).ok_or_else(|| {
-        refused(format!(
-            "{name} does not begin as in the drivers that are known (470 to 580): the driver is another one, or a tool \
-             such as UCX patched the function"
-        ))
-    })?;
-    if !found.slot.is_multiple_of(size_of::<usize>()) || !image.is_writable(found.slot, size_of::<usize>()) {
-        return Err(refused(format!("the pointer of {name} is not in the driver's writable data")));
-    }
-    if !image.is_readable(found.flag, size_of::<u32>())
-        || !image.code_at(found.refusal).is_some_and(|code| stub::is_refusal(&code))
-    {
-        return Err(refused(format!("the stub of {name} does not check whether the driver was shut down")));
-    }
-    Ok(found)
 }
 
 macro_rules! hooks {

@@ -442,6 +442,20 @@ pub(crate) fn toggling(threads: u64, rounds: u64) -> Result<String, Trouble> {
     })
 }
 
+/// Threads that allocate and free until the process ends, also while it does.
+pub(crate) fn go_on(threads: u64) -> Result<String, Trouble> {
+    let places: &'static [Place] = places(1)?.leak();
+    for seed in 1..=threads {
+        thread::spawn(move || {
+            let mut random = Random::new(seed);
+            while let Ok(block) = alloc(places, &mut random) {
+                _ = free(places, block, &mut random);
+            }
+        });
+    }
+    Ok("going on".to_owned())
+}
+
 /// Threads that all start the first trace at the same moment, and allocate under it.
 pub(crate) fn rush(threads: u64) -> Result<String, Trouble> {
     done(invoke("cuInit", [0; 6])?)?;

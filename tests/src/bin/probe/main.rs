@@ -16,13 +16,17 @@
 //!   a stream is captured until `end_capture`, which tells whether the capture is whole;
 //! - `exact [device]`, `of_thread [device]`, `pool [device]`, `sampled [device]`: a trace with that gauge, or of this thread alone;
 //!   `figures [n]`: bytes used and peaked of the last trace, or of the n-th, with what makes them doubtful; `status`;
+//!   `heard_by`, `why_not_dispatch`: what it says of these;
 //! - `subscribe`, `unsubscribe`: gpumem to CUPTI; `tool_subscribe library`, `tool_unsubscribe library`: a tool of this
 //!   process;
 //! - `scope name`: an exact trace that is silent; `breakdown [device]`, `summary`: what they say, in one line;
 //!   `tell_refusals`: each is an answer `refused` from then on; `on_refusal function argument…`: each calls that; `retry function argument…`: as `call`, with a second try;
 //! - `call function argument…`: the driver's function, see `raw.rs`; `let name value`: for its arguments;
-//! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`, `adding_up steps devices`: see
+//! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`, `go_on threads`, `adding_up steps devices`: see
 //!   `churn.rs`;
+//! - `panic_on_refusal`: each refusal panics; `load_and_close path`: as the driver loads a tool, which is then closed;
+//! - `slot_note function…`, `slot_write_back function…`: another tool notes what is in a slot, and writes it there again;
+//!   `slot_replace_past function…`: as `slot_replace`, with a hook that goes on to what was noted;
 //! - `slot_replace function…`, `slot_restore function…`, `stub_overwrite function…`: another tool intercepts the driver's functions, or
 //!   takes the newest of its hooks of each out; `slot_walk function…`: as `slot_replace`, with a walk of the first call's stack;
 //!   `slot_calls function`: how many calls it saw; `slot_stack function`: whether the walk came `to main` or was `cut`;
@@ -33,7 +37,8 @@
 //! - `await stale`, `await fresh`: until the last trace is so; `await readable`: until the current device can be
 //!   read; `await a_thread`, `await no_threads`: until that many of gpumem's threads run;
 //! - `tracker`, `track`, `label …` and what else there is of trackers: see `track.rs`;
-//! - `sleep ms`, `threads`: how many threads of gpumem's run.
+//! - `by_dispatch [device]`, `by_cupti [device]`, `sampled_by_dispatch [device]`: a trace by that source;
+//! - `sleep ms`, `maps name`: whether a file whose name has this in it is mapped; `threads`: how many threads of gpumem's run.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -52,7 +57,7 @@ use crate::raw::{Names, Tool};
 use cudarc::driver::result::stream::{self, StreamKind};
 use cudarc::driver::sys::{CUstream, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use gpumem::{Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemory, MemTracker};
+use gpumem::{Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemory, MemTracker, Source};
 
 /// What is wrong with a command or with cudarc, and nothing of gpumem's: the test is then wrong.
 type Trouble = Box<dyn std::error::Error>;
@@ -186,12 +191,15 @@ impl Probe {
     fn trace(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
         let trace = self.traces.last_mut();
         Ok(Some(match verb {
-            "exact" | "pool" | "sampled" | "of_thread" => {
+            "exact" | "pool" | "sampled" | "of_thread" | "by_dispatch" | "by_cupti" | "sampled_by_dispatch" => {
                 let builder = GpuMemTrace::builder();
                 let builder = match verb {
                     "exact" => builder.gauge(Gauge::Exact),
                     "pool" => builder.gauge(Gauge::Pool),
                     "sampled" => builder.gauge(Gauge::Sampled),
+                    "by_dispatch" => builder.source(Source::Dispatch),
+                    "by_cupti" => builder.source(Source::Cupti),
+                    "sampled_by_dispatch" => builder.gauge(Gauge::Sampled).source(Source::Dispatch),
                     _ => builder.thread_local_only(),
                 };
                 let builder = match device(argument)? {
@@ -307,6 +315,10 @@ impl Probe {
                 "slept".to_owned()
             }
             "threads" => threads()?.to_string(),
+            "maps" => {
+                let has = fs::read_to_string("/proc/self/maps")?.lines().any(|line| line.contains(argument));
+                if has { "yes" } else { "no" }.to_owned()
+            }
             _ => return Ok(None),
         }))
     }
@@ -340,10 +352,20 @@ impl Probe {
             "tool_subscribe" => self.tool.subscribe(argument)?.to_string(),
             "tool_unsubscribe" => self.tool.unsubscribe(argument)?.to_string(),
             "status" => status(),
+            "heard_by" => gpumem::status().heard_by.unwrap_or_else(|| "nothing".to_owned()),
+            "why_not_dispatch" => {
+                gpumem::status().why_not_dispatch.map_or_else(|| "none".to_owned(), |why| why.to_string())
+            }
             "on_refusal" => {
                 places::on_refusal(&self.names, argument);
                 "done".to_owned()
             }
+            "panic_on_refusal" => {
+                places::panic_on_refusal();
+                "done".to_owned()
+            }
+            "load_and_close" => raw::load_and_close(argument)?.to_string(),
+            "go_on" => churn::go_on(argument.parse()?)?,
             "tell_refusals" => {
                 places::tell_refusals();
                 "done".to_owned()
@@ -416,13 +438,14 @@ fn status() -> String {
     let status = gpumem::status();
     let live = status.live.iter().map(|live| format!(" {}={}/{}", live.kind, live.bytes.get(), live.blocks));
     format!(
-        "gauge={} heard={} untracked={} lost={}{} by={} why={}",
+        "gauge={} source={} heard={} untracked={} lost={}{} by={} why={}",
         status.gauge,
+        status.source,
         status.heard,
         status.untracked,
         status.lost,
         live.collect::<String>(),
-        status.heard_by.as_deref().unwrap_or("nothing"),
+        status.heard_by.as_deref().map_or("nothing", |path| path.rsplit('/').next().unwrap_or(path)),
         status.why_not_exact.map_or_else(|| "none".to_owned(), |why| why.to_string()),
     )
 }

@@ -28,6 +28,11 @@ pub(crate) fn on_refusal(names: &Names, call: &str) {
     });
 }
 
+/// From now on each refusal panics.
+pub(crate) fn panic_on_refusal() {
+    gpumem::on_oom(|_| panic!("the hook's own"));
+}
+
 fn sum(told: &Breakdown) -> u64 {
     told.parts.iter().map(|part| part.bytes).sum::<Bytes>().get()
 }

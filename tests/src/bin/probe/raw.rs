@@ -1,7 +1,7 @@
 //! Calls of the driver as C makes them: by name, with arguments that the script spells.
 
 use std::collections::HashMap;
-use std::ffi::{c_int, c_void};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{mem, ptr};
 
@@ -115,12 +115,21 @@ type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> c_int;
 pub(crate) fn invoke(function: &str, registers: [u64; 6]) -> Result<c_int, Trouble> {
     // SAFETY: loading the driver has no preconditions, and all programs here have loaded it already or can.
     let library = unsafe { sys::culib() };
+    let name = CString::new(function)?;
+    // SAFETY: of the stand-in driver, which has it with this type. It keeps the pointer until it is called again.
+    let calls =
+        unsafe { library.get::<unsafe extern "C" fn(*const c_char) -> *const c_char>(b"standin_program_calls") };
+    // SAFETY: the names that are passed are null, or live until the next is passed.
+    let mark = |name| calls.as_ref().map_or(ptr::null(), |calls| unsafe { calls(name) });
     // SAFETY: every function that the scripts name takes at most six integers and pointers and returns a `CUresult`.
     let function = unsafe { library.get::<Function>(function.as_bytes()) }?;
     let [first, second, third, fourth, fifth, sixth] = registers;
+    let before = mark(name.as_ptr());
     // SAFETY: pointers are the script's own (which the stand-in driver refuses where they are wrong) or those of
     // arguments that live until the call has returned and are as large as the function writes or reads.
-    Ok(unsafe { function(first, second, third, fourth, fifth, sixth) })
+    let code = unsafe { function(first, second, third, fourth, fifth, sixth) };
+    mark(before);
+    Ok(code)
 }
 
 /// Runs something when the process exits, after `main`.
@@ -184,6 +193,18 @@ impl Tool {
         // SAFETY: as in `subscribe`; the subscriber is alive.
         Ok(unsafe { load::<Unsubscribe>(library, "cuptiUnsubscribe")?(subscriber) })
     }
+}
+
+/// Loads a tool's library, has it begin as the driver would, and closes it.
+pub(crate) fn load_and_close(path: &str) -> Result<c_int, Trouble> {
+    // SAFETY: the library is the example's, whose initialisers have no preconditions.
+    let library = unsafe { libloading::Library::new(path) }?;
+    // SAFETY: of that type, which is the driver's contract with tools.
+    let begin = unsafe { library.get::<unsafe extern "C" fn() -> c_int>(b"InitializeInjection") }?;
+    // SAFETY: it has no preconditions. That the library may be closed afterwards is what is tested.
+    let code = unsafe { begin() };
+    library.close()?;
+    Ok(code)
 }
 
 /// A function of a library, which stays loaded.

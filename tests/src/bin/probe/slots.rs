@@ -112,6 +112,30 @@ fn restore(function: &str) -> Result<(), Trouble> {
     Ok(())
 }
 
+/// What was in slots when a tool noted it, with their functions.
+static NOTED: Mutex<Vec<(String, usize)>> = Mutex::new(Vec::new());
+
+/// What a tool does with what is in a slot now.
+fn note(function: &str) -> Result<(), Trouble> {
+    let now = slot(function)?.load(Ordering::Acquire);
+    NOTED.lock().map_err(|_| "a command panicked")?.push((function.to_owned(), now.expose_provenance()));
+    Ok(())
+}
+
+fn noted(function: &str) -> Result<*mut (), Trouble> {
+    let noted = NOTED.lock().map_err(|_| "a command panicked")?;
+    let found = noted.iter().find(|(of, _)| of == function).ok_or("nothing was noted")?;
+    Ok(ptr::with_exposed_provenance_mut(found.1))
+}
+
+/// Points the slot at a hook that goes on to what was noted, past whoever is in the slot now.
+fn replace_past(function: &str) -> Result<(), Trouble> {
+    let (slot, number) = (slot(function)?, take(function, true)?);
+    HOOKS[number].next.store(noted(function)?, Ordering::Release);
+    slot.store(ENTRIES[number] as *mut (), Ordering::Release);
+    Ok(())
+}
+
 /// Writes a jump to a hook over the stub, which goes on through the slot, as the stub would.
 fn overwrite(function: &str) -> Result<(), Trouble> {
     unsafe extern "C" {
@@ -227,12 +251,16 @@ fn module_of(address: *const ()) -> Option<String> {
 pub(crate) fn answer(verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
     let (function, number) = argument.split_once(' ').unwrap_or((argument, ""));
     Ok(Some(match verb {
-        "slot_replace" | "slot_walk" | "slot_restore" | "stub_overwrite" => {
+        "slot_replace" | "slot_walk" | "slot_restore" | "slot_note" | "slot_write_back" | "slot_replace_past"
+        | "stub_overwrite" => {
             for function in argument.split(' ') {
                 match verb {
                     "slot_replace" => replace(function, false)?,
                     "slot_walk" => replace(function, true)?,
                     "slot_restore" => restore(function)?,
+                    "slot_note" => note(function)?,
+                    "slot_write_back" => slot(function)?.store(noted(function)?, Ordering::Release),
+                    "slot_replace_past" => replace_past(function)?,
                     _ => overwrite(function)?,
                 }
             }

@@ -1,0 +1,188 @@
+//! Stubs of every known form beside each other, in a library of made-up addresses, and what becomes of them when bits change.
+
+use super::*;
+use crate::sys::dispatch::stub::tests::{Form, Random};
+
+const CODE: usize = 0x32_7790;
+const DATA: usize = 0x5bc_a000;
+const DATA_END: usize = 0x5bd_8000;
+/// Where the slots begin. Some words between them belong to no function, and hold no pointer.
+const SLOTS: usize = 0x5bc_f9e8;
+const FLAG: usize = 0x5bd_5d50;
+const IMPLEMENTATIONS: usize = 0x40_0000;
+const STUBS: usize = 200;
+
+/// A driver of one form. Of its functions every fifth is intercepted.
+struct Driver {
+    form: Form,
+    code: Vec<u8>,
+}
+
+impl Driver {
+    fn new(form: Form) -> Self {
+        let mut driver = Self { form, code: vec![form.filler(); STUBS * form.distance()] };
+        for number in 0..STUBS {
+            let at = number * form.distance();
+            let stub = driver.stub(number);
+            form.assemble(&mut driver.code[at..at + form.distance()], CODE + at, stub);
+        }
+        driver
+    }
+
+    /// What the stub of this number is to be read as. Slots are not in the order of their functions.
+    fn stub(&self, number: usize) -> Stub {
+        let (address, slot) = (CODE + number * self.form.distance(), number * 73 % STUBS);
+        Stub { slot: SLOTS + (slot + slot / 5) * 8, flag: FLAG, refusal: address + self.form.refusal() }
+    }
+
+    fn functions(&self) -> Vec<(&'static str, usize)> {
+        (0..STUBS).step_by(5).map(|number| ("cuFunction", CODE + number * self.form.distance())).collect()
+    }
+
+    fn verify(&self) -> Result<Vec<Found>, String> {
+        verify(self, self.form.processor(), &self.functions())
+    }
+
+    fn stubs(&self) -> Vec<Stub> {
+        (0..STUBS).step_by(5).map(|number| self.stub(number)).collect()
+    }
+}
+
+impl Library for Driver {
+    fn code_around(&self, address: usize) -> Option<Range<usize>> {
+        let segments = [CODE..CODE + self.code.len(), IMPLEMENTATIONS..DATA];
+        segments.into_iter().find(|segment| segment.contains(&address))
+    }
+
+    fn is_readable(&self, address: usize, bytes: usize) -> bool {
+        self.is_code(address) || (DATA..=DATA_END - bytes).contains(&address)
+    }
+
+    fn is_writable(&self, address: usize, bytes: usize) -> bool {
+        (DATA..=DATA_END - bytes).contains(&address)
+    }
+
+    fn code(&self, range: Range<usize>) -> Option<Vec<u8>> {
+        self.code.get(range.start.checked_sub(CODE)?..range.end.checked_sub(CODE)?).map(<[u8]>::to_vec)
+    }
+
+    /// Besides slots, there are other tables of functions.
+    fn pointer(&self, address: usize) -> Option<usize> {
+        let is_pointer = address.is_multiple_of(8) && self.is_writable(address, 8);
+        let is_used = match address.checked_sub(SLOTS).map(|after| after / 8) {
+            Some(word) if word < STUBS / 5 * 6 => word % 6 != 5,
+            _ => address < SLOTS - 0x1000 && address.is_multiple_of(32),
+        };
+        is_pointer.then_some(if is_used { IMPLEMENTATIONS + address - DATA } else { 0 })
+    }
+
+    fn owner(&self, _: usize) -> Option<PathBuf> {
+        None
+    }
+}
+
+#[test]
+fn drivers_of_every_known_form_are_read_right() {
+    for form in Form::all() {
+        let driver = Driver::new(form);
+        let read = driver.verify().unwrap_or_else(|why| panic!("{form:?}: {why}"));
+        assert_eq!(read.iter().map(|found| found.stub).collect::<Vec<_>>(), driver.stubs(), "{form:?}");
+        assert!(read.iter().all(|found| found.implementation == IMPLEMENTATIONS + found.stub.slot - DATA), "{form:?}");
+    }
+}
+
+/// One to four bits or bytes of one stub are changed. Such a driver is refused, unless the change leaves all addresses what they
+/// were: another register, or two operands of a comparison that changed places.
+#[test]
+fn changed_stubs_are_refused() {
+    const CHANGES: usize = 10_000;
+    let forms = Form::all();
+    let mut random = Random::new(7);
+    let (mut undecoded, mut unverified, mut same) = (0, 0, 0);
+    for number in 0..CHANGES {
+        // Half of them on x86-64.
+        let form = if number % 2 == 0 { forms[number / 2 % 2] } else { forms[2 + number / 2 % (forms.len() - 2)] };
+        let mut driver = Driver::new(form);
+        let of = random.below(STUBS / 5) * 5;
+        let stub = &mut driver.code[of * form.distance()..][..form.length()];
+        let before = stub.to_vec();
+        while stub == before {
+            for _ in 0..=random.below(4) {
+                let at = random.below(stub.len());
+                let bits = if random.below(2) == 0 { 1 << random.below(8) } else { random.below(256) };
+                stub[at] ^= u8::try_from(bits).unwrap_or(0);
+            }
+        }
+        let after = stub.to_vec();
+        let address = CODE + of * form.distance();
+        let code = driver.code(address..address + LENGTH).unwrap().try_into().unwrap();
+        match driver.verify() {
+            Err(_) if form.processor().decode(&code, address).is_none() => undecoded += 1,
+            Err(_) => unverified += 1,
+            Ok(read) => {
+                let read: Vec<_> = read.iter().map(|found| found.stub).collect();
+                assert_eq!(read, driver.stubs(), "{form:?} {of}: {before:02x?} became {after:02x?}");
+                same += 1;
+            }
+        }
+    }
+    println!("{undecoded} are no stubs, {unverified} name what no stub names, {same} say the same in other words");
+    assert!(undecoded > 1000 && unverified > 1000, "{undecoded} {unverified}");
+    assert!(same < CHANGES / 100, "{same}");
+}
+
+/// Every single bit.
+#[test]
+fn no_bit_is_overlooked() {
+    for form in Form::all() {
+        for bit in 0..form.length() * 8 {
+            let mut driver = Driver::new(form);
+            driver.code[70 * form.distance() + bit / 8] ^= 1 << (bit % 8);
+            if let Ok(read) = driver.verify() {
+                let read: Vec<_> = read.iter().map(|found| found.stub).collect();
+                assert_eq!(read, driver.stubs(), "{form:?}, bit {bit}");
+                assert_eq!(form.processor(), Processor::Arm64, "{form:?}, bit {bit}: there is no other way to say it");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_reason_is_told() {
+    let form = Form::X86_64 { framed: true };
+    let reason = |change: &dyn Fn(&mut Driver)| {
+        let mut driver = Driver::new(form);
+        change(&mut driver);
+        driver.verify().expect_err("it is refused")
+    };
+    let point = |driver: &mut Driver, number: usize, stub: Stub| {
+        let at = number * form.distance();
+        form.assemble(&mut driver.code[at..at + form.distance()], CODE + at, stub);
+    };
+    let with = |number: usize, change: &dyn Fn(&mut Stub)| {
+        reason(&|driver| {
+            let mut stub = driver.stub(number);
+            change(&mut stub);
+            point(driver, number, stub);
+        })
+    };
+    let theirs = Driver::new(form).stub(6);
+    for (why, says) in [
+        (reason(&|driver| driver.code[0] = 0xe9), "does not begin as in the drivers that are known"),
+        (with(5, &|stub| stub.slot += 4), "is not in the driver's writable data"),
+        (with(5, &|stub| stub.slot = CODE), "is not in the driver's writable data"),
+        (with(5, &|stub| stub.slot = DATA_END), "is not in the driver's writable data"),
+        (with(5, &|stub| stub.slot = FLAG + 8), "leads out of the driver: another tool uses it"),
+        (with(5, &|stub| stub.slot = theirs.slot), "shares its pointer with another function"),
+        (with(5, &|stub| stub.slot = DATA), "is not beside those of other functions"),
+        (with(5, &|stub| stub.flag += 4), "checks another flag than that of"),
+        (with(5, &|stub| stub.refusal = theirs.refusal), "leads elsewhere when the driver was shut down"),
+        (with(5, &|stub| stub.refusal += 1), "does not check whether the driver was shut down"),
+        (with(5, &|stub| stub.flag = 8), "does not check whether the driver was shut down"),
+    ] {
+        assert!(why.contains(says), "{why:?} does not say {says:?}");
+    }
+    assert!(verify(&Driver::new(form), form.processor(), &[]).is_err());
+    let nowhere = verify(&Driver::new(form), form.processor(), &[("cuInit", 0x1000)]);
+    assert_eq!(nowhere, Err("cuInit is not in the driver's code".to_owned()));
+}

@@ -1,0 +1,80 @@
+//! Scripts for the probe with the answers behind the commands: `command = answer`. A `call` without an answer has to succeed.
+
+use std::collections::BTreeMap;
+use std::panic::{RefUnwindSafe, catch_unwind};
+
+use crate::{Outcome, Standin};
+
+/// A context of device 0.
+pub const CONTEXT: &str = "call cuInit 0; call cuDevicePrimaryCtxRetain &ctx 0; call cuCtxSetCurrent ctx";
+
+/// Commands that have others in them, with `|` between.
+const NESTING: [&str; 4] = ["other_thread ", "at_exit ", "at_thread_exit ", "fork "];
+
+/// What gpumem may call in the driver while the program is in one of its calls: to look up what nobody heard of.
+const HARMLESS: [&str; 3] = ["cuptiGetDeviceId", "cuMemGetAddressRange_v2", "cuPointerGetAttribute"];
+/// CUPTI says in which context a call is made. The driver has to be asked.
+const HARMLESS_IN_A_HOOK: [&str; 4] = ["cuCtxGetCurrent", "cuCtxGetDevice", "cuCtxGetId", "cuDevicePrimaryCtxGetState"];
+
+/// Runs a script and compares the answers.
+///
+/// # Panics
+/// When one is another, when the probe does not end well, or when a call of the driver was made that is not harmless.
+#[track_caller]
+pub fn check(machine: &Standin, script: &str) -> Outcome {
+    let mut expected: BTreeMap<&str, Vec<Option<&str>>> = BTreeMap::new();
+    let mut steps = Vec::new();
+    for step in script.split(';').map(str::trim).filter(|step| !step.is_empty()) {
+        let nesting = NESTING.iter().find(|verb| step.starts_with(**verb)).map_or("", |verb| verb);
+        let inner: Vec<_> = step[nesting.len()..].split('|').map(str::trim).collect();
+        let commands = inner.iter().map(|part| {
+            let (command, answer) =
+                part.split_once(" = ").map_or((*part, None), |(command, answer)| (command, Some(answer)));
+            expected.entry(command).or_default().push(answer.or(command.starts_with("call ").then_some("0")));
+            command
+        });
+        steps.push(format!("{nesting}{}", commands.collect::<Vec<_>>().join(" | ")));
+    }
+    let outcome = machine.run(&steps.join("; "));
+    ensure(outcome.is_clean(), "panicked or did not end well", &outcome);
+    for (command, expected) in expected {
+        let answers = outcome.answers(command);
+        ensure(answers.len() == expected.len(), &format!("`{command}` was not answered as often as asked"), &outcome);
+        for (answer, expected) in answers.iter().zip(expected) {
+            let is_so = expected.is_none_or(|expected| *answer == expected);
+            ensure(is_so, &format!("`{command}` is not `{}` but `{answer}`", expected.unwrap_or_default()), &outcome);
+        }
+    }
+    let harmful: Vec<_> = outcome.calls.iter().filter(|call| !is_harmless(call)).collect();
+    ensure(harmful.is_empty(), &format!("called within a call: {harmful:?}"), &outcome);
+    outcome
+}
+
+/// Whether a line of the log is a call of the program's, or one that a hook or a callback may make.
+fn is_harmless(call: &str) -> bool {
+    let Some((outer, inner)) = call.rsplit_once('>') else { return true };
+    // Which primary context it is that ends, a hook can only ask by taking it.
+    let may_retain = outer.starts_with("cuDevicePrimaryCtxRe") && inner.starts_with("cuDevicePrimaryCtxRe");
+    // The stand-in driver does that itself, if it is told to.
+    let is_nested = ["cuMemAllocPitch_v2", "cuMemAllocManaged"].contains(&outer) && inner.starts_with("cuMemAlloc_v2");
+    let in_a_hook = !outer.starts_with("callback");
+    let is_one_of = |functions: &[&str]| functions.iter().any(|function| inner.starts_with(function));
+    is_nested || is_one_of(&HARMLESS) || in_a_hook && (may_retain || is_one_of(&HARMLESS_IN_A_HOOK))
+}
+
+/// # Panics
+/// When it is not true.
+#[track_caller]
+pub fn ensure(truth: bool, what: &str, outcome: &Outcome) {
+    assert!(truth, "{what}\n{outcome}");
+}
+
+/// Checks every case, so that one run shows all that are wrong.
+///
+/// # Panics
+/// When some are wrong.
+#[track_caller]
+pub fn each<T: RefUnwindSafe>(cases: &[T], check: impl Fn(&T) + RefUnwindSafe) {
+    let failed = cases.iter().filter(|case| catch_unwind(|| check(case)).is_err()).count();
+    assert_eq!(failed, 0, "this many cases failed; each is told above");
+}

@@ -1,0 +1,312 @@
+//! The dispatch table: drivers that it is not to be used with, and other tools that use it too.
+
+#![cfg(target_arch = "x86_64")]
+
+use gpumem_tests::{CONTEXT, Outcome, Standin, built, check, each, ensure};
+
+/// A machine with a dispatch table, and without libcupti.
+fn machine() -> Standin {
+    Standin::new().dispatch()
+}
+
+#[track_caller]
+fn exact(machine: &Standin, script: &str) -> Outcome {
+    check(machine, &format!("{CONTEXT}; exact = started; {script}"))
+}
+
+/// Nothing was put into any of some slots.
+const UNTOUCHED: &str = "slot_is cuMemFree_v2 = driver; slot_is cuMemAllocAsync = driver; slot_is cuMemCreate = driver; \
+                         slot_is cuStreamDestroy_v2 = driver";
+
+/// Drivers that are refused, each because of one function, and what is said of it.
+fn refused() -> Vec<(Standin, &'static str, &'static str)> {
+    let unlike_known = "cuMemAlloc_v2 does not begin as in the drivers that are known";
+    let misplaced = "the pointer of cuMemAlloc_v2 is not in the driver's writable data";
+    let all = UNTOUCHED;
+    let but_free = "slot_is cuMemAllocAsync = driver; slot_is cuMemCreate = driver";
+    vec![
+        (Standin::new(), "does not begin as in the drivers that are known", ""),
+        (machine().stub_overwritten("cuMemAlloc_v2"), unlike_known, all),
+        (machine().stub_overwritten("cuMemRelease"), "cuMemRelease does not begin", all),
+        (machine().stub_unknown("cuMemAlloc_v2"), unlike_known, all),
+        (machine().stub_unknown("cuDevicePrimaryCtxReset_v2"), "cuDevicePrimaryCtxReset_v2 does not begin", all),
+        (machine().stub_of_other_state("cuMemMap"), "the stub of cuMemMap checks another flag", all),
+        (machine().stub_of_other_state("cuMemAlloc_v2"), "checks another flag than that of", all),
+        (machine().slot_in_relro("cuMemAlloc_v2"), misplaced, all),
+        (machine().slot_in_read_only_data("cuMemAlloc_v2"), misplaced, all),
+        (machine().slot_unaligned("cuMemAlloc_v2"), misplaced, all),
+        (
+            machine().slot_shared("cuMemFreeAsync", "cuMemFreeAsync_ptsz"),
+            "shares its pointer with another function",
+            all,
+        ),
+        // Nobody intercepts the other one.
+        (
+            machine().slot_shared("cuMemFree_v2", "cuPointerGetAttribute"),
+            "shares its pointer with another function",
+            but_free,
+        ),
+        (
+            machine().bad_slot("cuMemAlloc_v2"),
+            "the pointer of cuMemAlloc_v2 leads out of the driver: another tool uses it",
+            all,
+        ),
+        (machine().bad_slot("cuCtxDestroy_v2"), "the pointer of cuCtxDestroy_v2 leads out of the driver", all),
+    ]
+}
+
+#[test]
+fn a_driver_that_is_refused_is_left_alone() {
+    each(&refused(), |(machine, why, untouched)| {
+        let cupti = machine.clone().cupti();
+        let counted = "call cuMemAlloc_v2 &a 1000; figures = 1000 0";
+        let outcome = exact(&cupti, &format!("{counted}; status; why_not_dispatch; {untouched}"));
+        let status = outcome.answer("status");
+        ensure(status.starts_with("gauge=exact source=cupti heard=1 "), "not through CUPTI", &outcome);
+        ensure(status.contains(" by=libcupti.so.13 why=none"), "not through CUPTI", &outcome);
+        ensure(outcome.answer("why_not_dispatch").contains(why), "does not say why", &outcome);
+        ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
+
+        // Who wants that source and no other.
+        for (asked, no_cupti) in [(cupti.clone().env("GPUMEM_SOURCE", "dispatch"), false), (machine.clone(), true)] {
+            let sampled = "new; call cuMemAlloc_v2 &a 20971520; sleep 2; figures = 20971520 0, sampled; status; \
+                           why_not_dispatch = none; by_dispatch";
+            let outcome = check(&asked, &format!("{CONTEXT}; {sampled}; {untouched}"));
+            let status = outcome.answer("status");
+            ensure(status.starts_with("gauge=sampled source=sampling heard=0 "), "not sampled", &outcome);
+            let error = outcome.answer("by_dispatch");
+            ensure(error.starts_with("error[unavailable] "), "a trace by that source began", &outcome);
+            for text in [&*outcome.stderr, status, error] {
+                ensure(text.contains(why), "does not say why", &outcome);
+            }
+            ensure(outcome.stderr.lines().count() == 1, "not one notice", &outcome);
+            let lacks_cupti = [&*outcome.stderr, status].map(|text| text.contains("cannot load libcupti"));
+            ensure(lacks_cupti == [no_cupti; 2], "another reason", &outcome);
+        }
+    });
+}
+
+#[test]
+fn libcupti_is_not_loaded_where_the_table_is_used() {
+    let outcome = exact(
+        &machine().cupti(),
+        "call cuMemAlloc_v2 &a 1000; figures = 1000 0; why_not_dispatch = none; heard_by; breakdown; summary; unsubscribe; \
+         subscribe = done; maps libcupti = no; slot_is cuMemAlloc_v2 = other; slot_is cuCtxDetach = other",
+    );
+    ensure(outcome.answer("heard_by").ends_with("/libcuda.so.1"), "names another library", &outcome);
+    let asked = machine().cupti().env("GPUMEM_SOURCE", "cupti");
+    exact(&asked, &format!("maps libcupti = yes; call cuMemAlloc_v2 &a 1000; figures = 1000 0; {UNTOUCHED}"));
+    // The table holds for who wants nothing else, and CUPTI where that is asked for.
+    let status = "status = gauge=exact source=cupti heard=0 untracked=0 lost=0 by=libcupti.so.13 why=none";
+    check(&machine().cupti(), &format!("{CONTEXT}; by_cupti = started; new; {status}; {UNTOUCHED}; figures 1 = 0 0"));
+}
+
+#[test]
+fn nothing_is_replaced_that_nobody_asked_for() {
+    for (machine, script) in [
+        (machine(), "get; get_all; used_no_cache; max_free; available; status; handle; fast"),
+        (machine(), "sampled; drop"),
+        (machine().env("GPUMEM_GAUGE", "sampled"), "new; report; drop; of_thread"),
+        (machine().env("GPUMEM_GAUGE", "off"), "new; report; drop"),
+    ] {
+        let outcome = check(&machine, &format!("{script}; {UNTOUCHED}"));
+        ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
+    }
+    let outcome = check(&machine(), "new; figures = 0 0; slot_is cuMemFree_v2 = other; drop");
+    ensure(outcome.contexts_created() == 0, "created a context", &outcome);
+}
+
+#[test]
+fn one_source_at_a_time() {
+    let using = |asked: &str, using: &str| {
+        format!(
+            "error[unavailable] cannot use the source `{asked}`: allocations are intercepted through `{using}` already; call \
+             gpumem::unsubscribe() first"
+        )
+    };
+    let both = machine().cupti();
+    let outcome = exact(&both, "by_dispatch = started; by_cupti; figures 0 = 0 0");
+    ensure(outcome.answer("by_cupti") == using("cupti", "dispatch"), "another error", &outcome);
+    let outcome =
+        check(&both, &format!("{CONTEXT}; by_cupti = started; exact = started; by_dispatch; figures 0 = 0 0"));
+    ensure(outcome.answer("by_dispatch") == using("dispatch", "cupti"), "another error", &outcome);
+    // Each after the other: what one heard of, the other knows.
+    let script = "by_dispatch = started; call cuMemAlloc_v2 &a 1000; call cuMemCreate &h 2097152 on:0 0; drop; unsubscribe; \
+                  subscribe = done; by_dispatch = started; call cuMemFree_v2 a; figures = -1000 0; unsubscribe; drop; \
+                  status";
+    check(&both, &format!("{CONTEXT}; {script}"));
+    // A gauge that is not exact has no such source.
+    let outcome = check(&both, &format!("{CONTEXT}; sampled_by_dispatch"));
+    let told = outcome.answer("sampled_by_dispatch");
+    let expected = "error[invalid setting] cannot use source: `dispatch` gives exact figures, and the gauge `sampled` was asked for";
+    ensure(told.starts_with(expected), "another error", &outcome);
+}
+
+#[test]
+fn a_source_that_nobody_knows() {
+    let machine = machine().cupti().env("GPUMEM_SOURCE", "nsys");
+    let outcome = check(
+        &machine,
+        &format!("{CONTEXT}; new; new; call cuMemAlloc_v2 &a 20971520; sleep 2; figures; exact; status; by_cupti"),
+    );
+    let says = "cannot use GPUMEM_SOURCE: `nsys` is not a source of allocations; write dispatch or cupti, or auto for the best";
+    ensure(outcome.stderr.lines().count() == 1 && outcome.stderr.contains(says), "not one notice", &outcome);
+    ensure(outcome.answer("figures") == "20971520 0, sampled", "not sampled", &outcome);
+    let error = outcome.answer("exact");
+    ensure(error.starts_with("error[invalid setting]") && error.contains(says), "another error", &outcome);
+    ensure(outcome.answer("status").contains(says), "does not say why", &outcome);
+    // What the program itself says holds.
+    ensure(outcome.answer("by_cupti") == "started", "no trace", &outcome);
+    for text in ["", "auto", " AUTO ", "dispatch", "Dispatch "] {
+        exact(
+            &machine.clone().env("GPUMEM_SOURCE", text),
+            "status = gauge=exact source=dispatch heard=0 untracked=0 lost=0 by=libcuda.so.1 why=none",
+        );
+    }
+}
+
+#[test]
+fn another_tool_was_first() {
+    each(&["cuMemAlloc_v2", "cuMemUnmap", "cuDevicePrimaryCtxRelease"], |function| {
+        let script = format!("{CONTEXT}; slot_replace {function}; new; status; {UNTOUCHED}; slot_is {function} = tool");
+        let outcome = check(&machine(), &script);
+        let why = format!("the pointer of {function} leads out of the driver, into ");
+        for text in [&*outcome.stderr, outcome.answer("status")] {
+            let by = text.split_once(&why).and_then(|(_, rest)| rest.split_once(": another tool uses it"));
+            ensure(by.is_some_and(|(by, _)| by.ends_with("/probe")), "does not name the tool", &outcome);
+        }
+        // Between two subscriptions.
+        let script = format!(
+            "unsubscribe; slot_is {function} = driver; slot_replace {function}; subscribe; {UNTOUCHED}; \
+             slot_is {function} = tool; slot_restore {function}; subscribe; by_dispatch = started; \
+             call cuMemAlloc_v2 &a 1000; figures 1 = 1000 0"
+        );
+        let outcome = exact(&machine(), &script);
+        let subscribed = outcome.answers("subscribe");
+        let why = format!("another tool has replaced the pointer of {function}");
+        ensure(subscribed[0].contains(&why) && subscribed[1] == "done", "subscribed too early or too late", &outcome);
+    });
+}
+
+/// Whether the other tool goes on to gpumem cannot be known: what is counted is right if it does, and is said to be doubtful.
+#[test]
+fn another_tool_comes_later_and_goes_on_to_gpumem() {
+    let script = "call cuMemAlloc_v2 &a 1000; slot_replace cuMemAlloc_v2; figures 0 = 1000 0, 1 lost; call cuMemAlloc_v2 &b 50; \
+                  slot_calls cuMemAlloc_v2 = 1; figures = 1050 0, 1 lost; new; call cuMemAlloc_v2 &c 7; figures 1 = 7 0, 1 lost; \
+                  slot_replace cuMemFree_v2 cuMemAlloc_v2; call cuMemFree_v2 a; slot_calls cuMemFree_v2 = 1; \
+                  figures 1 = -993 7, 2 lost; new; figures 2 = 0 0, 2 lost; slot_is cuMemAlloc_v2 = tool; slot_is cuMemAllocAsync = other";
+    exact(&machine(), script);
+    // It takes itself out again, before anybody looks, or after that.
+    exact(
+        &machine(),
+        "slot_replace cuMemAlloc_v2; call cuMemAlloc_v2 &a 1000; slot_restore cuMemAlloc_v2; figures = 1000 0; slot_is cuMemAlloc_v2 = other",
+    );
+    exact(
+        &machine(),
+        "slot_replace cuMemAlloc_v2; call cuMemAlloc_v2 &a 1000; figures 0 = 1000 0, 1 lost; slot_restore cuMemAlloc_v2; new; \
+         call cuMemFree_v2 a; figures 1 = -1000 0; slot_replace cuMemFree_v2; figures = -1000 0, 1 lost",
+    );
+}
+
+#[test]
+fn another_tool_comes_later_and_goes_past_gpumem() {
+    let script = "slot_note cuMemAlloc_v2; exact; slot_replace_past cuMemAlloc_v2; call cuMemAlloc_v2 &a 1000; \
+                  slot_calls cuMemAlloc_v2 = 1; figures 0 = 0 0, 1 lost; call cuMemAllocAsync &b 50 0; figures = 50 0, 1 lost; \
+                  call cuMemFree_v2 a; slot_restore cuMemAlloc_v2; call cuMemAlloc_v2 &c 1000";
+    let outcome = check(&machine(), &format!("{CONTEXT}; {script}; slot_is cuMemAlloc_v2 = driver; status"));
+    // The block that was missed is looked up.
+    ensure(outcome.answer("status").contains(" lost="), "no loss", &outcome);
+    // It writes what was there before gpumem.
+    let script = "slot_note cuMemAlloc_v2 cuMemFree_v2; exact; call cuMemAlloc_v2 &a 1000; slot_write_back cuMemAlloc_v2 cuMemFree_v2; \
+                  call cuMemAlloc_v2 &b 50; figures 0 = 1000 0, 2 lost; new; figures 1 = 0 0, 2 lost; unsubscribe; \
+                  slot_is cuMemAlloc_v2 = driver; slot_is cuMemAllocAsync = driver; subscribe = done; exact; \
+                  call cuMemAlloc_v2 &c 7; figures 2 = 7 0";
+    check(&machine(), &format!("{CONTEXT}; {script}"));
+}
+
+/// gpumem's hook cannot be taken out from under another tool's. It is called, and counts nothing.
+#[test]
+fn another_tool_stays_when_gpumem_goes() {
+    let script = "slot_replace cuMemAlloc_v2; unsubscribe; slot_is cuMemAlloc_v2 = tool; slot_is cuMemFree_v2 = driver; \
+                  call cuMemAlloc_v2 &a 1000; slot_calls cuMemAlloc_v2 = 1; status 1";
+    let outcome = exact(&machine(), &script.replace("; status 1", "; status"));
+    ensure(outcome.answer("status").contains(" heard=0 "), "counted something", &outcome);
+    // While it is there, the table is not to be had.
+    let outcome =
+        exact(&machine(), "slot_replace cuMemAlloc_v2; unsubscribe; subscribe; slot_is cuMemFree_v2 = driver");
+    let expected = "another tool has replaced the pointer of cuMemAlloc_v2";
+    ensure(outcome.answer("subscribe").contains(expected), "subscribed", &outcome);
+    // It writes gpumem's hook back, which it found: that is gpumem's own, then.
+    exact(
+        &machine(),
+        "slot_replace cuMemAlloc_v2; unsubscribe; slot_restore cuMemAlloc_v2; slot_is cuMemAlloc_v2 = other; \
+         call cuMemAlloc_v2 &a 1000; subscribe = done; exact; call cuMemAlloc_v2 &b 50; figures 1 = 50 0; unsubscribe; \
+         slot_is cuMemAlloc_v2 = driver",
+    );
+}
+
+#[test]
+fn a_call_within_a_call_is_counted_once() {
+    let nested = machine().set("nested=1");
+    exact(
+        &nested,
+        "call cuMemAllocPitch_v2 &a &pitch 1000 10 4; figures = 10240 0; call cuMemFree_v2 a; figures = 0 10240",
+    );
+    exact(
+        &nested,
+        "call cuMemAllocManaged &a 1000 1; figures 0 = 0 0; status = gauge=exact source=dispatch heard=1 untracked=0 lost=0 \
+         managed=1000/1 by=libcuda.so.1 why=none; call cuMemFree_v2 a; call cuMemAlloc_v2 &b 7; figures = 7 0",
+    );
+}
+
+#[test]
+fn a_context_that_is_detached() {
+    let script = "call cuCtxCreate_v2 &x 0 0; call cuMemAlloc_v2 &a 1000; call cuCtxAttach &again 0; call cuCtxDetach x; \
+                  figures; call cuCtxDetach x; figures 0";
+    let outcome = exact(&machine(), script);
+    // CUPTI says when a context ends. Here its references are not known.
+    ensure(outcome.answer("figures") == "1000 0, 1 lost", "wrong without a word", &outcome);
+    ensure(outcome.answer("figures 0") == "1000 0, 2 lost", "wrong without a word", &outcome);
+}
+
+#[test]
+fn the_process_ends_in_the_middle() {
+    for _ in 0..5 {
+        let outcome = check(&machine(), "call cuInit 0; exact; go_on 8; sleep 5; status");
+        ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
+        let forked = "exact; go_on 4; fork status; fork sleep 1; sleep 2";
+        let outcome = check(&machine(), &format!("call cuInit 0; {forked}"));
+        ensure(outcome.stdout.matches(": the child ended with 0").count() == 2, "a child did not end well", &outcome);
+        ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
+    }
+}
+
+#[test]
+fn a_hook_of_the_programs_that_panics() {
+    let script = "panic_on_refusal; call cuMemAlloc_v2 &a 99999999999999; call cuMemAlloc_v2 &b 1000; figures";
+    let machine = machine().env("GPUMEM_REPORT", "off");
+    let outcome = machine.run(&format!("{CONTEXT}; exact; {script}"));
+    ensure(outcome.succeeded() && outcome.stderr.contains("the hook's own"), "did not panic", &outcome);
+    ensure(outcome.answer("call cuMemAlloc_v2 &a 99999999999999") == "2", "the call was not the driver's", &outcome);
+    ensure(outcome.answer("figures") == "1000 0", "not counted any more", &outcome);
+}
+
+/// Its hooks stay in the driver, so it stays too.
+#[test]
+fn a_library_with_gpumem_in_it_is_closed() {
+    let path = built("libgpumem_inject.so");
+    let script = format!(
+        "load_and_close {} = 1; maps libgpumem_inject = yes; slot_is cuMemAlloc_v2 = other; {CONTEXT}; call cuMemAlloc_v2 &a 1048576; \
+         call cuMemFree_v2 a; call cuMemAlloc_v2 &b 4194304",
+        path.display()
+    );
+    let outcome = check(&machine(), &script);
+    ensure(
+        outcome.stderr.contains("\nexact: heard by lib") || outcome.stderr.contains("exact: heard by"),
+        "no summary",
+        &outcome,
+    );
+    let row = outcome.stderr.lines().find_map(|line| line.trim_start().strip_prefix("allocated"));
+    let row: Vec<_> = row.unwrap_or_default().split_whitespace().collect();
+    ensure(row == ["4", "MiB", "4", "MiB", "2"], "another summary", &outcome);
+}

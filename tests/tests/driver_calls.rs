@@ -1,0 +1,483 @@
+//! Exact figures where allocations are heard, through the dispatch table and through CUPTI: each way to allocate to the byte.
+//!
+//! Each case is a machine and a script for the probe, with the answers behind the commands; `gpumem_tests::check` says more.
+
+use gpumem_tests::{CONTEXT, Machines, Outcome, Standin, each, ensure};
+
+/// A machine for each source.
+fn heard() -> Machines {
+    Machines::heard()
+}
+
+#[track_caller]
+fn check(machines: &Machines, script: &str) -> Vec<Outcome> {
+    machines.check(script)
+}
+
+/// The same, with a context and an exact trace of its device, and nothing to say on stderr.
+#[track_caller]
+fn check_exact(machines: &Machines, script: &str) {
+    for outcome in check(machines, &format!("{CONTEXT}; exact = started; {script}")) {
+        ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
+    }
+}
+
+#[test]
+fn every_way_to_allocate_is_counted_to_the_byte() {
+    each(
+        &[
+            "call cuMemAlloc_v2 &a 1000; figures = 1000 0; call cuMemFree_v2 a; figures = 0 1000",
+            "call cuMemAlloc_v2 &a 1; call cuMemAlloc_v2 &b 2097153; call cuMemFree_v2 a; figures = 2097153 1",
+            // Rows of a pitched block begin at multiples of 512.
+            "call cuMemAllocPitch_v2 &a &pitch 1000 10 4; figures = 10240 0; call cuMemFree_v2 a; figures = 0 10240",
+            // In the pool, given back in stream order or not.
+            "call cuMemAllocAsync &a 1000 0; figures = 1000 0; call cuMemFreeAsync a 0; figures = 0 1000",
+            "call cuMemAllocAsync_ptsz &a 1000 0; figures = 1000 0; call cuMemFreeAsync_ptsz a 0; figures = 0 1000",
+            "call cuMemAllocAsync &a 1000 0; call cuMemFree_v2 a; figures = 0 1000",
+            "call cuStreamCreate &s 0; call cuMemAllocAsync &a 1000 s; call cuMemFreeAsync a s; figures = 0 1000",
+            "call cuStreamCreateWithPriority &s 1 0; call cuMemAllocAsync &a 7 s; call cuMemFreeAsync a 0; figures = 0 7",
+            "call cuDeviceGetDefaultMemPool &p 0; call cuMemAllocFromPoolAsync &a 9 p 0; figures = 9 0; call cuMemFreeAsync a 0; figures = 0 9",
+            "call cuMemPoolCreate &p on:0; call cuMemAllocFromPoolAsync_ptsz &a 9 p 0; figures = 9 0; call cuMemFreeAsync a 0; figures = 0 9",
+            // A pool that is destroyed keeps what is in it until that is freed; so does one that is made current.
+            "call cuMemPoolCreate &p on:0; call cuMemAllocFromPoolAsync &a 9 p 0; call cuMemPoolDestroy p; figures = 9 0; call cuMemFreeAsync a 0; figures = 0 9",
+            "call cuMemPoolCreate &p on:0; call cuDeviceSetMemPool 0 p; call cuMemAllocAsync &a 9 0; figures = 9 0; call cuMemFreeAsync a 0; figures = 0 9",
+            // Physical memory belongs to its handle, and is there until nobody refers to it and it is mapped nowhere.
+            "call cuMemCreate &h 2097152 on:0 0; figures = 2097152 0; call cuMemRelease h; figures = 0 2097152",
+            "call cuMemCreate &h 2097152 on:0 0; call cuMemAddressReserve &v 4194304 0 0 0; call cuMemMap v 2097152 0 h 0; \
+             call cuMemMap v+2097152 2097152 0 h 0; call cuMemRelease h; figures = 2097152 0; call cuMemUnmap v 2097152; \
+             figures 0 = 2097152 0; call cuMemUnmap v+2097152 2097152; figures = 0 2097152; call cuMemAddressFree v 4194304",
+            "call cuMemCreate &h 2097152 on:0 0; call cuMemAddressReserve &v 2097152 0 0 0; call cuMemMap v 2097152 0 h 0; \
+             call cuMemSetAccess v 2097152 0 1; call cuMemUnmap v 2097152; figures = 2097152 0; call cuMemRelease h; figures = 0 2097152",
+            "call cuMemCreate &h 2097152 on:0 0; call cuMemAddressReserve &v 2097152 0 0 0; call cuMemMap v 2097152 0 h 0; \
+             call cuMemRetainAllocationHandle &again v; call cuMemRelease h; call cuMemUnmap v 2097152; figures = 2097152 0; \
+             call cuMemRelease again; figures = 0 2097152",
+            // Arrays are as large as their elements.
+            "call cuArrayCreate_v2 &a array:10:0x20:4; figures = 160 0; call cuArrayDestroy a; figures = 0 160",
+            "call cuArrayCreate_v2 &a array:10x3:0x10:2; figures = 120 0; call cuArrayDestroy a; figures = 0 120",
+            "call cuArray3DCreate_v2 &a array3d:8x4x2:0x01:1; figures = 64 0; call cuArrayDestroy a; figures = 0 64",
+            "call cuMipmappedArrayCreate &a array3d:8x8x0:0x20:1 4; figures = 340 0; call cuMipmappedArrayDestroy a; figures = 0 340",
+            // What is not on the device is told apart.
+            "call cuMemAllocManaged &a 1000 1; figures = 0 0; call cuMemFree_v2 a; figures = 0 0",
+            "call cuMemAllocHost_v2 &a 1000; call cuMemHostAlloc &b 1000 0; figures = 0 0; call cuMemFreeHost a; call cuMemFreeHost b; figures = 0 0",
+            "let mine 0x10000; call cuMemHostRegister_v2 mine 1000 0; figures = 0 0; call cuMemHostUnregister mine; figures = 0 0",
+            "call cuMemCreate &h 2097152 on:host 0; figures = 0 0; call cuMemRelease h; figures = 0 0",
+            // An address of one sort may be the number of another.
+            "call cuMemAlloc_v2 &a 1000; call cuMemHostRegister_v2 a 50 0; figures = 1000 0; call cuMemHostUnregister a; \
+             figures = 1000 0; call cuMemFree_v2 a; figures = 0 1000",
+            // Addresses and handles that were given back are given out again.
+            "call cuMemAlloc_v2 &a 4096; call cuMemFree_v2 a; call cuMemAlloc_v2 &b 4000; figures = 4000 96; call cuMemFree_v2 a; figures = 0 4096",
+            "call cuMemCreate &h 2097152 on:0 0; call cuMemRelease h; call cuMemCreate &h 4194304 on:0 0; call cuMemRelease h; figures = 0 4194304",
+            "call cuArrayCreate_v2 &a array:10:0x01:1; call cuArrayDestroy a; call cuMipmappedArrayCreate &a array3d:20:0x01:1 1; figures = 20 0",
+        ],
+        |script| check_exact(&heard(), script),
+    );
+}
+
+#[test]
+fn what_is_live_is_told_by_kind() {
+    let script = "call cuMemAlloc_v2 &a 1; call cuMemAllocAsync &b 20 0; call cuMemAllocManaged &c 300 1; \
+                  call cuMemAllocHost_v2 &d 4000; call cuMemCreate &e 2097152 on:0 0; call cuMemHostRegister_v2 0x10000 50 0; \
+                  call cuArrayCreate_v2 &f array:2:0x01:1; figures = 2097175 0; \
+                  status = gauge=exact source=SOURCE heard=7 untracked=0 lost=0 device=3/2 pool=20/1 managed=300/1 pinned host=4050/2 \
+                  vmm=2097152/1 by=LIBRARY why=none";
+    check_exact(&heard(), script);
+    // And what is given back is not live any more.
+    let freed = "call cuMemFree_v2 a; call cuMemFreeAsync b 0; call cuMemFree_v2 c; call cuMemFreeHost d; call cuMemRelease e; \
+                 call cuMemHostUnregister 0x10000; call cuArrayDestroy f; figures 0 = 0 2097175; \
+                 status = gauge=exact source=SOURCE heard=14 untracked=0 lost=0 by=LIBRARY why=none";
+    let (allocated, _) = script.split_once("figures").unwrap_or((script, ""));
+    check_exact(&heard(), &format!("{allocated}{freed}"));
+}
+
+/// The result is looked at before anything else of a call: what a failed call was to fill in may be anything.
+#[test]
+fn an_allocation_that_fails_counts_nothing() {
+    let allocations = [
+        ("cuMemAlloc_v2", "&a 500"),
+        ("cuMemAllocPitch_v2", "&a &pitch 1000 10 4"),
+        ("cuMemAllocManaged", "&a 500 1"),
+        ("cuMemAllocAsync", "&a 500 0"),
+        ("cuMemAllocAsync_ptsz", "&a 500 0"),
+        ("cuMemAllocFromPoolAsync", "&a 500 pool 0"),
+        ("cuMemAllocFromPoolAsync_ptsz", "&a 500 pool 0"),
+        ("cuMemAllocHost_v2", "&a 500"),
+        ("cuMemHostAlloc", "&a 500 0"),
+        ("cuMemHostRegister_v2", "a 500 0"),
+        ("cuMemCreate", "&a 2097152 on:0 0"),
+        ("cuArrayCreate_v2", "&a array:10:0x20:4"),
+        ("cuArray3DCreate_v2", "&a array3d:8x4x2:0x01:1"),
+        ("cuMipmappedArrayCreate", "&a array3d:8x8x0:0x20:1 4"),
+    ];
+    each(&allocations, |(function, arguments)| {
+        // `a` is then the address of a block that is alive, or nothing that could be read.
+        let nowhere = arguments.replace("&a", "0").replace("&pitch", "0");
+        let live = "gauge=exact source=SOURCE heard=1 untracked=0 lost=0 device=1000/1 by=LIBRARY why=none";
+        let script = format!(
+            "call cuDeviceGetDefaultMemPool &pool 0; call cuMemAlloc_v2 &live 1000; let a live; \
+             call {function} {arguments} = 2; call {function} {nowhere} = 2; figures = 1000 0; status = {live}; \
+             call cuMemFree_v2 live; figures = 0 1000"
+        );
+        let from = if *function == "cuMemAlloc_v2" { 2 } else { 1 };
+        // What is said of it is another test's.
+        let machine = heard().fail(format!("{function}=2@{from}..{}", from + 2)).env("GPUMEM_REPORT", "off");
+        check_exact(&machine, &script);
+    });
+    each(
+        &[
+            "call cuMemAlloc_v2 &a 99999999999999 = 2; figures = 0 0",
+            "call cuMemAlloc_v2 &a 0 = 1; call cuMemAlloc_v2 0 1000 = 1; figures = 0 0",
+            "call cuMemAllocAsync &a 1000 0x99 = 400; figures = 0 0",
+            "call cuMemCreate &a 1000 on:0 0 = 1; call cuMemCreate &a 2097152 on:7 0 = 101; figures = 0 0",
+        ],
+        |script| check_exact(&heard().env("GPUMEM_REPORT", "off"), script),
+    );
+}
+
+/// A free that fails is as if it had not been asked for.
+#[test]
+fn a_free_that_fails_gives_nothing_back() {
+    each(
+        &[
+            ("cuMemFree_v2", "cuMemAlloc_v2 &a 1000", "a", 1000),
+            ("cuMemFree_v2", "cuMemAllocAsync &a 1000 0", "a", 1000),
+            ("cuMemFreeAsync", "cuMemAllocAsync &a 1000 0", "a 0", 1000),
+            ("cuMemFreeAsync_ptsz", "cuMemAllocAsync_ptsz &a 1000 0", "a 0", 1000),
+            ("cuMemRelease", "cuMemCreate &a 2097152 on:0 0", "a", 2_097_152),
+            ("cuArrayDestroy", "cuArrayCreate_v2 &a array:10:0x20:4", "a", 160),
+            ("cuMipmappedArrayDestroy", "cuMipmappedArrayCreate &a array3d:8x8x0:0x20:1 4", "a", 340),
+        ],
+        |(free, alloc, arguments, bytes)| {
+            let script = format!(
+                "call {alloc}; call {free} {arguments} = 999; figures = {bytes} 0; call {free} {arguments} = 999; \
+                 figures = {bytes} 0; call {free} {arguments}; figures = 0 {bytes}; call {free} {arguments} = 999; \
+                 figures = 0 {bytes}"
+            );
+            // The second fault hears of the calls that the first lets pass.
+            let machine = heard().fail(format!("{free}=999@1..3")).fail(format!("{free}=999@2"));
+            check_exact(&machine, &script);
+        },
+    );
+    let mapped = "call cuMemCreate &h 2097152 on:0 0; call cuMemAddressReserve &v 2097152 0 0 0; call cuMemMap v 2097152 0 h 0; \
+                  call cuMemRelease h; call cuMemUnmap v 2097152 = 999; figures 0 = 2097152 0; call cuMemUnmap v 2097152; \
+                  figures = 0 2097152";
+    check_exact(&heard().fail("cuMemUnmap=999@1..2"), mapped);
+    let unmapped = "call cuMemCreate &h 2097152 on:0 0; call cuMemAddressReserve &v 2097152 0 0 0; \
+                    call cuMemMap v 2097152 0 h 0 = 2; figures = 2097152 0; call cuMemRelease h; figures 0 = 0 2097152";
+    check_exact(&heard().fail("cuMemMap=2"), unmapped);
+    let pinned = "call cuMemAllocHost_v2 &a 1000; call cuMemFreeHost a = 999; \
+                  status = gauge=exact source=SOURCE heard=2 untracked=0 lost=0 pinned host=1000/1 by=LIBRARY why=none";
+    check_exact(&heard().fail("cuMemFreeHost=999"), pinned);
+}
+
+#[test]
+fn frees_of_what_nobody_heard_of() {
+    // What is older than the subscription is looked up where the driver can tell.
+    each(
+        &[
+            ("cuMemAlloc_v2 &a 1000", "cuMemFree_v2 a", "-1000 0"),
+            ("cuMemAllocAsync &a 1000 0", "cuMemFreeAsync a 0", "-1000 0"),
+            ("cuMemAllocAsync &a 1000 0", "cuMemFree_v2 a", "-1000 0"),
+            ("cuMemAllocPitch_v2 &a &pitch 1000 10 4", "cuMemFree_v2 a", "-10240 0"),
+            ("cuMemAllocManaged &a 1000 1", "cuMemFree_v2 a", "0 0"),
+            ("cuArrayCreate_v2 &a array:10:0x20:4", "cuArrayDestroy a", "0 0, 1 untracked"),
+            ("cuMemCreate &a 2097152 on:0 0", "cuMemRelease a", "0 0, 1 untracked"),
+        ],
+        |(alloc, free, figures)| {
+            let script =
+                format!("{CONTEXT}; call {alloc}; exact; call {free}; figures = {figures}; figures 0 = {figures}");
+            check(&heard(), &script);
+            // One that fails is none.
+            let function = free.split(' ').next().unwrap_or_default();
+            let script = format!("{CONTEXT}; call {alloc}; exact; call {free} = 999; figures = 0 0");
+            check(&heard().fail(format!("{function}=999")), &script);
+        },
+    );
+    each(
+        &[
+            "call cuMemFree_v2 0x1234 = 1; figures = 0 0",
+            "call cuMemFree_v2 0x700000001000 = 1; figures = 0 0",
+            "call cuMemFree_v2 0; call cuMemFreeAsync 0 0 = 1; figures = 0 0",
+            "call cuMemAlloc_v2 &a 1000; call cuMemFree_v2 a; call cuMemFree_v2 a = 1; figures = 0 1000",
+            "call cuMemAlloc_v2 &a 1000; call cuMemFree_v2 a+512 = 1; figures = 1000 0",
+            "call cuMemAllocAsync &a 1000 0; call cuMemFreeAsync a 0; call cuMemFreeAsync a 0 = 1; figures = 0 1000",
+            "call cuMemCreate &h 2097152 on:0 0; call cuMemRelease h; call cuMemRelease h = 1; figures = 0 2097152",
+            "call cuArrayDestroy 0x77 = 400; call cuMemFreeHost 0x77 = 1; call cuMemHostUnregister 0x77 = 713; figures = 0 0",
+            // Freed by another thread, and in another context.
+            "call cuMemAlloc_v2 &a 1000; other_thread call cuCtxSetCurrent ctx | call cuMemFree_v2 a; figures = 0 1000",
+            "call cuMemAlloc_v2 &a 1000; call cuCtxCreate_v2 &other 0 0; call cuMemFree_v2 a; figures = 0 1000",
+        ],
+        |script| check_exact(&heard(), script),
+    );
+}
+
+#[test]
+fn subscribed_twice_is_once() {
+    check_exact(&heard(), "subscribe = done; subscribe = done; call cuMemAlloc_v2 &a 1000; figures = 1000 0");
+    for _ in 0..5 {
+        check(&heard().set("yields=1"), "rush 16 = done");
+    }
+}
+
+#[test]
+fn while_the_process_ends() {
+    each(
+        &[
+            // Freed by a handler that runs after `main`, and by one that was set before gpumem's own.
+            "call cuMemAlloc_v2 &a 1000; at_exit call cuMemFree_v2 a",
+            "call cuMemAlloc_v2 &a 1000; at_exit call cuMemFree_v2 a | call cuMemAlloc_v2 &b 1000 | status",
+            // While a thread's locals are destroyed.
+            "call cuMemAlloc_v2 &a 1000; at_thread_exit call cuCtxSetCurrent ctx | call cuMemFree_v2 a; figures = 0 1000",
+            "at_thread_exit call cuCtxSetCurrent ctx | call cuMemAlloc_v2 &a 1000; figures = 1000 0",
+            "at_exit call cuDevicePrimaryCtxReset_v2 0 | call cuDevicePrimaryCtxRelease_v2 0",
+        ],
+        |script| {
+            check_exact(&heard(), script);
+            let (before, after) = script.split_once("at_").unwrap_or((script, ""));
+            if let Some(handler) = after.strip_prefix("exit ") {
+                check(&heard(), &format!("{CONTEXT}; at_exit {handler}; exact; {before}"));
+            }
+        },
+    );
+}
+
+#[test]
+fn a_forked_process_counts_nothing_and_does_not_hang() {
+    // CUDA does not work in it, whatever it is asked.
+    let child = "fork figures | status | new | call cuMemAlloc_v2 &b 1000 = 3 | call cuMemFree_v2 a = 3 | exact | drop";
+    let script =
+        format!("call cuMemAlloc_v2 &a 1000; {child}; figures 0 = 1000 0; call cuMemFree_v2 a = 0; figures 0 = 0 1000");
+    let script = script.replace("call cuMemFree_v2 a = 0", "call cuMemFree_v2 a+0");
+    for outcome in check(&heard(), &format!("{CONTEXT}; exact; {script}")) {
+        ensure(outcome.stdout.contains(": the child ended with 0"), "the child did not end well", &outcome);
+        ensure(outcome.answer("exact") == "started", "no trace", &outcome);
+        let of_child: Vec<_> = outcome.answers("figures");
+        ensure(of_child == ["0 0, stale"], "the child measured something", &outcome);
+    }
+    // A thread of the parent's may be in the middle of things.
+    let busy = "fork status | new | drop";
+    check(&heard(), &format!("{CONTEXT}; sampled; exact; {busy}; {busy}; {busy}; drop; drop"));
+}
+
+const TWO: &str = "call cuInit 0; call cuDevicePrimaryCtxRetain &c0 0; call cuDevicePrimaryCtxRetain &c1 1";
+
+#[test]
+fn events_are_of_the_right_device() {
+    let trace = "exact 0; exact 1";
+    each(
+        &[
+            "call cuCtxSetCurrent c1; call cuMemAlloc_v2 &a 1000; figures 0 = 0 0; figures 1 = 1000 0; \
+             call cuCtxSetCurrent c0; call cuMemFree_v2 a; figures 0 = 0 0; figures 1 = 0 1000",
+            // The stream's device, whatever is current.
+            "call cuCtxSetCurrent c1; call cuStreamCreate &s 0; call cuCtxSetCurrent c0; call cuMemAllocAsync &a 1000 s; \
+             figures 0 = 0 0; figures 1 = 1000 0; call cuMemFreeAsync a 0; figures 1 = 0 1000",
+            "call cuCtxSetCurrent c0; call cuStreamCreate &s 0; call cuMemAllocAsync &a 7 s; call cuCtxSetCurrent c1; \
+             call cuMemAllocAsync &b 20 s; call cuMemAllocAsync &d 300 0; figures 0 = 27 0; figures 1 = 300 0",
+            // A handle that is given out again, on the other device.
+            "call cuCtxSetCurrent c0; call cuStreamCreate &s 0; call cuMemAllocAsync &a 7 s; call cuStreamDestroy_v2 s; \
+             call cuCtxSetCurrent c1; call cuStreamCreate &t 0; call cuMemAllocAsync &b 20 t; figures 0 = 7 0; figures 1 = 20 0",
+            "call cuMemPoolCreate &p on:0; call cuMemPoolDestroy p; call cuMemPoolCreate &q on:1; call cuCtxSetCurrent c0; \
+             call cuMemAllocFromPoolAsync &a 7 q 0; figures 0 = 0 0; figures 1 = 7 0",
+            // The pool's device, whatever the stream is on.
+            "call cuDeviceGetDefaultMemPool &p 1; call cuCtxSetCurrent c0; call cuMemAllocFromPoolAsync &a 1000 p 0; \
+             figures 0 = 0 0; figures 1 = 1000 0; call cuMemFreeAsync a 0; figures 1 = 0 1000",
+            "call cuMemPoolCreate &p on:1; call cuCtxSetCurrent c0; call cuMemAllocFromPoolAsync &a 1000 p 0; \
+             figures 0 = 0 0; figures 1 = 1000 0",
+            "call cuDeviceGetMemPool &p 1; call cuCtxSetCurrent c0; call cuMemAllocFromPoolAsync_ptsz &a 1000 p 0; \
+             figures 0 = 0 0; figures 1 = 1000 0",
+            "call cuCtxSetCurrent c1; call cuStreamCreateWithPriority &s 1 0; call cuCtxSetCurrent c0; \
+             call cuMemAllocAsync_ptsz &a 1000 s; figures 0 = 0 0; figures 1 = 1000 0",
+            // Where the properties say, without any context.
+            "call cuMemCreate &h 2097152 on:1 0; figures 0 = 0 0; figures 1 = 2097152 0; call cuMemRelease h; figures 1 = 0 2097152",
+            "call cuCtxCreate_v2 &x 0 1; call cuMemAlloc_v2 &a 7; call cuCtxSetCurrent c0; call cuMemAlloc_v2 &b 20; \
+             call cuArrayCreate_v2 &d array:10:0x01:1; figures 0 = 30 0; figures 1 = 7 0",
+            // A context that comes where another one was.
+            "call cuCtxCreate_v2 &x 0 0; call cuMemAlloc_v2 &a 7; call cuMemFree_v2 a; call cuCtxDestroy_v2 x; \
+             call cuCtxCreate_v3 &y 0 0 0 1; call cuMemAlloc_v2 &a 20; figures 1 = 20 0",
+            "other_thread call cuCtxSetCurrent c1 | call cuMemAlloc_v2 &a 7; other_thread call cuCtxSetCurrent c0 | call cuMemAlloc_v2 &b 20; \
+             figures 0 = 20 0; figures 1 = 7 0",
+        ],
+        |script| {
+            let machine = heard().devices(2);
+            check(&machine, &format!("{TWO}; {trace}; {script}"));
+            // CUDA's order is not NVML's.
+            check(&machine.env("CUDA_VISIBLE_DEVICES", "1,0"), &format!("{TWO}; {trace}; {script}"));
+        },
+    );
+}
+
+/// Streams and pools that are older than the subscription, or came while there was none.
+#[test]
+fn streams_and_pools_from_before() {
+    each(
+        &[
+            "call cuCtxSetCurrent c1; call cuStreamCreate &s 0; call cuCtxSetCurrent c0; TRACE; call cuMemAllocAsync &a 1000 s; \
+             figures 0 = 0 0; figures 1 = 1000 0",
+            "call cuMemPoolCreate &p on:1; call cuCtxSetCurrent c0; TRACE; call cuMemAllocFromPoolAsync &a 1000 p 0; \
+             figures 0 = 0 0; figures 1 = 1000 0",
+            "call cuCtxSetCurrent c0; subscribe = done; call cuStreamCreate &s 0; unsubscribe; call cuStreamDestroy_v2 s; \
+             call cuCtxSetCurrent c1; call cuStreamCreate &t 0; call cuCtxSetCurrent c0; subscribe = done; TRACE; call cuMemAllocAsync &a 1000 t; \
+             figures 0 = 0 0; figures 1 = 1000 0",
+            "call cuDeviceGetDefaultMemPool &p 1; call cuCtxSetCurrent c0; TRACE; call cuMemAllocFromPoolAsync &a 1000 p 0; \
+             figures 0 = 0 0; figures 1 = 1000 0",
+        ],
+        |script| {
+            check(&heard().devices(2), &format!("{TWO}; {}", script.replace("TRACE", "exact 0; exact 1")));
+        },
+    );
+}
+
+#[test]
+fn a_context_that_ends_gives_back_everything_but_pools() {
+    let made = "call cuMemAlloc_v2 &a 1000; call cuMemAllocAsync &b 20 0; call cuArrayCreate_v2 &d array:10:0x01:1; figures 0 = 1030 0";
+    each(
+        &[
+            format!("{made}; call cuDevicePrimaryCtxReset_v2 0; figures = 20 1010"),
+            format!("{made}; call cuDevicePrimaryCtxRelease_v2 0; figures = 20 1010"),
+            format!("{made}; call cuDevicePrimaryCtxReset_v2 0; call cuMemAlloc_v2 &e 7; figures = 27 1003"),
+            // Physical memory is no context's.
+            "call cuMemCreate &h 2097152 on:0 0; call cuMemAlloc_v2 &a 8; call cuDevicePrimaryCtxReset_v2 0; figures = 2097152 8"
+                .to_owned(),
+            // What was freed by it cannot be freed again, and what is only let go of is still there.
+            "call cuMemAlloc_v2 &a 8; call cuDevicePrimaryCtxReset_v2 0; call cuMemFree_v2 a = 1; figures = 0 8".to_owned(),
+            "call cuDevicePrimaryCtxRetain &ctx 0; call cuMemAlloc_v2 &a 8; call cuDevicePrimaryCtxRelease_v2 0; figures = 8 0"
+                .to_owned(),
+            "call cuMemAllocManaged &a 8 1; call cuDevicePrimaryCtxReset_v2 0; \
+             status = gauge=exact source=SOURCE heard=1 untracked=0 lost=0 by=LIBRARY why=none"
+                .to_owned(),
+            // Nothing was in it.
+            "call cuMemAlloc_v2 &a 8; call cuCtxCreate_v2 &x 0 0; call cuCtxDestroy_v2 x; figures = 8 0".to_owned(),
+        ],
+        |script| check_exact(&heard(), script),
+    );
+    // The other device's is not touched.
+    let script = "call cuCtxSetCurrent c0; call cuMemAlloc_v2 &a 7; call cuCtxSetCurrent c1; call cuMemAlloc_v2 &b 20; \
+                  call cuDevicePrimaryCtxReset_v2 1; figures 0 = 7 0; figures 1 = 0 20";
+    check(&heard().devices(2), &format!("{TWO}; exact 0; exact 1; {script}"));
+}
+
+/// One of two contexts of a device: exact, or said to be doubtful.
+#[test]
+fn one_context_of_two_ends() {
+    let script = "call cuMemAlloc_v2 &a 1000; call cuCtxCreate_v4 &x 0 0 0; call cuMemAlloc_v2 &b 20; call cuCtxDestroy_v2 x; figures";
+    for outcome in check(&heard(), &format!("{CONTEXT}; exact; {script}")) {
+        let figures = outcome.answer("figures");
+        ensure(figures == "1000 20" || figures.ends_with("lost"), "wrong without a word", &outcome);
+    }
+}
+
+#[test]
+fn many_traces_equal_a_replayed_log() {
+    let machine = heard().devices(2).set("total=200GiB").set("yields=1").limit(std::time::Duration::from_secs(120));
+    for script in ["nested 100", "together 16 40 1", "together 16 40 2", "alone 16 400 1", "alone 16 400 2"] {
+        for outcome in check(&machine, &format!("call cuInit 0; {script}")) {
+            let answer = outcome.answer(script);
+            let compared = answer.strip_suffix(" traces equal the log").and_then(|count| count.parse::<u32>().ok());
+            ensure(compared.is_some_and(|compared| compared >= 100), "too few traces", &outcome);
+        }
+    }
+}
+
+/// What Rust programs do.
+#[test]
+fn cudarc_is_heard() {
+    let mib = 1 << 20;
+    let script = format!(
+        "new; context 0; pooled 10; figures = {} 0; pooled 15; figures 0 = {} 0; give_back; figures = 0 {}",
+        10 * mib,
+        25 * mib,
+        25 * mib
+    );
+    for outcome in check(&heard(), &script) {
+        ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
+    }
+    // A card without pools.
+    check(&heard().set("pools=0"), &script);
+    let script =
+        format!("exact 0; exact 1; context 0; context 1; pooled 10; figures 0 = 0 0; figures 1 = {} 0", 10 * mib);
+    check(&heard().devices(2), &script);
+}
+
+/// The line that fastai prints, from exact figures.
+#[test]
+fn reports_are_exact() {
+    let script = "call cuMemAlloc_v2 &a 10485760; call cuMemAlloc_v2 &b 15728640; call cuMemFree_v2 b; report; reset; \
+                  call cuMemFree_v2 a; report; drop";
+    for outcome in check(&heard(), &format!("{CONTEXT}; new; {script}")) {
+        let expected = [
+            "△Used Peaked MB:     10     15",
+            "△Used Peaked MB:    -10      0",
+            "△Used Peaked MB:    -10      0 (exit)",
+        ];
+        ensure(outcome.reports() == expected, "the reports", &outcome);
+    }
+}
+
+/// One thread's own.
+#[test]
+fn traces_of_one_thread() {
+    each(
+        &[
+            "of_thread; call cuMemAlloc_v2 &a 7; other_thread call cuCtxSetCurrent ctx | call cuMemAlloc_v2 &b 20; figures 1 = 7 0; figures 0 = 27 0",
+            "of_thread; call cuMemAlloc_v2 &a 7; other_thread call cuCtxSetCurrent ctx | call cuMemFree_v2 a; figures 1 = 0 7",
+            "of_thread; other_thread call cuCtxSetCurrent ctx | call cuMemAlloc_v2 &b 20; call cuMemFree_v2 b; figures 1 = 0 0; figures 0 = 0 20",
+        ],
+        |script| check_exact(&heard(), script),
+    );
+    let outcome = gpumem_tests::check(&Standin::new(), &format!("{CONTEXT}; of_thread"));
+    ensure(outcome.answer("of_thread").starts_with("error[unavailable]"), "a sampled trace of one thread", &outcome);
+}
+
+/// Pools are the device's, not a context's.
+#[test]
+fn a_pool_outlives_a_context() {
+    let script = "call cuMemPoolCreate &p on:0; call cuMemAllocFromPoolAsync &a 9 p 0; call cuCtxCreate_v2 &x 0 0; \
+                  call cuMemAlloc_v2 &b 20; call cuCtxDestroy_v2 x; figures";
+    for outcome in check(&heard(), &format!("{CONTEXT}; exact; {script}")) {
+        let figures = outcome.answer("figures");
+        ensure(figures == "9 20" || figures.ends_with("lost"), "wrong without a word", &outcome);
+    }
+}
+
+#[test]
+fn another_threads_free_that_fails() {
+    let script = "of_thread; call cuMemAlloc_v2 &a 7; other_thread call cuCtxSetCurrent ctx | call cuMemFree_v2 a = 999; \
+                  figures 0 = 7 0; figures 1 = 7 0";
+    check_exact(&heard().fail("cuMemFree_v2=999"), script);
+}
+
+/// Handlers that were set before gpumem's own run after it has gone.
+#[test]
+fn traces_while_the_process_ends() {
+    let late = "at_exit new | call cuMemAlloc_v2 &b 1000 | figures | report | drop | status | try_get";
+    for script in
+        [format!("{late}; exact; exact"), format!("exact; {late}"), late.to_owned(), format!("sampled; {late}")]
+    {
+        check(&heard(), &format!("{CONTEXT}; {script}"));
+        gpumem_tests::check(&Standin::new(), &format!("{CONTEXT}; {script}"));
+    }
+}
+
+#[test]
+fn subscribing_again_and_again_under_load() {
+    let script = "call cuInit 0; toggling 8 300; exact; call cuDevicePrimaryCtxRetain &ctx 0; call cuCtxSetCurrent ctx; \
+                  call cuMemAlloc_v2 &a 1000; figures = 1000 0; call cuMemFree_v2 a; figures 0 = 0 1000";
+    check(&heard(), script);
+}
+
+/// A capture is not broken by what listens, and what it refuses is not counted.
+#[test]
+fn while_a_stream_is_captured() {
+    let script = "context 0; capture; new; figures = 0 0; report; status; call cuMemAllocAsync &a 1000 0; figures 0 = 1000 0; \
+                  drop; end_capture = whole";
+    check(&heard(), script);
+    let script = "context 0; capture; new; call cuMemAlloc_v2 &a 1000 = 900; figures = 0 0; end_capture";
+    check(&heard(), script);
+}
+
+#[test]
+fn slices_of_a_card_are_heard() {
+    check_exact(
+        &heard().set("mig=1"),
+        "call cuMemAlloc_v2 &a 1000; figures = 1000 0; call cuMemFree_v2 a; figures = 0 1000",
+    );
+}
