@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::origins::OriginId;
-use crate::model::{Bytes, Key, Time};
+use crate::model::{Bytes, Key, ThreadId, Time};
 
 /// A table of a million blocks then moves some 4,000 entries at a time.
 const SHARDS: usize = 256;
@@ -30,16 +30,36 @@ pub(super) struct Live {
     shards: Box<[HashMap<Key, Entry, Folded>]>,
 }
 
-/// What is remembered of a block.
+/// What is remembered of a block, in three words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) bytes: Bytes,
-    /// Of the event that it came with.
-    pub(super) number: u64,
-    /// 0 if this is the entry of no block.
-    pub(super) origin: OriginId,
-    /// When it was allocated, in tenths of a second since the session began.
-    pub(super) tenths: u32,
+    /// The number of the event that it came with, in 48 bits, and the upper 16 of the time.
+    when: u64,
+    /// The lower 8 bits are those of the time. Of origin 0 if this is the entry of no block.
+    whose: Whose,
+}
+
+/// Who allocated a block, and where: the thread in the upper 32 bits, the origin in the 24 below, and 8 bits to spare.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Whose(u64);
+
+impl Whose {
+    pub(super) fn new(thread: ThreadId, origin: OriginId) -> Self {
+        Self(u64::from(thread.0) << 32 | u64::from(origin.0) << 8)
+    }
+
+    /// The thread on whose behalf it was allocated.
+    #[expect(clippy::cast_possible_truncation, reason = "32 bits are left")]
+    pub(super) fn thread(self) -> ThreadId {
+        ThreadId((self.0 >> 32) as u32)
+    }
+
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "24 bits are taken")]
+    pub(super) fn origin(self) -> OriginId {
+        OriginId((self.0 >> 8) as u32 & 0x00ff_ffff)
+    }
 }
 
 /// A place for one block. No place lies in two lines of the cache.
@@ -52,19 +72,41 @@ struct Place {
 
 const _: () = assert!(size_of::<Place>() == 32);
 
-/// The tenths of a second of an [`Entry`]; the most after 13 years.
+/// A time as an [`Entry`] has it: in tenths of a second, 24 bits. It stays at the most after 19 days.
 pub(super) fn tenths(time: Time) -> u32 {
-    u32::try_from(time.as_millis() / 100).unwrap_or(u32::MAX)
+    u32::try_from(time.as_millis() / 100).unwrap_or(u32::MAX).min((1 << 24) - 1)
 }
 
 impl Entry {
+    /// `number` is that of the event, and `tenths` its time.
+    #[inline]
+    pub(super) fn new(bytes: Bytes, number: u64, tenths: u32, whose: Whose) -> Self {
+        let tenths = u64::from(tenths);
+        Self { bytes, when: number << 16 | tenths >> 8, whose: Whose(whose.0 | tenths & 0xff) }
+    }
+
+    #[inline]
+    pub(super) fn origin(&self) -> OriginId {
+        self.whose.origin()
+    }
+
+    #[inline]
+    pub(super) fn whose(&self) -> Whose {
+        self.whose
+    }
+
+    /// The number of the event that it came with, of which there are fewer than 2^48.
+    pub(super) fn number(&self) -> u64 {
+        self.when >> 16
+    }
+
     pub(super) fn time(&self) -> Time {
-        Time::from_millis(u64::from(self.tenths) * 100)
+        Time::from_millis(((self.when & 0xffff) << 8 | self.whose.0 & 0xff) * 100)
     }
 
     #[inline]
     fn is_none(&self) -> bool {
-        self.origin.0 == 0
+        self.whose.origin() == OriginId(0)
     }
 }
 
@@ -82,27 +124,26 @@ fn upper_bits(key: Key) -> usize {
 }
 
 impl Live {
-    const EMPTY: Place =
-        Place { key: Key::NONE, entry: Entry { bytes: Bytes::ZERO, number: 0, origin: OriginId(0), tenths: 0 } };
+    const EMPTY: Place = Place { key: Key::NONE, entry: Entry { bytes: Bytes::ZERO, when: 0, whose: Whose(0) } };
 
     /// Enters a block; gives back one that was entered under the same key and whose free was not heard. If nothing says
     /// that one could be missed, this may come as late as when the block moves to the shards.
     #[inline]
     pub(super) fn insert(&mut self, key: Key, entry: Entry) -> Option<Entry> {
-        let Entry { bytes, number, origin, tenths } = entry;
+        let Entry { bytes, when, whose } = entry;
         let place = &mut self.nursery[upper_bits(key)];
         if self.doubtful || !place.entry.is_none() {
-            return self.replace(key, bytes, number, origin, tenths);
+            return self.replace(key, bytes, when, whose);
         }
-        *place = Place { key, entry: Entry { bytes, number, origin, tenths } };
+        *place = Place { key, entry: Entry { bytes, when, whose } };
         None
     }
 
     /// As [`insert`](Self::insert), with the entry in registers: in memory, it would be written by parts and read as a whole, and
     /// the processor waits for that (store forwarding).
     #[cold]
-    fn replace(&mut self, key: Key, bytes: Bytes, number: u64, origin: OriginId, tenths: u32) -> Option<Entry> {
-        let entry = Entry { bytes, number, origin, tenths };
+    fn replace(&mut self, key: Key, bytes: Bytes, when: u64, whose: Whose) -> Option<Entry> {
+        let entry = Entry { bytes, when, whose };
         let missed = if self.doubtful { self.shard(key).remove(&key) } else { None };
         let old = std::mem::replace(&mut self.nursery[upper_bits(key)], Place { key, entry });
         if old.entry.is_none() {
@@ -127,7 +168,7 @@ impl Live {
             return None;
         }
         let entry = place.entry;
-        place.entry.origin = OriginId(0);
+        place.entry.whose = Whose(0);
         Some(entry)
     }
 
@@ -211,7 +252,7 @@ mod tests {
     use crate::model::Space;
 
     fn entry(bytes: u64) -> Entry {
-        Entry { bytes: Bytes::new(bytes), number: 1, origin: OriginId(1), tenths: 0 }
+        Entry::new(Bytes::new(bytes), 1, 0, Whose::new(ThreadId(1), OriginId(1)))
     }
 
     fn key(address: u64) -> Key {
@@ -234,10 +275,13 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_knows_when() {
-        let entry = |time| Entry { tenths: tenths(time), ..entry(1) };
-        assert_eq!(entry(Time::from_millis(123_456)).time(), Time::from_millis(123_400));
-        assert_eq!(entry(Time::from_secs(1 << 40)).time(), Time::from_millis(u64::from(u32::MAX) * 100));
+    fn an_entry_remembers() {
+        let (thread, origin) = (ThreadId(u32::MAX - 1), OriginId(0x00ab_cdef));
+        let of = |time| Entry::new(Bytes::new(u64::MAX), 0x1234_5678_9abc, tenths(time), Whose::new(thread, origin));
+        let entry = of(Time::from_millis(123_456));
+        assert_eq!((entry.whose().thread(), entry.origin(), entry.number()), (thread, origin, 0x1234_5678_9abc));
+        assert_eq!((entry.bytes.get(), entry.time()), (u64::MAX, Time::from_millis(123_400)));
+        assert_eq!(of(Time::from_secs(1 << 40)).time(), Time::from_millis(((1 << 24) - 1) * 100));
     }
 
     #[test]

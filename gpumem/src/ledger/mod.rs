@@ -17,7 +17,7 @@ pub(crate) use self::{
     tree::{Spot, SpotId},
 };
 use self::{
-    live::{Entry, Live, tenths},
+    live::{Entry, Live, Whose, tenths},
     origins::{OriginId, Origins},
     run::{Run, Sum},
     stats::moved,
@@ -33,12 +33,14 @@ use crate::model::{
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Ledger {
-    /// The newest events, not yet counted in the tree, the meters, the locals and the origins.
+    /// The newest events, not yet counted in the tree, the meters and the origins.
     run: Run,
     /// By number.
     threads: Vec<Thread>,
     /// The time of the next allocation, in tenths of a second.
     tenths: u32,
+    /// A scope looks at what one thread allocates.
+    has_locals: bool,
     live: Live,
     counts: Counts,
     scopes: HashMap<ScopeId, Scope>,
@@ -70,7 +72,7 @@ pub(crate) struct Counts {
 #[repr(C, align(64))]
 struct Thread {
     /// Its newest allocation's, for the next one, which is likely to agree.
-    newest: (Tag, OriginId),
+    newest: (Tag, Whose),
     /// Should its newest free turn out to have failed.
     freed: Freed,
     /// The scope that it is in.
@@ -187,6 +189,8 @@ pub(crate) struct Held {
     pub(crate) key: Key,
     /// Of the event that it came with, which no other block has: a key may be given out again.
     pub(crate) number: u64,
+    /// Who allocated it, or on whose behalf it was.
+    pub(crate) thread: ThreadId,
     pub(crate) bytes: Bytes,
     pub(crate) device: Device,
     pub(crate) origin: Origin,
@@ -249,8 +253,8 @@ impl Ledger {
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
     pub(crate) fn alloc(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) {
-        let origin = self.origin(tag, thread);
-        self.put_in(key, Entry { bytes, number, origin, tenths: self.tenths });
+        let whose = self.whose(tag, thread);
+        self.put_in(key, Entry::new(bytes, number, self.tenths, whose));
         self.run.allocated(bytes.get());
     }
 
@@ -261,7 +265,10 @@ impl Ledger {
         if let Some(missed) = self.live.insert(key, entry) {
             self.take_out_unheard(&missed);
         }
-        self.run_of(entry.origin).add(signed(entry.bytes));
+        self.run_of(entry.origin()).add(signed(entry.bytes));
+        if self.has_locals {
+            self.count_locally(entry.whose(), signed(entry.bytes));
+        }
     }
 
     /// A block is there no more, and nobody heard a free.
@@ -275,7 +282,19 @@ impl Ledger {
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
     fn take_out(&mut self, entry: &Entry) {
-        self.run_of(entry.origin).subtract(signed(entry.bytes));
+        self.run_of(entry.origin()).subtract(signed(entry.bytes));
+        if self.has_locals {
+            self.count_locally(entry.whose(), -signed(entry.bytes));
+        }
+    }
+
+    /// Counts what a thread allocated for the scopes that look at it alone.
+    #[cold]
+    fn count_locally(&mut self, whose: Whose, bytes: i64) {
+        let Origin { kind, meter, .. } = *self.origins.get(whose.origin());
+        if let Some(local) = self.locals.get_mut(&(whose.thread(), meter)).filter(|_| kind.is_on_device()) {
+            local.level.change(bytes);
+        }
     }
 
     #[inline]
@@ -295,7 +314,7 @@ impl Ledger {
     /// Counts what the newest events came to: before another origin's, and before anybody is told of anything counted.
     #[inline]
     fn end_run(&mut self) {
-        let Self { run, origins, meters, tree, locals, counts, .. } = self;
+        let Self { run, origins, meters, tree, counts, .. } = self;
         let Some((number, sums)) = run.sums() else { return };
         counts.heard = counts.heard.wrapping_add_signed(sums.events());
         let held = origins.held(number);
@@ -308,33 +327,29 @@ impl Ledger {
             on_device.take(&sums);
             level.take(sums.bytes);
             tree.take(origin.spot, &sums);
-            if let Some(local) = locals.get_mut(&(origin.thread, origin.meter)) {
-                local.level.take(sums.bytes);
-            }
         }
         *run = Run::default();
     }
 
-    /// The number of where a block comes from.
+    /// On whose behalf this thread allocates, and the number of where.
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
-    fn origin(&mut self, tag: Tag, thread: ThreadId) -> OriginId {
-        let (newest, origin) = self.thread(thread).newest;
-        if newest == tag { origin } else { self.find_origin(tag, thread) }
+    fn whose(&mut self, tag: Tag, thread: ThreadId) -> Whose {
+        let (newest, whose) = self.thread(thread).newest;
+        if newest == tag { whose } else { self.find_whose(tag, thread) }
     }
 
     #[cold]
-    fn find_origin(&mut self, tag: Tag, thread: ThreadId) -> OriginId {
+    fn find_whose(&mut self, tag: Tag, thread: ThreadId) -> Whose {
         self.end_run();
         let Thread { spot, strand, .. } = *self.thread(thread);
         let meter = self.meters.index(tag.device(), Gauge::Exact);
         let spot = self.tree.on(meter, spot);
-        let origin =
-            Origin { spot, thread: strand, stack: tag.stack(), meter, kind: tag.kind(), context: tag.context() };
+        let origin = Origin { spot, stack: tag.stack(), meter, kind: tag.kind(), context: tag.context() };
         let threads = &self.threads;
         let in_use = || {
             threads.iter().filter_map(|thread| match &thread.freed {
-                Freed::Block(_, entry) => Some(entry.origin),
+                Freed::Block(_, entry) => Some(entry.origin()),
                 _ => None,
             })
         };
@@ -342,8 +357,9 @@ impl Ledger {
         if swept {
             self.threads.iter_mut().for_each(|thread| thread.newest.0 = Tag::NONE);
         }
-        self.thread(thread).newest = (tag, number);
-        number
+        let whose = Whose::new(strand, number);
+        self.thread(thread).newest = (tag, whose);
+        whose
     }
 
     #[inline]
@@ -440,7 +456,7 @@ impl Ledger {
             }
             EventKind::Gone { context } => {
                 let origins = &self.origins;
-                for entry in self.live.drain(|entry| origins.get(entry.origin).context == context) {
+                for entry in self.live.drain(|entry| origins.get(entry.origin()).context == context) {
                     self.counts.gone += 1;
                     self.take_out_unheard(&entry);
                 }
@@ -552,13 +568,21 @@ impl Ledger {
     }
 
     fn held(&self, key: Key, entry: &Entry) -> Held {
-        let origin = *self.origins.get(entry.origin);
+        let origin = *self.origins.get(entry.origin());
         let device = self.meters.0[usize::from(origin.meter)].device;
-        Held { key, number: entry.number, bytes: entry.bytes, device, origin, time: entry.time() }
+        Held {
+            key,
+            number: entry.number(),
+            thread: entry.whose().thread(),
+            bytes: entry.bytes,
+            device,
+            origin,
+            time: entry.time(),
+        }
     }
 
     fn is_within(&self, held: &Held, within: &Within) -> bool {
-        held.origin.thread == within.strand
+        held.thread == within.strand
             && (within.since..=within.until).contains(&held.number)
             && self.tree.is_inside(held.origin.spot, within.spot)
     }
@@ -581,6 +605,7 @@ impl Ledger {
         let of_thread = watch.thread.map(|thread| self.thread(thread).strand);
         if let Some(thread) = of_thread {
             self.locals.entry((thread, meter)).or_default().scopes += 1;
+            self.has_locals = true;
         }
         let opener = event.thread;
         let mut open = Scope {
@@ -687,6 +712,7 @@ impl Ledger {
             local.scopes -= 1;
             if local.scopes == 0 {
                 self.locals.remove(&(of, open.meter));
+                self.has_locals = !self.locals.is_empty();
             }
         }
         self.thread(open.opener).leave(|entered| entered.by_opening && entered.scope == scope);
@@ -697,7 +723,7 @@ impl Ledger {
 impl Thread {
     fn new(number: ThreadId) -> Self {
         let (entered, freed) = (Vec::new(), Freed::Nothing);
-        Self { spot: SpotId::NONE, strand: number, newest: (Tag::NONE, OriginId::default()), freed, number, entered }
+        Self { spot: SpotId::NONE, strand: number, newest: (Tag::NONE, Whose::default()), freed, number, entered }
     }
 
     fn enter(&mut self, entered: Entered) {

@@ -1,17 +1,15 @@
-//! Where blocks come from. Blocks that agree in everything but their size share one origin, so that a block needs to
-//! remember nothing but its number.
+//! Where blocks come from. Blocks that agree in everything but their size and their thread share one origin, so that a block
+//! needs to remember nothing but its number. Threads that do the same share it too: their events are counted as one run.
 
 use std::collections::{HashMap, HashSet};
 
 use super::tree::SpotId;
-use crate::model::{MemKind, StackId, ThreadId};
+use crate::model::{MemKind, StackId};
 
 /// What blocks of one origin have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Origin {
     pub(crate) spot: SpotId,
-    /// Who allocated, or on whose behalf it was.
-    pub(crate) thread: ThreadId,
     pub(crate) stack: StackId,
     /// The meter of the device.
     pub(super) meter: u16,
@@ -51,14 +49,8 @@ pub(super) struct Held {
 
 impl Default for Origins {
     fn default() -> Self {
-        let nobody = Origin {
-            spot: SpotId::NONE,
-            thread: ThreadId(0),
-            stack: StackId::NONE,
-            meter: u16::MAX,
-            kind: MemKind::Device,
-            context: 0,
-        };
+        let nobody =
+            Origin { spot: SpotId::NONE, stack: StackId::NONE, meter: u16::MAX, kind: MemKind::Device, context: 0 };
         let nobody = Held { origin: nobody, blocks: 0, bytes: 0 };
         Self { all: vec![nobody], known: HashMap::new(), unused: Vec::new(), sweep_at: FEW }
     }
@@ -81,7 +73,7 @@ impl Origins {
         }
         if self.known.len() >= MOST / 2 {
             // Better less said of it than not counted.
-            origin = Origin { stack: StackId::NONE, thread: ThreadId(0), ..origin };
+            origin = Origin { stack: StackId::NONE, ..origin };
             if let Some(known) = self.known.get(&origin) {
                 return (*known, full);
             }

@@ -138,7 +138,7 @@ fn live_block(held: &Held, paths: &Paths) -> LiveBlock {
         caller: stack.caller,
         library: stack.library,
         backtrace: stack.frames,
-        thread: held.origin.thread.0,
+        thread: held.thread.0,
         time: held.time,
     }
 }
