@@ -4,10 +4,17 @@ mod memo;
 mod modules;
 mod unwind;
 
-use std::{arch::asm, cell::RefCell, mem::MaybeUninit, ops::Range, ptr, sync::Arc};
+use std::{
+    arch::asm,
+    cell::{RefCell, UnsafeCell},
+    mem::MaybeUninit,
+    ops::Range,
+    ptr,
+    sync::Arc,
+};
 
 use self::{
-    memo::Memo,
+    memo::{Known, Memo, Recent},
     modules::Modules,
     unwind::{KEPT, Kept, Start, Unwinder, Walked},
 };
@@ -48,6 +55,8 @@ struct Walker {
 }
 
 thread_local! {
+    // Without a destructor, it is found by one look.
+    static RECENT: UnsafeCell<Recent> = const { UnsafeCell::new(Recent::NONE) };
     static WALKER: RefCell<Option<Walker>> = const { RefCell::new(None) };
 }
 
@@ -103,6 +112,17 @@ pub(super) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
         );
     }
     let registers = registers.as_ptr().expose_provenance() as u64;
+    // SAFETY: this thread alone has it, and nobody else refers to it: what is called here reads words. They are on the thread's own
+    // stack, at and above `sp`, as they were when it was kept: a thread's stack begins at one address all its life.
+    if let Some(known) = RECENT.with(|recent| unsafe { &*recent.get() }.find(sp, word)) {
+        return Some(known);
+    }
+    find(registers, sp, is_skipped, number)
+}
+
+/// As [`number`], of a stack that is not the thread's last.
+#[inline(never)]
+fn find(registers: u64, sp: u64, is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) -> u32) -> Option<u32> {
     let of_thread = |walker: &RefCell<Option<Walker>>| {
         let walker = &mut *walker.try_borrow_mut().ok()?;
         let walker = walker.get_or_insert_with(Walker::new);
@@ -111,16 +131,32 @@ pub(super) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
         }
         // The place of the registers is the same each time at the same place in the program, which the first of them is.
         match walker.memo.find(sp, walker.bounds.end, word) {
-            Some(known) => Some(known),
+            Some(known) => {
+                keep(sp, known);
+                Some(known.number)
+            }
             None => walker.walk(registers, sp, is_skipped, number),
         }
     };
     WALKER.try_with(of_thread).ok()?
 }
 
+/// This is the thread's last stack from now on.
+fn keep(sp: u64, known: Known<'_>) {
+    // SAFETY: this thread alone has it, and nobody else refers to it meanwhile.
+    RECENT.with(|recent| unsafe { &mut *recent.get() }.keep(sp, known));
+}
+
+/// The thread has no last stack.
+fn forget_recent() {
+    // SAFETY: as above.
+    RECENT.with(|recent| unsafe { *recent.get() = Recent::NONE });
+}
+
 /// The calling thread remembers no stack from before.
 #[cfg(any(test, feature = "bench"))]
 pub(super) fn forget() {
+    forget_recent();
     WALKER.with_borrow_mut(|walker| {
         if let Some(walker) = walker {
             walker.memo.clear();
@@ -153,6 +189,7 @@ impl Walker {
         let modules = Modules::current(self.modules.as_ref(), is_skipped)?;
         if self.modules.as_ref().is_some_and(|known| known.generation.unloaded != modules.generation.unloaded) {
             // What was understood of a library may be of one that is no longer there.
+            forget_recent();
             self.memo.clear();
             self.unwinder.clear();
         }

@@ -1,6 +1,8 @@
 //! Stacks that were walked before. A walk is decided by the stack pointer it begins at and by the words that it reads, so
 //! whoever finds the same words at the same addresses needs no second walk.
 
+use std::ops::Range;
+
 /// Stacks to one set. Callers at one depth of one function share a stack pointer, and so a set.
 const WAYS: usize = 16;
 const SETS: usize = 8;
@@ -26,11 +28,66 @@ struct Way {
     number: u32,
 }
 
+impl Way {
+    /// Where in the ring its words are.
+    fn words(&self) -> Range<usize> {
+        self.start as usize..self.start as usize + self.count as usize
+    }
+}
+
 /// A walk that is being noted down.
 #[derive(Clone, Copy)]
 pub(super) struct Note {
     way: Way,
     is_whole: bool,
+}
+
+/// A stack that was walked before, and its words.
+#[derive(Clone, Copy)]
+pub(super) struct Known<'a> {
+    pub(super) number: u32,
+    offsets: &'a [u32],
+    values: &'a [u64],
+}
+
+/// The stack that a thread had last, which is likely to come again: its words lie side by side.
+pub(super) struct Recent {
+    sp: u64,
+    count: u32,
+    number: u32,
+    words: [(u64, u64); Self::MOST],
+}
+
+impl Recent {
+    /// One with more words is looked for in the [`Memo`] each time.
+    const MOST: usize = 32;
+
+    pub(super) const NONE: Self = Self { sp: 0, count: 0, number: 0, words: [(0, 0); Self::MOST] };
+
+    /// The number of the stack that begins at `sp`, if it is this one. It reads no word that was not there when this was kept.
+    #[inline]
+    pub(super) fn find(&self, sp: u64, read: impl Fn(u64) -> u64) -> Option<u32> {
+        let words = self.words.get(..self.count as usize)?;
+        let is_this = self.sp == sp && words.iter().all(|(offset, value)| read(sp + offset) == *value);
+        is_this.then_some(self.number)
+    }
+
+    pub(super) fn keep(&mut self, sp: u64, known: Known<'_>) {
+        // Nothing is at this address.
+        self.sp = 0;
+        if known.offsets.len() > Self::MOST {
+            return;
+        }
+        for (word, (offset, value)) in self.words.iter_mut().zip(known.offsets.iter().zip(known.values)) {
+            *word = (u64::from(*offset), *value);
+        }
+        *self = Self {
+            sp,
+            count: u32::try_from(known.offsets.len()).unwrap_or(0),
+            number: known.number,
+            words: self.words,
+        };
+    }
 }
 
 pub(super) struct Memo {
@@ -40,8 +97,6 @@ pub(super) struct Memo {
     values: Box<[u64]>,
     /// The number of the next word. They are counted from 1 on and never anew, gaps at the end of the ring included.
     next: u64,
-    /// The stack that was found last, which is likely to come again.
-    last: usize,
 }
 
 impl Memo {
@@ -52,52 +107,32 @@ impl Memo {
             offsets: vec![0; WORDS].into(),
             values: vec![0; WORDS].into(),
             next: 1,
-            last: 0,
         }
     }
 
     /// The number of the stack that begins at `sp`, if it was walked before. `read` is asked for words from `sp` up to `end`.
     #[inline]
-    pub(super) fn find(&mut self, sp: u64, end: u64, read: impl Fn(u64) -> u64) -> Option<u32> {
+    pub(super) fn find(&mut self, sp: u64, end: u64, read: impl Fn(u64) -> u64) -> Option<Known<'_>> {
         let room = end.checked_sub(sp)?;
-        if let Some(number) = self.compare(self.last, sp, room, &read) {
-            return Some(number);
-        }
-        self.search(sp, room, &read)
+        let at = set(sp).find(|at| self.is_kept(&self.ways[*at], sp, room) && self.is_same(*at, sp, &read))?;
+        let way = &self.ways[at];
+        let words = way.words();
+        Some(Known { number: way.number, offsets: &self.offsets[words.clone()], values: &self.values[words] })
     }
 
-    #[inline(never)]
-    fn search(&mut self, sp: u64, room: u64, read: &impl Fn(u64) -> u64) -> Option<u32> {
-        set(sp).find_map(|at| {
-            let way = &self.ways[at];
-            // Most of those that differ do so in this word.
-            let telling = way.start as usize + way.telling as usize;
-            let may_be =
-                self.is_kept(way, sp, room) && read(sp + u64::from(self.offsets[telling])) == self.values[telling];
-            let number = if may_be { self.compare(at, sp, room, read) } else { None };
-            if number.is_some() {
-                self.last = at;
-            }
-            number
-        })
-    }
-
-    /// The number of a stack, if it is the one that begins at `sp`.
-    #[inline]
-    fn compare(&mut self, at: usize, sp: u64, room: u64, read: &impl Fn(u64) -> u64) -> Option<u32> {
-        if !self.is_kept(&self.ways[at], sp, room) {
-            return None;
-        }
+    /// Whether all words of a stack are there.
+    fn is_same(&mut self, at: usize, sp: u64, read: &impl Fn(u64) -> u64) -> bool {
         let way = &mut self.ways[at];
-        let words = way.start as usize..way.start as usize + way.count as usize;
-        let mut words = self.offsets[words.clone()].iter().zip(&self.values[words]);
-        match words.position(|(offset, value)| read(sp + u64::from(*offset)) != *value) {
-            None => Some(way.number),
-            Some(differs) => {
-                way.telling = u32::try_from(differs).unwrap_or(0);
-                None
-            }
+        let is_same = |(offset, value): (&u32, &u64)| read(sp + u64::from(*offset)) == *value;
+        let (offsets, values) = (&self.offsets[way.words()], &self.values[way.words()]);
+        // Most of those that differ do so in this word.
+        let telling = way.telling as usize;
+        if !is_same((&offsets[telling], &values[telling])) {
+            return false;
         }
+        let differs = offsets.iter().zip(values).position(|word| !is_same(word));
+        way.telling = differs.map_or(way.telling, |differs| u32::try_from(differs).unwrap_or(0));
+        differs.is_none()
     }
 
     /// Its words are still there, and are of a stack that begins at `sp` and has so much room.
@@ -163,7 +198,7 @@ fn place(word: u64) -> usize {
     (word % WORDS as u64) as usize
 }
 
-fn set(sp: u64) -> std::ops::Range<usize> {
+fn set(sp: u64) -> Range<usize> {
     // Stack pointers are multiples of 16, and the frames between two of them are rarely a multiple of much more.
     let hash = (sp >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
     let first = hash as usize % SETS * WAYS;
@@ -189,7 +224,15 @@ mod tests {
 
     fn find(memo: &mut Memo, words: &[u64]) -> Option<u32> {
         let end = SP + 8 * words.len() as u64;
-        memo.find(SP, end, |address| words[usize::try_from((address - SP) / 8).unwrap()])
+        let read = |address| words[usize::try_from((address - SP) / 8).unwrap()];
+        let found = memo.find(SP, end, read)?;
+        // Who keeps it finds it again, and nothing else.
+        let mut recent = Recent::NONE;
+        recent.keep(SP, found);
+        let (number, is_short) = (found.number, found.offsets.len() <= Recent::MOST);
+        assert_eq!(recent.find(SP, read), is_short.then_some(number));
+        assert_eq!(recent.find(SP + 16, |_| -> u64 { panic!("there is nothing of this stack") }), None);
+        Some(number)
     }
 
     #[test]
@@ -209,7 +252,7 @@ mod tests {
         }
         assert_eq!(find(&mut memo, &words), Some(5));
         let read = |_| -> u64 { panic!("there is nothing of this stack") };
-        assert_eq!(memo.find(SP + 8, SP + 400, read), None, "another stack pointer");
+        assert!(memo.find(SP + 8, SP + 400, read).is_none(), "another stack pointer");
     }
 
     #[test]
@@ -223,9 +266,10 @@ mod tests {
             words[usize::try_from((address - SP) / 8).unwrap()]
         };
         for end in [0, SP - 1, SP, SP + 8, SP + 31] {
-            assert_eq!((memo.find(SP, end, read), asked.get()), (None, 0));
+            assert!(memo.find(SP, end, read).is_none() && asked.get() == 0);
         }
-        assert_eq!((memo.find(SP, SP + 32, read), asked.take()), (Some(5), 3));
+        let number = memo.find(SP, SP + 32, read).map(|known| known.number);
+        assert_eq!((number, asked.take()), (Some(5), 3));
     }
 
     #[test]
