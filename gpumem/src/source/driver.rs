@@ -263,14 +263,14 @@ impl<L: Listen> Observe for Observer<L> {
             let tag = Tag::new(cuda(device), MemKind::Pool, 0, stacks::here(bytes));
             L::alloc(key(Named::Address, address), Bytes::new(bytes), tag);
         } else {
-            pooled_elsewhere(caller, address, bytes, stream);
+            calls::at_work(|| pooled_elsewhere(caller, address, bytes, stream));
         }
     }
 
     #[inline]
     fn freeing(_: &Caller, address: u64) {
         if L::free(key(Named::Address, address)) == Answer::Untracked {
-            freed_unknown(Named::Address, address);
+            calls::at_work(|| freed_unknown(Named::Address, address));
         }
     }
 

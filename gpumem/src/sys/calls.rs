@@ -190,8 +190,8 @@ pub(crate) enum Call {
         bytes: u64,
         device: u32,
     },
-    /// Something that cannot be counted: an array whose format has no known size, or what was called while the handler was
-    /// at work.
+    /// Something that cannot be counted: an array whose format has no known size, or what was called while the observer
+    /// was at work.
     Uncounted,
     /// About to be given back.
     Freeing {
@@ -309,17 +309,17 @@ const _: () = {
     assert!(std::mem::offset_of!(Located, location) == 8);
 };
 
-/// Who is told of each fact, on the thread that makes the call. It is a type, not a value: its functions become a part of each
+/// Who is told of each fact, on the thread that makes the call, while no observer is [`at_work`] on it. It is a type, not a value: its functions become a part of each
 /// hook, which is then one function without calls. What runs between two calls of the driver is rarely in the processor's
 /// instruction cache, so that each line of it counts.
 pub(crate) trait Observe: 'static {
-    /// [`Call::Pooled`] on a stream.
+    /// [`Call::Pooled`] on a stream. The observer itself says where it is [`at_work`].
     fn pooled(caller: &Caller, address: u64, bytes: u64, stream: u64);
 
-    /// [`Call::Freeing`] of an address.
+    /// [`Call::Freeing`] of an address. The observer itself says where it is [`at_work`].
     fn freeing(caller: &Caller, address: u64);
 
-    /// Every other call.
+    /// Every other call. The observer is [`at_work`].
     fn other(caller: &Caller, call: &Call);
 }
 
@@ -351,38 +351,62 @@ impl<O: Observe> Told<O> {
         Self { caller, observer: PhantomData }
     }
 
-    #[inline]
-    fn run(&self, code: impl FnOnce()) {
-        let before = STATE.replace(State::Handler);
-        if before == State::Handler {
-            self.uncounted();
-        } else {
-            let _ = catch_unwind(AssertUnwindSafe(code));
-        }
-        STATE.set(before);
+    /// Reports calls that the observer makes while it is at work: that there was one, and no more.
+    pub(super) const fn of_observer(&self) -> impl Tell {
+        OfObserver(self)
     }
+}
 
-    #[cold]
-    fn uncounted(&self) {
-        let _ = catch_unwind(AssertUnwindSafe(|| O::other(&self.caller, &Call::Uncounted)));
+struct OfObserver<'a, O>(&'a Told<O>);
+
+impl<O: Observe> Tell for OfObserver<'_, O> {
+    fn tell(&self, _: &Call) {
+        self.0.tell(&Call::Uncounted);
     }
 }
 
 impl<O: Observe> Tell for Told<O> {
     #[inline(never)]
     fn tell(&self, call: &Call) {
-        self.run(|| O::other(&self.caller, call));
+        let _ = catch_unwind(AssertUnwindSafe(|| at_work(|| O::other(&self.caller, call))));
     }
 
-    #[inline]
+    #[allow(clippy::inline_always, reason = "a hook is one function, which takes fewer lines of the instruction cache")]
+    #[inline(always)]
     fn pooled(&self, address: u64, bytes: u64, stream: u64) {
-        self.run(|| O::pooled(&self.caller, address, bytes, stream));
+        let _ = catch_unwind(AssertUnwindSafe(|| O::pooled(&self.caller, address, bytes, stream)));
     }
 
-    #[inline]
+    #[allow(clippy::inline_always, reason = "a hook is one function, which takes fewer lines of the instruction cache")]
+    #[inline(always)]
     fn freeing(&self, address: u64) {
-        self.run(|| O::freeing(&self.caller, address));
+        let _ = catch_unwind(AssertUnwindSafe(|| O::freeing(&self.caller, address)));
     }
+}
+
+/// For the observer: runs code that may hold a lock of its own, so that calls which this code makes are not told to it.
+pub(crate) fn at_work<T>(code: impl FnOnce() -> T) -> T {
+    in_state(State::Observer, code)
+}
+
+/// For the observer: runs code that holds no lock of its own, so that calls which it makes are counted as any others.
+pub(crate) fn outside<T>(code: impl FnOnce() -> T) -> T {
+    in_state(State::Program, code)
+}
+
+/// Runs code as if the thread were doing this.
+#[inline]
+pub(super) fn in_state<T>(state: State, code: impl FnOnce() -> T) -> T {
+    struct Restored(State);
+
+    impl Drop for Restored {
+        fn drop(&mut self) {
+            STATE.set(self.0);
+        }
+    }
+
+    let _restored = Restored(STATE.replace(state));
+    code()
 }
 
 /// What the calling thread is doing.
@@ -392,19 +416,12 @@ pub(super) enum State {
     /// It is in a driver function whose call is counted. What this function calls in turn is part of that call.
     #[cfg_attr(not(feature = "dispatch"), expect(dead_code, reason = "CUPTI reports only the outer call"))]
     Driver,
-    /// The handler is at work, and may hold a lock that it would wait for if it were called again.
-    Handler,
+    /// The observer is at work, and may hold a lock that it would wait for if it were told of another call.
+    Observer,
 }
 
 thread_local! {
     pub(super) static STATE: Cell<State> = const { Cell::new(State::Program) };
-}
-
-/// For the handler: runs code that holds no lock of the handler's, so that calls which it makes are counted as any others.
-pub(crate) fn outside(code: impl FnOnce()) {
-    let before = STATE.replace(State::Program);
-    code();
-    STATE.set(before);
 }
 
 /// Reads a call that is about to be made: what gives memory back is told before, since another thread may be given its name as
@@ -706,7 +723,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_handler_calls_is_uncounted_unless_it_is_outside() {
+    fn what_the_observer_calls_is_uncounted_unless_it_is_outside() {
         thread_local! {
             static TOLD: std::cell::RefCell<Vec<Call>> = const { std::cell::RefCell::new(Vec::new()) };
         }
@@ -717,7 +734,8 @@ mod tests {
             let caller = Caller::Cupti(Context::default());
             #[cfg(not(feature = "cupti"))]
             let caller = Caller::Dispatch;
-            Told::<Observer>::by(caller).freeing(name);
+            let told = Told::<Observer>::by(caller);
+            if STATE.get() == State::Observer { told.of_observer().freeing(name) } else { told.freeing(name) }
         }
 
         impl Observe for Observer {
@@ -726,9 +744,11 @@ mod tests {
             fn freeing(_: &Caller, name: u64) {
                 TOLD.with_borrow_mut(|told| told.push(Call::Freeing { named: Named::Address, name }));
                 if name == 1 {
-                    free(2);
-                    outside(|| free(3));
-                    free(4);
+                    at_work(|| {
+                        free(2);
+                        outside(|| free(3));
+                        free(4);
+                    });
                 }
             }
 

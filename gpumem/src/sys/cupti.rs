@@ -11,7 +11,7 @@ use libloading::Library;
 use once_cell::sync::OnceCell;
 
 use super::{
-    calls::{Arguments, CALLS, Call, Caller, Context, Observe, Shape, Tell, Told, at_enter, at_exit},
+    calls::{Arguments, CALLS, Call, Caller, Context, Observe, STATE, Shape, State, Tell, Told, at_enter, at_exit},
     dl, process,
 };
 use crate::error::{Error, Kind};
@@ -269,12 +269,28 @@ unsafe fn report<O: Observe>(number: u32, data: &CallbackData) {
     // SAFETY: `function_params` points to a struct of the call's arguments, which stays until the callback returns.
     let arguments = unsafe { Arguments::new(data.function_params) };
     let to = Told::<O>::by(Caller::Cupti(Context { handle: data.context, uid: data.context_uid.into() }));
+    // SAFETY: the shape is that of this number, whose data this is.
+    unsafe {
+        if STATE.get() == State::Observer {
+            read_side(*shape, data, arguments, &to.of_observer());
+        } else {
+            read_side(*shape, data, arguments, &to);
+        }
+    }
+}
+
+/// Reads the side of a call that is reported.
+///
+/// # Safety
+/// `data` and `arguments` are those of a call of this shape.
+#[inline]
+unsafe fn read_side(shape: Shape, data: &CallbackData, arguments: Arguments, to: &impl Tell) {
     if data.site == SITE_ENTER {
-        // SAFETY: the shape is that of this number, whose arguments these are.
-        unsafe { at_enter(*shape, arguments, &to) };
+        // SAFETY: the arguments are those of a call of this shape.
+        unsafe { at_enter(shape, arguments, to) };
     } else {
         // SAFETY: as above; at the exit CUPTI passes where the call's `CUresult` is.
-        unsafe { at_exit(*shape, data.function_return_value.read(), arguments, &to) };
+        unsafe { at_exit(shape, data.function_return_value.read(), arguments, to) };
     }
 }
 

@@ -27,7 +27,16 @@ pub(crate) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
         return number;
     }
     let _ = is_skipped;
-    captured(number)
+    at_work(|| captured(number))
+}
+
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
+pub(super) use super::calls::at_work;
+
+/// Without a source that intercepts calls, nobody is told of any.
+#[cfg(not(any(feature = "cupti", feature = "dispatch")))]
+pub(super) fn at_work<T>(code: impl FnOnce() -> T) -> T {
+    code()
 }
 
 /// The calling thread remembers no stack from before.

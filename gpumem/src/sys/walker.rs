@@ -18,6 +18,7 @@ use self::{
     modules::Modules,
     unwind::{KEPT, Kept, Start, Unwinder, Walked},
 };
+use super::stack::at_work;
 
 /// Functions that are told of. The user's line is among them, however many a framework puts between it and the driver.
 const MOST: usize = 128;
@@ -117,7 +118,7 @@ pub(super) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
     if let Some(known) = RECENT.with(|recent| unsafe { &*recent.get() }.find(sp, word)) {
         return Some(known);
     }
-    find(registers, sp, is_skipped, number)
+    at_work(|| find(registers, sp, is_skipped, number))
 }
 
 /// As [`number`], of a stack that is not the thread's last.

@@ -23,7 +23,7 @@ use crate::{
     sys::{
         calls::{
             Arguments, CALLS, Call, Caller, Memory, Named, Observe, STATE, Shape, State, Tell, Told, at_enter, at_exit,
-            with_calls,
+            in_state, with_calls,
         },
         cuda, dl, loader, process,
     },
@@ -252,8 +252,9 @@ unsafe fn intercept<O: Observe, const N: usize>(
     call: impl FnOnce(usize) -> u32,
 ) -> u32 {
     let driver = HOOKS.drivers[row].load(Relaxed);
+    let state = STATE.get();
     // What an implementation calls in turn is a part of the call that is counted already.
-    if STATE.get() == State::Driver || !HOOKS.active.load(Relaxed) {
+    if state == State::Driver || !HOOKS.active.load(Relaxed) {
         return call(driver);
     }
     let to = Told::<O>::by(Caller::Dispatch);
@@ -263,20 +264,28 @@ unsafe fn intercept<O: Observe, const N: usize>(
         return primary(shape, words[0], || call(driver), &to);
     }
     // SAFETY: the arguments are those of a call of this shape.
-    unsafe { at_enter(shape, arguments, &to) };
-    let result = in_driver(|| call(driver));
-    // SAFETY: as above; the call has returned.
-    unsafe { at_exit(shape, result, arguments, &to) };
-    result
+    unsafe {
+        if state == State::Observer {
+            around(shape, arguments, || call(driver), &to.of_observer())
+        } else {
+            around(shape, arguments, || call(driver), &to)
+        }
+    }
 }
 
-/// Runs code that calls the driver, without counting the calls.
-#[inline]
-fn in_driver<T>(code: impl FnOnce() -> T) -> T {
-    let before = STATE.replace(State::Driver);
-    let done = code();
-    STATE.set(before);
-    done
+/// Makes a call, and reads it before and after.
+///
+/// # Safety
+/// `arguments` are those of the call, which has this shape.
+#[allow(clippy::inline_always, reason = "as above")]
+#[inline(always)]
+unsafe fn around(shape: Shape, arguments: Arguments, call: impl FnOnce() -> u32, to: &impl Tell) -> u32 {
+    // SAFETY: the arguments are those of a call of this shape.
+    unsafe { at_enter(shape, arguments, to) };
+    let result = in_state(State::Driver, call);
+    // SAFETY: as above; the call has returned.
+    unsafe { at_exit(shape, result, arguments, to) };
+    result
 }
 
 /// Gives a reference to a primary context back, or resets it. Which context that is, and whether that was the last reference,
@@ -285,7 +294,7 @@ fn in_driver<T>(code: impl FnOnce() -> T) -> T {
 fn primary(shape: Shape, device: u64, call: impl FnOnce() -> u32, to: &impl Tell) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "an int lies in the word's lower half")]
     let device = device as i32;
-    let context = in_driver(|| cuda::primary_context(device));
+    let context = in_state(State::Driver, || cuda::primary_context(device));
     let gone = || {
         if let Some(handle) = context {
             to.tell(&Call::ContextGone { handle });
@@ -294,8 +303,8 @@ fn primary(shape: Shape, device: u64, call: impl FnOnce() -> u32, to: &impl Tell
     if shape == Shape::PrimaryReset {
         gone();
     }
-    let result = in_driver(call);
-    if shape == Shape::PrimaryRelease && !in_driver(|| cuda::has_primary_context(device)) {
+    let result = in_state(State::Driver, call);
+    if shape == Shape::PrimaryRelease && !in_state(State::Driver, || cuda::has_primary_context(device)) {
         gone();
     }
     result
