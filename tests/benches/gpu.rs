@@ -215,8 +215,8 @@ struct Row {
 
 impl Row {
     const ALL: [Self; 10] = [
-        Self::of("async-4KiB", Kind::Async(4096), 1, 10_000),
-        Self::of("async-1MiB", Kind::Async(MIB), 1, 10_000),
+        Self::of("async-4KiB-alone", Kind::Async(4096), 1, 10_000),
+        Self::of("async-1MiB-alone", Kind::Async(MIB), 1, 10_000),
         Self::of("async-4KiB-threads", Kind::Async(4096), THREADS, 1000),
         Self::of("async-1MiB-threads", Kind::Async(MIB), THREADS, 1000),
         Self { has_stacks: true, ..Self::of("plain-1MiB", Kind::Plain(MIB), 1, 500) },
