@@ -21,7 +21,7 @@ pub trait LabelExt: Sized {
     fn label(&self, name: impl Into<String>, shape: &[usize]) -> Result<()>;
 
     /// As [`label`](Self::label), for the line that allocates: `stream.alloc_zeros(9)?.labelled("kernel", &[3, 3])`. Where
-    /// allocations are not heard the slice stays without a label; a wrong shape is said once on stderr.
+    /// allocations are not intercepted the slice stays without a label; a wrong shape is said once on stderr.
     #[must_use]
     fn labelled(self, name: impl Into<String>, shape: &[usize]) -> Self {
         if let Err(error) = self.label(name, shape)

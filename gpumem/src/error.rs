@@ -79,7 +79,7 @@ impl Error {
         }
     }
 
-    /// Another profiler is at work, and only one can be.
+    /// CUPTI was to be used, and another tool has its one subscription.
     pub fn is_busy(&self) -> bool {
         match &*self.0 {
             Kind::Busy { .. } => true,

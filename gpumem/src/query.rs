@@ -206,7 +206,7 @@ fn most_free(devices: impl IntoIterator<Item = (u32, Bytes)>) -> (Option<u32>, B
 /// Creates the CUDA context of the current device, if there is none, and keeps it for the life of the process: about
 /// half a GiB that would otherwise be counted to the first thing that is traced. Does nothing without a GPU.
 ///
-/// Where exact traces are to be had, it also begins to hear allocations, as [`subscribe`](crate::subscribe) does, so that
+/// If exact traces are possible, it also begins to intercept allocations, as [`subscribe`](crate::subscribe) does, so that
 /// blocks that are older than the first trace are known. The calling thread's current context stays what it is.
 #[doc(alias("cuDevicePrimaryCtxRetain", "preload_pytorch"))]
 pub fn preload() {

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The driver loads the library that `CUDA_INJECTION64_PATH` names when the program calls `cuInit`, and calls its
-//! `InitializeInjection`. From then on gpumem hears every allocation. Programs that are started by the program get the same
+//! `InitializeInjection`. From then on gpumem intercepts every allocation. Programs that are started by the program get the same
 //! variable, and each of them prints a summary of its own. A process that allocates no GPU memory prints nothing.
 //!
 //! | variable | |

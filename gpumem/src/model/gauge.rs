@@ -4,11 +4,13 @@ use std::{fmt, str::FromStr, time::Duration};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Gauge {
-    /// Every allocation of this process on the device was heard: used and peaked are right to the byte.
+    /// Every allocation of this process on the device was intercepted, through the driver's dispatch table or CUPTI (see
+    /// [`Source`](crate::Source)), or reported by the simulated device: used and peaked are right to the byte.
     Exact,
     /// The driver's own high-water mark of one stream-ordered pool: what this process has in the device's current pool
-    /// (cudarc's `alloc`, `cudaMallocAsync`) and the most of it, however short a block's life. Needs no CUPTI. Only where it
-    /// is asked for, because **all other memory is not in it**: `cuMemAlloc`, other pools, other processes.
+    /// (cudarc's `alloc`, `cudaMallocAsync`) and the most of it, however short a block's life. Allocations are
+    /// not intercepted for it. Only where it is asked for, because **all other memory is not in it**: `cuMemAlloc`, other pools,
+    /// other processes.
     ///
     /// There is one mark for each pool, so it is reset when a trace starts and when one is reset; what was read before is kept
     /// for the traces that are open. A program that reads `CU_MEMPOOL_ATTR_USED_MEM_HIGH` itself sees these resets. Not seen

@@ -4,7 +4,8 @@ use std::{fmt, str::FromStr};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Source {
-    /// Hooks in the driver's dispatch table: every allocation of this process, at almost no cost, beside any profiler.
+    /// gpumem's own functions in the driver's dispatch table: every allocation of this process, at almost no cost, beside any
+    /// profiler. Linux only.
     Dispatch,
     /// CUPTI's callbacks: every allocation of this process. Each driver call is slower from the moment CUPTI is loaded.
     Cupti,
@@ -12,7 +13,7 @@ pub enum Source {
     Simulation,
     /// The high-water mark that the driver keeps of one stream-ordered pool.
     PoolMark,
-    /// Readings of the whole device, a millisecond apart.
+    /// Readings of the whole device, a millisecond apart (`GPUMEM_SAMPLE_MS`).
     Sampling,
     /// None: nothing is measured.
     Off,

@@ -28,9 +28,9 @@ pub struct Trace {
     /// Frees, while the trace was open, of blocks whose size nobody knows, in the whole process: blocks that are older than
     /// the first trace and could not be looked up. Not 0: `used` may be too high.
     pub untracked: u64,
-    /// Events that could not be taken while the trace was open, in the whole process, and functions of the driver whose calls
-    /// another tool may have kept from us; of a [`Gauge::Pool`] trace, how often
-    /// somebody else reset the pool's mark or changed the pool. Not 0: the numbers may be wrong.
+    /// Events that could not be counted while the trace was open, in the whole process, and functions of the driver that another
+    /// tool took from gpumem, so that calls may be missing; of a [`Gauge::Pool`] trace, how often somebody else reset the pool's
+    /// mark or changed the pool. Not 0: the numbers may be wrong.
     pub lost: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The allocator's statistics of a device. Derived from what was heard and from the pool's marks, never measured here.
+//! The allocator's statistics of a device. Derived from what was intercepted and from the pool's marks, never measured here.
 
 use std::{fmt, time::Duration};
 
@@ -52,7 +52,7 @@ pub struct MemoryStats {
     pub device: u32,
     /// The device is a simulated one.
     pub simulated: bool,
-    /// By what allocations are heard: the library's path, or the simulated device.
+    /// Where allocations are intercepted: the path of `libcuda` or `libcupti`, or the simulated device.
     pub heard_by: String,
     /// How long ago counting began. Blocks that are older are in no figure but those of [`reserved`](Self::reserved).
     pub since: Duration,

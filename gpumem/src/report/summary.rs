@@ -14,7 +14,7 @@ pub struct Summary {
     pub untracked: u64,
     /// Events that could not be taken. Not 0: the numbers may be wrong.
     pub lost: u64,
-    /// Why nothing is heard, where that is so: the amounts are then those of the time before, and mean nothing if there was
+    /// Why nothing is intercepted, where that is so: the amounts are then those of the time before, and mean nothing if there was
     /// none.
     pub unheard: Option<String>,
 }

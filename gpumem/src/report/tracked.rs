@@ -25,10 +25,10 @@ pub struct Tracked {
     pub simulated: bool,
     /// In use on the device by all processes. `None` if it could not be read.
     pub used: Option<Bytes>,
-    /// In use on the device by blocks of this process that are known. `None` if allocations are not heard.
+    /// In use on the device by blocks of this process that are known. `None` if allocations are not intercepted.
     pub live: Option<Bytes>,
     /// What is there more and less than at the last call, or at the first call: all that is known. What there is more of comes
-    /// first, then what there is less of, the largest first. `None` if allocations are not heard.
+    /// first, then what there is less of, the largest first. `None` if allocations are not intercepted.
     pub changes: Option<Vec<Change>>,
     /// Events since the last call that could not be taken. Not 0: `live` and `changes` may be wrong.
     pub lost: u64,

@@ -76,9 +76,9 @@ struct Session {
     /// The wanted time between two readings of the sampler.
     every: Duration,
     scopes: AtomicU64,
-    /// Somebody else was given the subscription.
+    /// [`unsubscribe`] was called, and [`subscribe`] not since.
     unsubscribed: AtomicBool,
-    /// Why the newest attempt to hear allocations failed.
+    /// Why the newest attempt to intercept allocations failed.
     refused: Mutex<Option<Error>>,
     /// How many functions other tools had taken from us at the last look.
     displaced: AtomicUsize,
@@ -111,12 +111,13 @@ impl Session {
     }
 }
 
-/// Hears every allocation from now on. The first trace does this by itself; a program that allocates before it calls this
-/// (or [`preload`](crate::preload)) first, so that these blocks are known.
+/// Intercepts every allocation from now on: through the source that `GPUMEM_SOURCE` names, else through the driver's dispatch
+/// table, else through CUPTI. The first exact trace does this by itself; a program that allocates before its first trace calls
+/// this (or [`preload`](crate::preload)) first, so that these blocks are known.
 ///
 /// # Errors
-/// When allocations cannot be heard: without a driver, without `libcupti`, or when another profiler is at work
-/// ([`Error::is_busy`]).
+/// When allocations cannot be intercepted: there is no driver; or the dispatch table cannot be used, and CUPTI is not installed
+/// or another tool has its one subscription ([`Error::is_busy`]).
 #[doc(alias = "cuptiSubscribe")]
 pub fn subscribe() -> Result<()> {
     let devices = devices()?;
@@ -125,16 +126,17 @@ pub fn subscribe() -> Result<()> {
     session.subscribe(devices, None).map(|_| ())
 }
 
-/// Begins to hear allocations if traces will want that; if it fails, they will say why.
+/// Begins to intercept allocations if traces will want that; if it fails, they will say why.
 pub(crate) fn prepare(devices: &dyn Devices) {
     if matches!(gauge_of_environment(), Ok(None | Some(Gauge::Exact))) {
         let _ = session().subscribe(devices, None);
     }
 }
 
-/// Lets another profiler have CUPTI's one subscription, until [`subscribe`] is called. What is known of live blocks is
-/// kept; traces that are open are told that events were lost ([`Trace::lost`]), and new ones are sampled. Simulated devices
-/// need no subscription, and go on.
+/// Intercepts no allocations until [`subscribe`] is called: the driver's own pointers are put back into its dispatch table, or
+/// CUPTI's one subscription is given up, so that another tool can have it. What is known of live blocks is kept; traces that are
+/// open are told that events were lost ([`Trace::lost`]), and new ones are sampled. Simulated devices report their allocations
+/// themselves, and go on.
 #[doc(alias = "cuptiUnsubscribe")]
 pub fn unsubscribe() {
     let Ok(devices) = devices() else { return };

@@ -63,7 +63,7 @@ thread_local! {
 ///
 /// Whether there is one or not, the first three refusals are reported on stderr: what was asked for, where the device's
 /// memory is ([`breakdown`](crate::breakdown)), the scopes and lines that hold most of it, and what
-/// [`empty_cache`](crate::empty_cache) would give back. Only what is heard can be told of: the first trace has to have started.
+/// [`empty_cache`](crate::empty_cache) would give back. Only what is intercepted is reported: the first trace must have started.
 pub fn on_oom(hook: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
     let hook: Hook = Arc::new(hook);
     let replaced = HOOK.write().unwrap_or_else(PoisonError::into_inner).replace(hook);
@@ -83,8 +83,8 @@ pub fn on_oom(hook: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// What went wrong is known by what was heard on this thread. Where allocations are not heard, any error counts as want of
-/// memory.
+/// Whether memory ran out is known from the calls that were intercepted on this thread. If allocations are not intercepted, any
+/// error counts as want of memory.
 ///
 /// # Errors
 /// The second attempt's, or the first one's if that was of another kind. Waits for the devices on which this process

@@ -21,7 +21,7 @@ use crate::{
 /// What each scope holds, and held at most: by device and path of nested scopes, over all times that it was open.
 ///
 /// A scope holds what was allocated while it was the innermost one on its thread, or inside of such a scope; see
-/// [`GpuMemTrace::handle`](super::GpuMemTrace::handle) for other threads and for tasks. Only what is heard counts, which is
+/// [`GpuMemTrace::handle`](super::GpuMemTrace::handle) for other threads and for tasks. Only what is intercepted counts, which is
 /// what exact traces count.
 ///
 /// ```

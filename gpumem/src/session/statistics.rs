@@ -9,7 +9,7 @@ use crate::{
     source::Devices,
 };
 
-/// A device on which allocations are heard.
+/// A device on which allocations are intercepted.
 pub(crate) struct Heard {
     session: &'static Session,
     devices: &'static dyn Devices,
@@ -43,7 +43,7 @@ impl Heard {
         }
     }
 
-    /// What is on the device for certain, and each kind. Where nothing was heard of, nothing was allocated.
+    /// What is on the device for certain, and each kind. Where nothing was intercepted, nothing was allocated.
     pub(crate) fn allocated(&self) -> (AllocStats, KindStats) {
         let known = self.session.inbox.stats().into_iter().find(|stats| stats.device == self.device);
         known.map(|DeviceStats { on_device, kinds, .. }| (told(&on_device), of_kinds(&kinds))).unwrap_or_default()

@@ -23,23 +23,23 @@ use crate::{
 pub struct Status {
     /// What a trace that is started now, without a gauge of its own, would have.
     pub gauge: Gauge,
-    /// Why that is not exact.
+    /// Why that is not exact; with both reasons, if neither the dispatch table nor CUPTI can be used.
     pub why_not_exact: Option<Error>,
     /// What the numbers of such a trace would come from.
     pub source: Source,
-    /// Why that is not the dispatch table, where CUPTI is used instead and nobody asked for that.
+    /// Why that is not the dispatch table. `None` unless CUPTI is used instead and nobody asked for CUPTI.
     pub why_not_dispatch: Option<Error>,
     /// The library in which allocations are intercepted, or the simulated device. `None` if they are not, or not yet.
     pub heard_by: Option<String>,
     /// How long ago the first trace (or [`subscribe`](super::subscribe)) began to count. Zero before.
     pub since: Duration,
-    /// Allocations and frees heard since then.
+    /// Allocations and frees that were intercepted since then.
     pub heard: u64,
     /// Frees since then of blocks whose size nobody knows.
     pub untracked: u64,
-    /// Allocations and other events since then that could not be taken.
+    /// Allocations and other events since then that could not be counted, and functions that another tool took from gpumem.
     pub lost: u64,
-    /// What is live of that which was heard, by kind of memory.
+    /// What is live of the memory whose allocation was intercepted, by kind of memory.
     pub live: Vec<LiveMemory>,
 }
 
@@ -173,7 +173,7 @@ pub(super) fn not_exact_by_wish(wish: Option<Gauge>) -> Option<Error> {
     Some(Kind::NoGauge { gauge: "exact", why }.into())
 }
 
-/// Why the session does not hear allocations, if it was tried or given up.
+/// Why the session does not intercept allocations, if it was tried or given up.
 fn refused() -> Option<Error> {
     let session = begun()?;
     if session.unsubscribed.load(Relaxed) {

@@ -183,8 +183,8 @@ impl GpuMemTrace {
     /// What was allocated inside and is still there, the largest first: until now, or until it was stopped. That is what its
     /// own thread allocated while it was open, and what was allocated where its scope was [handed](Self::handle) to, in
     /// scopes inside it as well; other threads' blocks are not in it. Of every kind of memory and every device, and from the start
-    /// on, whatever was [reset](Self::reset) since. Empty where allocations are not
-    /// heard ([`Trace::gauge`] is not exact).
+    /// on, whatever was [reset](Self::reset) since. Empty if allocations are not
+    /// intercepted ([`Trace::gauge`] is not exact).
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

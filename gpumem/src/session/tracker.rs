@@ -49,7 +49,7 @@ use crate::{
 /// for: the line, where it is known, and the scopes. The first call tells all that is known. Blocks that came and went in
 /// between do not show.
 ///
-/// Blocks are known where allocations are heard, from the process's first trace, tracker or [`subscribe`](crate::subscribe) on.
+/// Blocks are known if allocations are intercepted, from the process's first trace, tracker or [`subscribe`](crate::subscribe) on.
 /// Where they are not, the total is printed alone, and stderr says once why. Of memory that a framework's own allocator gives
 /// out again, the allocator's blocks are seen. A block that gets its label after a call has been there under its size before: it
 /// leaves one group for another.
@@ -237,7 +237,7 @@ impl MemTracker {
     }
 }
 
-/// The device of that number, or the current one, and whatever can be heard of it. None where `GPUMEM_GAUGE` says off.
+/// The device of that number, or the current one, and whatever is intercepted there. None where `GPUMEM_GAUGE` says off.
 fn of_number(ordinal: Option<u32>) -> Result<Option<(Device, &'static dyn Devices)>> {
     if gauge_of_environment()? == Some(Gauge::Off) {
         return Ok(None);

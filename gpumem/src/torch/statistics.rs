@@ -35,7 +35,7 @@ use crate::{
 /// in it.
 ///
 /// # Errors
-/// When there is no such device, and when allocations cannot be heard: a sampled figure would be of the whole card.
+/// When there is no such device, and when allocations cannot be intercepted: a sampled figure would be of the whole card.
 #[doc(alias = "torch.cuda.memory_allocated")]
 pub fn memory_allocated(id: impl Into<Option<u32>>) -> Result<Bytes> {
     let (all, _) = Heard::on(id.into())?.allocated();
