@@ -15,8 +15,8 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("export", &["report", "model", "error"]),
     ("sys", &["error"]),
     ("source", &["sys", "model", "error"]),
-    // Of `sys`, the session names the process and the lock alone.
-    ("session", &["source", "ledger", "report", "export", "model", "error", "sys::process", "sys::lock"]),
+    // Of `sys`, the session names the process alone.
+    ("session", &["source", "ledger", "report", "export", "model", "error", "sys::process"]),
     ("query", &["session", "source", "model", "error"]),
     ("cudarc_ext", &["session", "model", "error"]),
     ("torch", &["query", "session", "report", "model", "error"]),

@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, collections::HashMap, time::Duration};
 
-use super::sync::{Instant, Lock, NEXT_THREAD, Relaxed, thread_local};
+use super::sync::{Backoff, Instant, Mutex, MutexGuard, NEXT_THREAD, Relaxed, sleep, thread_local};
 use crate::{
     ledger::{Counts, DeviceStats, Held, Ledger, LiveOrigin, PARTS, Spot, SpotId, Within},
     model::{Answer, Bytes, Device, Event, EventKind, Key, ScopeId, Tag, ThreadId, Time, Trace},
@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Inbox {
-    door: Lock<Door>,
+    door: Mutex<Door>,
     began: Instant,
 }
 
@@ -78,7 +78,7 @@ pub(super) fn this_thread() -> ThreadId {
 
 impl Inbox {
     pub(crate) fn new() -> Self {
-        Self { door: Lock::new(Door::default()), began: Instant::now() }
+        Self { door: Mutex::new(Door::default()), began: Instant::now() }
     }
 
     /// Takes an allocation in. Not to be called in the child of a fork.
@@ -159,12 +159,38 @@ impl Inbox {
             return None;
         };
         let out = Out;
-        let done = inside(&mut self.door.lock(thread.0), thread);
+        let done = inside(&mut self.lock(), thread);
         drop(out);
         if HERE.with(|here| here.lost.get() > 0) {
             self.post_lost();
         }
         Some(done)
+    }
+
+    /// The lock is held for some ten nanoseconds, and giving it back is one store: a lock that wakes its waiters would cost
+    /// more than what is done under it. Who has to wait spins, then yields, then sleeps, should the holder have lost its
+    /// processor meanwhile.
+    #[inline]
+    fn lock(&self) -> MutexGuard<'_, Door> {
+        self.door.try_lock().unwrap_or_else(|| self.wait())
+    }
+
+    #[cold]
+    fn wait(&self) -> MutexGuard<'_, Door> {
+        let backoff = Backoff::new();
+        loop {
+            // A look first: an attempt takes the lock's line of the cache away from its holder.
+            if !self.door.is_locked()
+                && let Some(door) = self.door.try_lock()
+            {
+                return door;
+            }
+            if backoff.is_completed() {
+                sleep(Duration::from_micros(20));
+            } else {
+                backoff.snooze();
+            }
+        }
     }
 
     pub(super) fn age(&self) -> Duration {
@@ -285,7 +311,7 @@ mod tests {
         assert!(trace.peaked.get() <= THREADS * 10);
         assert_eq!(trace.lost, 0);
         let posted = 2 + THREADS * (3 * ROUNDS + ROUNDS / 2);
-        assert_eq!(inbox.door.lock(this_thread().0).number, posted, "numbers have no gaps");
+        assert_eq!(inbox.lock().number, posted, "numbers have no gaps");
     }
 
     #[test]

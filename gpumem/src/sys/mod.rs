@@ -13,7 +13,6 @@ pub(crate) mod dispatch;
 mod dl;
 #[cfg(all(feature = "dispatch", target_os = "linux"))]
 mod loader;
-pub(crate) mod lock;
 #[cfg(feature = "nvml")]
 pub(crate) mod nvml;
 pub(crate) mod process;

@@ -17,31 +17,21 @@ lazy_static! {
 }
 
 #[derive(Debug)]
-pub(super) struct Lock<T>(shuttle::sync::Mutex<T>);
+pub(super) struct Mutex<T>(shuttle::sync::Mutex<T>);
 
-impl<T> Lock<T> {
+impl<T> Mutex<T> {
     pub(super) fn new(inside: T) -> Self {
         Self(shuttle::sync::Mutex::new(inside))
     }
 
-    /// As the library's, which spins, yields and sleeps.
-    pub(super) fn lock(&self, _thread: u32) -> MutexGuard<'_, T> {
-        let backoff = Backoff::new();
-        loop {
-            if let Some(inside) = self.try_lock() {
-                return inside;
-            }
-            if backoff.is_completed() {
-                interrupt();
-            } else {
-                backoff.snooze();
-            }
-        }
+    /// Nobody knows before an attempt.
+    pub(super) fn is_locked(&self) -> bool {
+        false
     }
 
     /// Where not patient, a try that fails takes until the lock is given back, so that a thread that waits for itself is a
     /// deadlock, which the checker reports, and not a wait without end.
-    fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         if PATIENT.get() {
             return self.0.lock().ok();
         }
@@ -69,18 +59,22 @@ pub(crate) fn set_patient(patient: bool) {
 pub(super) struct Backoff(Cell<bool>);
 
 impl Backoff {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(Cell::new(false))
     }
 
-    fn is_completed(&self) -> bool {
+    pub(super) fn is_completed(&self) -> bool {
         self.0.get()
     }
 
-    fn snooze(&self) {
+    pub(super) fn snooze(&self) {
         self.0.set(true);
         interrupt();
     }
+}
+
+pub(super) fn sleep(_: Duration) {
+    interrupt();
 }
 
 /// A clock that ticks whenever it is read.
