@@ -1,6 +1,6 @@
 //! The one door through which facts enter, in order. Left of it there is concurrency, right of it there is none.
 
-use std::{cell::Cell, collections::HashMap, time::Duration};
+use std::{cell::Cell, collections::HashMap, mem, time::Duration};
 
 use super::sync::{Backoff, Instant, Mutex, MutexGuard, NEXT_THREAD, Relaxed, sleep, thread_local};
 use crate::{
@@ -40,13 +40,13 @@ struct Here {
     number: Cell<u32>,
 }
 
-/// Leaves, also when the fold panics.
+/// Leaves when the fold panics.
 struct Out;
 
 impl Drop for Out {
     #[inline]
     fn drop(&mut self) {
-        HERE.with(|here| here.inside.set(false));
+        HERE.with(Here::leave);
     }
 }
 
@@ -55,6 +55,13 @@ impl Here {
     #[inline]
     fn enter(&self) -> Option<ThreadId> {
         if self.inside.replace(true) { None } else { Some(self.thread()) }
+    }
+
+    /// Whether facts came meanwhile.
+    #[inline]
+    fn leave(&self) -> bool {
+        self.inside.set(false);
+        self.lost.get() > 0
     }
 
     #[inline]
@@ -160,8 +167,8 @@ impl Inbox {
         };
         let out = Out;
         let done = inside(&mut self.lock(), thread);
-        drop(out);
-        if HERE.with(|here| here.lost.get() > 0) {
+        mem::forget(out);
+        if HERE.with(Here::leave) {
             self.post_lost();
         }
         Some(done)

@@ -10,7 +10,7 @@ use std::{
 };
 
 pub(crate) use self::real::{Counts, DeviceStats, Held, LiveOrigin, PARTS, Spot, SpotId, Within};
-use crate::model::{Answer, Event, EventKind, ThreadId, Time};
+use crate::model::{Answer, Block, Bytes, Event, EventKind, Key, Tag, ThreadId, Time};
 
 /// An event that owns what it says.
 #[derive(Clone, Copy, Debug)]
@@ -32,13 +32,40 @@ pub(crate) fn take_told() -> Vec<Told> {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Ledger(real::Ledger);
+pub(crate) struct Ledger {
+    real: real::Ledger,
+    /// Of the newest event that had one.
+    time: Time,
+    /// The number of the newest event. A free is handed over without its own, which is the next: the event after it shows that.
+    number: u64,
+}
 
 impl Ledger {
     pub(crate) fn apply(&mut self, event: &Event<'_>) -> Answer {
-        let &Event { number, time, thread, kind } = event;
-        TOLD.with(|told| told.borrow_mut().push(Told { number, time, thread, kind: *kind }));
-        self.0.apply(event)
+        self.time = event.time;
+        self.write_down(event.number, event.thread, *event.kind);
+        self.real.apply(event)
+    }
+
+    pub(crate) fn set_time(&mut self, time: Time) {
+        self.time = time;
+        self.real.set_time(time);
+    }
+
+    pub(crate) fn alloc(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) {
+        let block = Block { context: tag.context(), stack: tag.stack(), ..Block::new(tag.device(), bytes, tag.kind()) };
+        self.write_down(number, thread, EventKind::Alloc { key, block });
+        self.real.alloc(key, bytes, tag, number, thread);
+    }
+
+    pub(crate) fn free(&mut self, key: Key, block: Option<&Block>, thread: ThreadId) -> Answer {
+        self.write_down(self.number + 1, thread, EventKind::Free { key, block: block.copied() });
+        self.real.free(key, block, thread)
+    }
+
+    fn write_down(&mut self, number: u64, thread: ThreadId, kind: EventKind) {
+        self.number = number;
+        TOLD.with(|told| told.borrow_mut().push(Told { number, time: self.time, thread, kind }));
     }
 }
 
@@ -46,12 +73,12 @@ impl Deref for Ledger {
     type Target = real::Ledger;
 
     fn deref(&self) -> &real::Ledger {
-        &self.0
+        &self.real
     }
 }
 
 impl DerefMut for Ledger {
     fn deref_mut(&mut self) -> &mut real::Ledger {
-        &mut self.0
+        &mut self.real
     }
 }

@@ -44,13 +44,13 @@ struct Hooks {
     /// The driver's own implementations, by row of [`CALLS`]; set before the slot is replaced.
     drivers: [AtomicUsize; CALLS.len()],
     /// What takes their places, which only the functions below read.
-    hooks: [AtomicUsize; CALLS.len()],
+    replacements: [AtomicUsize; CALLS.len()],
 }
 
 static HOOKS: Hooks = Hooks {
     active: AtomicBool::new(false),
     drivers: [const { AtomicUsize::new(0) }; CALLS.len()],
-    hooks: [const { AtomicUsize::new(0) }; CALLS.len()],
+    replacements: [const { AtomicUsize::new(0) }; CALLS.len()],
 };
 
 /// Guards the slots against two threads of ours.
@@ -73,7 +73,7 @@ struct Slot {
 impl Slot {
     /// What takes the place of the driver's implementation, once that was done.
     fn hook(&self) -> usize {
-        HOOKS.hooks[self.row].load(Relaxed)
+        HOOKS.replacements[self.row].load(Relaxed)
     }
 
     fn replace(&self, old: usize, new: usize) -> bool {
@@ -107,7 +107,7 @@ pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
     let hooks = hooks::<O>();
     for slot in &table.slots {
         HOOKS.drivers[slot.row].store(slot.driver, Relaxed);
-        HOOKS.hooks[slot.row].store(hooks[slot.row], Relaxed);
+        HOOKS.replacements[slot.row].store(hooks[slot.row], Relaxed);
     }
     HOOKS.active.store(true, SeqCst);
     if let Some(taken) = table.slots.iter().position(|slot| !slot.put_in()) {
@@ -313,7 +313,7 @@ fn primary(shape: Shape, device: u64, call: impl FnOnce() -> u32, to: &impl Tell
 /// For benchmarks: the hooks of the stream-ordered calls around functions that stand for the driver's, as safe functions.
 #[cfg(feature = "bench")]
 pub(crate) mod rehearsal {
-    use super::*;
+    use super::{AtomicUsize, HOOKS, Observe, Relaxed, Row, SeqCst, hook};
 
     /// `cuMemAllocAsync` of 4 KiB and `cuMemFreeAsync` on a stream, through the hooks.
     pub(crate) fn pair<O: Observe>(stream: u64, bytes: u64) {
