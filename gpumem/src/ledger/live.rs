@@ -50,7 +50,6 @@ impl Whose {
     }
 
     /// The thread on whose behalf it was allocated.
-    #[expect(clippy::cast_possible_truncation, reason = "32 bits are left")]
     pub(super) fn thread(self) -> ThreadId {
         ThreadId((self.0 >> 32) as u32)
     }

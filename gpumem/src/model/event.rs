@@ -104,7 +104,6 @@ impl Tag {
         Self(device | (stack.0 as u64) << 20 | (context as u64) << 8 | kind as u64)
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "the parts are taken out as they were put in")]
     pub(crate) fn device(self) -> Device {
         let family = if self.0 & 1 << 16 == 0 { Family::Cuda } else { Family::Simulated };
         Device { family, ordinal: (self.0 >> 48) as u32 }

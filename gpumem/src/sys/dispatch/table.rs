@@ -44,13 +44,13 @@ struct Hooks {
     /// The driver's own implementations, by row of [`CALLS`]; set before the slot is replaced.
     drivers: [AtomicUsize; CALLS.len()],
     /// What takes their places, which only the functions below read.
-    hooks: [AtomicUsize; CALLS.len()],
+    ours: [AtomicUsize; CALLS.len()],
 }
 
 static HOOKS: Hooks = Hooks {
     active: AtomicBool::new(false),
     drivers: [const { AtomicUsize::new(0) }; CALLS.len()],
-    hooks: [const { AtomicUsize::new(0) }; CALLS.len()],
+    ours: [const { AtomicUsize::new(0) }; CALLS.len()],
 };
 
 /// Guards the slots against two threads of ours.
@@ -73,7 +73,7 @@ struct Slot {
 impl Slot {
     /// What takes the place of the driver's implementation, once that was done.
     fn hook(&self) -> usize {
-        HOOKS.hooks[self.row].load(Relaxed)
+        HOOKS.ours[self.row].load(Relaxed)
     }
 
     fn replace(&self, old: usize, new: usize) -> bool {
@@ -107,7 +107,7 @@ pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
     let hooks = hooks::<O>();
     for slot in &table.slots {
         HOOKS.drivers[slot.row].store(slot.driver, Relaxed);
-        HOOKS.hooks[slot.row].store(hooks[slot.row], Relaxed);
+        HOOKS.ours[slot.row].store(hooks[slot.row], Relaxed);
     }
     HOOKS.active.store(true, SeqCst);
     if let Some(taken) = table.slots.iter().position(|slot| !slot.put_in()) {
