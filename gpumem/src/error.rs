@@ -188,8 +188,8 @@ impl fmt::Display for Error {
             Kind::NoSource { dispatch, cupti } => write!(f, "{cupti}; and {dispatch}"),
             Kind::OtherSource { asked, using } => write!(
                 f,
-                "cannot use the source `{asked}`: allocations are intercepted through `{using}` already; call \
-                 gpumem::unsubscribe() first"
+                "cannot use the source `{asked}`: allocations are intercepted through `{using}` already; leave \
+                 the source out, or start the program with GPUMEM_SOURCE={asked}"
             ),
             Kind::Busy { holder } => {
                 let holder = if holder.is_empty() { "another profiler" } else { holder };

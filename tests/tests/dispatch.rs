@@ -117,11 +117,26 @@ fn nothing_is_replaced_that_nobody_asked_for() {
 }
 
 #[test]
+fn whoever_said_the_gauge_is_named() {
+    let asked =
+        |told: &str, what: &str| format!("error[invalid setting] cannot use {what}, and {told}; leave one of them out");
+    let source = "source: `dispatch` gives exact figures";
+    let of_thread = "thread_local_only: it needs exact figures";
+    let outcome = check(&machine().env("GPUMEM_GAUGE", "sampled"), "sampled_by_dispatch; by_dispatch; of_thread");
+    let by_code = asked("the gauge `sampled` was asked for", source);
+    ensure(outcome.answer("sampled_by_dispatch") == by_code, "another error", &outcome);
+    for (command, what) in [("by_dispatch", source), ("of_thread", of_thread)] {
+        let by_environment = asked("GPUMEM_GAUGE says sampled", what);
+        ensure(outcome.answer(command) == by_environment, "another error", &outcome);
+    }
+}
+
+#[test]
 fn one_source_at_a_time() {
     let using = |asked: &str, using: &str| {
         format!(
-            "error[unavailable] cannot use the source `{asked}`: allocations are intercepted through `{using}` already; call \
-             gpumem::unsubscribe() first"
+            "error[unavailable] cannot use the source `{asked}`: allocations are intercepted through `{using}` already; leave \
+             the source out, or start the program with GPUMEM_SOURCE={asked}"
         )
     };
     let both = machine().cupti();

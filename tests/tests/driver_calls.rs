@@ -258,6 +258,14 @@ fn a_forked_process_counts_nothing_and_does_not_hang() {
     check(&heard(), &format!("{CONTEXT}; sampled; exact; {busy}; {busy}; {busy}; drop; drop"));
 }
 
+#[test]
+fn a_trace_that_was_open_at_a_fork_reports_in_the_parent_alone() {
+    for outcome in check(&heard(), &format!("{CONTEXT}; new; fork report | drop; report; drop")) {
+        ensure(outcome.stdout.contains(": the child ended with 0"), "the child did not end well", &outcome);
+        ensure(outcome.reports().len() == 2, "not the parent's two reports", &outcome);
+    }
+}
+
 const TWO: &str = "call cuInit 0; call cuDevicePrimaryCtxRetain &c0 0; call cuDevicePrimaryCtxRetain &c1 1";
 
 #[test]

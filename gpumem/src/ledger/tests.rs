@@ -643,3 +643,201 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
         }
     }
 }
+
+/// A block as the obvious way has it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Plain {
+    thread: u32,
+    number: u64,
+    bytes: u64,
+    block: Block,
+}
+
+/// What the obvious way knows of a scope: what it looks at, where it began in the history, and on whose behalf it was opened.
+struct PlainScope {
+    device: usize,
+    of_thread: Option<u32>,
+    began: usize,
+    strand: u32,
+    opener: usize,
+    untracked: u64,
+}
+
+/// The obvious way: all that ever was in use is kept, and each question looks at all of it.
+#[test]
+#[allow(clippy::too_many_lines, reason = "it is a list of what may happen")]
+fn everything_agrees_with_the_obvious_way() {
+    const THREADS: usize = 4;
+    for seed in 1..if cfg!(miri) { 2 } else { 40_u64 } {
+        let mut numbers = numbers(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let mut random = |below: usize| usize::try_from(numbers(below as u64)).unwrap();
+        // Some go on until origins are forgotten.
+        let (stacks, steps) = if seed % 20 == 19 { (9000, 30_000) } else { ([1, 3, 50][random(3)], 1000) };
+        let mut runner = Runner::default();
+        let devices = [0, 1].map(|ordinal| Device { family: Family::Cuda, ordinal });
+        // So that a block whose free was missed is given back when its key comes again.
+        runner.post(&EventKind::Lost { count: 1 }, ThreadId(1));
+        let mut live: HashMap<u64, Plain> = HashMap::new();
+        let mut freed: [Option<(u64, Option<Plain>)>; THREADS] = [None; THREADS];
+        // Of the process and of each thread, on both devices.
+        let mut history = vec![[[0_i64; 2]; THREADS + 1]];
+        let mut scopes: HashMap<u64, PlainScope> = HashMap::new();
+        let mut entered: [Vec<(u64, u32, bool)>; THREADS] = Default::default();
+        let (mut heard, mut untracked, mut allocated, mut next_scope) = (0, 0, 0, 1000);
+        let change = |history: &mut Vec<[[i64; 2]; THREADS + 1]>, plain: &Plain, sign: i64| {
+            let mut now = *history.last().unwrap();
+            let device = plain.block.device.ordinal as usize;
+            if plain.block.kind.is_on_device() {
+                for at in [0, plain.thread as usize] {
+                    now[at][device] += sign * plain.bytes.cast_signed();
+                }
+            }
+            history.push(now);
+        };
+        for step in 0..if cfg!(miri) { 200 } else { steps } {
+            let thread = random(THREADS);
+            let id = ThreadId(u32::try_from(thread).unwrap() + 1);
+            let strand = entered[thread].last().map_or(id.0, |(_, strand, _)| *strand);
+            match random(14) {
+                0..4 => {
+                    let name = random(600) as u64 * 512;
+                    let kind = MemKind::ALL[random(5)];
+                    let bytes = random(1000) as u64;
+                    let stack = StackId(u32::try_from(random(stacks)).unwrap());
+                    let context = u8::try_from(random(3)).unwrap();
+                    let block = Block { context, stack, ..Block::new(devices[random(2)], Bytes::new(bytes), kind) };
+                    if let Some(missed) = live.remove(&name) {
+                        change(&mut history, &missed, -1);
+                    }
+                    runner.post(&EventKind::Alloc { key: Key::new(Space::Address, name), block }, id);
+                    let plain = Plain { thread: strand, number: runner.number, bytes, block };
+                    live.insert(name, plain);
+                    change(&mut history, &plain, 1);
+                    heard += 1;
+                    allocated += u64::from(kind.is_on_device());
+                }
+                4..7 => {
+                    let mut names: Vec<u64> = live.keys().copied().collect();
+                    names.sort_unstable();
+                    let is_known = !names.is_empty() && random(8) > 0;
+                    let name = if is_known { names[random(names.len())] } else { 1 << 40 };
+                    runner.post(&EventKind::Free { key: Key::new(Space::Address, name), block: None }, id);
+                    let taken = live.remove(&name);
+                    if let Some(taken) = &taken {
+                        change(&mut history, taken, -1);
+                    }
+                    untracked += u64::from(taken.is_none());
+                    freed[thread] = Some((name, taken));
+                    heard += 1;
+                }
+                7 => {
+                    // Nobody was given the block's name meanwhile: the driver has not had it back.
+                    if let Some((name, block)) = freed[thread].filter(|(name, _)| !live.contains_key(name)) {
+                        runner.post(&EventKind::Unfree, id);
+                        freed[thread] = None;
+                        match block {
+                            Some(block) => {
+                                live.insert(name, block);
+                                change(&mut history, &block, 1);
+                            }
+                            None => untracked -= 1,
+                        }
+                    }
+                }
+                8 if random(6) == 0 => {
+                    let context = u8::try_from(1 + random(2)).unwrap();
+                    runner.post(&EventKind::Gone { context }, id);
+                    // In one step: nobody is told between two of them.
+                    live.retain(|_, plain| {
+                        let is_gone = plain.block.context == context;
+                        if is_gone {
+                            change(&mut history, plain, -1);
+                        }
+                        !is_gone
+                    });
+                }
+                9 => {
+                    let device = random(2);
+                    let of_thread = (random(2) == 0).then_some(id);
+                    let watch = Watch {
+                        device: devices[device],
+                        gauge: Gauge::Exact,
+                        every: Duration::ZERO,
+                        thread: of_thread,
+                        site: SiteId(2 + u32::try_from(random(3)).unwrap()),
+                        source: crate::model::Source::Dispatch,
+                    };
+                    next_scope += 1;
+                    runner.post(&EventKind::Open { scope: ScopeId(next_scope), watch }, id);
+                    let (began, of_thread) = (history.len() - 1, of_thread.map(|_| strand));
+                    let scope = PlainScope { device, of_thread, began, strand, opener: thread, untracked };
+                    scopes.insert(next_scope, scope);
+                    entered[thread].push((next_scope, strand, true));
+                }
+                10 => {
+                    let Some((scope, open)) = scopes.iter().min_by_key(|(scope, _)| *scope ^ step) else { continue };
+                    entered[thread].push((*scope, open.strand, false));
+                    runner.post(&EventKind::Enter { scope: ScopeId(*scope) }, id);
+                }
+                11 => {
+                    let Some(at) = entered[thread].iter().rposition(|(.., by_opening)| !by_opening) else { continue };
+                    let (scope, ..) = entered[thread].remove(at);
+                    runner.post(&EventKind::Leave { scope: ScopeId(scope) }, id);
+                }
+                _ => {
+                    let Some(scope) = scopes.keys().min_by_key(|scope| **scope ^ step).copied() else { continue };
+                    let question =
+                        [EventKind::Read { scope: ScopeId(scope) }, EventKind::Reset { scope: ScopeId(scope) }];
+                    let how = random(4);
+                    let close = EventKind::Close { scope: ScopeId(scope) };
+                    let told = runner.post(question.get(how).unwrap_or(&close), id).expect("it is open");
+                    let open = scopes.get_mut(&scope).unwrap();
+                    let of = |moment: &[[i64; 2]; THREADS + 1]| {
+                        moment[open.of_thread.map_or(0, |thread| thread as usize)][open.device]
+                    };
+                    let seen = &history[open.began..];
+                    let (start, end) = (of(&seen[0]), of(seen.last().unwrap()));
+                    let most = seen.iter().map(of).max().unwrap();
+                    let expected =
+                        (end - start, most.abs_diff(start.max(end)), untracked.saturating_sub(open.untracked));
+                    let told = (told.used.get(), told.peaked.get(), told.untracked);
+                    assert_eq!(told, expected, "seed {seed}, step {step}, scope {scope}");
+                    if how == 1 {
+                        (open.began, open.untracked) = (history.len() - 1, untracked);
+                    } else if how > 1 {
+                        let opener = &mut entered[open.opener];
+                        opener.retain(|(of, _, by_opening)| (*of, *by_opening) != (scope, true));
+                        scopes.remove(&scope);
+                    }
+                }
+            }
+            if step % 50 == 0 {
+                let counts = runner.ledger.counts();
+                assert_eq!((counts.heard, counts.untracked), (heard, untracked), "seed {seed}, step {step}");
+                let mut told: Vec<_> = (0..PARTS).flat_map(|part| runner.ledger.blocks(part, None)).collect();
+                told.sort_by_key(|held| held.number);
+                let told = told.iter().map(|held| {
+                    let Held { origin: Origin { stack, kind, context, .. }, device, bytes, .. } = *held;
+                    let block = Block { device, bytes, kind, context, stack };
+                    (held.key.get(), Plain { thread: held.thread.0, number: held.number, bytes: bytes.get(), block })
+                });
+                let mut expected: Vec<_> = live.iter().map(|(name, plain)| (*name, *plain)).collect();
+                expected.sort_by_key(|(_, plain)| plain.number);
+                assert_eq!(told.collect::<Vec<_>>(), expected, "seed {seed}, step {step}");
+                let of_all: (u64, u64) = runner
+                    .ledger
+                    .origins()
+                    .iter()
+                    .fold((0, 0), |(blocks, bytes), live| (blocks + live.blocks, bytes + live.bytes.get()));
+                let expected = live.values().fold((0, 0), |(blocks, bytes), plain| (blocks + 1, bytes + plain.bytes));
+                assert_eq!(of_all, expected, "seed {seed}, step {step}");
+                let stats = runner.ledger.stats();
+                assert_eq!(stats.iter().map(|stat| stat.on_device.blocks.allocated).sum::<u64>(), allocated);
+                for DeviceStats { device, on_device, .. } in stats {
+                    let most = history.iter().map(|now| now[0][device.ordinal as usize]).max().unwrap();
+                    assert_eq!(on_device.bytes.peak.cast_signed(), most, "seed {seed}, step {step}");
+                }
+            }
+        }
+    }
+}

@@ -305,9 +305,12 @@ impl OpenScope {
         let device = devices.device(wish.device)?;
         let ordinal = device.ordinal;
         let session = session();
+        let asked_for = |gauge: Gauge| match wish.gauge {
+            Some(_) => format!("the gauge `{gauge}` was asked for"),
+            None => format!("GPUMEM_GAUGE says {gauge}"),
+        };
         if let (Some(gauge @ (Gauge::Sampled | Gauge::Pool)), Some(source)) = (gauge, wish.source) {
-            let detail =
-                format!("`{source}` gives exact figures, and the gauge `{gauge}` was asked for; leave one of them out");
+            let detail = format!("`{source}` gives exact figures, and {}; leave one of them out", asked_for(gauge));
             return Err(Kind::BadSetting { setting: "source", detail }.into());
         }
         let (gauge, source, not_exact) = match gauge {
@@ -322,7 +325,7 @@ impl OpenScope {
         let sampled = gauge == Gauge::Sampled;
         if gauge != Gauge::Exact && wish.of_thread {
             let setting = "thread_local_only";
-            let detail = format!("it needs exact figures, and the gauge `{gauge}` was asked for; leave the gauge out");
+            let detail = format!("it needs exact figures, and {}; leave one of them out", asked_for(gauge));
             return Err(not_exact.unwrap_or_else(|| Kind::BadSetting { setting, detail }.into()));
         }
         let every = if sampled { session.every } else { Duration::ZERO };

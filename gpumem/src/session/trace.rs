@@ -16,6 +16,7 @@ use crate::{
     ledger::Within,
     model::{Gauge, Source, Trace},
     report::{Line, LiveBlock, Report},
+    sys::process,
 };
 
 /// Traces the GPU memory of a piece of code: how much more is in use after it, and how much was needed on top of that
@@ -239,7 +240,8 @@ impl GpuMemTrace {
     }
 
     pub(super) fn tell(&self, subctx: Option<&dyn Display>, trace: Trace, lines: Vec<Line>) {
-        if self.settings.silent || trace.gauge == Gauge::Off {
+        // In the child of a fork traces are off, and a thread that it does not have may hold the lock of stdout.
+        if self.settings.silent || trace.gauge == Gauge::Off || process::is_forked() {
             return;
         }
         notify_missed(trace.lost, trace.untracked);

@@ -610,7 +610,6 @@ mod tests {
 
     /// The fact that one side of a call tells.
     fn call(name: &str, side: Side, words: &[u64]) -> Option<Call> {
-        let (.., shape) = *CALLS.iter().find(|(_, of, _)| *of == name).expect("it is in the table");
         struct Once(Cell<Option<Call>>);
 
         impl Tell for Once {
@@ -619,6 +618,7 @@ mod tests {
             }
         }
 
+        let (.., shape) = *CALLS.iter().find(|(_, of, _)| *of == name).expect("it is in the table");
         let told = Once(Cell::new(None));
         // SAFETY: the tests pass the arguments that the call has.
         unsafe {

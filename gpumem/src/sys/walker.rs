@@ -155,7 +155,7 @@ fn forget_recent() {
 }
 
 /// The calling thread remembers no stack from before.
-#[cfg(any(test, feature = "bench"))]
+#[cfg(feature = "bench")]
 pub(super) fn forget() {
     forget_recent();
     WALKER.with_borrow_mut(|walker| {
