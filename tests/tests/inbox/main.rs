@@ -192,7 +192,7 @@ struct Posted {
 
 impl Posted {
     fn post(&mut self, inbox: &Inbox, fact: EventKind) {
-        post(&inbox, &fact);
+        post(inbox, &fact);
         self.facts.push(fact);
     }
 
