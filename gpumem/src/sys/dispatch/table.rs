@@ -304,7 +304,7 @@ fn primary(shape: Shape, device: u64, call: impl FnOnce() -> u32, to: &impl Tell
 /// For benchmarks: the hooks of the stream-ordered calls around functions that stand for the driver's, as safe functions.
 #[cfg(feature = "bench")]
 pub(crate) mod rehearsal {
-    use super::*;
+    use super::{AtomicUsize, HOOKS, Observe, Relaxed, Row, SeqCst, hook};
 
     /// `cuMemAllocAsync` of 4 KiB and `cuMemFreeAsync` on a stream, through the hooks.
     pub(crate) fn pair<O: Observe>(stream: u64, bytes: u64) {
