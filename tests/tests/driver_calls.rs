@@ -266,6 +266,14 @@ fn a_trace_that_was_open_at_a_fork_reports_in_the_parent_alone() {
     }
 }
 
+#[test]
+fn a_forked_process_says_so_though_a_thread_of_the_parent_was_writing() {
+    for outcome in check(&heard(), &format!("{CONTEXT}; exact; hold_stderr 500; fork new | drop")) {
+        ensure(outcome.stdout.contains(": the child ended with 0"), "the child did not end well", &outcome);
+        ensure(outcome.stderr.contains("traces are off: this process was forked"), "does not say why", &outcome);
+    }
+}
+
 const TWO: &str = "call cuInit 0; call cuDevicePrimaryCtxRetain &c0 0; call cuDevicePrimaryCtxRetain &c1 1";
 
 #[test]

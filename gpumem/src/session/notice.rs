@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::sink;
-use crate::{error::Error, model::Device};
+use crate::{error::Error, model::Device, sys::process};
 
 /// What a notice is about.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +43,7 @@ pub(super) fn notify_off(error: &Error) {
     if given.len() < 8 && !given.contains(error) && !sink::is_off() {
         given.push(error.clone());
         drop(given);
-        eprint!("{}", Quiet::new(&format_args!("gpumem: a trace is off: {error}\n")));
+        say(&format_args!("gpumem: a trace is off: {error}\n"));
     }
 }
 
@@ -71,7 +71,17 @@ pub(crate) fn notify(notice: Notice, text: &dyn Display) {
     if GIVEN.load(Relaxed) & bit != 0 || sink::is_off() || GIVEN.fetch_or(bit, Relaxed) & bit != 0 {
         return;
     }
-    eprint!("{}", Quiet::new(&format_args!("gpumem: {text}\n")));
+    say(&format_args!("gpumem: {text}\n"));
+}
+
+/// Writes to stderr.
+fn say(text: &dyn Display) {
+    if process::is_forked() {
+        // Not by `eprint!`: a thread that is not in this process may hold its lock for ever.
+        process::write_to_stderr(text.to_string().as_bytes());
+    } else {
+        eprint!("{}", Quiet::new(text));
+    }
 }
 
 /// Text for `print!` that does not make it panic when nobody can be written to (a closed pipe, a full disk): the error

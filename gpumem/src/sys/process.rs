@@ -65,3 +65,17 @@ unsafe extern "C" fn forked() {
 pub(crate) fn is_forked() -> bool {
     FORKED.load(Relaxed)
 }
+
+/// Writes to stderr without a lock, as far as that works.
+pub(crate) fn write_to_stderr(text: &[u8]) {
+    #[cfg(unix)]
+    {
+        use std::{fs::File, io::Write, mem::ManuallyDrop, os::fd::FromRawFd};
+
+        // SAFETY: whatever number 2 is, it is written to as `eprint!` would, and not closed.
+        let mut stderr = ManuallyDrop::new(unsafe { File::from_raw_fd(2) });
+        let _ = stderr.write_all(text);
+    }
+    #[cfg(not(unix))]
+    let _ = text;
+}

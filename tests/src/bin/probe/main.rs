@@ -38,12 +38,13 @@
 //!   read; `await a_thread`, `await no_threads`: until that many of gpumem's threads run;
 //! - `tracker`, `track`, `label …` and what else there is of trackers: see `track.rs`;
 //! - `by_dispatch [device]`, `by_cupti [device]`, `sampled_by_dispatch [device]`: a trace by that source;
+//! - `hold_stderr ms`: another thread writes to stderr for so long, and nobody else does meanwhile;
 //! - `sleep ms`, `maps name`: whether a file whose name has this in it is mapped; `threads`: how many threads of gpumem's run.
 
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::process::{self, ExitCode};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use std::{env, fs, io, thread};
 
@@ -315,6 +316,16 @@ impl Probe {
                 "slept".to_owned()
             }
             "threads" => threads()?.to_string(),
+            "hold_stderr" => {
+                let (time, (held, is_held)) = (argument.parse::<u32>()?, mpsc::channel());
+                thread::spawn(move || {
+                    let _stderr = io::stderr().lock();
+                    _ = held.send(());
+                    thread::sleep(Duration::from_millis(time.into()));
+                });
+                is_held.recv()?;
+                "held".to_owned()
+            }
             "maps" => {
                 let has = fs::read_to_string("/proc/self/maps")?.lines().any(|line| line.contains(argument));
                 if has { "yes" } else { "no" }.to_owned()
