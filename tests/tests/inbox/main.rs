@@ -8,7 +8,6 @@
 #![allow(dead_code, unused_imports, reason = "parts of the library are for parts of it that are not here")]
 #![allow(unexpected_cfgs, reason = "its features are not this package's")]
 #![allow(missing_docs, unreachable_pub, reason = "they are the library's")]
-#![allow(unexpected_cfgs, reason = "features are those of the library")]
 
 mod ledger;
 #[path = "../../../gpumem/src/model/mod.rs"]
