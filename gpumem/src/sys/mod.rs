@@ -11,7 +11,7 @@ pub(crate) mod cupti;
 pub(crate) mod dispatch;
 #[cfg(feature = "cuda")]
 mod dl;
-#[cfg(all(feature = "dispatch", target_os = "linux"))]
+#[cfg(any(feature = "backtrace", all(feature = "dispatch", target_os = "linux")))]
 mod loader;
 #[cfg(feature = "nvml")]
 pub(crate) mod nvml;

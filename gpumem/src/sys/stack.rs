@@ -2,6 +2,8 @@
 
 use std::{path::PathBuf, ptr};
 
+use super::loader::{self, Loaded};
+
 /// Functions that [`capture`] is asked for: each costs it 0.16 µs, so a stack stays some 5 µs.
 const MOST_CAPTURED: usize = 32;
 
@@ -106,7 +108,8 @@ pub(crate) fn resolve(address: usize) -> Vec<Symbol> {
         });
     });
     if symbols.is_empty() {
-        let function = loader::at(address).and_then(|found| found.function);
+        let symbol = loaded_at(address).and_then(|found| found.symbol);
+        let function = symbol.map(|name| format!("{:#}", backtrace::SymbolName::new(name.to_bytes())));
         symbols.extend(function.map(|name| Symbol { function: Some(name), ..Symbol::default() }));
     }
     symbols
@@ -115,67 +118,13 @@ pub(crate) fn resolve(address: usize) -> Vec<Symbol> {
 /// The file of the program or library that an address is in. It takes the loader's lock: not for callbacks.
 #[doc(alias = "dladdr")]
 pub(crate) fn module_of(address: usize) -> Option<PathBuf> {
-    loader::at(address).map(|found| found.file)
+    loaded_at(address).map(|found| found.file)
 }
 
-/// What the loader knows of an address.
-struct Loaded {
-    file: PathBuf,
-    /// Exported by its file.
-    function: Option<String>,
-}
-
-#[cfg(unix)]
-mod loader {
-    use std::{
-        env,
-        ffi::{CStr, OsStr, c_char, c_int, c_void},
-        os::unix::ffi::OsStrExt,
-        ptr,
-    };
-
-    use super::Loaded;
-
-    /// `Dl_info` of `dlfcn.h`.
-    #[repr(C)]
-    struct DlInfo {
-        file: *const c_char,
-        base: *mut c_void,
-        symbol: *const c_char,
-        symbol_address: *mut c_void,
-    }
-
-    unsafe extern "C" {
-        fn dladdr(address: *const c_void, info: *mut DlInfo) -> c_int;
-    }
-
-    pub(super) fn at(address: usize) -> Option<Loaded> {
-        // Where a call never returns, the return address is behind the function, and may be behind the file.
-        let inside = ptr::without_provenance(address.checked_sub(1)?);
-        let mut info =
-            DlInfo { file: ptr::null(), base: ptr::null_mut(), symbol: ptr::null(), symbol_address: ptr::null_mut() };
-        // SAFETY: any address may be asked about, since it is only compared; `info` is a live `Dl_info`.
-        if unsafe { dladdr(inside, &raw mut info) } == 0 || info.file.is_null() {
-            return None;
-        }
-        // SAFETY: both are strings of the loader's and of the loaded file, which end and which live as long as the file
-        // stays loaded. `dladdr` leaves it to its callers that nobody unloads it in this very moment: the files that
-        // are asked about made an allocation of GPU memory, and those that do so are not unloaded in practice.
-        let text = |text: *const c_char| (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_bytes());
-        let known_as = OsStr::from_bytes(text(info.file)?);
-        let function = text(info.symbol).map(|name| format!("{:#}", backtrace::SymbolName::new(name)));
-        // The loader has no path of the program, only what it was called by.
-        let is_program = env::args_os().next().is_some_and(|called| called == known_as);
-        let program = is_program.then(env::current_exe).and_then(Result::ok);
-        Some(Loaded { file: program.unwrap_or_else(|| known_as.into()), function })
-    }
-}
-
-#[cfg(not(unix))]
-mod loader {
-    pub(super) fn at(_: usize) -> Option<super::Loaded> {
-        None
-    }
+/// What the loader knows of a return address.
+fn loaded_at(address: usize) -> Option<Loaded> {
+    // Where a call never returns, the return address is behind the function, and may be behind the file.
+    loader::at(address.checked_sub(1)?)
 }
 
 #[cfg(test)]

@@ -119,7 +119,7 @@ impl Library for Image {
     }
 
     fn owner(&self, address: usize) -> Option<PathBuf> {
-        loader::file_of(address)
+        loader::at(address).map(|found| found.file)
     }
 }
 

@@ -175,7 +175,7 @@ impl Table {
         let (_, name, address) = rows.first().ok_or_else(|| refused("the driver has none of the functions"))?;
         let nowhere = || refused(format!("{name} is in no library"));
         let image = Image::around(*address).ok_or_else(nowhere)?;
-        let path = loader::file_of(*address).ok_or_else(nowhere)?;
+        let path = loader::at(*address).map(|found| found.file).ok_or_else(nowhere)?;
         let functions: Vec<_> = rows.iter().map(|(_, name, address)| (*name, *address)).collect();
         let found = verify(&image, PROCESSOR, &functions).map_err(refused)?;
         let slot = |((row, ..), found): (&(usize, &str, usize), Found)| Slot {
