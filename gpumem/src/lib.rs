@@ -1,10 +1,11 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
-// Without a source, parts of the plain data and of the messages are for nobody.
-#![cfg_attr(not(all(feature = "nvml", feature = "sim")), allow(dead_code, unused_imports))]
-// With one source who called is always the same, and with two it is not.
-#![cfg_attr(not(feature = "cupti"), allow(clippy::trivially_copy_pass_by_ref))]
+// Without one of the sources, parts of the plain data and of the messages are for nobody.
+#![cfg_attr(
+    not(all(feature = "nvml", feature = "sim", feature = "cupti", feature = "dispatch", feature = "backtrace")),
+    allow(dead_code, unused_imports)
+)]
 
 #[cfg(feature = "cudarc")]
 mod cudarc_ext;

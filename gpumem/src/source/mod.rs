@@ -16,7 +16,6 @@ mod processes;
 pub mod sim;
 #[cfg(feature = "backtrace")]
 mod stack;
-#[cfg_attr(not(feature = "backtrace"), allow(dead_code, reason = "without a walk there is no stack to number"))]
 mod stacks;
 
 #[cfg(all(feature = "bench", feature = "cupti", feature = "dispatch"))]
