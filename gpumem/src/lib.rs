@@ -6,6 +6,8 @@
     not(all(feature = "nvml", feature = "sim", feature = "cupti", feature = "dispatch", feature = "backtrace")),
     allow(dead_code, unused_imports)
 )]
+// With CUPTI a caller has two words, without it none.
+#![cfg_attr(not(feature = "cupti"), allow(clippy::trivially_copy_pass_by_ref))]
 
 #[cfg(feature = "cudarc")]
 mod cudarc_ext;

@@ -5,11 +5,6 @@
 //! context, the stream, the pool, the properties), which are kept. The driver is asked for the rest: the device of a context,
 //! the size of a block that is older than the subscription and is freed, and the device of an older stream or pool.
 
-#![cfg_attr(
-    not(feature = "cupti"),
-    allow(clippy::trivially_copy_pass_by_ref, reason = "a caller is nothing but with CUPTI, which says the context")
-)]
-
 use std::{
     cell::Cell,
     collections::{BTreeMap, HashMap},
