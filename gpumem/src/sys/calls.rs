@@ -309,9 +309,10 @@ const _: () = {
     assert!(std::mem::offset_of!(Located, location) == 8);
 };
 
-/// Who is told of each fact, on the thread that makes the call, while no observer is [`at_work`] on it. It is a type, not a value: its functions become a part of each
-/// hook, which is then one function without calls. What runs between two calls of the driver is rarely in the processor's
-/// instruction cache, so that each line of it counts.
+/// Who is told of each fact, on the thread that makes the call, while no observer is [`at_work`] on it.
+///
+/// It is a type, not a value: its functions become a part of each hook, which is then one function without calls. What runs
+/// between two calls of the driver is rarely in the processor's instruction cache, so that each line of it counts.
 pub(crate) trait Observe: 'static {
     /// [`Call::Pooled`] on a stream. The observer itself says where it is [`at_work`].
     fn pooled(caller: &Caller, address: u64, bytes: u64, stream: u64);

@@ -263,14 +263,12 @@ unsafe fn intercept<O: Observe, const N: usize>(
     if let Shape::PrimaryRelease | Shape::PrimaryReset = shape {
         return primary(shape, words[0], || call(driver), &to);
     }
-    // SAFETY: the arguments are those of a call of this shape.
-    unsafe {
-        if state == State::Observer {
-            around(shape, arguments, || call(driver), &to.of_observer())
-        } else {
-            around(shape, arguments, || call(driver), &to)
-        }
+    if state == State::Observer {
+        // SAFETY: the arguments are those of a call of this shape.
+        return unsafe { around(shape, arguments, || call(driver), &to.of_observer()) };
     }
+    // SAFETY: as above.
+    unsafe { around(shape, arguments, || call(driver), &to) }
 }
 
 /// Makes a call, and reads it before and after.
