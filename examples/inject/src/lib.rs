@@ -93,7 +93,7 @@ extern "C" fn at_exit() {
     });
 }
 
-/// In one piece, so that processes that write to the same place do not mix their lines.
+/// Written with one call, so that the lines of several processes that write to the same file do not mix.
 fn write(text: &str) -> io::Result<()> {
     match env::var_os("GPUMEM_INJECT_OUT").filter(|path| !path.is_empty()) {
         Some(path) => File::options().append(true).create(true).open(path)?.write_all(text.as_bytes()),

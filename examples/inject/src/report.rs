@@ -45,7 +45,7 @@ impl Report {
     /// `None` where there is nothing to tell: the process allocated no GPU memory.
     pub(crate) fn of(subscribed: &gpumem::Result<()>, lasted: Duration) -> Option<Self> {
         let error = subscribed.as_ref().err().map(ToString::to_string);
-        // The summary asks the driver nothing, which may be torn down already.
+        // The driver may be shut down already, so the summary does not call it.
         let summary = gpumem::summary();
         let all = summary.scopes.iter().filter(|scope| scope.path.is_empty() && scope.allocations > 0);
         let devices: Vec<_> = all

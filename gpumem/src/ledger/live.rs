@@ -40,7 +40,7 @@ pub(super) struct Entry {
     whose: Whose,
 }
 
-/// Who allocated a block, and where: the thread in the upper 32 bits, the origin in the 24 below, and 8 bits to spare.
+/// The thread that a block was allocated for, in the upper 32 bits, and its origin, in the next 24. The lowest 8 bits are free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Whose(u64);
 
@@ -71,7 +71,7 @@ struct Place {
 
 const _: () = assert!(size_of::<Place>() == 32);
 
-/// A time as an [`Entry`] has it: in tenths of a second, 24 bits. It stays at the most after 19 days.
+/// A time in the unit of [`Entry`]: tenths of a second, in 24 bits. A time after 19 days is stored as the largest value.
 pub(super) fn tenths(time: Time) -> u32 {
     u32::try_from(time.as_millis() / 100).unwrap_or(u32::MAX).min((1 << 24) - 1)
 }

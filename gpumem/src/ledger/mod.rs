@@ -331,7 +331,7 @@ impl Ledger {
         *run = Run::default();
     }
 
-    /// On whose behalf this thread allocates, and the number of where.
+    /// The thread that this thread allocates for, and the origin of the allocation.
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
     fn whose(&mut self, tag: Tag, thread: ThreadId) -> Whose {

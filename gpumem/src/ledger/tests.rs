@@ -675,7 +675,7 @@ fn everything_agrees_with_the_obvious_way() {
         let (stacks, steps) = if seed % 20 == 19 { (9000, 30_000) } else { ([1, 3, 50][random(3)], 1000) };
         let mut runner = Runner::default();
         let devices = [0, 1].map(|ordinal| Device { family: Family::Cuda, ordinal });
-        // So that a block whose free was missed is given back when its key comes again.
+        // After this fact, an allocation at an address that is still in use first gives back the block whose free was missed.
         runner.post(&EventKind::Lost { count: 1 }, ThreadId(1));
         let mut live: HashMap<u64, Plain> = HashMap::new();
         let mut freed: [Option<(u64, Option<Plain>)>; THREADS] = [None; THREADS];

@@ -56,7 +56,7 @@ impl Frame {
 /// NVIDIA's modules that all allocations go through, and so say nothing of whose they are.
 const DRIVER: &[&str] = &["libcupti", "libcuda", "libcudart", "libnvidia*", "libcudadebugger"];
 
-/// Whether a module is NVIDIA's own, by the path of its file: what says nothing of whose an allocation is.
+/// Whether a module is a library of NVIDIA's driver or runtime, by the path of its file. Its frames do not tell who allocated.
 #[cfg(feature = "backtrace")]
 pub(crate) fn is_driver(module: &str) -> bool {
     DRIVER.iter().any(|pattern| fits(module, pattern))

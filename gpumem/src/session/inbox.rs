@@ -34,7 +34,8 @@ struct Here {
     /// It is inside. A global allocator or a signal handler that allocates GPU memory would come back here while the fold
     /// is at work, and wait for itself for ever.
     inside: Cell<bool>,
-    /// Facts that came while it was inside. It posts them as lost when it comes in again, at the latest when it leaves.
+    /// How many facts came from this thread while it was inside, and were not posted. It posts this count as lost facts when it
+    /// enters again, or when it leaves, whichever is first.
     lost: Cell<u32>,
     /// Its number; 0 until it has one.
     number: Cell<u32>,
@@ -57,7 +58,7 @@ impl Here {
         if self.inside.replace(true) { None } else { Some(self.thread()) }
     }
 
-    /// Whether facts came meanwhile.
+    /// Whether facts were lost while it was inside.
     #[inline]
     fn leave(&self) -> bool {
         self.inside.set(false);

@@ -20,7 +20,7 @@ use once_cell::sync::Lazy;
 
 use super::{Interception, LISTENER, Listen, refused, stacks, tell};
 use crate::{
-    error::{Kind, Result},
+    error::{Error, Kind, Result},
     model::{Answer, Block, Bytes, Device, EventKind, Family, Key, MemKind, Source, Space, Tag},
     sys::{
         calls::{self, Call, Caller, Context, Memory, Named, Observe},
@@ -43,9 +43,10 @@ pub(super) fn subscribe(wanted: Option<Source>) -> Result<Interception> {
         };
     }
     forget_names();
-    let Some(listener) = LISTENER.get() else { return Err(Kind::OtherSource { asked: "any", using: "none" }.into()) };
-    let source = choose(wanted, listener.subscribe)?;
-    subscribed().ok_or_else(|| Kind::OtherSource { asked: source.name(), using: "none" }.into())
+    let not_exact = |why| Error::from(Kind::NoGauge { gauge: "exact", why });
+    let listener = LISTENER.get().ok_or_else(|| not_exact("gpumem has not begun to count"))?;
+    choose(wanted, listener.subscribe)?;
+    subscribed().ok_or_else(|| not_exact("gpumem::unsubscribe() was called on another thread meanwhile"))
 }
 
 /// Has the calls that this source intercepts told to `L`.

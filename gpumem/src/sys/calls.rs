@@ -341,7 +341,7 @@ pub(super) trait Tell {
     }
 }
 
-/// Reports calls that were made there to an observer, who does not unwind out of this.
+/// Reports the calls of one caller to an observer. A panic of the observer ends here.
 pub(super) struct Told<O> {
     caller: Caller,
     observer: PhantomData<O>,
@@ -352,7 +352,7 @@ impl<O: Observe> Told<O> {
         Self { caller, observer: PhantomData }
     }
 
-    /// Reports calls that the observer makes while it is at work: that there was one, and no more.
+    /// For calls that the observer makes while it is at work: reports each as [`Call::Uncounted`].
     pub(super) const fn of_observer(&self) -> impl Tell {
         OfObserver(self)
     }

@@ -260,24 +260,25 @@ unsafe fn intercept<O: Observe, const N: usize>(
     let to = Told::<O>::by(Caller::Dispatch);
     // SAFETY: the words stay where they are until this returns.
     let arguments = unsafe { Arguments::new(words.as_ptr()) };
-    if let Shape::PrimaryRelease | Shape::PrimaryReset = shape {
-        return primary(shape, words[0], || call(driver), &to);
-    }
+    let first = words[0];
     if state == State::Observer {
-        // SAFETY: the arguments are those of a call of this shape.
-        return unsafe { around(shape, arguments, || call(driver), &to.of_observer()) };
+        // SAFETY: the arguments are those of a call of this shape, and this is the first.
+        return unsafe { around(shape, first, arguments, || call(driver), &to.of_observer()) };
     }
     // SAFETY: as above.
-    unsafe { around(shape, arguments, || call(driver), &to) }
+    unsafe { around(shape, first, arguments, || call(driver), &to) }
 }
 
 /// Makes a call, and reads it before and after.
 ///
 /// # Safety
-/// `arguments` are those of the call, which has this shape.
+/// `arguments` are those of the call, which has this shape, and `first` is the first of them.
 #[allow(clippy::inline_always, reason = "as above")]
 #[inline(always)]
-unsafe fn around(shape: Shape, arguments: Arguments, call: impl FnOnce() -> u32, to: &impl Tell) -> u32 {
+unsafe fn around(shape: Shape, first: u64, arguments: Arguments, call: impl FnOnce() -> u32, to: &impl Tell) -> u32 {
+    if let Shape::PrimaryRelease | Shape::PrimaryReset = shape {
+        return primary(shape, first, call, to);
+    }
     // SAFETY: the arguments are those of a call of this shape.
     unsafe { at_enter(shape, arguments, to) };
     let result = in_state(State::Driver, call);
