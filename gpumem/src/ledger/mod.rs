@@ -663,6 +663,8 @@ impl Ledger {
         let Start { in_use: start, peak, gap, samples_before, disturbed_before, blind, before, .. } = scope.start;
         let level = self.level(scope);
         let (peak, end) = (level.peaks.max_since(peak), level.in_use);
+        let peaked = above(peak, start.max(end));
+        debug_assert!(peaked.is_some(), "a peak of {peak} is below {start} or {end}");
         let sampled = *gauge == Gauge::Sampled;
         Trace {
             device: device.ordinal,
@@ -670,7 +672,7 @@ impl Ledger {
             gauge: *gauge,
             source: scope.watch.source,
             used: ByteDelta::new(end - start),
-            peaked: Bytes::new(peak.abs_diff(start.max(end))),
+            peaked: Bytes::new(peaked.unwrap_or(0)),
             sampling: sampled.then(|| Sampling {
                 every: scope.watch.every,
                 readings: samples.count - samples_before,
@@ -678,11 +680,13 @@ impl Ledger {
             }),
             stale: samples.failed || blind,
             untracked: if *gauge == Gauge::Exact { self.counts.untracked.saturating_sub(before.untracked) } else { 0 },
-            lost: if *gauge == Gauge::Pool {
-                samples.disturbed - disturbed_before
-            } else {
-                self.counts.lost - before.lost
-            },
+            // A peak that cannot be is none, and must not look like one.
+            lost: u64::from(peaked.is_none())
+                + if *gauge == Gauge::Pool {
+                    samples.disturbed - disturbed_before
+                } else {
+                    self.counts.lost - before.lost
+                },
         }
     }
 
@@ -776,6 +780,11 @@ impl Meters {
 #[inline]
 fn signed(bytes: Bytes) -> i64 {
     bytes.get().cast_signed()
+}
+
+/// How far a peak lies above what was in use when its span began and when it ended; `None` for one that lies below.
+fn above(peak: i64, ends: i64) -> Option<u64> {
+    peak.checked_sub(ends).and_then(|above| u64::try_from(above).ok())
 }
 
 impl Level {

@@ -644,6 +644,48 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
     }
 }
 
+/// Nothing is cut off a number of events, nor off a block's size.
+#[test]
+fn numbers_and_sizes_are_kept_whole() {
+    for before in [0, (1 << 32) - 8, 1 << 33, (1 << 48) - 64] {
+        let mut runner = Runner { number: before, ..Runner::default() };
+        for line in ["open o", "alloc a 1", "open t", "alloc b 2", "inside t = 2", "inside o = 1 2"] {
+            runner.line(line);
+        }
+        runner.number += 16;
+        for line in ["open late", "alloc c 4", "inside late = 4", "inside t = 2 4", "inside o = 1 2 4"] {
+            runner.line(line);
+        }
+        let key = runner.key("c");
+        let block = runner.ledger.block(key).expect("it is live");
+        assert_eq!(block.number, runner.number);
+    }
+    for bits in [32, 48, 50, 62] {
+        let mut runner = Runner::default();
+        let huge = Bytes::new((1 << bits) + 1);
+        let key = runner.key("x");
+        runner.line("open t");
+        let alloc = runner.alloc("x", Device { family: Family::Cuda, ordinal: 0 }, huge, MemKind::Device);
+        runner.post(&alloc, ThreadId(1));
+        assert_eq!(runner.ledger.block(key).map(|block| block.bytes), Some(huge));
+        // Out of the nursery and back.
+        runner.line("lost 1");
+        assert_eq!(runner.ledger.block(key).map(|block| block.bytes), Some(huge));
+        assert_eq!(runner.ledger.origins()[0].bytes, huge);
+        runner.line("free x");
+        let close = EventKind::Close { scope: ScopeId(runner.id("t")) };
+        let trace = runner.post(&close, ThreadId(1)).expect("it is open");
+        assert_eq!((trace.used.get(), trace.peaked), (0, huge));
+    }
+}
+
+/// A difference without a sign would make a high peak of it.
+#[test]
+fn a_peak_below_what_was_in_use_is_no_peak() {
+    assert_eq!((above(10, 10), above(11, 10), above(-10, -30)), (Some(0), Some(1), Some(20)));
+    assert_eq!((above(9, 10), above(i64::MIN, 1), above(i64::MAX, -1)), (None, None, None));
+}
+
 /// A block as the obvious way has it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Plain {

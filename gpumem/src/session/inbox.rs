@@ -201,6 +201,12 @@ impl Inbox {
         }
     }
 
+    /// As if there had been so many events.
+    #[cfg(test)]
+    pub(super) fn pretend_events(&self, number: u64) {
+        self.lock().number = number;
+    }
+
     pub(super) fn age(&self) -> Duration {
         self.began.elapsed()
     }

@@ -17,10 +17,10 @@ use crate::{
 /// So many are not worth a sweep.
 const FEW: usize = 1 << 10;
 
-/// Labels by the key of their block, with what tells it from others that had the same key.
+/// Labels by the key of their block, with the number of its allocation, which no other block of this key has.
 #[derive(Debug)]
 pub(super) struct Labels {
-    of: HashMap<Key, (u32, Arc<Label>)>,
+    of: HashMap<Key, (u64, Arc<Label>)>,
     /// When there are so many, those of blocks that are gone are forgotten.
     sweep_at: usize,
 }
@@ -36,12 +36,12 @@ impl Labels {
     /// What the program calls a block.
     pub(super) fn get(&self, block: &Held) -> Option<&Arc<Label>> {
         let (number, label) = self.of.get(&block.key)?;
-        (*number == number_of(block)).then_some(label)
+        (*number == block.number).then_some(label)
     }
 
     /// Forgets the labels of blocks that are gone.
     pub(super) fn sweep(&mut self, inbox: &Inbox) {
-        self.of.retain(|key, (number, _)| inbox.block(*key).is_some_and(|block| number_of(&block) == *number));
+        self.of.retain(|key, (number, _)| inbox.block(*key).is_some_and(|block| block.number == *number));
         self.sweep_at = (self.of.len() * 2).max(FEW);
     }
 
@@ -51,15 +51,9 @@ impl Labels {
         if self.of.len() >= self.sweep_at {
             self.sweep(inbox);
         }
-        self.of.insert(key, (number_of(&block), Arc::new(label)));
+        self.of.insert(key, (block.number, Arc::new(label)));
         true
     }
-}
-
-/// What tells a block from earlier ones of its key: of its number the half that stays right.
-#[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
-fn number_of(block: &Held) -> u32 {
-    block.number as u32
 }
 
 /// Tells what a block of memory is, so that [`MemTracker`](super::MemTracker) can say so: its name, shape and element type,
@@ -163,6 +157,19 @@ mod tests {
         assert_eq!(name_at(&labels, &inbox, 512), None);
         labels.sweep(&inbox);
         assert_eq!(labels.of.len(), 0);
+    }
+
+    #[test]
+    fn nor_after_as_many_events_as_32_bits_can_count() {
+        let (inbox, mut labels) = (Inbox::new(), empty());
+        alloc(&inbox, 512);
+        let number = inbox.block(key(512)).unwrap().number;
+        labels.set(&inbox, key(512), named("a"));
+        free(&inbox, 512);
+        inbox.pretend_events(number + (1 << 32) - 1);
+        alloc(&inbox, 512);
+        assert_eq!(inbox.block(key(512)).unwrap().number, number + (1 << 32));
+        assert_eq!(name_at(&labels, &inbox, 512), None);
     }
 
     #[test]

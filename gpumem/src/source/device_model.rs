@@ -5,7 +5,7 @@
 //!
 //! The figures are those of NVML's second version: `total = free + used + reserved`.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, iter, ops::Range};
 
 /// What the device hands out to `cuMemAlloc`, and so the step in which `used` moves.
 const PAGE: u64 = 2 << 20;
@@ -13,9 +13,9 @@ const PAGE: u64 = 2 << 20;
 const POOL_STEP: u64 = 32 << 20;
 /// Every address is a multiple of this.
 const ALIGNMENT: u64 = 512;
-/// Blocks and pooled blocks live in address ranges of their own, far from 0 and from each other.
-const BLOCKS_START: u64 = 0x7000_0000_0000;
-const POOLED_START: u64 = 0x7800_0000_0000;
+/// Blocks and pooled blocks live in address ranges of their own, far from 0. The second ends below 2^48.
+const BLOCKS: Range<u64> = 0x7000_0000_0000..0x7800_0000_0000;
+const POOLED: Range<u64> = 0x7800_0000_0000..0x8000_0000_0000;
 
 /// Why the device refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl DeviceModel {
             total,
             reserved: 0,
             held: 0,
-            blocks: Blocks::starting_at(BLOCKS_START),
+            blocks: Blocks::within(BLOCKS),
             large_backing: 0,
             small_bytes: 0,
             pool: Pool::new(),
@@ -237,7 +237,7 @@ struct Pool {
 impl Pool {
     fn new() -> Self {
         Self {
-            blocks: Blocks::starting_at(POOLED_START),
+            blocks: Blocks::within(POOLED),
             used: 0,
             freed: 0,
             reserved: 0,
@@ -259,12 +259,14 @@ struct Blocks {
     live: BTreeMap<u64, u64>,
     /// Freed addresses by the span they cover, the last freed on top.
     reusable: BTreeMap<u64, Vec<u64>>,
-    next: u64,
+    /// Addresses that are not in use, and not in `reusable`.
+    fresh: Range<u64>,
+    all: Range<u64>,
 }
 
 impl Blocks {
-    fn starting_at(next: u64) -> Self {
-        Self { live: BTreeMap::new(), reusable: BTreeMap::new(), next }
+    fn within(all: Range<u64>) -> Self {
+        Self { live: BTreeMap::new(), reusable: BTreeMap::new(), fresh: all.clone(), all }
     }
 
     fn insert(&mut self, bytes: u64) -> Result<u64, ModelError> {
@@ -272,12 +274,33 @@ impl Blocks {
         let address = if let Some(freed) = self.reusable.get_mut(&span).and_then(Vec::pop) {
             freed
         } else {
-            let address = self.next;
-            self.next = add(address, span)?;
+            if self.fresh.end - self.fresh.start < span {
+                self.find_fresh();
+            }
+            if self.fresh.end - self.fresh.start < span {
+                return Err(ModelError::OutOfMemory);
+            }
+            let address = self.fresh.start;
+            self.fresh.start += span;
             address
         };
         self.live.insert(address, bytes);
         Ok(address)
+    }
+
+    /// Takes the widest gap between live blocks, in place of all freed addresses.
+    fn find_fresh(&mut self) {
+        self.reusable.clear();
+        let Range { mut start, end } = self.all;
+        self.fresh = start..start;
+        let live = self.live.iter().map(|(address, bytes)| *address..address + bytes.next_multiple_of(ALIGNMENT));
+        for block in live.chain(iter::once(end..end)) {
+            let gap = start..block.start;
+            if gap.end - gap.start > self.fresh.end - self.fresh.start {
+                self.fresh = gap;
+            }
+            start = block.end;
+        }
     }
 
     fn remove(&mut self, address: u64) -> Result<u64, ModelError> {
@@ -438,6 +461,46 @@ mod tests {
         ] {
             check(script);
         }
+    }
+
+    /// 16 TiB in all, of which no two blocks have the same size: no address can be given out again as it is.
+    #[test]
+    fn live_blocks_never_share_an_address() {
+        const TIB: u64 = 1 << 40;
+        let mut device = DeviceModel::new(8 * TIB);
+        let pooled = device.alloc_async(TIB / 2).unwrap();
+        let mut kept = vec![(pooled, TIB / 2)];
+        for round in 0..64 {
+            let bytes = TIB / 4 + round * MIB;
+            let address = device.alloc(bytes).unwrap();
+            if round % 16 == 0 {
+                kept.push((address, bytes));
+            } else {
+                device.free_block(address).unwrap();
+            }
+            let in_pool = device.alloc_async(bytes).unwrap();
+            device.free_async(in_pool).unwrap();
+            device.synchronize();
+            for new in [(address, bytes), (in_pool, bytes)] {
+                assert!(new.0 + new.1 <= 1 << 48);
+                for old in kept.iter().filter(|old| **old != new) {
+                    assert!(new.0 >= old.0 + old.1 || old.0 >= new.0 + new.1, "{new:x?} lies in {old:x?}");
+                }
+            }
+        }
+        for (address, bytes) in kept {
+            assert_eq!(device.block_at(address), Some((address, bytes)));
+        }
+    }
+
+    /// Not even where the device has room for more than its addresses.
+    #[test]
+    fn addresses_end() {
+        let mut device = DeviceModel::new(1 << 50);
+        let blocks: Vec<_> = std::iter::from_fn(|| device.alloc(1 << 40).ok()).collect();
+        assert_eq!((blocks.len(), device.alloc(1 << 40)), (8, Err(ModelError::OutOfMemory)));
+        device.free_block(blocks[3]).unwrap();
+        assert_eq!(device.alloc((1 << 40) - MIB), Ok(blocks[3]));
     }
 
     #[test]
