@@ -8,7 +8,10 @@ mod stats;
 mod tree;
 mod watermark;
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
 
 pub(crate) use self::{
     live::PARTS,
@@ -80,12 +83,14 @@ struct Thread {
     /// On whose behalf it allocates: its own, unless it entered a scope of another thread.
     strand: ThreadId,
     number: ThreadId,
-    /// The scopes that it is in, the innermost last.
-    entered: Vec<Entered>,
+    /// The scopes that it is in, the innermost last. Programs that do not leave the last one first mostly leave the first one.
+    entered: VecDeque<Entered>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Entered {
+    /// Of the event that it was entered by. It rises.
+    number: u64,
     scope: ScopeId,
     spot: SpotId,
     strand: ThreadId,
@@ -465,8 +470,8 @@ impl Ledger {
             EventKind::Marks { device, marks } => self.meters.of(device, Gauge::Pool).mark(&marks),
             EventKind::Unread { device, gauge } => self.meters.of(device, gauge).samples.failed = true,
             EventKind::Open { scope, watch } => self.open(scope, watch, event),
-            EventKind::Enter { scope } => self.enter(scope, event.thread),
-            EventKind::Leave { scope } => self.thread(event.thread).leave(|entered| entered.scope == scope),
+            EventKind::Enter { scope } => self.enter(scope, event),
+            EventKind::Leave { scope } => self.thread(event.thread).leave(scope),
             EventKind::Read { scope } => {
                 return self.scopes.get(&scope).map(|open| self.trace(open));
             }
@@ -621,15 +626,15 @@ impl Ledger {
         };
         open.start = self.begin(&open);
         self.scopes.insert(scope, open);
-        self.thread(opener).enter(Entered { scope, spot, strand, by_opening: true });
+        self.thread(opener).enter(Entered { number: event.number, scope, spot, strand, by_opening: true });
     }
 
-    fn enter(&mut self, scope: ScopeId, thread: ThreadId) {
+    fn enter(&mut self, scope: ScopeId, event: &Event<'_>) {
         let open = self.scopes.get(&scope).map(|open| (open.spot, open.strand));
-        let thread = self.thread(thread);
+        let thread = self.thread(event.thread);
         // Of a scope that is closed nothing is left to be in; the thread stays where it is.
         let (spot, strand) = open.unwrap_or((thread.spot, thread.strand));
-        thread.enter(Entered { scope, spot, strand, by_opening: false });
+        thread.enter(Entered { number: event.number, scope, spot, strand, by_opening: false });
     }
 
     fn begin(&mut self, scope: &Scope) -> Start {
@@ -719,34 +724,47 @@ impl Ledger {
                 self.has_locals = !self.locals.is_empty();
             }
         }
-        self.thread(open.opener).leave(|entered| entered.by_opening && entered.scope == scope);
+        self.thread(open.opener).leave_opened(scope, open.number);
         Some(trace)
     }
 }
 
 impl Thread {
     fn new(number: ThreadId) -> Self {
-        let (entered, freed) = (Vec::new(), Freed::Nothing);
+        let (entered, freed) = (VecDeque::new(), Freed::Nothing);
         Self { spot: SpotId::NONE, strand: number, newest: (Tag::NONE, Whose::default()), freed, number, entered }
     }
 
     fn enter(&mut self, entered: Entered) {
-        self.entered.push(entered);
+        self.entered.push_back(entered);
         self.settle();
     }
 
-    /// Leaves what it entered last of these.
-    fn leave(&mut self, of: impl Fn(&Entered) -> bool) {
-        if let Some(at) = self.entered.iter().rposition(of) {
-            self.entered.remove(at);
-            self.settle();
+    /// Leaves the scope, if it is in it, where it entered it last.
+    fn leave(&mut self, scope: ScopeId) {
+        if let Some(at) = self.entered.iter().rposition(|entered| entered.scope == scope) {
+            self.leave_at(at);
         }
+    }
+
+    /// Leaves what it entered by opening it with the event of this number, if it is still there. There may be many others.
+    fn leave_opened(&mut self, scope: ScopeId, number: u64) {
+        if let Ok(at) = self.entered.binary_search_by_key(&number, |entered| entered.number)
+            && (self.entered[at].scope, self.entered[at].by_opening) == (scope, true)
+        {
+            self.leave_at(at);
+        }
+    }
+
+    fn leave_at(&mut self, at: usize) {
+        self.entered.remove(at);
+        self.settle();
     }
 
     /// Is where it entered last.
     fn settle(&mut self) {
         (self.spot, self.strand) =
-            self.entered.last().map_or((SpotId::NONE, self.number), |Entered { spot, strand, .. }| (*spot, *strand));
+            self.entered.back().map_or((SpotId::NONE, self.number), |Entered { spot, strand, .. }| (*spot, *strand));
         self.newest.0 = Tag::NONE;
     }
 }

@@ -644,6 +644,21 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
     }
 }
 
+/// In the order in which they were opened. Steps that grow with the number of scopes would be 10^10 here.
+#[test]
+fn closing_the_oldest_of_many_scopes_looks_at_few_of_them() {
+    let scopes = if cfg!(miri) { 100 } else { 100_000 };
+    let mut runner = Runner::default();
+    for scope in 0..scopes {
+        runner.line(&format!("open s.{scope}"));
+    }
+    runner.line("alloc a 1");
+    for scope in 0..scopes {
+        runner.line(&format!("close s.{scope} = 1 0"));
+    }
+    assert!(runner.ledger.thread(ThreadId(1)).entered.is_empty());
+}
+
 /// Nothing is cut off a number of events, nor off a block's size.
 #[test]
 fn numbers_and_sizes_are_kept_whole() {
