@@ -211,6 +211,13 @@ fn another_tool_comes_later_and_goes_on_to_gpumem() {
                   slot_replace cuMemFree_v2 cuMemAlloc_v2; call cuMemFree_v2 a; slot_calls cuMemFree_v2 = 1; \
                   figures 1 = -993 7, 2 lost; new; figures 2 = 0 0, 2 lost; slot_is cuMemAlloc_v2 = tool; slot_is cuMemAllocAsync = other";
     exact(&machine(), script);
+    // Each slot counts once, however many traces are started, and again if it was put back.
+    exact(
+        &machine(),
+        "slot_replace cuMemAlloc_v2; new; drop; new; figures 1 = 0 0, 1 lost; reset; figures = 0 0, 1 lost; drop; \
+         figures 0 = 0 0, 1 lost; slot_restore cuMemAlloc_v2; slot_replace cuMemFree_v2; new; figures 1 = 0 0, 1 lost; \
+         figures 0 = 0 0, 2 lost; slot_restore cuMemFree_v2; slot_replace cuMemAlloc_v2; figures 0 = 0 0, 3 lost",
+    );
     // It takes itself out again, before anybody looks, or after that.
     exact(
         &machine(),

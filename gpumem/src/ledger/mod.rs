@@ -29,7 +29,7 @@ use self::{
 };
 use crate::model::{
     Answer, Block, ByteDelta, Bytes, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, Marks, MemKind, Sampling,
-    ScopeId, Tag, ThreadId, Time, Trace, Watch,
+    ScopeId, SiteId, Tag, ThreadId, Time, Trace, Watch,
 };
 
 /// What each event touches comes first, in as few lines of the cache as possible: from the run to the counts.
@@ -46,6 +46,9 @@ pub(crate) struct Ledger {
     has_locals: bool,
     live: Live,
     counts: Counts,
+    /// How many of the driver's functions other tools have taken over at the moment. A part of what is lost: a scope that begins
+    /// now misses their calls as well.
+    displaced: u64,
     scopes: HashMap<ScopeId, Scope>,
     /// What the newest question came to. Not part of the answer, which every allocation would carry about.
     told: Option<Trace>,
@@ -64,7 +67,7 @@ pub(crate) struct Counts {
     pub(crate) heard: u64,
     /// Frees of blocks that nobody knows the size of.
     pub(crate) untracked: u64,
-    /// Events that could not be taken.
+    /// Events that could not be taken, and functions that were found displaced.
     pub(crate) lost: u64,
     /// Blocks that went with their context, not freed by anybody.
     pub(crate) gone: u64,
@@ -106,7 +109,10 @@ enum Freed {
     Block(Key, Entry),
     /// A block from before the session.
     Older(Device, Bytes),
-    Untracked,
+    /// A block from before the session that changes no figure: one that is not on a device, or is not looked up yet.
+    Uncounted,
+    /// A block that nobody knows the size of, by the event of this number.
+    Untracked(u64),
 }
 
 /// One for each device and gauge; a handful, so a search beats a hash.
@@ -163,6 +169,8 @@ struct Scope {
     /// If it counts what one thread allocates: on whose behalf.
     of_thread: Option<ThreadId>,
     spot: SpotId,
+    /// Where it was before a scope around it was closed first.
+    earlier: Vec<SpotId>,
     /// The meter of what is heard on its device.
     heard: u16,
     /// On whose behalf it was opened, by which thread, and the number of that event.
@@ -175,6 +183,8 @@ struct Scope {
 /// What a scope began with.
 #[derive(Clone, Copy, Debug, Default)]
 struct Start {
+    /// Of the event that it began with.
+    number: u64,
     in_use: i64,
     peak: Mark,
     /// Of what is heard on the device.
@@ -204,9 +214,10 @@ pub(crate) struct Held {
 }
 
 /// One time that a scope was open, to tell what was allocated in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Within {
     spot: SpotId,
+    earlier: Vec<SpotId>,
     strand: ThreadId,
     /// The numbers of the first and the last event.
     since: u64,
@@ -417,11 +428,10 @@ impl Ledger {
     #[cold]
     fn free_unknown(&mut self, older: Option<&Block>, thread: ThreadId) -> Answer {
         self.counts.heard = self.counts.heard.wrapping_add(1);
-        let (freed, answer) = if let Some(block) = older {
-            (self.free_older(block), Answer::Taken)
-        } else {
-            self.counts.untracked += 1;
-            (Freed::Untracked, Answer::Untracked)
+        let (freed, answer) = match older {
+            Some(block) => (self.free_older(block), Answer::Taken),
+            // Counted when the look-up has ended: a scope that is opened meanwhile begins before this free.
+            None => (Freed::Uncounted, Answer::Untracked),
         };
         self.thread(thread).freed = freed;
         answer
@@ -429,23 +439,30 @@ impl Ledger {
 
     fn free_older(&mut self, block: &Block) -> Freed {
         if !block.kind.is_on_device() {
-            return Freed::Nothing;
+            return Freed::Uncounted;
         }
         self.change_older(block.device, -signed(block.bytes));
         Freed::Older(block.device, block.bytes)
     }
 
+    /// A free that failed is no event: it is taken off the count.
     fn unfree(&mut self, thread: ThreadId) {
         match std::mem::take(&mut self.thread(thread).freed) {
-            Freed::Nothing => {}
-            Freed::Block(key, entry) => {
-                self.put_in(key, entry);
-                // The run takes it for a free that did not come.
-                self.counts.heard = self.counts.heard.wrapping_add(1);
-            }
+            Freed::Nothing => return,
+            // The run takes it for a free that did not come, and takes it off.
+            Freed::Block(key, entry) => return self.put_in(key, entry),
             Freed::Older(device, bytes) => self.change_older(device, signed(bytes)),
-            Freed::Untracked => self.counts.untracked = self.counts.untracked.saturating_sub(1),
+            Freed::Uncounted => {}
+            Freed::Untracked(number) => {
+                self.counts.untracked = self.counts.untracked.saturating_sub(1);
+                // Scopes that began since then counted it among what was before them.
+                for scope in self.scopes.values_mut().filter(|scope| scope.start.number > number) {
+                    let before = &mut scope.start.before.untracked;
+                    *before = before.saturating_sub(1);
+                }
+            }
         }
+        self.counts.heard = self.counts.heard.wrapping_sub(1);
     }
 
     /// Everything but allocations and frees, out of their way.
@@ -454,8 +471,11 @@ impl Ledger {
         match *event.kind {
             EventKind::Alloc { .. } | EventKind::Free { .. } => {}
             EventKind::Unfree => self.unfree(event.thread),
+            EventKind::Untracked => {
+                self.counts.untracked += 1;
+                self.thread(event.thread).freed = Freed::Untracked(event.number);
+            }
             EventKind::Found { block } => {
-                self.counts.untracked = self.counts.untracked.saturating_sub(1);
                 let freed = self.free_older(&block);
                 self.thread(event.thread).freed = freed;
             }
@@ -478,7 +498,7 @@ impl Ledger {
             EventKind::Reset { scope } => {
                 let mut open = self.scopes.remove(&scope)?;
                 let trace = self.end(&open);
-                open.start = self.begin(&open);
+                open.start = self.begin(&open, event.number);
                 self.scopes.insert(scope, open);
                 return Some(trace);
             }
@@ -489,14 +509,22 @@ impl Ledger {
                 kinds.iter_mut().chain([on_device]).for_each(Stat::reset_peaks);
             }
             EventKind::MarksLost { device } => self.meters.of(device, Gauge::Pool).samples.disturbed += 1,
-            EventKind::Lost { count } => {
-                self.counts.lost += count;
-                for missed in self.live.doubt() {
-                    self.take_out_unheard(&missed);
+            EventKind::Lost { count } => self.lost(count),
+            EventKind::Displaced { now, more } => {
+                self.displaced = now;
+                if more > 0 {
+                    self.lost(more);
                 }
             }
         }
         None
+    }
+
+    fn lost(&mut self, count: u64) {
+        self.counts.lost += count;
+        for missed in self.live.doubt() {
+            self.take_out_unheard(&missed);
+        }
     }
 
     /// What the newest event came to, if it was a question to an open scope.
@@ -589,13 +617,13 @@ impl Ledger {
     fn is_within(&self, held: &Held, within: &Within) -> bool {
         held.thread == within.strand
             && (within.since..=within.until).contains(&held.number)
-            && self.tree.is_inside(held.origin.spot, within.spot)
+            && within.spots().any(|spot| self.tree.is_inside(held.origin.spot, spot))
     }
 
     /// What [`blocks`](Self::blocks) tells by what was allocated in an open scope until `now`.
     pub(crate) fn within(&self, scope: ScopeId, now: u64) -> Option<Within> {
-        let Scope { spot, strand, number: since, .. } = *self.scopes.get(&scope)?;
-        Some(Within { spot, strand, since, until: now })
+        let Scope { spot, ref earlier, strand, number: since, .. } = *self.scopes.get(&scope)?;
+        Some(Within { spot, earlier: earlier.clone(), strand, since, until: now })
     }
 
     /// Opens a scope inside the one that its thread is in.
@@ -618,13 +646,14 @@ impl Ledger {
             meter,
             of_thread,
             spot,
+            earlier: Vec::new(),
             heard,
             strand,
             opener,
             number: event.number,
             start: Start::default(),
         };
-        open.start = self.begin(&open);
+        open.start = self.begin(&open, event.number);
         self.scopes.insert(scope, open);
         self.thread(opener).enter(Entered { number: event.number, scope, spot, strand, by_opening: true });
     }
@@ -637,7 +666,7 @@ impl Ledger {
         thread.enter(Entered { number: event.number, scope, spot, strand, by_opening: false });
     }
 
-    fn begin(&mut self, scope: &Scope) -> Start {
+    fn begin(&mut self, scope: &Scope, number: u64) -> Start {
         let heard = &mut self.meters.0[usize::from(scope.heard)].level;
         let heard = heard.peaks.open(heard.in_use);
         let Meter { level, samples, .. } = &mut self.meters.0[usize::from(scope.meter)];
@@ -648,7 +677,9 @@ impl Ledger {
             Some(thread) => &mut self.locals.entry((thread, scope.meter)).or_default().level,
         };
         let (in_use, peak) = (level.in_use, level.peaks.open(level.in_use));
-        Start { in_use, peak, heard, gap, samples_before, disturbed_before, blind, before: self.counts }
+        let mut before = self.counts;
+        before.lost -= self.displaced;
+        Start { number, in_use, peak, heard, gap, samples_before, disturbed_before, blind, before }
     }
 
     fn level(&self, scope: &Scope) -> &Level {
@@ -687,10 +718,11 @@ impl Ledger {
             untracked: if *gauge == Gauge::Exact { self.counts.untracked.saturating_sub(before.untracked) } else { 0 },
             // A peak that cannot be is none, and must not look like one.
             lost: u64::from(peaked.is_none())
-                + if *gauge == Gauge::Pool {
-                    samples.disturbed - disturbed_before
-                } else {
-                    self.counts.lost - before.lost
+                + match gauge {
+                    Gauge::Exact => self.counts.lost - before.lost,
+                    Gauge::Pool => samples.disturbed - disturbed_before,
+                    // Samples are readings of the device, whatever was intercepted.
+                    Gauge::Sampled | Gauge::Off => 0,
                 },
         }
     }
@@ -724,8 +756,53 @@ impl Ledger {
                 self.has_locals = !self.locals.is_empty();
             }
         }
-        self.thread(open.opener).leave_opened(scope, open.number);
+        if let Some(at) = self.thread(open.opener).leave_opened(scope, open.number)
+            && at < self.thread(open.opener).entered.len()
+        {
+            self.move_out(open.opener, at, open.spot);
+        }
         Some(trace)
+    }
+
+    /// A scope was closed before scopes that its thread opened inside it, which stand in `entered` from `at` on. They are in the
+    /// scope around it from now on: what they allocate was not allocated in the closed one. There are fewer of them than scopes
+    /// nest in the tree.
+    #[cold]
+    fn move_out(&mut self, thread: ThreadId, at: usize, closed: SpotId) {
+        let (mut left, mut outer) = (closed, self.tree.spot(closed).parent);
+        let mut moved: Vec<(SpotId, SpotId)> = Vec::new();
+        for at in at..self.thread(thread).entered.len() {
+            let Entered { scope, spot, by_opening, .. } = self.thread(thread).entered[at];
+            let to = if let Some((_, to)) = moved.iter().find(|(from, _)| *from == spot) {
+                *to
+            } else {
+                let Spot { parent, site, meter, .. } = *self.tree.spot(spot);
+                // Others were opened or entered elsewhere, as was what is inside them.
+                if !by_opening || site == SiteId::OTHERS || parent != self.tree.on(meter, left) {
+                    break;
+                }
+                let to = self.tree.on(meter, outer);
+                let to = self.tree.inside(to, site);
+                if let Some(mut open) = self.scopes.remove(&scope) {
+                    let device_peak = self.device_peak(&open);
+                    self.tree.device_had(spot, device_peak);
+                    open.earlier.push(std::mem::replace(&mut open.spot, to));
+                    self.scopes.insert(scope, open);
+                }
+                self.tree.reopened(spot, to);
+                moved.push((spot, to));
+                to
+            };
+            self.thread(thread).entered[at].spot = to;
+            (left, outer) = (spot, to);
+        }
+        self.thread(thread).settle();
+    }
+}
+
+impl Within {
+    fn spots(&self) -> impl Iterator<Item = SpotId> {
+        self.earlier.iter().copied().chain([self.spot])
     }
 }
 
@@ -747,13 +824,15 @@ impl Thread {
         }
     }
 
-    /// Leaves what it entered by opening it with the event of this number, if it is still there. There may be many others.
-    fn leave_opened(&mut self, scope: ScopeId, number: u64) {
-        if let Ok(at) = self.entered.binary_search_by_key(&number, |entered| entered.number)
-            && (self.entered[at].scope, self.entered[at].by_opening) == (scope, true)
-        {
-            self.leave_at(at);
+    /// Leaves what it entered by opening it with the event of this number, if it is still there, and says where that stood. There
+    /// may be many others.
+    fn leave_opened(&mut self, scope: ScopeId, number: u64) -> Option<usize> {
+        let at = self.entered.binary_search_by_key(&number, |entered| entered.number).ok()?;
+        if (self.entered[at].scope, self.entered[at].by_opening) != (scope, true) {
+            return None;
         }
+        self.leave_at(at);
+        Some(at)
     }
 
     fn leave_at(&mut self, at: usize) {

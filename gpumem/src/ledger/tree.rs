@@ -193,6 +193,13 @@ impl Tree {
         self.spots[spot.0 as usize].calls += 1;
     }
 
+    /// A scope that was opened at one spot is at another from now on. It was opened once.
+    pub(super) fn reopened(&mut self, from: SpotId, to: SpotId) {
+        let calls = &mut self.spots[from.0 as usize].calls;
+        *calls = calls.saturating_sub(1);
+        self.opened(to);
+    }
+
     /// The process had so much in use on the device while the scope was open.
     pub(super) fn device_had(&mut self, spot: SpotId, in_use: i64) {
         let spot = &mut self.spots[spot.0 as usize];

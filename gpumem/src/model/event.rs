@@ -145,10 +145,13 @@ pub(crate) enum EventKind {
     /// Memory was given out; posted when the call has succeeded.
     Alloc { key: Key, block: Block },
     /// Memory is given back; posted before its name can be given out again. The source says what the block is where it
-    /// knows, for blocks that are older than the session. The answer is whether the block is known.
+    /// knows, for blocks that are older than the session. The answer is whether the block is known; if it is not, one of the next
+    /// three follows.
     Free { key: Key, block: Option<Block> },
-    /// The block of this thread's newest free, which was untracked, was looked up after all.
+    /// The block of this thread's newest free, which is not known, was looked up.
     Found { block: Block },
+    /// The block of this thread's newest free is not known, and nobody knows its size.
+    Untracked,
     /// The newest free of this thread failed after all: its block is still there, as whoever allocated it has it.
     Unfree,
     /// A context is gone, and with it all its blocks.
@@ -175,6 +178,9 @@ pub(crate) enum EventKind {
     ResetPeaks { device: Device },
     /// So many events could not be taken.
     Lost { count: u64 },
+    /// Other tools have taken over so many of the driver's functions at this moment, so many of them since this was last said: their
+    /// calls are missed.
+    Displaced { now: u64, more: u64 },
     /// Somebody else reset the mark of a device's pool, or gave the device another pool.
     MarksLost { device: Device },
 }
@@ -192,7 +198,12 @@ impl EventKind {
     pub(crate) const fn needs_time(&self) -> bool {
         match self {
             Self::Alloc { block, .. } => block.kind.needs_time(),
-            Self::Free { .. } | Self::Unfree | Self::Found { .. } | Self::Enter { .. } | Self::Leave { .. } => false,
+            Self::Free { .. }
+            | Self::Unfree
+            | Self::Found { .. }
+            | Self::Untracked
+            | Self::Enter { .. }
+            | Self::Leave { .. } => false,
             _ => true,
         }
     }

@@ -24,7 +24,7 @@ use std::{
     panic::Location,
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -80,8 +80,10 @@ struct Session {
     unsubscribed: AtomicBool,
     /// Why the newest attempt to intercept allocations failed.
     refused: Mutex<Option<Error>>,
-    /// How many functions other tools had taken from us at the last look.
-    displaced: AtomicUsize,
+    /// Which functions other tools had taken from us at the last look.
+    displaced: Mutex<u128>,
+    /// There was one.
+    is_displaced: AtomicBool,
 }
 
 impl Session {
@@ -101,12 +103,19 @@ impl Session {
         subscribed.map(|interception| interception.source)
     }
 
-    /// Functions that another tool took from us since the last look: calls of them may have been missed.
+    /// Functions that other tools have taken from us: calls of them may be missed.
     fn post_displaced(&self, devices: &dyn Devices) {
+        if devices.displaced() == 0 && !self.is_displaced.load(Relaxed) {
+            return;
+        }
+        // Locked from the look to the fold: an older look must not be folded after a newer one.
+        let mut before = self.displaced.lock().unwrap_or_else(PoisonError::into_inner);
         let now = devices.displaced();
-        let before = self.displaced.swap(now, Relaxed);
-        if now > before {
-            self.inbox.post(&EventKind::Lost { count: (now - before) as u64 });
+        if now != *before {
+            let more = (now & !*before).count_ones().into();
+            self.inbox.post(&EventKind::Displaced { now: now.count_ones().into(), more });
+            *before = now;
+            self.is_displaced.store(now != 0, Relaxed);
         }
     }
 }
@@ -170,7 +179,8 @@ fn session() -> &'static Session {
             scopes: AtomicU64::new(0),
             unsubscribed: AtomicBool::new(false),
             refused: Mutex::new(None),
-            displaced: AtomicUsize::new(0),
+            displaced: Mutex::new(0),
+            is_displaced: AtomicBool::new(false),
         }
     })
 }
@@ -345,10 +355,6 @@ impl OpenScope {
                 devices.check(ordinal)?;
                 session.post_displaced(devices);
                 session.inbox.post(&open);
-                // What is not intercepted now will be missed in this scope too.
-                if let count @ 1.. = session.displaced.load(Relaxed) as u64 {
-                    session.inbox.post(&EventKind::Lost { count });
-                }
                 // Given up since, and told perhaps before this scope was there.
                 if session.unsubscribed.load(Relaxed) {
                     session.inbox.post(&EventKind::Lost { count: 1 });

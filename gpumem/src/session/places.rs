@@ -192,8 +192,9 @@ fn own(device: Device, spot: &Spot, outer: &[String]) -> ScopeSummary {
         calls: spot.calls,
         used: amount(spot.in_use),
         peak: amount(spot.peak),
-        // Of the root, and where the scope was not opened for this device, that is all that is known.
-        device_peak: amount(if spot.calls == 0 { spot.peak } else { spot.device_peak }),
+        // Of the root, and where the scope was not opened for this device, its own peak is all that is known. Where it was handed to
+        // other threads, they may have gone on in it after it was closed.
+        device_peak: amount(spot.device_peak.max(spot.peak)),
         allocated: Bytes::new(spot.allocated),
         allocations: spot.allocations,
     }

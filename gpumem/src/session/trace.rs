@@ -204,7 +204,7 @@ impl GpuMemTrace {
         let within = match &self.state {
             State::Off => None,
             State::Running(scope) => session().inbox.within(scope.id),
-            State::Stopped(_, within) => *within,
+            State::Stopped(_, within) => within.clone(),
         };
         within.map(|within| places::live_blocks(session(), Some(&within))).unwrap_or_default()
     }

@@ -122,7 +122,7 @@ impl Devices for Cuda {
     }
 
     #[cfg(feature = "dispatch")]
-    fn displaced(&self) -> usize {
+    fn displaced(&self) -> u128 {
         crate::sys::dispatch::displaced()
     }
 }

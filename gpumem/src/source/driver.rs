@@ -301,8 +301,15 @@ fn freed_unknown(named: Named, name: u64) {
         Some(block) => tell(&EventKind::Found { block }),
         // What frees nothing is no free.
         None if name == 0 => tell(&EventKind::Unfree),
-        None => Answer::Untracked,
+        None => tell(&EventKind::Untracked),
     };
+}
+
+/// The driver is not asked about handles.
+fn free_handle(handle: u64) {
+    if tell(&EventKind::Free { key: Key::new(Space::Handle, handle), block: None }) == Answer::Untracked {
+        tell(&EventKind::Untracked);
+    }
 }
 
 /// Every other call.
@@ -344,7 +351,7 @@ fn hear(caller: &Caller, call: &Call) {
         Call::Releasing { handle } => {
             let last = known().handles.release(handle).was_last;
             if last {
-                tell(&EventKind::Free { key: Key::new(Space::Handle, handle), block: None });
+                free_handle(handle);
             }
             GIVING.set(Giving::Handle { handle, last });
         }
@@ -378,7 +385,7 @@ fn hear(caller: &Caller, call: &Call) {
         Call::Unmapping { at, bytes } => {
             let unmapped = known().handles.unmap(at, bytes);
             for Mapping { handle, .. } in unmapped.iter().filter(|mapping| mapping.reference.was_last) {
-                tell(&EventKind::Free { key: Key::new(Space::Handle, *handle), block: None });
+                free_handle(*handle);
             }
             known().unmapping.insert(thread::current().id(), unmapped);
             GIVING.set(Giving::Mappings);

@@ -92,8 +92,8 @@ pub(crate) trait Devices: Send + Sync + RefUnwindSafe {
     /// What intercepts allocations; `None` if nothing does.
     fn subscribed(&self) -> Option<Interception>;
 
-    /// How many functions are not intercepted any more, since another tool took them: calls of them may be missed.
-    fn displaced(&self) -> usize {
+    /// Which functions are not intercepted any more, since another tool took them, a bit for each: calls of them may be missed.
+    fn displaced(&self) -> u128 {
         0
     }
 }

@@ -39,7 +39,7 @@ mod table {
         None
     }
 
-    pub(crate) fn displaced() -> usize {
+    pub(crate) fn displaced() -> u128 {
         0
     }
 }

@@ -143,14 +143,16 @@ pub(crate) fn subscribed() -> Option<&'static str> {
     live.then(|| table().ok()).flatten().map(|table| table.path.as_str())
 }
 
-/// How many slots do not hold our hooks any more: another tool replaced them or wrote back what it found before us, and
-/// calls may be missed.
-pub(crate) fn displaced() -> usize {
+/// Which slots do not hold our hooks any more, a bit for each row of [`CALLS`]: another tool replaced them or wrote back what it
+/// found before us, and calls may be missed.
+pub(crate) fn displaced() -> u128 {
+    const { assert!(CALLS.len() <= 128) };
     if !HOOKS.active.load(Relaxed) {
         return 0;
     }
     let Ok(table) = table() else { return 0 };
-    table.slots.iter().filter(|slot| slot.pointer.load(Relaxed) != slot.hook()).count()
+    let displaced = table.slots.iter().filter(|slot| slot.pointer.load(Relaxed) != slot.hook());
+    displaced.fold(0, |rows, slot| rows | 1 << slot.row)
 }
 
 fn refused(detail: impl Into<String>) -> Error {
