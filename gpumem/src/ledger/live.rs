@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::origins::OriginId;
-use crate::model::{Bytes, Key, ThreadId, Time};
+use crate::model::{Bytes, Key, Strand, Time};
 
 /// A table of a million blocks then moves some 4,000 entries at a time.
 const SHARDS: usize = 256;
@@ -18,16 +18,36 @@ const SHARDS: usize = 256;
 /// 8 KiB, for a processor's innermost cache.
 const NURSERY: usize = 256;
 
+/// Bits in the filter of a shard. A program keeps a few blocks in each shard for long, so few other keys look like one of them.
+const FILTER: usize = 256;
+
 /// 2^64 divided by the golden ratio, odd.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Live {
-    /// Frees may have been missed, so that a new block's key may be in the shards already.
+    /// Frees may have been missed, so that a new block's key may be in the shards already: some of them have suspects.
     doubtful: bool,
     nursery: Box<[Place; NURSERY]>,
-    shards: Box<[HashMap<Key, Entry, Folded>]>,
+    shards: Box<[Shard]>,
+    /// Suspects in all shards.
+    suspects: usize,
+    /// The number of the newest event by which frees were found to be missed; the highest number while they go on being missed.
+    /// Blocks that are older are suspects: their frees may be among those.
+    lost_at: u64,
+}
+
+/// A part of the blocks.
+#[derive(Debug, Default)]
+struct Shard {
+    blocks: HashMap<Key, Entry, Folded>,
+    /// How many of `blocks` are suspects.
+    suspects: usize,
+    /// A bit for each hash of a suspect, and for some that were suspects.
+    filter: [u64; FILTER / 64],
+    /// How many suspects were added to the filter. It is made again when half of them are left; 0: it is to be made.
+    filter_of: usize,
 }
 
 /// What is remembered of a block, in three words.
@@ -45,13 +65,13 @@ pub(super) struct Entry {
 pub(super) struct Whose(u64);
 
 impl Whose {
-    pub(super) fn new(thread: ThreadId, origin: OriginId) -> Self {
-        Self(u64::from(thread.0) << 32 | u64::from(origin.0) << 8)
+    pub(super) fn new(strand: Strand, origin: OriginId) -> Self {
+        Self(u64::from(strand.0) << 32 | u64::from(origin.0) << 8)
     }
 
     /// The thread on whose behalf it was allocated.
-    pub(super) fn thread(self) -> ThreadId {
-        ThreadId((self.0 >> 32) as u32)
+    pub(super) fn strand(self) -> Strand {
+        Strand((self.0 >> 32) as u32)
     }
 
     #[inline]
@@ -111,8 +131,8 @@ impl Entry {
 
 impl Default for Live {
     fn default() -> Self {
-        let shards = (0..SHARDS).map(|_| HashMap::default()).collect();
-        Self { doubtful: false, nursery: Box::new([Self::EMPTY; NURSERY]), shards }
+        let shards = (0..SHARDS).map(|_| Shard::default()).collect();
+        Self { doubtful: false, nursery: Box::new([Self::EMPTY; NURSERY]), shards, suspects: 0, lost_at: 0 }
     }
 }
 
@@ -143,20 +163,56 @@ impl Live {
     #[cold]
     fn replace(&mut self, key: Key, bytes: Bytes, when: u64, whose: Whose) -> Option<Entry> {
         let entry = Entry { bytes, when, whose };
-        let missed = if self.doubtful { self.shard(key).remove(&key) } else { None };
+        let place = &mut self.nursery[upper_bits(key)];
+        if place.key == key && !place.entry.is_none() {
+            return Some(std::mem::replace(&mut place.entry, entry));
+        }
+        if self.doubtful
+            && let Some(missed) = self.remove_suspect(key)
+        {
+            // Not to the nursery, since the block in its place would have to move here, and might replace one as well.
+            self.grow_up(key, entry);
+            return Some(missed);
+        }
         let old = std::mem::replace(&mut self.nursery[upper_bits(key)], Place { key, entry });
-        if old.entry.is_none() {
-            return missed;
-        }
-        if old.key == key {
-            return Some(old.entry);
-        }
-        // In doubt nothing is replaced here: it was when the block came.
-        self.grow_up(old.key, old.entry).or(missed)
+        if old.entry.is_none() { None } else { self.grow_up(old.key, old.entry) }
     }
 
     fn grow_up(&mut self, key: Key, entry: Entry) -> Option<Entry> {
-        self.shard(key).insert(key, entry)
+        let is_suspect = entry.number() <= self.lost_at;
+        let shard = self.shard(key);
+        let replaced = shard.blocks.insert(key, entry);
+        // Frees go on being missed, or it left for a while: its free failed.
+        if is_suspect {
+            shard.suspects += 1;
+            shard.add_to_filter(key);
+            self.suspects += 1;
+            self.doubtful = true;
+        }
+        if let Some(replaced) = &replaced {
+            self.has_left(key, replaced);
+        }
+        replaced
+    }
+
+    fn remove_suspect(&mut self, key: Key) -> Option<Entry> {
+        let lost_at = self.lost_at;
+        if self.shard(key).may_suspect(key, lost_at) { self.remove_grown_up(key) } else { None }
+    }
+
+    /// A block is in its shard no more.
+    #[inline]
+    fn has_left(&mut self, key: Key, entry: &Entry) {
+        if entry.number() <= self.lost_at {
+            self.suspect_has_left(key);
+        }
+    }
+
+    #[cold]
+    fn suspect_has_left(&mut self, key: Key) {
+        self.shard(key).suspects -= 1;
+        self.suspects -= 1;
+        self.doubtful = self.suspects > 0;
     }
 
     /// Takes a block out of the nursery, if it is there.
@@ -173,48 +229,106 @@ impl Live {
 
     /// Takes a block out that has left the nursery, if it is known.
     pub(super) fn remove_grown_up(&mut self, key: Key) -> Option<Entry> {
-        self.shard(key).remove(&key)
+        let entry = self.shard(key).blocks.remove(&key)?;
+        self.has_left(key, &entry);
+        Some(entry)
     }
 
     pub(super) fn get(&self, key: Key) -> Option<&Entry> {
         let Place { key: young, entry } = &self.nursery[upper_bits(key)];
-        if *young == key && !entry.is_none() { Some(entry) } else { self.shards[upper_bits(key)].get(&key) }
+        if *young == key && !entry.is_none() { Some(entry) } else { self.shards[upper_bits(key)].blocks.get(&key) }
     }
 
-    /// Frees may be missed from now on. Gives back what was replaced, as [`insert`](Self::insert) does.
-    pub(super) fn doubt(&mut self) -> Vec<Entry> {
-        if std::mem::replace(&mut self.doubtful, true) {
-            return Vec::new();
-        }
+    /// Frees of any blocks may have been missed until the event of this number; with the highest number, they go on being missed.
+    /// A block that comes under the key of one from that time replaces it. Gives back what is replaced now, as
+    /// [`insert`](Self::insert) does.
+    pub(super) fn doubt(&mut self, number: u64) -> Vec<Entry> {
         let young: Vec<_> = self.nursery.iter_mut().map(|place| std::mem::replace(place, Self::EMPTY)).collect();
-        young
+        let replaced = young
             .into_iter()
             .filter(|place| !place.entry.is_none())
             .filter_map(|Place { key, entry }| self.grow_up(key, entry))
-            .collect()
+            .collect();
+        self.lost_at = number;
+        for shard in &mut self.shards {
+            (shard.suspects, shard.filter_of) = (shard.blocks.len(), 0);
+        }
+        self.suspects = self.shards.iter().map(|shard| shard.suspects).sum();
+        self.doubtful = self.suspects > 0;
+        replaced
     }
 
     /// Takes out all blocks of which `gone` is true, and hands them over.
     pub(super) fn drain(&mut self, gone: impl Fn(&Entry) -> bool) -> Vec<Entry> {
         let young = self.nursery.iter_mut().map(|place| &mut place.entry);
         let young: Vec<_> = young.filter(|entry| !entry.is_none() && gone(entry)).map(std::mem::take).collect();
-        let old = self.shards.iter_mut().flat_map(|shard| shard.extract_if(|_, entry| gone(entry)));
-        young.into_iter().chain(old.map(|(_, entry)| entry)).collect()
+        let old = self.shards.iter_mut().flat_map(|shard| shard.blocks.extract_if(|_, entry| gone(entry)));
+        let old: Vec<_> = old.collect();
+        for (key, entry) in &old {
+            self.has_left(*key, entry);
+        }
+        young.into_iter().chain(old.into_iter().map(|(_, entry)| entry)).collect()
     }
 
     /// A part of the blocks, of [`PARTS`] that are all of them.
     pub(super) fn part(&self, part: usize) -> impl Iterator<Item = (Key, &Entry)> {
         let young = self.nursery.iter().filter(move |place| part == 0 && !place.entry.is_none());
-        let shard = part.checked_sub(1).map(|shard| &self.shards[shard]);
+        let shard = part.checked_sub(1).map(|shard| &self.shards[shard].blocks);
         young
             .map(|place| (place.key, &place.entry))
             .chain(shard.into_iter().flatten().map(|(key, entry)| (*key, entry)))
     }
 
     #[inline]
-    fn shard(&mut self, key: Key) -> &mut HashMap<Key, Entry, Folded> {
+    fn shard(&mut self, key: Key) -> &mut Shard {
         &mut self.shards[upper_bits(key)]
     }
+}
+
+#[cfg(test)]
+impl Live {
+    /// Whether an insertion may have to look for a block whose free was missed.
+    pub(super) fn is_doubtful(&self) -> bool {
+        self.doubtful
+    }
+}
+
+impl Shard {
+    /// Whether one of the blocks until the event of this number may have the key: surely if one has it.
+    fn may_suspect(&mut self, key: Key, lost_at: u64) -> bool {
+        if self.suspects == 0 {
+            return false;
+        }
+        if self.suspects * 2 <= self.filter_of || self.filter_of == 0 {
+            self.make_filter(lost_at);
+        }
+        let (word, bit) = filter_bit(key);
+        self.filter[word] & bit != 0
+    }
+
+    fn make_filter(&mut self, lost_at: u64) {
+        let Self { blocks, filter, .. } = self;
+        *filter = Default::default();
+        for (key, _) in blocks.iter().filter(|(_, entry)| entry.number() <= lost_at) {
+            let (word, bit) = filter_bit(*key);
+            filter[word] |= bit;
+        }
+        self.filter_of = self.suspects;
+    }
+
+    fn add_to_filter(&mut self, key: Key) {
+        if self.filter_of > 0 {
+            let (word, bit) = filter_bit(key);
+            self.filter[word] |= bit;
+            self.filter_of += 1;
+        }
+    }
+}
+
+/// Of the hash, the upper bits after those that choose the shard.
+fn filter_bit(key: Key) -> (usize, u64) {
+    let bits = (key.get().wrapping_mul(GOLDEN) >> 48) as usize % FILTER;
+    (bits / 64, 1 << (bits % 64))
 }
 
 /// See [`Live::part`]. Blocks move from the first to the others and never back.
@@ -251,7 +365,7 @@ mod tests {
     use crate::model::Space;
 
     fn entry(bytes: u64) -> Entry {
-        Entry::new(Bytes::new(bytes), 1, 0, Whose::new(ThreadId(1), OriginId(1)))
+        Entry::new(Bytes::new(bytes), 1, 0, Whose::new(Strand(1), OriginId(1)))
     }
 
     fn key(address: u64) -> Key {
@@ -275,10 +389,10 @@ mod tests {
 
     #[test]
     fn an_entry_remembers() {
-        let (thread, origin) = (ThreadId(u32::MAX - 1), OriginId(0x00ab_cdef));
+        let (thread, origin) = (Strand(u32::MAX - 1), OriginId(0x00ab_cdef));
         let of = |time| Entry::new(Bytes::new(u64::MAX), 0x1234_5678_9abc, tenths(time), Whose::new(thread, origin));
         let entry = of(Time::from_millis(123_456));
-        assert_eq!((entry.whose().thread(), entry.origin(), entry.number()), (thread, origin, 0x1234_5678_9abc));
+        assert_eq!((entry.whose().strand(), entry.origin(), entry.number()), (thread, origin, 0x1234_5678_9abc));
         assert_eq!((entry.bytes.get(), entry.time()), (u64::MAX, Time::from_millis(123_400)));
         assert_eq!(of(Time::from_secs(1 << 40)).time(), Time::from_millis(((1 << 24) - 1) * 100));
     }
@@ -319,7 +433,7 @@ mod tests {
             live.insert(a, entry(1));
             live.insert(b, entry(2));
             if doubtful {
-                assert_eq!(live.doubt(), []);
+                assert_eq!(live.doubt(1), []);
             }
             let at_once = live.insert(a, entry(3));
             let later = live.insert(b, entry(4));
@@ -329,6 +443,86 @@ mod tests {
         }
     }
 
+    impl Live {
+        /// As it keeps it, counted anew.
+        fn check_suspects(&self) {
+            for shard in &self.shards {
+                let is_suspect = |entry: &Entry| entry.number() <= self.lost_at;
+                assert_eq!(shard.suspects, shard.blocks.values().filter(|entry| is_suspect(entry)).count());
+            }
+            assert_eq!(self.suspects, self.shards.iter().map(|shard| shard.suspects).sum::<usize>());
+            assert_eq!(self.doubtful, self.suspects > 0);
+        }
+    }
+
+    fn numbered(number: u64) -> Entry {
+        Entry::new(Bytes::new(number), number, 0, Whose::new(Strand(1), OriginId(1)))
+    }
+
+    #[test]
+    fn doubt_ends_with_the_last_block_from_before_the_loss() {
+        let blocks = if cfg!(miri) { 40 } else { 4000 };
+        let mut live = Live::default();
+        for block in 1..=blocks {
+            live.insert(key(block * 512), numbered(block));
+        }
+        assert_eq!(live.doubt(blocks + 1), []);
+        assert_eq!(live.suspects, usize::try_from(blocks).unwrap());
+        // Freed, freed in vain, replaced, or gone with their context.
+        for block in 1..=blocks {
+            live.check_suspects();
+            let (key, number) = (key(block * 512), blocks + 10 + block);
+            match block % 4 {
+                0 => assert_eq!(live.remove(key), Some(numbered(block))),
+                1 => {
+                    let freed = live.remove(key).unwrap();
+                    assert_eq!(live.insert(key, freed), None);
+                    assert_eq!(live.insert(key, numbered(number)), Some(freed));
+                }
+                2 => assert_eq!(live.insert(key, numbered(number)), Some(numbered(block))),
+                _ => assert_eq!(live.drain(|entry| entry.number() == block), [numbered(block)]),
+            }
+        }
+        assert_eq!((live.suspects, live.doubtful), (0, false));
+        // What is left came after the loss, until the next one.
+        let left = all(&live);
+        assert_eq!(live.doubt(3 * blocks), []);
+        assert_eq!((live.suspects, all(&live)), (left, left));
+        live.check_suspects();
+    }
+
+    #[test]
+    fn blocks_that_come_while_frees_are_missed_are_suspects_too() {
+        let mut live = Live::default();
+        assert_eq!(live.doubt(u64::MAX), []);
+        for round in 1..=3 {
+            for block in 1..=600 {
+                let missed = live.insert(key(block * 512), numbered(round * 1000 + block));
+                assert_eq!(missed, (round > 1).then(|| numbered((round - 1) * 1000 + block)));
+            }
+            live.check_suspects();
+        }
+        assert_eq!(live.doubt(5000), []);
+        live.insert(key(1 << 40), numbered(5001));
+        assert_eq!(live.suspects, 600);
+        assert!((1..=600).all(|block| live.remove(key(block * 512)).is_some()));
+        assert!(!live.doubtful);
+    }
+
+    #[test]
+    fn few_keys_look_like_those_of_blocks_that_stay() {
+        let mut live = Live::default();
+        (1..=500).for_each(|block| assert_eq!(live.insert(key(block << 20), numbered(block)), None));
+        live.doubt(1000);
+        let looked = (1..=10_000).filter(|block| {
+            let key = key((1 << 40) + block * 512);
+            live.shard(key).may_suspect(key, 1000)
+        });
+        assert!(looked.count() < 200, "of 10,000");
+        assert!((1..=500).all(|block| live.insert(key(block << 20), numbered(2000)) == Some(numbered(block))));
+        assert!(!live.doubtful);
+    }
+
     #[test]
     fn a_million_blocks_take_little_room_and_lie_evenly() {
         let blocks = if cfg!(miri) { 20_000 } else { 1_000_000 };
@@ -336,10 +530,10 @@ mod tests {
         for block in 0..blocks as u64 {
             live.insert(key(0x7000_0000_0000 + block * 512), entry(512));
         }
-        let sizes: Vec<_> = live.shards.iter().map(HashMap::len).collect();
+        let sizes: Vec<_> = live.shards.iter().map(|shard| shard.blocks.len()).collect();
         assert!(*sizes.iter().max().unwrap() < 2 * blocks / SHARDS, "{sizes:?}");
         // A table has room for 7 entries in 8 places, each with a byte of its own.
-        let places: usize = live.shards.iter().map(|shard| (shard.capacity() * 8).div_ceil(7)).sum();
+        let places: usize = live.shards.iter().map(|shard| (shard.blocks.capacity() * 8).div_ceil(7)).sum();
         let room = places * (size_of::<(Key, Entry)>() + 1);
         assert!(room <= 80 * blocks, "{} bytes for each block", room / blocks);
     }

@@ -29,7 +29,7 @@ use self::{
 };
 use crate::model::{
     Answer, Block, ByteDelta, Bytes, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, Marks, MemKind, Sampling,
-    ScopeId, SiteId, Tag, ThreadId, Time, Trace, Watch,
+    ScopeId, SiteId, Strand, Tag, ThreadId, Time, Trace, Watch,
 };
 
 /// What each event touches comes first, in as few lines of the cache as possible: from the run to the counts.
@@ -38,7 +38,7 @@ use crate::model::{
 pub(crate) struct Ledger {
     /// The newest events, not yet counted in the tree, the meters and the origins.
     run: Run,
-    /// By number.
+    /// By number. There are as many as ever ran at one time.
     threads: Vec<Thread>,
     /// The time of the next allocation, in tenths of a second.
     tenths: u32,
@@ -55,8 +55,10 @@ pub(crate) struct Ledger {
     tree: Tree,
     meters: Meters,
     /// The part of a meter that one thread allocated, while a scope looks at it.
-    locals: HashMap<(ThreadId, u16), Local>,
+    locals: HashMap<(Strand, u16), Local>,
     origins: Origins,
+    /// How many strands there are.
+    strands: u32,
 }
 
 /// What was heard so far.
@@ -84,8 +86,8 @@ struct Thread {
     /// The scope that it is in.
     spot: SpotId,
     /// On whose behalf it allocates: its own, unless it entered a scope of another thread.
-    strand: ThreadId,
-    number: ThreadId,
+    strand: Strand,
+    own: Strand,
     /// The scopes that it is in, the innermost last. Programs that do not leave the last one first mostly leave the first one.
     entered: VecDeque<Entered>,
 }
@@ -96,7 +98,7 @@ struct Entered {
     number: u64,
     scope: ScopeId,
     spot: SpotId,
-    strand: ThreadId,
+    strand: Strand,
     /// By opening the scope, which is left when the scope is closed; else it was entered for itself, and is left so.
     by_opening: bool,
 }
@@ -167,14 +169,14 @@ struct Scope {
     watch: Watch,
     meter: u16,
     /// If it counts what one thread allocates: on whose behalf.
-    of_thread: Option<ThreadId>,
+    of_thread: Option<Strand>,
     spot: SpotId,
     /// Where it was before a scope around it was closed first.
     earlier: Vec<SpotId>,
     /// The meter of what is heard on its device.
     heard: u16,
     /// On whose behalf it was opened, by which thread, and the number of that event.
-    strand: ThreadId,
+    strand: Strand,
     opener: ThreadId,
     number: u64,
     start: Start,
@@ -205,7 +207,7 @@ pub(crate) struct Held {
     /// Of the event that it came with, which no other block has: a key may be given out again.
     pub(crate) number: u64,
     /// Who allocated it, or on whose behalf it was.
-    pub(crate) thread: ThreadId,
+    pub(crate) thread: Strand,
     pub(crate) bytes: Bytes,
     pub(crate) device: Device,
     pub(crate) origin: Origin,
@@ -218,7 +220,7 @@ pub(crate) struct Held {
 pub(crate) struct Within {
     spot: SpotId,
     earlier: Vec<SpotId>,
-    strand: ThreadId,
+    strand: Strand,
     /// The numbers of the first and the last event.
     since: u64,
     until: u64,
@@ -308,7 +310,7 @@ impl Ledger {
     #[cold]
     fn count_locally(&mut self, whose: Whose, bytes: i64) {
         let Origin { kind, meter, .. } = *self.origins.get(whose.origin());
-        if let Some(local) = self.locals.get_mut(&(whose.thread(), meter)).filter(|_| kind.is_on_device()) {
+        if let Some(local) = self.locals.get_mut(&(whose.strand(), meter)).filter(|_| kind.is_on_device()) {
             local.level.change(bytes);
         }
     }
@@ -390,8 +392,31 @@ impl Ledger {
     #[cold]
     #[inline(never)]
     fn more_threads(&mut self, last: usize) {
-        let next = self.threads.len();
-        self.threads.extend((next..=last).map(|number| Thread::new(ThreadId(u32::try_from(number).unwrap_or(0)))));
+        while self.threads.len() <= last {
+            let own = self.next_strand();
+            self.threads.push(Thread::new(own));
+        }
+    }
+
+    /// After 2^32 threads, all that follow share one.
+    fn next_strand(&mut self) -> Strand {
+        let next = self.strands;
+        self.strands = next.saturating_add(1);
+        Strand(next)
+    }
+
+    /// How many threads it keeps a record of.
+    #[cfg(test)]
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// A thread begins that has the number of one that has ended. What that one allocated is not the new one's.
+    pub(crate) fn begin_thread(&mut self, thread: ThreadId) {
+        let own = self.next_strand();
+        if let Some(ended) = self.threads.get_mut(thread.0 as usize) {
+            *ended = Thread::new(own);
+        }
     }
 
     /// A block from before the session is given back: no thread's and no scope's part ever had it.
@@ -509,20 +534,22 @@ impl Ledger {
                 kinds.iter_mut().chain([on_device]).for_each(Stat::reset_peaks);
             }
             EventKind::MarksLost { device } => self.meters.of(device, Gauge::Pool).samples.disturbed += 1,
-            EventKind::Lost { count } => self.lost(count),
+            EventKind::Lost { count } => self.lost(count, event.number),
             EventKind::Displaced { now, more } => {
-                self.displaced = now;
-                if more > 0 {
-                    self.lost(more);
+                let before = std::mem::replace(&mut self.displaced, now);
+                if more > 0 || (now > 0) != (before > 0) {
+                    self.lost(more, event.number);
                 }
             }
         }
         None
     }
 
-    fn lost(&mut self, count: u64) {
+    /// So many events were missed before the one of this number. Frees go on being missed while functions are displaced.
+    fn lost(&mut self, count: u64, number: u64) {
         self.counts.lost += count;
-        for missed in self.live.doubt() {
+        let until = if self.displaced > 0 { u64::MAX } else { number };
+        for missed in self.live.doubt(until) {
             self.take_out_unheard(&missed);
         }
     }
@@ -606,7 +633,7 @@ impl Ledger {
         Held {
             key,
             number: entry.number(),
-            thread: entry.whose().thread(),
+            thread: entry.whose().strand(),
             bytes: entry.bytes,
             device,
             origin,
@@ -807,9 +834,9 @@ impl Within {
 }
 
 impl Thread {
-    fn new(number: ThreadId) -> Self {
+    fn new(own: Strand) -> Self {
         let (entered, freed) = (VecDeque::new(), Freed::Nothing);
-        Self { spot: SpotId::NONE, strand: number, newest: (Tag::NONE, Whose::default()), freed, number, entered }
+        Self { spot: SpotId::NONE, strand: own, newest: (Tag::NONE, Whose::default()), freed, own, entered }
     }
 
     fn enter(&mut self, entered: Entered) {
@@ -843,7 +870,7 @@ impl Thread {
     /// Is where it entered last.
     fn settle(&mut self) {
         (self.spot, self.strand) =
-            self.entered.back().map_or((SpotId::NONE, self.number), |Entered { spot, strand, .. }| (*spot, *strand));
+            self.entered.back().map_or((SpotId::NONE, self.own), |Entered { spot, strand, .. }| (*spot, *strand));
         self.newest.0 = Tag::NONE;
     }
 }

@@ -721,6 +721,20 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
     }
 }
 
+/// One loss does not slow what comes after the blocks of that time are gone; displaced functions do while they are.
+#[test]
+fn doubt_ends() {
+    let is_doubtful = |script: &str| check(script).live.is_doubtful();
+    assert!(!is_doubtful("alloc a 1"));
+    assert!(!is_doubtful("lost 1; alloc a 1"));
+    assert!(is_doubtful("alloc a 1; lost 1; alloc b 1"));
+    assert!(!is_doubtful("alloc a 1; lost 1; alloc b 1; free a"));
+    assert!(!is_doubtful("alloc a 1; lost 1; alloc a 2; alloc b 1"));
+    assert!(is_doubtful("alloc a 1; displaced 1 1; alloc a 2; lost 0"));
+    assert!(is_doubtful("alloc a 1; displaced 1 1; displaced 0 0"));
+    assert!(!is_doubtful("alloc a 1; displaced 1 1; displaced 0 0; free a; alloc b 1"));
+}
+
 /// In the order in which they were opened. Steps that grow with the number of scopes would be 10^10 here.
 #[test]
 fn closing_the_oldest_of_many_scopes_looks_at_few_of_them() {
@@ -810,8 +824,10 @@ fn everything_agrees_with_the_obvious_way() {
         let (stacks, steps) = if seed % 20 == 19 { (9000, 30_000) } else { ([1, 3, 50][random(3)], 1000) };
         let mut runner = Runner::default();
         let devices = [0, 1].map(|ordinal| Device { family: Family::Cuda, ordinal });
-        // After this fact, an allocation at an address that is still in use first gives back the block whose free was missed.
-        runner.post(&EventKind::Lost { count: 1 }, ThreadId(1));
+        let is_displaced = seed % 2 == 0;
+        if is_displaced {
+            runner.post(&EventKind::Displaced { now: 1, more: 1 }, ThreadId(1));
+        }
         let mut live: HashMap<u64, Plain> = HashMap::new();
         // The block, or the number of the event that said that nobody knows it.
         let mut freed: [Option<(u64, std::result::Result<Plain, u64>)>; THREADS] = [None; THREADS];
@@ -846,6 +862,11 @@ fn everything_agrees_with_the_obvious_way() {
                     let block = Block { context, stack, ..Block::new(devices[random(2)], Bytes::new(bytes), kind) };
                     if let Some(missed) = live.remove(&name) {
                         change(&mut history, &missed, -1);
+                        // After this fact, or while functions are displaced, an allocation at an address that is in use first gives
+                        // back the block whose free was missed.
+                        if !is_displaced {
+                            runner.post(&EventKind::Lost { count: 1 }, id);
+                        }
                     }
                     runner.post(&EventKind::Alloc { key: Key::new(Space::Address, name), block }, id);
                     let plain = Plain { thread: strand, number: runner.number, bytes, block };

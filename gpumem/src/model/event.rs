@@ -11,9 +11,15 @@ pub(crate) type Time = Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ScopeId(pub(crate) u64);
 
-/// A thread of the process, numbered from 1 in the order in which they first posted something.
+/// A thread of the process that has posted something, numbered from 1. The number of a thread that has ended is given to
+/// another one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct ThreadId(pub(crate) u32);
+
+/// The thread on whose behalf something is allocated. Other than a [`ThreadId`], it is never given to another thread, since
+/// blocks outlive the threads that allocated them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Strand(pub(crate) u32);
 
 /// What sort of memory a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -14,7 +14,9 @@ mod trace;
 
 pub use bytes::{ByteDelta, Bytes, ParseBytesError};
 pub(crate) use device::{Device, Family};
-pub(crate) use event::{Answer, Block, Event, EventKind, Key, MemKind, ScopeId, Space, Tag, ThreadId, Time, Watch};
+pub(crate) use event::{
+    Answer, Block, Event, EventKind, Key, MemKind, ScopeId, Space, Strand, Tag, ThreadId, Time, Watch,
+};
 #[cfg(feature = "backtrace")]
 pub(crate) use frame::is_driver;
 pub(crate) use frame::{Frame, library, of_program, users_line};

@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, collections::HashMap, mem, time::Duration};
 
-use super::sync::{Backoff, Instant, Mutex, MutexGuard, NEXT_THREAD, Relaxed, sleep, thread_local};
+use super::sync::{Backoff, Instant, Mutex, MutexGuard, lend_number, return_number, sleep, thread_local};
 use crate::{
     ledger::{Counts, DeviceStats, Held, Ledger, LiveOrigin, PARTS, Spot, SpotId, Within},
     model::{Answer, Bytes, Device, Event, EventKind, Key, ScopeId, Tag, ThreadId, Time, Trace},
@@ -54,8 +54,8 @@ impl Drop for Out {
 impl Here {
     /// The thread's number; `None` if it is inside already.
     #[inline]
-    fn enter(&self) -> Option<ThreadId> {
-        if self.inside.replace(true) { None } else { Some(self.thread()) }
+    fn enter(&self, inbox: &Inbox) -> Option<ThreadId> {
+        if self.inside.replace(true) { None } else { Some(self.thread(inbox)) }
     }
 
     /// Whether facts were lost while it was inside.
@@ -66,22 +66,50 @@ impl Here {
     }
 
     #[inline]
-    fn thread(&self) -> ThreadId {
-        if self.number.get() == 0 {
-            self.number.set(NEXT_THREAD.fetch_add(1, Relaxed));
+    fn thread(&self, inbox: &Inbox) -> ThreadId {
+        let number = self.number.get();
+        ThreadId(if number == 0 { self.begin(inbox) } else { number })
+    }
+
+    /// Gives the thread a number, until it ends.
+    #[cold]
+    #[inline(never)]
+    fn begin(&self, inbox: &Inbox) -> u32 {
+        let (number, was_anothers) = lend_number();
+        self.number.set(number);
+        let keep = |lent: &Lent| lent.0.set(number);
+        // Where neither is there, the number stays lent.
+        let _ = LENT.try_with(keep).or_else(|_| LENT_AT_END.try_with(keep));
+        if was_anothers {
+            inbox.lock().ledger.begin_thread(ThreadId(number));
         }
-        ThreadId(self.number.get())
+        number
+    }
+}
+
+/// The number that a thread has, which it gives back when it ends; 0 if it has none.
+struct Lent(Cell<u32>);
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let number = self.0.take();
+        if number == 0 || process::is_forked() {
+            return;
+        }
+        // A global allocator that allocates GPU memory must not come back here.
+        let set = |inside| HERE.try_with(|here| (here.number.set(0), here.inside.set(inside)));
+        let _ = set(true);
+        return_number(number);
+        let _ = set(false);
     }
 }
 
 thread_local! {
     // With nothing to drop, it is there as long as the thread.
     static HERE: Here = const { Here { inside: Cell::new(false), lost: Cell::new(0), number: Cell::new(0) } };
-}
-
-/// The calling thread's number.
-pub(super) fn this_thread() -> ThreadId {
-    HERE.with(Here::thread)
+    static LENT: Lent = const { Lent(Cell::new(0)) };
+    // Of a thread that frees what it kept in its other variables after the first is gone.
+    static LENT_AT_END: Lent = const { Lent(Cell::new(0)) };
 }
 
 impl Inbox {
@@ -162,7 +190,7 @@ impl Inbox {
     #[inline(always)]
     fn enter_alive<T>(&self, facts: u32, inside: impl FnOnce(&mut Door, ThreadId) -> T) -> Option<T> {
         // A short look at what the thread knows of itself, and no more: a long closure is not inlined into `with`.
-        let Some(thread) = HERE.with(Here::enter) else {
+        let Some(thread) = HERE.with(|here| here.enter(self)) else {
             HERE.with(|here| here.lost.set(here.lost.get().saturating_add(facts)));
             return None;
         };
@@ -224,6 +252,11 @@ impl Inbox {
     /// The tree of scopes.
     pub(super) fn spots(&self) -> Vec<(Option<Device>, Spot)> {
         self.enter(0, |door, _| door.ledger.spots()).unwrap_or_default()
+    }
+
+    /// The calling thread's number; 0 if it is inside already.
+    pub(super) fn this_thread(&self) -> ThreadId {
+        self.enter(0, |_, thread| thread).unwrap_or_default()
     }
 
     /// The scope that the calling thread is in.
@@ -333,6 +366,45 @@ mod tests {
         let inbox = Inbox::new();
         inbox.post(&open(1));
         assert!(inbox.ask(Some(&alloc(1, 10)), &close(1)).is_some_and(|trace| trace.used == 10));
+    }
+
+    /// Frees a block when its thread ends, as a cache in a variable of the thread does.
+    struct Cached(Cell<u64>, std::sync::Arc<Inbox>);
+
+    impl Drop for Cached {
+        fn drop(&mut self) {
+            self.1.post(&free(self.0.get()));
+        }
+    }
+
+    std::thread_local! {
+        static CACHED: std::cell::OnceCell<Cached> = const { std::cell::OnceCell::new() };
+    }
+
+    #[test]
+    fn threads_that_have_ended_leave_nothing() {
+        let inbox = std::sync::Arc::new(Inbox::new());
+        for address in 1..=3_000 {
+            let inbox = std::sync::Arc::clone(&inbox);
+            let works = move || {
+                CACHED.with(|cached| {
+                    if address % 2 == 0 {
+                        cached.get_or_init(|| Cached(Cell::new(address), std::sync::Arc::clone(&inbox)));
+                    }
+                    inbox.post(&open(address));
+                    inbox.post(&alloc(address, 10));
+                    if address % 2 == 1 {
+                        inbox.post(&free(address));
+                    }
+                });
+            };
+            thread::spawn(works).join().unwrap();
+        }
+        let mut door = inbox.lock();
+        // Other tests have threads as well.
+        let threads = door.ledger.threads();
+        assert!(threads < 500, "{threads} records");
+        assert_eq!(door.ledger.stats()[0].on_device.bytes.current, 0);
     }
 
     #[test]

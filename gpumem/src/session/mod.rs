@@ -158,6 +158,8 @@ pub fn unsubscribe() {
         // First, so that no trace is read in between that missed something and was not told.
         session.inbox.post(&EventKind::Lost { count: 1 });
         devices.unsubscribe();
+        // Blocks that came meanwhile may be freed and nobody hears it, as those before; this counts nothing more as lost.
+        session.inbox.post(&EventKind::Lost { count: 0 });
     }
 }
 
@@ -339,7 +341,7 @@ impl OpenScope {
             return Err(not_exact.unwrap_or_else(|| Kind::BadSetting { setting, detail }.into()));
         }
         let every = if sampled { session.every } else { Duration::ZERO };
-        let thread = wish.of_thread.then(inbox::this_thread);
+        let thread = wish.of_thread.then(|| session.inbox.this_thread());
         let site = sites::number(ctx, location);
         let watch = Watch { device, gauge, every, thread, site, source };
         let id = ScopeId(session.scopes.fetch_add(1, Relaxed));

@@ -37,7 +37,7 @@ use crate::{
         Answer, Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, ScopeId, SiteId, Space,
         ThreadId, Trace, Watch,
     },
-    session::{Inbox, counts, interrupt_with, set_patient, stats, this_thread},
+    session::{Inbox, counts, interrupt_with, set_lends_again, set_patient, stats, this_thread},
 };
 
 fn main() -> ExitCode {
@@ -52,6 +52,7 @@ fn main() -> ExitCode {
         a_free_that_failed_brings_back_its_own_block
         a_scope_sees_what_another_thread_does_in_all_the_ways_it_can_and_no_other
         a_scope_of_one_thread_sees_nothing_of_another
+        a_scope_of_one_thread_sees_nothing_of_one_that_had_its_number
         a_reading_and_its_question_are_neighbours
         lost_facts_are_told_once
         a_scope_is_closed_once
@@ -216,7 +217,7 @@ fn churn(inbox: &Arc<Inbox>) -> Vec<(ThreadId, Posted, u64)> {
                 for round in 0..2 {
                     let (scope, bytes) = (10 * thread + round, 1 << (4 * thread + round));
                     // The last one looks at itself only.
-                    posted.post(&inbox, open_of(scope, (thread == 3).then(this_thread)));
+                    posted.post(&inbox, open_of(scope, (thread == 3).then(|| this_thread(&inbox))));
                     let address = driver.alloc(1 << (20 + scope));
                     posted.post(&inbox, alloc(address, bytes));
                     posted.post(&inbox, free(address));
@@ -229,13 +230,13 @@ fn churn(inbox: &Arc<Inbox>) -> Vec<(ThreadId, Posted, u64)> {
                     }
                     posted.close(&inbox, scope);
                 }
-                (this_thread(), posted, kept)
+                (this_thread(&inbox), posted, kept)
             })
         })
         .collect();
     let mut all: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
     around.close(inbox, 0);
-    all.push((this_thread(), around, 0));
+    all.push((this_thread(inbox), around, 0));
     all
 }
 
@@ -338,7 +339,7 @@ fn beside(of_thread: bool) -> BTreeSet<(i64, u64)> {
                 post(&inbox, &free(1));
             }
         });
-        post(&inbox, &open_of(0, of_thread.then(this_thread)));
+        post(&inbox, &open_of(0, of_thread.then(|| this_thread(&inbox))));
         let trace = inbox.ask(None, &close(0)).expect("the scope is open");
         other.join().unwrap();
         told();
@@ -353,6 +354,32 @@ fn a_scope_sees_what_another_thread_does_in_all_the_ways_it_can_and_no_other() {
 
 fn a_scope_of_one_thread_sees_nothing_of_another() {
     assert_eq!(beside(true), [(0, 0)].into());
+}
+
+/// Two threads, one of which may have ended before the other begins; gives whether they had the same number.
+fn a_scope_of_one_thread_sees_nothing_of_one_that_had_its_number() {
+    let outcomes = often(|| {
+        set_lends_again(true);
+        let inbox = Arc::new(Inbox::new());
+        let threads = [1, 2].map(|thread| {
+            let inbox = Arc::clone(&inbox);
+            thread::spawn(move || {
+                let number = this_thread(&inbox);
+                post(&inbox, &open_of(thread, Some(number)));
+                post(&inbox, &alloc(thread, 100 * thread));
+                // As whoever frees it, the block is that of the thread which allocated it.
+                post(&inbox, &free(3 - thread));
+                let trace = inbox.ask(None, &EventKind::Read { scope: ScopeId(thread) }).expect("it is open");
+                assert_eq!(trace.peaked.get() + trace.used.get().unsigned_abs(), 100 * thread);
+                number
+            })
+        });
+        let numbers = threads.map(|thread| thread.join().unwrap());
+        set_lends_again(false);
+        told();
+        numbers[0] == numbers[1]
+    });
+    assert_eq!(outcomes, [false, true].into());
 }
 
 fn a_reading_and_its_question_are_neighbours() {

@@ -6,15 +6,15 @@ mod sync;
 
 pub(crate) use self::{
     inbox::Inbox,
-    sync::{interrupt_with, set_patient},
+    sync::{interrupt_with, set_lends_again, set_patient},
 };
 use crate::{
     ledger::{Counts, DeviceStats},
     model::ThreadId,
 };
 
-pub(crate) fn this_thread() -> ThreadId {
-    inbox::this_thread()
+pub(crate) fn this_thread(inbox: &Inbox) -> ThreadId {
+    inbox.this_thread()
 }
 
 pub(crate) fn counts(inbox: &Inbox) -> Counts {

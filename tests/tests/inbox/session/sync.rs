@@ -5,15 +5,29 @@ use std::{
     time::Duration,
 };
 
-use shuttle::{lazy_static, sync::atomic::AtomicU32};
-pub(super) use shuttle::{
-    sync::{MutexGuard, atomic::Ordering::Relaxed},
-    thread_local,
+use shuttle::{
+    lazy_static,
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
+pub(super) use shuttle::{sync::MutexGuard, thread_local};
 
 lazy_static! {
     // From 1 in every run.
-    pub(super) static ref NEXT_THREAD: AtomicU32 = AtomicU32::new(1);
+    static ref NEXT_THREAD: AtomicU32 = AtomicU32::new(1);
+    static ref RETURNED: shuttle::sync::Mutex<Vec<u32>> = shuttle::sync::Mutex::new(Vec::new());
+}
+
+/// Numbers are lent again only where that is what is looked at: a run has few threads, and each has a number of its own
+/// elsewhere, by which its events are told.
+pub(super) fn lend_number() -> (u32, bool) {
+    let returned = if LENDS_AGAIN.get() { RETURNED.lock().unwrap().pop() } else { None };
+    returned.map_or_else(|| (NEXT_THREAD.fetch_add(1, Relaxed), false), |number| (number, true))
+}
+
+pub(super) fn return_number(number: u32) {
+    if LENDS_AGAIN.get() {
+        RETURNED.lock().unwrap().push(number);
+    }
 }
 
 #[derive(Debug)]
@@ -47,6 +61,7 @@ impl<T> Mutex<T> {
 // Of the real thread, in which all of a run's threads take turns, as everything that is no step which others could see.
 std::thread_local! {
     static PATIENT: Cell<bool> = const { Cell::new(false) };
+    static LENDS_AGAIN: Cell<bool> = const { Cell::new(false) };
     static TICKS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -54,6 +69,11 @@ std::thread_local! {
 /// how often they tried.
 pub(crate) fn set_patient(patient: bool) {
     PATIENT.set(patient);
+}
+
+/// Whether the number of a thread that has ended is given to another one.
+pub(crate) fn set_lends_again(lends_again: bool) {
+    LENDS_AGAIN.set(lends_again);
 }
 
 /// Over at once, so that both ways to wait are gone: a snooze, then sleep.
