@@ -17,11 +17,12 @@ use std::ffi::OsString;
 use std::fmt::{self, Display};
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{self, Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -80,6 +81,7 @@ pub struct Standin {
     patches: Vec<Patch>,
     cupti: Cupti,
     env: Vec<(OsString, OsString)>,
+    stderr: Option<Arc<OwnedFd>>,
     limit: Duration,
 }
 
@@ -102,6 +104,7 @@ impl Standin {
             patches: vec![Patch::Unrecognisable],
             cupti: Cupti::Missing,
             env: Vec::new(),
+            stderr: None,
             limit: Duration::from_secs(30),
         }
     }
@@ -175,6 +178,13 @@ impl Standin {
         self
     }
 
+    /// What the child writes to stderr goes there, and is not part of the outcome.
+    #[must_use]
+    pub fn stderr(mut self, to: OwnedFd) -> Self {
+        self.stderr = Some(Arc::new(to));
+        self
+    }
+
     /// How long the child may take; after that it is taken to hang.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
@@ -222,7 +232,10 @@ impl Standin {
                 .envs(self.env.iter().map(|(name, value)| (name, value)))
                 .stdin(Stdio::null())
                 .stdout(output("stdout")?)
-                .stderr(output("stderr")?)
+                .stderr(match &self.stderr {
+                    Some(to) => Stdio::from(to.try_clone()?),
+                    None => output("stderr")?,
+                })
                 .spawn()
         };
         let mut child = spawned().unwrap_or_else(|error| panic!("cannot start the probe: {error}"));

@@ -3,6 +3,13 @@
 //!
 //! Each case is a machine (the stand-in driver, with what is wrong with it) and what gpumem is to say there.
 
+use std::{
+    os::unix::net::UnixDatagram,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
 use gpumem_tests::{Library, Outcome, Standin};
 
 /// Each function under fastai's name, what it answers where nothing can be read, and its twin.
@@ -273,10 +280,11 @@ fn preload_where_nothing_can_be_read() {
 #[test]
 fn no_device() {
     let script = "try_get; try_get 0; try_free; try_used_no_cache; handle; build; get; get_all; try_get_all; try_count; \
-                  max_free; try_max_free; try_preload; new; report; data";
+                  max_free; try_max_free; try_preload; new; report; data; status";
     each(
         [
             standin().devices(0),
+            standin().cupti().devices(0),
             standin().env("CUDA_VISIBLE_DEVICES", ""),
             standin().env("CUDA_VISIBLE_DEVICES", "-1"),
             standin().fail("cuInit=100"),
@@ -284,6 +292,9 @@ fn no_device() {
         |machine| {
             let outcome = machine.run(script);
             ensure_unharmed(&outcome);
+            let status = outcome.answer("status");
+            let is_off = status.starts_with("gauge=off source=off ") && status.contains("why=no device 0");
+            ensure(is_off, "promises what no trace has", &outcome);
             for command in ["try_get", "try_get 0", "try_free", "try_used_no_cache", "handle", "build", "try_preload"] {
                 let says = ["no device 0", "no CUDA device is visible", "look at CUDA_VISIBLE_DEVICES and nvidia-smi"];
                 ensure_error(command, says, &outcome);
@@ -400,6 +411,65 @@ fn a_device_that_is_lost_between_two_calls() {
             ensure_error("try_fast", ["device 0", says], &outcome);
             ensure(outcome.answer("fast") == "0 B", "after", &outcome);
         }
+    }
+}
+
+/// Other processes and libraries write to stderr as well: what they write must not come in the middle of a line.
+#[test]
+fn each_notice_is_written_at_once() {
+    let (ours, theirs) = UnixDatagram::pair().expect("a pair of sockets");
+    ours.set_read_timeout(Some(Duration::from_millis(10))).expect("a socket has one");
+    let is_over = AtomicBool::new(false);
+    let written = thread::scope(|scope| {
+        // Each write is a message of its own.
+        let reads = scope.spawn(|| {
+            let (mut written, mut message) = (Vec::new(), vec![0; 1 << 16]);
+            loop {
+                let last = is_over.load(Ordering::SeqCst);
+                match ours.recv(&mut message) {
+                    Ok(length) => written.push(String::from_utf8_lossy(&message[..length]).into_owned()),
+                    Err(_) if last => return written,
+                    Err(_) => {}
+                }
+            }
+        });
+        let machine = standin().cupti().env("GPUMEM_LEAKS", "1").env("GPUMEM_SAMPLE_MS", "x");
+        let machine = machine.stderr(theirs.into()).fail("nvmlDeviceGetMemoryInfo_v2=15@3");
+        let outcome = machine.run(
+            "context 0; exact; call cuMemAlloc_v2 &a 99999999999999; call cuMemAlloc_v2 &b 1000; unsubscribe; new; \
+             await stale; build 7",
+        );
+        is_over.store(true, Ordering::SeqCst);
+        ensure(outcome.succeeded(), "did not end well", &outcome);
+        reads.join().expect("it only reads")
+    });
+    for start in [
+        "cannot use GPUMEM_SAMPLE_MS",
+        "device 0 is out of memory",
+        "device 0 is sampled",
+        "reports show ?",
+        "process ",
+    ] {
+        assert!(written.iter().any(|text| text.starts_with(&format!("gpumem: {start}"))), "{start}: {written:?}");
+    }
+    let whole = |text: &String| text.starts_with("gpumem: ") && text.ends_with('\n');
+    assert!(written.iter().all(whole), "in pieces: {written:?}");
+}
+
+/// Nobody counted, which is not the same as nothing.
+#[test]
+fn what_is_not_counted_is_not_nothing() {
+    for (machine, script) in [
+        (standin().cupti().env("GPUMEM_GAUGE", "off"), "new; summary"),
+        (standin().cupti().env("GPUMEM_GAUGE", "off").env("GPUMEM_SIM", "16GiB"), "new; summary"),
+        (standin().cupti().devices(0), "new; summary"),
+        (standin().cupti().env("GPUMEM_GAUGE", "sampled"), "summary"),
+        (standin(), "summary"),
+    ] {
+        let outcome = machine.run(script);
+        let summary = outcome.answer("summary");
+        ensure(!summary.contains("nothing was allocated"), "says that nothing was", &outcome);
+        ensure(summary.contains("allocations are not heard: "), "does not say why", &outcome);
     }
 }
 

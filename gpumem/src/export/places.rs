@@ -51,7 +51,12 @@ impl fmt::Display for Summary {
             write!(f, "{table}")?;
         }
         if self.scopes.is_empty() {
-            return writeln!(f, "no scope was opened and nothing was allocated");
+            let nothing = if self.unheard.is_some() {
+                "what was allocated is not known"
+            } else {
+                "no scope was opened and nothing was allocated"
+            };
+            return writeln!(f, "{nothing}");
         }
         if self.untracked + self.lost > 0 {
             writeln!(

@@ -6,12 +6,13 @@ use once_cell::sync::OnceCell;
 
 use super::{
     GpuMemTrace, GpuMemTraceBuilder, baseline,
-    notice::{Notice, Quiet, notify},
+    notice::{Notice, notify, say},
 };
 use crate::{
     error::{Error, Kind},
     model::{Gauge, Trace},
     report::{Figure, Found, Limit, Place, Relation, Verdict, by_place, judge},
+    sys::process,
 };
 
 /// How many blocks were allocated inside the trace and are still live. `None`: not known.
@@ -137,9 +138,12 @@ impl Budget {
     /// The budget cannot be held to anything: that is never passed over in silence.
     fn unmeasured(&self, reason: &str) {
         let Self { name, .. } = self;
+        // The child of a fork prints nothing.
+        if process::is_forked() && !self.strict {
+            return;
+        }
         if skipped() {
-            let text = format!("gpumem: the GPU memory budget of `{name}` was skipped: {reason}\n");
-            eprint!("{}", Quiet::new(&text));
+            say(&format_args!("gpumem: the GPU memory budget of `{name}` was skipped: {reason}\n"));
         } else if self.strict {
             panic!(
                 "gpumem: the GPU memory budget of `{name}` cannot be measured: {reason}; GPUMEM_BUDGETS=skip runs \

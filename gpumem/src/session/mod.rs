@@ -309,6 +309,8 @@ impl OpenScope {
     /// Opens a scope by the gauge that was wished for, else by that of `GPUMEM_GAUGE`, else by the best that the devices
     /// offer. None where the gauge is `Off`.
     fn open(wish: Wish, ctx: Option<&str>, location: &'static Location<'static>) -> Result<Option<Self>> {
+        // First: a thread that is not in the child of a fork may have been reading the environment.
+        alive()?;
         let gauge = wish.gauge.map_or_else(gauge_of_environment, |gauge| Ok(Some(gauge)))?;
         if gauge == Some(Gauge::Off) {
             return Ok(None);

@@ -36,6 +36,9 @@ pub(crate) enum Notice {
 /// Says why a trace is off, once for each reason, of the first few.
 pub(super) fn notify_off(error: &Error) {
     static GIVEN: Mutex<Vec<Error>> = Mutex::new(Vec::new());
+    if process::is_forked() {
+        return;
+    }
     if error.is_unavailable() {
         return notify(Notice::Off, &format_args!("traces are off: {error}"));
     }
@@ -64,24 +67,23 @@ pub(super) fn notify_missed(lost: u64, untracked: u64) {
     }
 }
 
-/// Says it on stderr, unless the same notice was given before or reports are off.
+/// Says it on stderr, unless the same notice was given before, reports are off, or this is the child of a fork.
 pub(crate) fn notify(notice: Notice, text: &dyn Display) {
     static GIVEN: AtomicU32 = AtomicU32::new(0);
     let bit = 1 << notice as u32;
-    if GIVEN.load(Relaxed) & bit != 0 || sink::is_off() || GIVEN.fetch_or(bit, Relaxed) & bit != 0 {
+    if GIVEN.load(Relaxed) & bit != 0
+        || process::is_forked()
+        || sink::is_off()
+        || GIVEN.fetch_or(bit, Relaxed) & bit != 0
+    {
         return;
     }
     say(&format_args!("gpumem: {text}\n"));
 }
 
-/// Writes to stderr.
-fn say(text: &dyn Display) {
-    if process::is_forked() {
-        // Not by `eprint!`: a thread that is not in this process may hold its lock for ever.
-        process::write_to_stderr(text.to_string().as_bytes());
-    } else {
-        eprint!("{}", Quiet::new(text));
-    }
+/// Writes to stderr, all at once: what other processes and libraries write there does not come in between.
+pub(super) fn say(text: &dyn Display) {
+    eprint!("{}", Quiet::new(&text.to_string()));
 }
 
 /// Text for `print!` that does not make it panic when nobody can be written to (a closed pipe, a full disk): the error

@@ -4,7 +4,6 @@ use std::{
     cell::Cell,
     convert::identity,
     panic::{AssertUnwindSafe, catch_unwind},
-    process,
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -15,12 +14,13 @@ use std::{
 
 use crossbeam::channel;
 
-use super::{begun, devices, notice::Quiet, places, prepare, sink};
+use super::{begun, devices, notice::say, places, prepare, sink};
 use crate::{
     error::{Kind, Result},
     model::{Bytes, Device, MemKind},
     report::OutOfMemory,
     source::{self, Devices},
+    sys::process,
 };
 
 /// How long the asking program waits for the driver to say where the memory is, which is a matter of milliseconds.
@@ -65,6 +65,10 @@ thread_local! {
 /// memory is ([`breakdown`](crate::breakdown)), the scopes and lines that hold most of it, and what
 /// [`empty_cache`](crate::empty_cache) would give back. Only what is intercepted is reported: the first trace must have started.
 pub fn on_oom(hook: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
+    // The child of a fork has no GPU, and a thread that is not there may hold the lock for ever.
+    if process::is_forked() {
+        return;
+    }
     let hook: Hook = Arc::new(hook);
     let replaced = HOOK.write().unwrap_or_else(PoisonError::into_inner).replace(hook);
     // Not under the lock: what it owns may itself set another.
@@ -144,7 +148,7 @@ fn tell(device: Device, bytes: Bytes, kind: MemKind) {
         let before = PRINTED.fetch_add(1, Relaxed);
         let last = if before + 1 == MOST { "gpumem: more of them are not reported\n" } else { "" };
         if before < MOST {
-            eprint!("{}", Quiet::new(&format_args!("gpumem: {oom}{last}")));
+            say(&format_args!("gpumem: {oom}{last}"));
         }
     }
     if let Some(hook) = hook {
@@ -191,6 +195,6 @@ pub(super) fn report_leaks() {
         count => format!("gpumem: blocks that went with their CUDA context, freed by nobody: {count}\n"),
     };
     let doubt = if unheard { "gpumem: allocations were not heard; there may be more\n" } else { "" };
-    let pid = process::id();
-    eprint!("{}", Quiet::new(&format_args!("gpumem: process {pid} ends, and {leaks}{gone}{doubt}")));
+    let pid = std::process::id();
+    say(&format_args!("gpumem: process {pid} ends, and {leaks}{gone}{doubt}"));
 }

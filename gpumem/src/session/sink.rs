@@ -14,6 +14,7 @@ use crate::{
     error::{Error, Kind},
     export::{self, Format},
     report::{Report, Tracked},
+    sys::process,
 };
 
 /// Where the reports of all traces go. The environment variable `GPUMEM_REPORT` (`stdout`, `stderr`, `json` or `off`)
@@ -69,8 +70,12 @@ thread_local! {
 
 static SINK: RwLock<Option<Sink>> = RwLock::new(None);
 
-/// Sends the reports of all traces there from now on, whatever `GPUMEM_REPORT` says.
+/// Sends the reports of all traces there from now on, whatever `GPUMEM_REPORT` says. The child of a fork reports nothing.
 pub fn set_sink(sink: Sink) {
+    // A thread that is not there may hold the lock for ever.
+    if process::is_forked() {
+        return;
+    }
     let replaced = SINK.write().unwrap_or_else(PoisonError::into_inner).replace(sink);
     // Not under the lock: what a sink owns may itself report when it is dropped.
     drop(replaced);

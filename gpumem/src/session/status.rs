@@ -113,9 +113,10 @@ impl Now {
         Self::of_devices().unwrap_or_else(|why| Self::inexact(Gauge::Off, Some(why)))
     }
 
-    /// Allocations are intercepted, or will be from the next trace on.
+    /// Allocations are intercepted and counted, or will be from the next trace on. Simulated devices report theirs also while nobody
+    /// counts.
     pub(super) fn is_intercepted(&self) -> bool {
-        self.gauge == Gauge::Exact || self.heard_by.is_some()
+        self.gauge == Gauge::Exact || self.heard_by.is_some() && begun().is_some()
     }
 
     fn of_devices() -> Result<Self> {

@@ -239,6 +239,7 @@ impl MemTracker {
 
 /// The device of that number, or the current one, and whatever is intercepted there. None where `GPUMEM_GAUGE` says off.
 fn of_number(ordinal: Option<u32>) -> Result<Option<(Device, &'static dyn Devices)>> {
+    super::alive()?;
     if gauge_of_environment()? == Some(Gauge::Off) {
         return Ok(None);
     }

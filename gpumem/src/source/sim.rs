@@ -112,12 +112,16 @@ impl SimGpu {
 
     /// Lets the pool give back what is unused, as a synchronisation of the device does.
     pub fn synchronize(&self) {
-        self.state().memory.synchronize();
+        if !process::is_forked() {
+            self.state().memory.synchronize();
+        }
     }
 
     /// From now on (or no longer) every reading fails, as those of a GPU that fell off the bus.
     pub fn set_lost(&self, lost: bool) {
-        self.state().lost = lost;
+        if !process::is_forked() {
+            self.state().lost = lost;
+        }
     }
 
     fn give(&self, bytes: Bytes, kind: MemKind) -> Result<SimBlock> {
@@ -246,6 +250,10 @@ fn add(total: Bytes) -> Result<SimGpu> {
 /// Adds the devices of `GPUMEM_SIM`, once.
 fn from_environment() -> Result<()> {
     static READ: OnceCell<Result<()>> = OnceCell::new();
+    // A thread that is not in the child of a fork may hold the locks.
+    if process::is_forked() {
+        return Err(Kind::Forked.into());
+    }
     let read = READ.get_or_init(|| {
         let Some(text) = std::env::var_os("GPUMEM_SIM").filter(|text| !text.is_empty()) else { return Ok(()) };
         let bad = |detail| Error::from(Kind::BadSetting { setting: "GPUMEM_SIM", detail });

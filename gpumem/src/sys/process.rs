@@ -41,15 +41,16 @@ pub(super) fn at_fork(code: fn()) {
 
 /// Has forks of this process noticed from now on.
 pub(crate) fn notice_forks() {
-    static ONCE: OnceCell<()> = OnceCell::new();
-    ONCE.get_or_init(|| {
+    // Not a cell that is filled once: a child that is forked meanwhile would wait for the thread that fills it.
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if !DONE.load(Relaxed) && !DONE.swap(true, Relaxed) {
         #[cfg(unix)]
         // SAFETY: `pthread_atfork` is in the C library of every unix; it keeps the function pointer, which is `'static`,
         // and calls it in the child of a fork. What is called there stores to an atomic, which is allowed.
         unsafe {
             pthread_atfork(None, None, Some(forked))
         };
-    });
+    }
 }
 
 #[cfg(unix)]
@@ -61,21 +62,8 @@ unsafe extern "C" fn forked() {
 }
 
 /// This process is the copy of one that used this crate: see [`notice_forks`]. Its other threads are gone, locks that they
-/// held stay locked for ever, and the CUDA driver does not work in it either.
+/// held stay locked for ever, and the CUDA driver does not work in it either. So it takes no lock, of this crate or of the
+/// standard library, and prints nothing: whoever asks for something gets an error.
 pub(crate) fn is_forked() -> bool {
     FORKED.load(Relaxed)
-}
-
-/// Writes to stderr without a lock, as far as that works.
-pub(crate) fn write_to_stderr(text: &[u8]) {
-    #[cfg(unix)]
-    {
-        use std::{fs::File, io::Write, mem::ManuallyDrop, os::fd::FromRawFd};
-
-        // SAFETY: whatever number 2 is, it is written to as `eprint!` would, and not closed.
-        let mut stderr = ManuallyDrop::new(unsafe { File::from_raw_fd(2) });
-        let _ = stderr.write_all(text);
-    }
-    #[cfg(not(unix))]
-    let _ = text;
 }

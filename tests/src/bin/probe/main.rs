@@ -24,6 +24,7 @@
 //! - `call function argument…`: the driver's function, see `raw.rs`; `let name value`: for its arguments;
 //! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`, `go_on threads`, `adding_up steps devices`: see
 //!   `churn.rs`;
+//! - `forks children`: so many, each while other threads use all of gpumem; see `forks.rs`;
 //! - `panic_on_refusal`: each refusal panics; `load_and_close path`: as the driver loads a tool, which is then closed;
 //! - `slot_note function…`, `slot_write_back function…`: another tool notes what is in a slot, and writes it there again;
 //!   `slot_replace_past function…`: as `slot_replace`, with a hook that goes on to what was noted;
@@ -49,6 +50,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs, io, thread};
 
 mod churn;
+mod forks;
 mod places;
 mod raw;
 mod slots;
@@ -353,6 +355,7 @@ impl Probe {
                 [steps, devices] => churn::adding_up(steps.into(), devices)?,
                 _ => return Err("two numbers".into()),
             },
+            "forks" => forks::forks(argument.parse()?)?,
             "rush" => churn::rush(argument.parse()?)?,
             "nested" => churn::nested(argument.parse()?)?,
             "subscribe" => told(gpumem::subscribe().map(|()| "done")),

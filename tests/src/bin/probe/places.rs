@@ -58,14 +58,15 @@ pub(crate) fn breakdown(device: Option<u32>) -> gpumem::Result<String> {
     Ok(format!("{}, {adds_up}: {}", told.memory.used, parts.join(", ")))
 }
 
-/// `path calls used peak total allocations` for each scope with a path, and `all` for the process.
+/// `path calls used peak total allocations` for each scope with a path, and `all` for the process; the text where there is none.
 pub(crate) fn summary() -> String {
     let scopes = gpumem::summary().scopes.into_iter().map(|scope| {
         let path = if scope.path.is_empty() { "all".to_owned() } else { scope.path.join("/") };
         let [used, peak, total] = [scope.used, scope.peak, scope.allocated].map(Bytes::get);
         format!("{path} {} {used} {peak} {total} {}", scope.calls, scope.allocations)
     });
-    scopes.collect::<Vec<_>>().join(", ")
+    let scopes = scopes.collect::<Vec<_>>();
+    if scopes.is_empty() { gpumem::summary().to_string().trim().replace('\n', "|") } else { scopes.join(", ") }
 }
 
 /// `function argument…`, tried again if it is refused: the results of all attempts.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_void};
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{mem, ptr};
 
@@ -149,23 +150,77 @@ pub(crate) fn at_exit(last: impl FnOnce() + Send + 'static) {
     unsafe { atexit(run) };
 }
 
+unsafe extern "C" {
+    fn waitpid(process: c_int, status: *mut c_int, options: c_int) -> c_int;
+}
+
 /// Splits off a process that goes on with what this one has: `Ok(None)` in the child, its exit status in the parent.
 pub(crate) fn fork() -> Result<Option<c_int>, Trouble> {
+    let Some(child) = fork_only()? else { return Ok(None) };
+    let mut status = 0;
+    // SAFETY: the child is this process's own, and the status is a live `int`.
+    let waited = unsafe { waitpid(child, &raw mut status, 0) };
+    if waited == child { Ok(Some(status)) } else { Err("no child to wait for".into()) }
+}
+
+/// Splits off a process: `Ok(None)` in the child, its number in the parent.
+pub(crate) fn fork_only() -> Result<Option<c_int>, Trouble> {
     unsafe extern "C" {
         fn fork() -> c_int;
-        fn waitpid(process: c_int, status: *mut c_int, options: c_int) -> c_int;
     }
     // SAFETY: the child goes on alone, with what its one thread has; that it may hang is what is tested.
     match unsafe { fork() } {
         0 => Ok(None),
-        child if child > 0 => {
-            let mut status = 0;
-            // SAFETY: the child is this process's own, and the status is a live `int`.
-            let waited = unsafe { waitpid(child, &raw mut status, 0) };
-            if waited == child { Ok(Some(status)) } else { Err("no child to wait for".into()) }
-        }
+        child if child > 0 => Ok(Some(child)),
         _ => Err("cannot fork".into()),
     }
+}
+
+/// The exit status of a child, if it has ended.
+pub(crate) fn ended(child: c_int) -> Result<Option<c_int>, Trouble> {
+    const WNOHANG: c_int = 1;
+    let mut status = 0;
+    // SAFETY: as in `fork`.
+    match unsafe { waitpid(child, &raw mut status, WNOHANG) } {
+        0 => Ok(None),
+        waited if waited == child => Ok(Some(status)),
+        _ => Err("no child to wait for".into()),
+    }
+}
+
+/// Ends a child that hangs.
+pub(crate) fn kill(child: c_int) {
+    const SIGKILL: c_int = 9;
+    unsafe extern "C" {
+        fn kill(process: c_int, signal: c_int) -> c_int;
+    }
+    let mut status = 0;
+    // SAFETY: the child is this process's own, and was not waited for yet, so that the number is no other's.
+    unsafe {
+        kill(child, SIGKILL);
+        waitpid(child, &raw mut status, 0);
+    }
+}
+
+/// What this process prints goes there from now on, without the locks that threads of the parent's may have held.
+pub(crate) fn become_output(to: &impl AsRawFd) {
+    unsafe extern "C" {
+        fn dup2(from: c_int, to: c_int) -> c_int;
+    }
+    for number in [1, 2] {
+        // SAFETY: the descriptor is open. Who writes to stdout and stderr asks for them by number.
+        unsafe { dup2(to.as_raw_fd(), number) };
+    }
+}
+
+/// Ends this process as C does: with what was set for the exit, or without.
+pub(crate) fn end(status: c_int, with_handlers: bool) -> ! {
+    unsafe extern "C" {
+        fn exit(status: c_int) -> !;
+        fn _exit(status: c_int) -> !;
+    }
+    // SAFETY: the process has one thread, in which nothing else goes on.
+    if with_handlers { unsafe { exit(status) } } else { unsafe { _exit(status) } }
 }
 
 /// Another tool's subscription to CUPTI in this process, as a profiler would have it.

@@ -1,0 +1,200 @@
+//! Children of a process whose threads are in the middle of things: none may hang, and none may print.
+
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use std::{panic, process, thread};
+
+use gpumem::{Bytes, Gauge, GpuHandle, GpuMemTrace, MemTracker, ScopeHandle, Sink};
+use gpumem_tests::Random;
+
+use crate::Trouble;
+use crate::raw::{self, Names, invoke};
+
+/// A child needs a few milliseconds.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What the main thread had before the fork.
+struct Own {
+    traces: Vec<GpuMemTrace>,
+    tracker: MemTracker,
+    handle: GpuHandle,
+    scope: ScopeHandle,
+}
+
+impl Own {
+    fn new() -> Result<Self, Trouble> {
+        let silent = || GpuMemTrace::builder().ctx("own");
+        let traces = vec![
+            silent().start()?,
+            silent().gauge(Gauge::Sampled).start()?,
+            silent().gauge(Gauge::Pool).start()?,
+            silent().thread_local_only().start()?,
+            silent().gauge(Gauge::Off).start()?,
+        ];
+        let scope = traces[0].handle();
+        let tracker = MemTracker::builder().start()?;
+        Ok(Self { traces, tracker, handle: GpuHandle::new(0)?, scope })
+    }
+}
+
+/// Forks so many children while other threads use all of gpumem.
+pub(crate) fn forks(children: u64) -> Result<String, Trouble> {
+    let names = Names::default();
+    for call in ["cuInit 0", "cuDevicePrimaryCtxRetain &context 0", "cuCtxSetCurrent context"] {
+        names.call(call)?;
+    }
+    let context = names.get("context");
+    gpumem::set_sink(Sink::custom(|_| {}));
+    let mut own = Own::new()?;
+    let (mut output, said) = io::pipe()?;
+    let going = AtomicBool::new(true);
+    thread::scope(|scope| {
+        for seed in 0..5 {
+            let going = &going;
+            scope.spawn(move || {
+                let mut random = Random::new(seed);
+                _ = invoke("cuCtxSetCurrent", [context, 0, 0, 0, 0, 0]);
+                while going.load(Ordering::Relaxed) {
+                    busy(&mut random);
+                }
+            });
+        }
+        let outcome = (0..children).try_for_each(|seed| one_child(&mut own, seed, &said));
+        going.store(false, Ordering::Relaxed);
+        outcome
+    })?;
+    drop(said);
+    let mut printed = String::new();
+    output.read_to_string(&mut printed)?;
+    if printed.is_empty() {
+        Ok("none hung, none printed".to_owned())
+    } else {
+        Err(format!("printed: {printed}").into())
+    }
+}
+
+/// Something that takes locks, of gpumem's and of the standard library's.
+fn busy(random: &mut Random) {
+    static LABELLED: &[&str] = &["weight", "bias"];
+    let builder = || GpuMemTrace::builder().ctx(format!("busy {}", std::process::id()));
+    match random.below(13) {
+        0..3 => {
+            let mut address = 0_u64;
+            let size = 1 + random.below(2_u64 << 20);
+            if matches!(invoke("cuMemAlloc_v2", [&raw mut address as u64, size, 0, 0, 0, 0]), Ok(0)) {
+                _ = gpumem::label(LABELLED[random.below(2_usize)], &[1], "u8", address);
+                _ = invoke("cuMemFree_v2", [address, 0, 0, 0, 0, 0]);
+            }
+        }
+        3 => drop(builder().start_or_off()),
+        4 => drop(builder().gauge(Gauge::Sampled).start_or_off()),
+        5 => drop(builder().gauge(Gauge::Pool).start_or_off()),
+        6 => {
+            _ = gpumem::summary().to_string();
+            _ = gpumem::status().to_string();
+        }
+        7 => _ = gpumem::breakdown(0),
+        8 => {
+            _ = MemTracker::builder().to(io::sink()).start().map(|mut tracker| tracker.track());
+        }
+        9 => {
+            gpumem::set_sink(Sink::custom(|_| {}));
+            gpumem::on_oom(|_| {});
+        }
+        10 => {
+            let mut address = 0_u64;
+            _ = invoke("cuMemAlloc_v2", [&raw mut address as u64, 1 << 50, 0, 0, 0, 0]);
+        }
+        11 => {
+            gpumem::unsubscribe();
+            _ = gpumem::subscribe();
+        }
+        _ => {
+            let (_out, _err) = (io::stdout().lock(), io::stderr().lock());
+            thread::sleep(Duration::from_micros(random.below(300)));
+        }
+    }
+}
+
+fn one_child(own: &mut Own, seed: u64, said: &PipeWriter) -> Result<(), Trouble> {
+    let (mut steps, mut step) = io::pipe()?;
+    let Some(child) = raw::fork_only()? else {
+        // Its own steps do not count as printed: they go to another pipe.
+        let outcome = panic::catch_unwind(panic::AssertUnwindSafe(|| {
+            raw::become_output(said);
+            of_child(own, seed, &mut step);
+        }));
+        raw::end(i32::from(outcome.is_err()), seed.is_multiple_of(2));
+    };
+    drop(step);
+    let began = Instant::now();
+    let status = loop {
+        if let Some(status) = raw::ended(child)? {
+            break status;
+        }
+        if began.elapsed() > PATIENCE {
+            raw::kill(child);
+            return Err(format!("child {seed} hung in {}", last(&mut steps)?).into());
+        }
+        thread::sleep(Duration::from_micros(200));
+    };
+    if status == 0 { Ok(()) } else { Err(format!("child {seed} ended with {status} in {}", last(&mut steps)?).into()) }
+}
+
+/// The step that a child was in.
+fn last(steps: &mut PipeReader) -> Result<String, Trouble> {
+    let mut all = Vec::new();
+    steps.read_to_end(&mut all)?;
+    Ok(all.last().map_or_else(|| "no step".to_owned(), |step| format!("step {step}")))
+}
+
+#[gpumem::gpu_mem_trace(lines, max_peak = "1MiB")]
+fn traced(answer: u64) -> u64 {
+    let answer = answer * 2;
+    answer / 2
+}
+
+/// All that a program may ask of gpumem, in an order of its own.
+fn of_child(own: &mut Own, seed: u64, step: &mut impl Write) {
+    const STEPS: u8 = 27;
+    let mut random = Random::new(seed);
+    let mut order: Vec<u8> = (0..STEPS).collect();
+    for at in (1..order.len()).rev() {
+        order.swap(at, random.below(at + 1));
+    }
+    for number in order {
+        _ = step.write(&[number]);
+        match number {
+            0 => drop(GpuMemTrace::new()),
+            1 => assert!(GpuMemTrace::builder().start().is_err()),
+            2 => GpuMemTrace::with_ctx("child").report(),
+            3 => own.traces.iter_mut().for_each(|trace| trace.report()),
+            4 => own.traces.iter_mut().for_each(GpuMemTrace::report_n_reset),
+            5 => own.traces.iter().for_each(|trace| assert!(trace.data().used.get() == 0)),
+            6 => own.traces.iter().for_each(|trace| assert!(trace.live().is_empty() && !trace.to_string().is_empty())),
+            7 => own.traces.truncate(random.below(3_usize)),
+            8 => own.traces.iter_mut().for_each(|trace| (trace.stop(), trace.start()).0),
+            9 => own.scope.in_scope(|| ()),
+            10 => drop(own.tracker.track()),
+            11 => drop(MemTracker::new().track()),
+            12 => gpumem::set_sink(
+                [Sink::Stdout, Sink::Stderr, Sink::Off, Sink::custom(|_| {})][random.below(4_usize)].clone(),
+            ),
+            13 => gpumem::on_oom(|_| {}),
+            14 => _ = gpumem::summary().to_string(),
+            15 => _ = gpumem::status().to_string(),
+            16 => assert!(gpumem::breakdown(None).is_err()),
+            17 => assert!(gpumem::subscribe().is_err()),
+            18 => gpumem::unsubscribe(),
+            19 => assert!(gpumem::label("weight", &[1], "u8", 512).is_err()),
+            20 => assert!(gpumem::memory_allocated(0).is_err() && gpumem::memory_stats(0).is_err()),
+            21 => assert!(gpumem::memory_summary(0).is_err() && gpumem::memory_snapshot().is_err()),
+            22 => assert!(gpumem::empty_cache().is_err() && gpumem::list_gpu_processes(0).is_err()),
+            23 => assert!(gpumem::gpu_mem_get(0).total == Bytes::ZERO && gpumem::gpu_mem_get_all().is_empty()),
+            24 => assert!(gpumem::try_gpu_mem_get_used_fast(&own.handle).is_err() && !gpumem::is_available()),
+            25 => assert!(gpumem::retry_after_trim(|| Err::<(), _>(())).is_err()),
+            _ => assert!(traced(21) == 21 && process::id() > 0),
+        }
+    }
+}
