@@ -797,10 +797,10 @@ impl Ledger {
     #[cold]
     fn move_out(&mut self, thread: ThreadId, at: usize, closed: SpotId) {
         let (mut left, mut outer) = (closed, self.tree.spot(closed).parent);
-        let mut moved: Vec<(SpotId, SpotId)> = Vec::new();
+        let mut moved: Vec<(ScopeId, SpotId)> = Vec::new();
         for at in at..self.thread(thread).entered.len() {
             let Entered { scope, spot, by_opening, .. } = self.thread(thread).entered[at];
-            let to = if let Some((_, to)) = moved.iter().find(|(from, _)| *from == spot) {
+            let to = if let Some((_, to)) = moved.iter().find(|(moved, _)| *moved == scope) {
                 *to
             } else {
                 let Spot { parent, site, meter, .. } = *self.tree.spot(spot);
@@ -817,7 +817,7 @@ impl Ledger {
                     self.scopes.insert(scope, open);
                 }
                 self.tree.reopened(spot, to);
-                moved.push((spot, to));
+                moved.push((scope, to));
                 to
             };
             self.thread(thread).entered[at].spot = to;
