@@ -8,7 +8,7 @@ use syn::{Error, Expr, ExprLit, FnArg, Lit, Path, Result, Token, Type, braced, p
 
 use crate::amount;
 use crate::args::{self, AMOUNT, ORDINAL, comma, option, value};
-use crate::expand::{Trace, function_name, library, traced_after};
+use crate::expand::{Trace, function_name, guarded, library, traced_after};
 use crate::item::{Function, Item};
 
 /// `.limit(Figure::Peak, Relation::AtMost, 1024)`
@@ -21,7 +21,7 @@ pub(crate) fn limit(gpumem: &TokenStream, figure: &str, relation: &str, amount: 
 
 /// `assert_gpu_mem!(peak < "2 GiB", used == 0, { … })`
 pub(crate) fn assertion(input: TokenStream) -> TokenStream {
-    let Assertion { gpumem, conditions, block } = match parse2(input) {
+    let Assertion { gpumem, conditions, brace, block } = match parse2(input) {
         Ok(assertion) => assertion,
         Err(error) => return error.into_compile_error(),
     };
@@ -29,22 +29,26 @@ pub(crate) fn assertion(input: TokenStream) -> TokenStream {
     let gpumem = library(gpumem.as_ref());
     let limits =
         conditions.iter().map(|Condition { figure, relation, amount }| limit(&gpumem, figure, relation, amount));
-    // The block gives the value, and the guard is dropped after all that it declares.
-    quote_spanned! {here=>{
-        let _budget = #gpumem::__private::Body::new(
+    // A temporary that lives as long as a variable, and needs no name.
+    let guard = quote_spanned! {here=>
+        let _ = &#gpumem::__private::Body::new(
             #gpumem::__private::GpuMemTrace::builder().silent(true).on_exit_report(false),
         )
         .budget(
-            #gpumem::__private::Budget::of_assertion(::core::concat!(::core::file!(), ":", ::core::line!()))#(#limits)*,
+            #gpumem::__private::Budget::of_assertion(
+                ::core::concat!(::core::file!(), ":", ::core::line!()),
+                |__gpumem_text| #gpumem::__private::fail(__gpumem_text),
+            )#(#limits)*,
         )
         .start();
-        #block
-    }}
+    };
+    guarded(&guard, brace, &block)
 }
 
 struct Assertion {
     gpumem: Option<Path>,
     conditions: Vec<Condition>,
+    brace: token::Brace,
     /// What is between the braces.
     block: TokenStream,
 }
@@ -65,7 +69,7 @@ impl Parse for Assertion {
             }
             if input.peek(token::Brace) {
                 let block;
-                braced!(block in input);
+                let brace = braced!(block in input);
                 let block = block.parse()?;
                 input.parse::<Option<Token![,]>>()?;
                 if !input.is_empty() {
@@ -75,7 +79,7 @@ impl Parse for Assertion {
                     let message = r#"it asserts nothing; write a condition before the block, such as `peak < "2 GiB"`"#;
                     return Err(Error::new(Span::call_site(), message));
                 }
-                return Ok(Self { gpumem, conditions, block });
+                return Ok(Self { gpumem, conditions, brace, block });
             }
             if input.peek(Token![crate]) {
                 let key = input.call(<Ident as syn::ext::IdentExt>::parse_any)?;
@@ -218,7 +222,14 @@ fn tested(args: TokenStream, item: &TokenStream) -> Result<TokenStream> {
     );
     let (growth, simulated) = (args.growth, gpu.is_some());
     let mut budget = quote_spanned! {here=>
-        #gpumem::__private::Budget::of_test(#name, #baseline, #growth, #simulated)
+        #gpumem::__private::Budget::of_test(
+            #name,
+            ::core::option_env!("CARGO_BIN_NAME"),
+            #baseline,
+            #growth,
+            #simulated,
+            |__gpumem_text| #gpumem::__private::fail(__gpumem_text),
+        )
     };
     let bytes = |bytes: Option<i128>| bytes.map(|bytes| bytes.to_token_stream());
     for (figure, most) in [

@@ -1,14 +1,15 @@
-//! Writes the item back: a guard is the first statement of each body that is traced, and a future is wrapped.
+//! Writes the item back: a guard stands around the body that is traced, and a future is wrapped.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::parse::Parser;
+use syn::token::Brace;
 use syn::visit_mut::{self, VisitMut};
-use syn::{Block, Error, Expr, Path, Result, ReturnType, Stmt, Type, parse_quote, parse2};
+use syn::{Block, Error, Expr, ExprAsync, Path, Result, ReturnType, Stmt, Type, parse_quote, parse2};
 
 use crate::args::Args;
 use crate::item::{Function, Impl, Item, Member};
-use crate::{budget, lines};
+use crate::{arguments, budget, lines};
 
 /// A mistake becomes one error, followed by the item as it was: nothing else breaks because of it.
 pub(crate) fn expand(args: TokenStream, item: &TokenStream) -> TokenStream {
@@ -20,6 +21,7 @@ pub(crate) fn expand(args: TokenStream, item: &TokenStream) -> TokenStream {
 
 fn traced(args: TokenStream, item: &TokenStream) -> Result<TokenStream> {
     let parsed = parse2::<Item>(item.clone())?;
+    let options = args.clone();
     let args = parse2::<Args>(args)?;
     if args.skip {
         return Ok(item.clone());
@@ -34,23 +36,34 @@ fn traced(args: TokenStream, item: &TokenStream) -> Result<TokenStream> {
                 let message = "on an `impl` block each method reports under its own name";
                 Err(Error::new(ctx.key.span(), message))
             }
-            None => Ok(traced_impl(&block, &Trace::new(&args))),
+            // First it, then this attribute once more: so the methods have arguments as they have without it.
+            None if block.is_async_trait() => {
+                let (attrs, gpumem) = (&block.attrs, library(args.gpumem.as_ref()));
+                let tail = impl_block(&block, |function| with_body(function, &function.body));
+                Ok(quote!(#(#attrs)* #[#gpumem::gpu_mem_trace(#options)] #tail))
+            }
+            None => {
+                let (attrs, trace) = (&block.attrs, Trace::new(&args));
+                let traced = impl_block(&block, |function| {
+                    // Some say otherwise, or have no room for a guard.
+                    let is_traced = !function.has_own_attribute() && function.refusal().is_none();
+                    if is_traced { traced_function(function, &trace) } else { with_body(function, &function.body) }
+                });
+                Ok(quote!(#(#attrs)* #traced))
+            }
         },
     }
 }
 
-/// Every method that has a body, but for those that say otherwise or have no room for a guard.
-fn traced_impl(block: &Impl, trace: &Trace) -> TokenStream {
-    let Impl { head, brace, inner_attrs, members } = block;
+/// The block without its attributes, with each method that has a body as `written` has it.
+fn impl_block(block: &Impl, written: impl Fn(&Function) -> TokenStream) -> TokenStream {
+    let Impl { head, brace, inner_attrs, members, .. } = block;
     let mut tokens = head.clone();
     brace.surround(&mut tokens, |tokens| {
         tokens.extend(quote!(#(#inner_attrs)*));
         for member in members {
             tokens.extend(match member {
-                Member::Function(function) if !function.has_own_attribute() && function.refusal().is_none() => {
-                    traced_function(function, trace)
-                }
-                Member::Function(function) => with_body(function, &function.body),
+                Member::Function(function) => written(function),
                 Member::Other(item) => item.to_token_stream(),
             });
         }
@@ -68,20 +81,19 @@ pub(crate) fn traced_after(first: &TokenStream, function: &Function, trace: &Tra
     let Ok(mut stmts) = Block::parse_within.parse2(body.clone()) else {
         // Syntax newer than syn: its statements cannot be told apart.
         let trace = Trace { lines: false, ..trace.clone() };
-        let traced = trace.around(function, body);
-        return with_body(function, &quote!(#first #traced));
+        return trace.around(function, first, body);
     };
     if function.sig.asyncness.is_none()
         && let Some(future) = returned_future(&mut stmts)
+        && let Expr::Async(block) = &*future
     {
-        *future = Expr::Verbatim(trace.future(function, future));
+        *future = Expr::Verbatim(trace.future(function, block.clone()));
         return with_body(function, &quote!(#first #(#stmts)*));
     }
     // Items at the start stay there: clippy wants them before all statements.
     let items = stmts.iter().take_while(|stmt| matches!(stmt, Stmt::Item(_))).count();
     let (items, stmts) = stmts.split_at(items);
-    let stmts = trace.around(function, &trace.statements(stmts));
-    with_body(function, &quote!(#(#items)* #first #stmts))
+    trace.around(function, &quote!(#(#items)* #first), &trace.statements(stmts))
 }
 
 /// A function that ends in `async {}` or `Box::pin(async {})`, as `#[async_trait]` writes it, does its work in that block.
@@ -175,7 +187,9 @@ impl Trace {
         }
         let budget = args.max_peak.map(|bytes| {
             let limit = budget::limit(&gpumem, "Peak", "AtMost", &bytes.to_token_stream());
-            quote_spanned!(here=> #gpumem::__private::Budget::of_function(#ctx)#limit)
+            quote_spanned! {here=>
+                #gpumem::__private::Budget::of_function(#ctx, |__gpumem_text| #gpumem::__private::fail(__gpumem_text))#limit
+            }
         });
         Self { gpumem, builder, lines: args.lines, budget }
     }
@@ -184,16 +198,30 @@ impl Trace {
         if self.lines { lines::marked(stmts) } else { quote!(#(#stmts)*) }
     }
 
-    /// The statements behind a guard, or in a future that is awaited.
-    pub(crate) fn around(&self, function: &Function, stmts: &TokenStream) -> TokenStream {
+    /// The function with its statements behind a guard, or in a future that is awaited. `first` comes before them.
+    pub(crate) fn around(&self, function: &Function, first: &TokenStream, stmts: &TokenStream) -> TokenStream {
         let here = Span::mixed_site();
         let (gpumem, lines, body) = (&self.gpumem, self.new_lines(function), self.body());
         if function.sig.asyncness.is_some() {
-            let returned = returned(function, gpumem);
-            return quote_spanned! {here=>
+            let mut function = function.clone();
+            let returned = returned(&function, gpumem);
+            let arguments = arguments::moved(&mut function.sig);
+            let end = quote_spanned!(here=> let __gpumem_end = __gpumem_end;);
+            let stmts = guarded(&end, function.brace, stmts);
+            let traced = quote_spanned! {here=>
                 #lines
-                #gpumem::__private::Traced::new(#body, async move { #returned #stmts }).await
+                let __gpumem_end = #gpumem::__private::End::new();
+                #gpumem::__private::Traced::new(
+                    #body.ended_by(&__gpumem_end),
+                    async move {
+                        #returned
+                        #arguments
+                        #stmts
+                    },
+                )
+                .await
             };
+            return with_body(&function, &quote!(#first #traced));
         }
         let builder = &self.builder;
         let guard = if self.lines || self.budget.is_some() {
@@ -201,22 +229,37 @@ impl Trace {
         } else {
             quote_spanned!(here=> #builder.start_or_off())
         };
-        quote_spanned!(here=> #lines let _trace = #guard; #stmts)
+        // A temporary that lives as long as a variable: a variable's name could be that of a constant of the user.
+        let guards = quote_spanned!(here=> #lines let _ = &#guard;);
+        let stmts = guarded(&guards, function.brace, stmts);
+        with_body(function, &quote!(#first #stmts))
     }
 
-    /// The async block, traced.
-    fn future(&self, function: &Function, block: &mut Expr) -> TokenStream {
+    /// The async block, traced. What it owns is dropped after the trace, as the arguments of an `async fn` are.
+    fn future(&self, function: &Function, mut block: ExprAsync) -> TokenStream {
         let here = Span::mixed_site();
         let (gpumem, body) = (&self.gpumem, self.body());
         let lines = self.new_lines(function);
-        if let (Expr::Async(block), true) = (&mut *block, self.lines) {
-            let marked = lines::marked(&block.block.stmts);
-            // The block owns its end, whether it says `move` or not.
-            let stmts = quote_spanned!(here=> let lines = lines; #marked);
-            block.block.stmts = vec![Stmt::Expr(Expr::Verbatim(stmts), None)];
+        // The block owns these, whether it says `move` or not.
+        let mut own = quote_spanned!(here=> let __gpumem_end = __gpumem_end;);
+        if self.lines {
+            own.extend(quote_spanned!(here=> let __gpumem_lines = __gpumem_lines;));
         }
-        let future = quote_spanned!(here=> #gpumem::__private::Traced::new(#body, #block));
-        if self.lines { quote_spanned!(here=> { #lines #future }) } else { future }
+        let stmts = std::mem::take(&mut block.block.stmts);
+        let inside = if let Some(at) = lines::of_async_trait(&stmts) {
+            // Its arguments first.
+            let (before, after) = stmts.split_at(at);
+            let after = self.statements(after);
+            quote_spanned!(here=> #(#before)* #own #after)
+        } else {
+            guarded(&own, block.block.brace_token, &self.statements(&stmts))
+        };
+        block.block.stmts = vec![Stmt::Expr(Expr::Verbatim(inside), None)];
+        quote_spanned! {here=> {
+            #lines
+            let __gpumem_end = #gpumem::__private::End::new();
+            #gpumem::__private::Traced::new(#body.ended_by(&__gpumem_end), #block)
+        }}
     }
 
     /// The statement that makes what the marks of the statements write to.
@@ -226,7 +269,7 @@ impl Trace {
         }
         let gpumem = &self.gpumem;
         let end = u32::try_from(function.brace.span.close().start().line).unwrap_or(0);
-        quote_spanned!(Span::mixed_site()=> let lines = #gpumem::__private::Lines::new(#end);)
+        quote_spanned!(Span::mixed_site()=> let __gpumem_lines = #gpumem::__private::Lines::new(#end);)
     }
 
     fn body(&self) -> TokenStream {
@@ -234,13 +277,29 @@ impl Trace {
         let Self { gpumem, builder, lines, budget } = self;
         let mut body = quote_spanned!(here=> #gpumem::__private::Body::new(#builder));
         if *lines {
-            body.extend(quote_spanned!(here=> .lines(&lines)));
+            body.extend(quote_spanned!(here=> .lines(&__gpumem_lines)));
         }
         if let Some(budget) = budget {
             body.extend(quote_spanned!(here=> .budget(#budget)));
         }
         body
     }
+}
+
+/// The statements in a block of their own, and around it a block in which `guards` are dropped after all that is theirs.
+///
+/// Before edition 2024 the temporaries of a last expression outlive the variables of its block, and would outlive the guards.
+/// A block has the edition of its braces. Those of the statements are the user's, so that they are dropped as they were. Those
+/// around it are ours, of edition 2024, so that nothing of its last expression, which is the user's block, is left when the
+/// guards are dropped. Blocks, unlike all else that ends temporaries, let the compiler know what type it expects.
+pub(crate) fn guarded(guards: &TokenStream, brace: Brace, stmts: &TokenStream) -> TokenStream {
+    let here = Span::mixed_site();
+    let mut block = TokenStream::new();
+    brace.surround(&mut block, |block| {
+        // Around a lone expression the compiler would call the braces unnecessary.
+        block.extend(quote_spanned!(here=> let () = (); #stmts));
+    });
+    quote_spanned!(here=> { #guards #block })
 }
 
 /// Where the library is.
@@ -262,7 +321,7 @@ mod tests {
         for item in [quote!(fn f() { new @ syntax }), quote!(impl T { fn f() { new @ syntax } })] {
             let written = super::expand(quote!(silent), &item).to_string();
             assert!(!written.contains("compile_error"), "{written}");
-            assert!(written.contains(". start_or_off () ; new @ syntax"), "{written}");
+            assert!(written.contains(". start_or_off () ; { let () = () ; new @ syntax } }"), "{written}");
         }
     }
 }

@@ -14,6 +14,7 @@ pub(crate) enum Item {
 }
 
 /// A function, a method or an associated function that has a body.
+#[derive(Clone)]
 pub(crate) struct Function {
     pub(crate) attrs: Vec<Attribute>,
     pub(crate) vis: Visibility,
@@ -25,6 +26,7 @@ pub(crate) struct Function {
 }
 
 pub(crate) struct Impl {
+    pub(crate) attrs: Vec<Attribute>,
     /// All that comes before the braces.
     pub(crate) head: TokenStream,
     pub(crate) brace: token::Brace,
@@ -76,6 +78,7 @@ impl Parse for Function {
 
 impl Parse for Impl {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
+        let attrs = input.call(Attribute::parse_outer)?;
         let mut head = TokenStream::new();
         // `impl Trait<{ N }> for Type {}`: only the last braces are the block.
         while !(input.peek(token::Brace) && input.peek2(End)) {
@@ -88,7 +91,14 @@ impl Parse for Impl {
         while !content.is_empty() {
             members.push(content.parse()?);
         }
-        Ok(Self { head, brace, inner_attrs, members })
+        Ok(Self { attrs, head, brace, inner_attrs, members })
+    }
+}
+
+impl Impl {
+    /// `#[async_trait]` is yet to rewrite its methods.
+    pub(crate) fn is_async_trait(&self) -> bool {
+        self.attrs.iter().any(|attr| attr.path().segments.last().is_some_and(|name| name.ident == "async_trait"))
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod amount;
 mod args;
+mod arguments;
 mod budget;
 mod expand;
 mod item;
@@ -28,17 +29,29 @@ use proc_macro::TokenStream;
 /// # step();
 /// ```
 ///
-/// The function stays as it was written; a `GpuMemTrace` becomes its first local variable, so it is dropped after all
-/// the others. What the function returns still exists then and counts as used; its parameters are dropped later still.
+/// The function does what it did without the attribute, and drops everything in the same order.
+///
+/// # What is counted
+///
+/// The trace starts before the first statement and ends when the variables and temporaries of the body are dropped, and before
+/// the arguments are. So in `used`:
+///
+/// - what the function returns counts: it still exists;
+/// - variables and temporaries of the body do not count, in any edition: they are dropped. At their worst moment they show in
+///   `peaked`;
+/// - an argument that the body drops or moves away lowers it; one that is left does not, whether the body names it or not.
+///
+/// The same holds for an `async fn`. An async block that a function returns has captured values instead of arguments.
 ///
 /// # Where it can stand
 ///
 /// On functions and methods of every kind: generic, `unsafe`, `extern`, with any receiver, and in traits where they have
 /// a body. Only a `const fn` and a naked function are refused.
 ///
-/// **`async fn`**: the trace starts at the first poll, lives across every `.await`, and reports when the future has ended
-/// or is dropped, after all that it held, the parameters that its body names included. So do a function that ends in `async { … }` or `Box::pin(async { … })`, and a method under
-/// `#[async_trait]`, whichever of the two attributes comes first.
+/// **`async fn`**: the trace starts at the first poll, lives across every `.await`, and reports when the body has ended or the
+/// future is dropped. So do a function that ends in `async { … }` or `Box::pin(async { … })`, and a method under
+/// `#[async_trait]`, whichever of the two attributes comes first. The attribute moves the arguments of an `async fn` into a
+/// block inside it, so that the future takes more bytes.
 ///
 /// **`impl` blocks**, of a type or of a trait for it: every method in it is traced, but for a `const fn`. A method that
 /// has a `#[gpu_mem_trace]` of its own, known by this name, follows that one alone.

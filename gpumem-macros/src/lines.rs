@@ -4,43 +4,60 @@ use proc_macro2::{Delimiter, LineColumn, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::parse::{ParseStream, Parser};
 use syn::spanned::Spanned;
-use syn::{Attribute, Expr, Local, Pat, Stmt};
+use syn::{Attribute, Expr, Local, Pat, Stmt, Type};
 
 /// The longest source that is kept of a statement; what is printed is shorter.
 const LONGEST: usize = 200;
 
-/// The statements, each with a mark before it, and a last one where the last statement has variables of its own.
+/// The statements, each with a mark before it, and a last one where the last statement may have variables of its own. A mark
+/// is a temporary that lives as long as a variable would, and needs no name.
 pub(crate) fn marked(stmts: &[Stmt]) -> TokenStream {
     let here = Span::mixed_site();
     let last = stmts.iter().rposition(|stmt| !matches!(stmt, Stmt::Item(_)));
-    let wrapped = stmts.iter().any(|stmt| of_async_trait(stmt).is_some());
+    let wrapped = of_async_trait(stmts);
     let mut tokens = TokenStream::new();
     for (at, stmt) in stmts.iter().enumerate() {
-        if let Some(body) = of_async_trait(stmt) {
-            tokens.extend(body);
+        if let (true, Stmt::Local(local)) = (wrapped == Some(at), stmt) {
+            tokens.extend(marked_inside(local));
             continue;
         }
-        let has_row = !matches!(stmt, Stmt::Item(_)) && (!wrapped || !is_around(stmt));
+        let has_row = !matches!(stmt, Stmt::Item(_)) && (wrapped.is_none() || !is_around(stmt));
         if has_row {
             let Source { cfgs, line, text } = source(stmt);
-            tokens.extend(quote_spanned!(here=> #(#cfgs)* let _line = lines.line(#line, #text);));
+            tokens.extend(quote_spanned!(here=> #(#cfgs)* let _ = &__gpumem_lines.line(#line, #text);));
         }
         stmt.to_tokens(&mut tokens);
-        if Some(at) == last && has_variables(stmt) {
-            tokens.extend(quote_spanned!(here=> lines.end();));
+        if Some(at) == last && may_have_variables(stmt) {
+            // Not reached where the statement never ends, which only the compiler knows.
+            tokens.extend(quote_spanned!(here=> #[allow(unreachable_code)] let () = __gpumem_lines.end();));
         }
     }
     tokens
 }
 
-/// `#[async_trait]` writes the body as `let __ret: T = { … };`, with statements of its own around it.
-fn of_async_trait(stmt: &Stmt) -> Option<TokenStream> {
-    let Stmt::Local(local) = stmt else { return None };
-    let (Some("__ret"), Some(init)) = (name(local).as_deref(), &local.init) else { return None };
-    let Expr::Block(block) = &*init.expr else { return None };
-    let Local { attrs, let_token, pat, .. } = local;
-    let body = marked(&block.block.stmts);
-    Some(quote!(#(#attrs)* #let_token #pat = { #body };))
+/// Where `#[async_trait]` has put the body: into `let __ret: T = { … };` or, of a method that returns nothing, into
+/// `let _: () = { … };`, with statements of its own around it.
+pub(crate) fn of_async_trait(stmts: &[Stmt]) -> Option<usize> {
+    let at = stmts.iter().position(|stmt| match stmt {
+        Stmt::Local(local) => {
+            let is_body = local.init.as_ref().is_some_and(|init| matches!(*init.expr, Expr::Block(_)));
+            is_body && (name(local).as_deref() == Some("__ret") || is_unit(&local.pat))
+        }
+        _ => false,
+    })?;
+    let others = stmts.iter().enumerate().filter(|(other, _)| *other != at);
+    others.into_iter().all(|(_, stmt)| is_around(stmt)).then_some(at)
+}
+
+fn marked_inside(local: &Local) -> TokenStream {
+    let Local { attrs, let_token, pat, init, .. } = local;
+    match init.as_ref().map(|init| &*init.expr) {
+        Some(Expr::Block(block)) => {
+            let body = marked(&block.block.stmts);
+            quote!(#(#attrs)* #let_token #pat = { #body };)
+        }
+        _ => local.to_token_stream(),
+    }
 }
 
 /// The statements of `#[async_trait]` around the body, which are not the user's.
@@ -49,12 +66,20 @@ fn is_around(stmt: &Stmt) -> bool {
         Stmt::Local(local) => {
             let same = |init: &syn::LocalInit| init.expr.to_token_stream().to_string();
             let (name, init) = (name(local), local.init.as_ref().map(same));
-            name.as_deref() == Some("__self") || name.is_some() && name == init
+            name.as_deref() == Some("__self")
+                || name.is_some() && name == init
+                || init.is_some_and(|init| init.contains("__arg"))
         }
         Stmt::Expr(Expr::Path(path), None) => path.path.is_ident("__ret"),
         Stmt::Expr(Expr::If(condition), _) => condition.cond.to_token_stream().to_string().contains("__ret"),
         _ => false,
     }
+}
+
+/// `_: ()`
+fn is_unit(pat: &Pat) -> bool {
+    let Pat::Type(typed) = pat else { return false };
+    matches!((&*typed.pat, &*typed.ty), (Pat::Wild(_), Type::Tuple(tuple)) if tuple.elems.is_empty())
 }
 
 fn name(local: &Local) -> Option<String> {
@@ -68,16 +93,12 @@ fn name(local: &Local) -> Option<String> {
     }
 }
 
-/// It declares variables, and what comes after it is reached.
-fn has_variables(stmt: &Stmt) -> bool {
-    const ENDS: [&str; 4] = ["panic", "todo", "unimplemented", "unreachable"];
-    let Stmt::Local(local) = stmt else { return false };
-    match local.init.as_ref().map(|init| &*init.expr) {
-        Some(Expr::Return(_) | Expr::Loop(_)) => false,
-        Some(Expr::Macro(call)) => {
-            !call.mac.path.segments.last().is_some_and(|name| ENDS.iter().any(|end| name.ident == end))
-        }
-        _ => true,
+/// It declares variables, or is a macro that may. A macro without a semicolon may be the value of the body.
+fn may_have_variables(stmt: &Stmt) -> bool {
+    match stmt {
+        Stmt::Local(_) => true,
+        Stmt::Macro(call) => call.semi_token.is_some(),
+        _ => false,
     }
 }
 

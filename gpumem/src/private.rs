@@ -7,7 +7,7 @@ pub use crate::model::Gauge;
 pub use crate::session::simulated_gpu;
 #[cfg(all(feature = "bench", feature = "cupti", feature = "dispatch"))]
 pub use crate::session::told_by_both;
-pub use crate::session::{Body, Budget, Figure, GpuMemTrace, Lines, Measured, Relation, Traced};
+pub use crate::session::{Body, Budget, End, Figure, GpuMemTrace, Lines, Measured, Relation, Traced};
 
 /// The name of the function in which the closure `_here` was written: `forward`, `Model::forward`.
 pub fn function_name<F>(_here: &F) -> String {
@@ -17,6 +17,15 @@ pub fn function_name<F>(_here: &F) -> String {
 /// Stands in a body where nothing gets to, so that the compiler knows what the body returns before it reads it.
 pub fn returned<R>() -> R {
     unreachable!("gpumem: nothing calls this")
+}
+
+/// Panics where it is called, which is in the function that the macro stands on: its user looks for the reason there.
+///
+/// # Panics
+/// Always.
+#[track_caller]
+pub fn fail(text: &str) -> ! {
+    panic!("{text}")
 }
 
 /// From the compiler's name of a closure to what a report shows: no modules, no generic arguments, no enclosing function.

@@ -144,6 +144,65 @@ fn ends_with_a_variable() {
     let _b = take(4);
 }
 
+macro_rules! declare {
+    ($name:ident = $value:expr) => {
+        let $name = $value;
+    };
+}
+
+#[gpu_mem_trace(lines)]
+fn ends_with_a_variable_of_a_macro() {
+    declare!(_held = take(3));
+}
+
+#[gpu_mem_trace(lines)]
+fn ends_with_a_variable_by_a_macro() {
+    macro_rules! unreachable {
+        () => {
+            take(3)
+        };
+    }
+    let _held = unreachable!();
+}
+
+#[gpu_mem_trace(lines)]
+#[allow(clippy::never_loop)]
+fn ends_with_a_loop() {
+    let _held = loop {
+        break take(3);
+    };
+}
+
+#[gpu_mem_trace(lines)]
+fn ends_with_a_return() -> u32 {
+    let _held = take(3);
+    #[allow(clippy::needless_return, clippy::let_unit_value, clippy::diverging_sub_expression)]
+    let _never: () = return 3;
+}
+
+#[gpu_mem_trace(lines)]
+#[allow(clippy::diverging_sub_expression)]
+fn ends_with_a_panic() -> u32 {
+    let _held = take(3);
+    let _never: std::convert::Infallible = never();
+}
+
+#[gpu_mem_trace(lines)]
+fn ends_with_a_panicking_macro() -> u32 {
+    let _held = take(3);
+    panic!("on purpose");
+}
+
+#[gpu_mem_trace(lines)]
+fn ends_with_a_macro() -> SimBlock {
+    macro_rules! block {
+        ($value:expr) => {
+            $value
+        };
+    }
+    block! { take(3) }
+}
+
 #[gpu_mem_trace(lines)]
 fn one() -> SimBlock {
     take(1)
@@ -184,6 +243,30 @@ fn small_bodies() {
         "     0      7 (ends_with_a_variable: exit)",
         &["let _a = take(3);: 3 0 3", "let _b = take(4);: 4 0 7", "}: -7 0 0"],
     );
+    let of = |name: &str, row: &str| {
+        let rows = [format!("{row}: 3 0 3"), "}: -3 0 0".to_owned()];
+        (format!("     0      3 ({name}: exit)"), rows)
+    };
+    for (run, name, row) in [
+        (ends_with_a_variable_of_a_macro as fn(), "ends_with_a_variable_of_a_macro", "declare!(_held = take(3));"),
+        (ends_with_a_variable_by_a_macro, "ends_with_a_variable_by_a_macro", "let _held = unreachable!();"),
+        (ends_with_a_loop, "ends_with_a_loop", "let _held = loop { … };"),
+    ] {
+        let (line, rows) = of(name, row);
+        check(run, &line, &rows.each_ref().map(String::as_str));
+    }
+    let held = "let _held = take(3);: 3 0 3";
+    let rows = |last| [held, last, "}: -3 0 0"];
+    check(ends_with_a_return, "     0      3 (ends_with_a_return: exit)", &rows("let _never: () = return 3;: 0 0 3"));
+    check(
+        || catch_unwind(ends_with_a_panicking_macro).is_err(),
+        "     0      3 (ends_with_a_panicking_macro: exit)",
+        &rows("panic!(\"on purpose\");: 0 0 3"),
+    );
+    let told = reports(|| catch_unwind(ends_with_a_panic).is_err());
+    let diverged = told.last().expect("its own report");
+    assert_eq!((diverged.ctx.as_deref(), diverged.lines.len()), (Some("ends_with_a_panic"), 3));
+    check(ends_with_a_macro, "     3      0 (ends_with_a_macro: exit)", &["block! { take(3) }: 3 0 3"]);
     check(one, "     1      0 (one: exit)", &["take(1): 1 0 1"]);
     check(empty, "     0      0 (empty: exit)", &[]);
     check(only_items, "     0      0 (only_items: exit)", &[]);
@@ -337,7 +420,7 @@ fn futures_are_measured_across_awaits() {
     let condition = "if input.bytes() > Bytes::mib(9) { … }: 0 0 3";
     let input = take(10);
     let consumed = || block_on(assert_send(consumes(input)));
-    check(consumed, "   -10      3 (consumes: exit)", &[local[0], local[1], condition, "}: -13 0 -10"]);
+    check(consumed, "     0      3 (consumes: exit)", &[local[0], local[1], condition, "}: -3 0 0"]);
 
     check(
         || block_on(by_hand(4)),

@@ -310,6 +310,23 @@ mod figures {
     }
 
     #[gpu_mem_trace]
+    async fn names_nothing(_: SimBlock) -> Bytes {
+        Yield::default().await;
+        Bytes::ZERO
+    }
+
+    #[gpu_mem_trace]
+    fn by_hand(input: SimBlock) -> impl Future<Output = Bytes> {
+        async move { input.bytes() }
+    }
+
+    #[gpu_mem_trace]
+    async fn moves(input: SimBlock) {
+        drop(input);
+        Yield::default().await;
+    }
+
+    #[gpu_mem_trace]
     fn parameter_only(_input: SimBlock) {}
 
     #[test]
@@ -323,9 +340,17 @@ mod figures {
         let input = take(1, 10);
         assert_eq!(lines(|| parameter_only(input)), ["△Used Peaked MB:      0      0 (parameter_only: exit)"]);
 
-        // A future is told after all that it held.
+        // What a body does not move is dropped after its report, named or not.
+        for future in [
+            (|input| Box::pin(consumes(input)) as Pin<Box<dyn Future<Output = Bytes>>>) as fn(SimBlock) -> _,
+            |input| Box::pin(names_nothing(input)),
+            |input| Box::pin(by_hand(input)),
+        ] {
+            let input = take(1, 10);
+            assert_eq!(reports(|| block_on(future(input)))[0].trace.used, 0);
+        }
         let input = take(1, 10);
-        assert_eq!(lines(|| block_on(consumes(input))), ["△Used Peaked MB:    -10      0 (consumes: exit)"]);
+        assert_eq!(lines(|| block_on(moves(input))), ["△Used Peaked MB:    -10      0 (moves: exit)"]);
 
         let mut context = Context::from_waker(Waker::noop());
         let mut cancelled = Box::pin(across_await());
@@ -404,7 +429,7 @@ mod gpumem_here {
 
 /// The user's own `gpumem`, `core`, `Result`, … hide nothing that the attribute needs.
 mod shadowed {
-    #![allow(dead_code, unused_macros, non_camel_case_types)]
+    #![allow(dead_code, unused_macros, non_camel_case_types, non_upper_case_globals)]
     use super::check;
     use ::gpumem::gpu_mem_trace;
 
@@ -419,6 +444,14 @@ mod shadowed {
     struct GpuMemTrace;
     struct str;
     struct bool;
+
+    const _trace: u8 = 0;
+    const _budget: u8 = 0;
+    const _line: u8 = 0;
+    const lines: u8 = 0;
+    const text: u8 = 0;
+    static trace: u8 = 0;
+    struct body;
 
     macro_rules! format {
         () => {};
@@ -438,9 +471,22 @@ mod shadowed {
         Result
     }
 
+    #[gpu_mem_trace(lines, max_peak = 0)]
+    fn with_lines() -> Result {
+        Result
+    }
+
+    #[gpu_mem_trace(lines)]
+    async fn asynchronous(n: u8) -> Result {
+        let _ = ::gpumem::assert_gpu_mem!(peak == 0, { n });
+        Result
+    }
+
     #[test]
     fn all_paths_are_absolute() {
         check(shadowed, ["shadowed"]);
+        check(with_lines, ["with_lines"]);
+        check(|| super::block_on(asynchronous(1)), ["asynchronous"]);
     }
 }
 
@@ -857,6 +903,87 @@ mod futures {
             check(|| assert_eq!(block_on(future), Ok(3)), [name]);
         }
         check(|| block_on(Method.default()), ["Method::default"]);
+    }
+
+    thread_local! {
+        static DROPS: RefCell<Vec<&'static str>> = const { RefCell::new(Vec::new()) };
+    }
+
+    struct Noted(&'static str);
+
+    impl Drop for Noted {
+        fn drop(&mut self) {
+            DROPS.with_borrow_mut(|drops| drops.push(self.0));
+        }
+    }
+
+    #[async_trait::async_trait]
+    trait Drops {
+        async fn value(&self, a: Noted, (b, _): (Noted, Noted)) -> u32;
+        async fn nothing(&self, a: Noted, (b, _): (Noted, Noted));
+    }
+
+    struct Plain;
+
+    macro_rules! drops {
+        ($ty:ty $(, $outer:meta)? ; $(inner: $inner:meta)?) => {
+            $(#[$outer])?
+            #[async_trait::async_trait]
+            $(#[$inner])?
+            impl Drops for $ty {
+                async fn value(&self, _a: Noted, (b, _): (Noted, Noted)) -> u32 {
+                    let _local = Noted("local");
+                    Yield::default().await;
+                    drop(b);
+                    1
+                }
+
+                async fn nothing(&self, a: Noted, (_b, _): (Noted, Noted)) {
+                    let _local = Noted("local");
+                    Yield::default().await;
+                    drop(a);
+                }
+            }
+        };
+    }
+    drops!(Plain;);
+    drops!(Above, gpu_mem_trace(lines););
+    drops!(Below; inner: gpu_mem_trace(lines));
+
+    #[test]
+    fn of_async_trait_drop_their_arguments_as_they_did() {
+        let drops = |service: &dyn Drops, polls: usize| {
+            let arguments = || (Noted("a"), (Noted("b"), Noted("c")));
+            let mut both = Vec::new();
+            for which in 0..2 {
+                let (a, bc) = arguments();
+                let mut future: Pin<Box<dyn Future<Output = ()> + '_>> = if which == 0 {
+                    let value = service.value(a, bc);
+                    Box::pin(async { assert_eq!(value.await, 1) })
+                } else {
+                    service.nothing(a, bc)
+                };
+                let mut context = Context::from_waker(Waker::noop());
+                for _ in 0..polls {
+                    let _ = future.as_mut().poll(&mut context);
+                    DROPS.with_borrow_mut(|drops| drops.push("polled"));
+                }
+                drop(future);
+                both.push(DROPS.take());
+            }
+            both
+        };
+        for polls in 0..3 {
+            let plain = drops(&Plain, polls);
+            for service in [&Above as &dyn Drops, &Below] {
+                let mut traced = Vec::new();
+                let told = reports(|| traced = drops(service, polls));
+                assert_eq!(traced, plain, "{polls} polls");
+                // The rows are those of the body, however the method is written out.
+                let rows = told.iter().map(|report| report.lines.len()).collect::<Vec<_>>();
+                assert_eq!(rows, [vec![], vec![2, 2], vec![4, 3]][polls], "{told:#?}");
+            }
+        }
     }
 
     trait Native {

@@ -15,6 +15,7 @@ pub struct Body {
     trace: GpuMemTraceBuilder,
     lines: Option<Lines>,
     budget: Option<Budget>,
+    end: Option<Shared>,
 }
 
 impl Body {
@@ -22,7 +23,7 @@ impl Body {
     #[track_caller]
     pub fn new(mut trace: GpuMemTraceBuilder) -> Self {
         trace.at = Some(Location::caller());
-        Self { trace, lines: None, budget: None }
+        Self { trace, lines: None, budget: None, end: None }
     }
 
     /// Each statement is told; the body marks where they begin.
@@ -37,9 +38,21 @@ impl Body {
         self
     }
 
+    /// It ends where this is dropped, and not with the future around it.
+    pub fn ended_by(mut self, end: &End) -> Self {
+        self.end = Some(Arc::clone(&end.0));
+        self
+    }
+
+    /// Starts the trace. What is returned beside the guard is where the guard is to be put, if the body ends it.
+    pub(super) fn start_shared(mut self) -> (Measured, Option<Shared>) {
+        let end = self.end.take();
+        (self.start(), end)
+    }
+
     /// Starts the trace.
     pub fn start(self) -> Measured {
-        let Self { trace: builder, lines, mut budget } = self;
+        let Self { trace: builder, lines, mut budget, end: _ } = self;
         let report = builder.on_exit_report;
         // Reported here, when everything is known.
         let builder = builder.on_exit_report(false);
@@ -101,6 +114,30 @@ impl Drop for Measured {
         if let Some(budget) = self.budget.take() {
             budget.check(figures, &trace);
         }
+    }
+}
+
+/// The guard of an async body, while it runs.
+pub(super) type Shared = Arc<Mutex<Option<Measured>>>;
+
+/// Ends the measurement of an async body: a variable of the body, declared after its arguments and before all else, so that
+/// it is dropped where the guard of any other function is.
+#[must_use = "a body is measured until this is dropped"]
+pub struct End(Shared);
+
+impl End {
+    /// Of a body that has not started.
+    #[expect(clippy::new_without_default, reason = "for the code that the attribute writes alone")]
+    pub fn new() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // Dropped after the lock: it reports, and may panic.
+        let measured = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(measured);
     }
 }
 

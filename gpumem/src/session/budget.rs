@@ -1,6 +1,6 @@
 //! Budgets: what a body may come to, and what happens when it comes to more.
 
-use std::{ffi::OsStr, path::PathBuf, thread};
+use std::{ffi::OsStr, fmt::Display, path::PathBuf, thread};
 
 use once_cell::sync::OnceCell;
 
@@ -28,38 +28,59 @@ fn places(trace: &GpuMemTrace) -> Option<Vec<Place>> {
     Some(by_place(&trace.live()))
 }
 
+/// Panics with a text, in the function that is held to a budget.
+type Fail = fn(&str) -> !;
+
 /// What a body may come to. It counts what its own thread allocates, exactly.
 pub struct Budget {
     name: String,
+    fail: Fail,
     limits: Vec<Limit>,
     /// A body that cannot be measured fails too.
     strict: bool,
     /// The device is to be the GPU, if there is one.
     real_if_any: bool,
-    /// The file of the baseline, the growth that is let pass in hundredths of a per cent.
-    baseline: Option<(PathBuf, u32)>,
+    baseline: Option<Baseline>,
+}
+
+/// An earlier peak.
+struct Baseline {
+    file: PathBuf,
+    key: String,
+    /// What is let pass, in hundredths of a per cent.
+    growth: u32,
 }
 
 impl Budget {
     /// The budget of a function in a program: where nothing can be measured, that is said once and the program goes on.
-    pub fn of_function(name: impl Into<String>) -> Self {
-        Self { name: name.into(), limits: Vec::new(), strict: false, real_if_any: false, baseline: None }
+    pub fn of_function(name: impl Into<String>, fail: Fail) -> Self {
+        Self { name: name.into(), fail, limits: Vec::new(), strict: false, real_if_any: false, baseline: None }
     }
 
     /// The budget of an assertion: where nothing can be measured, it fails.
-    pub fn of_assertion(name: impl Into<String>) -> Self {
-        Self { strict: true, ..Self::of_function(name) }
+    pub fn of_assertion(name: impl Into<String>, fail: Fail) -> Self {
+        Self { strict: true, ..Self::of_function(name, fail) }
     }
 
     /// The budget of a test. `growth` over the baseline, in hundredths of a per cent, is let pass; the baseline is in
     /// `file`, else where `GPUMEM_BASELINE` says, if it does.
-    /// `simulated` says that the test takes its memory from [`simulated_gpu`].
-    pub fn of_test(name: impl Into<String>, file: Option<&str>, growth: u32, simulated: bool) -> Self {
+    /// `simulated` says that the test takes its memory from [`simulated_gpu`]. `binary` is the program that the test is part
+    /// of, if it is not a library's: `src/main.rs` and `src/lib.rs` of a package name their tests the same.
+    pub fn of_test(
+        name: impl Into<String>,
+        binary: Option<&str>,
+        file: Option<&str>,
+        growth: u32,
+        simulated: bool,
+        fail: Fail,
+    ) -> Self {
+        let name = name.into();
         let file = file
             .map(PathBuf::from)
             .or_else(|| std::env::var_os("GPUMEM_BASELINE").filter(|file| !file.is_empty()).map(PathBuf::from));
-        let baseline = file.map(|file| (file, growth));
-        Self { baseline, real_if_any: !simulated, ..Self::of_assertion(name) }
+        let key = binary.map_or_else(|| name.clone(), |binary| format!("{name} (bin {binary})"));
+        let baseline = file.map(|file| Baseline { file, key, growth });
+        Self { baseline, real_if_any: !simulated, ..Self::of_assertion(name, fail) }
     }
 
     /// One condition more.
@@ -104,35 +125,39 @@ impl Budget {
         }
         let baseline = self.baseline.take();
         let updated = match &baseline {
-            Some((file, growth)) => self.against_baseline(file, *growth),
+            Some(baseline) => self.against_baseline(baseline),
             None => false,
         };
         let is_counted = self.limits.iter().any(|limit| limit.figure == Figure::Leaks);
         let live = if is_counted { live_inside(trace) } else { None };
         match judge(&self.name, &self.limits, &Found { trace: figures, live, places: &|| places(trace) }) {
-            Verdict::Broken(message) => panic!("gpumem: {message}"),
+            Verdict::Broken(message) => self.panic(&message),
             Verdict::Unmeasured(reason) => self.unmeasured(&reason),
             Verdict::Kept => {
-                if let (true, Some((file, _))) = (updated, &baseline) {
+                if let (true, Some(Baseline { file, key, .. })) = (updated, &baseline) {
                     let peak = figures.peak_over_start().get();
-                    baseline::write(file, &self.name, peak).unwrap_or_else(|error| panic!("gpumem: {error}"));
+                    baseline::write(file, key, peak).unwrap_or_else(|error| self.panic(&error));
                 }
             }
         }
     }
 
     /// Adds the limit of the baseline; true if the baseline is to be written instead.
-    fn against_baseline(&mut self, file: &std::path::Path, growth: u32) -> bool {
+    fn against_baseline(&mut self, Baseline { file, key, growth }: &Baseline) -> bool {
         if is_set("GPUMEM_BASELINE_UPDATE") {
             return true;
         }
-        let peak = baseline::read(file, &self.name).unwrap_or_else(|error| panic!("gpumem: {error}"));
-        let allowed = u128::from(peak) + u128::from(peak) * u128::from(growth) / 10_000;
-        let percent = f64::from(growth) / 100.0;
+        let peak = baseline::read(file, key).unwrap_or_else(|error| self.panic(&error));
+        let allowed = u128::from(peak) + u128::from(peak) * u128::from(*growth) / 10_000;
+        let percent = f64::from(*growth) / 100.0;
         let origin = Some(format!("{}, and {percent} % of growth", file.display()));
         let amount = i128::try_from(allowed).unwrap_or(i128::MAX);
         self.limits.push(Limit { figure: Figure::Peak, relation: Relation::AtMost, amount, origin });
         false
+    }
+
+    fn panic(&self, message: &dyn Display) -> ! {
+        (self.fail)(&format!("gpumem: {message}"))
     }
 
     /// The budget cannot be held to anything: that is never passed over in silence.
@@ -145,10 +170,9 @@ impl Budget {
         if skipped() {
             say(&format_args!("gpumem: the GPU memory budget of `{name}` was skipped: {reason}\n"));
         } else if self.strict {
-            panic!(
-                "gpumem: the GPU memory budget of `{name}` cannot be measured: {reason}; GPUMEM_BUDGETS=skip runs \
-                 without it"
-            );
+            self.panic(&format_args!(
+                "the GPU memory budget of `{name}` cannot be measured: {reason}; GPUMEM_BUDGETS=skip runs without it"
+            ));
         } else {
             notify(Notice::Budget, &format_args!("the GPU memory budget of `{name}` cannot be measured: {reason}"));
         }

@@ -36,7 +36,7 @@ pub use self::budget::simulated_gpu;
 pub(crate) use self::inbox::Inbox;
 pub(crate) use self::notice::{Notice, notify};
 pub use self::{
-    body::{Body, Lines, Measured},
+    body::{Body, End, Lines, Measured},
     budget::Budget,
     handle::{Entered, InScope, ScopeHandle},
     labels::label,

@@ -3,6 +3,7 @@
 use std::{
     mem,
     pin::Pin,
+    sync::PoisonError,
     task::{Context, Poll},
 };
 
@@ -26,6 +27,7 @@ enum Task {
     Waiting(Body),
     /// What is measured is kept for its drop.
     Running(#[expect(dead_code)] Measured),
+    /// Or the future itself ends what is measured.
     Ended,
 }
 
@@ -66,12 +68,18 @@ impl<F: Future> Future for Traced<F> {
         let mut this = self.project();
         *this.trace = match mem::replace(this.trace, Task::Ended) {
             Task::Waiting(body) => {
-                let body = body.start();
+                let (body, end) = body.start_shared();
                 let scope = body.handle();
                 // Who opens a scope is in it. A task is so only while it is polled.
                 scope.leave();
                 this.future.as_mut().set_scope(scope);
-                Task::Running(body)
+                match end {
+                    None => Task::Running(body),
+                    Some(end) => {
+                        *end.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
+                        Task::Ended
+                    }
+                }
             }
             begun => begun,
         };

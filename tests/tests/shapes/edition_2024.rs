@@ -1,0 +1,9 @@
+//! Drop logs with and without the attribute, in a crate of edition 2024.
+
+mod common;
+
+#[test]
+fn the_attribute_changes_no_drop() {
+    common::compare(2024);
+    common::figures();
+}
