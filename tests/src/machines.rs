@@ -45,6 +45,12 @@ impl Machines {
         self.each(|machine| machine.fail(fault.clone()))
     }
 
+    /// See [`Standin::without_symbol`].
+    #[must_use]
+    pub fn without_symbol(self, symbol: &str) -> Self {
+        self.each(|machine| machine.without_symbol(symbol))
+    }
+
     /// See [`Standin::env`].
     #[must_use]
     pub fn env(self, name: &str, value: &str) -> Self {

@@ -12,7 +12,13 @@ pub const CONTEXT: &str = "call cuInit 0; call cuDevicePrimaryCtxRetain &ctx 0; 
 const NESTING: [&str; 4] = ["other_thread ", "at_exit ", "at_thread_exit ", "fork "];
 
 /// What gpumem may call in the driver while the program is in one of its calls: to look up what nobody heard of.
-const HARMLESS: [&str; 3] = ["cuptiGetDeviceId", "cuMemGetAddressRange_v2", "cuPointerGetAttribute"];
+const HARMLESS: [&str; 5] = [
+    "cuptiGetDeviceId",
+    "cuMemGetAddressRange_v2",
+    "cuPointerGetAttribute",
+    "cuStreamIsCapturing",
+    "cuDeviceGetGraphMemAttribute",
+];
 /// CUPTI says in which context a call is made. The driver has to be asked.
 const HARMLESS_IN_A_HOOK: [&str; 4] = ["cuCtxGetCurrent", "cuCtxGetDevice", "cuCtxGetId", "cuDevicePrimaryCtxGetState"];
 

@@ -171,6 +171,7 @@ struct KindsLine {
     device: TallyLine,
     pool: TallyLine,
     vmm: TallyLine,
+    graph: TallyLine,
     managed: TallyLine,
     pinned_host: TallyLine,
 }
@@ -192,8 +193,8 @@ struct ReservedLine {
 
 impl KindsLine {
     fn new(stats: &MemoryStats, line: impl Fn(&AllocStats) -> TallyLine) -> Self {
-        let [all, device, pool, vmm, managed, pinned_host] = stats.named().map(|(_, stats)| line(stats));
-        Self { all, device, pool, vmm, managed, pinned_host }
+        let [all, device, pool, vmm, graph, managed, pinned_host] = stats.named().map(|(_, stats)| line(stats));
+        Self { all, device, pool, vmm, graph, managed, pinned_host }
     }
 }
 
@@ -373,7 +374,7 @@ mod tests {
         let zeros = "{\"current\":0,\"peak\":0,\"allocated\":0,\"freed\":0}";
         let kinds = |vmm| {
             format!(
-                "{{\"all\":{vmm},\"device\":{zeros},\"pool\":{zeros},\"vmm\":{vmm},\"managed\":{zeros},\
+                "{{\"all\":{vmm},\"device\":{zeros},\"pool\":{zeros},\"vmm\":{vmm},\"graph\":{zeros},\"managed\":{zeros},\
                  \"pinned_host\":{zeros}}}"
             )
         };

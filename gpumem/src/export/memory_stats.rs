@@ -40,8 +40,8 @@ fn table(stats: &MemoryStats) -> Table {
     ]);
     let mut row =
         |name: &str, figures: [String; 4]| table.row([name].into_iter().chain(figures.iter().map(String::as_str)));
-    let KindStats { device, pool, vmm, managed, pinned_host } = &stats.kinds;
-    let on_device = [("  device", device), ("  pool", pool), ("  vmm", vmm)];
+    let KindStats { device, pool, vmm, graph, managed, pinned_host } = &stats.kinds;
+    let on_device = [("  device", device), ("  pool", pool), ("  vmm", vmm), ("  graph", graph)];
     row("Allocated memory", figures(&stats.all.bytes));
     for (name, kind) in on_device {
         row(name, figures(&kind.bytes));
@@ -166,11 +166,13 @@ GPU memory of this process, device 1: exact, counted for 12.3 s
    device               256 MiB     320 MiB    1.50 GiB    1.25 GiB
    pool                  1000 B      40 MiB  140.40 GiB  140.40 GiB
    vmm                      0 B         0 B         0 B         0 B
+   graph                    0 B         0 B         0 B         0 B
  Reserved memory        288 MiB   ≤ 384 MiB           -           -
  Allocations                  5           7     1000012     1000007
    device                     4           5          12           8
    pool                       1           2     1000000      999999
    vmm                        0           0           0           0
+   graph                      0           0           0           0
  Managed memory             5 B         5 B         5 B         0 B
    allocations                1           1           1           0
  Pinned host memory         0 B         0 B         0 B         0 B
@@ -212,7 +214,7 @@ GPU memory of this process, device 1: exact, counted for 12.3 s
     #[test]
     fn names_are_pytorchs() {
         let text = some().to_string();
-        assert_eq!(text.lines().count(), 51);
+        assert_eq!(text.lines().count(), 59);
         for line in [
             "allocated_bytes.all.current: 268436456",
             "allocated_bytes.pool.freed: 150754819097",

@@ -104,6 +104,11 @@ impl Entry {
         Self { bytes, when: number << 16 | tenths >> 8, whose: Whose(whose.0 | tenths & 0xff) }
     }
 
+    /// The same block with another size.
+    pub(super) fn of(self, bytes: Bytes) -> Self {
+        Self { bytes, ..self }
+    }
+
     #[inline]
     pub(super) fn origin(&self) -> OriginId {
         self.whose.origin()

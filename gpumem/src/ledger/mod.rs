@@ -490,6 +490,15 @@ impl Ledger {
         self.counts.heard = self.counts.heard.wrapping_sub(1);
     }
 
+    /// A block keeps whose it is and where it comes from.
+    fn shrink(&mut self, key: Key, bytes: Bytes) {
+        let removed = self.live.remove_young(key).or_else(|| self.live.remove_grown_up(key));
+        if let Some(entry) = removed {
+            self.take_out(&entry);
+            self.put_in(key, entry.of(bytes));
+        }
+    }
+
     /// Everything but allocations and frees, out of their way.
     #[cold]
     fn apply_rare(&mut self, event: &Event<'_>) -> Option<Trace> {
@@ -500,6 +509,7 @@ impl Ledger {
                 self.counts.untracked += 1;
                 self.thread(event.thread).freed = Freed::Untracked(event.number);
             }
+            EventKind::Shrink { key, bytes } => self.shrink(key, bytes),
             EventKind::Found { block } => {
                 let freed = self.free_older(&block);
                 self.thread(event.thread).freed = freed;

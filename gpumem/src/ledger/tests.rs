@@ -121,6 +121,8 @@ impl Runner {
             ["alloc", block, size, "pool"] => self.alloc(block, device, mib(size), MemKind::Pool),
             ["alloc", block, size, "managed"] => self.alloc(block, device, mib(size), MemKind::Managed),
             ["alloc", block, size, "pinned"] => self.alloc(block, device, mib(size), MemKind::PinnedHost),
+            ["alloc", block, size, "graph"] => self.alloc(block, device, mib(size), MemKind::Graph),
+            ["shrink", block, size] => EventKind::Shrink { key: self.key(block), bytes: mib(size) },
             ["alloc", block, size, "vmm"] => self.alloc(block, device, mib(size), MemKind::Vmm),
             ["free", block] => EventKind::Free { key: self.key(block), block: None },
             ["free", block, size] => {
@@ -353,8 +355,21 @@ fn kinds_that_are_not_on_the_device_for_certain_are_kept_apart() {
     check("open t; alloc a 1; alloc b 2 pool; alloc c 4 vmm; alloc d 8 managed; alloc e 16 pinned; close t = 7 0");
     let mut ledger = check("alloc a 8 managed; alloc b 16 pinned; alloc c 1; alloc d 2; free a; free c");
     let kinds = ledger.stats()[0].kinds;
-    let [device, pool, managed, pinned, vmm] = kinds.map(|kind| (kind.blocks.current, kind.bytes.current >> 20));
-    assert_eq!((device, pool, managed, pinned, vmm), ((1, 2), (0, 0), (0, 0), (1, 16), (0, 0)));
+    let [device, pool, managed, pinned, vmm, graph] = kinds.map(|kind| (kind.blocks.current, kind.bytes.current >> 20));
+    assert_eq!((device, pool, managed, pinned, vmm, graph), ((1, 2), (0, 0), (0, 0), (1, 16), (0, 0), (0, 0)));
+}
+
+#[test]
+fn a_block_of_which_a_part_is_given_back_stays_whose_it_is() {
+    let ledger = check(
+        "open t; alloc a 8 graph; shrink a 3; read t = 3 5; open u; shrink a 1; close u = -2 0; free a; close t = 0 8; shrink a 1",
+    );
+    let mut ledger = ledger;
+    let graph = ledger.stats()[0].kinds[MemKind::Graph as usize];
+    assert_eq!(
+        (graph.blocks.peak, graph.bytes.peak >> 20, graph.bytes.allocated >> 20, graph.bytes.freed() >> 20),
+        (1, 8, 8, 8)
+    );
 }
 
 #[test]

@@ -34,10 +34,13 @@ pub(crate) enum MemKind {
     PinnedHost,
     /// Physical memory behind a handle: `cuMemCreate`.
     Vmm,
+    /// What the driver maps for the memory nodes of graphs: `cuGraphLaunch`.
+    Graph,
 }
 
 impl MemKind {
-    pub(crate) const ALL: [Self; 5] = [Self::Device, Self::Pool, Self::Managed, Self::PinnedHost, Self::Vmm];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Device, Self::Pool, Self::Managed, Self::PinnedHost, Self::Vmm, Self::Graph];
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -46,12 +49,13 @@ impl MemKind {
             Self::Managed => "managed",
             Self::PinnedHost => "pinned host",
             Self::Vmm => "vmm",
+            Self::Graph => "graph",
         }
     }
 
     /// It is in the device's memory for certain, and so counted by traces.
     pub(crate) const fn is_on_device(self) -> bool {
-        matches!(self, Self::Device | Self::Pool | Self::Vmm)
+        matches!(self, Self::Device | Self::Pool | Self::Vmm | Self::Graph)
     }
 }
 
@@ -67,6 +71,8 @@ pub(crate) enum Space {
     Handle,
     Array,
     Registered,
+    /// Of graphs, the driver tells only how much there is: these names are ours.
+    Graph,
 }
 
 impl Key {
@@ -160,6 +166,8 @@ pub(crate) enum EventKind {
     Untracked,
     /// The newest free of this thread failed after all: its block is still there, as whoever allocated it has it.
     Unfree,
+    /// A part of a block is given back: it has only so many bytes from now on.
+    Shrink { key: Key, bytes: Bytes },
     /// A context is gone, and with it all its blocks.
     Gone { context: u8 },
     /// A device was read.

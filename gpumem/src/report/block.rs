@@ -17,7 +17,7 @@ pub struct LiveBlock {
     pub simulated: bool,
     /// How much was asked for.
     pub bytes: Bytes,
-    /// `device`, `pool`, `managed`, `pinned host` or `vmm`.
+    /// `device`, `pool`, `managed`, `pinned host`, `vmm` or `graph`.
     pub kind: &'static str,
     /// The path of scopes that it was allocated in, the outermost first. Empty: outside of all scopes.
     pub path: Vec<String>,

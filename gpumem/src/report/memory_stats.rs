@@ -36,6 +36,8 @@ pub struct KindStats {
     pub pool: AllocStats,
     /// Physical memory behind a handle: `cuMemCreate`.
     pub vmm: AllocStats,
+    /// What the driver mapped for the memory nodes of graphs: `cuGraphLaunch`. An allocation is a rise of that figure.
+    pub graph: AllocStats,
     /// Virtual, and wherever it was touched last: `cuMemAllocManaged`.
     pub managed: AllocStats,
     /// On the host, locked for the device: `cuMemAllocHost`, `cuMemHostRegister`.
@@ -60,7 +62,7 @@ pub struct MemoryStats {
     pub untracked: u64,
     /// Events in the whole process that could not be taken. Not 0: the figures may be wrong.
     pub lost: u64,
-    /// What is on the device for certain, as traces count it: the kinds `device`, `pool` and `vmm`.
+    /// What is on the device for certain, as traces count it: the kinds `device`, `pool`, `vmm` and `graph`.
     pub all: AllocStats,
     /// Each kind by itself.
     pub kinds: KindStats,
@@ -71,13 +73,14 @@ pub struct MemoryStats {
 
 impl MemoryStats {
     /// By PyTorch's way of naming: `all`, then each kind.
-    pub(crate) fn named(&self) -> [(&'static str, &AllocStats); 6] {
-        let KindStats { device, pool, vmm, managed, pinned_host } = &self.kinds;
+    pub(crate) fn named(&self) -> [(&'static str, &AllocStats); 7] {
+        let KindStats { device, pool, vmm, graph, managed, pinned_host } = &self.kinds;
         [
             ("all", &self.all),
             ("device", device),
             ("pool", pool),
             ("vmm", vmm),
+            ("graph", graph),
             ("managed", managed),
             ("pinned_host", pinned_host),
         ]
@@ -97,11 +100,11 @@ impl ReservedStats {
     /// The kinds that the driver gives out of the device as asked for, and the backing of the device's current pool: it holds at
     /// least what is live in pools, which is more where the program has pools of its own. None is a device without pools.
     pub(crate) fn new(kinds: &KindStats, marks: Option<&Marks>) -> Self {
-        let [device, pool, vmm] = [kinds.device, kinds.pool, kinds.vmm].map(|kind| kind.bytes);
+        let [device, pool, vmm, graph] = [kinds.device, kinds.pool, kinds.vmm, kinds.graph].map(|kind| kind.bytes);
         let backing = marks.map_or(Bytes::ZERO, |marks| marks.reserved).max(pool.current);
         let backing_high = marks.map_or(Bytes::ZERO, |marks| marks.reserved_high).max(pool.peak).max(backing);
-        let current = device.current + vmm.current + backing;
-        let parts = [device.peak, vmm.peak, backing_high];
+        let current = device.current + vmm.current + graph.current + backing;
+        let parts = [device.peak, vmm.peak, graph.peak, backing_high];
         let at_least = parts.into_iter().fold(current, Bytes::max);
         Self { current, peak: PeakBounds { at_least, at_most: parts.into_iter().sum() } }
     }

@@ -103,8 +103,10 @@ impl Session {
         subscribed.map(|interception| interception.source)
     }
 
-    /// Functions that other tools have taken from us: calls of them may be missed.
-    fn post_displaced(&self, devices: &dyn Devices) {
+    /// What can only be asked: what graphs of the device hold, and functions that other tools have taken from us, of which calls
+    /// may be missed.
+    fn post_asked(&self, device: Device, devices: &dyn Devices) {
+        devices.look_at(device.ordinal);
         if devices.displaced() == 0 && !self.is_displaced.load(Relaxed) {
             return;
         }
@@ -357,7 +359,7 @@ impl OpenScope {
             Gauge::Pool => session.pools.open(&session.inbox, device, devices, &open)?,
             Gauge::Exact | Gauge::Off => {
                 devices.check(ordinal)?;
-                session.post_displaced(devices);
+                session.post_asked(device, devices);
                 session.inbox.post(&open);
                 // Given up since, and told perhaps before this scope was there.
                 if session.unsubscribed.load(Relaxed) {
@@ -387,7 +389,7 @@ impl OpenScope {
         let Self { device, devices, .. } = *self;
         let session @ Session { inbox, pools, .. } = session();
         if self.gauge == Gauge::Exact && !process::is_forked() {
-            session.post_displaced(devices);
+            session.post_asked(device, devices);
         }
         let trace = match self.gauge {
             Gauge::Sampled if !process::is_forked() => inbox.ask(Some(&sampler::reading(device, devices)), &question),

@@ -96,6 +96,7 @@ fn of_kinds(kinds: &[ledger::Stat; MemKind::ALL.len()]) -> KindStats {
         device: kind(MemKind::Device),
         pool: kind(MemKind::Pool),
         vmm: kind(MemKind::Vmm),
+        graph: kind(MemKind::Graph),
         managed: kind(MemKind::Managed),
         pinned_host: kind(MemKind::PinnedHost),
     }

@@ -47,8 +47,8 @@ pub struct Status {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LiveMemory {
-    /// `device`, `pool`, `managed`, `pinned host` or `vmm`. Traces count the first two and the last: managed memory is
-    /// where it was touched last, and pinned memory is on the host.
+    /// `device`, `pool`, `managed`, `pinned host`, `vmm` or `graph`. Traces count all but two: managed memory is where it was
+    /// touched last, and pinned memory is on the host.
     pub kind: &'static str,
     /// How many allocations.
     pub blocks: u64,

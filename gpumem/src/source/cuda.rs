@@ -121,6 +121,11 @@ impl Devices for Cuda {
         None
     }
 
+    #[cfg(any(feature = "cupti", feature = "dispatch"))]
+    fn look_at(&self, ordinal: u32) {
+        driver::look_at(ordinal);
+    }
+
     #[cfg(feature = "dispatch")]
     fn displaced(&self) -> u128 {
         crate::sys::dispatch::displaced()

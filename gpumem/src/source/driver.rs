@@ -7,18 +7,18 @@
 
 use std::{
     cell::Cell,
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     marker::PhantomData,
     sync::{
         Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst},
     },
     thread::{self, ThreadId},
 };
 
 use once_cell::sync::Lazy;
 
-use super::{Interception, LISTENER, Listen, refused, stacks, tell};
+use super::{Interception, LISTENER, Listen, graphs, refused, stacks, tell};
 use crate::{
     error::{Error, Kind, Result},
     model::{Answer, Block, Bytes, Device, EventKind, Family, Key, MemKind, Source, Space, Tag},
@@ -190,7 +190,13 @@ fn forget_names() {
     let mut known = known();
     known.streams.clear();
     known.pools.clear();
-    GENERATION.fetch_add(1, Relaxed);
+    known.elsewhere.clear();
+    known.captures.clear();
+    CAPTURES.store(0, SeqCst);
+    GENERATION.fetch_add(1, SeqCst);
+    FIRST_BLOCK.store(u64::MAX, Relaxed);
+    drop(known);
+    graphs::forget();
 }
 
 /// What was heard of contexts, streams, pools and handles. Locked for a look-up at most; never while a fact is told.
@@ -205,6 +211,10 @@ struct Known {
     handles: Handles,
     /// What each thread is about to unmap.
     unmapping: HashMap<ThreadId, Vec<Mapping>>,
+    /// Memory that belongs to somebody else, and was imported here.
+    elsewhere: HashSet<Key>,
+    /// The streams on which captures began that are under way.
+    captures: Vec<u64>,
 }
 
 /// Whose memory it is that is allocated in a context.
@@ -219,6 +229,13 @@ static KNOWN: Lazy<Mutex<Known>> = Lazy::new(Mutex::default);
 
 /// Counts up whenever something that was known of a stream or context may be wrong from then on.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
+
+/// How many captures are under way. It counts up before [`GENERATION`] does, so that whoever sees the one sees the other.
+static CAPTURES: AtomicUsize = AtomicUsize::new(0);
+
+/// The number of a block that is younger than the subscription, as the driver counts blocks. Whatever has a lower one is older, or
+/// at least older than the first trace. [`u64::MAX`] while none is known.
+static FIRST_BLOCK: AtomicU64 = AtomicU64::new(u64::MAX);
 
 fn known() -> MutexGuard<'static, Known> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -237,8 +254,8 @@ struct Place {
 enum Giving {
     /// A block, which the fold remembers.
     Block,
-    /// One reference to a handle; a block, if it was the last.
-    Handle { handle: u64, last: bool },
+    /// One reference to a handle.
+    Handle { handle: u64, reference: Reference },
     /// The mappings that are noted under this thread.
     Mappings,
 }
@@ -280,14 +297,30 @@ impl<L: Listen> Observe for Observer<L> {
     }
 }
 
-/// Stream-ordered memory was allocated, on another stream than this thread's last.
+/// Stream-ordered memory was allocated, on another stream than this thread's last, or while a stream is being captured.
 #[cold]
 fn pooled_elsewhere(caller: &Caller, address: u64, bytes: u64, stream: u64) {
-    pooled_on(address, bytes, device_of_stream(caller, stream, address));
+    match is_captured(stream) {
+        Some(false) => pooled_on(address, bytes, device_of_stream(caller, stream, address)),
+        // A node of a graph, which allocates when the graph is launched.
+        Some(true) => {}
+        None => lost(),
+    }
+}
+
+/// Whether a call on this stream became a node of a graph. The stream need not be one on which a capture began: waiting for an
+/// event of another stream makes it join that stream's.
+fn is_captured(stream: u64) -> Option<bool> {
+    // The legacy stream cannot be captured.
+    if CAPTURES.load(SeqCst) == 0 || matches!(stream, 0 | CU_STREAM_LEGACY) {
+        return Some(false);
+    }
+    cuda::is_capturing(stream)
 }
 
 fn pooled_on(address: u64, bytes: u64, device: Where) {
     let key = key(Named::Address, address);
+    note_block(address);
     match device {
         Where::Device(device) => allocated(key, device, bytes, MemKind::Pool, 0),
         Where::Host => allocated(key, 0, bytes, MemKind::PinnedHost, 0),
@@ -295,14 +328,36 @@ fn pooled_on(address: u64, bytes: u64, device: Where) {
     }
 }
 
+/// A block of now.
+fn note_block(address: u64) {
+    if FIRST_BLOCK.load(Relaxed) == u64::MAX
+        && let Some(number) = cuda::block_number(address)
+    {
+        FIRST_BLOCK.fetch_min(number, Relaxed);
+    }
+}
+
 #[cold]
 fn freed_unknown(named: Named, name: u64) {
-    match look_up(named, name) {
-        Some(block) => tell(&EventKind::Found { block }),
-        // What frees nothing is no free.
-        None if name == 0 => tell(&EventKind::Unfree),
-        None => tell(&EventKind::Untracked),
-    };
+    // What frees nothing is no free.
+    if name == 0 || was_never_counted(named, name) {
+        tell(&EventKind::Unfree);
+    } else if let Some(block) = look_up(named, name) {
+        tell(&EventKind::Found { block });
+    } else {
+        tell(&EventKind::Untracked);
+    }
+}
+
+/// What belongs to somebody else or to a graph is no block that was counted.
+fn was_never_counted(named: Named, name: u64) -> bool {
+    known().elsewhere.contains(&key(named, name))
+        || named == Named::Address
+            && match cuda::is_of_a_graph(name) {
+                Some(is_of_a_graph) => is_of_a_graph,
+                // Nothing is there: a free that is captured names what a graph will allocate.
+                None => CAPTURES.load(SeqCst) > 0,
+            }
 }
 
 /// The driver is not asked about handles.
@@ -317,11 +372,19 @@ fn hear(caller: &Caller, call: &Call) {
     match *call {
         Call::Allocated { named, name, bytes, memory } => match owner_of(caller) {
             Some(Owner { device, number }) => {
+                if named == Named::Address {
+                    note_block(name);
+                }
                 allocated(key(named, name), device, bytes, kind_of(memory), number);
             }
             None => lost(),
         },
         Call::Pooled { address, bytes, stream, pool } => {
+            match is_captured(stream) {
+                Some(false) => {}
+                Some(true) => return,
+                None => return lost(),
+            }
             let device = match pool {
                 Some(pool) => device_of_pool(pool, address),
                 None => device_of_stream(caller, stream, address),
@@ -329,19 +392,7 @@ fn hear(caller: &Caller, call: &Call) {
             pooled_on(address, bytes, device);
         }
         Call::Uncounted => lost(),
-        Call::Refused { bytes, memory, pool, stream } => {
-            let device = match (memory, pool, stream) {
-                (Some(_), ..) => Where::of(owner_of(caller).map(|owner| owner.device)),
-                (None, Some(pool), _) => known().pools.get(&pool).map_or(Where::Unknown, |device| Where::of(*device)),
-                (None, None, stream) => device_of_stream(caller, stream, 0),
-            };
-            let kind = memory.map_or(MemKind::Pool, kind_of);
-            let current = || owner_of(caller).map(|owner| owner.device);
-            let device = if let Where::Device(device) = device { Some(device) } else { current() };
-            if let Some(device) = device {
-                tell_of_refusal(device, bytes, kind);
-            }
-        }
+        Call::Refused { bytes, memory, pool, stream } => hear_of_refusal(caller, bytes, memory, pool, stream),
         Call::NotCreated { bytes, device } => tell_of_refusal(device, bytes, MemKind::Vmm),
         Call::Freeing { named, name } => {
             if tell(&EventKind::Free { key: key(named, name), block: None }) == Answer::Untracked {
@@ -349,11 +400,11 @@ fn hear(caller: &Caller, call: &Call) {
             }
         }
         Call::Releasing { handle } => {
-            let last = known().handles.release(handle).was_last;
-            if last {
+            let reference = known().handles.release(handle);
+            if reference.gives_back() {
                 free_handle(handle);
             }
-            GIVING.set(Giving::Handle { handle, last });
+            GIVING.set(Giving::Handle { handle, reference });
         }
         Call::Freed { worked } => match GIVING.replace(Giving::Block) {
             Giving::Mappings => {
@@ -366,9 +417,9 @@ fn hear(caller: &Caller, call: &Call) {
             Giving::Block => {
                 tell(&EventKind::Unfree);
             }
-            Giving::Handle { handle, last } => {
-                known().handles.retain(handle);
-                if last {
+            Giving::Handle { handle, reference } => {
+                known().handles.refer_again(handle, reference);
+                if reference.gives_back() {
                     tell(&EventKind::Unfree);
                 }
             }
@@ -381,10 +432,17 @@ fn hear(caller: &Caller, call: &Call) {
             tell(&EventKind::Alloc { key: Key::new(Space::Handle, handle), block });
         }
         Call::Retained { handle } => known().handles.retain(handle),
+        Call::ForeignHandle { handle } => known().handles.import(handle),
+        Call::Foreign { named, name } => {
+            known().elsewhere.insert(key(named, name));
+        }
+        Call::CaptureBegun { stream } => capture_begun(stream),
+        Call::CaptureEnded { stream, worked } => capture_ended(stream, worked),
+        Call::Graphs { done } => graphs::launched(owner_of(caller).map(|owner| owner.device), done),
         Call::Mapped { at, handle } => known().handles.map(at, handle),
         Call::Unmapping { at, bytes } => {
             let unmapped = known().handles.unmap(at, bytes);
-            for Mapping { handle, .. } in unmapped.iter().filter(|mapping| mapping.reference.was_last) {
+            for Mapping { handle, .. } in unmapped.iter().filter(|mapping| mapping.reference.gives_back()) {
                 free_handle(*handle);
             }
             known().unmapping.insert(thread::current().id(), unmapped);
@@ -396,14 +454,30 @@ fn hear(caller: &Caller, call: &Call) {
         Call::StreamCreated { stream } => {
             if let Some(Owner { device, .. }) = owner_of(caller) {
                 known().streams.insert(stream, device);
-                GENERATION.fetch_add(1, Relaxed);
+                GENERATION.fetch_add(1, SeqCst);
             }
         }
         Call::StreamDestroyed { stream } => {
+            // Its capture ends with it.
+            known().end_capture(stream);
             known().streams.remove(&stream);
-            GENERATION.fetch_add(1, Relaxed);
+            GENERATION.fetch_add(1, SeqCst);
         }
         Call::ContextGone { handle } => context_gone(handle),
+    }
+}
+
+fn hear_of_refusal(caller: &Caller, bytes: u64, memory: Option<Memory>, pool: Option<u64>, stream: u64) {
+    let device = match (memory, pool, stream) {
+        (Some(_), ..) => Where::of(owner_of(caller).map(|owner| owner.device)),
+        (None, Some(pool), _) => known().pools.get(&pool).map_or(Where::Unknown, |device| Where::of(*device)),
+        (None, None, stream) => device_of_stream(caller, stream, 0),
+    };
+    let kind = memory.map_or(MemKind::Pool, kind_of);
+    let current = || owner_of(caller).map(|owner| owner.device);
+    let device = if let Where::Device(device) = device { Some(device) } else { current() };
+    if let Some(device) = device {
+        tell_of_refusal(device, bytes, kind);
     }
 }
 
@@ -424,7 +498,7 @@ fn key(named: Named, name: u64) -> Key {
     Key::new(space, name)
 }
 
-fn cuda(ordinal: u32) -> Device {
+pub(super) fn cuda(ordinal: u32) -> Device {
     Device { family: Family::Cuda, ordinal }
 }
 
@@ -435,7 +509,7 @@ fn allocated(key: Key, ordinal: u32, bytes: u64, kind: MemKind, context: u8) {
 }
 
 /// Something was allocated that cannot be counted: better said than guessed.
-fn lost() {
+pub(super) fn lost() {
     tell(&EventKind::Lost { count: 1 });
 }
 
@@ -444,11 +518,41 @@ fn tell_of_refusal(ordinal: u32, bytes: u64, kind: MemKind) {
     calls::outside(|| refused(cuda(ordinal), Bytes::new(bytes), kind));
 }
 
+fn capture_begun(stream: u64) {
+    let mut known = known();
+    known.captures.push(stream);
+    CAPTURES.store(known.captures.len(), SeqCst);
+    GENERATION.fetch_add(1, SeqCst);
+}
+
+/// A capture ended, if it worked; if not, it may have ended all the same.
+fn capture_ended(stream: u64, worked: bool) {
+    if !worked && cuda::is_capturing(stream) != Some(false) {
+        return;
+    }
+    // One that began before anybody listened: what was allocated in it may have been counted.
+    if !known().end_capture(stream) && worked {
+        lost();
+    }
+}
+
+/// Before and while a trace looks at a device: what only the driver can say.
+pub(super) fn look_at(ordinal: u32) {
+    calls::at_work(|| {
+        if FIRST_BLOCK.load(Relaxed) == u64::MAX
+            && let Some(number) = cuda::next_block_number()
+        {
+            FIRST_BLOCK.fetch_min(number, Relaxed);
+        }
+        graphs::look_at(ordinal);
+    });
+}
+
 /// The mappings are still there after all.
 fn map_again(unmapped: Vec<Mapping>) {
     for Mapping { at, handle, reference } in unmapped {
         known().handles.map_again(at, handle, reference);
-        if let (true, Some(block)) = (reference.was_last, reference.block) {
+        if let (true, Behind::Block(block)) = (reference.was_last, reference.behind) {
             tell(&EventKind::Alloc { key: Key::new(Space::Handle, handle), block });
         }
     }
@@ -494,6 +598,9 @@ fn find_owner_of(caller: &Caller, context: Context) -> Option<Owner> {
     Some(known().name_context(context, device))
 }
 
+const CU_STREAM_LEGACY: u64 = 1;
+const CU_STREAM_PER_THREAD: u64 = 2;
+
 /// Where stream-ordered memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Where {
@@ -510,19 +617,20 @@ impl Where {
 
 /// The device of the stream that memory was allocated on.
 fn device_of_stream(caller: &Caller, stream: u64, address: u64) -> Where {
-    const CU_STREAM_LEGACY: u64 = 1;
-    const CU_STREAM_PER_THREAD: u64 = 2;
     if matches!(stream, 0 | CU_STREAM_LEGACY | CU_STREAM_PER_THREAD) {
         return Where::of(owner_of(caller).map(|owner| owner.device));
     }
-    let generation = GENERATION.load(Relaxed);
+    let generation = GENERATION.load(SeqCst);
     let heard = known().streams.get(&stream).copied();
     // One that is older than the subscription: the memory itself says where it is.
     let Some(device) = heard.or_else(|| cuda::device_at(address)) else { return Where::Unknown };
     if heard.is_none() {
         known().streams.insert(stream, device);
     }
-    STREAM.set((stream, generation, device));
+    // While a capture is under way, each call has to be looked at.
+    if CAPTURES.load(SeqCst) == 0 {
+        STREAM.set((stream, generation, device));
+    }
     Where::Device(device)
 }
 
@@ -543,6 +651,14 @@ fn device_of_pool(pool: u64, address: u64) -> Where {
 }
 
 impl Known {
+    /// Whether a capture of that stream was under way, which is over.
+    fn end_capture(&mut self, stream: u64) -> bool {
+        let at = self.captures.iter().position(|captured| *captured == stream);
+        at.map(|at| self.captures.swap_remove(at));
+        CAPTURES.store(self.captures.len(), SeqCst);
+        at.is_some()
+    }
+
     /// Gives a context the lowest number that is free, unless another thread was first.
     fn name_context(&mut self, context: Context, device: u32) -> Owner {
         if let Some(owner) = self.contexts.get(&context) {
@@ -560,10 +676,13 @@ impl Known {
     }
 }
 
-/// A block that is freed and was never heard of: it is older than the subscription. The driver knows it still, since the
-/// free has not been made yet, and the look-up changes nothing.
+/// A block that is freed and was never heard of, if it is older than the subscription. One that is younger was allocated in a way
+/// that nobody intercepts, and was never counted. The driver knows it still, since the free has not been made yet, and the look-up
+/// changes nothing.
 fn look_up(named: Named, name: u64) -> Option<Block> {
-    if named != Named::Address {
+    let first = FIRST_BLOCK.load(Relaxed);
+    // Where no block is known to be younger, nobody knows.
+    if named != Named::Address || first == u64::MAX || cuda::block_number(name)? >= first {
         return None;
     }
     let cuda::Range { bytes, ordinal, managed, on_host } = cuda::range_at(name)?;
@@ -607,40 +726,67 @@ struct Mapping {
 struct Reference {
     /// Nobody refers to the handle any more.
     was_last: bool,
-    /// What is behind the handle; none if it is older than the subscription.
-    block: Option<Block>,
+    behind: Behind,
+}
+
+impl Reference {
+    /// Memory goes with it, as far as this process is concerned.
+    fn gives_back(&self) -> bool {
+        self.was_last && self.behind != Behind::Elsewhere
+    }
+}
+
+/// What is behind a handle.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Behind {
+    Block(Block),
+    /// Something older than the subscription.
+    #[default]
+    Older,
+    /// Memory that belongs to somebody else, or none.
+    Elsewhere,
 }
 
 /// `cuMemCreate`'s handles. The memory is given back when nobody refers to it: not who created or retained the handle,
 /// and no mapping.
 #[derive(Debug, Default)]
 struct Handles {
-    referred: HashMap<u64, (u32, Option<Block>)>,
+    referred: HashMap<u64, (u32, Behind)>,
     /// By the address of the mapping.
     mapped: BTreeMap<u64, u64>,
 }
 
 impl Handles {
     fn create(&mut self, handle: u64, block: Block) {
-        self.referred.insert(handle, (1, Some(block)));
+        self.referred.insert(handle, (1, Behind::Block(block)));
     }
 
     fn retain(&mut self, handle: u64) {
         self.referred.entry(handle).or_default().0 += 1;
     }
 
+    /// A reference is there after all.
+    fn refer_again(&mut self, handle: u64, reference: Reference) {
+        self.referred.entry(handle).or_insert((0, reference.behind)).0 += 1;
+    }
+
+    /// A handle that this process exported itself may come back as the same one.
+    fn import(&mut self, handle: u64) {
+        self.referred.entry(handle).or_insert((0, Behind::Elsewhere)).0 += 1;
+    }
+
     /// Takes one reference away. That of a handle that is older than the subscription is taken to be the last.
     fn release(&mut self, handle: u64) -> Reference {
-        if let Some((references @ 2.., block)) = self.referred.get_mut(&handle) {
+        if let Some((references @ 2.., behind)) = self.referred.get_mut(&handle) {
             *references -= 1;
-            return Reference { was_last: false, block: *block };
+            return Reference { was_last: false, behind: *behind };
         }
-        let block = self.referred.remove(&handle).and_then(|(_, block)| block);
-        Reference { was_last: true, block }
+        let behind = self.referred.remove(&handle).map_or(Behind::Older, |(_, behind)| behind);
+        Reference { was_last: true, behind }
     }
 
     fn map(&mut self, at: u64, handle: u64) {
-        // Memory that is older than the subscription, or another process's, is not counted.
+        // Memory that is older than the subscription is not counted.
         if let Some((references, _)) = self.referred.get_mut(&handle) {
             *references += 1;
             self.mapped.insert(at, handle);
@@ -659,7 +805,7 @@ impl Handles {
     }
 
     fn map_again(&mut self, at: u64, handle: u64, reference: Reference) {
-        self.referred.entry(handle).or_insert((0, reference.block)).0 += 1;
+        self.refer_again(handle, reference);
         self.mapped.insert(at, handle);
     }
 }
@@ -683,7 +829,11 @@ mod tests {
         let block = Block::new(cuda(0), Bytes::mib(2), MemKind::Vmm);
         let mut handles = Handles::default();
         handles.create(1, block);
-        assert_eq!(handles.release(1), Reference { was_last: true, block: Some(block) }, "created and released");
+        assert_eq!(
+            handles.release(1),
+            Reference { was_last: true, behind: Behind::Block(block) },
+            "created and released"
+        );
 
         handles.create(1, block);
         handles.retain(1);
@@ -697,12 +847,16 @@ mod tests {
         assert!(handles.unmap(0x1000, 0x1000).iter().all(|mapping| !mapping.reference.was_last));
         assert!(handles.unmap(0x1000, 0x1000).is_empty(), "nothing is mapped there any more");
         let unmapped = handles.unmap(0x2000, 0x2000);
-        let reference = Reference { was_last: true, block: Some(block) };
+        let reference = Reference { was_last: true, behind: Behind::Block(block) };
         assert_eq!(unmapped, [Mapping { at: 0x3000, handle: 1, reference }]);
         handles.map_again(0x3000, 1, reference);
         assert_eq!(handles.unmap(0x3000, 1), unmapped, "as if nothing had happened");
 
-        assert_eq!(handles.release(9), Reference { was_last: true, block: None }, "older than the subscription");
+        assert_eq!(
+            handles.release(9),
+            Reference { was_last: true, behind: Behind::Older },
+            "older than the subscription"
+        );
         handles.map(0x1000, 9);
         assert!(handles.unmap(0, u64::MAX).is_empty());
         assert!(handles.referred.is_empty() && handles.mapped.is_empty());

@@ -10,6 +10,8 @@ mod cuda;
 mod device_model;
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
 mod driver;
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
+mod graphs;
 #[cfg(feature = "nvml")]
 mod processes;
 #[cfg(feature = "sim")]
@@ -91,6 +93,9 @@ pub(crate) trait Devices: Send + Sync + RefUnwindSafe {
 
     /// What intercepts allocations; `None` if nothing does.
     fn subscribed(&self) -> Option<Interception>;
+
+    /// Posts what can only be asked and concerns traces of this device; before one begins and at each of its readings.
+    fn look_at(&self, _: u32) {}
 
     /// Which functions are not intercepted any more, since another tool took them, a bit for each: calls of them may be missed.
     fn displaced(&self) -> u128 {

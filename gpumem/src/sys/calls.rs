@@ -21,9 +21,9 @@ pub(super) enum Shape {
     /// `(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, …)`
     AllocPitch,
     /// `(CUdeviceptr *out, size_t bytes, CUstream stream)`
-    AllocOnStream,
+    AllocOnStream(Null),
     /// `(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream)`
-    AllocFromPool,
+    AllocFromPool(Null),
     /// `(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *)`
     Array,
     /// `(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *, [unsigned levels])`
@@ -58,6 +58,35 @@ pub(super) enum Shape {
     PrimaryRelease,
     /// `(CUdevice device)`: destroys what is in the device's primary context.
     PrimaryReset,
+    /// `(CUmemGenericAllocationHandle *out, …)`: memory that belongs to somebody else, or a handle without memory.
+    ForeignHandle,
+    /// `(name *out, …)`: memory that belongs to somebody else.
+    Foreign(Named),
+    /// `(CUstream stream, …)`
+    CaptureBegin(Null),
+    /// `(CUstream stream, CUgraph *out)`
+    CaptureEnd(Null),
+    /// `(…)`: what is mapped for memory nodes of graphs may change.
+    Graphs,
+}
+
+/// What stream 0 means to a call: the stream of the whole context, or the calling thread's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Null {
+    Legacy,
+    PerThread,
+}
+
+impl Null {
+    /// The stream by a name that does not depend on the call.
+    #[inline]
+    const fn named(self, stream: u64) -> u64 {
+        const CU_STREAM_PER_THREAD: u64 = 2;
+        match (self, stream) {
+            (Self::PerThread, 0) => CU_STREAM_PER_THREAD,
+            _ => stream,
+        }
+    }
 }
 
 /// The sort of memory that a call gives out.
@@ -81,20 +110,21 @@ pub(crate) enum Named {
 /// `generated_cuda_meta.h`, which do not change between versions. The two that programs call most often come first: all that
 /// their hooks read lies in one line of the cache then.
 ///
-/// Memory that no call here allocates is not counted: memory nodes of graphs (`cuGraphAddMemAllocNode`), memory of another
-/// process or API that is opened here (`cuIpcOpenMemHandle`, `cuImportExternalMemory`), and what the driver allocates for
-/// itself (contexts, modules, stacks, printf buffers).
+/// Memory of another process or API that is opened here belongs to somebody else, and is not counted. Calls that import it are
+/// here where calls that allocate share their way to give it back. `cuIpcOpenMemHandle` is not here: what it opens is given back
+/// by `cuIpcCloseMemHandle` alone. What the driver allocates for itself (contexts, modules, stacks, printf buffers) is not
+/// counted either.
 macro_rules! with_calls {
     ($use:ident) => {
         $use! {
-            598 cuMemAllocAsync(out, bytes, stream): Shape::AllocOnStream;
+            598 cuMemAllocAsync(out, bytes, stream): Shape::AllocOnStream(Null::Legacy);
             600 cuMemFreeAsync(address, stream): Shape::Free(Named::Address);
             243 cuMemAlloc_v2(out, bytes): Shape::Alloc(Memory::Device);
             244 cuMemAllocPitch_v2(out, pitch, width, height, element): Shape::AllocPitch;
             371 cuMemAllocManaged(out, bytes, flags): Shape::Alloc(Memory::Managed);
-            599 cuMemAllocAsync_ptsz(out, bytes, stream): Shape::AllocOnStream;
-            611 cuMemAllocFromPoolAsync(out, bytes, pool, stream): Shape::AllocFromPool;
-            612 cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream): Shape::AllocFromPool;
+            599 cuMemAllocAsync_ptsz(out, bytes, stream): Shape::AllocOnStream(Null::PerThread);
+            611 cuMemAllocFromPoolAsync(out, bytes, pool, stream): Shape::AllocFromPool(Null::Legacy);
+            612 cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream): Shape::AllocFromPool(Null::PerThread);
             245 cuMemFree_v2(address): Shape::Free(Named::Address);
             601 cuMemFreeAsync_ptsz(address, stream): Shape::Free(Named::Address);
             294 cuMemAllocHost_v2(out, bytes): Shape::Alloc(Memory::PinnedHost);
@@ -121,6 +151,26 @@ macro_rules! with_calls {
             367 cuStreamCreateWithPriority(out, flags, priority): Shape::StreamCreate;
             326 cuStreamDestroy_v2(stream): Shape::StreamDestroy;
             0 cuStreamDestroy(stream): Shape::StreamDestroy;
+            555 cuMemImportFromShareableHandle(out, exported, kind): Shape::ForeignHandle;
+            706 cuMulticastCreate(out, properties): Shape::ForeignHandle;
+            616 cuMemPoolImportPointer(out, pool, exported): Shape::Foreign(Named::Address);
+            486 cuExternalMemoryGetMappedBuffer(out, external, descriptor): Shape::Foreign(Named::Address);
+            487 cuExternalMemoryGetMappedMipmappedArray(out, external, descriptor): Shape::Foreign(Named::Array);
+            495 cuStreamBeginCapture(stream): Shape::CaptureBegin(Null::Legacy);
+            496 cuStreamBeginCapture_ptsz(stream): Shape::CaptureBegin(Null::PerThread);
+            539 cuStreamBeginCapture_v2(stream, mode): Shape::CaptureBegin(Null::Legacy);
+            540 cuStreamBeginCapture_v2_ptsz(stream, mode): Shape::CaptureBegin(Null::PerThread);
+            720 cuStreamBeginCaptureToGraph(stream, graph, nodes, edges, count, mode): Shape::CaptureBegin(Null::Legacy);
+            721 cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode): Shape::CaptureBegin(Null::PerThread);
+            497 cuStreamEndCapture(stream, out): Shape::CaptureEnd(Null::Legacy);
+            498 cuStreamEndCapture_ptsz(stream, out): Shape::CaptureEnd(Null::PerThread);
+            514 cuGraphLaunch(graph, stream): Shape::Graphs;
+            515 cuGraphLaunch_ptsz(graph, stream): Shape::Graphs;
+            580 cuGraphUpload(graph, stream): Shape::Graphs;
+            581 cuGraphUpload_ptsz(graph, stream): Shape::Graphs;
+            656 cuGraphInstantiateWithParams(out, graph, parameters): Shape::Graphs;
+            657 cuGraphInstantiateWithParams_ptsz(out, graph, parameters): Shape::Graphs;
+            640 cuDeviceGraphMemTrim(device): Shape::Graphs;
             0 cuCtxDestroy(context): Shape::ContextDestroy;
             0 cuCtxDestroy_v2(context): Shape::ContextDestroy;
             0 cuCtxDetach(context): Shape::ContextDetach;
@@ -201,6 +251,28 @@ pub(crate) enum Call {
     /// The call that was about to give something back has ended. Not told of a plain free that worked.
     Freed {
         worked: bool,
+    },
+    /// Memory that belongs to somebody else: its free gives nothing back.
+    Foreign {
+        named: Named,
+        name: u64,
+    },
+    /// A handle of such memory.
+    ForeignHandle {
+        handle: u64,
+    },
+    /// Stream-ordered calls on this stream, and on those that join it, become nodes of a graph from now on.
+    CaptureBegun {
+        stream: u64,
+    },
+    /// They do not any more, if it worked.
+    CaptureEnded {
+        stream: u64,
+        worked: bool,
+    },
+    /// What is mapped for memory nodes of graphs is about to change, or has changed.
+    Graphs {
+        done: bool,
     },
     /// Physical memory behind a handle; no device if it is on the host.
     Created {
@@ -395,6 +467,11 @@ pub(crate) fn outside<T>(code: impl FnOnce() -> T) -> T {
     in_state(State::Program, code)
 }
 
+/// For calls of the driver that are this library's own: they are told to nobody.
+pub(super) fn unheard<T>(code: impl FnOnce() -> T) -> T {
+    in_state(State::Own, code)
+}
+
 /// Runs code as if the thread were doing this.
 #[inline]
 pub(super) fn in_state<T>(state: State, code: impl FnOnce() -> T) -> T {
@@ -417,6 +494,8 @@ pub(super) enum State {
     /// It is in a driver function whose call is counted. What this function calls in turn is part of that call.
     #[cfg_attr(not(feature = "dispatch"), expect(dead_code, reason = "CUPTI reports only the outer call"))]
     Driver,
+    /// It calls the driver for this library itself.
+    Own,
     /// The observer is at work, and may hold a lock that it would wait for if it were told of another call.
     Observer,
 }
@@ -443,6 +522,7 @@ pub(super) unsafe fn at_enter(shape: Shape, arguments: Arguments, to: &impl Tell
         // Told before also because the driver may report an error of earlier work, and destroys the context all the same.
         #[expect(clippy::cast_possible_truncation, reason = "a pointer is as wide as `usize`")]
         Shape::ContextDestroy => to.tell(&Call::ContextGone { handle: word(0) as usize }),
+        Shape::Graphs => to.tell(&Call::Graphs { done: false }),
         _ => {}
     }
 }
@@ -457,10 +537,10 @@ pub(super) unsafe fn at_enter(shape: Shape, arguments: Arguments, to: &impl Tell
 pub(super) unsafe fn at_exit(shape: Shape, result: u32, arguments: Arguments, to: &impl Tell) {
     match (shape, result) {
         (Shape::Free(_), 0) => {}
-        (Shape::AllocOnStream, 0) => {
+        (Shape::AllocOnStream(null), 0) => {
             // SAFETY: the call succeeded, its first argument is where it writes the address, and it has three.
             let (address, bytes, stream) = unsafe { (arguments.out(), arguments.word(1), arguments.word(2)) };
-            to.pooled(address, bytes, stream);
+            to.pooled(address, bytes, null.named(stream));
         }
         // SAFETY: the arguments are those of a call of this shape, which succeeded.
         (shape, 0) => unsafe { succeeded(shape, arguments, to) },
@@ -491,7 +571,9 @@ unsafe fn succeeded(shape: Shape, arguments: Arguments, to: &impl Tell) {
             let bytes = pitch.saturating_mul(word(3));
             Call::Allocated { named: Named::Address, name: out(), bytes, memory: Memory::Device }
         }
-        Shape::AllocFromPool => Call::Pooled { address: out(), bytes: word(1), stream: word(3), pool: Some(word(2)) },
+        Shape::AllocFromPool(null) => {
+            Call::Pooled { address: out(), bytes: word(1), stream: null.named(word(3)), pool: Some(word(2)) }
+        }
         Shape::Array => {
             // SAFETY: the second argument of a call that succeeded points to a descriptor.
             let ArrayDescriptor { width, height, format, channels } =
@@ -527,10 +609,19 @@ unsafe fn succeeded(shape: Shape, arguments: Arguments, to: &impl Tell) {
         Shape::StreamCreate => Call::StreamCreated { stream: out() },
         Shape::StreamDestroy => Call::StreamDestroyed { stream: word(0) },
         Shape::Release | Shape::Unmap => Call::Freed { worked: true },
+        Shape::ForeignHandle => Call::ForeignHandle { handle: out() },
+        Shape::Foreign(named) => Call::Foreign { named, name: out() },
+        Shape::CaptureBegin(null) => Call::CaptureBegun { stream: null.named(word(0)) },
+        Shape::CaptureEnd(null) => Call::CaptureEnded { stream: null.named(word(0)), worked: true },
+        Shape::Graphs => Call::Graphs { done: true },
         // Whether the context is still there depends on references that are not known.
         Shape::ContextDetach => Call::Uncounted,
         // `at_enter` and `at_exit` tell the first three; the dispatch table's hook tells of primary contexts.
-        Shape::AllocOnStream | Shape::Free(_) | Shape::ContextDestroy | Shape::PrimaryRelease | Shape::PrimaryReset => {
+        Shape::AllocOnStream(_)
+        | Shape::Free(_)
+        | Shape::ContextDestroy
+        | Shape::PrimaryRelease
+        | Shape::PrimaryReset => {
             return;
         }
     });
@@ -544,8 +635,13 @@ unsafe fn succeeded(shape: Shape, arguments: Arguments, to: &impl Tell) {
 unsafe fn failed(shape: Shape, result: u32, arguments: Arguments) -> Option<Call> {
     // SAFETY: the words are those of this shape.
     let word = |at: usize| unsafe { arguments.word(at) };
-    if let Shape::Free(_) | Shape::Release | Shape::Unmap = shape {
-        return Some(Call::Freed { worked: false });
+    match shape {
+        Shape::Free(_) | Shape::Release | Shape::Unmap => return Some(Call::Freed { worked: false }),
+        // It may have ended all the same.
+        Shape::CaptureEnd(null) => return Some(Call::CaptureEnded { stream: null.named(word(0)), worked: false }),
+        // The driver may report an error of earlier work, and do it all the same.
+        Shape::Graphs => return Some(Call::Graphs { done: true }),
+        _ => {}
     }
     if result != CUDA_ERROR_OUT_OF_MEMORY {
         return None;
@@ -554,8 +650,12 @@ unsafe fn failed(shape: Shape, result: u32, arguments: Arguments) -> Option<Call
     Some(match shape {
         Shape::Alloc(memory) => of_context(word(1), memory),
         Shape::AllocPitch => of_context(word(2).saturating_mul(word(3)), Memory::Device),
-        Shape::AllocOnStream => Call::Refused { bytes: word(1), memory: None, pool: None, stream: word(2) },
-        Shape::AllocFromPool => Call::Refused { bytes: word(1), memory: None, pool: Some(word(2)), stream: word(3) },
+        Shape::AllocOnStream(null) => {
+            Call::Refused { bytes: word(1), memory: None, pool: None, stream: null.named(word(2)) }
+        }
+        Shape::AllocFromPool(null) => {
+            Call::Refused { bytes: word(1), memory: None, pool: Some(word(2)), stream: null.named(word(3)) }
+        }
         Shape::Create => {
             // SAFETY: a call that ran out of memory has looked at its third argument, the properties.
             let device = unsafe { located(word(2)) }?;

@@ -11,6 +11,8 @@ use cudarc::driver::{
 };
 use once_cell::sync::OnceCell;
 
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
+use super::calls::unheard;
 use super::dl;
 use crate::error::{Error, Kind};
 
@@ -36,6 +38,8 @@ const SYMBOLS: &[&str] = &[
     "cuCtxPopCurrent_v2",
     "cuCtxPushCurrent_v2",
     "cuCtxSynchronize",
+    "cuMemAllocHost_v2",
+    "cuMemFreeHost",
     "cuMemGetAddressRange_v2",
     "cuMemGetInfo_v2",
     "cuMemPoolGetAttribute",
@@ -43,6 +47,7 @@ const SYMBOLS: &[&str] = &[
     "cuMemPoolTrimTo",
     "cuPointerGetAttribute",
     "cuStreamIsCapturing",
+    "cuThreadExchangeStreamCaptureMode",
 ];
 
 /// One CUDA device, and the proof that the driver is loaded and initialised.
@@ -133,6 +138,42 @@ pub(crate) fn identify_context() -> Option<(u32, u64)> {
     Some((device, uid))
 }
 
+/// Whether a stream is being captured, or was until something broke the capture. To ask is legal meanwhile.
+#[doc(alias = "cuStreamIsCapturing")]
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
+pub(crate) fn is_capturing(stream: u64) -> Option<bool> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let stream = std::ptr::with_exposed_provenance_mut(usize::try_from(stream).ok()?);
+    // SAFETY: the stream is one that the program has just used in a call which succeeded; the out-parameter is live.
+    unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) }.result().ok()?;
+    Some(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+/// What a device has mapped for memory nodes of graphs, in bytes; none where the driver has no such nodes. Legal in every
+/// context, in none, and while a stream is being captured.
+#[doc(alias("cuDeviceGetGraphMemAttribute", "CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT"))]
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
+pub(crate) fn graph_memory(ordinal: u32) -> Result<Option<u64>, Error> {
+    type GetGraphMemAttribute = unsafe extern "C" fn(sys::CUdevice, u32, *mut u64) -> u32;
+    static GET: OnceCell<Option<GetGraphMemAttribute>> = OnceCell::new();
+    const CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT: u32 = 0;
+    const CUDA_ERROR_NOT_SUPPORTED: u32 = 801;
+
+    // SAFETY: the symbol is the driver's function (from 11.4 on), of this type.
+    let find = || unsafe { dl::symbol::<GetGraphMemAttribute>(NAMES, c"cuDeviceGetGraphMemAttribute") };
+    let (Some(get), Ok(device)) = (GET.get_or_init(find), c_int::try_from(ordinal)) else { return Ok(None) };
+    let mut bytes = 0;
+    // SAFETY: any number may be asked about, and the attribute is a `cuuint64_t`, as the live out-parameter is.
+    match unsafe { get(device, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &raw mut bytes) } {
+        0 => Ok(Some(bytes)),
+        CUDA_ERROR_NOT_SUPPORTED => Ok(None),
+        code => {
+            let (call, name) = ("cuDeviceGetGraphMemAttribute", "a CUDA error".to_owned());
+            Err(Kind::Call { library: LIBRARY, call, code, name, device: Some(ordinal), fatal: false }.into())
+        }
+    }
+}
+
 /// Whether the device's primary context exists.
 #[doc(alias = "cuDevicePrimaryCtxGetState")]
 #[cfg(feature = "dispatch")]
@@ -178,6 +219,70 @@ fn attribute_at(address: u64, attribute: sys::CUpointer_attribute) -> Option<u32
     // written at the front of a zeroed word.
     unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address) }.result().ok()?;
     Some(value)
+}
+
+/// An attribute of a live block that is 64 bits wide.
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
+fn wide_attribute_at(address: u64, attribute: sys::CUpointer_attribute) -> Option<u64> {
+    let mut value = 0_u64;
+    // SAFETY: any address may be asked about. The attributes asked for in this file are 64 bits wide.
+    unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address) }.result().ok()?;
+    Some(value)
+}
+
+/// The number of a live block. Each block has one of its own, and a later block has a higher one, wherever it is: the driver counts
+/// them.
+#[doc(alias = "CU_POINTER_ATTRIBUTE_BUFFER_ID")]
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
+pub(crate) fn block_number(address: u64) -> Option<u64> {
+    wide_attribute_at(address, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID)
+}
+
+/// A number that all blocks have exceeded which are allocated after this; none if the calling thread has no context. The
+/// driver says the number of a block only, so that one is allocated and freed: a page of the host's.
+#[doc(alias("cuMemAllocHost", "cuMemFreeHost"))]
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
+pub(crate) fn next_block_number() -> Option<u64> {
+    result::ctx::get_current().ok()??;
+    let ask = || {
+        let mut page = std::ptr::null_mut();
+        // SAFETY: the out-parameter is live, and the page is freed before anybody else knows of it.
+        unsafe {
+            sys::cuMemAllocHost_v2(&raw mut page, 4096).result().ok()?;
+            let number = block_number(page.expose_provenance() as u64);
+            let _ = sys::cuMemFreeHost(page).result();
+            number
+        }
+    };
+    unheard(|| relaxed(ask))
+}
+
+/// Whether a live block of the device's is a graph's: it is in no pool, and was allocated in no context. `None` if nothing is there.
+#[doc(alias("CU_POINTER_ATTRIBUTE_CONTEXT", "CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE"))]
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
+pub(crate) fn is_of_a_graph(address: u64) -> Option<bool> {
+    use sys::CUpointer_attribute as Attribute;
+
+    const CU_MEMORYTYPE_DEVICE: u32 = 2;
+    let is_nowhere = |attribute| wide_attribute_at(address, attribute) == Some(0);
+    let kind = attribute_at(address, Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)?;
+    let nowhere = [Attribute::CU_POINTER_ATTRIBUTE_CONTEXT, Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE];
+    Some(kind == CU_MEMORYTYPE_DEVICE && nowhere.into_iter().all(is_nowhere))
+}
+
+/// Makes calls that break a capture which is under way, in this thread or another, unless the thread says that it knows what it
+/// does: none of them is about a stream that is captured.
+#[doc(alias = "cuThreadExchangeStreamCaptureMode")]
+fn relaxed<T>(calls: impl FnOnce() -> T) -> T {
+    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: the parameter is live, and is the thread's earlier mode after the call.
+    let exchange = |mode: &mut _| unsafe { sys::cuThreadExchangeStreamCaptureMode(mode) }.result().is_ok();
+    let exchanged = exchange(&mut mode);
+    let done = calls();
+    if exchanged {
+        exchange(&mut mode);
+    }
+    done
 }
 
 /// The allocation that begins at an address, if the driver knows one.
@@ -270,8 +375,6 @@ impl CudaDevice {
         "CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH"
     ))]
     pub(crate) fn read_pool(self, reset: Option<PoolMark>) -> Result<PoolFigures, Error> {
-        use sys::CUmemPool_attribute as Attribute;
-
         // SAFETY: the device came from the driver, which is initialised.
         let pool = unsafe { result::device::get_mem_pool(self.device) }.map_err(|error| match error {
             DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED) => {
@@ -280,6 +383,12 @@ impl CudaDevice {
             }
             error => told("cuDeviceGetMemPool", error, Some(self.ordinal)),
         })?;
+        relaxed(|| self.read_figures(pool, reset))
+    }
+
+    fn read_figures(self, pool: sys::CUmemoryPool, reset: Option<PoolMark>) -> Result<PoolFigures, Error> {
+        use sys::CUmemPool_attribute as Attribute;
+
         let figure = |attribute| {
             let mut bytes = 0_u64;
             // SAFETY: the four attributes below are `cuuint64_t`, as the live out-parameter is. The pool is alive: the driver

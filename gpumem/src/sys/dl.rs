@@ -52,7 +52,7 @@ pub(super) fn open(
 ///
 /// # Safety
 /// The symbol has to be of this type.
-#[cfg(feature = "dispatch")]
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
 pub(super) unsafe fn symbol<T: Copy>(names: &[&str], symbol: &std::ffi::CStr) -> Option<T> {
     let (library, _) = open("", names.iter().map(PathBuf::from)).ok()?;
     // SAFETY: of that type, as the caller says.

@@ -35,6 +35,7 @@ impl Gpu {
                 owners: HashMap::new(),
                 contents: HashMap::new(),
                 pools: BTreeMap::new(),
+                mapped: (0, 0),
             }),
         })
     }
@@ -56,6 +57,8 @@ pub(crate) struct Memory {
     owners: HashMap<u64, usize>,
     /// The pools besides the default one, by the number that their addresses have.
     pools: BTreeMap<u64, ExtraPool>,
+    /// What is mapped for memory nodes of graphs, and the most that ever was.
+    mapped: (u64, u64),
 }
 
 /// A pool that was created: it has the card's size and one pool in it, whose backing the card holds.
@@ -110,6 +113,39 @@ impl Memory {
         self.cuda().release(before.saturating_sub(after));
         self.cuda().hold(after.saturating_sub(before))?;
         outcome
+    }
+
+    /// Has so much mapped for graphs, if it is not so already.
+    pub(crate) fn map_for_graphs(&mut self, bytes: u64) -> Result<(), ModelError> {
+        let (mapped, most) = self.mapped;
+        if bytes > mapped {
+            self.cuda().hold(bytes - mapped)?;
+            self.mapped = (bytes, most.max(bytes));
+        }
+        Ok(())
+    }
+
+    /// Has no more than that mapped for graphs.
+    pub(crate) fn unmap_for_graphs(&mut self, bytes: u64) {
+        let (mapped, most) = self.mapped;
+        if bytes < mapped {
+            self.cuda().release(mapped - bytes);
+            self.mapped = (bytes, most);
+        }
+    }
+
+    pub(crate) fn mapped_for_graphs(&self) -> (u64, u64) {
+        self.mapped
+    }
+
+    /// The pool that an address of the card is in, if it is in one; number 0 is the default one.
+    pub(crate) fn pool_at(address: u64) -> Option<u64> {
+        (address >= POOLED_ADDRESSES).then(|| pool_and_place(address).0)
+    }
+
+    /// The context that a block was allocated in.
+    pub(crate) fn owner_of(&self, address: u64) -> usize {
+        self.owners.get(&address).copied().unwrap_or(0)
     }
 
     pub(crate) fn create_pool(&mut self) -> Result<u64, ModelError> {

@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::mem::{self, ManuallyDrop};
+use std::mem::ManuallyDrop;
 use std::process;
 use std::sync::atomic::Ordering;
 
@@ -14,6 +14,7 @@ use crate::cupti;
 use crate::device_model::{DeviceModel, ModelError};
 use crate::driver::{Call, lock};
 use crate::ffi::{Input, Out};
+use crate::graphs::{end_capture, not_capturing};
 use crate::objects::{Capture, Objects, Stream, free_handle};
 
 /// A `CUresult` other than success.
@@ -28,9 +29,9 @@ pub(crate) const INVALID_CONTEXT: Refusal = Refusal(201);
 pub(crate) const INVALID_HANDLE: Refusal = Refusal(400);
 pub(crate) const CONTEXT_IS_DESTROYED: Refusal = Refusal(709);
 pub(crate) const NOT_SUPPORTED: Refusal = Refusal(801);
-const STREAM_CAPTURE_UNSUPPORTED: Refusal = Refusal(900);
-const STREAM_CAPTURE_INVALIDATED: Refusal = Refusal(901);
-const STREAM_CAPTURE_IMPLICIT: Refusal = Refusal(906);
+pub(crate) const STREAM_CAPTURE_UNSUPPORTED: Refusal = Refusal(900);
+pub(crate) const STREAM_CAPTURE_INVALIDATED: Refusal = Refusal(901);
+pub(crate) const STREAM_CAPTURE_IMPLICIT: Refusal = Refusal(906);
 
 refusals!(INVALID_VALUE);
 
@@ -54,7 +55,6 @@ pub(crate) type Handle = usize;
 pub(crate) const CONTEXTS: Handle = 0x1000_0000;
 const CREATED_CONTEXTS: Handle = 0x1100_0000;
 pub(crate) const POOLS: Handle = 0x2000_0000;
-const GRAPH: Handle = 0x3000_0000;
 const STREAMS: Handle = 0x3100_0000;
 const EVENTS: Handle = 0x3200_0000;
 
@@ -183,19 +183,6 @@ pub(crate) fn stream_card(call: &Call, stream: Handle) -> Result<(usize, &'stati
     ready(call)?;
     let card = lock(&call.driver.objects).streams.get(&stream).ok_or(INVALID_HANDLE)?.card;
     Ok((card, call.on(card)?))
-}
-
-/// Refuses what is not legal while a stream of the card is being captured, and breaks the capture, as CUDA does.
-pub(crate) fn not_capturing(call: &Call, card: usize) -> Result<(), Refusal> {
-    let mut objects = lock(&call.driver.objects);
-    let mut outcome = Ok(());
-    for stream in objects.streams.values_mut().filter(|stream| stream.card == card) {
-        if stream.capture != Capture::None {
-            stream.capture = Capture::Broken;
-            outcome = Err(STREAM_CAPTURE_UNSUPPORTED);
-        }
-    }
-    outcome
 }
 
 /// The card of a pool, and the pool's number there.
@@ -328,13 +315,19 @@ fn new_stream(call: &Call, created: Out<Handle>, flags: c_uint) -> Result<(), Re
     let mut objects = lock(&call.driver.objects);
     let handle = free_handle(STREAMS, |taken| objects.streams.contains_key(taken));
     let blocking = flags & NON_BLOCKING == 0;
-    objects.streams.insert(handle, Stream { card, context, blocking, capture: Capture::None });
+    objects.streams.insert(handle, Stream { card, context, blocking, capture: None });
     Ok(created.put(handle)?)
 }
 
 fn destroy_stream(call: &Call, stream: Handle) -> Result<(), Refusal> {
     ready(call)?;
-    lock(&call.driver.objects).streams.remove(&stream).map(drop).ok_or(INVALID_HANDLE)
+    let mut objects = lock(&call.driver.objects);
+    let Stream { capture, .. } = objects.streams.remove(&stream).ok_or(INVALID_HANDLE)?;
+    if let Some(Capture { graph, is_origin: true, .. }) = capture {
+        end_capture(&mut objects, graph);
+        objects.graphs.remove(&graph);
+    }
+    Ok(())
 }
 
 fn synchronize(call: &Call, card: usize, gpu: &Gpu) -> Result<(), Refusal> {
@@ -583,7 +576,8 @@ dispatched! { jumps;
     }
 
     fn cuMemPoolGetAttribute(of: Handle, attribute: c_int, value: Out<c_void>) |call| {
-        let (_, number, gpu) = pool(call, of)?;
+        let (card, number, gpu) = pool(call, of)?;
+        not_capturing(call, card)?;
         let mut memory = gpu.memory();
         let model = memory.pool(number).ok_or(INVALID_VALUE)?;
         let bytes = match attribute {
@@ -600,7 +594,8 @@ dispatched! { jumps;
     }
 
     fn cuMemPoolSetAttribute(of: Handle, attribute: c_int, value: Out<c_void>) |call| {
-        let (_, number, gpu) = pool(call, of)?;
+        let (card, number, gpu) = pool(call, of)?;
+        not_capturing(call, card)?;
         let mut memory = gpu.memory();
         let model = memory.pool(number).ok_or(INVALID_VALUE)?;
         let wanted = if (1..=3).contains(&attribute) { 0 } else { value.cast::<u64>().get()? };
@@ -690,49 +685,16 @@ dispatched! { jumps;
         stream_card(call, stream).map(drop)
     }
 
-    fn cuStreamBeginCapture_v2(stream: Handle, _mode: c_int) |call| {
-        ready(call)?;
-        let mut objects = lock(&call.driver.objects);
-        let stream = objects.streams.get_mut(&stream).ok_or(STREAM_CAPTURE_UNSUPPORTED)?;
-        stream.capture = Capture::Active;
-        Ok(())
-    }
-
-    fn cuStreamEndCapture(stream: Handle, graph: Out<Handle>) |call| {
-        ready(call)?;
-        let mut objects = lock(&call.driver.objects);
-        let stream = objects.streams.get_mut(&stream).ok_or(INVALID_HANDLE)?;
-        match mem::replace(&mut stream.capture, Capture::None) {
-            Capture::None => Err(INVALID_VALUE),
-            Capture::Active => Ok(graph.put(GRAPH)?),
-            Capture::Broken => Err(STREAM_CAPTURE_INVALIDATED),
-        }
-    }
-
-    fn cuGraphDestroy(graph: Handle) |call| {
-        ready(call)?;
-        if graph == GRAPH { Ok(()) } else { Err(INVALID_VALUE) }
-    }
-
-    fn cuStreamIsCapturing(stream: Handle, status: Out<c_int>) |call| {
-        let (card, _) = stream_card(call, stream)?;
-        let objects = lock(&call.driver.objects);
-        // The legacy stream knows of the streams that wait for it.
-        let seen = |other: &Stream| other.card == card && other.blocking && other.capture != Capture::None;
-        if stream == 0 && objects.streams.values().any(seen) {
-            return Err(STREAM_CAPTURE_IMPLICIT);
-        }
-        let capture = objects.streams.get(&stream).map_or(Capture::None, |stream| stream.capture);
-        Ok(status.put(match capture {
-            Capture::None => 0,
-            Capture::Active => 1,
-            Capture::Broken => 2,
-        })?)
-    }
-
     fn cuStreamWaitEvent(stream: Handle, waited: Handle, _flags: c_uint) |call| {
         stream_card(call, stream)?;
-        event(call, waited)
+        event(call, waited)?;
+        let mut objects = lock(&call.driver.objects);
+        // To wait for what is captured is to be captured with it.
+        let joined = objects.recorded.get(&waited).copied();
+        if let (Some(capture), Some(stream)) = (joined, objects.streams.get_mut(&stream)) {
+            stream.capture = stream.capture.or(Some(Capture { is_origin: false, ..capture }));
+        }
+        Ok(())
     }
 
     fn cuEventCreate(created: Out<Handle>, _flags: c_uint) |call| {
@@ -741,7 +703,13 @@ dispatched! { jumps;
 
     fn cuEventRecord(recorded: Handle, stream: Handle) |call| {
         stream_card(call, stream)?;
-        event(call, recorded)
+        event(call, recorded)?;
+        let mut objects = lock(&call.driver.objects);
+        match objects.streams.get(&stream).and_then(|stream| stream.capture) {
+            Some(capture) => objects.recorded.insert(recorded, capture),
+            None => objects.recorded.remove(&recorded),
+        };
+        Ok(())
     }
 
     fn cuEventQuery(asked: Handle) |call| {

@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::cupti::Subscriptions;
 use crate::ffi::code_of;
 use crate::objects::Objects;
-use crate::{cuda, cupti, ffi, memory, nvml, physical, program};
+use crate::{cuda, cupti, ffi, graphs, imports, memory, nvml, physical, program};
 
 pub(crate) struct Driver {
     pub(crate) config: Config,
@@ -74,8 +74,16 @@ impl Driver {
     }
 
     fn from_env() -> Result<Self, String> {
-        let functions: Vec<_> =
-            [nvml::FUNCTIONS, cuda::FUNCTIONS, memory::FUNCTIONS, physical::FUNCTIONS, cupti::FUNCTIONS].concat();
+        let functions: Vec<_> = [
+            nvml::FUNCTIONS,
+            cuda::FUNCTIONS,
+            memory::FUNCTIONS,
+            physical::FUNCTIONS,
+            graphs::FUNCTIONS,
+            imports::FUNCTIONS,
+            cupti::FUNCTIONS,
+        ]
+        .concat();
         let config = Config::from_env(&functions)?;
         let gpus: Vec<_> = config
             .cards

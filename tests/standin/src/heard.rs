@@ -24,6 +24,9 @@ const OTHERS: &[(&str, c_uint)] = &[
     ("cuCtxSynchronize", Id::CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize as c_uint),
     ("cuCtxCreate_v4", 757),
     ("cuCtxGetId", 695),
+    ("cuStreamBeginCaptureToGraph", 720),
+    ("cuMulticastCreate", 706),
+    ("cuGraphInstantiateWithFlags", 643),
 ];
 
 /// The id of a function, if it has one.
@@ -110,16 +113,37 @@ heard! {
     cuda::cuStreamGetCtx: CUPTI_DRIVER_TRACE_CBID_cuStreamGetCtx, cuStreamGetCtx_params { hStream, pctx };
     cuda::cuStreamSynchronize: CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize, cuStreamSynchronize_params { hStream };
     cuda::cuStreamQuery: CUPTI_DRIVER_TRACE_CBID_cuStreamQuery, cuStreamQuery_params { hStream };
-    cuda::cuStreamBeginCapture_v2: CUPTI_DRIVER_TRACE_CBID_cuStreamBeginCapture_v2, cuStreamBeginCapture_v2_params { hStream, mode };
-    cuda::cuStreamEndCapture: CUPTI_DRIVER_TRACE_CBID_cuStreamEndCapture, cuStreamEndCapture_params { hStream, phGraph };
-    cuda::cuGraphDestroy: CUPTI_DRIVER_TRACE_CBID_cuGraphDestroy, cuGraphDestroy_params { hGraph };
-    cuda::cuStreamIsCapturing: CUPTI_DRIVER_TRACE_CBID_cuStreamIsCapturing, cuStreamIsCapturing_params { hStream, captureStatus };
     cuda::cuStreamWaitEvent: CUPTI_DRIVER_TRACE_CBID_cuStreamWaitEvent, cuStreamWaitEvent_params { hStream, hEvent, Flags };
     cuda::cuEventCreate: CUPTI_DRIVER_TRACE_CBID_cuEventCreate, cuEventCreate_params { phEvent, Flags };
     cuda::cuEventRecord: CUPTI_DRIVER_TRACE_CBID_cuEventRecord, cuEventRecord_params { hEvent, hStream };
     cuda::cuEventQuery: CUPTI_DRIVER_TRACE_CBID_cuEventQuery, cuEventQuery_params { hEvent };
     cuda::cuEventSynchronize: CUPTI_DRIVER_TRACE_CBID_cuEventSynchronize, cuEventSynchronize_params { hEvent };
     cuda::cuEventDestroy_v2: CUPTI_DRIVER_TRACE_CBID_cuEventDestroy_v2, cuEventDestroy_v2_params { hEvent };
+    graphs::cuStreamBeginCapture: CUPTI_DRIVER_TRACE_CBID_cuStreamBeginCapture, cuStreamBeginCapture_params { hStream };
+    graphs::cuStreamBeginCapture_v2: CUPTI_DRIVER_TRACE_CBID_cuStreamBeginCapture_v2, cuStreamBeginCapture_v2_params { hStream, mode };
+    graphs::cuStreamBeginCapture_v2_ptsz: CUPTI_DRIVER_TRACE_CBID_cuStreamBeginCapture_v2_ptsz, cuStreamBeginCapture_v2_ptsz_params { hStream, mode };
+    graphs::cuStreamEndCapture: CUPTI_DRIVER_TRACE_CBID_cuStreamEndCapture, cuStreamEndCapture_params { hStream, phGraph };
+    graphs::cuStreamEndCapture_ptsz: CUPTI_DRIVER_TRACE_CBID_cuStreamEndCapture_ptsz, cuStreamEndCapture_ptsz_params { hStream, phGraph };
+    graphs::cuStreamIsCapturing: CUPTI_DRIVER_TRACE_CBID_cuStreamIsCapturing, cuStreamIsCapturing_params { hStream, captureStatus };
+    graphs::cuThreadExchangeStreamCaptureMode: CUPTI_DRIVER_TRACE_CBID_cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode_params { mode };
+    graphs::cuGraphCreate: CUPTI_DRIVER_TRACE_CBID_cuGraphCreate, cuGraphCreate_params { phGraph, flags };
+    graphs::cuGraphDestroy: CUPTI_DRIVER_TRACE_CBID_cuGraphDestroy, cuGraphDestroy_params { hGraph };
+    graphs::cuGraphAddMemAllocNode: CUPTI_DRIVER_TRACE_CBID_cuGraphAddMemAllocNode, cuGraphAddMemAllocNode_params { phGraphNode, hGraph, dependencies, numDependencies, nodeParams };
+    graphs::cuGraphAddMemFreeNode: CUPTI_DRIVER_TRACE_CBID_cuGraphAddMemFreeNode, cuGraphAddMemFreeNode_params { phGraphNode, hGraph, dependencies, numDependencies, dptr };
+    graphs::cuGraphExecDestroy: CUPTI_DRIVER_TRACE_CBID_cuGraphExecDestroy, cuGraphExecDestroy_params { hGraphExec };
+    graphs::cuGraphUpload: CUPTI_DRIVER_TRACE_CBID_cuGraphUpload, cuGraphUpload_params { hGraph, hStream };
+    graphs::cuGraphLaunch: CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch, cuGraphLaunch_params { hGraph, hStream };
+    graphs::cuGraphLaunch_ptsz: CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch_ptsz, cuGraphLaunch_ptsz_params { hGraphExec, hStream };
+    graphs::cuDeviceGetGraphMemAttribute: CUPTI_DRIVER_TRACE_CBID_cuDeviceGetGraphMemAttribute, cuDeviceGetGraphMemAttribute_params { device, attr, value };
+    graphs::cuDeviceGraphMemTrim: CUPTI_DRIVER_TRACE_CBID_cuDeviceGraphMemTrim, cuDeviceGraphMemTrim_params { device };
+    imports::cuMemExportToShareableHandle: CUPTI_DRIVER_TRACE_CBID_cuMemExportToShareableHandle, cuMemExportToShareableHandle_params { shareableHandle, handle, handleType, flags };
+    imports::cuMemImportFromShareableHandle: CUPTI_DRIVER_TRACE_CBID_cuMemImportFromShareableHandle, cuMemImportFromShareableHandle_params { handle, osHandle, shHandleType };
+    imports::cuMemPoolImportFromShareableHandle: CUPTI_DRIVER_TRACE_CBID_cuMemPoolImportFromShareableHandle, cuMemPoolImportFromShareableHandle_params { pool_out, handle, handleType, flags };
+    imports::cuMemPoolImportPointer: CUPTI_DRIVER_TRACE_CBID_cuMemPoolImportPointer, cuMemPoolImportPointer_params { ptr_out, pool, shareData };
+    imports::cuIpcCloseMemHandle: CUPTI_DRIVER_TRACE_CBID_cuIpcCloseMemHandle, cuIpcCloseMemHandle_params { dptr };
+    imports::cuImportExternalMemory: CUPTI_DRIVER_TRACE_CBID_cuImportExternalMemory, cuImportExternalMemory_params { extMem_out, memHandleDesc };
+    imports::cuExternalMemoryGetMappedBuffer: CUPTI_DRIVER_TRACE_CBID_cuExternalMemoryGetMappedBuffer, cuExternalMemoryGetMappedBuffer_params { devPtr, extMem, bufferDesc };
+    imports::cuDestroyExternalMemory: CUPTI_DRIVER_TRACE_CBID_cuDestroyExternalMemory, cuDestroyExternalMemory_params { extMem };
     memory::cuMemAlloc_v2: CUPTI_DRIVER_TRACE_CBID_cuMemAlloc_v2, cuMemAlloc_v2_params { dptr, bytesize };
     memory::cuMemAllocPitch_v2: CUPTI_DRIVER_TRACE_CBID_cuMemAllocPitch_v2, cuMemAllocPitch_v2_params { dptr, pPitch, WidthInBytes, Height, ElementSizeBytes };
     memory::cuMemAllocManaged: CUPTI_DRIVER_TRACE_CBID_cuMemAllocManaged, cuMemAllocManaged_params { dptr, bytesize, flags };

@@ -84,7 +84,9 @@ mod driver;
 mod ffi;
 #[cfg(target_arch = "x86_64")]
 mod foreign;
+mod graphs;
 mod heard;
+mod imports;
 mod injection;
 mod memory;
 mod nvml;

@@ -2,14 +2,16 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use crate::card::Gpu;
+use crate::card::{Gpu, Memory};
 use crate::cuda::{
     Address, CONTEXTS, Device, Handle, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, POOLS, Refusal,
-    address_in, address_out, context, current, current_pool, device, not_capturing, pool, ready, stream_card,
+    address_in, address_out, context, current, current_pool, device, pool, ready, stream_card,
 };
 use crate::driver::{Call, lock};
 use crate::ffi::Out;
-use crate::objects::{Array, free_handle};
+use crate::graphs::{self, not_capturing};
+use crate::imports;
+use crate::objects::{Array, Imported, free_handle};
 use crate::physical::{GRANULARITY, Location, ON_DEVICE};
 
 fn already_registered() -> Refusal {
@@ -30,10 +32,10 @@ const PITCH: usize = 512;
 /// A `CUmemPoolProps`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct PoolProperties {
+pub(crate) struct PoolProperties {
     kind: c_int,
     handle_kinds: c_int,
-    location: Location,
+    pub(crate) location: Location,
     security: Out<c_void>,
     most: usize,
     rest: [u8; 56],
@@ -107,6 +109,7 @@ fn alloc(call: &Call, address: Out<Address>, bytes: u64) -> Result<(), Refusal> 
         return Err(INVALID_VALUE);
     }
     let block = gpu.memory().alloc(bytes, context)?;
+    lock(&call.driver.objects).number(address_out(card, block));
     Ok(address.put(address_out(card, block))?)
 }
 
@@ -125,11 +128,16 @@ fn alloc_in_pool(
     }
     // Pools are the device's, and end with its primary context at the latest.
     let block = gpu.memory().alloc_in_pool(number, bytes as u64, CONTEXTS + card)?;
+    lock(&call.driver.objects).number(address_out(card, block));
     Ok(address.put(address_out(card, block))?)
 }
 
 fn alloc_async(call: &Call, address: Out<Address>, bytes: usize, stream: Handle) -> Result<(), Refusal> {
     let (card, _) = stream_card(call, stream)?;
+    if let Some(graph) = graphs::captured(call, stream)? {
+        return Ok(address.put(graphs::add_alloc(call, graph, card, bytes as u64)?.1)?);
+    }
+    not_capturing(call, card)?;
     alloc_in_pool(call, address, bytes, pool(call, current_pool(call, card))?)
 }
 
@@ -140,12 +148,24 @@ fn alloc_from_pool_async(
     of: Handle,
     stream: Handle,
 ) -> Result<(), Refusal> {
-    stream_card(call, stream)?;
-    alloc_in_pool(call, address, bytes, pool(call, of)?)
+    let (card, _) = stream_card(call, stream)?;
+    let pool = pool(call, of)?;
+    if let Some(graph) = graphs::captured(call, stream)? {
+        return Ok(address.put(graphs::add_alloc(call, graph, pool.0, bytes as u64)?.1)?);
+    }
+    not_capturing(call, card)?;
+    alloc_in_pool(call, address, bytes, pool)
 }
 
 fn free_async(call: &Call, address: Address, stream: Handle) -> Result<(), Refusal> {
-    stream_card(call, stream)?;
+    let (card, _) = stream_card(call, stream)?;
+    if let Some(graph) = graphs::captured(call, stream)? {
+        return graphs::add_free(call, graph, address).map(drop);
+    }
+    not_capturing(call, card)?;
+    if imports::free(call, address) || graphs::free_block(call, address).is_some() {
+        return Ok(());
+    }
     let (gpu, block) = address_in(call, address)?;
     Ok(gpu.memory().free_async(block)?)
 }
@@ -176,14 +196,17 @@ fn destroy_array(call: &Call, destroyed: Handle, mipmapped: bool) -> Result<(), 
 }
 
 fn pin(call: &Call, address: Out<usize>, bytes: usize) -> Result<(), Refusal> {
-    current(call)?;
+    let (card, _) = current(call)?;
+    not_capturing(call, card)?;
     if bytes == 0 || address.is_null() {
         return Err(INVALID_VALUE);
     }
     let mut memory = Vec::new();
     memory.try_reserve_exact(bytes).map_err(|_| OUT_OF_MEMORY)?;
     let start = memory.as_ptr() as usize;
-    lock(&call.driver.objects).pinned.insert(start, memory);
+    let mut objects = lock(&call.driver.objects);
+    objects.pinned.insert(start, memory);
+    objects.number(start as u64);
     Ok(address.put(start)?)
 }
 
@@ -193,6 +216,60 @@ fn register(call: &Call, address: usize, bytes: usize) -> Result<(), Refusal> {
         return Err(INVALID_VALUE);
     }
     if lock(&call.driver.objects).registered.insert(address) { Ok(()) } else { Err(already_registered()) }
+}
+
+/// What is known of an address that points into something live.
+struct About {
+    card: usize,
+    /// A `CUmemorytype`.
+    kind: c_uint,
+    managed: bool,
+    /// That it was allocated in, and the pool that it is in; 0 for none.
+    context: Handle,
+    pool: Handle,
+}
+
+fn about(call: &Call, address: Address) -> Result<About, Refusal> {
+    const HOST: c_uint = 1;
+    const DEVICE: c_uint = 2;
+    let nothing = About { card: 0, kind: DEVICE, managed: false, context: 0, pool: 0 };
+    let objects = lock(&call.driver.objects);
+    let managed = objects.managed.range(..=address).next_back();
+    let managed = managed.filter(|(start, (bytes, _))| address - **start < *bytes).map(|(_, (_, of))| *of);
+    let pinned = usize::try_from(address).is_ok_and(|address| objects.pinned.contains_key(&address));
+    let of_a_graph = objects.graph_blocks.get(&address).copied();
+    let imported = objects.imported.get(&address).copied();
+    drop(objects);
+    if let Some(context) = managed {
+        let card = call.driver.context_card(context).ok_or(INVALID_VALUE)?;
+        return Ok(About { card, managed: true, context, ..nothing });
+    }
+    if pinned {
+        let (context, card, _) = context(call)?;
+        return Ok(About { card, kind: HOST, context, ..nothing });
+    }
+    if let Some((card, _)) = of_a_graph {
+        return Ok(About { card, ..nothing });
+    }
+    if let Some(Imported { pool, context, .. }) = imported {
+        return Ok(About { context, pool, ..nothing });
+    }
+    let (gpu, inside) = address_in(call, address)?;
+    let mut memory = gpu.memory();
+    memory.block_at(inside).ok_or(INVALID_VALUE)?;
+    let card = call.driver.gpus.iter().position(|other| std::ptr::eq(other, gpu)).ok_or(INVALID_VALUE)?;
+    Ok(match Memory::pool_at(inside) {
+        Some(0) => About { card, pool: POOLS + card, ..nothing },
+        // The number will do: nobody asks which one.
+        Some(number) => About { card, pool: CREATED_POOLS + usize::try_from(number).unwrap_or(0), ..nothing },
+        None => About { card, context: memory.owner_of(inside), ..nothing },
+    })
+}
+
+/// An allocation by a function that nobody intercepts.
+#[unsafe(no_mangle)]
+extern "C" fn standin_alloc(address: Out<Address>, bytes: usize) -> c_int {
+    Call::run("standin_alloc", |call| alloc(call, address, bytes as u64))
 }
 
 dispatched! { calls;
@@ -229,6 +306,7 @@ dispatched! { calls;
         let end = objects.managed.last_key_value().map_or(MANAGED, |(start, (bytes, _))| start + bytes);
         let start = end.checked_next_multiple_of(GRANULARITY).ok_or(OUT_OF_MEMORY)?;
         objects.managed.insert(start, (bytes as u64, context));
+        objects.number(start);
         Ok(address.put(start)?)
     }
 
@@ -236,6 +314,9 @@ dispatched! { calls;
         current(call)?;
         let managed = lock(&call.driver.objects).managed.remove(&address).is_some();
         if address == 0 || managed && !call.driver.config.nested {
+            return Ok(());
+        }
+        if imports::free(call, address) || graphs::free_block(call, address).is_some() {
             return Ok(());
         }
         let (gpu, block) = address_in(call, address)?;
@@ -271,7 +352,12 @@ dispatched! { calls;
         current(call)?;
         let managed = lock(&call.driver.objects).managed.range(..=address).next_back().map(|(start, (bytes, _))| (*start, *bytes));
         let managed = managed.filter(|(start, bytes)| address - start < *bytes);
-        let (first, length) = if let Some(found) = managed {
+        let other = {
+            let objects = lock(&call.driver.objects);
+            let of_a_graph = objects.graph_blocks.get(&address).map(|(_, bytes)| (address, *bytes));
+            of_a_graph.or_else(|| objects.imported.get(&address).map(|imported| (address, imported.bytes)))
+        };
+        let (first, length) = if let Some(found) = managed.or(other) {
             found
         } else {
             let (gpu, inside) = address_in(call, address)?;
@@ -288,32 +374,20 @@ dispatched! { calls;
     }
 
     fn cuPointerGetAttribute(value: Out<c_void>, attribute: c_int, address: Address) |call| {
-        const HOST: c_uint = 1;
-        const DEVICE: c_uint = 2;
         ready(call)?;
-        let (managed, pinned) = {
-            let objects = lock(&call.driver.objects);
-            let managed = objects.managed.range(..=address).next_back();
-            let managed = managed.filter(|(start, (bytes, _))| address - **start < *bytes).map(|(_, (_, of))| *of);
-            let pinned = usize::try_from(address).is_ok_and(|address| objects.pinned.contains_key(&address));
-            (managed, pinned)
-        };
-        let card = match managed {
-            Some(context) => call.driver.context_card(context).ok_or(INVALID_VALUE)?,
-            None if pinned => current(call)?.0,
-            None => {
-                let (gpu, inside) = address_in(call, address)?;
-                gpu.memory().block_at(inside).ok_or(INVALID_VALUE)?;
-                call.driver.gpus.iter().position(|other| std::ptr::eq(other, gpu)).ok_or(INVALID_VALUE)?
-            }
-        };
+        let About { card, kind, managed, context, pool } = about(call, address)?;
         let ordinal = call.driver.visible.iter().position(|visible| *visible == card).ok_or(INVALID_VALUE)?;
-        Ok(value.cast::<c_uint>().put(match attribute {
-            2 => if pinned { HOST } else { DEVICE },
-            8 => c_uint::from(managed.is_some()),
-            9 => c_uint::try_from(ordinal).unwrap_or(c_uint::MAX),
+        let number = lock(&call.driver.objects).numbers.get(&address).copied();
+        match attribute {
+            1 => value.cast().put(context)?,
+            2 => value.cast().put(kind)?,
+            7 => value.cast().put(number.ok_or(INVALID_VALUE)?)?,
+            8 => value.cast().put(u8::from(managed))?,
+            9 => value.cast().put(c_uint::try_from(ordinal).unwrap_or(c_uint::MAX))?,
+            17 => value.cast().put(pool)?,
             _ => return Err(INVALID_VALUE),
-        })?)
+        }
+        Ok(())
     }
 
     fn cuMemPoolCreate(created: Out<Handle>, properties: Out<PoolProperties>) |call| {

@@ -1,6 +1,7 @@
 //! What is alive besides blocks.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::thread::ThreadId;
 
 /// By handle or address. A handle that was given back is given out again, as those of a
 /// real driver are.
@@ -8,6 +9,18 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 pub(crate) struct Objects {
     pub(crate) streams: HashMap<usize, Stream>,
     pub(crate) events: HashSet<usize>,
+    /// The capture that each event was recorded in.
+    pub(crate) recorded: HashMap<usize, Capture>,
+    /// The nodes of each graph.
+    pub(crate) graphs: HashMap<usize, Vec<Node>>,
+    pub(crate) executables: HashMap<usize, Executable>,
+    /// Blocks that graphs left live: the card, and the bytes.
+    pub(crate) graph_blocks: BTreeMap<u64, (usize, u64)>,
+    /// Memory of somebody else, by its address here.
+    pub(crate) imported: BTreeMap<u64, Imported>,
+    /// The number of each block that was ever allocated at an address, which later ones exceed.
+    pub(crate) numbers: HashMap<u64, u64>,
+    pub(crate) numbered: u64,
     /// The contexts that were created; primary ones are the cards' own.
     pub(crate) contexts: HashMap<usize, usize>,
     /// How often `cuCtxAttach` has been called for a context more than `cuCtxDetach`.
@@ -35,7 +48,52 @@ pub(crate) struct Stream {
     pub(crate) context: usize,
     /// Whether it waits for the legacy stream, which then knows of it.
     pub(crate) blocking: bool,
-    pub(crate) capture: Capture,
+    pub(crate) capture: Option<Capture>,
+}
+
+/// What a stream that is being captured is captured into.
+#[derive(Clone, Copy)]
+pub(crate) struct Capture {
+    pub(crate) graph: usize,
+    /// A `CUstreamCaptureMode`.
+    pub(crate) mode: i32,
+    pub(crate) by: ThreadId,
+    /// It began on this stream, which did not join it.
+    pub(crate) is_origin: bool,
+    /// By a call that is not legal while capturing.
+    pub(crate) broken: bool,
+}
+
+/// What a graph does to memory.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Node {
+    Alloc { card: usize, address: u64, bytes: u64 },
+    Free(u64),
+}
+
+#[derive(Clone)]
+pub(crate) struct Executable {
+    pub(crate) graph: usize,
+    pub(crate) nodes: Vec<Node>,
+    /// A launch frees what the one before left live.
+    pub(crate) frees: bool,
+}
+
+/// Memory of another process or API.
+#[derive(Clone, Copy)]
+pub(crate) struct Imported {
+    pub(crate) bytes: u64,
+    /// The pool that it is in, if it is in one; else the context that it was opened in.
+    pub(crate) pool: usize,
+    pub(crate) context: usize,
+}
+
+impl Objects {
+    /// Gives the block that was allocated at an address its number.
+    pub(crate) fn number(&mut self, address: u64) {
+        self.numbered += 1;
+        self.numbers.insert(address, self.numbered);
+    }
 }
 
 pub(crate) struct Array {
@@ -57,12 +115,4 @@ pub(crate) struct Physical {
 /// The first handle from `start` on that nobody has.
 pub(crate) fn free_handle(start: usize, is_taken: impl Fn(&usize) -> bool) -> usize {
     (start..).step_by(16).find(|handle| !is_taken(handle)).unwrap_or(start)
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Capture {
-    None,
-    Active,
-    /// By a call that is not legal while capturing.
-    Broken,
 }

@@ -7,7 +7,7 @@ use crate::driver::{Call, lock};
 use crate::ffi::Out;
 use crate::objects::{Objects, Physical, free_handle};
 
-const PHYSICAL: Handle = 0x4000_0000;
+pub(crate) const PHYSICAL: Handle = 0x4000_0000;
 /// Addresses that belong to no card.
 const RANGES: Address = 0x5000_0000_0000;
 /// What physical memory is made of, and what addresses are reserved in.

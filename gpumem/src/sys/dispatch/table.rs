@@ -22,8 +22,8 @@ use crate::{
     error::{Error, Kind},
     sys::{
         calls::{
-            Arguments, CALLS, Call, Caller, Memory, Named, Observe, STATE, Shape, State, Tell, Told, at_enter, at_exit,
-            in_state, with_calls,
+            Arguments, CALLS, Call, Caller, Memory, Named, Null, Observe, STATE, Shape, State, Tell, Told, at_enter,
+            at_exit, in_state, with_calls,
         },
         cuda, dl, loader, process,
     },
@@ -256,7 +256,7 @@ unsafe fn intercept<O: Observe, const N: usize>(
     let driver = HOOKS.drivers[row].load(Relaxed);
     let state = STATE.get();
     // What an implementation calls in turn is a part of the call that is counted already.
-    if state == State::Driver || !HOOKS.active.load(Relaxed) {
+    if matches!(state, State::Driver | State::Own) || !HOOKS.active.load(Relaxed) {
         return call(driver);
     }
     let to = Told::<O>::by(Caller::Dispatch);

@@ -22,6 +22,7 @@
 //! - `scope name`: an exact trace that is silent; `breakdown [device]`, `summary`: what they say, in one line;
 //!   `tell_refusals`: each is an answer `refused` from then on; `on_refusal function argument…`: each calls that; `retry function argument…`: as `call`, with a second try;
 //! - `call function argument…`: the driver's function, see `raw.rs`; `let name value`: for its arguments;
+//!   `value name`: what a call gave out;
 //! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`, `go_on threads`, `adding_up steps devices`: see
 //!   `churn.rs`;
 //! - `forks children`: so many, each while other threads use all of gpumem; see `forks.rs`;
@@ -342,6 +343,7 @@ impl Probe {
         Ok(Some(match verb {
             "call" => self.names.call(argument)?.to_string(),
             "let" => self.names.set(argument)?,
+            "value" => self.names.get(argument).to_string(),
             "together" | "alone" => match numbers()?[..] {
                 [threads, steps, devices] if verb == "alone" => churn::alone(threads.into(), steps.into(), devices)?,
                 [threads, phases, devices] => churn::together(threads.into(), phases.into(), devices)?,
@@ -466,12 +468,13 @@ fn status() -> String {
 
 /// What is not 0: current/peak/allocated/freed bytes, and the same of blocks.
 fn memory_stats(stats: &gpumem::MemoryStats) -> String {
-    let gpumem::KindStats { device, pool, vmm, managed, pinned_host, .. } = stats.kinds;
+    let gpumem::KindStats { device, pool, vmm, graph, managed, pinned_host, .. } = stats.kinds;
     let all = [
         ("all", stats.all),
         ("device", device),
         ("pool", pool),
         ("vmm", vmm),
+        ("graph", graph),
         ("managed", managed),
         ("pinned_host", pinned_host),
     ];

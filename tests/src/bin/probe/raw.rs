@@ -48,6 +48,8 @@ impl Names {
     /// - a number, a name, or either with `+number`;
     /// - `&name`: where the call puts what the name then stands for, and finds what it stood for before (0 if nothing);
     /// - `on:1`: the properties of memory or of a pool on device 1; `on:host`: on the host;
+    /// - `node:name:bytes:1`: the parameters of a node that allocates so much on device 1; `name` is where;
+    /// - `zeros`: a struct that the call may write to, or need not look at;
     /// - `array:64x32x1:0x20:4`: the shape of an array, its format and its channels; `array3d:…` likewise.
     pub(crate) fn call(&self, line: &str) -> Result<c_int, Trouble> {
         let mut words = line.split_whitespace();
@@ -59,8 +61,10 @@ impl Names {
         }
         let result = invoke(function, registers)?;
         for argument in arguments {
-            if let Argument::Out(name, value) = argument {
-                self.lock().insert(name, *value);
+            match argument {
+                Argument::Out(name, value) => _ = self.lock().insert(name, *value),
+                Argument::Node(name, words) => _ = self.lock().insert(name, words[14]),
+                Argument::Value(_) | Argument::Struct(_) => {}
             }
         }
         Ok(result)
@@ -76,6 +80,18 @@ impl Names {
             let mut words = vec![0; 11];
             (words[0], words[1]) = (1, place);
             return Ok(Argument::Struct(words));
+        }
+        if let Some(node) = word.strip_prefix("node:") {
+            let [name, bytes, device] = node.split(':').collect::<Vec<_>>()[..] else {
+                return Err("not of the form name:bytes:device".into());
+            };
+            // CUDA_MEM_ALLOC_NODE_PARAMS: CUmemPoolProps, accesses, bytes, address.
+            let mut words = vec![0; 15];
+            (words[0], words[1], words[13]) = (1, 1 | self.value(device)? << 32, self.value(bytes)?);
+            return Ok(Argument::Node(name.to_owned(), words));
+        }
+        if word == "zeros" {
+            return Ok(Argument::Struct(vec![0; 16]));
         }
         let shape = word.strip_prefix("array3d:").map(|shape| (shape, true));
         if let Some((shape, solid)) = shape.or_else(|| word.strip_prefix("array:").map(|shape| (shape, false))) {
@@ -95,6 +111,7 @@ enum Argument {
     Value(u64),
     Out(String, Box<u64>),
     Struct(Vec<u64>),
+    Node(String, Vec<u64>),
 }
 
 impl Argument {
@@ -103,7 +120,7 @@ impl Argument {
         match self {
             Self::Value(value) => *value,
             Self::Out(_, value) => ptr::from_mut(&mut **value) as u64,
-            Self::Struct(words) => words.as_ptr() as u64,
+            Self::Struct(words) | Self::Node(_, words) => words.as_mut_ptr() as u64,
         }
     }
 }

@@ -1,0 +1,306 @@
+//! Stream capture, graphs whose nodes allocate, and memory that belongs to somebody else, on the stand-in driver: through the
+//! dispatch table and through CUPTI.
+//!
+//! Each case is a script for the probe, with the answers behind the commands; `gpumem_tests::check` says more.
+
+use gpumem_tests::{CONTEXT, Machines, each, ensure};
+
+const MIB: u64 = 1 << 20;
+/// The driver maps so much at a time for graphs.
+const STEP: u64 = 32 * MIB;
+
+/// With a context, a stream `s` that can be captured, and an exact trace. Nothing is to be untracked or lost at its end.
+#[track_caller]
+fn check(script: &str) {
+    let stream = "call cuStreamCreate &s 1";
+    for outcome in Machines::heard().check(&format!("{CONTEXT}; exact = started; {stream}; {script}; status")) {
+        ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
+        let sound = outcome.answer("status").contains(" untracked=0 lost=0 ");
+        ensure(sound, "something is untracked or lost", &outcome);
+    }
+}
+
+/// A capture of calls on `s`, which makes an executable graph `e`.
+fn captured(calls: &str) -> String {
+    format!(
+        "call cuStreamBeginCapture_v2 s 0; {calls}; call cuStreamEndCapture s &g; call cuGraphInstantiateWithFlags &e g 0"
+    )
+}
+
+const LAUNCH: &str = "call cuGraphLaunch e s";
+
+#[test]
+fn a_capture_allocates_nothing() {
+    for begin in [
+        "cuStreamBeginCapture_v2 s 0",
+        "cuStreamBeginCapture_v2 s 2",
+        "cuStreamBeginCapture s",
+        "cuStreamBeginCapture_v2_ptsz s 1",
+    ] {
+        for alloc in [
+            "cuMemAllocAsync &a 67108864 s",
+            "cuMemAllocAsync_ptsz &a 67108864 s",
+            "cuMemAllocFromPoolAsync &a 67108864 p s",
+            "cuMemAllocFromPoolAsync_ptsz &a 67108864 p s",
+        ] {
+            check(&format!(
+                "call cuDeviceGetDefaultMemPool &p 0; call {begin}; call {alloc}; figures = 0 0; call cuMemFreeAsync a s; \
+                 figures 0 = 0 0; call cuStreamEndCapture s &g; figures 0 = 0 0"
+            ));
+        }
+    }
+    each(
+        &[
+            // The thread has allocated on that stream before.
+            "call cuMemAllocAsync &x 1000 s; call cuStreamBeginCapture_v2 s 0; call cuMemAllocAsync &a 67108864 s; \
+             call cuStreamEndCapture s &g; figures = 1000 0; call cuMemAllocAsync &y 24 s; figures 0 = 1024 0",
+            // Into a graph that is there already.
+            "call cuGraphCreate &g 0; call cuStreamBeginCaptureToGraph s g 0 0 0 0; call cuMemAllocAsync &a 67108864 s; \
+             call cuStreamEndCapture s &h; figures = 0 0",
+            // On a stream that joins the capture of another, and then does not belong to it any more.
+            "call cuStreamCreate &t 1; call cuMemAllocAsync &x 1000 t; call cuEventCreate &v 2; call cuStreamBeginCapture_v2 s 2; \
+             call cuMemAllocAsync &y 24 t; call cuEventRecord v s; call cuStreamWaitEvent t v 0; call cuMemAllocAsync &a 67108864 t; \
+             call cuMemFreeAsync a t; call cuStreamEndCapture s &g; figures = 1024 0; call cuMemAllocAsync &z 6 t; figures 0 = 1030 0",
+            // What is allocated elsewhere meanwhile is.
+            "call cuStreamCreate &t 1; call cuStreamBeginCapture_v2 s 2; call cuMemAllocAsync &x 1000 t; call cuMemAllocAsync &y 24 0; \
+             call cuMemAlloc_v2 &z 6; call cuStreamEndCapture s &g; figures = 1030 0",
+            // A captured free of what no graph allocated is refused.
+            "call cuMemAllocAsync &x 1000 s; call cuStreamBeginCapture_v2 s 2; call cuMemFreeAsync x s = 1; figures = 1000 0; \
+             call cuStreamEndCapture s &g; call cuMemFreeAsync x s; figures 0 = 0 1000",
+            // Captures that do not end as they should: broken, destroyed with its stream, refused.
+            "call cuStreamBeginCapture_v2 s 0; call cuMemAlloc_v2 &x 1000 = 900; call cuStreamEndCapture s &g = 901; \
+             call cuMemAllocAsync &y 24 s; figures = 24 0",
+            "call cuStreamBeginCapture_v2 s 0; call cuStreamDestroy_v2 s; call cuStreamCreate &s 1; call cuMemAllocAsync &y 24 s; \
+             figures = 24 0",
+            "call cuStreamEndCapture s &g = 1; call cuStreamBeginCapture_v2 s 0; call cuStreamBeginCapture_v2 s 0 = 900; \
+             call cuMemAllocAsync &a 67108864 s; call cuStreamEndCapture s &g; figures = 0 0",
+            // On another thread.
+            "call cuStreamBeginCapture_v2 s 2; other_thread call cuCtxSetCurrent ctx | call cuMemAllocAsync &a 67108864 s; \
+             call cuStreamEndCapture s &g; figures = 0 0",
+        ],
+        |script| check(script),
+    );
+}
+
+/// Of a capture that began before anybody listened, allocations may have been counted.
+#[test]
+fn a_capture_older_than_the_subscription_is_said() {
+    let script = format!(
+        "{CONTEXT}; call cuStreamCreate &s 1; call cuStreamBeginCapture_v2 s 2; exact; call cuMemAllocAsync &a 1000 s; \
+         call cuStreamEndCapture s &g; figures"
+    );
+    for outcome in Machines::heard().check(&script) {
+        ensure(outcome.answer("figures").ends_with(" lost"), "wrong without a word", &outcome);
+    }
+}
+
+/// A graph is launched again and again, with each way to free what it allocates: used is what the driver has mapped.
+#[test]
+fn graphs_count_as_what_is_mapped() {
+    let both = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
+    check(&format!("{both}; figures = 0 0{}; figures 0 = 67108864 0", format!("; {LAUNCH}").repeat(100)));
+    let alone = captured("call cuMemAllocAsync &a 33554432 s");
+    for free in
+        ["cuMemFreeAsync a s", "cuMemFreeAsync_ptsz a s", "cuMemFreeAsync a 0", "cuMemFree_v2 a", "cuGraphLaunch f s"]
+    {
+        let frees =
+            "call cuGraphCreate &h 0; call cuGraphAddMemFreeNode &n h 0 0 a; call cuGraphInstantiateWithFlags &f h 0";
+        check(&format!(
+            "{alone}; {frees}{}; figures = {STEP} 0; {LAUNCH}; {LAUNCH} = 1; figures 0 = {STEP} 0",
+            format!("; {LAUNCH}; call {free}").repeat(100)
+        ));
+    }
+    each(
+        &[
+            format!("{alone}; {LAUNCH}; call cuMemFreeAsync a s; call cuMemFreeAsync a s = 1; figures = {STEP} 0"),
+            // Hand-built, and freed by its next launch.
+            format!(
+                "call cuGraphCreate &g 0; call cuGraphAddMemAllocNode &n g 0 0 node:a:{}:0; figures = 0 0; \
+                 call cuGraphInstantiateWithFlags &e g 1{}; figures 0 = {} 0; call cuMemFreeAsync a s; figures 0 = {} 0; {LAUNCH}",
+                48 * MIB,
+                format!("; {LAUNCH}").repeat(100),
+                2 * STEP,
+                2 * STEP
+            ),
+            // What is mapped stays when the graph goes, and goes when it is trimmed, unless a block is live.
+            format!(
+                "{alone}; {LAUNCH}; call cuDeviceGraphMemTrim 0; figures = {STEP} 0; call cuGraphExecDestroy e; call cuGraphDestroy g; \
+                 figures 0 = {STEP} 0; call cuMemFreeAsync a s; figures 0 = {STEP} 0; call cuDeviceGraphMemTrim 0; figures 0 = 0 {STEP}"
+            ),
+            // Graphs share it; the larger one decides.
+            format!(
+                "{both}; let d e; call cuGraphCreate &g 0; call cuGraphAddMemAllocNode &n g 0 0 node:a:{}:0; call cuGraphAddMemFreeNode &m g 0 0 a; \
+                 call cuGraphInstantiateWithFlags &e g 0; call cuGraphLaunch d s; figures = {} 0; {LAUNCH}; figures 0 = {} 0; call cuGraphLaunch d s; \
+                 figures 0 = {} 0; call cuDeviceGraphMemTrim 0; figures 0 = 0 {}; call cuGraphLaunch d s; figures 0 = {} {STEP}",
+                65 * MIB,
+                2 * STEP,
+                3 * STEP,
+                3 * STEP,
+                3 * STEP,
+                2 * STEP
+            ),
+            // Mapped before it is launched.
+            format!("{both}; call cuGraphUpload e s; figures = {} 0; {LAUNCH}; figures 0 = {} 0", 2 * STEP, 2 * STEP),
+            // With other memory, and refused.
+            format!(
+                "call cuMemAlloc_v2 &x 1000; {both}; {LAUNCH}; call cuMemFree_v2 x; figures = {} 1000; call cuDeviceGraphMemTrim 0; \
+                 figures 0 = 0 {}",
+                2 * STEP,
+                2 * STEP + 1000
+            ),
+            format!("{both}; call cuGraphLaunch e 0x99 = 400; call cuGraphLaunch 0x99 s = 1; figures = 0 0"),
+        ],
+        |script| check(script),
+    );
+}
+
+#[test]
+fn graphs_are_a_kind_of_their_own() {
+    let both = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
+    check(&format!(
+        "{both}; {LAUNCH}; {LAUNCH}; memory_stats = all=67108864/67108864/67108864/0,1/1/1/0 graph=67108864/67108864/67108864/0,1/1/1/0 \
+         untracked=0 lost=0; memory_reserved = 67108864; memory_snapshot = 67108864 graph; call cuDeviceGraphMemTrim 0; \
+         memory_stats = all=0/67108864/67108864/67108864,0/1/1/1 graph=0/67108864/67108864/67108864,0/1/1/1 untracked=0 lost=0; \
+         call cuDeviceGetGraphMemAttribute 0 0 &used; value used = 0; call cuDeviceGetGraphMemAttribute 0 1 &high; value high = 67108864"
+    ));
+}
+
+/// The device is that of the nodes, whatever the stream's is, and a thread's trace has what it launched.
+#[test]
+fn graphs_of_several_devices_and_threads() {
+    let script = format!(
+        "{CONTEXT}; exact 0; exact 1; call cuStreamCreate &s 1; call cuGraphCreate &g 0; call cuGraphAddMemAllocNode &n g 0 0 node:a:1000:1; \
+         call cuGraphInstantiateWithFlags &e g 1; {LAUNCH}; figures 0 = 0 0; figures 1 = {STEP} 0; {LAUNCH}; call cuMemFreeAsync a s; \
+         call cuDeviceGraphMemTrim 1; figures 1 = 0 {STEP}"
+    );
+    Machines::heard().devices(2).check(&script);
+    let both = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
+    check(&format!(
+        "of_thread; {both}; other_thread call cuCtxSetCurrent ctx | {LAUNCH}; figures 0 = {} 0; figures 1 = 0 0; \
+         call cuGraphCreate &g 0; call cuGraphAddMemAllocNode &n g 0 0 node:a:{}:0; call cuGraphInstantiateWithFlags &e g 1; {LAUNCH}; \
+         figures 0 = {} 0; figures 1 = {STEP} 0; call cuMemFreeAsync a s; call cuDeviceGraphMemTrim 0; figures 0 = 0 {}; figures 1 = 0 {STEP}",
+        2 * STEP,
+        96 * MIB,
+        3 * STEP,
+        3 * STEP
+    ));
+}
+
+/// What graphs had before anybody listened is older.
+#[test]
+fn graphs_older_than_the_subscription() {
+    let both = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
+    let alone = captured("call cuMemAllocAsync &b 1000 s");
+    for (script, figures) in [
+        (
+            format!("{both}; {LAUNCH}; exact; {LAUNCH}; figures = 0 0; call cuDeviceGraphMemTrim 0; figures 0"),
+            "-67108864 0",
+        ),
+        (format!("{both}; exact; figures = 0 0; {LAUNCH}; figures 0"), "67108864 0"),
+        (
+            format!(
+                "{alone}; {LAUNCH}; exact; call cuMemFreeAsync b s; figures = 0 0; {LAUNCH}; call cuMemFree_v2 b; figures 0"
+            ),
+            "0 0",
+        ),
+        (
+            format!(
+                "{both}; {LAUNCH}; exact; unsubscribe; call cuDeviceGraphMemTrim 0; subscribe; exact; {LAUNCH}; figures"
+            ),
+            "67108864 0",
+        ),
+    ] {
+        Machines::heard().check(&format!("{CONTEXT}; call cuStreamCreate &s 1; {script} = {figures}"));
+    }
+}
+
+/// A figure that cannot be read is not 0.
+#[test]
+fn a_figure_that_cannot_be_read_is_said() {
+    let both = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
+    let script = format!("{CONTEXT}; exact; call cuStreamCreate &s 1; {both}; {LAUNCH}; figures");
+    for outcome in Machines::heard().fail("cuDeviceGetGraphMemAttribute=999@2..3").check(&script) {
+        ensure(outcome.answer("figures").ends_with(" lost"), "wrong without a word", &outcome);
+    }
+    // Drivers before 11.4 have neither the function nor such graphs.
+    Machines::heard()
+        .without_symbol("cuDeviceGetGraphMemAttribute")
+        .check(&format!("{CONTEXT}; exact; call cuMemAlloc_v2 &a 10; figures = 10 0"));
+}
+
+#[test]
+fn memory_of_somebody_else_does_not_count() {
+    let mapped = "call cuMemAddressReserve &v 2097152 0 0 0; call cuMemMap v 2097152 0 h 0";
+    each(
+        &[
+            "call cuMemImportFromShareableHandle &h 77 1; figures = 0 0; call cuMemRelease h; figures 0 = 0 0".to_owned(),
+            format!("call cuMemImportFromShareableHandle &h 77 1; {mapped}; call cuMemRelease h; figures = 0 0; call cuMemUnmap v 2097152; figures 0 = 0 0"),
+            format!("call cuMemImportFromShareableHandle &h 77 1; {mapped}; call cuMemUnmap v 2097152; call cuMemRelease h; figures = 0 0"),
+            format!(
+                "call cuMemImportFromShareableHandle &h 77 1; {mapped}; call cuMemRetainAllocationHandle &r v; call cuMemRelease h; \
+                 call cuMemUnmap v 2097152; call cuMemRelease r; call cuMemRelease r = 1; figures = 0 0"
+            ),
+            // One's own, under another handle.
+            "call cuMemCreate &c 2097152 on:0 0; call cuMemExportToShareableHandle &x c 1 0; call cuMemImportFromShareableHandle &h x 1; \
+             figures = 2097152 0; call cuMemRelease h; figures 0 = 2097152 0; call cuMemRelease c; figures 0 = 0 2097152".to_owned(),
+            "call cuMemPoolImportFromShareableHandle &p 77 1 0; call cuMemPoolImportPointer &a p zeros; figures = 0 0; call cuMemFreeAsync a 0; \
+             figures 0 = 0 0; call cuMemPoolImportPointer &a p zeros; call cuMemFree_v2 a; call cuMemFree_v2 a = 1; figures 0 = 0 0".to_owned(),
+            "call standin_ipc_open &a 1; figures = 0 0; call cuIpcCloseMemHandle a; figures 0 = 0 0".to_owned(),
+            "call cuImportExternalMemory &x zeros; call cuExternalMemoryGetMappedBuffer &a x zeros; figures = 0 0; call cuMemFree_v2 a; \
+             call cuDestroyExternalMemory x; figures 0 = 0 0".to_owned(),
+            "call cuMulticastCreate &h zeros; call cuMemRelease h; figures = 0 0".to_owned(),
+        ],
+        |script| check(script),
+    );
+}
+
+/// A release that fails gives nothing back, and the next one that works does.
+#[test]
+fn a_release_of_somebody_elses_memory_that_fails() {
+    for (free, script) in [
+        (
+            "cuMemRelease",
+            "call cuMemImportFromShareableHandle &h 77 1; call cuMemRelease h = 999; call cuMemRelease h; figures = 0 0",
+        ),
+        (
+            "cuMemFree_v2",
+            "call cuMemPoolImportFromShareableHandle &p 77 1 0; call cuMemPoolImportPointer &a p zeros; call cuMemFree_v2 a = 999; call cuMemFree_v2 a; figures = 0 0",
+        ),
+    ] {
+        let script = format!("{CONTEXT}; exact; {script}; status");
+        for outcome in Machines::heard().fail(format!("{free}=999@1..2")).check(&script) {
+            ensure(outcome.answer("status").contains(" untracked=0 lost=0 "), "something is untracked", &outcome);
+        }
+    }
+}
+
+/// What nobody heard of is older than the subscription only if the driver counts it before the first block that was heard.
+#[test]
+fn what_was_allocated_behind_ones_back_lowers_nothing() {
+    for (script, figures) in [
+        ("exact; call standin_alloc &a 1000; call cuMemFree_v2 a", "0 0, 1 untracked"),
+        ("exact; call cuMemAlloc_v2 &b 24; call standin_alloc &a 1000; call cuMemFree_v2 a", "24 0, 1 untracked"),
+        (
+            "subscribe; call cuMemAllocAsync &b 24 0; call standin_alloc &a 1000; exact; call cuMemFree_v2 a",
+            "0 0, 1 untracked",
+        ),
+        // It is older than the trace: that it was there before is true.
+        ("subscribe; call standin_alloc &a 1000; exact; call cuMemFree_v2 a", "-1000 0"),
+        ("call standin_alloc &a 1000; exact; call cuMemAlloc_v2 &b 24; call cuMemFree_v2 a", "-976 24"),
+        (
+            "unsubscribe; exact; subscribe; call cuMemAlloc_v2 &a 1000; unsubscribe; subscribe; exact; call standin_alloc &b 24; call cuMemFree_v2 b",
+            "0 0, 1 untracked",
+        ),
+        // Nobody knows.
+        (
+            "subscribe; call cuMemAllocHost_v2 &p 10; call cuMemFreeHost p; exact; call standin_alloc &a 1000; call cuMemFree_v2 a",
+            "0 0, 1 untracked",
+        ),
+    ] {
+        Machines::heard().check(&format!("{CONTEXT}; {script}; figures = {figures}"));
+    }
+    // A driver that does not count blocks.
+    let script =
+        format!("{CONTEXT}; call cuMemAlloc_v2 &a 1000; exact; call cuMemFree_v2 a; figures = 0 0, 1 untracked");
+    Machines::heard().fail("cuMemAllocHost_v2=801").check(&script);
+}
