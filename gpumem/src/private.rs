@@ -175,7 +175,6 @@ pub mod bench {
                 thread: None,
                 site,
                 source: crate::model::Source::Dispatch,
-                at_peak: false,
             };
             self.0.post(&EventKind::Open { scope: ScopeId(scope), watch });
         }

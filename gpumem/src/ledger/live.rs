@@ -263,16 +263,19 @@ impl Live {
         replaced
     }
 
-    /// Takes out all blocks of which `gone` is true, and hands them over.
-    pub(super) fn drain(&mut self, gone: impl Fn(&Entry) -> bool) -> Vec<Entry> {
-        let young = self.nursery.iter_mut().map(|place| &mut place.entry);
-        let young: Vec<_> = young.filter(|entry| !entry.is_none() && gone(entry)).map(std::mem::take).collect();
-        let old = self.shards.iter_mut().flat_map(|shard| shard.blocks.extract_if(|_, entry| gone(entry)));
-        let old: Vec<_> = old.collect();
-        for (key, entry) in &old {
-            self.has_left(*key, entry);
-        }
-        young.into_iter().chain(old.into_iter().map(|(_, entry)| entry)).collect()
+    /// Takes out the blocks of a [part](Self::part) of which `gone` is true, and hands them over.
+    pub(super) fn drain(&mut self, part: usize, gone: impl Fn(&Entry) -> bool) -> Vec<Entry> {
+        let Some(shard) = part.checked_sub(1) else {
+            let young = self.nursery.iter_mut().map(|place| &mut place.entry);
+            return young.filter(|entry| !entry.is_none() && gone(entry)).map(std::mem::take).collect();
+        };
+        let gone: Vec<_> = self.shards[shard].blocks.extract_if(|_, entry| gone(entry)).collect();
+        gone.into_iter()
+            .map(|(key, entry)| {
+                self.has_left(key, &entry);
+                entry
+            })
+            .collect()
     }
 
     /// A part of the blocks, of [`PARTS`] that are all of them.
@@ -339,22 +342,18 @@ fn filter_bit(key: Key) -> (usize, u64) {
 /// See [`Live::part`]. Blocks move from the first to the others and never back.
 pub(crate) const PARTS: usize = 1 + SHARDS;
 
-pub(super) type Folded = BuildHasherDefault<Fold>;
+type Folded = BuildHasherDefault<Fold>;
 
 /// A multiplication: keys are addresses of the driver, not chosen by an enemy, and a hash that guards
 /// against one costs more than all the rest of an event.
 #[derive(Default)]
-pub(super) struct Fold(u64);
+struct Fold(u64);
 
 impl Hasher for Fold {
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.write_u64(u64::from(*byte));
         }
-    }
-
-    fn write_u32(&mut self, number: u32) {
-        self.write_u64(number.into());
     }
 
     fn write_u64(&mut self, number: u64) {
@@ -392,6 +391,10 @@ mod tests {
         }
     }
 
+    fn drain(live: &mut Live, gone: impl Fn(&Entry) -> bool) -> Vec<Entry> {
+        (0..PARTS).flat_map(|part| live.drain(part, &gone)).collect()
+    }
+
     fn all(live: &Live) -> usize {
         (0..PARTS).map(|part| live.part(part).count()).sum()
     }
@@ -416,7 +419,7 @@ mod tests {
         assert_eq!(all(&live), 2);
         assert_eq!(live.remove(key(512)), Some(entry(2)));
         assert_eq!(live.remove(key(512)), None);
-        assert_eq!(live.drain(|entry| entry.bytes == 3), [entry(3)]);
+        assert_eq!(drain(&mut live, |entry| entry.bytes == 3), [entry(3)]);
         assert_eq!(all(&live), 0);
     }
 
@@ -431,7 +434,7 @@ mod tests {
         assert_eq!(live.remove(b), Some(entry(2)));
         live.insert(a, entry(1));
         live.insert(b, entry(2));
-        assert_eq!(live.drain(|_| true).len(), 2);
+        assert_eq!(drain(&mut live, |_| true).len(), 2);
     }
 
     #[test]
@@ -489,7 +492,7 @@ mod tests {
                     assert_eq!(live.insert(key, numbered(number)), Some(freed));
                 }
                 2 => assert_eq!(live.insert(key, numbered(number)), Some(numbered(block))),
-                _ => assert_eq!(live.drain(|entry| entry.number() == block), [numbered(block)]),
+                _ => assert_eq!(drain(&mut live, |entry| entry.number() == block), [numbered(block)]),
             }
         }
         assert_eq!((live.suspects, live.doubtful), (0, false));

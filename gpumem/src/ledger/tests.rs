@@ -82,7 +82,6 @@ impl Runner {
                 thread,
                 site: self.site(scope),
                 source: crate::model::Source::Dispatch,
-                at_peak: false,
             },
         }
     }
@@ -193,6 +192,28 @@ impl Runner {
             }
             (trace, _) => panic!("{line}: came to {trace:?}"),
         }
+    }
+}
+
+impl Ledger {
+    fn spots(&mut self) -> Vec<(Option<Device>, Spot)> {
+        let mut last = None;
+        while let Some(next) = self.note_device_peaks(last) {
+            last = Some(next);
+        }
+        let mut spots = Vec::new();
+        loop {
+            let part = self.spots_from(spots.len());
+            if part.is_empty() {
+                return spots;
+            }
+            assert!(part.len() <= SLICE);
+            spots.extend(part);
+        }
+    }
+
+    fn origins(&mut self) -> Vec<LiveOrigin> {
+        (0..).step_by(SLICE).map_while(|first| self.origins_from(first)).flatten().collect()
     }
 }
 
@@ -699,7 +720,6 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
                         thread: None,
                         site: SiteId::NONE,
                         source: crate::model::Source::Dispatch,
-                        at_peak: false,
                     };
                     apply(EventKind::Open { scope, watch });
                     stack.push((scope, Counter::default()));
@@ -946,7 +966,6 @@ fn everything_agrees_with_the_obvious_way() {
                         thread: of_thread,
                         site: SiteId(2 + u32::try_from(random(3)).unwrap()),
                         source: crate::model::Source::Dispatch,
-                        at_peak: false,
                     };
                     next_scope += 1;
                     runner.post(&EventKind::Open { scope: ScopeId(next_scope), watch }, id);

@@ -206,14 +206,16 @@ impl Tree {
         spot.device_peak = spot.device_peak.max(in_use);
     }
 
-    /// All spots, each after its parent; number 0 is nowhere. What a device's outermost spot has in use, and had, is not said.
-    pub(super) fn spots(&mut self) -> &[Spot] {
-        for at in 0..self.spots.len() {
-            if self.spots[at].depth == 1 {
-                self.move_finger(self.spots[at].top);
-            }
+    /// So many spots from this number on, each after its parent; number 0 is nowhere. What a device's outermost spot has in use,
+    /// and had, is not said.
+    pub(super) fn spots(&mut self, first: usize, count: usize) -> &[Spot] {
+        let first = first.min(self.spots.len());
+        let end = self.spots.len().min(first + count);
+        for at in first..end {
+            // What came of the events below is told to all up to there.
+            self.move_finger(self.spots[at].top);
         }
-        &self.spots
+        &self.spots[first..end]
     }
 
     /// Whether a spot is another or lies inside it, by their paths: they may be on different devices.

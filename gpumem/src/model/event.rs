@@ -8,7 +8,7 @@ use super::{Bytes, Device, Family, Gauge, GpuMemory, Marks, SiteId, Source, Stac
 pub(crate) type Time = Duration;
 
 /// One span of program time that is open. Never given out twice in a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ScopeId(pub(crate) u64);
 
 /// A thread of the process that has posted something, numbered from 1. The number of a thread that has ended is given to
@@ -186,8 +186,6 @@ pub(crate) enum EventKind {
     Read { scope: ScopeId },
     /// As `Read`, and the scope begins anew from the same moment.
     Reset { scope: ScopeId },
-    /// As `Reset`, but which allocations made the scope's peak is still asked since its start.
-    Next { scope: ScopeId },
     /// As `Read`, and the scope is over.
     Close { scope: ScopeId },
     /// The peaks of the device's allocator statistics begin anew; no scope's do.
@@ -238,8 +236,6 @@ pub(crate) struct Watch {
     pub(crate) site: SiteId,
     /// What its numbers come from.
     pub(crate) source: Source,
-    /// It is asked which allocations make its peak.
-    pub(crate) at_peak: bool,
 }
 
 /// What is said to a fact.

@@ -4,7 +4,7 @@ use std::{cell::Cell, collections::HashMap, mem, time::Duration};
 
 use super::sync::{Backoff, Instant, Mutex, MutexGuard, lend_number, return_number, sleep, thread_local};
 use crate::{
-    ledger::{AtPeak, Counts, DeviceStats, Held, Ledger, LiveOrigin, PARTS, PeakOf, Spot, SpotId, Within},
+    ledger::{Counts, DeviceStats, Held, Ledger, LiveOrigin, PARTS, SLICE, Spot, SpotId, Within},
     model::{Answer, Bytes, Device, Event, EventKind, Key, ScopeId, Tag, ThreadId, Time, Trace},
     sys::process,
 };
@@ -138,6 +138,10 @@ impl Inbox {
 
     /// Takes a fact in.
     pub(crate) fn post(&self, fact: &EventKind) -> Answer {
+        if let EventKind::Gone { context } = *fact {
+            self.post_gone(context);
+            return Answer::Taken;
+        }
         self.enter(1, |door, thread| self.take(door, thread, fact)).unwrap_or(Answer::Taken)
     }
 
@@ -169,6 +173,24 @@ impl Inbox {
             door.ledger.set_time(door.time);
         }
         door.number += 1;
+    }
+
+    /// The blocks of a context go one after the other, as if each was freed, and the door is open to others in between. They cannot
+    /// come back: the context's end is posted before the driver gives their addresses, or its number, to anybody.
+    #[cold]
+    fn post_gone(&self, context: u8) {
+        for part in 0..PARTS {
+            let is_first = part == 0;
+            let gone = |door: &mut Door, _| {
+                if is_first {
+                    self.prepare(door, false);
+                }
+                door.ledger.gone(context, part);
+            };
+            if self.enter(u32::from(is_first), gone).is_none() {
+                return;
+            }
+        }
     }
 
     #[cold]
@@ -249,9 +271,26 @@ impl Inbox {
         self.enter(0, |door, _| door.ledger.stats()).unwrap_or_default()
     }
 
-    /// The tree of scopes.
+    /// The tree of scopes. The door is open to others in between: each path is as it was at some moment of the call, and where
+    /// that makes a difference, raised to what the paths inside it come to.
     pub(super) fn spots(&self) -> Vec<(Option<Device>, Spot)> {
-        self.enter(0, |door, _| door.ledger.spots()).unwrap_or_default()
+        let mut last = None;
+        while let Some(next) = self.enter(0, |door, _| door.ledger.note_device_peaks(last)).flatten() {
+            last = Some(next);
+        }
+        let mut spots = Vec::new();
+        loop {
+            let part = self.enter(0, |door, _| door.ledger.spots_from(spots.len())).unwrap_or_default();
+            let is_last = part.len() < SLICE;
+            spots.extend(part);
+            if is_last {
+                break;
+            }
+        }
+        if spots.len() > SLICE {
+            raise_to_what_is_inside(&mut spots);
+        }
+        spots
     }
 
     /// The calling thread's number; 0 if it is inside already.
@@ -264,35 +303,15 @@ impl Inbox {
         self.enter(0, |door, thread| door.ledger.spot_of(thread)).unwrap_or(SpotId::NONE)
     }
 
-    /// What is live, by where it comes from.
+    /// What is live, by where it comes from. As in [`blocks`](Self::blocks), each is as it was at some moment of the call.
     pub(super) fn origins(&self) -> Vec<LiveOrigin> {
-        self.enter(0, |door, _| door.ledger.origins()).unwrap_or_default()
+        let part = |first| self.enter(0, |door, _| door.ledger.origins_from(first)).flatten();
+        (0..).step_by(SLICE).map_while(part).flatten().collect()
     }
 
     /// What tells the blocks that were allocated in an open scope until now.
     pub(super) fn within(&self, scope: ScopeId) -> Option<Within> {
         self.enter(0, |door, _| door.ledger.within(scope, door.number)).flatten()
-    }
-
-    /// Keeps what the peak of an open scope is made of, under a number of its own: false if that is not known.
-    pub(super) fn keep_peak(&self, scope: ScopeId, under: ScopeId) -> bool {
-        self.enter(0, |door, _| door.ledger.keep_peak(scope, under)).flatten().is_some()
-    }
-
-    /// As [`keep_peak`](Self::keep_peak), of the most that was live on a device.
-    pub(super) fn keep_device_peak(&self, device: Device, under: ScopeId) -> bool {
-        self.enter(0, |door, _| door.ledger.keep_device_peak(device, under)).flatten().is_some()
-    }
-
-    pub(super) fn release_peak(&self, under: ScopeId) {
-        self.enter(0, |door, _| door.ledger.release_peak(under));
-    }
-
-    /// A kept peak and the groups that it is made of. The door is open to others in between: it does not change.
-    pub(super) fn kept_peak(&self, under: ScopeId) -> Option<(PeakOf, Vec<AtPeak>)> {
-        let peak = self.enter(0, |door, _| door.ledger.kept_peak(under)).flatten()?;
-        let parts = (0..).map_while(|part| self.enter(0, |door, _| door.ledger.peak_part(under, part)).flatten());
-        Some((peak, parts.flatten().collect()))
     }
 
     /// The live block of that key.
@@ -307,6 +326,22 @@ impl Inbox {
         // Who moved meanwhile was met twice.
         let met: HashMap<Key, Held> = (0..PARTS).flat_map(part).map(|held| (held.key, held)).collect();
         met.into_values().collect()
+    }
+}
+
+/// What each path has in use, and had, is no less than what those inside it have. Paths stand after their parents.
+fn raise_to_what_is_inside(spots: &mut [(Option<Device>, Spot)]) {
+    let mut inside = vec![0; spots.len()];
+    for at in (0..spots.len()).rev() {
+        let (_, spot) = &mut spots[at];
+        spot.in_use = spot.in_use.max(inside[at]);
+        spot.peak = spot.peak.max(spot.in_use);
+        let Spot { parent, in_use, peak, .. } = *spot;
+        if parent != SpotId::NONE {
+            let parent = parent.0 as usize;
+            inside[parent] += in_use;
+            spots[parent].1.peak = spots[parent].1.peak.max(peak);
+        }
     }
 }
 
@@ -334,7 +369,6 @@ mod tests {
             thread: None,
             site: SiteId::NONE,
             source: Source::Dispatch,
-            at_peak: false,
         };
         EventKind::Open { scope: ScopeId(scope), watch }
     }
@@ -388,6 +422,87 @@ mod tests {
         let inbox = Inbox::new();
         inbox.post(&open(1));
         assert!(inbox.ask(Some(&alloc(1, 10)), &close(1)).is_some_and(|trace| trace.used == 10));
+    }
+
+    fn open_at(scope: u64, site: u32) -> EventKind {
+        let EventKind::Open { scope, watch } = open(scope) else { unreachable!() };
+        EventKind::Open { scope, watch: Watch { site: SiteId(site), ..watch } }
+    }
+
+    /// More than are looked at while others wait.
+    const MANY: u64 = 3 * SLICE as u64 + 7;
+
+    #[test]
+    fn many_paths_and_origins_are_told_whole() {
+        let inbox = Inbox::new();
+        for scope in 1..=MANY {
+            inbox.post(&open_at(scope, 1 + u32::try_from(scope).unwrap()));
+            inbox.post(&alloc(scope * 512, scope));
+            if scope % 2 == 0 {
+                inbox.ask(None, &close(scope));
+            }
+            // All lie beside each other.
+            inbox.post(&EventKind::Leave { scope: ScopeId(scope) });
+        }
+        let (spots, total) = (inbox.spots(), MANY * (MANY + 1) / 2);
+        let [nowhere, root, scopes @ ..] = spots.as_slice() else { panic!("there is a root") };
+        assert_eq!((nowhere.0, root.1.in_use.unsigned_abs(), scopes.len() as u64), (None, total, MANY));
+        for (at, (_, spot)) in scopes.iter().enumerate() {
+            let number = at as u64 + 1;
+            assert_eq!((spot.parent, spot.in_use.unsigned_abs(), spot.calls), (SpotId(1), number, 1));
+            let until = if number.is_multiple_of(2) { number } else { MANY };
+            assert_eq!(spot.device_peak.unsigned_abs(), until * (until + 1) / 2, "an open scope sees what came since");
+        }
+        let origins = inbox.origins();
+        assert_eq!(origins.len() as u64, MANY);
+        assert_eq!(origins.iter().map(|live| live.bytes.get()).sum::<u64>(), total);
+        // And all blocks of a context go.
+        let of_context = |address, context| {
+            let EventKind::Alloc { key, block } = alloc(address, 1) else { unreachable!() };
+            EventKind::Alloc { key, block: Block { context, ..block } }
+        };
+        (1..=MANY).for_each(|block| _ = inbox.post(&of_context(block << 32, 7)));
+        let before = inbox.lock().number;
+        inbox.post(&EventKind::Gone { context: 7 });
+        assert_eq!((inbox.counts().gone, inbox.lock().number), (MANY, before + 1));
+        assert_eq!(inbox.origins().iter().map(|live| live.bytes.get()).sum::<u64>(), total);
+    }
+
+    /// While others allocate in between, what is told of a path contradicts nothing that is told of those inside it.
+    #[test]
+    fn paths_agree_with_those_inside_them() {
+        let inbox = Inbox::new();
+        inbox.post(&open_at(0, 2));
+        for scope in 1..=MANY {
+            inbox.post(&open_at(scope, 2 + u32::try_from(scope).unwrap()));
+            inbox.post(&EventKind::Leave { scope: ScopeId(scope) });
+        }
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                for block in (1..).take_while(|_| !is_over.load(std::sync::atomic::Ordering::Relaxed)) {
+                    // Each stays for a while, in the last scope or another.
+                    inbox.post(&EventKind::Enter { scope: ScopeId(if block % 3 == 0 { 1 } else { MANY }) });
+                    inbox.post(&alloc(block << 20, block % 1000));
+                    inbox.post(&EventKind::Leave { scope: ScopeId(if block % 3 == 0 { 1 } else { MANY }) });
+                    if block > 20 {
+                        inbox.post(&free((block - 20) << 20));
+                    }
+                }
+            });
+            let told: Vec<_> = (0..50).map(|_| inbox.spots()).collect();
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            for spots in told {
+                let mut inside = vec![(0, 0); spots.len()];
+                for (_, spot) in spots.iter().skip(2) {
+                    let parent = &mut inside[spot.parent.0 as usize];
+                    *parent = (parent.0 + spot.in_use, spot.peak.max(parent.1));
+                }
+                for ((_, spot), (in_use, peak)) in spots.iter().zip(inside) {
+                    assert!(spot.in_use >= in_use && spot.peak >= peak && spot.peak >= spot.in_use, "{spot:?}");
+                }
+            }
+        });
     }
 
     /// Frees a block when its thread ends, as a cache in a variable of the thread does.

@@ -8,7 +8,6 @@ mod inbox;
 mod labels;
 mod notice;
 mod oom;
-mod peaks;
 mod places;
 mod pools;
 mod sampler;
@@ -49,7 +48,7 @@ pub use self::{
     trace::{GpuMemTrace, GpuMemTraceBuilder},
     tracker::{MemTracker, MemTrackerBuilder},
 };
-use self::{peaks::KeptPeak, pools::Pools, sampler::Sampler};
+use self::{pools::Pools, sampler::Sampler};
 pub use crate::report::{Figure, Relation};
 #[cfg(all(feature = "bench", feature = "backtrace"))]
 pub(crate) use crate::source::WAYS_TO_A_STACK;
@@ -224,7 +223,6 @@ pub(crate) fn rehearse() -> [fn(u64); 2] {
         thread: None,
         site: crate::model::SiteId::NONE,
         source: Source::Dispatch,
-        at_peak: false,
     };
     session().inbox.post(&EventKind::Open { scope: ScopeId(u64::MAX), watch });
     source::rehearse::<ToSession>()
@@ -236,7 +234,6 @@ extern "C" fn at_exit() {
         session.sampler.stop();
         // Nothing unwinds into C.
         let _ = std::panic::catch_unwind(oom::report_leaks);
-        let _ = std::panic::catch_unwind(peaks::report_at_exit);
         if let Ok(devices) = source::devices() {
             devices.unsubscribe();
         }
@@ -300,8 +297,6 @@ struct Wish {
     source: Option<Source>,
     /// Only what the calling thread allocates.
     of_thread: bool,
-    /// Which allocations make its peak.
-    at_peak: bool,
 }
 
 /// A scope that is open, on a device that is fixed.
@@ -309,8 +304,6 @@ struct OpenScope {
     id: ScopeId,
     device: Device,
     gauge: Gauge,
-    /// Which allocations make its peak is known.
-    at_peak: bool,
     devices: &'static dyn Devices,
 }
 
@@ -354,7 +347,7 @@ impl OpenScope {
         let every = if sampled { session.every } else { Duration::ZERO };
         let thread = wish.of_thread.then(|| session.inbox.this_thread());
         let site = sites::number(ctx, location);
-        let watch = Watch { device, gauge, every, thread, site, source, at_peak: wish.at_peak };
+        let watch = Watch { device, gauge, every, thread, site, source };
         let id = ScopeId(session.scopes.fetch_add(1, Relaxed));
         let open = EventKind::Open { scope: id, watch };
         match gauge {
@@ -380,18 +373,11 @@ impl OpenScope {
             );
             notify(Notice::Sampled, &text);
         }
-        let at_peak = wish.at_peak && gauge == Gauge::Exact;
-        Ok(Some(Self { id, device, gauge, at_peak, devices }))
+        Ok(Some(Self { id, device, gauge, devices }))
     }
 
     fn read(&self) -> Trace {
         self.ask(EventKind::Read { scope: self.id })
-    }
-
-    /// As [`reset`](Self::reset), but its peak is still that since its start.
-    fn next(&self) -> Trace {
-        let scope = self.id;
-        self.ask(if self.at_peak { EventKind::Next { scope } } else { EventKind::Reset { scope } })
     }
 
     /// One reading, for the answer and for the new start: nothing falls between.
@@ -414,14 +400,14 @@ impl OpenScope {
         trace.unwrap_or_else(|| Trace { stale: true, gauge: self.gauge, ..Trace::off(self.device.ordinal) })
     }
 
-    /// What it has come to, what tells the blocks that were allocated in it, and what made its peak.
-    fn close(self) -> (Trace, Option<Within>, Option<KeptPeak>) {
+    /// What it has come to, and what tells the blocks that were allocated in it.
+    fn close(self) -> (Trace, Option<Within>) {
         let within = session().inbox.within(self.id);
         let trace = self.ask(EventKind::Close { scope: self.id });
         if self.gauge == Gauge::Sampled {
             session().sampler.unwatch(self.device);
         }
-        (trace, within, self.at_peak.then(|| KeptPeak::of_closed(self.id)))
+        (trace, within)
     }
 }
 
