@@ -9,7 +9,7 @@ use std::{
     ops::{Deref, DerefMut},
 };
 
-pub(crate) use self::real::{Counts, DeviceStats, Held, LiveOrigin, PARTS, Spot, SpotId, Within};
+pub(crate) use self::real::{Counts, DeviceStats, Held, LiveOrigin, PARTS, SLICE, Spot, SpotId, Within};
 use crate::model::{Answer, Block, Bytes, Event, EventKind, Key, Tag, ThreadId, Time};
 
 /// An event that owns what it says.
