@@ -150,24 +150,21 @@ fn upper_bits(key: Key) -> usize {
 impl Live {
     const EMPTY: Place = Place { key: Key::NONE, entry: Entry { bytes: Bytes::ZERO, when: 0, whose: Whose(0) } };
 
-    /// Enters a block; gives back one that was entered under the same key and whose free was not heard. If nothing says
-    /// that one could be missed, this may come as late as when the block moves to the shards.
+    /// Enters a block, if its place in the nursery is free and no free may have been missed. Says whether it is entered.
     #[inline]
-    pub(super) fn insert(&mut self, key: Key, entry: Entry) -> Option<Entry> {
+    pub(super) fn insert_young(&mut self, key: Key, entry: Entry) -> bool {
         let Entry { bytes, when, whose } = entry;
         let place = &mut self.nursery[upper_bits(key)];
         if self.doubtful || !place.entry.is_none() {
-            return self.replace(key, bytes, when, whose);
+            return false;
         }
         *place = Place { key, entry: Entry { bytes, when, whose } };
-        None
+        true
     }
 
-    /// As [`insert`](Self::insert), with the entry in registers: in memory, it would be written by parts and read as a whole, and
-    /// the processor waits for that (store forwarding).
-    #[cold]
-    fn replace(&mut self, key: Key, bytes: Bytes, when: u64, whose: Whose) -> Option<Entry> {
-        let entry = Entry { bytes, when, whose };
+    /// Enters a block; gives back one that was entered under the same key and whose free was not heard. If nothing says
+    /// that one could be missed, this may come as late as when the block moves to the shards.
+    pub(super) fn insert(&mut self, key: Key, entry: Entry) -> Option<Entry> {
         let place = &mut self.nursery[upper_bits(key)];
         if place.key == key && !place.entry.is_none() {
             return Some(std::mem::replace(&mut place.entry, entry));
@@ -220,11 +217,11 @@ impl Live {
         self.doubtful = self.suspects > 0;
     }
 
-    /// Takes a block out of the nursery, if it is there.
+    /// Takes a block of this origin out of the nursery, if it is there.
     #[inline]
-    pub(super) fn remove_young(&mut self, key: Key) -> Option<Entry> {
+    pub(super) fn remove_young_of(&mut self, key: Key, origin: OriginId) -> Option<Entry> {
         let place = &mut self.nursery[upper_bits(key)];
-        if place.key != key || place.entry.is_none() {
+        if place.key != key || place.entry.origin() != origin || place.entry.is_none() {
             return None;
         }
         let entry = place.entry;
@@ -232,8 +229,15 @@ impl Live {
         Some(entry)
     }
 
+    /// Takes a block out, if it is known.
+    pub(super) fn remove(&mut self, key: Key) -> Option<Entry> {
+        let place = &self.nursery[upper_bits(key)];
+        let origin = place.entry.origin();
+        self.remove_young_of(key, origin).or_else(|| self.remove_grown_up(key))
+    }
+
     /// Takes a block out that has left the nursery, if it is known.
-    pub(super) fn remove_grown_up(&mut self, key: Key) -> Option<Entry> {
+    fn remove_grown_up(&mut self, key: Key) -> Option<Entry> {
         let entry = self.shard(key).blocks.remove(&key)?;
         self.has_left(key, &entry);
         Some(entry)
@@ -383,12 +387,6 @@ mod tests {
     /// A key that wants the same place in the nursery.
     fn rival(of: Key) -> Key {
         (1..10_000).map(|at| key(of.get() + at * 512)).find(|other| upper_bits(*other) == upper_bits(of)).unwrap()
-    }
-
-    impl Live {
-        fn remove(&mut self, key: Key) -> Option<Entry> {
-            self.remove_young(key).or_else(|| self.remove_grown_up(key))
-        }
     }
 
     fn drain(live: &mut Live, gone: impl Fn(&Entry) -> bool) -> Vec<Entry> {

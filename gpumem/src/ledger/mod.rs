@@ -255,9 +255,13 @@ impl Ledger {
         match event.kind {
             EventKind::Alloc { key, block } => {
                 self.set_time(event.time);
-                self.alloc(*key, block.bytes, block.tag(), event.number, event.thread);
+                let (bytes, tag) = (block.bytes, block.tag());
+                if !self.alloc_alike(*key, bytes, tag, event.number, event.thread) {
+                    self.alloc(*key, bytes, tag, event.number, event.thread);
+                }
                 Answer::Taken
             }
+            EventKind::Free { key, .. } if self.free_alike(*key, event.thread) => Answer::Taken,
             EventKind::Free { key, block } => self.free(*key, block.as_ref(), event.thread),
             _ => {
                 self.end_run();
@@ -272,9 +276,40 @@ impl Ledger {
         self.tenths = tenths(time);
     }
 
-    /// A block was allocated, by the event of this number.
+    /// Takes in an allocation that differs from the newest events in its key and size alone, as most do. Says whether it is one;
+    /// if it is not, nothing is changed, and it is for [`alloc`](Self::alloc). It calls nothing and cannot panic.
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
+    pub(crate) fn alloc_alike(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
+        let Some(Thread { newest: (newest, whose), .. }) = self.threads.get(thread.0 as usize) else { return false };
+        if *newest != tag || whose.origin() != self.run.origin || self.has_locals {
+            return false;
+        }
+        if !self.live.insert_young(key, Entry::new(bytes, number, self.tenths, *whose)) {
+            return false;
+        }
+        self.run.add(signed(bytes));
+        self.run.allocated(bytes.get());
+        true
+    }
+
+    /// As [`alloc_alike`](Self::alloc_alike), of a free of a young block.
+    #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
+    #[inline(always)]
+    pub(crate) fn free_alike(&mut self, key: Key, thread: ThreadId) -> bool {
+        let Some(record) = self.threads.get_mut(thread.0 as usize) else { return false };
+        if self.has_locals {
+            return false;
+        }
+        let Some(entry) = self.live.remove_young_of(key, self.run.origin) else { return false };
+        self.run.subtract(signed(entry.bytes));
+        // In place: a copy that is made elsewhere and read back by wider words than it was written in waits for its stores
+        // (store forwarding).
+        record.freed = Freed::Block(key, entry);
+        true
+    }
+
+    /// A block was allocated, by the event of this number.
     pub(crate) fn alloc(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) {
         let whose = self.whose(tag, thread);
         self.put_in(key, Entry::new(bytes, number, self.tenths, whose));
@@ -282,8 +317,6 @@ impl Ledger {
     }
 
     /// A block is there, for the first time or still.
-    #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
-    #[inline(always)]
     fn put_in(&mut self, key: Key, entry: Entry) {
         if let Some(missed) = self.live.insert(key, entry) {
             self.take_out_unheard(&missed);
@@ -302,8 +335,6 @@ impl Ledger {
     }
 
     /// A block is there no more.
-    #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
-    #[inline(always)]
     fn take_out(&mut self, entry: &Entry) {
         self.run_of(entry.origin()).subtract(signed(entry.bytes));
         if self.has_locals {
@@ -355,8 +386,6 @@ impl Ledger {
     }
 
     /// The thread that this thread allocates for, and the origin of the allocation.
-    #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
-    #[inline(always)]
     fn whose(&mut self, tag: Tag, thread: ThreadId) -> Whose {
         let (newest, whose) = self.thread(thread).newest;
         if newest == tag { whose } else { self.find_whose(tag, thread) }
@@ -431,28 +460,11 @@ impl Ledger {
     }
 
     /// A block is given back; `older` is what the source knows of one that is older than the session.
-    #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
-    #[inline(always)]
     pub(crate) fn free(&mut self, key: Key, older: Option<&Block>, thread: ThreadId) -> Answer {
-        let Some(entry) = self.live.remove_young(key) else { return self.free_grown_up(key, older, thread) };
-        self.freed(key, entry, thread);
-        Answer::Taken
-    }
-
-    #[cold]
-    fn free_grown_up(&mut self, key: Key, older: Option<&Block>, thread: ThreadId) -> Answer {
-        let Some(entry) = self.live.remove_grown_up(key) else { return self.free_unknown(older, thread) };
-        self.freed(key, entry, thread);
-        Answer::Taken
-    }
-
-    #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
-    #[inline(always)]
-    fn freed(&mut self, key: Key, entry: Entry, thread: ThreadId) {
+        let Some(entry) = self.live.remove(key) else { return self.free_unknown(older, thread) };
         self.take_out(&entry);
-        // In place: a copy that is made elsewhere and read back by wider words than it was written in waits for its stores
-        // (store forwarding).
         self.thread(thread).freed = Freed::Block(key, entry);
+        Answer::Taken
     }
 
     #[cold]
@@ -497,7 +509,7 @@ impl Ledger {
 
     /// A block keeps whose it is and where it comes from.
     fn shrink(&mut self, key: Key, bytes: Bytes) {
-        let removed = self.live.remove_young(key).or_else(|| self.live.remove_grown_up(key));
+        let removed = self.live.remove(key);
         if let Some(entry) = removed {
             self.take_out(&entry);
             self.put_in(key, entry.of(bytes));

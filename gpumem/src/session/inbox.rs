@@ -1,6 +1,12 @@
 //! The one door through which facts enter, in order. Left of it there is concurrency, right of it there is none.
 
-use std::{cell::Cell, collections::HashMap, mem, time::Duration};
+use std::{
+    cell::Cell,
+    collections::HashMap,
+    mem,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Duration,
+};
 
 use super::sync::{Backoff, Instant, Mutex, MutexGuard, lend_number, return_number, sleep, thread_local};
 use crate::{
@@ -112,26 +118,39 @@ thread_local! {
     static LENT_AT_END: Lent = const { Lent(Cell::new(0)) };
 }
 
+/// Does what is rare, away from what is frequent. `None` if it panicked: hooks and callbacks must not unwind.
+#[cold]
+#[inline(never)]
+fn unlikely<T>(code: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(code)).map_err(mem::forget).ok()
+}
+
 impl Inbox {
     pub(crate) fn new() -> Self {
         Self { door: Mutex::new(Door::default()), began: Instant::now() }
     }
 
-    /// Takes an allocation in. Not to be called in the child of a fork.
+    /// Takes an allocation of a kind that needs no time in. Not to be called in the child of a fork. It does not panic.
     #[inline]
     pub(crate) fn alloc(&self, key: Key, bytes: Bytes, tag: Tag) {
         self.enter_alive(1, |door, thread| {
-            self.prepare(door, tag.kind().needs_time());
-            door.ledger.alloc(key, bytes, tag, door.number, thread);
+            self.prepare(door, false);
+            let (number, ledger) = (door.number, &mut door.ledger);
+            if !ledger.alloc_alike(key, bytes, tag, number, thread) {
+                unlikely(move || ledger.alloc(key, bytes, tag, number, thread));
+            }
         });
     }
 
-    /// Takes a free in. Not to be called in the child of a fork.
+    /// Takes a free in. Not to be called in the child of a fork. It does not panic.
     #[inline]
     pub(crate) fn free(&self, key: Key) -> Answer {
         let free = |door: &mut Door, thread| {
             self.prepare(door, false);
-            door.ledger.free(key, None, thread)
+            if door.ledger.free_alike(key, thread) {
+                return Answer::Taken;
+            }
+            unlikely(move || door.ledger.free(key, None, thread)).unwrap_or(Answer::Taken)
         };
         self.enter_alive(1, free).unwrap_or(Answer::Taken)
     }
@@ -196,7 +215,7 @@ impl Inbox {
     #[cold]
     fn post_lost(&self) {
         let count = HERE.with(|here| here.lost.take()).into();
-        self.post(&EventKind::Lost { count });
+        unlikely(|| self.post(&EventKind::Lost { count }));
     }
 
     /// Does something at the door; `None`, and `facts` are counted as lost, if this thread is inside already.

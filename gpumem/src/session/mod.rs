@@ -193,14 +193,19 @@ fn session() -> &'static Session {
 struct ToSession;
 
 impl Listen for ToSession {
-    #[inline]
+    #[allow(clippy::inline_always, reason = "a hook is one function, which takes fewer lines of the instruction cache")]
+    #[inline(always)]
     fn alloc(key: Key, bytes: Bytes, tag: Tag) {
-        session().inbox.alloc(key, bytes, tag);
+        if let Some(session) = begun() {
+            session.inbox.alloc(key, bytes, tag);
+        }
     }
 
-    #[inline]
+    #[allow(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
     fn free(key: Key) -> Answer {
-        session().inbox.free(key)
+        let Some(session) = begun() else { return Answer::Taken };
+        session.inbox.free(key)
     }
 
     fn post(fact: &EventKind) -> Answer {

@@ -21,7 +21,7 @@ use once_cell::sync::Lazy;
 use super::{Interception, LISTENER, Listen, graphs, refused, stacks, tell};
 use crate::{
     error::{Error, Kind, Result},
-    model::{Answer, Block, Bytes, Device, EventKind, Family, Key, MemKind, Source, Space, Tag},
+    model::{Answer, Block, Bytes, Device, EventKind, Family, Key, MemKind, Source, Space, StackId, Tag},
     sys::{
         calls::{self, Call, Caller, Context, Memory, Named, Observe},
         cuda,
@@ -249,6 +249,17 @@ struct Place {
     owner: Owner,
 }
 
+/// The stream that a thread last allocated on: all that the next allocation has to look at.
+#[derive(Clone, Copy)]
+struct Stream {
+    handle: u64,
+    /// What is here is right as long as [`GENERATION`] is the same. It is 0 if nothing is here.
+    generation: u32,
+    device: u32,
+    /// From which size on blocks have their stack taken down.
+    least: u64,
+}
+
 /// What a thread is about to give back, until the call has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Giving {
@@ -265,8 +276,7 @@ thread_local! {
         let owner = Owner { device: 0, number: 0 };
         Cell::new(Place { context: Context { handle: 0, uid: 0 }, generation: 0, owner })
     };
-    /// The stream that a thread last allocated on, and its device: 0 is the null stream, of the current context.
-    static STREAM: Cell<(u64, u32, u32)> = const { Cell::new((0, 0, 0)) };
+    static STREAM: Cell<Stream> = const { Cell::new(Stream { handle: 0, generation: 0, device: 0, least: 0 }) };
     static GIVING: Cell<Giving> = const { Cell::new(Giving::Block) };
 }
 
@@ -274,21 +284,25 @@ thread_local! {
 struct Observer<L>(PhantomData<L>);
 
 impl<L: Listen> Observe for Observer<L> {
-    #[inline]
+    #[allow(clippy::inline_always, reason = "a hook is one function, which takes fewer lines of the instruction cache")]
+    #[inline(always)]
     fn pooled(caller: &Caller, address: u64, bytes: u64, stream: u64) {
-        let (last, generation, device) = STREAM.get();
-        if last == stream && generation == GENERATION.load(Relaxed) {
-            let tag = Tag::new(cuda(device), MemKind::Pool, 0, stacks::here(bytes));
+        let last = STREAM.get();
+        if last.handle == stream && last.generation == GENERATION.load(Relaxed) {
+            let stack = if bytes < last.least { StackId::NONE } else { stacks::take_down() };
+            let tag = Tag::new(cuda(last.device), MemKind::Pool, 0, stack);
             L::alloc(key(Named::Address, address), Bytes::new(bytes), tag);
         } else {
-            calls::at_work(|| pooled_elsewhere(caller, address, bytes, stream));
+            let caller = *caller;
+            calls::at_rare_work(move || pooled_elsewhere(&caller, address, bytes, stream));
         }
     }
 
-    #[inline]
+    #[allow(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
     fn freeing(_: &Caller, address: u64) {
         if L::free(key(Named::Address, address)) == Answer::Untracked {
-            calls::at_work(|| freed_unknown(Named::Address, address));
+            calls::at_rare_work(move || freed_unknown(Named::Address, address));
         }
     }
 
@@ -298,7 +312,6 @@ impl<L: Listen> Observe for Observer<L> {
 }
 
 /// Stream-ordered memory was allocated, on another stream than this thread's last, or while a stream is being captured.
-#[cold]
 fn pooled_elsewhere(caller: &Caller, address: u64, bytes: u64, stream: u64) {
     match is_captured(stream) {
         Some(false) => pooled_on(address, bytes, device_of_stream(caller, stream, address)),
@@ -629,7 +642,7 @@ fn device_of_stream(caller: &Caller, stream: u64, address: u64) -> Where {
     }
     // While a capture is under way, each call has to be looked at.
     if CAPTURES.load(SeqCst) == 0 {
-        STREAM.set((stream, generation, device));
+        STREAM.set(Stream { handle: stream, generation, device, least: stacks::least() });
     }
     Where::Device(device)
 }

@@ -68,14 +68,20 @@ pub(super) fn begin() -> Option<String> {
     refused.then(|| text.into_owned())
 }
 
+/// From which size on stacks are taken down. It stays the same from [`begin`] on.
+pub(super) fn least() -> u64 {
+    LEAST.load(Relaxed)
+}
+
 /// The number of the calling thread's stack, if it is wanted for memory of this size.
 #[inline]
 pub(super) fn here(bytes: u64) -> StackId {
-    if bytes < LEAST.load(Relaxed) { StackId::NONE } else { take_down() }
+    if bytes < least() { StackId::NONE } else { take_down() }
 }
 
 /// The number of the calling thread's stack.
 #[cfg(feature = "backtrace")]
+#[inline]
 pub(crate) fn take_down() -> StackId {
     // Not the driver's functions, which are the same on each stack, nor the callback that they call.
     let is_driver = |file: &[u8]| std::str::from_utf8(file).is_ok_and(crate::model::is_driver);

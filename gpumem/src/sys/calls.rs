@@ -8,6 +8,7 @@ use std::{
     cell::Cell,
     ffi::c_int,
     marker::PhantomData,
+    mem,
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
@@ -386,10 +387,10 @@ const _: () = {
 /// It is a type, not a value: its functions become a part of each hook, which is then one function without calls. What runs
 /// between two calls of the driver is rarely in the processor's instruction cache, so that each line of it counts.
 pub(crate) trait Observe: 'static {
-    /// [`Call::Pooled`] on a stream. The observer itself says where it is [`at_work`].
+    /// [`Call::Pooled`] on a stream. The observer itself says where it is [`at_work`]. It must not panic: nothing catches that.
     fn pooled(caller: &Caller, address: u64, bytes: u64, stream: u64);
 
-    /// [`Call::Freeing`] of an address. The observer itself says where it is [`at_work`].
+    /// As [`pooled`](Self::pooled), for [`Call::Freeing`] of an address.
     fn freeing(caller: &Caller, address: u64);
 
     /// Every other call. The observer is [`at_work`].
@@ -441,25 +442,33 @@ impl<O: Observe> Tell for OfObserver<'_, O> {
 impl<O: Observe> Tell for Told<O> {
     #[inline(never)]
     fn tell(&self, call: &Call) {
-        let _ = catch_unwind(AssertUnwindSafe(|| at_work(|| O::other(&self.caller, call))));
+        at_rare_work(|| O::other(&self.caller, call));
     }
 
     #[allow(clippy::inline_always, reason = "a hook is one function, which takes fewer lines of the instruction cache")]
     #[inline(always)]
     fn pooled(&self, address: u64, bytes: u64, stream: u64) {
-        let _ = catch_unwind(AssertUnwindSafe(|| O::pooled(&self.caller, address, bytes, stream)));
+        O::pooled(&self.caller, address, bytes, stream);
     }
 
     #[allow(clippy::inline_always, reason = "a hook is one function, which takes fewer lines of the instruction cache")]
     #[inline(always)]
     fn freeing(&self, address: u64) {
-        let _ = catch_unwind(AssertUnwindSafe(|| O::freeing(&self.caller, address)));
+        O::freeing(&self.caller, address);
     }
 }
 
 /// For the observer: runs code that may hold a lock of its own, so that calls which this code makes are not told to it.
 pub(crate) fn at_work<T>(code: impl FnOnce() -> T) -> T {
     in_state(State::Observer, code)
+}
+
+/// As [`at_work`], for what is rare in [`Observe::pooled`] and [`Observe::freeing`], and away from what is frequent. `None` if
+/// the code panicked.
+#[cold]
+#[inline(never)]
+pub(crate) fn at_rare_work<T>(code: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(|| at_work(code))).map_err(mem::forget).ok()
 }
 
 /// For the observer: runs code that holds no lock of its own, so that calls which it makes are counted as any others.

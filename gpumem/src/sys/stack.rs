@@ -29,16 +29,16 @@ pub(crate) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
         return number;
     }
     let _ = is_skipped;
-    at_work(|| captured(number))
+    at_rare_work(|| captured(number)).unwrap_or(0)
 }
 
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
-pub(super) use super::calls::at_work;
+pub(super) use super::calls::at_rare_work;
 
 /// Without a source that intercepts calls, nobody is told of any.
 #[cfg(not(any(feature = "cupti", feature = "dispatch")))]
-pub(super) fn at_work<T>(code: impl FnOnce() -> T) -> T {
-    code()
+pub(super) fn at_rare_work<T>(code: impl FnOnce() -> T) -> Option<T> {
+    Some(code())
 }
 
 /// The calling thread remembers no stack from before.

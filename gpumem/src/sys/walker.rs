@@ -18,7 +18,7 @@ use self::{
     modules::Modules,
     unwind::{KEPT, Kept, Start, Unwinder, Walked},
 };
-use super::stack::at_work;
+use super::stack::at_rare_work;
 
 /// Functions that are told of. The user's line is among them, however many a framework puts between it and the driver.
 const MOST: usize = 128;
@@ -113,12 +113,14 @@ pub(super) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
         );
     }
     let registers = registers.as_ptr().expose_provenance() as u64;
-    // SAFETY: this thread alone has it, and nobody else refers to it: what is called here reads words. They are on the thread's own
-    // stack, at and above `sp`, as they were when it was kept: a thread's stack begins at one address all its life.
-    if let Some(known) = RECENT.with(|recent| unsafe { &*recent.get() }.find(sp, word)) {
+    let recent = RECENT.with(UnsafeCell::get);
+    // SAFETY: it lives as long as the thread, which alone has it, and nobody else refers to it: what is called here reads words.
+    // They are on the thread's own stack, at and above `sp`, as they were when it was kept: a thread's stack begins at one
+    // address all its life.
+    if let Some(known) = unsafe { &*recent }.find(sp, word) {
         return Some(known);
     }
-    at_work(|| find(registers, sp, is_skipped, number))
+    at_rare_work(|| find(registers, sp, is_skipped, number)).flatten()
 }
 
 /// As [`number`], of a stack that is not the thread's last.

@@ -52,9 +52,24 @@ impl Ledger {
         self.real.set_time(time);
     }
 
+    pub(crate) fn alloc_alike(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
+        let is_alike = self.real.alloc_alike(key, bytes, tag, number, thread);
+        if is_alike {
+            self.write_down(number, thread, allocation(key, bytes, tag));
+        }
+        is_alike
+    }
+
+    pub(crate) fn free_alike(&mut self, key: Key, thread: ThreadId) -> bool {
+        let is_alike = self.real.free_alike(key, thread);
+        if is_alike {
+            self.write_down(self.number + 1, thread, EventKind::Free { key, block: None });
+        }
+        is_alike
+    }
+
     pub(crate) fn alloc(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) {
-        let block = Block { context: tag.context(), stack: tag.stack(), ..Block::new(tag.device(), bytes, tag.kind()) };
-        self.write_down(number, thread, EventKind::Alloc { key, block });
+        self.write_down(number, thread, allocation(key, bytes, tag));
         self.real.alloc(key, bytes, tag, number, thread);
     }
 
@@ -67,6 +82,11 @@ impl Ledger {
         self.number = number;
         TOLD.with(|told| told.borrow_mut().push(Told { number, time: self.time, thread, kind }));
     }
+}
+
+fn allocation(key: Key, bytes: Bytes, tag: Tag) -> EventKind {
+    let block = Block { context: tag.context(), stack: tag.stack(), ..Block::new(tag.device(), bytes, tag.kind()) };
+    EventKind::Alloc { key, block }
 }
 
 impl Deref for Ledger {

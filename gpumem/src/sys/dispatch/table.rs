@@ -283,7 +283,10 @@ unsafe fn around(shape: Shape, first: u64, arguments: Arguments, call: impl FnOn
     }
     // SAFETY: the arguments are those of a call of this shape.
     unsafe { at_enter(shape, arguments, to) };
-    let result = in_state(State::Driver, call);
+    let before = STATE.replace(State::Driver);
+    // It does not unwind: it is a function of C.
+    let result = call();
+    STATE.set(before);
     // SAFETY: as above; the call has returned.
     unsafe { at_exit(shape, result, arguments, to) };
     result

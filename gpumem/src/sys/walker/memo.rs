@@ -51,42 +51,57 @@ pub(super) struct Known<'a> {
 }
 
 /// The stack that a thread had last, which is likely to come again: its words lie side by side.
+#[repr(C, align(64))]
 pub(super) struct Recent {
     sp: u64,
+    /// A multiple of [`Self::STEP`]: the last word is repeated to fill a step.
     count: u32,
     number: u32,
-    words: [(u64, u64); Self::MOST],
+    values: [u64; Self::MOST],
+    offsets: [u32; Self::MOST],
 }
 
 impl Recent {
     /// One with more words is looked for in the [`Memo`] each time.
     const MOST: usize = 32;
+    /// So many words are compared without a branch in between.
+    const STEP: usize = 2;
 
-    pub(super) const NONE: Self = Self { sp: 0, count: 0, number: 0, words: [(0, 0); Self::MOST] };
+    pub(super) const NONE: Self =
+        Self { sp: 0, count: 0, number: 0, values: [0; Self::MOST], offsets: [0; Self::MOST] };
 
     /// The number of the stack that begins at `sp`, if it is this one. It reads no word that was not there when this was kept.
     #[inline]
     pub(super) fn find(&self, sp: u64, read: impl Fn(u64) -> u64) -> Option<u32> {
-        let words = self.words.get(..self.count as usize)?;
-        let is_this = self.sp == sp && words.iter().all(|(offset, value)| read(sp + offset) == *value);
-        is_this.then_some(self.number)
+        if self.sp != sp {
+            return None;
+        }
+        let count = (self.count as usize).min(Self::MOST);
+        let steps = self.offsets[..count].chunks_exact(Self::STEP).zip(self.values[..count].chunks_exact(Self::STEP));
+        let mut differ = 0;
+        for (offsets, values) in steps {
+            // They are almost always equal, so that nothing is won by stopping early.
+            for (offset, value) in offsets.iter().zip(values) {
+                differ |= read(sp + u64::from(*offset)) ^ value;
+            }
+        }
+        (differ == 0).then_some(self.number)
     }
 
     pub(super) fn keep(&mut self, sp: u64, known: Known<'_>) {
         // Nothing is at this address.
         self.sp = 0;
-        if known.offsets.len() > Self::MOST {
+        let (count, Some(last)) = (known.offsets.len(), known.offsets.len().checked_sub(1)) else { return };
+        if count > Self::MOST {
             return;
         }
-        for (word, (offset, value)) in self.words.iter_mut().zip(known.offsets.iter().zip(known.values)) {
-            *word = (u64::from(*offset), *value);
+        let filled = count.next_multiple_of(Self::STEP);
+        for at in 0..filled {
+            (self.offsets[at], self.values[at]) = (known.offsets[at.min(last)], known.values[at.min(last)]);
         }
-        *self = Self {
-            sp,
-            count: u32::try_from(known.offsets.len()).unwrap_or(0),
-            number: known.number,
-            words: self.words,
-        };
+        self.count = u32::try_from(filled).unwrap_or(0);
+        self.number = known.number;
+        self.sp = sp;
     }
 }
 
