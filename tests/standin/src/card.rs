@@ -134,6 +134,10 @@ impl Memory {
         }
     }
 
+    pub(crate) fn reset_mapped_high(&mut self) {
+        self.mapped.1 = self.mapped.0;
+    }
+
     pub(crate) fn mapped_for_graphs(&self) -> (u64, u64) {
         self.mapped
     }

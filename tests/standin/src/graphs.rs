@@ -344,6 +344,15 @@ dispatched! { calls;
         })?)
     }
 
+    fn cuDeviceSetGraphMemAttribute(of: Device, attribute: c_int, value: Out<u64>) |call| {
+        let (_, gpu) = device(call, of)?;
+        if !matches!(attribute, USED_MEM_HIGH | RESERVED_MEM_HIGH) || value.get()? != 0 {
+            return Err(INVALID_VALUE);
+        }
+        gpu.memory().reset_mapped_high();
+        Ok(())
+    }
+
     fn cuDeviceGraphMemTrim(of: Device) |call| {
         trim(call, of)
     }
