@@ -45,7 +45,7 @@ pub use query::{
 };
 pub use report::{
     AllocStats, Breakdown, Change, KindStats, Line, LiveBlock, MemoryStats, MemorySummary, OutOfMemory, Part, PartKind,
-    PeakBounds, Place, Report, ReservedStats, ScopeSummary, Summary, Tally, Tracked,
+    PeakBounds, PeakHolder, PeakHolders, Place, Report, ReservedStats, ScopeSummary, Summary, Tally, Tracked,
 };
 pub use session::{
     Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, LiveMemory, MemTracker, MemTrackerBuilder, ScopeHandle, Sink,

@@ -175,6 +175,7 @@ pub mod bench {
                 thread: None,
                 site,
                 source: crate::model::Source::Dispatch,
+                at_peak: false,
             };
             self.0.post(&EventKind::Open { scope: ScopeId(scope), watch });
         }
@@ -187,6 +188,11 @@ pub mod bench {
         /// It is not any more.
         pub fn leave(&self, scope: u64) {
             self.0.post(&EventKind::Leave { scope: ScopeId(scope) });
+        }
+
+        /// An event was lost.
+        pub fn lose(&self) {
+            self.0.post(&EventKind::Lost { count: 1 });
         }
 
         /// Closes a scope.

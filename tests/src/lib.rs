@@ -5,6 +5,7 @@
 
 mod deeper;
 mod device;
+pub mod growth;
 mod machines;
 mod patch;
 mod pending;

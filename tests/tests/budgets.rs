@@ -81,14 +81,20 @@ mod functions {
             )
         };
         let told = panic_of(|| frugal(31));
-        let (figures, places) = told.split_at(told.find("  the largest places:\n").expect("where it is"));
+        let (figures, places) = told.split_at(told.find("  the peak of ").expect("what made it"));
         assert_eq!(figures, over("frugal", "31 MiB, 1 MiB"));
+        let (peak, places) = places.split_at(places.find("  the largest places:\n").expect("where it is"));
+        assert!(peak.starts_with("  the peak of 31 MiB was made of:\n          31 MiB: tests/budgets.rs:"), "{peak}");
+        assert!(peak.contains(", in fail_when_they_end > frugal, from tests/budgets.rs:"), "{peak}");
         assert!(places.contains(" 31 MiB in 1 block: ") && places.contains("frugal"), "{places}");
         let told = panic_of(|| with_lines(21));
         assert!(told.starts_with(&over("with_lines", "31 MiB, 1 MiB")), "{told}");
+        // Of the whole body, not of its last statement: two lines made it.
+        assert!(told.contains("\n          21 MiB: ") && told.contains("\n          10 MiB: "), "{told}");
         let told = panic_of(|| block_on(asynchronous(40)));
         assert!(told.starts_with(&over("asynchronous", "40 MiB, 10 MiB")), "{told}");
-        assert!(told.ends_with("nothing that was allocated inside is live"), "{told}");
+        assert!(told.contains("  the peak of 40 MiB was made of:\n          40 MiB: tests/budgets.rs:"), "{told}");
+        assert!(!told.contains("nothing that was allocated inside is live"), "{told}");
         assert!(panic_of(|| early(true)).contains("peak <= 1 MiB: it was 2 MiB"));
         assert!(panic_of(|| early(false)).contains("peak <= 1 MiB: it was 2 MiB"));
     }

@@ -9,7 +9,8 @@ use super::{
 use crate::{
     model::{ByteDelta, Bytes},
     report::{
-        Breakdown, Leaks, LiveBlock, OutOfMemory, Part, PartKind, Place, ScopeSummary, Summary, counted, path_in_words,
+        Breakdown, Leaks, LiveBlock, OutOfMemory, Part, PartKind, PeakHolders, Place, ScopeSummary, Summary, counted,
+        path_in_words,
     },
 };
 
@@ -18,14 +19,15 @@ const LEGEND: &str = "\
 amounts in MiB of what was allocated in the scope and the scopes inside it
   used      still in use
   peak      the most in use at one time
+  at peak   in use when the whole process had the most in use
   device    the most that the whole process had in use on the device meanwhile
   total     allocated in all, by so many allocations
 ";
 
-/// With what is less than a MiB as long as that is not too wide for a column.
-fn amount(bytes: Bytes) -> String {
+/// With what is less than a MiB as long as that is not wider than this.
+fn amount(bytes: Bytes, widest_exact: usize) -> String {
     let exact = mib(ByteDelta::new(bytes.get().cast_signed()));
-    if exact.len() <= 9 { exact } else { bytes.mb().to_string() }
+    if exact.len() <= widest_exact { exact } else { bytes.mb().to_string() }
 }
 
 /// A table ordered by peak, with a legend.
@@ -37,11 +39,21 @@ impl fmt::Display for Summary {
         for scopes in self.scopes.chunk_by(|a, b| a.device == b.device) {
             let ScopeSummary { device, simulated, .. } = &scopes[0];
             writeln!(f, "{}device {device}, by scope", if *simulated { "simulated " } else { "" })?;
-            let columns = ["calls", "used", "peak", "device", "total", "allocs"].map(|name| (name, Side::Right));
-            let rows: Vec<_> = scopes.iter().map(figures).collect();
+            let columns =
+                ["calls", "used", "peak", "at peak", "device", "total", "allocs"].map(|name| (name, Side::Right));
             // Names have what figures leave, which are not cut off.
-            let widest = |at: usize| rows.iter().map(|row| row[at].len()).max().unwrap_or(0).max(columns[at].0.len());
-            let room = 78_usize.saturating_sub((0..columns.len()).map(|at| widest(at) + 2).sum()).max(8);
+            let rows_and_room = |widest_exact: usize| {
+                let rows: Vec<_> = scopes.iter().map(|scope| figures(scope, widest_exact)).collect();
+                let column =
+                    |at: usize| rows.iter().map(|row| row[at].len()).max().unwrap_or(0).max(columns[at].0.len());
+                let room = 78_usize.saturating_sub((0..columns.len()).map(|at| column(at) + 2).sum());
+                (rows, room)
+            };
+            let (mut rows, mut room) = rows_and_room(9);
+            if room < 7 {
+                (rows, room) = rows_and_room(0);
+            }
+            let room = room.max(7);
             let mut table = Table::new(&[&[("scope", Side::Left)][..], &columns].concat());
             for (scope, row) in scopes.iter().zip(&rows) {
                 let is_all = scope.path.is_empty();
@@ -69,10 +81,12 @@ impl fmt::Display for Summary {
     }
 }
 
-fn figures(scope: &ScopeSummary) -> [String; 6] {
+fn figures(scope: &ScopeSummary, widest_exact: usize) -> [String; 7] {
     let calls = if scope.path.is_empty() { String::new() } else { scope.calls.to_string() };
-    let [used, peak, device, total] = [scope.used, scope.peak, scope.device_peak, scope.allocated].map(amount);
-    [calls, used, peak, device, total, scope.allocations.to_string()]
+    let ScopeSummary { used, peak, at_peak, device_peak, allocated, .. } = *scope;
+    let [used, peak, at_peak, device, total] =
+        [used, peak, at_peak, device_peak, allocated].map(|bytes| amount(bytes, widest_exact));
+    [calls, used, peak, at_peak, device, total, scope.allocations.to_string()]
 }
 
 /// The parts, without more of the scopes than somebody reads: those that hold least are put together.
@@ -110,20 +124,20 @@ impl fmt::Display for Breakdown {
             let own_part = is_own(part.kind);
             if own_part && !own_is_said {
                 own_is_said = true;
-                line(f, 2, "this process", own, "")?;
+                line(f, 2, "this process", &own, "")?;
             }
             let count = match (part.kind, part.count) {
                 (_, 0) => String::new(),
                 (PartKind::Others, count) => counted(count, "process", "processes"),
                 (_, count) => counted(count, "block", "blocks"),
             };
-            line(f, if own_part { 4 } else { 2 }, &part.name, part.bytes, &count)?;
+            line(f, if own_part { 4 } else { 2 }, &part.name, &part.bytes, &count)?;
         }
         Ok(())
     }
 }
 
-fn line(f: &mut fmt::Formatter<'_>, indent: usize, name: &str, bytes: Bytes, count: &str) -> fmt::Result {
+fn line(f: &mut fmt::Formatter<'_>, indent: usize, name: &str, bytes: &impl ToString, count: &str) -> fmt::Result {
     let width = 52 - indent;
     let (name, bytes) = (padded(&shortened(name, width), width), bytes.to_string());
     let text = format!("{:indent$}{name}{bytes:>12}  {count}", "");
@@ -133,7 +147,7 @@ fn line(f: &mut fmt::Formatter<'_>, indent: usize, name: &str, bytes: Bytes, cou
 /// Several lines: what was asked for, where the memory is, who holds it.
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, asked, kind, path, line, breakdown, scopes, places } = self;
+        let Self { device, asked, kind, path, line, breakdown, scopes, places, peak } = self;
         writeln!(f, "device {device} is out of memory: {asked} ({kind}) were asked for")?;
         if let Some(line) = line {
             writeln!(f, "  at {}", shortened(line, 75))?;
@@ -154,7 +168,12 @@ impl fmt::Display for OutOfMemory {
         if !breakdown.as_ref().is_ok_and(are_told) {
             holders(f, "scopes that hold most", scopes)?;
         }
-        holders(f, "places that hold most", places)
+        holders(f, "places that hold most", places)?;
+        match peak {
+            // Else that is what is in use now.
+            Some(peak) if peak.bytes > places.iter().map(|place| place.bytes).sum::<Bytes>() => write!(f, "{peak}"),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -168,9 +187,49 @@ fn holders(f: &mut fmt::Formatter<'_>, what: &str, places: &[Place]) -> fmt::Res
 
 /// What is held, and below it who called the line that asked for it.
 fn place_lines(f: &mut fmt::Formatter<'_>, place: &Place) -> fmt::Result {
-    line(f, 2, &place.name, place.bytes, &counted(place.blocks, "block", "blocks"))?;
+    line(f, 2, &place.name, &place.bytes, &counted(place.blocks, "block", "blocks"))?;
     let Some(caller) = &place.caller else { return Ok(()) };
     writeln!(f, "    from {}", shortened(caller, 66))
+}
+
+/// The scopes, each with its lines; those that had least are put together, so that all adds up.
+impl fmt::Display for PeakHolders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MOST: usize = 12;
+        let Self { device, simulated, bytes, is_over_start, untracked, lost, .. } = self;
+        let simulated = if *simulated { "simulated " } else { "" };
+        let over_start = if *is_over_start { " over the start" } else { "" };
+        writeln!(f, "{simulated}device {device}: the peak was {bytes}{over_start}, made of")?;
+        let sum = |bytes: &mut dyn Iterator<Item = ByteDelta>| ByteDelta::new(bytes.map(ByteDelta::get).sum());
+        let scopes = self.by_scope();
+        let (told, rest) = scopes.split_at(if scopes.len() > MOST + 1 { MOST } else { scopes.len() });
+        for (scope, bytes, holders) in told {
+            line(f, 2, scope, bytes, "")?;
+            let (told, rest) = holders.split_at(if holders.len() > MOST + 1 { MOST } else { holders.len() });
+            for holder in told {
+                line(f, 4, &holder.who(), &holder.bytes, "")?;
+                if let Some(caller) = &holder.caller {
+                    writeln!(f, "      from {}", shortened(caller, 66))?;
+                }
+            }
+            if !rest.is_empty() {
+                line(
+                    f,
+                    4,
+                    &format!("{} more lines", rest.len()),
+                    &sum(&mut rest.iter().map(|holder| holder.bytes)),
+                    "",
+                )?;
+            }
+        }
+        if !rest.is_empty() {
+            line(f, 2, &format!("{} more scopes", rest.len()), &sum(&mut rest.iter().map(|(_, bytes, _)| *bytes)), "")?;
+        }
+        if untracked + lost > 0 {
+            writeln!(f, "{untracked} frees of unknown blocks, {lost} lost events: some figures may be wrong")?;
+        }
+        Ok(())
+    }
 }
 
 /// One line, and one for each place.
@@ -214,11 +273,11 @@ mod tests {
     use super::*;
     use crate::{
         model::GpuMemory,
-        report::{Group, Known, Path},
+        report::{Group, Known, Path, PeakHolder},
     };
 
-    fn scope(path: &[&str], parent: Option<usize>, figures: [u64; 6]) -> Path {
-        let [calls, used, peak, device_peak, allocated, allocations] = figures;
+    fn scope(path: &[&str], parent: Option<usize>, figures: [u64; 7]) -> Path {
+        let [calls, used, peak, at_peak, device_peak, allocated, allocations] = figures;
         let own = ScopeSummary {
             path: path.iter().map(|name| (*name).to_owned()).collect(),
             place: None,
@@ -227,6 +286,7 @@ mod tests {
             calls,
             used: Bytes::mib(used),
             peak: Bytes::mib(peak),
+            at_peak: Bytes::mib(at_peak),
             device_peak: Bytes::mib(device_peak),
             allocated: Bytes::mib(allocated),
             allocations,
@@ -237,23 +297,88 @@ mod tests {
     #[test]
     fn a_summary_reads_well() {
         let paths = vec![
-            scope(&[], None, [0, 276, 786, 786, 0, 0]),
-            scope(&["load"], Some(0), [1, 256, 256, 256, 256, 1]),
-            scope(&["train"], Some(0), [1, 20, 530, 786, 0, 0]),
-            scope(&["train", "a scope with a long name"], Some(2), [3, 20, 530, 786, 1566, 6]),
+            scope(&[], None, [0, 276, 786, 0, 786, 0, 0]),
+            scope(&["load"], Some(0), [1, 256, 256, 256, 256, 256, 1]),
+            scope(&["train"], Some(0), [1, 20, 530, 10, 786, 0, 0]),
+            scope(&["train", "a scope with a long name"], Some(2), [3, 20, 530, 520, 786, 1566, 6]),
         ];
         let text = Summary::of(paths, 0, 0, None).to_string();
         let table = [
             "device 0, by scope",
-            " scope                       calls     used     peak   device     total  allocs",
-            " (whole process)                    276.000  786.000  786.000  1822.000       7",
-            " train                           1   20.000  530.000  786.000  1566.000       6",
-            " … a scope with a long name      3   20.000  530.000  786.000  1566.000       6",
-            " load                            1  256.000  256.000  256.000   256.000       1",
+            " scope              calls     used     peak  at peak   device     total  allocs",
+            " (whole process)           276.000  786.000  786.000  786.000  1822.000       7",
+            " train                  1   20.000  530.000  530.000  786.000  1566.000       6",
+            " …with a long name      3   20.000  530.000  520.000  786.000  1566.000       6",
+            " load                   1  256.000  256.000  256.000  256.000   256.000       1",
         ];
         assert_eq!(text.lines().take(6).collect::<Vec<_>>(), table);
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(text.ends_with(LEGEND));
+        // Names may be cut off, figures are not.
+        let many = [1_000_000_000, 19_999, 99_999, 99_999, 99_999, 99_999, 9_999_999_999];
+        let text = Summary::of(vec![scope(&["a name of 20 columns"], None, many)], 0, 0, None).to_string();
+        assert!(text.contains("1000000000  19999  99999    99999   99999  99999  9999999999\n"), "{text}");
+        let huge = [1000, 134_217_728, 134_217_728, 134_217_728, 134_217_728, 8_589_934_592, 9999];
+        let text = Summary::of(vec![scope(&["a name of 20 columns"], None, huge)], 0, 0, None).to_string();
+        assert!(text.contains("1000  134217728  134217728  134217728  134217728  8589934592    9999\n"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    }
+
+    #[test]
+    fn a_peak_adds_up_and_is_readable() {
+        let holder = |path: &[&str], line: Option<&str>, mib: i64| PeakHolder {
+            path: path.iter().map(|name| (*name).to_owned()).collect(),
+            line: line.map(str::to_owned),
+            caller: line.map(|_| "src/main.rs:3".to_owned()),
+            bytes: ByteDelta::new(mib << 20),
+            ..PeakHolder::default()
+        };
+        let older = PeakHolder { is_older: true, ..holder(&[], None, -16) };
+        let library = PeakHolder { library: Some("cuBLAS".to_owned()), ..holder(&["train"], None, 32) };
+        let train = ["train", "forward"];
+        let holders = [
+            holder(&train, Some("src/model.rs:12"), 500),
+            holder(&train, Some("src/model.rs:14"), 30),
+            holder(&[], None, 94),
+            older,
+            library,
+            holder(&train, Some("src/model.rs:14"), 1),
+            holder(&["gone"], Some("src/model.rs:20"), 7),
+            holder(&["gone"], Some("src/model.rs:20"), -7),
+        ];
+        let peak = PeakHolders {
+            device: 0,
+            simulated: false,
+            bytes: Bytes::mib(641),
+            is_over_start: true,
+            holders: PeakHolder::largest(holders),
+            untracked: 0,
+            lost: 0,
+        };
+        assert_eq!(
+            peak.to_string(),
+            "device 0: the peak was 641 MiB over the start, made of\n  \
+               train > forward                                        531 MiB\n    \
+                 src/model.rs:12                                      500 MiB\n      \
+                   from src/main.rs:3\n    \
+                 src/model.rs:14                                       31 MiB\n      \
+                   from src/main.rs:3\n  \
+               outside of all scopes                                   94 MiB\n    \
+                 line not known                                        94 MiB\n  \
+               train                                                   32 MiB\n    \
+                 cuBLAS                                                32 MiB\n  \
+               before the first trace                                 -16 MiB\n    \
+                 freed, older than the first trace                    -16 MiB\n"
+        );
+        // Of many those that had least are put together.
+        let holders = (1..=100).map(|mib| holder(&[&format!("scope {mib}")], Some("src/a.rs:1"), mib));
+        let many = PeakHolders { holders: PeakHolder::largest(holders), lost: 2, ..peak.clone() }.to_string();
+        assert_eq!(many.lines().filter(|line| line.starts_with("  s")).count(), 12, "{many}");
+        assert!(many.contains("\n  88 more scopes                                        3.82 GiB\n"), "{many}");
+        assert!(many.ends_with("0 frees of unknown blocks, 2 lost events: some figures may be wrong\n"), "{many}");
+        let holders = (1..=14).map(|line| holder(&[], Some(&format!("src/a.rs:{line}")), line));
+        let many = PeakHolders { holders: PeakHolder::largest(holders), ..peak }.to_string();
+        assert!(many.ends_with("    2 more lines                                           3 MiB\n"), "{many}");
     }
 
     #[test]

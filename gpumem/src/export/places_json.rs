@@ -21,6 +21,7 @@ struct ScopeObject<'a> {
     calls: u64,
     used: u64,
     peak: u64,
+    at_peak: u64,
     device_peak: u64,
     allocated: u64,
     allocations: u64,
@@ -58,6 +59,7 @@ impl Summary {
             calls: scope.calls,
             used: scope.used.get(),
             peak: scope.peak.get(),
+            at_peak: scope.at_peak.get(),
             device_peak: scope.device_peak.get(),
             allocated: scope.allocated.get(),
             allocations: scope.allocations,
@@ -121,6 +123,7 @@ mod tests {
             calls: 2,
             used: Bytes::new(3),
             peak: Bytes::new(4),
+            at_peak: Bytes::new(2),
             device_peak: Bytes::new(5),
             allocated: Bytes::new(6),
             allocations: 7,
@@ -129,7 +132,7 @@ mod tests {
         assert_eq!(
             summary.to_json(),
             "{\"scopes\":[{\"path\":[\"train\",\"a \\\"b\\\"\"],\"place\":\"src/train.rs:12\",\"device\":1,\
-             \"simulated\":true,\"calls\":2,\"used\":3,\"peak\":4,\"device_peak\":5,\"allocated\":6,\"allocations\":7}],\
+             \"simulated\":true,\"calls\":2,\"used\":3,\"peak\":4,\"at_peak\":2,\"device_peak\":5,\"allocated\":6,\"allocations\":7}],\
              \"untracked_frees\":8,\"lost_events\":9,\"unheard\":null}"
         );
     }

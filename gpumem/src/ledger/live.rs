@@ -346,18 +346,22 @@ fn filter_bit(key: Key) -> (usize, u64) {
 /// See [`Live::part`]. Blocks move from the first to the others and never back.
 pub(crate) const PARTS: usize = 1 + SHARDS;
 
-type Folded = BuildHasherDefault<Fold>;
+pub(super) type Folded = BuildHasherDefault<Fold>;
 
 /// A multiplication: keys are addresses of the driver, not chosen by an enemy, and a hash that guards
 /// against one costs more than all the rest of an event.
 #[derive(Default)]
-struct Fold(u64);
+pub(super) struct Fold(u64);
 
 impl Hasher for Fold {
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.write_u64(u64::from(*byte));
         }
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(number.into());
     }
 
     fn write_u64(&mut self, number: u64) {

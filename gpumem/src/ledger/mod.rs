@@ -3,6 +3,7 @@
 
 mod live;
 mod origins;
+mod peaks;
 mod run;
 mod stats;
 mod tree;
@@ -21,8 +22,9 @@ pub(crate) use self::{
     tree::{Spot, SpotId},
 };
 use self::{
-    live::{Entry, Live, Whose, tenths},
+    live::{Entry, Folded, Live, Whose, tenths},
     origins::{OriginId, Origins},
+    peaks::{Group, Peaks, Rise, Span},
     run::{Run, Sum},
     stats::moved,
     tree::Tree,
@@ -61,6 +63,8 @@ pub(crate) struct Ledger {
     origins: Origins,
     /// How many strands there are.
     strands: u32,
+    /// Peaks that are asked about though their scopes are over.
+    kept: HashMap<ScopeId, Kept>,
 }
 
 /// What was heard so far.
@@ -128,10 +132,10 @@ struct Meters(Vec<Meter>);
 #[repr(C)]
 struct Meter {
     level: Level,
+    /// Where allocations are heard.
+    peaks: Peaks,
     /// Of the memory that traces count, where allocations are heard.
     on_device: Stat,
-    /// The most bytes of `on_device` that ever were before its peaks were reset.
-    highest: u64,
     /// By the order of [`MemKind::ALL`].
     kinds: [Stat; MemKind::ALL.len()],
     device: Device,
@@ -142,7 +146,47 @@ struct Meter {
 #[derive(Debug, Default)]
 struct Local {
     level: Level,
+    /// Scopes and kept peaks that look at it.
     scopes: usize,
+    /// While one of them asks which allocations made its peak.
+    groups: Option<Box<LocalGroups>>,
+}
+
+/// What one thread allocated of each origin, since somebody asks.
+#[derive(Debug)]
+struct LocalGroups {
+    peaks: Peaks,
+    all: Vec<(OriginId, Group)>,
+    known: HashMap<OriginId, usize, Folded>,
+    /// Which one the newest change was of.
+    newest: usize,
+}
+
+/// A peak that is asked about, in parts, whether its scope is over or not.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    meter: u16,
+    of_thread: Option<Strand>,
+    rise: Rise,
+}
+
+/// What one origin had more at a peak than at the start of its scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AtPeak {
+    pub(crate) origin: Origin,
+    pub(crate) bytes: ByteDelta,
+}
+
+/// A peak, without the groups that it is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PeakOf {
+    pub(crate) device: Device,
+    /// What all groups add up to, with the next.
+    pub(crate) bytes: ByteDelta,
+    /// Of blocks that are older than the session; not above 0 unless a free failed.
+    pub(crate) older: ByteDelta,
+    /// What is added up is what groups have more than at the start of a scope.
+    pub(crate) is_over_start: bool,
 }
 
 /// Bytes in use, and the most of them since any moment that an open scope began at.
@@ -182,6 +226,8 @@ struct Scope {
     opener: ThreadId,
     number: u64,
     start: Start,
+    /// If it is asked which allocations made its peak.
+    span: Option<Span>,
 }
 
 /// What a scope began with.
@@ -348,6 +394,9 @@ impl Ledger {
         let Origin { kind, meter, .. } = *self.origins.get(whose.origin());
         if let Some(local) = self.locals.get_mut(&(whose.strand(), meter)).filter(|_| kind.is_on_device()) {
             local.level.change(bytes);
+            if let Some(groups) = &mut local.groups {
+                groups.change(whose.origin(), bytes, local.level.in_use);
+            }
         }
     }
 
@@ -372,12 +421,18 @@ impl Ledger {
         let Some((number, sums)) = run.sums() else { return };
         counts.heard = counts.heard.wrapping_add_signed(sums.events());
         let held = origins.held(number);
+        let bytes = held.bytes;
         held.blocks = moved(held.blocks, sums.blocks.change);
         held.bytes = moved(held.bytes, sums.bytes.change);
         let origin = &held.origin;
-        let Meter { level, on_device, kinds, .. } = &mut meters.0[usize::from(origin.meter)];
+        let Meter { level, peaks, on_device, kinds, .. } = &mut meters.0[usize::from(origin.meter)];
         kinds[origin.kind as usize].take(&sums);
         if origin.kind.is_on_device() {
+            held.saved.save(bytes.cast_signed(), peaks);
+            // At a peak within the run, the run's own group has what it had then, and the others what they have.
+            if peaks.reach(level.in_use.saturating_add(sums.bytes.most)) && sums.bytes.change < sums.bytes.most {
+                held.saved.save(bytes.cast_signed() + sums.bytes.most, peaks);
+            }
             on_device.take(&sums);
             level.take(sums.bytes);
             tree.take(origin.spot, &sums);
@@ -398,14 +453,17 @@ impl Ledger {
         let meter = self.meters.index(tag.device(), Gauge::Exact);
         let spot = self.tree.on(meter, spot);
         let origin = Origin { spot, stack: tag.stack(), meter, kind: tag.kind(), context: tag.context() };
-        let threads = &self.threads;
+        let Self { threads, locals, meters, origins, .. } = self;
         let in_use = || {
-            threads.iter().filter_map(|thread| match &thread.freed {
+            let freed = threads.iter().filter_map(|thread| match &thread.freed {
                 Freed::Block(_, entry) => Some(entry.origin()),
                 _ => None,
-            })
+            });
+            let groups = locals.values_mut().filter_map(|local| local.groups.as_mut());
+            freed.chain(groups.flat_map(|groups| groups.needed())).collect()
         };
-        let (number, swept) = self.origins.number(origin, in_use);
+        let is_needed = |held: &origins::Held| held.saved.is_needed(&meters.0[usize::from(held.origin.meter)].peaks);
+        let (number, swept) = origins.number(origin, in_use, is_needed);
         if swept {
             self.threads.iter_mut().for_each(|thread| thread.newest.0 = Tag::NONE);
         }
@@ -456,7 +514,10 @@ impl Ledger {
     /// A block from before the session is given back: no thread's and no scope's part ever had it.
     fn change_older(&mut self, device: Device, by: i64) {
         self.end_run();
-        self.meters.of(device, Gauge::Exact).level.change(by);
+        let Meter { level, peaks, .. } = self.meters.of(device, Gauge::Exact);
+        peaks.change_older(by);
+        level.change(by);
+        peaks.reach(level.in_use);
     }
 
     /// A block is given back; `older` is what the source knows of one that is older than the session.
@@ -541,17 +602,20 @@ impl Ledger {
             EventKind::Read { scope } => {
                 return self.scopes.get(&scope).map(|open| self.trace(open));
             }
-            EventKind::Reset { scope } => {
+            EventKind::Reset { scope } | EventKind::Next { scope } => {
                 let mut open = self.scopes.remove(&scope)?;
                 let trace = self.end(&open);
                 open.start = self.begin(&open, event.number);
+                if matches!(event.kind, EventKind::Reset { .. }) {
+                    self.close_span(&mut open);
+                    self.open_span(&mut open);
+                }
                 self.scopes.insert(scope, open);
                 return Some(trace);
             }
             EventKind::Close { scope } => return self.close(scope),
             EventKind::ResetPeaks { device } => {
-                let Meter { on_device, highest, kinds, .. } = self.meters.of(device, Gauge::Exact);
-                *highest = on_device.bytes.peak.max(*highest);
+                let Meter { on_device, kinds, .. } = self.meters.of(device, Gauge::Exact);
                 kinds.iter_mut().chain([on_device]).for_each(Stat::reset_peaks);
             }
             EventKind::MarksLost { device } => self.meters.of(device, Gauge::Pool).samples.disturbed += 1,
@@ -626,13 +690,12 @@ impl Ledger {
         self.end_run();
         let meters = &self.meters.0;
         let with_device = |spot: &Spot| {
-            let Some(Meter { device, on_device, highest, .. }) = meters.get(usize::from(spot.meter)) else {
+            let Some(Meter { device, on_device, peaks, .. }) = meters.get(usize::from(spot.meter)) else {
                 return (None, *spot);
             };
             let mut spot = *spot;
             if spot.parent == SpotId::NONE {
-                let [in_use, peak] = [on_device.bytes.current, on_device.bytes.peak.max(*highest)];
-                (spot.in_use, spot.peak) = (in_use.cast_signed(), peak.cast_signed());
+                (spot.in_use, spot.peak) = (on_device.bytes.current.cast_signed(), peaks.record());
             }
             (Some(*device), spot)
         };
@@ -720,8 +783,10 @@ impl Ledger {
             opener,
             number: event.number,
             start: Start::default(),
+            span: None,
         };
         open.start = self.begin(&open, event.number);
+        self.open_span(&mut open);
         self.scopes.insert(scope, open);
         self.thread(opener).enter(Entered { number: event.number, scope, spot, strand, by_opening: true });
     }
@@ -748,6 +813,124 @@ impl Ledger {
         let mut before = self.counts;
         before.lost -= self.displaced;
         Start { number, in_use, peak, heard, gap, samples_before, disturbed_before, blind, before }
+    }
+
+    /// One of those that look at what a thread allocates is over.
+    fn leave_local(&mut self, of_thread: Option<Strand>, meter: u16) {
+        let Some(of) = of_thread else { return };
+        let Some(local) = self.locals.get_mut(&(of, meter)) else { return };
+        local.scopes -= 1;
+        if local.scopes == 0 {
+            self.locals.remove(&(of, meter));
+            self.has_locals = !self.locals.is_empty();
+        } else if local.groups.as_ref().is_some_and(|groups| groups.peaks.is_idle()) {
+            local.groups = None;
+        }
+    }
+
+    /// The peaks that a scope's is one of.
+    fn peaks(&mut self, of_thread: Option<Strand>, meter: u16) -> (&mut Peaks, i64) {
+        match of_thread {
+            None => {
+                let Meter { level, peaks, .. } = &mut self.meters.0[usize::from(meter)];
+                (peaks, level.in_use)
+            }
+            Some(thread) => {
+                let Local { level, groups, .. } = self.locals.entry((thread, meter)).or_default();
+                (&mut groups.get_or_insert_default().peaks, level.in_use)
+            }
+        }
+    }
+
+    /// From now on it is known which allocations make the scope's peak, if that is asked.
+    fn open_span(&mut self, open: &mut Scope) {
+        if open.watch.at_peak && open.watch.gauge == Gauge::Exact {
+            let (peaks, in_use) = self.peaks(open.of_thread, open.meter);
+            open.span = Some(peaks.open(in_use));
+        }
+    }
+
+    fn close_span(&mut self, open: &mut Scope) {
+        if let Some(span) = open.span.take() {
+            self.peaks(open.of_thread, open.meter).0.close(&span);
+        }
+    }
+
+    /// Keeps what a scope's peak is made of, under a number of its own.
+    fn keep(&mut self, under: ScopeId, open: &Scope) -> Option<()> {
+        let Scope { of_thread, meter, .. } = *open;
+        let span = open.span?;
+        let (peaks, _) = self.peaks(of_thread, meter);
+        let rise = peaks.of(&span);
+        peaks.hold(&rise);
+        if let Some(thread) = of_thread {
+            self.locals.entry((thread, meter)).or_default().scopes += 1;
+        }
+        self.kept.insert(under, Kept { meter, of_thread, rise });
+        Some(())
+    }
+
+    /// Keeps what the peak of an open scope is made of until it is [released](Self::release_peak), under a number of its own. When
+    /// the scope is closed, that is done under the scope's number. `None` if nobody asked for it when it was opened.
+    pub(crate) fn keep_peak(&mut self, scope: ScopeId, under: ScopeId) -> Option<()> {
+        self.end_run();
+        let open = self.scopes.remove(&scope)?;
+        let kept = self.keep(under, &open);
+        self.scopes.insert(scope, open);
+        kept
+    }
+
+    /// As [`keep_peak`](Self::keep_peak), of the most that the live blocks of a device ever were.
+    pub(crate) fn keep_device_peak(&mut self, device: Device, under: ScopeId) -> Option<()> {
+        self.end_run();
+        let meter = self.meters.index(device, Gauge::Exact);
+        let peaks = &mut self.meters.0[usize::from(meter)].peaks;
+        let rise = peaks.of_record()?;
+        peaks.hold(&rise);
+        self.kept.insert(under, Kept { meter, of_thread: None, rise });
+        Some(())
+    }
+
+    /// A peak that is kept.
+    pub(crate) fn kept_peak(&self, under: ScopeId) -> Option<PeakOf> {
+        let Kept { meter, of_thread, rise } = self.kept.get(&under)?;
+        let Meter { device, peaks, .. } = &self.meters.0[usize::from(*meter)];
+        let is_of_all = of_thread.is_none() && !rise.is_record();
+        let older = if is_of_all { peaks.older.at(rise) } else { 0 };
+        let is_over_start = !rise.is_record();
+        let [bytes, older] = [rise.bytes(), older].map(ByteDelta::new);
+        Some(PeakOf { device: *device, bytes, older, is_over_start })
+    }
+
+    /// A part of the groups that a kept peak is made of; `None` after the last. What they had then does not change meanwhile.
+    pub(crate) fn peak_part(&mut self, under: ScopeId, part: usize) -> Option<Vec<AtPeak>> {
+        /// A thread that allocates meanwhile waits for so many.
+        const GROUPS: usize = if cfg!(test) { 4 } else { 1024 };
+        self.end_run();
+        let Kept { meter, of_thread, rise } = self.kept.get(&under)?;
+        let first = part * GROUPS;
+        let at_peak = |origin: &Origin, bytes: i64| {
+            (bytes != 0).then(|| AtPeak { origin: *origin, bytes: ByteDelta::new(bytes) })
+        };
+        if let Some(thread) = of_thread {
+            let all = &self.locals.get(&(*thread, *meter))?.groups.as_ref()?.all;
+            let groups = all.get(first..).filter(|rest| !rest.is_empty())?.iter().take(GROUPS);
+            return Some(
+                groups.filter_map(|(number, group)| at_peak(self.origins.get(*number), group.at(rise))).collect(),
+            );
+        }
+        let groups = self.origins.range(first, GROUPS)?.iter();
+        let on_meter = groups.filter(|held| held.origin.meter == *meter && held.origin.kind.is_on_device());
+        Some(
+            on_meter.filter_map(|held| at_peak(&held.origin, rise.of(&held.saved, held.bytes.cast_signed()))).collect(),
+        )
+    }
+
+    /// Nobody asks about a kept peak any more.
+    pub(crate) fn release_peak(&mut self, under: ScopeId) {
+        let Some(Kept { meter, of_thread, rise }) = self.kept.remove(&under) else { return };
+        self.peaks(of_thread, meter).0.release(&rise);
+        self.leave_local(of_thread, meter);
     }
 
     fn level(&self, scope: &Scope) -> &Level {
@@ -813,17 +996,13 @@ impl Ledger {
     }
 
     fn close(&mut self, scope: ScopeId) -> Option<Trace> {
-        let open = self.scopes.remove(&scope)?;
+        let mut open = self.scopes.remove(&scope)?;
         let trace = self.end(&open);
-        if let Some(of) = open.of_thread
-            && let Some(local) = self.locals.get_mut(&(of, open.meter))
-        {
-            local.scopes -= 1;
-            if local.scopes == 0 {
-                self.locals.remove(&(of, open.meter));
-                self.has_locals = !self.locals.is_empty();
-            }
+        if open.span.is_some() {
+            self.keep(scope, &open);
+            self.close_span(&mut open);
         }
+        self.leave_local(open.of_thread, open.meter);
         if let Some(at) = self.thread(open.opener).leave_opened(scope, open.number)
             && at < self.thread(open.opener).entered.len()
         {
@@ -871,6 +1050,40 @@ impl Ledger {
 impl Within {
     fn spots(&self) -> impl Iterator<Item = SpotId> {
         self.earlier.iter().copied().chain([self.spot])
+    }
+}
+
+impl Default for LocalGroups {
+    fn default() -> Self {
+        Self { peaks: Peaks::of_thread(), all: Vec::new(), known: HashMap::default(), newest: 0 }
+    }
+}
+
+impl LocalGroups {
+    /// What the thread has of an origin changes, so that it has so much in all.
+    fn change(&mut self, origin: OriginId, by: i64, in_use: i64) {
+        let Self { peaks, all, known, newest } = self;
+        if all.get(*newest).is_none_or(|(number, _)| *number != origin) {
+            *newest = *known.entry(origin).or_insert_with(|| {
+                all.push((origin, Group::default()));
+                all.len() - 1
+            });
+        }
+        all[*newest].1.change(by, peaks);
+        peaks.reach(in_use);
+    }
+
+    /// The origins that it knows something of; others are forgotten.
+    fn needed(&mut self) -> impl Iterator<Item = OriginId> {
+        let Self { peaks, all, known, newest } = self;
+        // Who reads a kept peak in parts finds each group in its part.
+        if !peaks.is_held() {
+            all.retain(|(_, group)| group.bytes != 0 || group.saved.is_needed(peaks));
+            known.clear();
+            known.extend(all.iter().enumerate().map(|(at, (number, _))| (*number, at)));
+            *newest = 0;
+        }
+        all.iter().map(|(number, _)| *number)
     }
 }
 
@@ -923,8 +1136,8 @@ impl Meters {
         let index = known.unwrap_or_else(|| {
             self.0.push(Meter {
                 level: Level::default(),
+                peaks: Peaks::of_device(),
                 on_device: Stat::default(),
-                highest: 0,
                 kinds: Default::default(),
                 device,
                 gauge,

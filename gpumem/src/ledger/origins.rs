@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::tree::SpotId;
+use super::{peaks::Saved, tree::SpotId};
 use crate::model::{MemKind, StackId};
 
 /// What blocks of one origin have in common.
@@ -40,36 +40,49 @@ pub(super) struct Origins {
 }
 
 /// What is live of an origin, but for what the newest run came to: that is ended before this is read or origins are swept.
-#[derive(Clone, Copy, Debug)]
+/// One lies in one line of the cache.
+#[derive(Clone, Debug)]
+#[repr(align(64))]
 pub(super) struct Held {
     pub(super) origin: Origin,
     pub(super) blocks: u64,
     pub(super) bytes: u64,
+    /// What was live of it at peaks.
+    pub(super) saved: Saved,
+}
+
+const _: () = assert!(size_of::<Held>() == 64);
+
+impl Held {
+    fn new(origin: Origin) -> Self {
+        Self { origin, blocks: 0, bytes: 0, saved: Saved::default() }
+    }
 }
 
 impl Default for Origins {
     fn default() -> Self {
         let nobody =
             Origin { spot: SpotId::NONE, stack: StackId::NONE, meter: u16::MAX, kind: MemKind::Device, context: 0 };
-        let nobody = Held { origin: nobody, blocks: 0, bytes: 0 };
+        let nobody = Held::new(nobody);
         Self { all: vec![nobody], known: HashMap::new(), unused: Vec::new(), sweep_at: FEW }
     }
 }
 
 impl Origins {
     /// The number of an origin. Numbers of which nothing is live may mean something else afterwards if this says so, but
-    /// for those that are in use, which are asked for then.
-    pub(super) fn number<I: Iterator<Item = OriginId>>(
+    /// for those that are in use, which are asked for then, and those that a peak needs.
+    pub(super) fn number(
         &mut self,
         mut origin: Origin,
-        in_use: impl FnOnce() -> I,
+        in_use: impl FnOnce() -> HashSet<OriginId>,
+        is_needed: impl Fn(&Held) -> bool,
     ) -> (OriginId, bool) {
         if let Some(known) = self.known.get(&origin) {
             return (*known, false);
         }
         let full = self.known.len() >= self.sweep_at;
         if full {
-            self.sweep(&in_use().collect());
+            self.sweep(&in_use(), is_needed);
         }
         if self.known.len() >= MOST / 2 {
             // Better less said of it than not counted.
@@ -78,7 +91,7 @@ impl Origins {
                 return (*known, full);
             }
         }
-        let held = Held { origin, blocks: 0, bytes: 0 };
+        let held = Held::new(origin);
         let number = if let Some(number) = self.unused.pop() {
             self.all[number.0 as usize] = held;
             number
@@ -90,10 +103,11 @@ impl Origins {
         (number, full)
     }
 
-    fn sweep(&mut self, in_use: &HashSet<OriginId>) {
+    fn sweep(&mut self, in_use: &HashSet<OriginId>, is_needed: impl Fn(&Held) -> bool) {
         let Self { all, known, unused, .. } = self;
         known.retain(|_, number| {
-            let keep = all[number.0 as usize].blocks > 0 || in_use.contains(number);
+            let held = &all[number.0 as usize];
+            let keep = held.blocks > 0 || in_use.contains(number) || is_needed(held);
             if !keep {
                 unused.push(*number);
             }
@@ -111,7 +125,7 @@ impl Origins {
         &self.all[number.0 as usize].origin
     }
 
-    /// So many of all, from this number on.
+    /// So many of all, from this number on, with what was live of them at peaks.
     pub(super) fn range(&self, first: usize, count: usize) -> Option<&[Held]> {
         self.all.get(first..).filter(|rest| !rest.is_empty()).map(|rest| &rest[..count.min(rest.len())])
     }

@@ -82,6 +82,7 @@ impl Runner {
                 thread,
                 site: self.site(scope),
                 source: crate::model::Source::Dispatch,
+                at_peak: false,
             },
         }
     }
@@ -720,6 +721,7 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
                         thread: None,
                         site: SiteId::NONE,
                         source: crate::model::Source::Dispatch,
+                        at_peak: false,
                     };
                     apply(EventKind::Open { scope, watch });
                     stack.push((scope, Counter::default()));
@@ -966,6 +968,7 @@ fn everything_agrees_with_the_obvious_way() {
                         thread: of_thread,
                         site: SiteId(2 + u32::try_from(random(3)).unwrap()),
                         source: crate::model::Source::Dispatch,
+                        at_peak: false,
                     };
                     next_scope += 1;
                     runner.post(&EventKind::Open { scope: ScopeId(next_scope), watch }, id);

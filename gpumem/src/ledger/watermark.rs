@@ -84,8 +84,26 @@ impl<T: Copy + Ord> Watermark<T> {
         }
     }
 
+    /// The maxima of the oldest segment and of the newest one.
+    pub(crate) fn ends(&self) -> Option<(T, T)> {
+        let [oldest, ..] = self.segments.as_slice() else { return None };
+        let oldest = if self.segments.len() == 1 { self.top } else { oldest.max };
+        Some((oldest, self.top))
+    }
+
+    /// The first maximum of which something is not true that is true of all before it, once it is [settled](Self::settle).
+    pub(crate) fn first(&self, is_before: impl Fn(&T) -> bool) -> Option<T> {
+        let at = self.segments.partition_point(|segment| is_before(&segment.max));
+        self.segments.get(at).map(|segment| segment.max)
+    }
+
+    /// How many maxima there are.
+    pub(crate) fn len(&self) -> usize {
+        self.segments.len()
+    }
+
     /// Writes the newest segment's maximum to where the others have theirs.
-    fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         if let Some(newest) = self.segments.last_mut() {
             newest.max = self.top;
         }

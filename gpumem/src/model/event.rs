@@ -186,6 +186,8 @@ pub(crate) enum EventKind {
     Read { scope: ScopeId },
     /// As `Read`, and the scope begins anew from the same moment.
     Reset { scope: ScopeId },
+    /// As `Reset`, but which allocations made the scope's peak is still asked since its start.
+    Next { scope: ScopeId },
     /// As `Read`, and the scope is over.
     Close { scope: ScopeId },
     /// The peaks of the device's allocator statistics begin anew; no scope's do.
@@ -236,6 +238,8 @@ pub(crate) struct Watch {
     pub(crate) site: SiteId,
     /// What its numbers come from.
     pub(crate) source: Source,
+    /// It is asked which allocations make its peak.
+    pub(crate) at_peak: bool,
 }
 
 /// What is said to a fact.

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Write};
 
-use super::{Place, counted};
+use super::{PeakHolders, Place, counted};
 use crate::model::{ByteDelta, Gauge, Trace};
 
 /// What can be limited.
@@ -52,6 +52,8 @@ pub(crate) struct Found<'a> {
     /// The largest places that hold memory, from the largest on; `None` if they are not known. Asked for when something is
     /// broken: finding the lines of the sources takes its time.
     pub(crate) places: &'a dyn Fn() -> Option<Vec<Place>>,
+    /// Which allocations made the peak; `None` if they are not known. Asked for when it is too high.
+    pub(crate) peak: &'a dyn Fn() -> Option<PeakHolders>,
 }
 
 /// What came of a budget.
@@ -72,11 +74,13 @@ pub(crate) fn judge(name: &str, limits: &[Limit], found: &Found<'_>) -> Verdict 
     }
     let mut unknown = None;
     let mut broken = String::new();
+    let mut is_peak_broken = false;
     for limit in limits {
         match figure(limit.figure, found) {
             None => unknown = Some(limit),
             Some(figure) if limit.relation.holds(figure, limit.amount) => {}
             Some(figure) => {
+                is_peak_broken |= limit.figure == Figure::Peak;
                 let _ = write!(broken, "\n  {}", Complaint { limit, figure });
             }
         }
@@ -84,7 +88,7 @@ pub(crate) fn judge(name: &str, limits: &[Limit], found: &Found<'_>) -> Verdict 
     if !broken.is_empty() {
         return Verdict::Broken(format!(
             "`{name}` did not keep its GPU memory budget:{broken}{}",
-            Circumstances(found)
+            Circumstances { found, is_peak_broken }
         ));
     }
     match unknown {
@@ -181,12 +185,15 @@ fn exactly(bytes: i128) -> String {
     if text.contains('.') { format!("{bytes} B ({text})") } else { text }
 }
 
-/// How it was measured, and where the memory is.
-struct Circumstances<'a>(&'a Found<'a>);
+/// How it was measured, and where the memory is, or was.
+struct Circumstances<'a> {
+    found: &'a Found<'a>,
+    is_peak_broken: bool,
+}
 
 impl Display for Circumstances<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Found { trace, places, .. } = self.0;
+        let Found { trace, places, peak, .. } = self.found;
         let places = places();
         let simulated = if trace.simulated { "simulated " } else { "" };
         write!(
@@ -197,7 +204,13 @@ impl Display for Circumstances<'_> {
         if trace.untracked > 0 {
             write!(f, "\n  {} blocks of unknown size were freed: `used` may be too high", trace.untracked)?;
         }
+        // What adds up to another figure is not what the limit was held to.
+        let peak = if self.is_peak_broken { peak().filter(|peak| peak.bytes == trace.peak_over_start()) } else { None };
+        if let Some(peak) = &peak {
+            made_peak(f, peak)?;
+        }
         match places.as_deref() {
+            Some([]) if peak.is_some() => Ok(()),
             None => f.write_str("\n  the largest places: not known"),
             Some([]) => f.write_str("\n  nothing that was allocated inside is live"),
             Some(places) => {
@@ -210,6 +223,24 @@ impl Display for Circumstances<'_> {
             }
         }
     }
+}
+
+/// The scopes and lines that made the peak; those that had least are put together, so that all adds up.
+fn made_peak(f: &mut fmt::Formatter<'_>, peak: &PeakHolders) -> fmt::Result {
+    const MOST: usize = 10;
+    write!(f, "\n  the peak of {} was made of:", peak.bytes)?;
+    let holders = &peak.holders;
+    let (told, rest) = holders.split_at(if holders.len() > MOST + 1 { MOST } else { holders.len() });
+    for holder in told {
+        let inside = if holder.path.is_empty() { "" } else { "in " };
+        write!(f, "\n    {:>12}: {}, {inside}{}", holder.bytes, holder.who(), holder.scope())?;
+        holder.caller.iter().try_for_each(|caller| write!(f, ", from {caller}"))?;
+    }
+    if rest.is_empty() {
+        return Ok(());
+    }
+    let bytes = ByteDelta::new(rest.iter().map(|holder| holder.bytes.get()).sum());
+    write!(f, "\n    {bytes:>12}: {} more places", rest.len())
 }
 
 #[cfg(test)]
@@ -226,7 +257,7 @@ mod tests {
     }
 
     fn found(trace: Trace) -> Found<'static> {
-        Found { trace, live: None, places: &|| None }
+        Found { trace, live: None, places: &|| None, peak: &|| None }
     }
 
     #[test]
@@ -267,7 +298,7 @@ mod tests {
             limit(Figure::Leaks, Relation::AtMost, 0),
         ];
         let trace = Trace { simulated: true, ..trace(-1025, 640 << 20) };
-        let told = Found { trace, live: Some(2), places: &|| Some(vec![place()]) };
+        let told = Found { trace, live: Some(2), places: &|| Some(vec![place()]), peak: &|| None };
         assert_eq!(
             judge("model::forward", &limits, &told),
             Verdict::Broken(

@@ -7,6 +7,7 @@ mod leaks;
 mod lines;
 mod memory_stats;
 mod oom;
+mod peak;
 mod summary;
 mod tracked;
 
@@ -17,6 +18,7 @@ pub use self::{
     lines::Line,
     memory_stats::{AllocStats, KindStats, MemoryStats, MemorySummary, PeakBounds, ReservedStats, Tally},
     oom::{OutOfMemory, Place},
+    peak::{PeakHolder, PeakHolders},
     summary::{ScopeSummary, Summary},
     tracked::{Change, Tracked},
 };

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
-use super::{Breakdown, Group, path_in_words};
+use super::{Breakdown, Group, PeakHolders, path_in_words};
 use crate::{error::Error, model::Bytes};
 
 /// So many are told of.
@@ -30,6 +30,8 @@ pub struct OutOfMemory {
     pub scopes: Vec<Place>,
     /// The places in the code that hold most, at most ten.
     pub places: Vec<Place>,
+    /// Which allocations made the peak of the device, if gpumem saw any.
+    pub peak: Option<PeakHolders>,
 }
 
 /// A place, in the code or among the scopes, and what of it is live.

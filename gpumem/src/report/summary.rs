@@ -38,6 +38,9 @@ pub struct ScopeSummary {
     pub used: Bytes,
     /// The most that was in use at one time of what was allocated in it.
     pub peak: Bytes,
+    /// In use at the peak of the whole process on the device, of what was allocated in it. With what was allocated outside of all
+    /// scopes, the outermost scopes add up to that peak: of the whole process it is the same as `peak`.
+    pub at_peak: Bytes,
     /// The most that the whole process had in use on the device while it was open. Of a device that it was not opened for only
     /// `peak` is known.
     pub device_peak: Bytes,
@@ -47,7 +50,7 @@ pub struct ScopeSummary {
     pub allocations: u64,
 }
 
-/// What the fold knows of a path: [`ScopeSummary`], but for the scopes inside it, which are not in the last two.
+/// What the fold knows of a path: [`ScopeSummary`], but for the scopes inside it, which are not in `at_peak` and the last two.
 #[derive(Clone, Debug)]
 pub(crate) struct Path {
     pub(crate) parent: Option<usize>,
@@ -59,9 +62,10 @@ impl Summary {
     pub(crate) fn of(mut paths: Vec<Path>, untracked: u64, lost: u64, unheard: Option<String>) -> Self {
         for at in (0..paths.len()).rev() {
             let Path { parent, ref own } = paths[at];
-            let (allocated, allocations) = (own.allocated, own.allocations);
+            let (allocated, allocations, at_peak) = (own.allocated, own.allocations, own.at_peak);
             if let Some(parent) = parent {
                 let outer = &mut paths[parent].own;
+                outer.at_peak = outer.at_peak + at_peak;
                 outer.allocated = outer.allocated + allocated;
                 outer.allocations += allocations;
             }

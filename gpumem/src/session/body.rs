@@ -184,7 +184,7 @@ impl Recorder {
     /// The running statement is over, by one reading that begins what comes next.
     fn leave(&mut self) {
         if let (Some((number, source)), Some(trace)) = (self.running.take(), &self.trace) {
-            self.lines.push(number, source, trace.read_n_reset());
+            self.lines.push(number, source, trace.read_next());
         }
     }
 }

@@ -105,7 +105,11 @@ impl Budget {
                 return (builder.start_or_off(), None);
             }
         }
-        match builder.clone().thread_local_only().start() {
+        let is_peak_limited = self.baseline.is_some() || self.limits.iter().any(|limit| limit.figure == Figure::Peak);
+        // Of a program that asks for it anyway, the trace keeps it.
+        let counted = builder.clone().thread_local_only();
+        let counted = if is_peak_limited { counted.at_peak(true) } else { counted };
+        match counted.start() {
             Ok(trace) if trace.data().gauge != Gauge::Off => (trace, Some(self)),
             Ok(_) => {
                 self.unmeasured("traces are off (GPUMEM_GAUGE says so)");
@@ -130,7 +134,8 @@ impl Budget {
         };
         let is_counted = self.limits.iter().any(|limit| limit.figure == Figure::Leaks);
         let live = if is_counted { live_inside(trace) } else { None };
-        match judge(&self.name, &self.limits, &Found { trace: figures, live, places: &|| places(trace) }) {
+        let found = Found { trace: figures, live, places: &|| places(trace), peak: &|| trace.peak_holders() };
+        match judge(&self.name, &self.limits, &found) {
             Verdict::Broken(message) => self.panic(&message),
             Verdict::Unmeasured(reason) => self.unmeasured(&reason),
             Verdict::Kept => {

@@ -10,7 +10,7 @@ use std::{
 
 use super::sync::{Backoff, Instant, Mutex, MutexGuard, lend_number, return_number, sleep, thread_local};
 use crate::{
-    ledger::{Counts, DeviceStats, Held, Ledger, LiveOrigin, PARTS, SLICE, Spot, SpotId, Within},
+    ledger::{AtPeak, Counts, DeviceStats, Held, Ledger, LiveOrigin, PARTS, PeakOf, SLICE, Spot, SpotId, Within},
     model::{Answer, Bytes, Device, Event, EventKind, Key, ScopeId, Tag, ThreadId, Time, Trace},
     sys::process,
 };
@@ -333,6 +333,27 @@ impl Inbox {
         self.enter(0, |door, _| door.ledger.within(scope, door.number)).flatten()
     }
 
+    /// Keeps what the peak of an open scope is made of, under a number of its own: false if that is not known.
+    pub(super) fn keep_peak(&self, scope: ScopeId, under: ScopeId) -> bool {
+        self.enter(0, |door, _| door.ledger.keep_peak(scope, under)).flatten().is_some()
+    }
+
+    /// As [`keep_peak`](Self::keep_peak), of the most that was live on a device.
+    pub(super) fn keep_device_peak(&self, device: Device, under: ScopeId) -> bool {
+        self.enter(0, |door, _| door.ledger.keep_device_peak(device, under)).flatten().is_some()
+    }
+
+    pub(super) fn release_peak(&self, under: ScopeId) {
+        self.enter(0, |door, _| door.ledger.release_peak(under));
+    }
+
+    /// A kept peak and the groups that it is made of. The door is open to others in between: it does not change.
+    pub(super) fn kept_peak(&self, under: ScopeId) -> Option<(PeakOf, Vec<AtPeak>)> {
+        let peak = self.enter(0, |door, _| door.ledger.kept_peak(under)).flatten()?;
+        let parts = (0..).map_while(|part| self.enter(0, |door, _| door.ledger.peak_part(under, part)).flatten());
+        Some((peak, parts.flatten().collect()))
+    }
+
     /// The live block of that key.
     pub(super) fn block(&self, key: Key) -> Option<Held> {
         self.enter(0, |door, _| door.ledger.block(key)).flatten()
@@ -388,6 +409,7 @@ mod tests {
             thread: None,
             site: SiteId::NONE,
             source: Source::Dispatch,
+            at_peak: false,
         };
         EventKind::Open { scope: ScopeId(scope), watch }
     }

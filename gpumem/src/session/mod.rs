@@ -8,6 +8,7 @@ mod inbox;
 mod labels;
 mod notice;
 mod oom;
+mod peaks;
 mod places;
 mod pools;
 mod sampler;
@@ -48,7 +49,7 @@ pub use self::{
     trace::{GpuMemTrace, GpuMemTraceBuilder},
     tracker::{MemTracker, MemTrackerBuilder},
 };
-use self::{pools::Pools, sampler::Sampler};
+use self::{peaks::KeptPeak, pools::Pools, sampler::Sampler};
 pub use crate::report::{Figure, Relation};
 #[cfg(all(feature = "bench", feature = "backtrace"))]
 pub(crate) use crate::source::WAYS_TO_A_STACK;
@@ -228,6 +229,7 @@ pub(crate) fn rehearse() -> [fn(u64); 2] {
         thread: None,
         site: crate::model::SiteId::NONE,
         source: Source::Dispatch,
+        at_peak: false,
     };
     session().inbox.post(&EventKind::Open { scope: ScopeId(u64::MAX), watch });
     source::rehearse::<ToSession>()
@@ -239,6 +241,7 @@ extern "C" fn at_exit() {
         session.sampler.stop();
         // Nothing unwinds into C.
         let _ = std::panic::catch_unwind(oom::report_leaks);
+        let _ = std::panic::catch_unwind(peaks::report_at_exit);
         if let Ok(devices) = source::devices() {
             devices.unsubscribe();
         }
@@ -302,6 +305,8 @@ struct Wish {
     source: Option<Source>,
     /// Only what the calling thread allocates.
     of_thread: bool,
+    /// Which allocations make its peak.
+    at_peak: bool,
 }
 
 /// A scope that is open, on a device that is fixed.
@@ -309,6 +314,8 @@ struct OpenScope {
     id: ScopeId,
     device: Device,
     gauge: Gauge,
+    /// Which allocations make its peak is known.
+    at_peak: bool,
     devices: &'static dyn Devices,
 }
 
@@ -352,7 +359,7 @@ impl OpenScope {
         let every = if sampled { session.every } else { Duration::ZERO };
         let thread = wish.of_thread.then(|| session.inbox.this_thread());
         let site = sites::number(ctx, location);
-        let watch = Watch { device, gauge, every, thread, site, source };
+        let watch = Watch { device, gauge, every, thread, site, source, at_peak: wish.at_peak };
         let id = ScopeId(session.scopes.fetch_add(1, Relaxed));
         let open = EventKind::Open { scope: id, watch };
         match gauge {
@@ -378,11 +385,18 @@ impl OpenScope {
             );
             notify(Notice::Sampled, &text);
         }
-        Ok(Some(Self { id, device, gauge, devices }))
+        let at_peak = wish.at_peak && gauge == Gauge::Exact;
+        Ok(Some(Self { id, device, gauge, at_peak, devices }))
     }
 
     fn read(&self) -> Trace {
         self.ask(EventKind::Read { scope: self.id })
+    }
+
+    /// As [`reset`](Self::reset), but its peak is still that since its start.
+    fn next(&self) -> Trace {
+        let scope = self.id;
+        self.ask(if self.at_peak { EventKind::Next { scope } } else { EventKind::Reset { scope } })
     }
 
     /// One reading, for the answer and for the new start: nothing falls between.
@@ -405,14 +419,14 @@ impl OpenScope {
         trace.unwrap_or_else(|| Trace { stale: true, gauge: self.gauge, ..Trace::off(self.device.ordinal) })
     }
 
-    /// What it has come to, and what tells the blocks that were allocated in it.
-    fn close(self) -> (Trace, Option<Within>) {
+    /// What it has come to, what tells the blocks that were allocated in it, and what made its peak.
+    fn close(self) -> (Trace, Option<Within>, Option<KeptPeak>) {
         let within = session().inbox.within(self.id);
         let trace = self.ask(EventKind::Close { scope: self.id });
         if self.gauge == Gauge::Sampled {
             session().sampler.unwatch(self.device);
         }
-        (trace, within)
+        (trace, within, self.at_peak.then(|| KeptPeak::of_closed(self.id)))
     }
 }
 

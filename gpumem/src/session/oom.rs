@@ -14,7 +14,7 @@ use std::{
 
 use crossbeam::channel;
 
-use super::{begun, devices, notice::say, places, prepare, sink};
+use super::{KeptPeak, begun, devices, notice::say, places, prepare, sink};
 use crate::{
     error::{Kind, Result},
     model::{Bytes, Device, MemKind},
@@ -162,13 +162,17 @@ fn look(device: Device, asked: Bytes, kind: MemKind) -> Option<OutOfMemory> {
     let stack = source::here();
     // Not here: this may be a callback, in which neither the loader nor the driver is to be asked. One after the other: who holds
     // the memory is known also where the driver does not answer.
-    let known = elsewhere(FOR_LINES, move || (places::stack(stack).line, places::groups(session, device)));
-    let breakdown = known.clone().and_then(|(_, groups)| {
+    let known = elsewhere(FOR_LINES, move || {
+        let peak = KeptPeak::of_device(session, device).and_then(|peak| peak.holders(session));
+        (places::stack(stack).line, places::groups(session, device), peak)
+    });
+    let breakdown = known.clone().and_then(|(_, groups, _)| {
         elsewhere(FOR_THE_DRIVER, move || places::of_device(devices()?, device, groups)).and_then(identity)
     });
-    let (line, groups) = known.unwrap_or_default();
+    let (line, groups, peak) = known.unwrap_or_default();
     let (scopes, places) = (Vec::new(), Vec::new());
-    let oom = OutOfMemory { device: device.ordinal, asked, kind: kind.name(), path, line, breakdown, scopes, places };
+    let oom =
+        OutOfMemory { device: device.ordinal, asked, kind: kind.name(), path, line, breakdown, scopes, places, peak };
     Some(oom.with_holders(&groups))
 }
 

@@ -9,10 +9,10 @@ use std::{
 
 use once_cell::sync::Lazy;
 
-use super::{Session, begun, devices, prepare, sites, status::Now};
+use super::{KeptPeak, Session, begun, devices, prepare, sites, status::Now};
 use crate::{
     error::Result,
-    ledger::{Held, Spot, Within},
+    ledger::{AtPeak, Held, Spot, Within},
     model::{Bytes, Device, Family, Frame, SiteId, StackId, library, of_program, users_line},
     report::{Breakdown, Group, Known, LiveBlock, Path, ScopeSummary, Summary, place_in_words},
     source::{self, Devices},
@@ -41,7 +41,9 @@ pub fn summary() -> Summary {
     let unheard = if now.is_intercepted() { None } else { now.why_not_exact.map(|why| why.to_string()) };
     let Some(session) = begun() else { return Summary::of(Vec::new(), 0, 0, unheard) };
     let counts = session.inbox.counts();
-    Summary::of(Paths::now(session).paths, counts.untracked, counts.lost, unheard)
+    let mut paths = Paths::now(session);
+    paths.find_peaks(session);
+    Summary::of(paths.all, counts.untracked, counts.lost, unheard)
 }
 
 /// Where the device's memory went: other processes, this one by scope, by library, by what the driver keeps it for. With
@@ -151,7 +153,9 @@ pub(super) fn path_of_this_thread(session: &Session) -> Vec<String> {
 
 /// All paths of scopes.
 pub(super) struct Paths {
-    paths: Vec<Path>,
+    all: Vec<Path>,
+    /// The outermost of each device.
+    roots: Vec<(Device, usize)>,
     /// By the number of the spot. Nowhere has none.
     at: Vec<Option<usize>>,
 }
@@ -161,22 +165,45 @@ impl Paths {
         let spots = session.inbox.spots();
         let mut paths: Vec<Path> = Vec::with_capacity(spots.len());
         let mut at: Vec<Option<usize>> = Vec::with_capacity(spots.len());
+        let mut roots = Vec::new();
         for (device, spot) in &spots {
             at.push(device.map(|device| {
                 let parent = at[spot.parent.0 as usize];
                 let outer = parent.map(|parent: usize| paths[parent].own.path.as_slice()).unwrap_or_default();
                 let own = own(device, spot, outer);
+                if parent.is_none() {
+                    roots.push((device, paths.len()));
+                }
                 paths.push(Path { parent, own });
                 paths.len() - 1
             }));
         }
-        Self { paths, at }
+        Self { all: paths, roots, at }
+    }
+
+    /// Fills in what each path, without the paths inside it, had in use at the peak of its device.
+    fn find_peaks(&mut self, session: &Session) {
+        for (device, root) in &self.roots {
+            let Some((peak, groups)) = KeptPeak::of_device(session, *device).and_then(|kept| kept.groups(session))
+            else {
+                continue;
+            };
+            // Both of one moment: it may have risen since the paths were read.
+            self.all[*root].own.peak = peak;
+            self.all[*root].own.device_peak = peak;
+            for AtPeak { origin, bytes } in groups {
+                // In scopes that are newer than the paths, it is of the process at least.
+                let at = self.at.get(origin.spot.0 as usize).copied().flatten().unwrap_or(*root);
+                let own = &mut self.all[at].own;
+                own.at_peak = own.at_peak + Bytes::new(bytes.get().max(0).unsigned_abs());
+            }
+        }
     }
 
     /// `None` for a path that is newer than this.
     pub(super) fn of(&self, spot: crate::ledger::SpotId) -> Option<&ScopeSummary> {
         let at = self.at.get(spot.0 as usize).copied().flatten()?;
-        Some(&self.paths[at].own)
+        Some(&self.all[at].own)
     }
 }
 
@@ -195,6 +222,7 @@ fn own(device: Device, spot: &Spot, outer: &[String]) -> ScopeSummary {
         // Of the root, and where the scope was not opened for this device, its own peak is all that is known. Where it was handed to
         // other threads, they may have gone on in it after it was closed.
         device_peak: amount(spot.device_peak.max(spot.peak)),
+        at_peak: Bytes::ZERO,
         allocated: Bytes::new(spot.allocated),
         allocations: spot.allocations,
     }

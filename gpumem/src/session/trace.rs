@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    OpenScope, ScopeHandle, Wish,
+    KeptPeak, OpenScope, ScopeHandle, Wish,
     notice::{notify_missed, notify_off},
     places, session, sink,
 };
@@ -15,7 +15,7 @@ use crate::{
     error::Result,
     ledger::Within,
     model::{Gauge, Source, Trace},
-    report::{Line, LiveBlock, Report},
+    report::{Line, LiveBlock, PeakHolders, Report},
     sys::process,
 };
 
@@ -56,7 +56,7 @@ pub struct GpuMemTrace {
 enum State {
     Off,
     Running(OpenScope),
-    Stopped(Trace, Option<Within>),
+    Stopped(Trace, Option<Within>, Option<KeptPeak>),
 }
 
 impl GpuMemTrace {
@@ -125,8 +125,8 @@ impl GpuMemTrace {
     pub fn stop(&mut self) {
         self.state = match mem::replace(&mut self.state, State::Off) {
             State::Running(scope) => {
-                let (trace, within) = scope.close();
-                State::Stopped(trace, within)
+                let (trace, within, peak) = scope.close();
+                State::Stopped(trace, within, peak)
             }
             ended => ended,
         };
@@ -152,7 +152,7 @@ impl GpuMemTrace {
         match &self.state {
             State::Off => Trace::off(self.settings.wish.device.unwrap_or(0)),
             State::Running(scope) => scope.read(),
-            State::Stopped(trace, _) => *trace,
+            State::Stopped(trace, ..) => *trace,
         }
     }
 
@@ -204,9 +204,39 @@ impl GpuMemTrace {
         let within = match &self.state {
             State::Off => None,
             State::Running(scope) => session().inbox.within(scope.id),
-            State::Stopped(_, within) => within.clone(),
+            State::Stopped(_, within, _) => within.clone(),
         };
         within.map(|within| places::live_blocks(session(), Some(&within))).unwrap_or_default()
+    }
+
+    /// Which allocations made the trace's peak: by scope and line, what was in use at the peak and was not at the start, since
+    /// the start or the last [reset](Self::reset). They add up to [`Trace::peak_over_start`] of the same moment; what was in
+    /// use at the start and was given back before the peak counts as less than nothing. If the peak was reached several times,
+    /// it is one of them. `None` unless the trace was started with [`at_peak`](GpuMemTraceBuilder::at_peak) and its figures
+    /// are exact.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// use gpumem::{Bytes, GpuMemTrace};
+    ///
+    /// let trace = GpuMemTrace::builder().ctx("step").at_peak(true).start()?;
+    /// let kept = gpu.alloc(Bytes::mib(10))?;
+    /// drop(gpu.alloc(Bytes::mib(500))?);
+    /// let peak = trace.peak_holders().unwrap();
+    /// assert_eq!(peak.bytes, Bytes::mib(510));
+    /// assert_eq!(peak.holders[0].bytes, 500 << 20);
+    /// println!("{peak}");
+    /// # drop(kept);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    pub fn peak_holders(&self) -> Option<PeakHolders> {
+        let peak = match &self.state {
+            State::Off => None,
+            State::Running(scope) => KeptPeak::of_open(scope.id)?.holders(session()),
+            State::Stopped(_, _, peak) => peak.as_ref()?.holders(session()),
+        };
+        let Trace { untracked, lost, .. } = self.data();
+        Some(PeakHolders { untracked, lost, ..peak? })
     }
 
     /// What carries the trace's scope to another thread or task, so that what is allocated there counts as allocated in it.
@@ -228,8 +258,13 @@ impl GpuMemTrace {
         ScopeHandle::of(if let State::Running(scope) = &self.state { Some(scope.id) } else { None })
     }
 
-    pub(super) fn read_n_reset(&self) -> Trace {
+    fn read_n_reset(&self) -> Trace {
         if let State::Running(scope) = &self.state { scope.reset() } else { self.data() }
+    }
+
+    /// As [`read_n_reset`](Self::read_n_reset), but [`peak_holders`](Self::peak_holders) are still those since the start.
+    pub(super) fn read_next(&self) -> Trace {
+        if let State::Running(scope) = &self.state { scope.next() } else { self.data() }
     }
 
     /// A report that nobody sees does not read the device.
@@ -283,7 +318,7 @@ impl fmt::Debug for GpuMemTrace {
             State::Running(scope) => {
                 shown.field("state", &"running").field("device", &scope.device.ordinal).field("gauge", &scope.gauge)
             }
-            State::Stopped(trace, _) => shown.field("state", &"stopped").field("trace", trace),
+            State::Stopped(trace, ..) => shown.field("state", &"stopped").field("trace", trace),
         };
         shown.field("ctx", &self.settings.ctx).field("silent", &self.settings.silent).finish_non_exhaustive()
     }
@@ -344,6 +379,13 @@ impl GpuMemTraceBuilder {
     /// ```
     pub fn thread_local_only(mut self) -> Self {
         self.wish.of_thread = true;
+        self
+    }
+
+    /// Whether [`peak_holders`](GpuMemTrace::peak_holders) is to tell which allocations made the peak; not unless asked for. Each
+    /// allocation then costs a little more. Without effect on a trace whose figures are not exact.
+    pub fn at_peak(mut self, at_peak: bool) -> Self {
+        self.wish.at_peak = at_peak;
         self
     }
 

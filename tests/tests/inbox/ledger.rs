@@ -9,7 +9,9 @@ use std::{
     ops::{Deref, DerefMut},
 };
 
-pub(crate) use self::real::{Counts, DeviceStats, Held, LiveOrigin, PARTS, SLICE, Spot, SpotId, Within};
+pub(crate) use self::real::{
+    AtPeak, Counts, DeviceStats, Held, LiveOrigin, PARTS, PeakOf, SLICE, Spot, SpotId, Within,
+};
 use crate::model::{Answer, Block, Bytes, Event, EventKind, Key, Tag, ThreadId, Time};
 
 /// An event that owns what it says.

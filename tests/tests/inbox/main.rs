@@ -124,6 +124,7 @@ fn open_of(scope: u64, thread: Option<ThreadId>) -> EventKind {
         thread,
         site: SiteId::NONE,
         source: model::Source::Dispatch,
+        at_peak: false,
     };
     EventKind::Open { scope: ScopeId(scope), watch }
 }

@@ -1,0 +1,480 @@
+//! What a peak is made of, compared with the obvious way: a copy of all groups at each new maximum.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::{
+    super::{
+        AtPeak, Block, Bytes, Device, Event, EventKind, Family, Gauge, Key, Ledger, MemKind, Origin, ScopeId, Spot,
+        SpotId, ThreadId, Trace, Watch, tests::numbers,
+    },
+    Group, Peaks,
+};
+use crate::model::{SiteId, Source, Space, StackId};
+
+const THREADS: usize = 3;
+
+/// What blocks are grouped by: their scopes, and what else an origin knows.
+type Name = (Vec<SiteId>, StackId, usize, u8);
+/// Bytes of each group; 0 is left out. `None`: blocks that are older than the session.
+type Table = BTreeMap<Option<Name>, i64>;
+
+#[derive(Clone)]
+struct Plain {
+    name: Name,
+    device: usize,
+    strand: u32,
+    bytes: i64,
+    on_device: bool,
+    context: u8,
+}
+
+/// Bytes in use on one device, of all threads or of one.
+#[derive(Clone, Default)]
+struct Now {
+    in_use: i64,
+    table: Table,
+}
+
+impl Now {
+    fn change(&mut self, name: Option<&Name>, by: i64) {
+        self.in_use += by;
+        let bytes = self.table.entry(name.cloned()).or_default();
+        *bytes += by;
+        if *bytes == 0 {
+            self.table.remove(&name.cloned());
+        }
+    }
+
+    fn minus(&self, start: &Self) -> Table {
+        let mut table = self.table.clone();
+        for (name, bytes) in &start.table {
+            *table.entry(name.clone()).or_default() -= bytes;
+        }
+        table.retain(|_, bytes| *bytes != 0);
+        table
+    }
+}
+
+struct PlainScope {
+    device: usize,
+    of_thread: Option<u32>,
+    is_watched: bool,
+    opener: usize,
+    start: Now,
+    most: i64,
+    /// All that was in use at one of the moments when that was the most.
+    at_most: Vec<Table>,
+}
+
+impl PlainScope {
+    fn reach(&mut self, now: &Now) {
+        if now.in_use > self.most {
+            self.at_most.clear();
+        }
+        if now.in_use >= self.most {
+            self.most = now.in_use;
+            let table = now.minus(&self.start);
+            if !self.at_most.contains(&table) {
+                self.at_most.push(table);
+            }
+        }
+    }
+}
+
+struct Entered {
+    scope: u64,
+    by_opening: bool,
+}
+
+/// What a kept peak must be: its bytes, and one of these tables.
+type Expected = (i64, Vec<Table>);
+
+/// A kept peak that is read in parts, while other things happen.
+struct Kept {
+    expected: Expected,
+    groups: Vec<AtPeak>,
+    next_part: usize,
+}
+
+impl From<Expected> for Kept {
+    fn from(expected: Expected) -> Self {
+        Self { expected, groups: Vec::new(), next_part: 0 }
+    }
+}
+
+#[derive(Default)]
+struct History {
+    ledger: Ledger,
+    number: u64,
+    live: BTreeMap<u64, Plain>,
+    freed: [Option<(u64, Option<Plain>)>; THREADS],
+    /// By device: the newest free, if it was of an older block.
+    older_freed: [Option<(usize, i64)>; THREADS],
+    now: BTreeMap<(usize, Option<u32>), Now>,
+    /// The most that the live blocks of a device were, and all groups when they first were.
+    records: [(i64, Table); 2],
+    scopes: BTreeMap<u64, PlainScope>,
+    entered: [Vec<Entered>; THREADS],
+    kept: BTreeMap<u64, Kept>,
+    ids: u64,
+    compared: usize,
+}
+
+fn device(ordinal: usize) -> Device {
+    Device { family: Family::Cuda, ordinal: u32::try_from(ordinal).unwrap() }
+}
+
+fn thread_id(thread: usize) -> ThreadId {
+    ThreadId(u32::try_from(thread).unwrap() + 1)
+}
+
+impl History {
+    fn post(&mut self, kind: &EventKind, thread: usize) -> Option<Trace> {
+        self.number += 1;
+        let time = Duration::from_millis(self.number);
+        self.ledger.apply(&Event { number: self.number, time, thread: thread_id(thread), kind });
+        self.ledger.take_trace()
+    }
+
+    fn now(&mut self, device: usize, of_thread: Option<u32>) -> &mut Now {
+        self.now.entry((device, of_thread)).or_default()
+    }
+
+    fn change(&mut self, plain: &Plain, sign: i64) {
+        if plain.on_device {
+            for of_thread in [None, Some(plain.strand)] {
+                self.now(plain.device, of_thread).change(Some(&plain.name), sign * plain.bytes);
+            }
+        }
+    }
+
+    fn change_older(&mut self, device: usize, by: i64) {
+        self.now(device, None).change(None, by);
+    }
+
+    /// An event is over.
+    fn look(&mut self) {
+        for scope in self.scopes.values_mut().filter(|scope| scope.is_watched) {
+            scope.reach(self.now.entry((scope.device, scope.of_thread)).or_default());
+        }
+        for (device, (most, at_most)) in self.records.iter_mut().enumerate() {
+            let now = self.now.entry((device, None)).or_default();
+            let live: i64 = now.table.iter().filter(|(name, _)| name.is_some()).map(|(_, bytes)| bytes).sum();
+            if live > *most {
+                *most = live;
+                at_most.clone_from(&now.table);
+                at_most.remove(&None);
+            }
+        }
+    }
+
+    fn expected(&self, scope: u64) -> Expected {
+        let scope = &self.scopes[&scope];
+        (scope.most - scope.start.in_use, scope.at_most.clone())
+    }
+
+    fn new_id(&mut self) -> ScopeId {
+        self.ids += 1;
+        ScopeId(self.ids)
+    }
+
+    /// Reads one part of what a kept peak is made of, and after the last compares it; true then.
+    fn read(&mut self, id: u64, seed: u64) -> bool {
+        let kept = self.kept.get_mut(&id).unwrap();
+        let Some(part) = self.ledger.peak_part(ScopeId(id), kept.next_part) else {
+            self.compare(id, seed);
+            return true;
+        };
+        kept.next_part += 1;
+        kept.groups.extend(part);
+        false
+    }
+
+    fn compare(&mut self, id: u64, seed: u64) {
+        let Some(Kept { expected: (most, tables), groups, .. }) = self.kept.remove(&id) else { return };
+        let id = ScopeId(id);
+        let peak = self.ledger.kept_peak(id).expect("it is kept");
+        assert_eq!(peak.bytes.get(), most, "seed {seed}");
+        self.ledger.release_peak(id);
+        let name = |origin: &Origin| Some((self.path(origin.spot), origin.stack, origin.kind as usize, origin.context));
+        let mut told = Table::new();
+        for AtPeak { origin, bytes } in groups {
+            assert_eq!(told.insert(name(&origin), bytes.get()), None, "seed {seed}: each group once");
+        }
+        if peak.older != 0 {
+            told.insert(None, peak.older.get());
+        }
+        assert_eq!(told.values().sum::<i64>(), most, "seed {seed}: it adds up");
+        assert!(tables.contains(&told), "seed {seed}: {told:#?}\nis none of {tables:#?}");
+        self.compared += 1;
+    }
+
+    /// Other tests say that it is right, as are strands.
+    fn path(&self, mut spot: SpotId) -> Vec<SiteId> {
+        let mut path = Vec::new();
+        while spot != SpotId::NONE {
+            let Spot { parent, site, .. } = *self.ledger.tree.spot(spot);
+            path.extend((parent != SpotId::NONE).then_some(site));
+            spot = parent;
+        }
+        path.reverse();
+        path
+    }
+
+    fn strand(&mut self, thread: usize) -> u32 {
+        self.ledger.thread(thread_id(thread)).strand.0
+    }
+
+    fn open(&mut self, thread: usize, on: usize, of_thread: bool, is_watched: bool, site: SiteId) {
+        let id = self.new_id();
+        let watch = Watch {
+            device: device(on),
+            gauge: Gauge::Exact,
+            every: Duration::ZERO,
+            thread: of_thread.then_some(thread_id(thread)),
+            site,
+            source: Source::Dispatch,
+            at_peak: is_watched,
+        };
+        self.post(&EventKind::Open { scope: id, watch }, thread);
+        let strand = self.strand(thread);
+        let of_thread = of_thread.then_some(strand);
+        let start = self.now(on, of_thread).clone();
+        let scope = PlainScope {
+            device: on,
+            of_thread,
+            is_watched,
+            opener: thread,
+            most: start.in_use,
+            at_most: vec![Table::new()],
+            start,
+        };
+        self.scopes.insert(id.0, scope);
+        self.entered[thread].push(Entered { scope: id.0, by_opening: true });
+    }
+
+    /// How it is with a scope, and what it has come to if that ends it.
+    fn ask(&mut self, scope: u64, thread: usize, how: usize) {
+        let id = ScopeId(scope);
+        let is_watched = self.scopes[&scope].is_watched;
+        match how {
+            0 => {
+                let under = self.new_id();
+                assert_eq!(self.ledger.keep_peak(id, under).is_some(), is_watched);
+                if is_watched {
+                    let expected = self.expected(scope);
+                    self.kept.insert(under.0, expected.into());
+                }
+            }
+            1 => {
+                self.post(&EventKind::Reset { scope: id }, thread);
+                let of = &self.scopes[&scope];
+                let start = self.now.get(&(of.device, of.of_thread)).cloned().unwrap_or_default();
+                let of = self.scopes.get_mut(&scope).unwrap();
+                (of.most, of.at_most, of.start) = (start.in_use, vec![Table::new()], start);
+            }
+            _ => {
+                let expected = self.expected(scope);
+                let trace = self.post(&EventKind::Close { scope: id }, thread).expect("it is open");
+                if is_watched {
+                    assert_eq!(trace.peak_over_start().get().cast_signed(), expected.0);
+                    self.kept.insert(scope, expected.into());
+                }
+                let closed = self.scopes.remove(&scope).unwrap();
+                self.entered[closed.opener].retain(|entered| (entered.scope, entered.by_opening) != (scope, true));
+            }
+        }
+    }
+
+    #[allow(clippy::too_many_lines, reason = "it is a list of what may happen")]
+    fn step(&mut self, seed: u64, stacks: usize, random: &mut impl FnMut(usize) -> usize) {
+        let thread = random(THREADS);
+        match random(21) {
+            0..6 => {
+                let name = random(40) as u64 * 512;
+                let kind = MemKind::ALL[[0, 0, 1, 1, 2, 3, 4][random(7)]];
+                let stack = StackId(u32::try_from(random(stacks)).unwrap());
+                let context = u8::try_from(random(2)).unwrap();
+                let on = random(8) / 7;
+                // Few amounts, so that one is reached again.
+                let bytes = [0, 1, 1, 2, 3, 5, 8][random(7)];
+                let block = Block { context, stack, ..Block::new(device(on), Bytes::new(bytes), kind) };
+                let spot = self.ledger.spot_of(thread_id(thread));
+                let plain = Plain {
+                    name: (self.path(spot), stack, kind as usize, context),
+                    device: on,
+                    strand: self.strand(thread),
+                    bytes: bytes.cast_signed(),
+                    on_device: kind.is_on_device(),
+                    context,
+                };
+                self.post(&EventKind::Alloc { key: Key::new(Space::Address, name), block }, thread);
+                if let Some(missed) = self.live.remove(&name) {
+                    self.change(&missed, -1);
+                }
+                self.change(&plain, 1);
+                self.live.insert(name, plain);
+            }
+            6..10 => {
+                let names: Vec<u64> = self.live.keys().copied().collect();
+                let is_known = !names.is_empty() && random(8) > 0;
+                let name = if is_known { names[random(names.len())] } else { 1 << 40 };
+                let older = (!is_known && random(2) == 0).then(|| (random(2), random(4).cast_signed() as i64));
+                let block =
+                    older.map(|(on, bytes)| Block::new(device(on), Bytes::new(bytes.unsigned_abs()), MemKind::Device));
+                self.post(&EventKind::Free { key: Key::new(Space::Address, name), block }, thread);
+                let taken = self.live.remove(&name);
+                if let Some(taken) = &taken {
+                    self.change(taken, -1);
+                }
+                self.older_freed[thread] = None;
+                if let (Some((on, bytes)), None) = (older, &taken) {
+                    self.change_older(on, -bytes);
+                    self.older_freed[thread] = Some((on, bytes));
+                }
+                self.freed[thread] = Some((name, taken));
+            }
+            10 => {
+                let Some((name, taken)) = self.freed[thread].take() else { return };
+                if self.live.contains_key(&name) {
+                    return;
+                }
+                if random(3) == 0 && taken.is_none() && self.older_freed[thread].is_none() {
+                    let (on, bytes) = (random(2), 2);
+                    self.post(
+                        &EventKind::Found { block: Block::new(device(on), Bytes::new(2), MemKind::Device) },
+                        thread,
+                    );
+                    self.change_older(on, -bytes);
+                    self.older_freed[thread] = Some((on, bytes));
+                } else {
+                    self.post(&EventKind::Unfree, thread);
+                    if let Some((on, bytes)) = self.older_freed[thread].take() {
+                        self.change_older(on, bytes);
+                    }
+                    if let Some(plain) = taken {
+                        self.change(&plain, 1);
+                        self.live.insert(name, plain);
+                    }
+                }
+            }
+            11 if random(6) == 0 => {
+                self.post(&EventKind::Gone { context: 1 }, thread);
+                let gone: Vec<_> = self.live.extract_if(.., |_, plain| plain.context == 1).collect();
+                for (_, plain) in &gone {
+                    self.change(plain, -1);
+                }
+            }
+            12 | 13 if self.entered[thread].len() < 8 => {
+                let site = SiteId(2 + u32::try_from(random(3)).unwrap());
+                self.open(thread, random(8) / 7, random(3) == 0, random(4) > 0, site);
+            }
+            14 if self.entered[thread].len() < 8 => {
+                let Some((scope, _)) = self.scopes.iter().nth(random(self.scopes.len().max(1))) else { return };
+                let entered = Entered { scope: *scope, by_opening: false };
+                self.entered[thread].push(entered);
+                let scope = ScopeId(*scope);
+                self.post(&EventKind::Enter { scope }, thread);
+            }
+            15 => {
+                let Some(at) = self.entered[thread].iter().rposition(|entered| !entered.by_opening) else { return };
+                let Entered { scope, .. } = self.entered[thread].remove(at);
+                self.post(&EventKind::Leave { scope: ScopeId(scope) }, thread);
+            }
+            16 => {
+                let (on, under) = (random(2), self.new_id());
+                let (most, table) = self.records[on].clone();
+                let is_kept = self.ledger.keep_device_peak(device(on), under).is_some();
+                assert_eq!(is_kept, most > 0, "seed {seed}");
+                if is_kept {
+                    self.kept.insert(under.0, (most, vec![table]).into());
+                }
+                if random(4) == 0 {
+                    self.post(&EventKind::ResetPeaks { device: device(on) }, thread);
+                }
+            }
+            17 | 18 => {
+                let Some(kept) = self.kept.keys().nth(random(self.kept.len().max(1))).copied() else { return };
+                let parts = if random(2) == 0 { 1 } else { 2000 };
+                let _ = (0..parts).find(|_| self.read(kept, seed));
+            }
+            _ => {
+                let Some(scope) = self.scopes.keys().nth(random(self.scopes.len().max(1))).copied() else { return };
+                self.ask(scope, thread, random(4));
+            }
+        }
+    }
+}
+
+/// A history of several threads, scopes, devices, kinds, contexts that go, frees that fail; how many peaks were compared.
+fn history(seed: u64, stacks: usize, steps: usize) -> usize {
+    let mut numbers = numbers(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let mut random = |below: usize| usize::try_from(numbers(below as u64)).unwrap();
+    let mut history = History::default();
+    // While functions are displaced, an allocation at an address that is in use first gives back the block whose free was missed.
+    history.post(&EventKind::Displaced { now: 1, more: 1 }, 0);
+    for _ in 0..steps {
+        history.step(seed, stacks, &mut random);
+        history.look();
+    }
+    for scope in history.scopes.keys().copied().collect::<Vec<_>>() {
+        history.ask(scope, 0, 2);
+    }
+    for kept in history.kept.keys().copied().collect::<Vec<_>>() {
+        while !history.read(kept, seed) {}
+    }
+    let ledger = &history.ledger;
+    assert!(ledger.kept.is_empty() && ledger.locals.is_empty() && !ledger.has_locals, "seed {seed}");
+    assert!(ledger.meters.0.iter().all(|meter| !meter.peaks.is_held()), "seed {seed}");
+    history.compared
+}
+
+#[test]
+fn ten_thousand_histories_agree_with_the_obvious_way() {
+    let histories = if cfg!(miri) { 3 } else { 10_000 };
+    let compared: usize = (1..=histories).map(|seed| history(seed, 1 << (seed % 3), 80)).sum();
+    assert!(compared as u64 > 5 * histories, "{compared}");
+}
+
+/// So many groups come and go that their numbers are given out again.
+#[test]
+fn groups_that_are_forgotten_are_none_of_a_peak() {
+    for seed in 1..if cfg!(miri) { 1 } else { 2 } {
+        history(seed, 20_000, 30_000);
+    }
+}
+
+/// Spans that overlap and close in the order of their start leave saved amounts between those that are needed.
+#[test]
+fn what_no_span_needs_is_dropped() {
+    let mut numbers = numbers(7);
+    let mut peaks = Peaks::of_device();
+    let mut groups = [Group::default(), Group::default()];
+    let mut spans = std::collections::VecDeque::new();
+    let mut longest = 0;
+    for round in 0..if cfg!(miri) { 50 } else { 3000_usize } {
+        for group in &mut groups {
+            for by in [3, 1 + numbers(9).cast_signed(), -3] {
+                group.change(if group.bytes > 100 { -90 } else { by }, &peaks);
+            }
+        }
+        let in_use = groups.iter().map(|group| group.bytes).sum();
+        peaks.reach(in_use);
+        // What is asked for by many goes down, so that they do not have one peak in common.
+        if round % 4 == 0 {
+            spans.push_back(peaks.open(in_use));
+        }
+        if spans.len() > 8 {
+            let over = spans.pop_front().unwrap();
+            let rise = peaks.of(&over);
+            assert_eq!(groups.iter().map(|group| group.at(&rise)).sum::<i64>(), rise.bytes());
+            peaks.close(&over);
+        }
+        for Group { saved, .. } in &groups {
+            let earlier = saved.earlier.as_ref().map_or(0, |earlier| earlier.len());
+            longest = longest.max(earlier);
+            assert!(earlier <= 2 * 19 + 1, "round {round}: {earlier}");
+        }
+    }
+    assert!(longest > 19, "{longest}");
+}

@@ -1,0 +1,21 @@
+//! By how much a process grows: with a million threads that end, a million scopes with names of their own, 10^8 events.
+//!
+//! `cargo bench -p gpumem-tests --bench growth`
+
+use std::time::Instant;
+
+use gpumem::{Bytes, sim::SimGpu};
+use gpumem_tests::growth;
+
+fn main() {
+    let gpu = SimGpu::install(Bytes::gib(16)).expect("there is none yet");
+    let timed = |what: &str, grows: &dyn Fn() -> u64| {
+        let began = Instant::now();
+        let grown = grows();
+        println!("{what}: {grown} B more resident, {:.1} s", began.elapsed().as_secs_f64());
+        assert!(grown <= 4 << 20, "{what} leave something behind");
+    };
+    timed("1,000,000 threads", &|| growth::of_threads(&gpu, 1_000_000));
+    timed("1,000,000 scopes", &|| growth::of_names(&gpu, 1_000_000));
+    timed("100,000,000 events", &|| growth::of_events(50_000_000));
+}

@@ -1,0 +1,74 @@
+//! How much memory a process keeps for threads that have ended, names of scopes, and events: none, beyond documented limits.
+
+use std::{fs, thread};
+
+use gpumem::{__private::bench::Door, Bytes, GpuMemTrace, sim::SimGpu};
+
+/// What the process has in memory.
+fn resident() -> u64 {
+    let statm = fs::read_to_string("/proc/self/statm").expect("this is Linux");
+    let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    pages.expect("the second figure is a number of pages") * 4096
+}
+
+/// By how many bytes the process grows while `work` is done so many times, after it was done some times before.
+fn growth(before: u64, times: u64, mut work: impl FnMut(u64)) -> u64 {
+    (0..before).for_each(&mut work);
+    let had = resident();
+    (before..before + times).for_each(&mut work);
+    resident().saturating_sub(had)
+}
+
+fn trace(name: impl Into<String>) -> GpuMemTrace {
+    GpuMemTrace::builder().ctx(name).thread_local_only().on_exit_report(false).start().expect("the device is there")
+}
+
+/// Growth over so many threads that open a scope, allocate and end. Some leave their scope and their block to the next.
+///
+/// # Panics
+/// Where there is no `/proc`.
+pub fn of_threads(gpu: &SimGpu, threads: u64) -> u64 {
+    growth(threads / 10, threads, |number| {
+        let works = move |gpu: &SimGpu| {
+            let left = (trace("thread"), gpu.alloc(Bytes::kib(4)).expect("there is room"));
+            number.is_multiple_of(10).then_some(left)
+        };
+        drop(thread::scope(|scope| scope.spawn(|| works(gpu)).join().expect("it does not panic")));
+    })
+}
+
+/// Growth over so many scopes, of which each has a path and a name of its own, once there are as many paths as are told apart.
+///
+/// # Panics
+/// Where there is no `/proc`.
+pub fn of_names(gpu: &SimGpu, names: u64) -> u64 {
+    growth(70_000, names, |number| {
+        let outer = trace(format!("outer {}", number / 1000 % 1000));
+        let inner = trace(format!("inner {}", number % 1000));
+        let own = trace(format!("own {number}"));
+        drop(gpu.alloc(Bytes::kib(4)).expect("there is room"));
+        drop((own, inner, outer));
+    })
+}
+
+/// Growth over so many allocations and as many frees, of 10,000 blocks at random addresses. Some come at an address that is in use,
+/// as if a free was missed, and now and then that is said.
+///
+/// # Panics
+/// Where there is no `/proc`.
+pub fn of_events(pairs: u64) -> u64 {
+    const LIVE: usize = 10_000;
+    let door = Door::default();
+    door.open(1);
+    let (mut live, mut random) = (vec![0; LIVE], 1_u64);
+    growth(10 * LIVE as u64, pairs, |number| {
+        random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
+        let at = usize::try_from(random >> 33).unwrap_or(0) % LIVE;
+        let address = 0x7f00_0000_0000 + (random >> 44) * 512;
+        door.free(std::mem::replace(&mut live[at], address));
+        door.alloc(address, 512);
+        if number.is_multiple_of(1 << 16) {
+            door.lose();
+        }
+    })
+}

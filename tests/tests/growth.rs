@@ -1,0 +1,19 @@
+//! A process that runs for long does not grow with what it has done. `cargo bench -p gpumem-tests --bench growth` does more of it.
+
+use gpumem::{Bytes, sim::SimGpu};
+use gpumem_tests::growth;
+
+/// Each by itself: what is measured is the whole process.
+#[test]
+fn nothing_grows_with_what_is_over() {
+    let gpu = SimGpu::install(Bytes::gib(16)).expect("there is none yet");
+    for (what, grown, allowed) in [
+        // Fewer than 50 bytes for each.
+        ("threads", growth::of_threads(&gpu, 10_000), 500_000),
+        ("scopes", growth::of_names(&gpu, 20_000), 500_000),
+        ("events", growth::of_events(200_000), 1_000_000),
+    ] {
+        assert!(grown <= allowed, "{grown} bytes by {what}");
+        println!("{what}: {grown} bytes");
+    }
+}
