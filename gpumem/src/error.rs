@@ -1,6 +1,6 @@
 //! The one error of the crate, and every message in one place: what it is about, why, and what to do next.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 /// `Result` with the crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -47,7 +47,7 @@ pub(crate) enum Kind {
     #[cfg(feature = "baseline")]
     BadBaseline { file: String, detail: String },
     /// The driver, or who reads debug information, did not answer in time.
-    NoAnswer { seconds: u64 },
+    NoAnswer { within: Duration },
     /// The operating system gave no thread.
     NoThread { detail: String },
     /// The simulated device is full.
@@ -214,8 +214,8 @@ impl fmt::Display for Error {
             Kind::BadSetting { setting, detail } => write!(f, "cannot use {setting}: {detail}"),
             #[cfg(feature = "baseline")]
             Kind::BadBaseline { file, detail } => write!(f, "cannot use the baseline {file}: {detail}"),
-            Kind::NoAnswer { seconds } => {
-                write!(f, "that was not found out within {seconds} s; ask gpumem::breakdown() or nvidia-smi later")
+            Kind::NoAnswer { within } => {
+                write!(f, "that was not found out within {within:?}; ask gpumem::breakdown() or nvidia-smi later")
             }
             Kind::NoThread { detail } => {
                 write!(f, "cannot start a thread: {detail}; raise the limit on threads (ulimit -u)")

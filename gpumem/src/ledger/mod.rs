@@ -703,8 +703,15 @@ impl Ledger {
     }
 
     /// The scope that a thread is in.
+    #[cfg(test)]
     pub(crate) fn spot_of(&mut self, thread: ThreadId) -> SpotId {
         self.thread(thread).spot
+    }
+
+    /// The scopes that a thread is in, the outermost first.
+    pub(crate) fn path_of(&mut self, thread: ThreadId) -> Vec<SiteId> {
+        let spot = self.thread(thread).spot;
+        self.tree.path(spot)
     }
 
     /// What is live, by where it comes from: of so many origins from this number on. `None` after the last.

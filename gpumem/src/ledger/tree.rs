@@ -189,6 +189,17 @@ impl Tree {
         &self.spots[spot.0 as usize]
     }
 
+    /// The scopes around a spot and its own, the outermost first.
+    pub(super) fn path(&self, mut spot: SpotId) -> Vec<SiteId> {
+        let mut path = Vec::new();
+        while self.spot(spot).depth > 0 {
+            path.push(self.spot(spot).site);
+            spot = self.spot(spot).parent;
+        }
+        path.reverse();
+        path
+    }
+
     pub(super) fn opened(&mut self, spot: SpotId) {
         self.spots[spot.0 as usize].calls += 1;
     }

@@ -11,7 +11,7 @@ use std::{
 use super::sync::{Backoff, Instant, Mutex, MutexGuard, lend_number, return_number, sleep, thread_local};
 use crate::{
     ledger::{AtPeak, Counts, DeviceStats, Held, Ledger, LiveOrigin, PARTS, PeakOf, SLICE, Spot, SpotId, Within},
-    model::{Answer, Bytes, Device, Event, EventKind, Key, ScopeId, Tag, ThreadId, Time, Trace},
+    model::{Answer, Bytes, Device, Event, EventKind, Key, ScopeId, SiteId, Tag, ThreadId, Time, Trace},
     sys::process,
 };
 
@@ -317,9 +317,9 @@ impl Inbox {
         self.enter(0, |_, thread| thread).unwrap_or_default()
     }
 
-    /// The scope that the calling thread is in.
-    pub(super) fn spot_of_this_thread(&self) -> SpotId {
-        self.enter(0, |door, thread| door.ledger.spot_of(thread)).unwrap_or(SpotId::NONE)
+    /// The scopes that the calling thread is in, the outermost first.
+    pub(super) fn path_of_this_thread(&self) -> Vec<SiteId> {
+        self.enter(0, |door, thread| door.ledger.path_of(thread)).unwrap_or_default()
     }
 
     /// What is live, by where it comes from. As in [`blocks`](Self::blocks), each is as it was at some moment of the call.

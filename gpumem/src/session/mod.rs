@@ -174,7 +174,7 @@ fn session() -> &'static Session {
             let detail = format!("`{text}` is not one of 1, 0 or auto; stacks of large blocks are taken down");
             notify(Notice::Backtrace, &Error::from(Kind::BadSetting { setting: "GPUMEM_BACKTRACE", detail }));
         }
-        source::listen_to_refusals(oom::refused);
+        source::listen_to_refusals(source::Refusals { refused: oom::refused, obtained: oom::obtained });
         process::at_exit(at_exit);
         Session {
             inbox: Inbox::new(),
@@ -240,6 +240,7 @@ extern "C" fn at_exit() {
     if let (Some(session), false) = (begun(), process::is_forked()) {
         session.sampler.stop();
         // Nothing unwinds into C.
+        let _ = std::panic::catch_unwind(oom::report_pending);
         let _ = std::panic::catch_unwind(oom::report_leaks);
         let _ = std::panic::catch_unwind(peaks::report_at_exit);
         if let Ok(devices) = source::devices() {

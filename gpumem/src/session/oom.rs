@@ -2,35 +2,52 @@
 
 use std::{
     cell::Cell,
-    convert::identity,
+    mem,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, PoisonError, RwLock,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
-    thread,
-    time::Duration,
+    thread::{self, ThreadId},
+    time::{Duration, Instant},
 };
 
-use crossbeam::channel;
+use crossbeam::channel::{self, Sender};
 
-use super::{KeptPeak, begun, devices, notice::say, places, prepare, sink};
+use super::{
+    KeptPeak, Session, begun, devices,
+    notice::say,
+    places::{self, Snapshot, Stack},
+    prepare, sink,
+};
 use crate::{
-    error::{Kind, Result},
-    model::{Bytes, Device, MemKind},
-    report::OutOfMemory,
+    error::{Error, Kind, Result},
+    model::{Bytes, Device, MemKind, StackId},
+    report::{Breakdown, Known, OutOfMemory},
     source::{self, Devices},
     sys::process,
 };
 
-/// How long the asking program waits for the driver to say where the memory is, which is a matter of milliseconds.
+/// How long the thread waits that was refused.
+const FOR_THE_THREAD: Duration = Duration::from_millis(50);
+
+/// How long a report waits for the driver to say where the memory is, which is a matter of milliseconds.
 const FOR_THE_DRIVER: Duration = Duration::from_secs(2);
 
-/// How long it waits for the lines that hold the memory: large programs have much debug information to read.
-const FOR_LINES: Duration = Duration::from_secs(20);
+/// How long the end of the process waits for reports: large programs have much debug information to read.
+const AT_THE_END: Duration = Duration::from_secs(5);
+
+/// What is obtained so soon is not reported: allocators that keep a cache empty it when they are refused, and ask again.
+const SOON: Duration = Duration::from_secs(1);
 
 /// So many reports are printed: who tries again and again would fill the screen.
 const MOST: u64 = 3;
+
+/// So many refusals wait at most to be reported.
+const MOST_PENDING: usize = 32;
+
+/// So many threads wait for the driver at most, should it never answer.
+const MOST_ASKING: usize = 4;
 
 type Hook = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
 
@@ -61,9 +78,14 @@ thread_local! {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// Whether there is one or not, the first three refusals are reported on stderr: what was asked for, where the device's
-/// memory is ([`breakdown`](crate::breakdown)), the scopes and lines that hold most of it, and what
-/// [`empty_cache`](crate::empty_cache) would give back. Only what is intercepted is reported: the first trace must have started.
+/// It is called for each refusal, at most 50 ms later; what was not found out by then is missing from what it is told, such as
+/// lines whose debug information was not read before.
+///
+/// Whether there is one or not, refusals are reported on stderr: what was asked for, where the device's memory is
+/// ([`breakdown`](crate::breakdown)), the scopes and lines that hold most of it, and what [`empty_cache`](crate::empty_cache)
+/// would give back. A refusal is not reported if the same thread is given so much memory of that device within a second, as
+/// happens where an allocator empties its cache and asks again. Three are reported in all. A report that waits is printed when the
+/// process exits; if it is aborted, it is lost. Only what is intercepted is reported: the first trace must have started.
 pub fn on_oom(hook: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
     // The child of a fork has no GPU, and a thread that is not there may hold the lock for ever.
     if process::is_forked() {
@@ -125,11 +147,11 @@ fn trim(devices: &dyn Devices) {
     }
 }
 
-/// An allocation was refused.
-pub(super) fn refused(device: Device, bytes: Bytes, kind: MemKind) {
+/// An allocation was refused. Of the host's memory nothing is known here, nor of pools of which it is not known where they are.
+pub(super) fn refused(device: Option<Device>, bytes: Bytes, kind: MemKind) {
     REFUSED.set(REFUSED.get() + 1);
-    // Of the host's memory nothing is known here.
-    if kind == MemKind::PinnedHost || TRYING.get() || TELLING.replace(true) {
+    let Some(device) = device.filter(|_| kind != MemKind::PinnedHost) else { return };
+    if process::is_forked() || TRYING.get() || TELLING.replace(true) {
         return;
     }
     // The panic hook has spoken; the allocation's caller is to get its error.
@@ -137,18 +159,34 @@ pub(super) fn refused(device: Device, bytes: Bytes, kind: MemKind) {
     TELLING.set(false);
 }
 
-fn tell(device: Device, bytes: Bytes, kind: MemKind) {
+/// This thread, which was refused something, was given so much.
+pub(super) fn obtained(device: Device, bytes: Bytes) {
+    let thread = thread::current().id();
+    let mut reporter = reporter();
+    reporter.pending.retain(|pending| {
+        let Pending { refusal, .. } = pending;
+        (refusal.thread, refusal.device) != (thread, device) || refusal.asked > bytes
+    });
+    source::wait_for_memory(reporter.pending.iter().any(|pending| pending.refusal.thread == thread));
+}
+
+fn tell(device: Device, asked: Bytes, kind: MemKind) {
     let hook = HOOK.read().unwrap_or_else(PoisonError::into_inner).clone();
     let print = !sink::is_off() && PRINTED.load(Relaxed) < MOST;
-    if hook.is_none() && !print {
-        return;
+    let Some(session) = begun().filter(|_| hook.is_some() || print) else { return };
+    let until = Instant::now() + FOR_THE_THREAD;
+    let refusal = Refusal { thread: thread::current().id(), device, asked, kind, stack: source::here() };
+    let mut oom = refusal.told(places::path_of_this_thread(session));
+    let (reply, replies) = channel::unbounded();
+    if let Err(error) = look(session, refusal, &oom, print, reply) {
+        oom.breakdown = Err(error);
     }
-    let Some(oom) = look(device, bytes, kind) else { return };
-    if print {
-        let before = PRINTED.fetch_add(1, Relaxed);
-        let last = if before + 1 == MOST { "gpumem: more of them are not reported\n" } else { "" };
-        if before < MOST {
-            say(&format_args!("gpumem: {oom}{last}"));
+    // Without a function, until the driver has said where the memory is now: an error of this thread may set it free.
+    let enough = if hook.is_some() { Stage::All } else { Stage::Read };
+    while let Ok(found) = replies.recv_deadline(until) {
+        oom = found.oom;
+        if found.stage >= enough {
+            break;
         }
     }
     if let Some(hook) = hook {
@@ -156,35 +194,282 @@ fn tell(device: Device, bytes: Bytes, kind: MemKind) {
     }
 }
 
-fn look(device: Device, asked: Bytes, kind: MemKind) -> Option<OutOfMemory> {
-    let session = begun()?;
-    let path = places::path_of_this_thread(session);
-    let stack = source::here();
-    // Not here: this may be a callback, in which neither the loader nor the driver is to be asked. One after the other: who holds
-    // the memory is known also where the driver does not answer.
-    let known = elsewhere(FOR_LINES, move || {
-        let peak = KeptPeak::of_device(session, device).and_then(|peak| peak.holders(session));
-        (places::stack(stack).line, places::groups(session, device), peak)
-    });
-    let breakdown = known.clone().and_then(|(_, groups, _)| {
-        elsewhere(FOR_THE_DRIVER, move || places::of_device(devices()?, device, groups)).and_then(identity)
-    });
-    let (line, groups, peak) = known.unwrap_or_default();
-    let (scopes, places) = (Vec::new(), Vec::new());
-    let oom =
-        OutOfMemory { device: device.ordinal, asked, kind: kind.name(), path, line, breakdown, scopes, places, peak };
-    Some(oom.with_holders(&groups))
+/// Which allocation was refused, to whom.
+#[derive(Clone, Copy, Debug)]
+struct Refusal {
+    thread: ThreadId,
+    device: Device,
+    asked: Bytes,
+    kind: MemKind,
+    stack: StackId,
 }
 
-/// Does it on a thread of its own, and waits, but not for ever.
-fn elsewhere<T: Send + 'static>(patience: Duration, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    let (done, result) = channel::bounded(1);
-    let body = move || {
-        let _ = done.send(work());
+impl Refusal {
+    /// What is known at once.
+    fn told(&self, path: Vec<String>) -> OutOfMemory {
+        let Self { device, asked, kind, .. } = *self;
+        OutOfMemory {
+            device: device.ordinal,
+            asked,
+            kind: kind.name(),
+            path,
+            line: None,
+            breakdown: Err(no_answer(FOR_THE_THREAD)),
+            scopes: Vec::new(),
+            places: Vec::new(),
+            peak: None,
+        }
+    }
+}
+
+fn no_answer(within: Duration) -> Error {
+    Kind::NoAnswer { within }.into()
+}
+
+/// How much was found out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    /// Which scopes hold the memory.
+    Live,
+    /// And what the driver says.
+    Read,
+    /// And on which lines.
+    All,
+}
+
+struct Found {
+    oom: OutOfMemory,
+    stage: Stage,
+}
+
+/// What was live when an allocation was refused, and what the driver said of the device.
+struct Seen {
+    snapshot: Snapshot,
+    peak: Option<KeptPeak>,
+    known: Result<Known>,
+}
+
+impl Seen {
+    /// All that can be known. Reads files, unless that was done before.
+    fn resolved(self, session: &Session, oom: OutOfMemory, refusal: &Refusal) -> OutOfMemory {
+        let live = self.snapshot.groups(places::stack);
+        let line = places::stack(refusal.stack).line;
+        let peak = self.peak.and_then(|peak| peak.holders(session));
+        let oom = OutOfMemory { line, peak, ..oom }.with_holders(&live);
+        let breakdown = self.known.map(|known| Breakdown::of(&Known { live, ..known }));
+        OutOfMemory { breakdown, ..oom }
+    }
+}
+
+/// A refusal that is to be looked into, or to be reported.
+struct Pending {
+    number: u64,
+    refusal: Refusal,
+    /// Where the thread that was refused waits.
+    reply: Sender<Found>,
+    /// What the report says, as far as it is known.
+    oom: OutOfMemory,
+    /// What is to be resolved.
+    seen: Option<Seen>,
+    /// When the driver is not waited for any more.
+    patience: Instant,
+    is_found: bool,
+    /// When it is printed; not at all where only the program's own function is told.
+    due: Option<Instant>,
+}
+
+/// Refusals, and the thread that finds out about lines and prints reports. It runs only while there is something to do.
+struct Reporter {
+    pending: Vec<Pending>,
+    next: u64,
+    is_running: bool,
+    /// The process ends.
+    is_over: bool,
+}
+
+static REPORTER: Mutex<Reporter> =
+    Mutex::new(Reporter { pending: Vec::new(), next: 0, is_running: false, is_over: false });
+/// What is pending has changed.
+static CHANGED: Condvar = Condvar::new();
+
+fn reporter() -> MutexGuard<'static, Reporter> {
+    REPORTER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Reporter {
+    fn find(&mut self, number: u64) -> Option<&mut Pending> {
+        self.pending.iter_mut().find(|pending| pending.number == number)
+    }
+
+    /// When a refusal is to be reported. One that is tried again is reported once, with who holds the memory at the last: that is
+    /// what no cache gave back.
+    fn take_due_of(&mut self, refusal: &Refusal, print: bool) -> Option<Instant> {
+        let is_again = |pending: &Pending| {
+            let Refusal { thread, device, asked, .. } = pending.refusal;
+            pending.due.is_some() && (thread, device, asked) == (refusal.thread, refusal.device, refusal.asked)
+        };
+        if let Some(at) = self.pending.iter().position(is_again) {
+            return self.pending.remove(at).due;
+        }
+        (print && self.pending.len() < MOST_PENDING).then(|| Instant::now() + SOON)
+    }
+
+    /// One whose lines can be looked up, or of which no more will be known.
+    fn take_seen(&mut self) -> Option<(u64, Refusal, OutOfMemory, Option<Seen>)> {
+        let now = Instant::now();
+        let is_ready =
+            |pending: &&mut Pending| !pending.is_found && (pending.seen.is_some() || pending.patience <= now);
+        let pending = self.pending.iter_mut().find(is_ready)?;
+        pending.is_found = true;
+        Some((pending.number, pending.refusal, pending.oom.clone(), pending.seen.take()))
+    }
+
+    /// One whose time has come.
+    fn take_due(&mut self) -> Option<Pending> {
+        let now = Instant::now();
+        let is_due = |pending: &Pending| pending.due.is_some_and(|due| due <= now || self.is_over);
+        let at = self.pending.iter().position(|pending| pending.is_found && is_due(pending))?;
+        Some(self.pending.remove(at))
+    }
+
+    /// When one will be ready or due.
+    fn next_moment(&self) -> Option<Instant> {
+        let moment = |pending: &Pending| if pending.is_found { pending.due } else { Some(pending.patience) };
+        self.pending.iter().filter_map(moment).min()
+    }
+}
+
+/// Has it found out who holds the memory. Not by the thread that was refused: it may be in a callback, in which neither the loader
+/// nor the driver is to be asked.
+fn look(
+    session: &'static Session,
+    refusal: Refusal,
+    oom: &OutOfMemory,
+    print: bool,
+    reply: Sender<Found>,
+) -> Result<()> {
+    static ASKING: AtomicUsize = AtomicUsize::new(0);
+    let spawn = |body: Box<dyn FnOnce() + Send>| {
+        let thread = thread::Builder::new().name("gpumem-oom".to_owned());
+        thread.spawn(body).map_err(|error| Error::from(Kind::NoThread { detail: error.to_string() }))
     };
-    let thread = thread::Builder::new().name("gpumem-oom".to_owned());
-    thread.spawn(body).map_err(|error| Kind::NoThread { detail: error.to_string() })?;
-    result.recv_timeout(patience).map_err(|_| Kind::NoAnswer { seconds: patience.as_secs() }.into())
+    let mut reporter = reporter();
+    if !reporter.is_running {
+        spawn(Box::new(move || run(session)))?;
+        reporter.is_running = true;
+    }
+    let due = reporter.take_due_of(&refusal, print);
+    if due.is_some() {
+        source::wait_for_memory(true);
+    }
+    let number = reporter.next;
+    reporter.next += 1;
+    // The driver may never answer, so it is asked on a thread of its own, and not by many.
+    let mut patience = Instant::now();
+    if ASKING.fetch_add(1, Relaxed) < MOST_ASKING {
+        let (oom, reply) = (oom.clone(), reply.clone());
+        let body = move || {
+            let _ = catch_unwind(AssertUnwindSafe(|| see(session, number, &refusal, &oom, &reply)));
+            ASKING.fetch_sub(1, Relaxed);
+        };
+        spawn(Box::new(body)).inspect_err(|_| _ = ASKING.fetch_sub(1, Relaxed))?;
+        patience += FOR_THE_DRIVER;
+    } else {
+        ASKING.fetch_sub(1, Relaxed);
+    }
+    let oom = oom.clone();
+    reporter.pending.push(Pending { number, refusal, reply, oom, seen: None, patience, is_found: false, due });
+    CHANGED.notify_all();
+    Ok(())
+}
+
+/// Finds out what takes little time, unless the driver takes its.
+fn see(session: &Session, number: u64, refusal: &Refusal, oom: &OutOfMemory, reply: &Sender<Found>) {
+    let device = refusal.device;
+    let snapshot = Snapshot::now(session, device);
+    let peak = KeptPeak::of_device(session, device);
+    let is_resolved = snapshot.is_resolved();
+    let groups = snapshot.groups(|stack| if is_resolved { places::stack(stack) } else { Stack::default() });
+    let mut soon = oom.clone().with_holders(&groups);
+    if !is_resolved {
+        soon.places.clear();
+    }
+    let note = |soon: &OutOfMemory, stage| {
+        if let Some(pending) = reporter().find(number).filter(|pending| !pending.is_found) {
+            pending.oom = soon.clone();
+        }
+        let _ = reply.send(Found { oom: soon.clone(), stage });
+    };
+    note(&soon, Stage::Live);
+    let known = devices().and_then(|devices| places::read(devices, device));
+    // Libraries are not told apart before their stacks are resolved.
+    if is_resolved {
+        let live = groups;
+        soon.breakdown = known.clone().map(|known| Breakdown::of(&Known { live, ..known }));
+    }
+    note(&soon, Stage::Read);
+    if let Some(pending) = reporter().find(number).filter(|pending| !pending.is_found) {
+        pending.seen = Some(Seen { snapshot, peak, known });
+        CHANGED.notify_all();
+    }
+}
+
+/// Until nothing is pending any more.
+fn run(session: &'static Session) {
+    let mut reporter = reporter();
+    loop {
+        if let Some((number, refusal, oom, seen)) = reporter.take_seen() {
+            drop(reporter);
+            let unanswered = || Seen {
+                snapshot: Snapshot::now(session, refusal.device),
+                peak: KeptPeak::of_device(session, refusal.device),
+                known: Err(no_answer(FOR_THE_DRIVER)),
+            };
+            let resolve = || seen.unwrap_or_else(unanswered).resolved(session, oom, &refusal);
+            let found = catch_unwind(AssertUnwindSafe(resolve)).ok();
+            reporter = self::reporter();
+            if let (Some(pending), Some(oom)) = (reporter.find(number), found) {
+                pending.oom = oom.clone();
+                let _ = pending.reply.send(Found { oom, stage: Stage::All });
+            }
+            reporter.pending.retain(|pending| !pending.is_found || pending.due.is_some());
+        } else if let Some(Pending { oom, .. }) = reporter.take_due() {
+            drop(reporter);
+            print(&oom);
+            reporter = self::reporter();
+            CHANGED.notify_all();
+        } else if let Some(moment) = reporter.next_moment() {
+            let wait = moment.saturating_duration_since(Instant::now());
+            (reporter, _) = CHANGED.wait_timeout(reporter, wait).unwrap_or_else(PoisonError::into_inner);
+        } else {
+            reporter.is_running = false;
+            return;
+        }
+    }
+}
+
+fn print(oom: &OutOfMemory) {
+    if sink::is_off() {
+        return;
+    }
+    let before = PRINTED.fetch_add(1, Relaxed);
+    let last = if before + 1 == MOST { "gpumem: more of them are not reported\n" } else { "" };
+    if before < MOST {
+        say(&format_args!("gpumem: {oom}{last}"));
+    }
+}
+
+/// The process ends: who was refused is given nothing any more.
+pub(super) fn report_pending() {
+    let mut reporter = reporter();
+    reporter.is_over = true;
+    CHANGED.notify_all();
+    let is_pending = |reporter: &mut Reporter| reporter.pending.iter().any(|pending| pending.due.is_some());
+    (reporter, _) =
+        CHANGED.wait_timeout_while(reporter, AT_THE_END, is_pending).unwrap_or_else(PoisonError::into_inner);
+    let rest = mem::take(&mut reporter.pending);
+    drop(reporter);
+    rest.iter().filter(|pending| pending.due.is_some()).for_each(|pending| print(&pending.oom));
 }
 
 /// `GPUMEM_LEAKS=1`: says at the end of the process what was not freed.

@@ -4,7 +4,7 @@ use std::{
     cmp::Reverse,
     collections::HashMap,
     env,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use once_cell::sync::Lazy;
@@ -12,7 +12,7 @@ use once_cell::sync::Lazy;
 use super::{KeptPeak, Session, begun, devices, prepare, sites, status::Now};
 use crate::{
     error::Result,
-    ledger::{AtPeak, Held, Spot, Within},
+    ledger::{AtPeak, Held, LiveOrigin, Spot, Within},
     model::{Bytes, Device, Family, Frame, SiteId, StackId, library, of_program, users_line},
     report::{Breakdown, Group, Known, LiveBlock, Path, ScopeSummary, Summary, place_in_words},
     source::{self, Devices},
@@ -72,15 +72,16 @@ pub fn breakdown(device: impl Into<Option<u32>>) -> Result<Breakdown> {
     let device = devices.device(device.into())?;
     // What cannot be heard is a part of the rest, which says so.
     prepare(devices);
-    of_device(devices, device, begun().map(|session| groups(session, device)).unwrap_or_default())
+    let live = begun().map(|session| Snapshot::now(session, device).groups(stack)).unwrap_or_default();
+    Ok(Breakdown::of(&Known { live, ..read(devices, device)? }))
 }
 
-/// Where a device's memory is, of which so much is live.
-pub(super) fn of_device(devices: &dyn Devices, device: Device, live: Vec<Group>) -> Result<Breakdown> {
+/// What is known of a device's memory, without what is live.
+pub(super) fn read(devices: &dyn Devices, device: Device) -> Result<Known> {
     let ordinal = device.ordinal;
     let memory = devices.read(ordinal)?;
     let simulated = device.family == Family::Simulated;
-    Ok(Breakdown::of(&Known {
+    Ok(Known {
         device: ordinal,
         name: devices.name(ordinal).ok(),
         simulated,
@@ -88,29 +89,45 @@ pub(super) fn of_device(devices: &dyn Devices, device: Device, live: Vec<Group>)
         processes: devices.processes(ordinal).ok(),
         own_pid: std::process::id(),
         pool: devices.read_pool(ordinal).ok(),
-        live,
-    }))
+        live: Vec::new(),
+    })
 }
 
-/// What is live in a device's memory, by where it comes from.
-pub(super) fn groups(session: &Session, device: Device) -> Vec<Group> {
-    // First, so that none is of a path that is newer.
-    let origins = session.inbox.origins();
-    let paths = Paths::now(session);
-    let on_device = origins.into_iter().filter(|live| live.device == device && live.origin.kind.is_on_device());
-    let group = |live: crate::ledger::LiveOrigin| {
-        let scope = paths.of(live.origin.spot);
-        let stack = stack(live.origin.stack);
-        Group {
-            path: scope.map(|scope| scope.path.clone()).unwrap_or_default(),
-            library: stack.library,
-            place: place_in_words(stack.line.as_deref(), scope.and_then(|scope| scope.place.as_deref())),
-            caller: stack.caller,
-            blocks: live.blocks,
-            bytes: live.bytes,
-        }
-    };
-    on_device.map(group).collect()
+/// What is live in a device's memory at one moment, and the paths of scopes.
+pub(super) struct Snapshot {
+    live: Vec<LiveOrigin>,
+    paths: Paths,
+}
+
+impl Snapshot {
+    pub(super) fn now(session: &Session, device: Device) -> Self {
+        // First, so that none is of a path that is newer.
+        let mut live = session.inbox.origins();
+        live.retain(|live| live.device == device && live.origin.kind.is_on_device());
+        Self { live, paths: Paths::now(session) }
+    }
+
+    /// What is live, by where it comes from.
+    pub(super) fn groups(&self, stack: impl Fn(StackId) -> Stack) -> Vec<Group> {
+        let group = |live: &LiveOrigin| {
+            let scope = self.paths.of(live.origin.spot);
+            let stack = stack(live.origin.stack);
+            Group {
+                path: scope.map(|scope| scope.path.clone()).unwrap_or_default(),
+                library: stack.library,
+                place: place_in_words(stack.line.as_deref(), scope.and_then(|scope| scope.place.as_deref())),
+                caller: stack.caller,
+                blocks: live.blocks,
+                bytes: live.bytes,
+            }
+        };
+        self.live.iter().map(group).collect()
+    }
+
+    /// No file has to be read to say what the stacks mean.
+    pub(super) fn is_resolved(&self) -> bool {
+        self.live.iter().all(|live| is_resolved(live.origin.stack))
+    }
 }
 
 /// Live blocks with the names of where they come from, the largest first: all, or what was allocated in one scope.
@@ -147,8 +164,7 @@ fn live_block(held: &Held, paths: &Paths) -> LiveBlock {
 
 /// The path of scopes that the calling thread is in.
 pub(super) fn path_of_this_thread(session: &Session) -> Vec<String> {
-    let spot = session.inbox.spot_of_this_thread();
-    Paths::now(session).of(spot).map(|scope| scope.path.clone()).unwrap_or_default()
+    session.inbox.path_of_this_thread().into_iter().map(|site| sites::site(site).to_string()).collect()
 }
 
 /// All paths of scopes.
@@ -238,13 +254,22 @@ pub(super) struct Stack {
     frames: Vec<String>,
 }
 
+/// What stacks say, as far as that was asked.
+fn known() -> MutexGuard<'static, HashMap<StackId, Stack>> {
+    static KNOWN: Lazy<Mutex<HashMap<StackId, Stack>>> = Lazy::new(Mutex::default);
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether no file has to be read for it.
+pub(super) fn is_resolved(number: StackId) -> bool {
+    number == StackId::NONE || known().contains_key(&number)
+}
+
 /// What a stack says; found out once, since that reads files.
 pub(super) fn stack(number: StackId) -> Stack {
-    static KNOWN: Lazy<Mutex<HashMap<StackId, Stack>>> = Lazy::new(Mutex::default);
     if number == StackId::NONE {
         return Stack::default();
     }
-    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(stack) = known().get(&number) {
         return stack.clone();
     }

@@ -18,7 +18,7 @@ use std::{
 
 use once_cell::sync::Lazy;
 
-use super::{Interception, LISTENER, Listen, graphs, refused, stacks, tell};
+use super::{Interception, LISTENER, Listen, WAITS, graphs, obtained, refused, stacks, tell};
 use crate::{
     error::{Error, Kind, Result},
     model::{Answer, Block, Bytes, Device, EventKind, Family, Key, MemKind, Source, Space, StackId, Tag},
@@ -406,7 +406,7 @@ fn hear(caller: &Caller, call: &Call) {
         }
         Call::Uncounted => lost(),
         Call::Refused { bytes, memory, pool, stream } => hear_of_refusal(caller, bytes, memory, pool, stream),
-        Call::NotCreated { bytes, device } => tell_of_refusal(device, bytes, MemKind::Vmm),
+        Call::NotCreated { bytes, device } => tell_of_refusal(Some(device), bytes, MemKind::Vmm),
         Call::Freeing { named, name } => {
             if tell(&EventKind::Free { key: key(named, name), block: None }) == Answer::Untracked {
                 freed_unknown(named, name);
@@ -443,6 +443,7 @@ fn hear(caller: &Caller, call: &Call) {
             let block = Block { stack, ..Block::new(cuda(device.unwrap_or(0)), Bytes::new(bytes), kind) };
             known().handles.create(handle, block);
             tell(&EventKind::Alloc { key: Key::new(Space::Handle, handle), block });
+            obtained(&block);
         }
         Call::Retained { handle } => known().handles.retain(handle),
         Call::ForeignHandle { handle } => known().handles.import(handle),
@@ -481,17 +482,18 @@ fn hear(caller: &Caller, call: &Call) {
 }
 
 fn hear_of_refusal(caller: &Caller, bytes: u64, memory: Option<Memory>, pool: Option<u64>, stream: u64) {
-    let device = match (memory, pool, stream) {
-        (Some(_), ..) => Where::of(owner_of(caller).map(|owner| owner.device)),
-        (None, Some(pool), _) => known().pools.get(&pool).map_or(Where::Unknown, |device| Where::of(*device)),
-        (None, None, stream) => device_of_stream(caller, stream, 0),
-    };
-    let kind = memory.map_or(MemKind::Pool, kind_of);
     let current = || owner_of(caller).map(|owner| owner.device);
-    let device = if let Where::Device(device) = device { Some(device) } else { current() };
-    if let Some(device) = device {
-        tell_of_refusal(device, bytes, kind);
-    }
+    let kind = memory.map_or(MemKind::Pool, kind_of);
+    let device = match (memory, pool) {
+        (Some(_), _) => current(),
+        // One that is not known may be on the host.
+        (None, Some(pool)) => known().pools.get(&pool).copied().flatten(),
+        (None, None) => match device_of_stream(caller, stream, 0) {
+            Where::Device(device) => Some(device),
+            _ => current(),
+        },
+    };
+    tell_of_refusal(device, bytes, kind);
 }
 
 fn kind_of(memory: Memory) -> MemKind {
@@ -519,6 +521,7 @@ fn allocated(key: Key, ordinal: u32, bytes: u64, kind: MemKind, context: u8) {
     let stack = stacks::here(bytes);
     let block = Block { context, stack, ..Block::new(cuda(ordinal), Bytes::new(bytes), kind) };
     tell(&EventKind::Alloc { key, block });
+    obtained(&block);
 }
 
 /// Something was allocated that cannot be counted: better said than guessed.
@@ -527,8 +530,10 @@ pub(super) fn lost() {
 }
 
 /// Who is told may give back what he can spare, and that is heard.
-fn tell_of_refusal(ordinal: u32, bytes: u64, kind: MemKind) {
-    calls::outside(|| refused(cuda(ordinal), Bytes::new(bytes), kind));
+fn tell_of_refusal(ordinal: Option<u32>, bytes: u64, kind: MemKind) {
+    calls::outside(|| refused(ordinal.map(cuda), Bytes::new(bytes), kind));
+    // The next allocation does not go the short way, on which nobody looks whether it is what was refused.
+    STREAM.set(Stream { generation: 0, ..STREAM.get() });
 }
 
 fn capture_begun(stream: u64) {
@@ -640,8 +645,8 @@ fn device_of_stream(caller: &Caller, stream: u64, address: u64) -> Where {
     if heard.is_none() {
         known().streams.insert(stream, device);
     }
-    // While a capture is under way, each call has to be looked at.
-    if CAPTURES.load(SeqCst) == 0 {
+    // While a capture is under way, each call has to be looked at, and while this thread waits for memory.
+    if CAPTURES.load(SeqCst) == 0 && !WAITS.get() {
         STREAM.set(Stream { handle: stream, generation, device, least: stacks::least() });
     }
     Where::Device(device)

@@ -28,13 +28,13 @@ pub(crate) use self::driver::{hook_for_nobody, rehearse};
 pub(crate) use self::stacks::WAYS_TO_A_STACK;
 pub(crate) use self::stacks::{frames, own_module, take_down as here};
 
-use std::panic::RefUnwindSafe;
+use std::{cell::Cell, panic::RefUnwindSafe};
 
 use once_cell::sync::OnceCell;
 
 use crate::{
     error::{Error, Result},
-    model::{Answer, Bytes, Device, EventKind, Family, GpuMemory, GpuProcess, Key, Marks, MemKind, Source, Tag},
+    model::{Answer, Block, Bytes, Device, EventKind, Family, GpuMemory, GpuProcess, Key, Marks, MemKind, Source, Tag},
 };
 
 /// Devices of one kind, by number.
@@ -165,15 +165,46 @@ pub(crate) fn listen<L: Listen>() -> Option<String> {
 }
 
 /// Who is told of allocations that were refused for want of memory.
-static REFUSALS: OnceCell<fn(Device, Bytes, MemKind)> = OnceCell::new();
+pub(crate) struct Refusals {
+    /// No device if it is not known, or if it is the host's memory.
+    pub(crate) refused: fn(Option<Device>, Bytes, MemKind),
+    /// So much was allocated on a device by a thread that waits for it.
+    pub(crate) obtained: fn(Device, Bytes),
+}
 
-pub(crate) fn listen_to_refusals(listener: fn(Device, Bytes, MemKind)) {
+static REFUSALS: OnceCell<Refusals> = OnceCell::new();
+
+pub(crate) fn listen_to_refusals(listener: Refusals) {
     let _ = REFUSALS.set(listener);
 }
 
-fn refused(device: Device, bytes: Bytes, kind: MemKind) {
+thread_local! {
+    /// This thread was refused something, and it matters whether it is given it after all.
+    static WAITS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Has the allocations of this thread told as `obtained`, or no longer.
+pub(crate) fn wait_for_memory(wait: bool) {
+    WAITS.set(wait);
+}
+
+fn refused(device: Option<Device>, bytes: Bytes, kind: MemKind) {
     if let Some(listener) = REFUSALS.get() {
-        listener(device, bytes, kind);
+        (listener.refused)(device, bytes, kind);
+    }
+}
+
+/// A block was allocated.
+fn obtained(block: &Block) {
+    if WAITS.get() {
+        obtained_after_all(block);
+    }
+}
+
+#[cold]
+fn obtained_after_all(block: &Block) {
+    if let Some(listener) = REFUSALS.get().filter(|_| block.kind != MemKind::PinnedHost) {
+        (listener.obtained)(block.device, block.bytes);
     }
 }
 

@@ -27,7 +27,7 @@ use once_cell::sync::OnceCell;
 use super::{
     Chosen, Devices, Interception,
     device_model::{DeviceModel, ModelError},
-    refused, stacks, tell,
+    obtained, refused, stacks, tell,
 };
 use crate::{
     error::{Error, Kind, Result},
@@ -139,13 +139,14 @@ impl SimGpu {
         let device = Device { family: Family::Simulated, ordinal: self.ordinal };
         let address = given.inspect_err(|error| {
             if error.is_out_of_memory() {
-                refused(device, bytes, kind);
+                refused(Some(device), bytes, kind);
             }
         })?;
         // Each device counts its addresses from the same start.
         let key = Key::new(Space::Address, address + (u64::from(self.ordinal) << ADDRESS_BITS));
         let block = Block { stack: stacks::here(bytes.get()), ..Block::new(device, bytes, kind) };
         tell(&EventKind::Alloc { key, block });
+        obtained(&block);
         Ok(SimBlock { gpu: self.clone(), address, key, block })
     }
 

@@ -48,6 +48,7 @@ fn device(call: &Call, device: Handle) -> Result<(&'static Gpu, bool), Refusal> 
 
 fn figures(call: &Call, of: Handle) -> Result<Figures, Refusal> {
     let (gpu, slice) = device(call, of)?;
+    std::thread::sleep(call.driver.config.slow);
     let figures = gpu.memory().figures(slice);
     let max = Figures { total: u64::MAX, free: u64::MAX, used: u64::MAX, reserved: u64::MAX };
     Ok(if call.driver.config.figures_max { max } else { figures })

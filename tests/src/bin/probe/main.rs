@@ -41,7 +41,7 @@
 //! - `tracker`, `track`, `label …` and what else there is of trackers: see `track.rs`;
 //! - `by_dispatch [device]`, `by_cupti [device]`, `sampled_by_dispatch [device]`: a trace by that source;
 //! - `hold_stderr ms`: another thread writes to stderr for so long, and nobody else does meanwhile;
-//! - `sleep ms`, `maps name`: whether a file whose name has this in it is mapped; `threads`: how many threads of gpumem's run.
+//! - `abort`: ends the process as a crash does; `sleep ms`, `maps name`: whether a file whose name has this in it is mapped; `threads`: how many threads of gpumem's run.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -318,6 +318,7 @@ impl Probe {
                 thread::sleep(Duration::from_millis(argument.parse::<u32>()?.into()));
                 "slept".to_owned()
             }
+            "abort" => process::abort(),
             "threads" => threads()?.to_string(),
             "hold_stderr" => {
                 let (time, (held, is_held)) = (argument.parse::<u32>()?, mpsc::channel());
