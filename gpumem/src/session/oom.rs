@@ -252,11 +252,11 @@ struct Seen {
 impl Seen {
     /// All that can be known. Reads files, unless that was done before.
     fn resolved(self, session: &Session, oom: OutOfMemory, refusal: &Refusal) -> OutOfMemory {
-        let live = self.snapshot.groups(places::stack);
+        let groups = self.snapshot.groups(places::stack);
         let line = places::stack(refusal.stack).line;
         let peak = self.peak.and_then(|peak| peak.holders(session));
-        let oom = OutOfMemory { line, peak, ..oom }.with_holders(&live);
-        let breakdown = self.known.map(|known| Breakdown::of(&Known { live, ..known }));
+        let oom = OutOfMemory { line, peak, ..oom }.with_holders(&groups);
+        let breakdown = self.known.map(|known| Breakdown::of(&Known { live: groups, ..known }));
         OutOfMemory { breakdown, ..oom }
     }
 }
