@@ -455,18 +455,16 @@ impl Ledger {
         let origin = Origin { spot, stack: tag.stack(), meter, kind: tag.kind(), context: tag.context() };
         let Self { threads, locals, meters, origins, .. } = self;
         let in_use = || {
+            let newest = threads.iter().map(|thread| thread.newest.1.origin());
             let freed = threads.iter().filter_map(|thread| match &thread.freed {
                 Freed::Block(_, entry) => Some(entry.origin()),
                 _ => None,
             });
             let groups = locals.values_mut().filter_map(|local| local.groups.as_mut());
-            freed.chain(groups.flat_map(|groups| groups.needed())).collect()
+            newest.chain(freed).chain(groups.flat_map(|groups| groups.needed())).collect()
         };
         let is_needed = |held: &origins::Held| held.saved.is_needed(&meters.0[usize::from(held.origin.meter)].peaks);
-        let (number, swept) = origins.number(origin, in_use, is_needed);
-        if swept {
-            self.threads.iter_mut().for_each(|thread| thread.newest.0 = Tag::NONE);
-        }
+        let number = origins.number(origin, in_use, is_needed);
         let whose = Whose::new(strand, number);
         self.thread(thread).newest = (tag, whose);
         whose

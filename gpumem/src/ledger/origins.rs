@@ -26,6 +26,8 @@ pub(super) struct OriginId(pub(super) u32);
 pub(super) const MOST: usize = 1 << 24;
 /// So many are not worth a sweep.
 const FEW: usize = 1 << 12;
+/// So many are looked at in one go, for half as many new ones.
+const PART: usize = 1 << 8;
 
 /// Origins, and what of them is live.
 #[derive(Debug)]
@@ -35,8 +37,10 @@ pub(super) struct Origins {
     all: Vec<Held>,
     known: HashMap<Origin, OriginId>,
     unused: Vec<OriginId>,
-    /// When there are so many, those of which nothing is live are forgotten.
-    sweep_at: usize,
+    /// The origin that was looked at last, whether it can be forgotten.
+    looked_at: usize,
+    /// New ones since then.
+    new: usize,
 }
 
 /// What is live of an origin, but for what the newest run came to: that is ended before this is read or origins are swept.
@@ -64,31 +68,31 @@ impl Default for Origins {
         let nobody =
             Origin { spot: SpotId::NONE, stack: StackId::NONE, meter: u16::MAX, kind: MemKind::Device, context: 0 };
         let nobody = Held::new(nobody);
-        Self { all: vec![nobody], known: HashMap::new(), unused: Vec::new(), sweep_at: FEW }
+        Self { all: vec![nobody], known: HashMap::new(), unused: Vec::new(), looked_at: 0, new: 0 }
     }
 }
 
 impl Origins {
-    /// The number of an origin. Numbers of which nothing is live may mean something else afterwards if this says so, but
-    /// for those that are in use, which are asked for then, and those that a peak needs.
+    /// The number of an origin. A number of which nothing is live may mean something else afterwards, but for those that are in
+    /// use, which are asked for then, and those that a peak needs.
     pub(super) fn number(
         &mut self,
         mut origin: Origin,
         in_use: impl FnOnce() -> HashSet<OriginId>,
         is_needed: impl Fn(&Held) -> bool,
-    ) -> (OriginId, bool) {
+    ) -> OriginId {
         if let Some(known) = self.known.get(&origin) {
-            return (*known, false);
+            return *known;
         }
-        let full = self.known.len() >= self.sweep_at;
-        if full {
+        self.new += 1;
+        if self.unused.is_empty() && self.all.len() > FEW && self.new >= PART / 2 {
             self.sweep(&in_use(), is_needed);
         }
         if self.known.len() >= MOST / 2 {
             // Better less said of it than not counted.
             origin = Origin { stack: StackId::NONE, ..origin };
             if let Some(known) = self.known.get(&origin) {
-                return (*known, full);
+                return *known;
             }
         }
         let held = Held::new(origin);
@@ -100,20 +104,29 @@ impl Origins {
             OriginId(u32::try_from(self.all.len() - 1).expect("there are fewer than 2^24"))
         };
         self.known.insert(origin, number);
-        (number, full)
+        number
     }
 
+    /// Forgets those of the next origins of which nothing is live, when all numbers are given out. Others wait meanwhile, so these
+    /// are few; there are never more than about twice as many origins as are needed, since two are looked at for each new one.
     fn sweep(&mut self, in_use: &HashSet<OriginId>, is_needed: impl Fn(&Held) -> bool) {
-        let Self { all, known, unused, .. } = self;
-        known.retain(|_, number| {
-            let held = &all[number.0 as usize];
-            let keep = held.blocks > 0 || in_use.contains(number) || is_needed(held);
-            if !keep {
-                unused.push(*number);
+        self.new = 0;
+        let Self { all, known, unused, looked_at, .. } = self;
+        for _ in 0..PART {
+            // Number 0 is none.
+            *looked_at = *looked_at % (all.len() - 1) + 1;
+            let (held, number) = (&all[*looked_at], OriginId(u32::try_from(*looked_at).unwrap_or(0)));
+            if held.blocks == 0 && !in_use.contains(&number) && !is_needed(held) {
+                known.remove(&held.origin);
+                unused.push(number);
             }
-            keep
-        });
-        self.sweep_at = (self.known.len() * 2).max(FEW);
+        }
+    }
+
+    /// How many numbers were given out, to origins that are known or forgotten.
+    #[cfg(test)]
+    pub(super) fn numbers(&self) -> usize {
+        self.all.len()
     }
 
     #[inline]

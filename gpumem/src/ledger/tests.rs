@@ -617,6 +617,29 @@ fn origins_of_which_nothing_is_live_are_forgotten() {
     assert_eq!(runner.ledger.counts().untracked, 0);
 }
 
+/// Each time a few of all are looked at, since others wait; still there are never many more than are needed.
+#[test]
+fn origins_are_forgotten_in_parts() {
+    let (kept, all) = if cfg!(miri) { (10, 100) } else { (6_000, 60_000) };
+    let mut ledger = Ledger::default();
+    let device = Device { family: Family::Cuda, ordinal: 0 };
+    let mut most = 0;
+    for number in 1..all {
+        let tag = Tag::new(device, MemKind::Device, 0, StackId(number));
+        // Some stay, of each part of the numbers.
+        let (key, stays) = (Key::new(Space::Address, number.into()), number.is_multiple_of(all / kept));
+        ledger.alloc(key, Bytes::new(1), tag, number.into(), ThreadId(1));
+        if !stays {
+            ledger.free(key, None, ThreadId(1));
+        }
+        most = ledger.origins.numbers().max(most);
+    }
+    let live: Vec<_> = ledger.origins().iter().map(|live| live.origin.stack.0).collect();
+    assert_eq!(live.len(), all as usize / (all / kept) as usize - 1);
+    assert!(live.iter().all(|stack| stack.is_multiple_of(all / kept)));
+    assert!(most < 3 * kept as usize + 5_000, "{most} numbers");
+}
+
 /// The obvious way: each path keeps a sum and a maximum, and every event walks up.
 #[test]
 fn the_tree_agrees_with_the_obvious_way() {

@@ -254,6 +254,9 @@ pub(super) struct Stack {
     frames: Vec<String>,
 }
 
+/// So many stacks are remembered in words.
+const MOST_STACKS: usize = 1 << 12;
+
 /// What stacks say, as far as that was asked.
 fn known() -> MutexGuard<'static, HashMap<StackId, Stack>> {
     static KNOWN: Lazy<Mutex<HashMap<StackId, Stack>>> = Lazy::new(Mutex::default);
@@ -285,6 +288,11 @@ pub(super) fn stack(number: StackId) -> Stack {
         caller: caller.map(seen),
         frames: of_program(&frames).iter().map(|frame| frame.seen_from(&here).in_words()).collect(),
     };
-    known().insert(number, stack.clone());
+    let mut known = known();
+    // Its text takes much more room than its addresses, and can be found out again.
+    if known.len() >= MOST_STACKS {
+        known.clear();
+    }
+    known.insert(number, stack.clone());
     stack
 }
