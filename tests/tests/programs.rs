@@ -254,6 +254,32 @@ fn a_capture_stays_whole() {
     done("cuStreamDestroy_v2", &[stream]);
 }
 
+/// The first trace of a process asks for the number of a block, also within a capture.
+#[test]
+fn a_first_trace_leaves_a_capture_whole() {
+    let Some(_one) = device() else { return };
+    let stream = put("cuStreamCreate", |out| vec![out, 1]);
+    for mode in [Capture::Global, Capture::ThreadLocal, Capture::Relaxed] {
+        gpumem::unsubscribe();
+        let first = || {
+            subscribe().expect("allocations can be heard");
+            let trace = exact();
+            assert_eq!((trace.data().used.get(), trace.data().peaked.get()), (0, 0));
+        };
+        // It ends whole, or this would panic.
+        Graph::capture(stream, mode, &[(MIB, true)], false, first).destroy();
+        // A block from before the subscription is still known to be older, and one from after it is not.
+        gpumem::unsubscribe();
+        let older = put("cuMemAlloc_v2", |out| vec![out, MIB]);
+        subscribe().expect("allocations can be heard");
+        let trace = exact();
+        done("cuMemFree_v2", &[older]);
+        let data = trace.data();
+        assert_eq!((data.used.get(), data.untracked, data.lost), (-MIB.cast_signed(), 0, 0), "{mode:?}");
+    }
+    done("cuStreamDestroy_v2", &[stream]);
+}
+
 /// A way to allocate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {

@@ -65,7 +65,8 @@ const CALLS: &[(&str, u64, &str)] = &[
 fn a_refusal_is_told_with_its_bytes_kind_and_device_and_counts_nothing() {
     for (call, bytes, kind) in CALLS {
         let function = call.split(' ').next().unwrap_or_default();
-        let from = if function == "cuMemAlloc_v2" { 2 } else { 1 };
+        // Of each there was one before: `live`, and a page that gpumem asks for to know the number of a block.
+        let from = if ["cuMemAlloc_v2", "cuMemCreate"].contains(&function) { 2 } else { 1 };
         let script = format!(
             "subscribe; tell_refusals; scope train; call cuDeviceGetDefaultMemPool &pool 0; call cuMemAlloc_v2 &live 1000; \
              call {call}; figures; summary; breakdown; status"

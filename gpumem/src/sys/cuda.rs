@@ -38,13 +38,17 @@ const SYMBOLS: &[&str] = &[
     "cuCtxPopCurrent_v2",
     "cuCtxPushCurrent_v2",
     "cuCtxSynchronize",
-    "cuMemAllocHost_v2",
-    "cuMemFreeHost",
+    "cuMemAddressFree",
+    "cuMemAddressReserve",
+    "cuMemCreate",
     "cuMemGetAddressRange_v2",
     "cuMemGetInfo_v2",
+    "cuMemMap",
     "cuMemPoolGetAttribute",
     "cuMemPoolSetAttribute",
     "cuMemPoolTrimTo",
+    "cuMemRelease",
+    "cuMemUnmap",
     "cuPointerGetAttribute",
     "cuStreamIsCapturing",
     "cuThreadExchangeStreamCaptureMode",
@@ -238,23 +242,40 @@ pub(crate) fn block_number(address: u64) -> Option<u64> {
     wide_attribute_at(address, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID)
 }
 
-/// A number that all blocks have exceeded which are allocated after this; none if the calling thread has no context. The
-/// driver says the number of a block only, so that one is allocated and freed: a page of the host's.
-#[doc(alias("cuMemAllocHost", "cuMemFreeHost"))]
+/// A number that all blocks exceed which are allocated after this; none if the calling thread has no context. The driver says the
+/// number of a block only, so that one is made and goes: a page of physical memory. Other memory would do as well, but to free it
+/// waits for the device, which may wait for what this thread is about to launch.
+#[doc(alias("cuMemCreate", "cuMemMap", "cuMemUnmap"))]
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
 pub(crate) fn next_block_number() -> Option<u64> {
-    result::ctx::get_current().ok()??;
-    let ask = || {
-        let mut page = std::ptr::null_mut();
-        // SAFETY: the out-parameter is live, and the page is freed before anybody else knows of it.
-        unsafe {
-            sys::cuMemAllocHost_v2(&raw mut page, 4096).result().ok()?;
-            let number = block_number(page.expose_provenance() as u64);
-            let _ = sys::cuMemFreeHost(page).result();
+    let device = current_device().ok()??;
+    unheard(|| relaxed(|| number_of_a_page(device)))
+}
+
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
+fn number_of_a_page(device: sys::CUdevice) -> Option<u64> {
+    const PAGE: usize = 2 << 20;
+    // `CUmemAllocationProp`, which cudarc spells differently for each CUDA version: pinned, not to be shared, on a device.
+    let properties: [c_int; 8] = [1, 0, 1, device, 0, 0, 0, 0];
+    let (mut page, mut at) = (0, 0);
+    // SAFETY: the out-parameters are live, and the properties are as long as the driver reads. The page, the addresses and the
+    // mapping are this function's own, and are given back in the order in which the driver wants that.
+    unsafe {
+        sys::cuMemCreate(&raw mut page, PAGE, properties.as_ptr().cast(), 0).result().ok()?;
+        let number = if sys::cuMemAddressReserve(&raw mut at, PAGE, 0, 0, 0).result().is_ok() {
+            let mapped = sys::cuMemMap(at, PAGE, 0, page, 0).result().is_ok();
+            let number = mapped.then(|| block_number(at)).flatten();
+            if mapped {
+                let _ = sys::cuMemUnmap(at, PAGE).result();
+            }
+            let _ = sys::cuMemAddressFree(at, PAGE).result();
             number
-        }
-    };
-    unheard(|| relaxed(ask))
+        } else {
+            None
+        };
+        let _ = sys::cuMemRelease(page).result();
+        number
+    }
 }
 
 /// Whether a live block of the device's is a graph's: it is in no pool, and was allocated in no context. `None` if nothing is there.

@@ -239,6 +239,7 @@ fn about(call: &Call, address: Address) -> Result<About, Refusal> {
     let pinned = usize::try_from(address).is_ok_and(|address| objects.pinned.contains_key(&address));
     let of_a_graph = objects.graph_blocks.get(&address).copied();
     let imported = objects.imported.get(&address).copied();
+    let mapped = objects.mapped.get(&address).and_then(|(_, handle)| objects.physical.get(handle)?.card);
     drop(objects);
     if let Some(context) = managed {
         let card = call.driver.context_card(context).ok_or(INVALID_VALUE)?;
@@ -248,7 +249,7 @@ fn about(call: &Call, address: Address) -> Result<About, Refusal> {
         let (context, card, _) = context(call)?;
         return Ok(About { card, kind: HOST, context, ..nothing });
     }
-    if let Some((card, _)) = of_a_graph {
+    if let Some(card) = of_a_graph.map(|(card, _)| card).or(mapped) {
         return Ok(About { card, ..nothing });
     }
     if let Some(Imported { pool, context, .. }) = imported {

@@ -157,6 +157,7 @@ dispatched! { jumps;
         }
         physical.mappings += 1;
         objects.mapped.insert(start, (bytes, handle));
+        objects.number(start);
         Ok(())
     }
 
