@@ -372,7 +372,9 @@ impl OpenScope {
             Gauge::Pool => session.pools.open(&session.inbox, device, devices, &open)?,
             Gauge::Exact | Gauge::Off => {
                 devices.check(ordinal)?;
-                session.post_asked(device, devices);
+                if gauge == Gauge::Exact && !process::is_forked() {
+                    session.post_asked(device, devices);
+                }
                 session.inbox.post(&open);
                 // Given up since, and told perhaps before this scope was there.
                 if session.unsubscribed.load(Relaxed) {
