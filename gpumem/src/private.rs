@@ -167,15 +167,20 @@ pub mod bench {
 
         /// Opens a scope that has a path of its own.
         pub fn open_at(&self, scope: u64, site: u32) {
+            self.open_as(scope, site, false, false);
+        }
+
+        /// Opens a scope that asks which allocations make its peak, or counts what the calling thread allocates alone, or both.
+        pub fn open_as(&self, scope: u64, site: u32, at_peak: bool, of_this_thread: bool) {
             let site = SiteId(site);
             let watch = Watch {
                 device: DEVICE,
                 gauge: Gauge::Exact,
                 every: Duration::ZERO,
-                thread: None,
+                thread: of_this_thread.then(|| self.0.this_thread()),
                 site,
                 source: crate::model::Source::Dispatch,
-                at_peak: false,
+                at_peak,
             };
             self.0.post(&EventKind::Open { scope: ScopeId(scope), watch });
         }

@@ -294,6 +294,46 @@ fn places(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// What it costs to know which allocations made a peak: events in a scope that asks, against events in one that does not.
+/// Each event is of another scope than the last.
+fn peaks(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("peaks");
+    let address = |turn: u64| 0x7f00_0000_0000 + turn * 4096;
+    for (grows, what) in [(0, "below the peak"), (1, "each a new peak")] {
+        for (of_this_thread, whose) in [(false, "of all threads"), (true, "of one thread")] {
+            for (at_peak, name) in [(false, "baseline: not asked"), (true, "asked")] {
+                let door = Door::default();
+                door.open_as(1, 2, at_peak, of_this_thread);
+                for scope in [3, 4] {
+                    door.open_at(scope, u32::try_from(scope).expect("it is small"));
+                    door.leave(scope);
+                }
+                door.enter(3);
+                if grows == 0 {
+                    door.alloc(1, 1 << 40);
+                    door.free(1);
+                }
+                (0..BATCH).for_each(|block| door.alloc(address(block), 4096));
+                let mut turn = 0_u64;
+                group.bench_function(format!("alloc+free of the oldest block, {what}, {whose}, {name}"), |bench| {
+                    bench.iter(|| {
+                        if turn.is_multiple_of(BATCH) {
+                            let is_even = (turn / BATCH).is_multiple_of(2);
+                            let (old, new) = if is_even { (3, 4) } else { (4, 3) };
+                            door.leave(old);
+                            door.enter(new);
+                        }
+                        door.alloc(address((turn + BATCH) % (2 * BATCH)), 4096 + grows * turn);
+                        door.free(address(turn % (2 * BATCH)));
+                        turn += 1;
+                    });
+                });
+            }
+        }
+    }
+    group.finish();
+}
+
 /// The stack of one block: one that was seen before, one that was not but leads through known functions, and by the unwinder
 /// of the system.
 fn stack(criterion: &mut Criterion) {
@@ -346,5 +386,5 @@ fn simulated(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, device, events, cold, places, stack, pauses, simulated);
+criterion_group!(benches, device, events, cold, places, peaks, stack, pauses, simulated);
 criterion_main!(benches);

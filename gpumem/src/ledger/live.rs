@@ -360,6 +360,10 @@ impl Hasher for Fold {
         }
     }
 
+    fn write_u16(&mut self, number: u16) {
+        self.write_u64(number.into());
+    }
+
     fn write_u32(&mut self, number: u32) {
         self.write_u64(number.into());
     }

@@ -25,7 +25,7 @@ use self::{
     live::{Entry, Folded, Live, Whose, tenths},
     origins::{OriginId, Origins},
     peaks::{Group, Peaks, Rise, Span},
-    run::{Run, Sum},
+    run::Run,
     stats::moved,
     tree::Tree,
     watermark::{Mark, Watermark},
@@ -59,7 +59,7 @@ pub(crate) struct Ledger {
     tree: Tree,
     meters: Meters,
     /// The part of a meter that one thread allocated, while a scope looks at it.
-    locals: HashMap<(Strand, u16), Local>,
+    locals: HashMap<(Strand, u16), Local, Folded>,
     origins: Origins,
     /// How many strands there are.
     strands: u32,
@@ -421,20 +421,18 @@ impl Ledger {
         let Some((number, sums)) = run.sums() else { return };
         counts.heard = counts.heard.wrapping_add_signed(sums.events());
         let held = origins.held(number);
-        let bytes = held.bytes;
         held.blocks = moved(held.blocks, sums.blocks.change);
         held.bytes = moved(held.bytes, sums.bytes.change);
         let origin = &held.origin;
         let Meter { level, peaks, on_device, kinds, .. } = &mut meters.0[usize::from(origin.meter)];
         kinds[origin.kind as usize].take(&sums);
         if origin.kind.is_on_device() {
-            held.saved.save(bytes.cast_signed(), peaks);
-            // At a peak within the run, the run's own group has what it had then, and the others what they have.
-            if peaks.reach(level.in_use.saturating_add(sums.bytes.most)) && sums.bytes.change < sums.bytes.most {
-                held.saved.save(bytes.cast_signed() + sums.bytes.most, peaks);
+            let high = level.in_use.saturating_add(sums.bytes.most);
+            if held.saved.is_due(peaks) || peaks.is_below(high) {
+                peaks.run(&mut held.saved, held.bytes.cast_signed(), sums.bytes, high);
             }
             on_device.take(&sums);
-            level.take(sums.bytes);
+            level.take(high, sums.bytes.change);
             tree.take(origin.spot, &sums);
         }
         *run = Run::default();
@@ -1172,9 +1170,9 @@ fn above(peak: i64, ends: i64) -> Option<u64> {
 
 impl Level {
     #[inline]
-    fn take(&mut self, sum: Sum) {
-        self.peaks.raise(self.in_use.saturating_add(sum.most));
-        self.in_use = self.in_use.saturating_add(sum.change);
+    fn take(&mut self, high: i64, change: i64) {
+        self.peaks.raise(high);
+        self.in_use = self.in_use.saturating_add(change);
     }
 
     fn change(&mut self, by: i64) {

@@ -11,7 +11,10 @@
 
 use std::cmp::Ordering;
 
-use super::watermark::{Mark, Watermark};
+use super::{
+    run::Sum,
+    watermark::{Mark, Watermark},
+};
 
 /// The number of a moment; 0 is before all.
 type Moment = u64;
@@ -54,8 +57,9 @@ pub(super) struct Peaks {
     oldest: Moment,
     /// The newest that ever was.
     last: Moment,
-    /// The most that the live blocks ever were, without regard to blocks that are older than the session.
-    record: Option<Peak>,
+    /// The most that the live blocks ever were, without regard to blocks that are older than the session. Of what one thread
+    /// allocates none is kept.
+    record: Peak,
     /// Blocks older than the session that were given back: a group like others, with less than nothing.
     pub(super) older: Group,
     watched: Watermark<Peak>,
@@ -100,10 +104,16 @@ impl Ord for Peak {
 }
 
 impl Saved {
+    /// It is to be saved when the group changes.
+    #[inline]
+    pub(super) fn is_due(&self, peaks: &Peaks) -> bool {
+        self.moment < peaks.newest
+    }
+
     /// The group, which has `bytes`, is about to change.
     #[inline]
-    pub(super) fn save(&mut self, bytes: i64, peaks: &Peaks) {
-        if self.moment < peaks.newest {
+    fn save(&mut self, bytes: i64, peaks: &Peaks) {
+        if self.is_due(peaks) {
             self.save_for(bytes, peaks);
         }
     }
@@ -196,10 +206,7 @@ impl Rise {
 impl Peaks {
     /// Of a device: its record is always kept.
     pub(super) fn of_device() -> Self {
-        let mut peaks = Self::of_thread();
-        peaks.record = Some(Peak::default());
-        peaks.settle();
-        peaks
+        Self { highest: 0, record: Peak::default(), ..Self::of_thread() }
     }
 
     /// Of what one thread allocates.
@@ -207,9 +214,9 @@ impl Peaks {
         Self {
             newest: 0,
             highest: i64::MAX,
-            oldest: 0,
+            oldest: Moment::MAX,
             last: 0,
-            record: None,
+            record: Peak { bytes: i64::MAX, moment: 0 },
             older: Group::default(),
             watched: Watermark::default(),
             spans: 0,
@@ -217,11 +224,41 @@ impl Peaks {
         }
     }
 
+    /// So much in use is a peak.
+    #[inline]
+    pub(super) fn is_below(&self, in_use: i64) -> bool {
+        self.highest < in_use
+    }
+
+    /// A run came to `sum`, so that its group has `bytes`, and to `high` in all. Out of the way of runs that change no peak.
+    #[inline]
+    pub(super) fn run(&mut self, saved: &mut Saved, bytes: i64, Sum { change, most }: Sum, high: i64) {
+        self.run_in_registers(saved, bytes, change, most, high);
+    }
+
+    #[cold]
+    fn run_in_registers(&mut self, saved: &mut Saved, bytes: i64, change: i64, most: i64, high: i64) {
+        let before = bytes - change;
+        // What it had at a peak that is none any more is not needed.
+        if !self.is_below(high) || !self.is_record_alone() {
+            saved.save(before, self);
+        }
+        // At a peak within the run, the run's own group has what it had then, and the others what they have.
+        if self.reach(high) && change < most {
+            saved.save(before + most, self);
+        }
+    }
+
+    /// Nobody asks about anything but the record.
+    fn is_record_alone(&self) -> bool {
+        self.spans == 0 && self.kept.is_empty()
+    }
+
     /// So much was in use after a group had changed, or while it changed. True if that is a peak, of a moment that has just got
     /// its number.
     #[inline]
     pub(super) fn reach(&mut self, in_use: i64) -> bool {
-        let is_new = in_use > self.highest;
+        let is_new = self.is_below(in_use);
         if is_new {
             self.rise(in_use);
         }
@@ -233,11 +270,19 @@ impl Peaks {
         self.last += 1;
         let moment = self.last;
         let live = in_use.saturating_sub(self.older.bytes);
-        if let Some(record) = self.record.as_mut().filter(|record| record.bytes < live) {
-            *record = Peak { bytes: live, moment };
+        if self.record.bytes < live {
+            self.record = Peak { bytes: live, moment };
         }
+        if self.is_record_alone() {
+            (self.newest, self.oldest, self.highest) = (moment, moment, in_use);
+        } else {
+            self.rise_watched(Peak { bytes: in_use, moment });
+        }
+    }
+
+    fn rise_watched(&mut self, peak: Peak) {
         if self.spans > 0 {
-            self.watched.raise(Peak { bytes: in_use, moment });
+            self.watched.raise(peak);
         }
         self.settle();
     }
@@ -250,27 +295,28 @@ impl Peaks {
         self.settle();
     }
 
-    /// The most that the live blocks ever were.
+    /// The most that the live blocks of a device ever were.
     pub(super) fn record(&self) -> i64 {
-        self.record.map_or(0, |record| record.bytes)
+        self.record.bytes
     }
 
     /// What somebody asks about has changed.
     fn settle(&mut self) {
         self.watched.settle();
-        let watched = self.watched.ends().filter(|_| self.spans > 0);
-        let record = self.record.filter(|record| record.moment > 0);
-        let moments = [
-            record.map(|record| (record.moment, record.moment)),
-            watched.map(|(oldest, newest)| (oldest.moment, newest.moment)),
-            self.kept.first().copied().zip(self.kept.last().copied()),
-        ];
-        let moments = || moments.into_iter().flatten();
-        self.oldest = moments().map(|(oldest, _)| oldest).min().unwrap_or(0);
-        self.newest = moments().map(|(_, newest)| newest).max().unwrap_or(0);
-        let record = self.record.map(|record| record.bytes.saturating_add(self.older.bytes));
-        let watched = watched.map(|(_, newest)| newest.bytes);
-        self.highest = record.into_iter().chain(watched).min().unwrap_or(i64::MAX);
+        self.highest = self.record.bytes.saturating_add(self.older.bytes);
+        (self.oldest, self.newest) = (Moment::MAX, 0);
+        if self.record.moment > 0 {
+            (self.oldest, self.newest) = (self.record.moment, self.record.moment);
+        }
+        if let Some((oldest, newest)) = self.watched.ends().filter(|_| self.spans > 0) {
+            self.highest = self.highest.min(newest.bytes);
+            self.oldest = self.oldest.min(oldest.moment);
+            self.newest = self.newest.max(newest.moment);
+        }
+        if let (Some(oldest), Some(newest)) = (self.kept.first(), self.kept.last()) {
+            self.oldest = self.oldest.min(*oldest);
+            self.newest = self.newest.max(*newest);
+        }
     }
 
     /// How many moments somebody may ask about, at most.
@@ -282,7 +328,7 @@ impl Peaks {
     fn has_moment(&self, after: Moment, until: Moment) -> bool {
         let lies_between = |moment: Moment| (after + 1..=until).contains(&moment);
         let kept = self.kept.partition_point(|moment| *moment <= after);
-        self.record.is_some_and(|record| lies_between(record.moment))
+        lies_between(self.record.moment)
             || self.kept.get(kept).is_some_and(|moment| lies_between(*moment))
             || self.watched.first(|peak| peak.moment <= after).is_some_and(|peak| lies_between(peak.moment))
     }
@@ -311,8 +357,7 @@ impl Peaks {
 
     /// The record, if there was anything.
     pub(super) fn of_record(&self) -> Option<Rise> {
-        let peak = self.record.filter(|record| record.moment > 0)?;
-        Some(Rise { start: None, peak })
+        (self.record.moment > 0).then_some(Rise { start: None, peak: self.record })
     }
 
     /// Somebody will ask about it, though its scope is over then, until it is [released](Self::release).

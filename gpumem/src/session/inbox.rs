@@ -313,7 +313,7 @@ impl Inbox {
     }
 
     /// The calling thread's number; 0 if it is inside already.
-    pub(super) fn this_thread(&self) -> ThreadId {
+    pub(crate) fn this_thread(&self) -> ThreadId {
         self.enter(0, |_, thread| thread).unwrap_or_default()
     }
 

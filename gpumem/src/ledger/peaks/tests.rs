@@ -292,7 +292,7 @@ impl History {
         match random(21) {
             0..6 => {
                 let name = random(40) as u64 * 512;
-                let kind = MemKind::ALL[[0, 0, 1, 1, 2, 3, 4][random(7)]];
+                let kind = MemKind::ALL[[0, 0, 1, 1, 2, 3, 4, 5][random(8)]];
                 let stack = StackId(u32::try_from(random(stacks)).unwrap());
                 let context = u8::try_from(random(2)).unwrap();
                 let on = random(8) / 7;
@@ -358,7 +358,19 @@ impl History {
                     }
                 }
             }
-            11 if random(6) == 0 => {
+            11 if random(2) == 0 => {
+                let Some(name) = self.live.keys().nth(random(self.live.len().max(1))).copied() else { return };
+                let mut plain = self.live.remove(&name).unwrap();
+                let bytes = plain.bytes / 2;
+                let shrink =
+                    EventKind::Shrink { key: Key::new(Space::Address, name), bytes: Bytes::new(bytes.unsigned_abs()) };
+                self.post(&shrink, thread);
+                self.change(&plain, -1);
+                plain.bytes = bytes;
+                self.change(&plain, 1);
+                self.live.insert(name, plain);
+            }
+            11 if random(3) == 0 => {
                 self.post(&EventKind::Gone { context: 1 }, thread);
                 let gone: Vec<_> = self.live.extract_if(.., |_, plain| plain.context == 1).collect();
                 for (_, plain) in &gone {
