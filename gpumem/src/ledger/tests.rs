@@ -617,6 +617,29 @@ fn origins_of_which_nothing_is_live_are_forgotten() {
     assert_eq!(runner.ledger.counts().untracked, 0);
 }
 
+/// A thread does not look again for the origin of its newest allocation.
+#[test]
+fn the_origin_that_a_thread_used_last_is_not_forgotten() {
+    let mut ledger = Ledger::default();
+    let device = Device { family: Family::Cuda, ordinal: 0 };
+    let alloc = |ledger: &mut Ledger, name: u64, stack: u32, thread: u32| {
+        let (key, tag) = (Key::new(Space::Address, name), Tag::new(device, MemKind::Device, 0, StackId(stack)));
+        // Of what was live at the highest peak, origins are kept as well: that comes later.
+        ledger.alloc(key, Bytes::new(stack.into()), tag, 1, ThreadId(thread));
+        key
+    };
+    // Of what thread 2 freed last, the origin is kept as well; that is another one.
+    let (other, newest) = (alloc(&mut ledger, 1, 2, 2), alloc(&mut ledger, 2, 1, 2));
+    ledger.free(newest, None, ThreadId(2));
+    ledger.free(other, None, ThreadId(2));
+    for stack in 3..20_000 {
+        let key = alloc(&mut ledger, 3, stack, 1);
+        ledger.free(key, None, ThreadId(1));
+    }
+    let key = alloc(&mut ledger, 4, 1, 2);
+    assert_eq!(ledger.block(key).map(|held| held.origin.stack), Some(StackId(1)));
+}
+
 /// Each time a few of all are looked at, since others wait; still there are never many more than are needed.
 #[test]
 fn origins_are_forgotten_in_parts() {
