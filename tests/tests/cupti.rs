@@ -84,6 +84,21 @@ fn a_subscription_that_fails() {
     check(&heard().fail("cuptiUnsubscribe=1"), &format!("{CONTEXT}; new; unsubscribe; drop"));
 }
 
+/// A libcupti that is older than some functions does not know their numbers; one that does not know the others is refused.
+#[test]
+fn a_libcupti_that_does_not_know_the_newest_functions() {
+    let started = |call: u32| {
+        let fault = format!("cuptiEnableCallback=1@{call}..{}", call + 1);
+        let outcome = heard().fail(fault).env("GPUMEM_SOURCE", "cupti").run("exact");
+        outcome.answer("exact") == "started"
+    };
+    let started: Vec<bool> = (1..70).map(started).collect();
+    assert!(!started[0], "`cuMemAllocAsync` is not reported");
+    // Those that came after 11.2: two that instantiate, one that trims, two that capture into a graph, and multicast.
+    let last = started.iter().rposition(|started| !started).unwrap_or(0);
+    assert_eq!(started[..last].iter().filter(|started| **started).count(), 6);
+}
+
 #[test]
 fn two_tools_in_one_process() {
     // The other one came first, and goes.

@@ -10,8 +10,8 @@ use std::{
     thread,
 };
 
-use gpumem::{Gauge, GpuMemTrace, device_name, subscribe};
-use gpumem_tests::{Random, on_the_standin};
+use gpumem::{__private::told_by_both, Gauge, GpuMemTrace, device_name, subscribe, unsubscribe};
+use gpumem_tests::{Random, Standin, on_the_standin};
 
 use crate::driver::{Capture, call, done, put, retained};
 
@@ -21,6 +21,19 @@ const MIB: u64 = 1 << 20;
 #[test]
 fn on_the_stand_in_driver() {
     on_the_standin(&["imports_in_two_processes"]);
+}
+
+/// The other runs have one source each.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn on_the_stand_in_driver_with_both_sources() {
+    if env::var_os("GPUMEM_DEVICE").is_none() {
+        let machine = Standin::new().dispatch().cupti().env("GPUMEM_DEVICE", "both sources");
+        let itself = env::current_exe().expect("a test has a path");
+        let outcome = machine.run_program(&itself, &["--exact", "both_sources_tell_the_same", "--nocapture"]);
+        assert!(outcome.succeeded() && outcome.stdout.contains("both sources told of "), "{outcome}");
+        println!("{}", outcome.stdout);
+    }
 }
 
 /// Heard, and current.
@@ -260,7 +273,7 @@ fn a_first_trace_leaves_a_capture_whole() {
     let Some(_one) = device() else { return };
     let stream = put("cuStreamCreate", |out| vec![out, 1]);
     for mode in [Capture::Global, Capture::ThreadLocal, Capture::Relaxed] {
-        gpumem::unsubscribe();
+        unsubscribe();
         let first = || {
             subscribe().expect("allocations can be heard");
             let trace = exact();
@@ -269,7 +282,7 @@ fn a_first_trace_leaves_a_capture_whole() {
         // It ends whole, or this would panic.
         Graph::capture(stream, mode, &[(MIB, true)], false, first).destroy();
         // A block from before the subscription is still known to be older, and one from after it is not.
-        gpumem::unsubscribe();
+        unsubscribe();
         let older = put("cuMemAlloc_v2", |out| vec![out, MIB]);
         subscribe().expect("allocations can be heard");
         let trace = exact();
@@ -278,6 +291,56 @@ fn a_first_trace_leaves_a_capture_whole() {
         assert_eq!((data.used.get(), data.untracked, data.lost), (-MIB.cast_signed(), 0, 0), "{mode:?}");
     }
     done("cuStreamDestroy_v2", &[stream]);
+}
+
+/// Captures, graphs, imports, and what fails.
+fn every_kind_of_call() {
+    let stream = put("cuStreamCreate", |out| vec![out, 1]);
+    for mode in [Capture::Global, Capture::Relaxed] {
+        let graph = Graph::capture(stream, mode, &[(MIB, true), (1000, false)], false, || {});
+        done("cuGraphUpload", &[graph.executable, stream]);
+        assert_eq!(graph.launch(stream), 0);
+        assert_ne!(graph.launch(stream), 0, "its block is live");
+        done("cuMemFreeAsync", &[graph.own[0], stream]);
+        done("cuStreamSynchronize", &[stream]);
+        graph.destroy();
+    }
+    let graph = put("cuGraphCreate", |out| vec![out, 0]);
+    done("cuStreamBeginCaptureToGraph", &[stream, graph, 0, 0, 0, Capture::Global as u64]);
+    put("cuStreamEndCapture", |out| vec![stream, out]);
+    done("cuGraphDestroy", &[graph]);
+    let mut nothing = 0_u64;
+    assert_ne!(call("cuStreamEndCapture", &[stream, &raw mut nothing as u64]), 0, "nothing is captured");
+    done("cuDeviceGraphMemTrim", &[0]);
+    let properties = [1 | 1 << 32, 1_u64, 0, 0];
+    let name = put("cuMemCreate", |out| vec![out, 2 * MIB, properties.as_ptr() as u64, 0]);
+    let physical = Block { way: Way::Physical, name, counted: 2 * MIB, context: None };
+    for seed in 0..8 {
+        import(&physical, &mut Random::new(seed));
+    }
+    done("cuMemRelease", &[name]);
+    done("cuStreamDestroy_v2", &[stream]);
+}
+
+#[test]
+fn both_sources_tell_the_same() {
+    let Some(_one) = device() else { return };
+    unsubscribe();
+    let told = told_by_both(every_kind_of_call);
+    subscribe().expect("allocations can be heard");
+    let [by_dispatch, by_cupti] = match told {
+        Ok(told) => told,
+        Err(error) => {
+            assert_ne!(env::var("GPUMEM_DEVICE").as_deref(), Ok("both sources"), "{error}");
+            println!("skipped: {error}");
+            return;
+        }
+    };
+    assert_eq!(by_dispatch, by_cupti);
+    for kind in ["CaptureBegun", "CaptureEnded", "worked: false", "Graphs", "ForeignHandle", "Foreign {", "Pooled"] {
+        assert!(by_dispatch.iter().any(|call| call.contains(kind)), "nothing was told of {kind}: {by_dispatch:#?}");
+    }
+    println!("both sources told of {} facts", by_dispatch.len());
 }
 
 /// A way to allocate.
@@ -298,6 +361,32 @@ struct Block {
     counted: u64,
     /// The context that it goes with, by its place.
     context: Option<usize>,
+}
+
+/// Physical memory of this process that comes back as somebody else's, by each way that works in one process.
+fn import(&Block { name: handle, counted, .. }: &Block, random: &mut Random) {
+    let exported = put("cuMemExportToShareableHandle", |out| vec![out, handle, 1, 0]) & 0xffff_ffff;
+    if random.below(2) == 0 {
+        let imported = put("cuMemImportFromShareableHandle", |out| vec![out, exported, 1]);
+        if random.below(2) == 0 {
+            let at = put("cuMemAddressReserve", |out| vec![out, counted, 0, 0, 0]);
+            // The stand-in driver knows only one size of what is imported.
+            if call("cuMemMap", &[at, counted, 0, imported, 0]) == 0 {
+                done("cuMemUnmap", &[at, counted]);
+            }
+            done("cuMemAddressFree", &[at, counted]);
+        }
+        done("cuMemRelease", &[imported]);
+        driver::close(exported);
+    } else {
+        // CUDA_EXTERNAL_MEMORY_HANDLE_DESC: a file descriptor, which is the driver's from then on; the size.
+        let description = [1, exported, 0, counted, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let external = put("cuImportExternalMemory", |out| vec![out, description.as_ptr() as u64]);
+        let buffer = [0, counted, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let at = put("cuExternalMemoryGetMappedBuffer", |out| vec![out, external, buffer.as_ptr() as u64]);
+        done("cuMemFree_v2", &[at]);
+        done("cuDestroyExternalMemory", &[external]);
+    }
 }
 
 /// Everything under one lock, so that the order of the log is that of the events.
@@ -468,34 +557,9 @@ impl World {
         }
     }
 
-    /// Memory of this process that comes back as somebody else's, by each way that works in one process.
     fn import(&mut self, random: &mut Random) {
-        let Some(Block { name: handle, counted, .. }) =
-            self.blocks.iter().rfind(|block| block.way == Way::Physical).copied()
-        else {
-            return;
-        };
-        let exported = put("cuMemExportToShareableHandle", |out| vec![out, handle, 1, 0]) & 0xffff_ffff;
-        if random.below(2) == 0 {
-            let imported = put("cuMemImportFromShareableHandle", |out| vec![out, exported, 1]);
-            if random.below(2) == 0 {
-                let at = put("cuMemAddressReserve", |out| vec![out, counted, 0, 0, 0]);
-                // The stand-in driver knows only one size of what is imported.
-                if call("cuMemMap", &[at, counted, 0, imported, 0]) == 0 {
-                    done("cuMemUnmap", &[at, counted]);
-                }
-                done("cuMemAddressFree", &[at, counted]);
-            }
-            done("cuMemRelease", &[imported]);
-            driver::close(exported);
-        } else {
-            // CUDA_EXTERNAL_MEMORY_HANDLE_DESC: a file descriptor, which is the driver's from then on; the size.
-            let description = [1, exported, 0, counted, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-            let external = put("cuImportExternalMemory", |out| vec![out, description.as_ptr() as u64]);
-            let buffer = [0, counted, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-            let at = put("cuExternalMemoryGetMappedBuffer", |out| vec![out, external, buffer.as_ptr() as u64]);
-            done("cuMemFree_v2", &[at]);
-            done("cuDestroyExternalMemory", &[external]);
+        if let Some(physical) = self.blocks.iter().rfind(|block| block.way == Way::Physical) {
+            import(physical, random);
         }
     }
 
