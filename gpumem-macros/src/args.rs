@@ -16,6 +16,8 @@ pub(crate) struct Args {
     pub(crate) gauge: Option<Ident>,
     pub(crate) silent: Option<bool>,
     pub(crate) on_exit_report: Option<bool>,
+    /// Only what one thread allocates.
+    pub(crate) thread_local: bool,
     pub(crate) skip: bool,
     /// Each statement is told.
     pub(crate) lines: bool,
@@ -30,13 +32,15 @@ pub(crate) struct Ctx {
     pub(crate) value: String,
 }
 
-const OPTIONS: [&str; 9] = ["ctx", "device", "gauge", "silent", "on_exit_report", "lines", "max_peak", "skip", "crate"];
+const OPTIONS: [&str; 10] =
+    ["ctx", "device", "gauge", "silent", "on_exit_report", "thread_local", "lines", "max_peak", "skip", "crate"];
 
 impl Parse for Args {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
         let mut args = Self::default();
         let mut seen = Vec::new();
-        let mut max_peak = None;
+        // What needs exact figures.
+        let mut exact = None;
         while !input.is_empty() {
             let key = option(input, &mut seen, &OPTIONS)?;
             match key.to_string().as_str() {
@@ -48,10 +52,16 @@ impl Parse for Args {
                 "gauge" => args.gauge = Some(value(&key, input, GAUGES, gauge)?),
                 "silent" => args.silent = Some(flag(&key, input)?),
                 "on_exit_report" => args.on_exit_report = Some(flag(&key, input)?),
+                "thread_local" => {
+                    args.thread_local = flag(&key, input)?;
+                    if args.thread_local {
+                        exact = Some(key);
+                    }
+                }
                 "lines" => args.lines = flag(&key, input)?,
                 "max_peak" => {
                     args.max_peak = Some(value(&key, input, AMOUNT, amount)?);
-                    max_peak = Some(key);
+                    exact = Some(key);
                 }
                 "skip" => args.skip = flag(&key, input)?,
                 _ => args.gpumem = Some(path(&key, input)?),
@@ -59,9 +69,9 @@ impl Parse for Args {
             comma(input)?;
         }
         let is_exact = args.gauge.as_ref().is_none_or(|gauge| gauge == "Exact");
-        match max_peak {
+        match exact {
             Some(key) if !is_exact => {
-                let message = "`max_peak` needs exact figures; leave `gauge` out";
+                let message = format!("`{key}` needs exact figures; leave `gauge` out");
                 Err(Error::new(key.span(), message))
             }
             _ => Ok(args),

@@ -185,6 +185,9 @@ impl Trace {
         if let Some(report) = args.on_exit_report {
             builder.extend(quote_spanned!(here=> .on_exit_report(#report)));
         }
+        if args.thread_local {
+            builder.extend(quote_spanned!(here=> .thread_local_only()));
+        }
         let budget = args.max_peak.map(|bytes| {
             let limit = budget::limit(&gpumem, "Peak", "AtMost", &bytes.to_token_stream());
             quote_spanned! {here=>

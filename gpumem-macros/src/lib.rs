@@ -132,6 +132,20 @@ use proc_macro::TokenStream;
 /// # no_line_at_the_end();
 /// ```
 ///
+/// ## `thread_local`
+///
+/// Counts only what the calling thread allocates, wherever it is freed, instead of the whole process: for functions that several
+/// threads run at one time, whose reports would otherwise include each other's memory and end in `[overlaps other threads]`.
+/// Needs exact figures; where there are none, the trace is off and one line on stderr says why. Of an `async fn`, the thread is
+/// that of the first poll, other tasks on it included, and every other one while it polls the future.
+///
+/// ```
+/// # use gpumem::gpu_mem_trace;
+/// #[gpu_mem_trace(thread_local)]
+/// fn handle() {}
+/// # handle();
+/// ```
+///
 /// ## `lines`
 ///
 /// Tells each statement of the body under the line of the function: what it used and peaked, and what is more in use after

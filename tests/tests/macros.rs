@@ -389,6 +389,18 @@ mod options {
     #[gpu_mem_trace(skip)]
     fn skipped() {}
 
+    #[gpu_mem_trace(thread_local, gauge = "exact")]
+    fn of_one_thread() -> SimBlock {
+        let take = || gpus()[0].alloc(Bytes::mib(5)).expect("there is room");
+        drop(std::thread::scope(|threads| threads.spawn(take).join().expect("it runs")));
+        take()
+    }
+
+    #[gpu_mem_trace(thread_local = false)]
+    fn of_all_threads() {
+        drop(std::thread::scope(|threads| threads.spawn(|| gpus()[0].alloc(Bytes::mib(5))).join().expect("it runs")));
+    }
+
     #[gpu_mem_trace(gauge = "off")]
     fn unmeasured() {}
 
@@ -420,6 +432,8 @@ mod options {
         assert_eq!(reports(all)[0].trace.gauge, Gauge::Exact);
         check(all, ["all"]);
         check(renamed, ["renamed"]);
+        assert_eq!(lines(of_one_thread), ["△Used Peaked MB:      5      0 (of_one_thread: exit)"]);
+        assert_eq!(lines(of_all_threads), ["△Used Peaked MB:      0      5 (of_all_threads: exit)"]);
     }
 }
 

@@ -401,6 +401,55 @@ fn traces_of_many_threads_count_the_whole_process_on_their_device() {
 }
 
 #[test]
+fn one_thread_alone_is_counted_in_a_scope_that_another_handed_over() {
+    let gpu = gpu();
+    let outer = quiet().device(gpu.ordinal()).thread_local_only().start().expect("a simulated device");
+    let handle = outer.handle();
+    let of_worker = thread::scope(|threads| {
+        let worker = threads.spawn(|| {
+            let _entered = handle.enter();
+            let inner = quiet().device(gpu.ordinal()).thread_local_only().start().expect("a simulated device");
+            let block = mib(&gpu, 3);
+            let others = thread::scope(|threads| threads.spawn(|| mib(&gpu, 100)).join().expect("it runs"));
+            check(&inner, 3, 0);
+            assert_eq!(inner.live().len(), 1);
+            drop(others);
+            block
+        });
+        let own = mib(&gpu, 20);
+        let of_worker = worker.join().expect("it runs");
+        check(&outer, 23, 0);
+        assert_eq!(outer.live().len(), 2);
+        drop(own);
+        of_worker
+    });
+    check(&outer, 3, 20);
+    drop(of_worker);
+    check(&outer, 0, 23);
+}
+
+#[test]
+fn what_overlaps_another_threads_trace_says_so() {
+    let gpu = gpu();
+    let overlapped = |trace: &GpuMemTrace| trace.data().overlapped;
+    let mut trace = quiet().device(gpu.ordinal()).start().expect("a simulated device");
+    assert!(!overlapped(&trace));
+    let local = quiet().device(gpu.ordinal()).thread_local_only().start().expect("a simulated device");
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            let other = quiet().device(gpu.ordinal()).start().expect("a simulated device");
+            let _block = mib(&gpu, 1);
+            assert!(overlapped(&other));
+        });
+    });
+    assert!(overlapped(&trace) && !overlapped(&local));
+    drop(local);
+    assert!(trace.to_string().ends_with(" [overlaps other threads]"), "{trace}");
+    trace.reset();
+    assert!(!overlapped(&trace) && !trace.to_string().contains('['), "{trace}");
+}
+
+#[test]
 fn nested_traces_are_each_right() {
     let gpu = gpu();
     let mut traces = Vec::new();

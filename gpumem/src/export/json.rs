@@ -24,6 +24,7 @@ struct Line<'a> {
     sampling: Option<SamplingLine>,
     untracked_frees: u64,
     lost_events: u64,
+    overlapped: bool,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     lines: Vec<Statement>,
 }
@@ -145,6 +146,7 @@ pub(super) fn write(report: &Report, to: &mut dyn io::Write) -> io::Result<()> {
         }),
         untracked_frees: trace.untracked,
         lost_events: trace.lost,
+        overlapped: trace.overlapped,
         lines: report.lines.iter().map(Statement::new).collect(),
     };
     serde_json::to_writer(&mut *to, &line)?;
@@ -297,8 +299,10 @@ mod tests {
         assert_eq!(
             line,
             "{\"ctx\":\"a \\\"b\\\"\\n\",\"subctx\":null,\"device\":2,\"simulated\":false,\"gauge\":\"exact\",\
-             \"source\":\"cupti\",\"used\":-1,\"peaked\":5,\"peak_over_start\":5,\"sampling\":null,\"untracked_frees\":0,\"lost_events\":0}\n"
+             \"source\":\"cupti\",\"used\":-1,\"peaked\":5,\"peak_over_start\":5,\"sampling\":null,\"untracked_frees\":0,\"lost_events\":0,\"overlapped\":false}\n"
         );
+        let line = JSON.line(&Report::new(Trace { overlapped: true, ..trace }, None, None));
+        assert!(line.ends_with("\"lost_events\":0,\"overlapped\":true}\n"), "{line}");
     }
 
     #[test]

@@ -32,7 +32,8 @@ fn statements(lines: &[Line]) -> Table {
 }
 
 /// `△Used Peaked MB: {used:>6} {peaked:>6}` in whole MiB with commas between thousands, then ` (ctx)`, ` (subctx)`,
-/// ` (ctx: subctx)` or nothing. Figures that were not measured are `?`.
+/// ` (ctx: subctx)` or nothing. Figures that were not measured are `?`. A trace that overlapped those of other threads ends in a
+/// note that fastai does not have.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let trace = &self.trace;
@@ -43,17 +44,21 @@ impl fmt::Display for Report {
         };
         write!(f, "\u{25b3}Used Peaked MB: {used:>6} {peaked:>6}")?;
         match (self.ctx.as_deref().map(one_line), self.subctx.as_deref().map(one_line)) {
-            (None, None) => Ok(()),
-            (Some(word), None) | (None, Some(word)) => write!(f, " ({word})"),
-            (Some(ctx), Some(subctx)) => write!(f, " ({ctx}: {subctx})"),
+            (None, None) => {}
+            (Some(word), None) | (None, Some(word)) => write!(f, " ({word})")?,
+            (Some(ctx), Some(subctx)) => write!(f, " ({ctx}: {subctx})")?,
         }
+        if trace.overlapped { f.write_str(" [overlaps other threads]") } else { Ok(()) }
     }
 }
 
 /// A report is a line, whatever it is called: line breaks and terminal controls are shown, not done.
 pub(super) fn one_line(word: &str) -> Cow<'_, str> {
-    // Controls, line and paragraph separators, and what turns the direction of text.
-    let acts = |c: char| c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    // Controls, line and paragraph separators, and all that has to do with the direction of text (Unicode's `Bidi_Control`).
+    let acts = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
     if !word.contains(acts) {
         return Cow::Borrowed(word);
     }
@@ -103,6 +108,13 @@ mod tests {
             (20, 0, "epoch", "", "△Used Peaked MB:     20      0 (epoch)\n"),
             (-300, 300, "", "exit", "△Used Peaked MB:   -300    300 (exit)\n"),
             (0, 0, "two\nlines \u{1b}[1m", "é", "△Used Peaked MB:      0      0 (two\\nlines \\u{1b}[1m: é)\n"),
+            (
+                0,
+                0,
+                "\u{61c}\u{200e}\u{200f}\u{202e}\u{2066}",
+                "",
+                "△Used Peaked MB:      0      0 (\\u{61c}\\u{200e}\\u{200f}\\u{202e}\\u{2066})\n",
+            ),
             (79_872, 1_024, "", "", "△Used Peaked MB: 79,872  1,024\n"),
             (-1_234, 143_771, "", "", "△Used Peaked MB: -1,234 143,771\n"),
             (-12_345_678, 0, "", "", "△Used Peaked MB: -12,345,678      0\n"),
@@ -126,6 +138,14 @@ mod tests {
              8          ?          ?         ?  g(\"\\u{1b}[1m\")\n    \
              9  -1024.000      0.000  -984.000  }\n"
         );
+    }
+
+    #[test]
+    fn a_trace_that_overlapped_others_says_so() {
+        let trace = Trace { gauge: Gauge::Exact, overlapped: true, ..Trace::off(0) };
+        let line = |ctx| TEXT.line(&Report::new(trace, ctx, Some("exit")));
+        assert_eq!(line(Some("handle")), "△Used Peaked MB:      0      0 (handle: exit) [overlaps other threads]\n");
+        assert_eq!(line(None), "△Used Peaked MB:      0      0 (exit) [overlaps other threads]\n");
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! The fold of all events: bytes in use, live blocks and the peak of every open scope. Pure: no clock, no lock, no I/O,
 //! so a live run and a replayed one agree by construction.
 
+mod guests;
 mod live;
+mod openers;
 mod origins;
 mod peaks;
 mod run;
@@ -15,20 +17,22 @@ use std::{
     time::Duration,
 };
 
-pub(crate) use self::{
-    live::PARTS,
-    origins::Origin,
-    stats::Stat,
-    tree::{Spot, SpotId},
-};
 use self::{
+    guests::Guests,
     live::{Entry, Folded, Live, Whose, tenths},
+    openers::Openers,
     origins::{OriginId, Origins},
     peaks::{Group, Peaks, Rise, Span},
     run::Run,
     stats::moved,
     tree::Tree,
     watermark::{Mark, Watermark},
+};
+pub(crate) use self::{
+    live::PARTS,
+    origins::Origin,
+    stats::Stat,
+    tree::{Spot, SpotId},
 };
 use crate::model::{
     Answer, Block, ByteDelta, Bytes, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, Marks, MemKind, Sampling,
@@ -63,6 +67,7 @@ pub(crate) struct Ledger {
     origins: Origins,
     /// How many strands there are.
     strands: u32,
+    guests: Guests,
     /// Peaks that are asked about though their scopes are over.
     kept: HashMap<ScopeId, Kept>,
 }
@@ -141,6 +146,8 @@ struct Meter {
     device: Device,
     gauge: Gauge,
     samples: Samples,
+    /// Of traces by every gauge, at the meter of what is heard on the device.
+    openers: Openers,
 }
 
 #[derive(Debug, Default)]
@@ -214,7 +221,7 @@ struct Samples {
 struct Scope {
     watch: Watch,
     meter: u16,
-    /// If it counts what one thread allocates: on whose behalf.
+    /// If it counts what one thread allocates: which one.
     of_thread: Option<Strand>,
     spot: SpotId,
     /// Where it was before a scope around it was closed first.
@@ -224,6 +231,8 @@ struct Scope {
     /// On whose behalf it was opened, by which thread, and the number of that event.
     strand: Strand,
     opener: ThreadId,
+    /// The opener's own strand: its number may be another thread's by now.
+    own: Strand,
     number: u64,
     start: Start,
     /// If it is asked which allocations made its peak.
@@ -392,12 +401,18 @@ impl Ledger {
     #[cold]
     fn count_locally(&mut self, whose: Whose, bytes: i64) {
         let Origin { kind, meter, .. } = *self.origins.get(whose.origin());
-        if let Some(local) = self.locals.get_mut(&(whose.strand(), meter)).filter(|_| kind.is_on_device()) {
-            local.level.change(bytes);
-            if let Some(groups) = &mut local.groups {
-                groups.change(whose.origin(), bytes, local.level.in_use);
-            }
+        if !kind.is_on_device() {
+            return;
         }
+        let Self { guests, locals, .. } = self;
+        guests.each(whose.strand(), |thread| {
+            if let Some(local) = locals.get_mut(&(thread, meter)) {
+                local.level.change(bytes);
+                if let Some(groups) = &mut local.groups {
+                    groups.change(whose.origin(), bytes, local.level.in_use);
+                }
+            }
+        });
     }
 
     #[inline]
@@ -481,16 +496,9 @@ impl Ledger {
     #[inline(never)]
     fn more_threads(&mut self, last: usize) {
         while self.threads.len() <= last {
-            let own = self.next_strand();
+            let own = next_strand(&mut self.strands);
             self.threads.push(Thread::new(own));
         }
-    }
-
-    /// After 2^32 threads, all that follow share one.
-    fn next_strand(&mut self) -> Strand {
-        let next = self.strands;
-        self.strands = next.saturating_add(1);
-        Strand(next)
     }
 
     /// How many threads it keeps a record of.
@@ -501,7 +509,7 @@ impl Ledger {
 
     /// A thread begins that has the number of one that has ended. What that one allocated is not the new one's.
     pub(crate) fn begin_thread(&mut self, thread: ThreadId) {
-        let own = self.next_strand();
+        let own = next_strand(&mut self.strands);
         if let Some(ended) = self.threads.get_mut(thread.0 as usize) {
             *ended = Thread::new(own);
         }
@@ -609,7 +617,7 @@ impl Ledger {
                 self.scopes.insert(scope, open);
                 return Some(trace);
             }
-            EventKind::Close { scope } => return self.close(scope),
+            EventKind::Close { scope } => return self.close(scope, event.number),
             EventKind::ResetPeaks { device } => {
                 let Meter { on_device, kinds, .. } = self.meters.of(device, Gauge::Exact);
                 kinds.iter_mut().chain([on_device]).for_each(Stat::reset_peaks);
@@ -725,8 +733,9 @@ impl Ledger {
 
     /// A part of the live blocks, of [`PARTS`]: of all, or of what was allocated within a scope.
     pub(crate) fn blocks(&self, part: usize, within: Option<&Within>) -> Vec<Held> {
-        let held = self.live.part(part).map(|(key, entry)| self.held(key, entry));
-        held.filter(|held| within.is_none_or(|within| self.is_within(held, within))).collect()
+        let entries = self.live.part(part);
+        let within = entries.filter(|(_, entry)| within.is_none_or(|within| self.is_within(entry, within)));
+        within.map(|(key, entry)| self.held(key, entry)).collect()
     }
 
     /// The live block of that key.
@@ -737,10 +746,11 @@ impl Ledger {
     fn held(&self, key: Key, entry: &Entry) -> Held {
         let origin = *self.origins.get(entry.origin());
         let device = self.meters.0[usize::from(origin.meter)].device;
+        let strand = entry.whose().strand();
         Held {
             key,
             number: entry.number(),
-            thread: entry.whose().strand(),
+            thread: self.guests.hosts(strand).last().unwrap_or(strand),
             bytes: entry.bytes,
             device,
             origin,
@@ -748,10 +758,11 @@ impl Ledger {
         }
     }
 
-    fn is_within(&self, held: &Held, within: &Within) -> bool {
-        held.thread == within.strand
-            && (within.since..=within.until).contains(&held.number)
-            && within.spots().any(|spot| self.tree.is_inside(held.origin.spot, spot))
+    fn is_within(&self, entry: &Entry, within: &Within) -> bool {
+        let allocated_in = self.origins.get(entry.origin()).spot;
+        (within.since..=within.until).contains(&entry.number())
+            && self.guests.hosts(entry.whose().strand()).any(|strand| strand == within.strand)
+            && within.spots().any(|spot| self.tree.is_inside(allocated_in, spot))
     }
 
     /// What [`blocks`](Self::blocks) tells by what was allocated in an open scope until `now`.
@@ -768,8 +779,8 @@ impl Ledger {
         let outer = self.tree.on(heard, outer);
         let spot = self.tree.inside(outer, watch.site);
         self.tree.opened(spot);
-        let strand = self.thread(event.thread).strand;
-        let of_thread = watch.thread.map(|thread| self.thread(thread).strand);
+        let Thread { strand, own, .. } = *self.thread(event.thread);
+        let of_thread = watch.thread.map(|thread| self.thread(thread).own);
         if let Some(thread) = of_thread {
             self.locals.entry((thread, meter)).or_default().scopes += 1;
             self.has_locals = true;
@@ -784,10 +795,12 @@ impl Ledger {
             heard,
             strand,
             opener,
+            own,
             number: event.number,
             start: Start::default(),
             span: None,
         };
+        self.meters.0[usize::from(heard)].openers.opened(own);
         open.start = self.begin(&open, event.number);
         self.open_span(&mut open);
         self.scopes.insert(scope, open);
@@ -796,10 +809,36 @@ impl Ledger {
 
     fn enter(&mut self, scope: ScopeId, event: &Event<'_>) {
         let open = self.scopes.get(&scope).map(|open| (open.spot, open.strand));
+        let open = open.map(|(spot, host)| (spot, self.strand_in(host, event.thread)));
         let thread = self.thread(event.thread);
         // Of a scope that is closed nothing is left to be in; the thread stays where it is.
         let (spot, strand) = open.unwrap_or((thread.spot, thread.strand));
         thread.enter(Entered { number: event.number, scope, spot, strand, by_opening: false });
+    }
+
+    /// The strand of a thread that enters a scope of this strand.
+    fn strand_in(&mut self, host: Strand, thread: ThreadId) -> Strand {
+        let own = self.thread(thread).own;
+        if own == host {
+            return own;
+        }
+        if self.guests.are_many() {
+            self.forget_guests();
+        }
+        let Self { guests, strands, .. } = self;
+        guests.strand(own, host, || next_strand(strands))
+    }
+
+    /// Forgets the strands of guests whose blocks are freed.
+    #[cold]
+    fn forget_guests(&mut self) {
+        let Self { guests, live, threads, scopes, .. } = self;
+        let of_blocks = (0..PARTS).flat_map(|part| live.part(part)).map(|(_, entry)| entry.whose().strand());
+        let of_threads = threads.iter().flat_map(|thread| {
+            let freed = if let Freed::Block(_, entry) = &thread.freed { Some(entry.whose().strand()) } else { None };
+            thread.entered.iter().map(|entered| entered.strand).chain(freed)
+        });
+        guests.keep(of_blocks.chain(of_threads).chain(scopes.values().map(|scope| scope.strand)));
     }
 
     fn begin(&mut self, scope: &Scope, number: u64) -> Start {
@@ -969,6 +1008,8 @@ impl Ledger {
                 longest_gap: samples.gaps.max_since(gap),
             }),
             stale: samples.failed || blind,
+            overlapped: scope.of_thread.is_none()
+                && self.meters.0[usize::from(scope.heard)].openers.others_since(scope.own, scope.start.number),
             untracked: if *gauge == Gauge::Exact { self.counts.untracked.saturating_sub(before.untracked) } else { 0 },
             // A peak that cannot be is none, and must not look like one.
             lost: u64::from(peaked.is_none())
@@ -998,9 +1039,10 @@ impl Ledger {
         trace
     }
 
-    fn close(&mut self, scope: ScopeId) -> Option<Trace> {
+    fn close(&mut self, scope: ScopeId, number: u64) -> Option<Trace> {
         let mut open = self.scopes.remove(&scope)?;
         let trace = self.end(&open);
+        self.meters.0[usize::from(open.heard)].openers.closed(open.own, number);
         if open.span.is_some() {
             self.keep(scope, &open);
             self.close_span(&mut open);
@@ -1145,6 +1187,7 @@ impl Meters {
                 device,
                 gauge,
                 samples: Samples::default(),
+                openers: Openers::default(),
             });
             self.0.len() - 1
         });
@@ -1155,6 +1198,13 @@ impl Meters {
         let index = self.index(device, gauge);
         &mut self.0[usize::from(index)]
     }
+}
+
+/// After 2^32 threads and guests, all that follow share one.
+fn next_strand(strands: &mut u32) -> Strand {
+    let next = *strands;
+    *strands = next.saturating_add(1);
+    Strand(next)
 }
 
 /// No block and no device has 2^63 bytes.

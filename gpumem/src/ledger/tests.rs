@@ -9,7 +9,7 @@
 //! enter a %2        leave a %2               reset-peaks         inside a = 10 20    (blocks that are still there)
 //! tree /a/b = calls used peak device-peak allocated allocations  (the last two without the scopes inside)
 //! untracked         displaced 2 1            (nobody knows the newest free's block; functions that others took, new ones)
-//! read a = 10 15    reset a = 10 15          close a = 10 15 [stale] [lost=1] [readings=2] [gap=3]
+//! read a = 10 15    reset a = 10 15          close a = 10 15 [stale] [overlapped, alone] [lost=1]
 //! ```
 
 use std::{collections::HashMap, fmt::Write, time::Duration};
@@ -222,6 +222,7 @@ fn tell(trace: &Trace) -> String {
     let peaked = trace.peaked.get().cast_signed();
     assert_eq!((trace.used.get() % MIB, peaked % MIB), (0, 0));
     let mut told = format!("{} {} lost={} untracked={}", trace.used.mb(), peaked / MIB, trace.lost, trace.untracked);
+    told.push_str(if trace.overlapped { " overlapped" } else { " alone" });
     if trace.stale {
         told.push_str(" stale");
     }
@@ -533,7 +534,68 @@ fn a_scope_of_one_thread_counts_what_it_is_handed_to() {
     check(
         "open t of 1; enter t %2; alloc a 10 %2; leave t %2; alloc b 20 %2; read t = 10 0; free a %3; close t = 0 10",
     );
-    check("open t of 1; enter t %2; open u of 2 %2; alloc a 1 %2; alloc b 2; close u = 3 0; close t = 3 0");
+    check("open t of 1; enter t %2; open u of 2 %2; alloc a 1 %2; alloc b 2; close u = 1 0; close t = 3 0");
+    // Its own blocks, on whoever's behalf, and whoever frees them.
+    check(
+        "alloc o 8 %2; open t of 1; enter t %2; alloc h 4 %2; open u of 2 %2; free o %3; free h; alloc a 1 %2; inside u = 1
+         close u = -11 0; inside t = 1; close t = 1 3",
+    );
+    // Handed on, and back.
+    check(
+        "open t of 1; enter t %2; open u of 2 %2; enter u %3; alloc a 1 %3; alloc b 2 %2; alloc c 4; enter u; alloc d 8
+         inside t = 1 2 4 8; inside u = 1 2 8; free a; close u = 10 1; close t = 14 1",
+    );
+    check("open u of 2 %2; open t; enter t %2; alloc a 1 %2; leave t %2; close t = 1 0; free a; close u %2 = 0 1");
+}
+
+#[test]
+fn a_trace_that_overlaps_another_threads_says_so() {
+    check("open a; open b; alloc x 1; close b = 1 0 alone; close a = 1 0 alone");
+    check("open a; open b %2; close b %2 = 0 0 overlapped; close a = 0 0 overlapped");
+    check("open a; close a = 0 0 alone; open b %2; close b %2 = 0 0 alone; open a.2; close a.2 = 0 0 alone");
+    check("open a; open b %2; read a = 0 0 overlapped; close a = 0 0 overlapped; close b %2 = 0 0 overlapped");
+    // On the device, by any gauge.
+    check("open a; open b @1 %2; close b %2 = 0 0 alone; close a = 0 0 alone");
+    check("sample 10; open a; open b sampled %2; close b %2 = 0 0 overlapped; close a = 0 0 overlapped");
+    // Since the reset.
+    check(
+        "open a; open b %2; close b %2 = 0 0 overlapped; reset a = 0 0 overlapped; read a = 0 0 alone; close a = 0 0 alone",
+    );
+    check("open a; open b %2; reset a = 0 0 overlapped; close b %2 = 0 0 overlapped; close a = 0 0 overlapped");
+    // The newest of several threads is the trace's own.
+    check("open a; open b %2; close b %2 = 0 0 overlapped; open c; close c = 0 0 alone; close a = 0 0 overlapped");
+    check(
+        "open b %2; open c %3; open a; reset a = 0 0 overlapped; close c = 0 0 overlapped; close b = 0 0 overlapped; close a = 0 0 overlapped",
+    );
+    // One that counts a thread alone includes nothing of others.
+    check("open a of 1; open b %2; alloc x 1 %2; close b %2 = 1 0 overlapped; close a = 0 0 alone");
+    check("open a; open b of 2 %2; close b %2 = 0 0 alone; close a = 0 0 overlapped");
+    // Whoever closes it.
+    check("open a; close a %2 = 0 0 alone; open b; close b %3 = 0 0 alone");
+}
+
+#[test]
+fn guests_whose_blocks_are_freed_are_forgotten() {
+    let mut runner = Runner::default();
+    runner.line("open t of 1");
+    for round in 0..20_000_u32 {
+        let thread = ThreadId(2 + round % 7);
+        if round >= 7 {
+            runner.ledger.begin_thread(thread);
+        }
+        let key = Key::new(Space::Address, u64::from(round) << 9);
+        runner.post(&EventKind::Enter { scope: ScopeId(1) }, thread);
+        let block = Block::new(Device { family: Family::Cuda, ordinal: 0 }, Bytes::mib(1), MemKind::Device);
+        runner.post(&EventKind::Alloc { key, block }, thread);
+        runner.post(&EventKind::Leave { scope: ScopeId(1) }, thread);
+        // One in a hundred stays.
+        if round % 100 > 0 {
+            runner.post(&EventKind::Free { key, block: None }, thread);
+        }
+        assert!(runner.ledger.guests.len() < 1024, "round {round}");
+    }
+    runner.line("read t = 200 1");
+    assert_eq!(runner.ledger.guests.len(), runner.ledger.guests.strands());
 }
 
 #[test]
@@ -880,10 +942,27 @@ fn a_peak_below_what_was_in_use_is_no_peak() {
 /// A block as the obvious way has it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Plain {
-    thread: u32,
+    strand: PlainStrand,
     number: u64,
     bytes: u64,
     block: Block,
+}
+
+/// The threads on whose behalf something is allocated, from the first to the one that does it, and all of them as bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PlainStrand {
+    first: u32,
+    all: u32,
+}
+
+impl PlainStrand {
+    fn own(thread: ThreadId) -> Self {
+        Self { first: thread.0, all: 1 << thread.0 }
+    }
+
+    fn with(self, thread: ThreadId) -> Self {
+        Self { all: self.all | 1 << thread.0, ..self }
+    }
 }
 
 /// What the obvious way knows of a scope: what it looks at, where it began in the history, and on whose behalf it was opened.
@@ -891,7 +970,7 @@ struct PlainScope {
     device: usize,
     of_thread: Option<u32>,
     began: usize,
-    strand: u32,
+    strand: PlainStrand,
     opener: usize,
     /// Of the event that it began with.
     number: u64,
@@ -921,13 +1000,13 @@ fn everything_agrees_with_the_obvious_way() {
         // Of the process and of each thread, on both devices.
         let mut history = vec![[[0_i64; 2]; THREADS + 1]];
         let mut scopes: HashMap<u64, PlainScope> = HashMap::new();
-        let mut entered: [Vec<(u64, u32, bool)>; THREADS] = Default::default();
+        let mut entered: [Vec<(u64, PlainStrand, bool)>; THREADS] = Default::default();
         let (mut heard, mut allocated, mut next_scope) = (0, 0, 1000);
         let change = |history: &mut Vec<[[i64; 2]; THREADS + 1]>, plain: &Plain, sign: i64| {
             let mut now = *history.last().unwrap();
             let device = plain.block.device.ordinal as usize;
             if plain.block.kind.is_on_device() {
-                for at in [0, plain.thread as usize] {
+                for at in (0..=THREADS).filter(|at| *at == 0 || plain.strand.all & 1 << at > 0) {
                     now[at][device] += sign * plain.bytes.cast_signed();
                 }
             }
@@ -936,7 +1015,7 @@ fn everything_agrees_with_the_obvious_way() {
         for step in 0..if cfg!(miri) { 200 } else { steps } {
             let thread = random(THREADS);
             let id = ThreadId(u32::try_from(thread).unwrap() + 1);
-            let strand = entered[thread].last().map_or(id.0, |(_, strand, _)| *strand);
+            let strand = entered[thread].last().map_or(PlainStrand::own(id), |(_, strand, _)| *strand);
             match random(14) {
                 0..4 => {
                     let name = random(600) as u64 * 512;
@@ -954,7 +1033,7 @@ fn everything_agrees_with_the_obvious_way() {
                         }
                     }
                     runner.post(&EventKind::Alloc { key: Key::new(Space::Address, name), block }, id);
-                    let plain = Plain { thread: strand, number: runner.number, bytes, block };
+                    let plain = Plain { strand, number: runner.number, bytes, block };
                     live.insert(name, plain);
                     change(&mut history, &plain, 1);
                     heard += 1;
@@ -1018,7 +1097,7 @@ fn everything_agrees_with_the_obvious_way() {
                     };
                     next_scope += 1;
                     runner.post(&EventKind::Open { scope: ScopeId(next_scope), watch }, id);
-                    let (began, of_thread) = (history.len() - 1, of_thread.map(|_| strand));
+                    let (began, of_thread) = (history.len() - 1, of_thread.map(|thread| thread.0));
                     let number = runner.number;
                     let scope = PlainScope { device, of_thread, began, strand, opener: thread, number };
                     scopes.insert(next_scope, scope);
@@ -1026,7 +1105,7 @@ fn everything_agrees_with_the_obvious_way() {
                 }
                 10 => {
                     let Some((scope, open)) = scopes.iter().min_by_key(|(scope, _)| *scope ^ step) else { continue };
-                    entered[thread].push((*scope, open.strand, false));
+                    entered[thread].push((*scope, open.strand.with(id), false));
                     runner.post(&EventKind::Enter { scope: ScopeId(*scope) }, id);
                 }
                 11 => {
@@ -1073,10 +1152,12 @@ fn everything_agrees_with_the_obvious_way() {
                 let told = told.iter().map(|held| {
                     let Held { origin: Origin { stack, kind, context, .. }, device, bytes, .. } = *held;
                     let block = Block { device, bytes, kind, context, stack };
-                    (held.key.get(), Plain { thread: held.thread.0, number: held.number, bytes: bytes.get(), block })
+                    (held.key.get(), held.thread.0, held.number, bytes.get(), block)
                 });
-                let mut expected: Vec<_> = live.iter().map(|(name, plain)| (*name, *plain)).collect();
-                expected.sort_by_key(|(_, plain)| plain.number);
+                let plain =
+                    |(name, plain): (&u64, &Plain)| (*name, plain.strand.first, plain.number, plain.bytes, plain.block);
+                let mut expected: Vec<_> = live.iter().map(plain).collect();
+                expected.sort_by_key(|(_, _, number, ..)| *number);
                 assert_eq!(told.collect::<Vec<_>>(), expected, "seed {seed}, step {step}");
                 let of_all: (u64, u64) = runner
                     .ledger

@@ -33,25 +33,32 @@ impl Bytes {
     /// So many KiB (2^10 bytes).
     ///
     /// # Panics
-    /// As any constant arithmetic: when the result is over 2^64 bytes.
+    /// When the result is over 2^64 bytes, in every build.
     pub const fn kib(kib: u64) -> Self {
-        Self(kib * KIB)
+        Self::of(kib, KIB)
     }
 
     /// So many MiB (2^20 bytes).
     ///
     /// # Panics
-    /// As any constant arithmetic: when the result is over 2^64 bytes.
+    /// When the result is over 2^64 bytes, in every build.
     pub const fn mib(mib: u64) -> Self {
-        Self(mib * MIB)
+        Self::of(mib, MIB)
     }
 
     /// So many GiB (2^30 bytes).
     ///
     /// # Panics
-    /// As any constant arithmetic: when the result is over 2^64 bytes.
+    /// When the result is over 2^64 bytes, in every build.
     pub const fn gib(gib: u64) -> Self {
-        Self(gib * GIB)
+        Self::of(gib, GIB)
+    }
+
+    const fn of(number: u64, unit: u64) -> Self {
+        match number.checked_mul(unit) {
+            Some(bytes) => Self(bytes),
+            None => panic!("gpumem: an amount of memory is over 2^64 bytes"),
+        }
     }
 
     /// The exact number of bytes.
@@ -139,10 +146,11 @@ impl From<ByteDelta> for i128 {
     }
 }
 
+/// A sum over 2^64 bytes is 2^64 − 1 bytes: it is made while reports are, which must not panic.
 impl ops::Add for Bytes {
     type Output = Self;
     fn add(self, other: Self) -> Self {
-        Self(self.0 + other.0)
+        Self(self.0.saturating_add(other.0))
     }
 }
 
@@ -314,6 +322,19 @@ mod tests {
         }
         assert_eq!(format!("[{:>9}]", Bytes::mib(1)), "[    1 MiB]");
         assert_eq!(format!("{:?}", Bytes(5)), "Bytes(5)");
+    }
+
+    #[test]
+    fn nothing_wraps() {
+        assert_eq!(Bytes(u64::MAX) + Bytes(1), Bytes(u64::MAX));
+        assert_eq!([Bytes(u64::MAX), Bytes(2)].into_iter().sum::<Bytes>(), Bytes(u64::MAX));
+        let largest = u64::MAX >> 10;
+        assert_eq!(Bytes::kib(largest), Bytes(largest << 10));
+        for (amount, constructor) in
+            [(1 << 54, Bytes::kib as fn(u64) -> Bytes), (1 << 44, Bytes::mib), (1 << 34, Bytes::gib)]
+        {
+            assert!(std::panic::catch_unwind(|| constructor(amount)).is_err());
+        }
     }
 
     #[test]

@@ -25,6 +25,9 @@ pub struct Trace {
     /// The device could not be read at this reading, or at the start: the numbers are those of the readings that were
     /// good. Reports print `?`.
     pub stale: bool,
+    /// While it was open, a trace of another thread was open on the same device, and this one counts the whole process: the numbers
+    /// may include what the other thread allocated. Reports say so. Always `false` of a trace that counts one thread.
+    pub overlapped: bool,
     /// Frees, while the trace was open, of blocks whose size nobody knows, in the whole process: blocks that are older than
     /// the first trace and could not be looked up. Not 0: `used` may be too high.
     pub untracked: u64,
@@ -48,8 +51,8 @@ impl Trace {
     /// This trace and one that began at its last reading, as one.
     pub(crate) fn then(self, next: Self) -> Self {
         let over_start = |trace: &Self| trace.peak_over_start().get().cast_signed();
-        let used = self.used.get() + next.used.get();
-        let peak = over_start(&self).max(self.used.get() + over_start(&next));
+        let used = self.used.get().saturating_add(next.used.get());
+        let peak = over_start(&self).max(self.used.get().saturating_add(over_start(&next)));
         let sampling = self.sampling.zip(next.sampling).map(|(first, second)| Sampling {
             every: first.every,
             readings: first.readings + second.readings - 1,
@@ -60,8 +63,9 @@ impl Trace {
             peaked: Bytes::new((peak - used.max(0)).unsigned_abs()),
             sampling,
             stale: self.stale || next.stale,
-            untracked: self.untracked + next.untracked,
-            lost: self.lost + next.lost,
+            overlapped: self.overlapped || next.overlapped,
+            untracked: self.untracked.saturating_add(next.untracked),
+            lost: self.lost.saturating_add(next.lost),
             ..self
         }
     }
@@ -76,6 +80,7 @@ impl Trace {
             peaked: Bytes::ZERO,
             sampling: None,
             stale: false,
+            overlapped: false,
             untracked: 0,
             lost: 0,
         }

@@ -48,6 +48,7 @@ mod file {
     /// it alone while it reads and writes it, and who only reads finds the old file or the new one, never half of it.
     pub(in crate::session) fn write(path: &Path, name: &str, peak: u64) -> Result<()> {
         let failed = |doing: &str, error: io::Error| bad(path, format!("cannot {doing}: {error}"));
+        let path = &behind_links(path).map_err(|error| failed("follow its symbolic links", error))?;
         // Not the file itself, which is replaced.
         let lock = File::create(beside(path, ".lock")).map_err(|error| failed("make its lock file", error))?;
         fs4::FileExt::lock(&lock).map_err(|error| failed("lock it", error))?;
@@ -58,7 +59,34 @@ mod file {
         let mut text = serde_json::to_string_pretty(&baseline).map_err(|error| bad(path, error.to_string()))?;
         text.push('\n');
         let new = beside(path, ".new");
-        fs::write(&new, text).and_then(|()| fs::rename(&new, path)).map_err(|error| failed("write it", error))
+        let replace = || {
+            fs::write(&new, text)?;
+            match fs::metadata(path) {
+                Ok(old) => fs::set_permissions(&new, old.permissions())?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+            fs::rename(&new, path)
+        };
+        replace().map_err(|error| failed("write it", error))
+    }
+
+    /// The file that a path of symbolic links leads to, which need not be there. It is replaced, and the links stay.
+    fn behind_links(path: &Path) -> io::Result<PathBuf> {
+        // As many as Linux follows.
+        const MOST: usize = 40;
+        let mut path = path.to_owned();
+        for _ in 0..MOST {
+            match fs::read_link(&path) {
+                Ok(to) => path = path.parent().unwrap_or(Path::new("")).join(to),
+                // No link, or nothing at all.
+                Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::NotFound) => {
+                    return Ok(path);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::Error::other("there are too many"))
     }
 
     /// The baseline, or none where there is no such file.
@@ -127,6 +155,31 @@ mod file {
                 }
             });
             assert_eq!(parsed(&path).unwrap().unwrap().peaks.len(), 8);
+        }
+
+        #[test]
+        #[cfg(unix)]
+        fn a_link_stays_one_and_the_file_keeps_its_mode() {
+            use std::os::unix::fs::{PermissionsExt, symlink};
+
+            let folder = Folder::new("links");
+            let [file, link, outer] = ["file.json", "link.json", "outer.json"].map(|name| folder.0.join(name));
+            symlink("file.json", &link).unwrap();
+            symlink(&link, &outer).unwrap();
+            write(&outer, "a", 1).unwrap();
+            assert!(fs::symlink_metadata(&file).unwrap().is_file(), "made where the links lead");
+            for mode in [0o600, 0o664, 0o640] {
+                fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+                write(&outer, "a", mode.into()).unwrap();
+                assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, mode);
+                assert_eq!((read(&outer, "a"), read(&file, "a")), (Ok(mode.into()), Ok(mode.into())));
+            }
+            for link in [&link, &outer] {
+                assert!(fs::symlink_metadata(link).unwrap().is_symlink());
+            }
+            symlink("round.json", folder.0.join("round.json")).unwrap();
+            let round = write(&folder.0.join("round.json"), "a", 1).unwrap_err().to_string();
+            assert!(round.contains("too many"), "{round}");
         }
 
         #[test]

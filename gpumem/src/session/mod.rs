@@ -89,16 +89,16 @@ struct Session {
 
 impl Session {
     /// Intercepts allocations from now on, unless that was given up: through the wanted source, else through that of
-    /// `GPUMEM_SOURCE`, else through the best.
-    fn subscribe(&self, devices: &dyn Devices, wanted: Option<Source>) -> Result<Source> {
+    /// `GPUMEM_SOURCE`, else through the best. If it is needed, a `GPUMEM_SOURCE` that means nothing is passed over.
+    fn subscribe(&self, devices: &dyn Devices, wanted: Option<Source>, is_needed: bool) -> Result<Source> {
         if self.unsubscribed.load(Relaxed) {
             return Err(Kind::NoGauge { gauge: "exact", why: UNSUBSCRIBED }.into());
         }
         // Whichever source is in use serves who wants none in particular.
         let live = if wanted.is_none() { devices.subscribed().map(Ok) } else { None };
         let subscribed = live.unwrap_or_else(|| {
-            let wanted = wanted.map_or_else(source_of_environment, |wanted| Ok(Some(wanted)))?;
-            devices.subscribe(wanted)
+            let wanted = wanted.map_or_else(source_of_environment, |wanted| Ok(Some(wanted)));
+            devices.subscribe(unless_needed(wanted, is_needed)?)
         });
         *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = subscribed.clone().err();
         subscribed.map(|interception| interception.source)
@@ -135,13 +135,13 @@ pub fn subscribe() -> Result<()> {
     let devices = devices()?;
     let session = session();
     session.unsubscribed.store(false, Relaxed);
-    session.subscribe(devices, None).map(|_| ())
+    session.subscribe(devices, None, false).map(|_| ())
 }
 
 /// Begins to intercept allocations if traces will want that; if it fails, they will say why.
 pub(crate) fn prepare(devices: &dyn Devices) {
     if matches!(gauge_of_environment(), Ok(None | Some(Gauge::Exact))) {
-        let _ = session().subscribe(devices, None);
+        let _ = session().subscribe(devices, None, false);
     }
 }
 
@@ -326,7 +326,12 @@ impl OpenScope {
     fn open(wish: Wish, ctx: Option<&str>, location: &'static Location<'static>) -> Result<Option<Self>> {
         // First: a thread that is not in the child of a fork may have been reading the environment.
         alive()?;
-        let gauge = wish.gauge.map_or_else(gauge_of_environment, |gauge| Ok(Some(gauge)))?;
+        let gauge = match (wish.gauge, unless_needed(gauge_of_environment(), wish.of_thread)) {
+            (Some(gauge), _) => Some(gauge),
+            // One thread can be counted by exact figures alone: that is asked for, whatever the environment says.
+            (None, set) if wish.of_thread && set != Ok(Some(Gauge::Off)) => Some(Gauge::Exact),
+            (None, set) => set?,
+        };
         if gauge == Some(Gauge::Off) {
             return Ok(None);
         }
@@ -345,7 +350,7 @@ impl OpenScope {
         let (gauge, source, not_exact) = match gauge {
             Some(Gauge::Sampled) => (Gauge::Sampled, Source::Sampling, None),
             Some(Gauge::Pool) => (Gauge::Pool, Source::PoolMark, None),
-            _ => match session.subscribe(devices, wish.source) {
+            _ => match session.subscribe(devices, wish.source, wish.of_thread) {
                 Ok(source) => (Gauge::Exact, source, None),
                 Err(why) if gauge.is_none() && wish.source.is_none() => (Gauge::Sampled, Source::Sampling, Some(why)),
                 Err(why) => return Err(why),
@@ -455,6 +460,17 @@ fn source_of_environment() -> Result<Option<Source>> {
             .map_err(|error| Kind::BadSetting { setting: "GPUMEM_SOURCE", detail: detail(error) }.into())
     };
     CHOSEN.get_or_init(|| chosen("GPUMEM_SOURCE", parse)).clone()
+}
+
+/// A variable of the environment that says nothing sensible is no reason to refuse what the program itself needs.
+fn unless_needed<T>(set: Result<Option<T>>, is_needed: bool) -> Result<Option<T>> {
+    set.or_else(|error| {
+        if !is_needed {
+            return Err(error);
+        }
+        notify(Notice::Setting, &error);
+        Ok(None)
+    })
 }
 
 /// What a variable of the environment says; `None` where it says nothing or `auto`.

@@ -24,6 +24,7 @@ pub(crate) enum Notice {
     Untracked,
     SampleInterval,
     Report,
+    Setting,
     Unwritten,
     Budget,
     Backtrace,

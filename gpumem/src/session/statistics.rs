@@ -81,7 +81,7 @@ fn hear(devices: &dyn Devices) -> Result<&'static Session> {
         return begun().filter(|_| devices.subscribed().is_some()).ok_or(why);
     }
     let session = session();
-    session.subscribe(devices, None)?;
+    session.subscribe(devices, None, false)?;
     Ok(session)
 }
 

@@ -1,0 +1,43 @@
+//! Which threads have traces open on a device.
+
+use std::collections::HashMap;
+
+use crate::model::Strand;
+
+/// The threads that have traces open on a device, and which closed one last. Asking costs the same however many traces there are.
+#[derive(Debug, Default)]
+pub(super) struct Openers {
+    /// How many of each thread, and of all.
+    open: HashMap<Strand, usize>,
+    all: usize,
+    /// The newest event that closed one, and the newest of another thread.
+    closed: [Option<(Strand, u64)>; 2],
+}
+
+impl Openers {
+    pub(super) fn opened(&mut self, thread: Strand) {
+        *self.open.entry(thread).or_default() += 1;
+        self.all += 1;
+    }
+
+    pub(super) fn closed(&mut self, thread: Strand, number: u64) {
+        if let Some(open) = self.open.get_mut(&thread) {
+            *open -= 1;
+            self.all -= 1;
+            if *open == 0 {
+                self.open.remove(&thread);
+            }
+        }
+        let [newest, _] = self.closed;
+        if newest.is_some_and(|(of, _)| of != thread) {
+            self.closed[1] = newest;
+        }
+        self.closed[0] = Some((thread, number));
+    }
+
+    /// A trace of another thread was open at some time since the event of this number.
+    pub(super) fn others_since(&self, thread: Strand, number: u64) -> bool {
+        self.all > self.open.get(&thread).copied().unwrap_or(0)
+            || self.closed.iter().flatten().any(|(of, closed)| *of != thread && *closed > number)
+    }
+}
