@@ -370,14 +370,14 @@ struct Figures {
 struct Origin {
     event: u64,
     path: Vec<String>,
-    /// Who allocated, or on whose behalf it was.
-    strand: u64,
+    /// Who allocated it, then on whose behalf that was.
+    strand: Vec<u64>,
 }
 
 /// Where a thread is: in a trace of its own, or in one that it was handed.
 struct Place {
     path: Vec<String>,
-    strand: u64,
+    strand: Vec<u64>,
     of: Guard,
 }
 
@@ -393,7 +393,7 @@ impl Log {
         (0..=path.len()).map(|depth| path[..depth].to_vec())
     }
 
-    fn alloc(&mut self, block: SimBlock, path: &[String], strand: u64) {
+    fn alloc(&mut self, block: SimBlock, path: &[String], strand: &[u64]) {
         self.events += 1;
         let bytes = block.bytes().get();
         self.in_use += bytes;
@@ -404,7 +404,7 @@ impl Log {
             figures.allocated += bytes;
             figures.allocations += 1;
         }
-        self.blocks.push((block, Origin { event: self.events, path: path.to_vec(), strand }));
+        self.blocks.push((block, Origin { event: self.events, path: path.to_vec(), strand: strand.to_vec() }));
         self.see();
     }
 
@@ -526,7 +526,7 @@ impl Log {
     fn check_live(&self, trace: &GpuMemTrace, opened: &Origin) {
         let is_inside = |of: &Origin| {
             let is_in_path = self.paths[&opened.event].iter().any(|path| of.path.starts_with(path));
-            of.strand == opened.strand && of.event > opened.event && is_in_path
+            of.strand.ends_with(&opened.strand) && of.event > opened.event && is_in_path
         };
         let inside = self.blocks.iter().filter(|(_, origin)| is_inside(origin));
         let mut expected: Vec<_> = inside.map(|(block, _)| block.bytes().get()).collect();
@@ -544,13 +544,14 @@ fn live_a_life(number: u64, seed: u64, gpu: &SimGpu, log: &Mutex<Log>, handles: 
     for _ in 0..STEPS {
         let what = random.below(100_u32);
         let mut log = log.lock().expect("no thread has panicked");
-        let (path, strand) =
-            places.last().map_or_else(|| (Vec::new(), number), |place| (place.path.clone(), place.strand));
+        let (path, strand) = places
+            .last()
+            .map_or_else(|| (Vec::new(), vec![number]), |place| (place.path.clone(), place.strand.clone()));
         match what {
             0..35 => {
                 let bytes = Bytes::new(1 + random.below(5_000));
                 let block = if what.is_multiple_of(2) { gpu.alloc(bytes) } else { gpu.alloc_async(bytes) };
-                log.alloc(block.expect("the device has room"), &path, strand);
+                log.alloc(block.expect("the device has room"), &path, &strand);
             }
             35..65 if !log.blocks.is_empty() => {
                 let at = random.below(log.blocks.len());
@@ -560,7 +561,7 @@ fn live_a_life(number: u64, seed: u64, gpu: &SimGpu, log: &Mutex<Log>, handles: 
                 let name = ["a", "b", "c"][random.below(3)];
                 let trace = GpuMemTrace::with_ctx(name);
                 let path: Vec<_> = path.into_iter().chain([name.to_owned()]).collect();
-                let opened = Origin { event: log.opened(&path), path: path.clone(), strand };
+                let opened = Origin { event: log.opened(&path), path: path.clone(), strand: strand.clone() };
                 handles.lock().expect("no thread has panicked").push((opened.clone(), trace.handle()));
                 places.push(Place { path, strand, of: Guard::Own(Box::new(trace), opened) });
             }
@@ -571,7 +572,10 @@ fn live_a_life(number: u64, seed: u64, gpu: &SimGpu, log: &Mutex<Log>, handles: 
                 // Of one that is closed nothing is entered.
                 if let Some((path, _)) = log.open.get(&opened.event) {
                     let of = Guard::Handed(entered, opened.event);
-                    places.push(Place { path: path.clone(), strand: opened.strand, of });
+                    let is_counted = opened.strand.contains(&number);
+                    let own = (!is_counted).then_some(number);
+                    let strand = own.into_iter().chain(opened.strand.iter().copied()).collect();
+                    places.push(Place { path: path.clone(), strand, of });
                 }
             }
             84..87 if !places.is_empty() => {

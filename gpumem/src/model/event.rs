@@ -16,7 +16,7 @@ pub(crate) struct ScopeId(pub(crate) u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct ThreadId(pub(crate) u32);
 
-/// The thread on whose behalf something is allocated. Other than a [`ThreadId`], it is never given to another thread, since
+/// The thread that allocates something, and on whose behalf it does. Other than a [`ThreadId`], it is never given to another thread, since
 /// blocks outlive the threads that allocated them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Strand(pub(crate) u32);

@@ -16,7 +16,8 @@ use crate::model::{EventKind, ScopeId};
 /// A scope to be entered elsewhere: the answer of [`GpuMemTrace::handle`](super::GpuMemTrace::handle). Cheap to clone.
 ///
 /// A thread that has entered allocates in the scope: its blocks are the scope's in every report of where memory is, and a
-/// trace that is [`thread_local_only`](super::GpuMemTraceBuilder::thread_local_only) counts them as its own thread's.
+/// trace that is [`thread_local_only`](super::GpuMemTraceBuilder::thread_local_only) counts them as its own thread's. So does
+/// one that the thread which entered opens.
 /// When the scope is closed, or was off, entering it does nothing.
 #[derive(Clone, Debug)]
 pub struct ScopeHandle {

@@ -41,7 +41,8 @@ use crate::{
 /// created first in it, so what they held shows as `peaked`, not as `used`; [`GpuMemTrace::scope`] hands them out.
 ///
 /// The device is fixed when the trace starts: the builder's, else the calling thread's current CUDA device, else 0.
-/// By default a trace counts all threads of the process, so traces that run at the same time overlap. It is `Send`: it
+/// By default a trace counts all threads of the process, so traces that run at the same time overlap; of different threads, their
+/// lines say so ([`Trace::overlapped`]). It is `Send`: it
 /// may live across `.await` and move between threads. Its scope is its thread's until then, for whatever runs there; of tasks
 /// that run by turns, [`wrap`](GpuMemTraceBuilder::wrap) each.
 ///
@@ -363,8 +364,11 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Counts only what the calling thread allocates, wherever it is freed, instead of the whole process. Needs exact
-    /// figures.
+    /// Counts only what the calling thread allocates, wherever it is freed, instead of the whole process; and what other threads
+    /// allocate in the scope, if it is [handed](GpuMemTrace::handle) to them. In a scope of another thread it is the same: the
+    /// other thread's own allocations do not count.
+    ///
+    /// Needs exact figures: `GPUMEM_GAUGE=sampled` and `pool` do not apply to it.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
