@@ -15,6 +15,9 @@ fn alone() {}
 #[gpu_mem_trace(max_peak = "1 MB", gauge = "sampled")]
 fn not_exact() {}
 
+#[gpu_mem_trace(thread_local, gauge = "pool")]
+fn one_thread() {}
+
 fn main() {
     no_unit();
     negative();
