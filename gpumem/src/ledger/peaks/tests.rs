@@ -9,7 +9,7 @@ use super::{
     },
     Group, Peaks,
 };
-use crate::model::{SiteId, Source, Space, StackId};
+use crate::model::{SiteId, Source, Space, StackId, Strand};
 
 const THREADS: usize = 3;
 
@@ -142,7 +142,9 @@ impl History {
 
     fn change(&mut self, plain: &Plain, sign: i64) {
         if plain.on_device {
-            for of_thread in [None, Some(plain.strand)] {
+            let mut threads = vec![None];
+            self.ledger.guests.each(Strand(plain.strand), |thread| threads.push(Some(thread.0)));
+            for of_thread in threads {
                 self.now(plain.device, of_thread).change(Some(&plain.name), sign * plain.bytes);
             }
         }
@@ -237,8 +239,8 @@ impl History {
             at_peak: is_watched,
         };
         self.post(&EventKind::Open { scope: id, watch }, thread);
-        let strand = self.strand(thread);
-        let of_thread = of_thread.then_some(strand);
+        let own = self.ledger.thread(thread_id(thread)).own.0;
+        let of_thread = of_thread.then_some(own);
         let start = self.now(on, of_thread).clone();
         let scope = PlainScope {
             device: on,
