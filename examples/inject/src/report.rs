@@ -164,6 +164,7 @@ impl Display for Device {
                 ("device (cuMemAlloc)", &kinds.device),
                 ("pool (cuMemAllocAsync)", &kinds.pool),
                 ("vmm (cuMemCreate)", &kinds.vmm),
+                ("graph (cuGraphLaunch)", &kinds.graph),
                 ("not in it: managed", &kinds.managed),
                 ("not in it: pinned host", &kinds.pinned_host),
             ];
