@@ -870,6 +870,17 @@ mod tests {
         handles.map_again(0x3000, 1, reference);
         assert_eq!(handles.unmap(0x3000, 1), unmapped, "as if nothing had happened");
 
+        // One's own, which came back as the same handle; then somebody else's.
+        handles.create(1, block);
+        handles.import(1);
+        assert!(!handles.release(1).gives_back());
+        assert!(handles.release(1).gives_back());
+        handles.import(1);
+        let released = handles.release(1);
+        assert!(released.was_last && !released.gives_back());
+        handles.refer_again(1, released);
+        assert!(!handles.release(1).gives_back(), "the release failed, and the next one did not");
+
         assert_eq!(
             handles.release(9),
             Reference { was_last: true, behind: Behind::Older },

@@ -875,6 +875,42 @@ mod tests {
     }
 
     #[test]
+    fn captures_graphs_and_imports_are_read() {
+        let out = 0x7000_u64;
+        let at = address(&out);
+        for (name, stream) in [("cuStreamBeginCapture_v2", 0), ("cuStreamBeginCapture_v2_ptsz", 2)] {
+            assert_eq!(call(name, Enter, &[0, 1]), None, "it may fail");
+            assert_eq!(call(name, Exit(0), &[0, 1]), Some(Call::CaptureBegun { stream }));
+            assert_eq!(call(name, Exit(0), &[9, 1]), Some(Call::CaptureBegun { stream: 9 }));
+            assert_eq!(call(name, Exit(900), &[9, 1]), None);
+        }
+        for (name, stream) in [("cuStreamEndCapture", 0), ("cuStreamEndCapture_ptsz", 2)] {
+            for (result, worked) in [(0, true), (901, false)] {
+                assert_eq!(call(name, Exit(result), &[0, at]), Some(Call::CaptureEnded { stream, worked }));
+            }
+        }
+        // The calling thread's own stream, where stream 0 means that one.
+        let pooled = |stream| Some(Call::Pooled { address: out, bytes: 64, stream, pool: None });
+        assert_eq!(call("cuMemAllocAsync", Exit(0), &[at, 64, 0]), pooled(0));
+        assert_eq!(call("cuMemAllocAsync_ptsz", Exit(0), &[at, 64, 0]), pooled(2));
+        assert_eq!(call("cuMemAllocAsync_ptsz", Exit(0), &[at, 64, 9]), pooled(9));
+        for name in ["cuGraphLaunch", "cuGraphUpload_ptsz", "cuDeviceGraphMemTrim"] {
+            assert_eq!(call(name, Enter, &[7, 9]), Some(Call::Graphs { done: false }));
+            for result in [0, 700] {
+                assert_eq!(call(name, Exit(result), &[7, 9]), Some(Call::Graphs { done: true }));
+            }
+        }
+        assert_eq!(
+            call("cuMemImportFromShareableHandle", Exit(0), &[at, 77, 1]),
+            Some(Call::ForeignHandle { handle: out })
+        );
+        let foreign = |named| Some(Call::Foreign { named, name: out });
+        assert_eq!(call("cuMemPoolImportPointer", Exit(0), &[at, 5, 8]), foreign(Named::Address));
+        assert_eq!(call("cuExternalMemoryGetMappedMipmappedArray", Exit(0), &[at, 5, 8]), foreign(Named::Array));
+        assert_eq!(call("cuMemPoolImportPointer", Exit(1), &[8, 5, 8]), None, "nothing is read of a call that failed");
+    }
+
+    #[test]
     fn no_call_is_listed_twice() {
         for (at, (number, name, _)) in CALLS.iter().enumerate() {
             let others = || CALLS[at + 1..].iter();
