@@ -9,7 +9,7 @@
 //! its moment, and only the newest moment changes when more is in use. Saved amounts that no moment needs any more are dropped
 //! when the group is saved again.
 
-use std::cmp::Ordering;
+use std::{cmp::Ordering, collections::VecDeque};
 
 use super::{
     run::Sum,
@@ -65,8 +65,9 @@ pub(super) struct Peaks {
     watched: Watermark<Peak>,
     /// Watched scopes that are open.
     spans: usize,
-    /// Starts of watched scopes, and moments that are asked about after their scopes are over. Sorted; one may be there twice.
-    kept: Vec<Moment>,
+    /// Starts of watched scopes, and moments that are asked about after their scopes are over. Sorted; one may be there twice. The
+    /// oldest and the newest go without moving the others.
+    kept: VecDeque<Moment>,
 }
 
 /// A watched scope since it began.
@@ -220,7 +221,7 @@ impl Peaks {
             older: Group::default(),
             watched: Watermark::default(),
             spans: 0,
-            kept: Vec::new(),
+            kept: VecDeque::new(),
         }
     }
 
@@ -313,7 +314,7 @@ impl Peaks {
             self.oldest = self.oldest.min(oldest.moment);
             self.newest = self.newest.max(newest.moment);
         }
-        if let (Some(oldest), Some(newest)) = (self.kept.first(), self.kept.last()) {
+        if let (Some(oldest), Some(newest)) = (self.kept.front(), self.kept.back()) {
             self.oldest = self.oldest.min(*oldest);
             self.newest = self.newest.max(*newest);
         }
