@@ -55,6 +55,8 @@ pub(super) struct Peaks {
     highest: i64,
     /// The oldest moment that somebody asks about.
     oldest: Moment,
+    /// Nobody asks about a moment between this one and the newest.
+    second: Moment,
     /// The newest that ever was.
     last: Moment,
     /// The most that the live blocks ever were, without regard to blocks that are older than the session. Of what one thread
@@ -121,10 +123,16 @@ impl Saved {
 
     #[inline(never)]
     fn save_for(&mut self, bytes: i64, peaks: &Peaks) {
-        if self.moment >= peaks.oldest || self.earlier.is_some() {
+        if (self.moment >= peaks.oldest || self.earlier.is_some()) && !self.is_kept_until(peaks.second) {
             self.keep_earlier(peaks);
         }
         (self.moment, self.bytes) = (peaks.newest, bytes);
+    }
+
+    /// What it had at that moment is among the earlier amounts, and so is what it had before.
+    fn is_kept_until(&self, moment: Moment) -> bool {
+        let newest = self.earlier.as_ref().and_then(|earlier| earlier.last());
+        moment > 0 && newest.is_some_and(|(newest, _)| *newest >= moment)
     }
 
     /// Keeps what it was saved for last, if that is still needed, and drops what is not.
@@ -216,6 +224,7 @@ impl Peaks {
             newest: 0,
             highest: i64::MAX,
             oldest: Moment::MAX,
+            second: 0,
             last: 0,
             record: Peak { bytes: i64::MAX, moment: 0 },
             older: Group::default(),
@@ -275,7 +284,7 @@ impl Peaks {
             self.record = Peak { bytes: live, moment };
         }
         if self.is_record_alone() {
-            (self.newest, self.oldest, self.highest) = (moment, moment, in_use);
+            (self.newest, self.oldest, self.second, self.highest) = (moment, moment, moment, in_use);
         } else {
             self.rise_watched(Peak { bytes: in_use, moment });
         }
@@ -318,6 +327,16 @@ impl Peaks {
             self.oldest = self.oldest.min(*oldest);
             self.newest = self.newest.max(*newest);
         }
+        // As long as one scope is watched, as most often. Else it is not worth a search.
+        self.second = match self.kept.back() {
+            Some(kept)
+                if self.watched.len() == 1
+                    && self.watched.ends().is_some_and(|(peak, _)| peak.moment == self.newest) =>
+            {
+                if self.record.moment == self.newest { *kept } else { self.record.moment.max(*kept) }
+            }
+            _ => self.newest,
+        };
     }
 
     /// How many moments somebody may ask about, at most.
