@@ -11,17 +11,20 @@ mod oom;
 mod peaks;
 mod places;
 mod pools;
+mod readings;
 mod sampler;
 mod sink;
 mod sites;
 pub(crate) mod statistics;
 mod status;
+mod subscription;
 mod sync;
 mod task;
 mod trace;
 mod tracker;
 
 use std::{
+    convert::Infallible,
     panic::Location,
     sync::{
         Mutex, PoisonError,
@@ -49,7 +52,7 @@ pub use self::{
     trace::{GpuMemTrace, GpuMemTraceBuilder},
     tracker::{MemTracker, MemTrackerBuilder},
 };
-use self::{peaks::KeptPeak, pools::Pools, sampler::Sampler};
+use self::{peaks::KeptPeak, pools::Pools, readings::Readings, sampler::Sampler, subscription::Subscription};
 pub use crate::report::{Figure, Relation};
 #[cfg(all(feature = "bench", feature = "backtrace"))]
 pub(crate) use crate::source::WAYS_TO_A_STACK;
@@ -73,14 +76,12 @@ static SESSION: OnceCell<Session> = OnceCell::new();
 struct Session {
     inbox: Inbox,
     sampler: Sampler,
+    readings: Readings,
     pools: Pools,
     /// The wanted time between two readings of the sampler.
     every: Duration,
     scopes: AtomicU64,
-    /// [`unsubscribe`] was called, and [`subscribe`] not since.
-    unsubscribed: AtomicBool,
-    /// Why the newest attempt to intercept allocations failed.
-    refused: Mutex<Option<Error>>,
+    subscription: Subscription<Error>,
     /// Which functions other tools had taken from us at the last look.
     displaced: Mutex<u128>,
     /// There was one.
@@ -91,16 +92,19 @@ impl Session {
     /// Intercepts allocations from now on, unless that was given up: through the wanted source, else through that of
     /// `GPUMEM_SOURCE`, else through the best. If it is needed, a `GPUMEM_SOURCE` that means nothing is passed over.
     fn subscribe(&self, devices: &dyn Devices, wanted: Option<Source>, is_needed: bool) -> Result<Source> {
-        if self.unsubscribed.load(Relaxed) {
-            return Err(Kind::NoGauge { gauge: "exact", why: UNSUBSCRIBED }.into());
-        }
-        // Whichever source is in use serves who wants none in particular.
-        let live = if wanted.is_none() { devices.subscribed().map(Ok) } else { None };
-        let subscribed = live.unwrap_or_else(|| {
+        self.begin(devices, wanted, is_needed, false)
+    }
+
+    /// The same, `anew` also if it was given up.
+    fn begin(&self, devices: &dyn Devices, wanted: Option<Source>, is_needed: bool, anew: bool) -> Result<Source> {
+        let subscribed = self.subscription.begin(anew, given_up, || {
+            // Whichever source is in use serves who wants none in particular.
+            if let (None, Some(live)) = (wanted, devices.subscribed()) {
+                return Ok(live);
+            }
             let wanted = wanted.map_or_else(source_of_environment, |wanted| Ok(Some(wanted)));
             devices.subscribe(unless_needed(wanted, is_needed)?)
         });
-        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = subscribed.clone().err();
         subscribed.map(|interception| interception.source)
     }
 
@@ -123,6 +127,10 @@ impl Session {
     }
 }
 
+fn given_up() -> Error {
+    Kind::NoGauge { gauge: "exact", why: UNSUBSCRIBED }.into()
+}
+
 /// Intercepts every allocation from now on: through the source that `GPUMEM_SOURCE` names, else through the driver's dispatch
 /// table, else through CUPTI. The first exact trace does this by itself; a program that allocates before its first trace calls
 /// this (or [`preload`](crate::preload)) first, so that these blocks are known.
@@ -133,9 +141,7 @@ impl Session {
 #[doc(alias = "cuptiSubscribe")]
 pub fn subscribe() -> Result<()> {
     let devices = devices()?;
-    let session = session();
-    session.unsubscribed.store(false, Relaxed);
-    session.subscribe(devices, None, false).map(|_| ())
+    session().begin(devices, None, false, true).map(|_| ())
 }
 
 /// Begins to intercept allocations if traces will want that; if it fails, they will say why.
@@ -156,14 +162,13 @@ pub fn unsubscribe() {
         return;
     }
     let session = session();
-    session.unsubscribed.store(true, Relaxed);
-    if devices.subscribed().is_some() {
-        // First, so that no trace is read in between that missed something and was not told.
-        session.inbox.post(&EventKind::Lost { count: 1 });
+    let tell = || _ = session.inbox.post(&EventKind::Lost { count: 1 });
+    let unsubscribe = || {
         devices.unsubscribe();
         // Blocks that came meanwhile may be freed and nobody hears it, as those before; this counts nothing more as lost.
         session.inbox.post(&EventKind::Lost { count: 0 });
-    }
+    };
+    session.subscription.give_up(|| devices.subscribed().is_some(), tell, unsubscribe);
 }
 
 /// The session, begun at the first use.
@@ -179,11 +184,11 @@ fn session() -> &'static Session {
         Session {
             inbox: Inbox::new(),
             sampler: Sampler::default(),
+            readings: Readings::new(),
             pools: Pools::default(),
             every: sample_interval(),
             scopes: AtomicU64::new(0),
-            unsubscribed: AtomicBool::new(false),
-            refused: Mutex::new(None),
+            subscription: Subscription::new(),
             displaced: Mutex::new(0),
             is_displaced: AtomicBool::new(false),
         }
@@ -347,6 +352,7 @@ impl OpenScope {
             let detail = format!("`{source}` gives exact figures, and {}; leave one of them out", asked_for(gauge));
             return Err(Kind::BadSetting { setting: "source", detail }.into());
         }
+        let interruptions = session.subscription.interruptions();
         let (gauge, source, not_exact) = match gauge {
             Some(Gauge::Sampled) => (Gauge::Sampled, Source::Sampling, None),
             Some(Gauge::Pool) => (Gauge::Pool, Source::PoolMark, None),
@@ -370,9 +376,12 @@ impl OpenScope {
         let open = EventKind::Open { scope: id, watch };
         match gauge {
             Gauge::Sampled => {
-                let memory = devices.read(ordinal)?;
-                session.sampler.watch(session, device, devices)?;
-                session.inbox.ask(Some(&EventKind::Sample { device, memory }), &open);
+                let read = || {
+                    let memory = devices.read(ordinal)?;
+                    session.sampler.watch(session, device, devices)?;
+                    Ok::<_, Error>(EventKind::Sample { device, memory })
+                };
+                session.readings.ask(&session.inbox, device, read, &open)?;
             }
             Gauge::Pool => session.pools.open(&session.inbox, device, devices, &open)?,
             Gauge::Exact | Gauge::Off => {
@@ -382,7 +391,7 @@ impl OpenScope {
                 }
                 session.inbox.post(&open);
                 // Given up since, and told perhaps before this scope was there.
-                if session.unsubscribed.load(Relaxed) {
+                if session.subscription.interruptions() != interruptions {
                     session.inbox.post(&EventKind::Lost { count: 1 });
                 }
             }
@@ -414,12 +423,16 @@ impl OpenScope {
 
     fn ask(&self, question: EventKind) -> Trace {
         let Self { device, devices, .. } = *self;
-        let session @ Session { inbox, pools, .. } = session();
+        let session @ Session { inbox, pools, readings, .. } = session();
         if self.gauge == Gauge::Exact && !process::is_forked() {
             session.post_asked(device, devices);
         }
         let trace = match self.gauge {
-            Gauge::Sampled if !process::is_forked() => inbox.ask(Some(&sampler::reading(device, devices)), &question),
+            Gauge::Sampled if !process::is_forked() => {
+                let read = || Ok::<_, Infallible>(sampler::reading(device, devices));
+                let Ok(trace) = readings.ask(inbox, device, read, &question);
+                trace
+            }
             Gauge::Pool if !process::is_forked() => pools.ask(inbox, device, devices, &question),
             _ => inbox.ask(None, &question),
         };

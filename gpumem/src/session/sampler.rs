@@ -174,7 +174,7 @@ fn run(session: &'static Session, woken: &Receiver<()>) {
             }
             Err(RecvTimeoutError::Timeout) => {
                 for Watched { device, devices, .. } in targets {
-                    session.inbox.post(&reading(device, devices));
+                    session.readings.post(&session.inbox, device, || reading(device, devices));
                 }
                 // A reading that took longer than the interval is not made up for.
                 due = (due + session.every).max(Instant::now());

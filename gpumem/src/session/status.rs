@@ -1,10 +1,6 @@
 //! What is measured, by what, since when, and how well.
 
-use std::{
-    fmt,
-    sync::{PoisonError, atomic::Ordering::Relaxed},
-    time::Duration,
-};
+use std::{fmt, time::Duration};
 
 use super::{begun, devices, gauge_of_environment, source_of_environment};
 use crate::{
@@ -176,11 +172,7 @@ pub(super) fn not_exact_by_wish(wish: Option<Gauge>) -> Option<Error> {
 
 /// Why the session does not intercept allocations, if it was tried or given up.
 fn refused() -> Option<Error> {
-    let session = begun()?;
-    if session.unsubscribed.load(Relaxed) {
-        return Some(Kind::NoGauge { gauge: "exact", why: super::UNSUBSCRIBED }.into());
-    }
-    session.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    begun()?.subscription.why_not(super::given_up)
 }
 
 impl fmt::Display for Status {

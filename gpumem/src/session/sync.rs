@@ -2,7 +2,11 @@
 
 pub(super) use std::{thread::sleep, thread_local, time::Instant};
 
-use std::sync::{self, PoisonError};
+use std::sync;
+pub(super) use std::sync::{
+    Mutex as Patient, MutexGuard as PatientGuard, PoisonError,
+    atomic::{AtomicU64, Ordering::SeqCst},
+};
 
 pub(super) use crossbeam::utils::Backoff;
 pub(super) use spin::mutex::{SpinMutex as Mutex, SpinMutexGuard as MutexGuard};

@@ -27,7 +27,7 @@ use libtest_mimic::{Arguments, Trial};
 use shuttle::{
     Config, MaxSteps, Runner,
     scheduler::{DfsScheduler, PctScheduler, RandomScheduler, Scheduler},
-    sync::atomic::{AtomicBool, Ordering::SeqCst},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     thread,
 };
 
@@ -37,7 +37,9 @@ use crate::{
         Answer, Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, ScopeId, SiteId, Space,
         ThreadId, Trace, Watch,
     },
-    session::{Inbox, counts, interrupt_with, set_lends_again, set_patient, stats, this_thread},
+    session::{
+        Inbox, Readings, Subscription, counts, interrupt_with, set_lends_again, set_patient, stats, this_thread,
+    },
 };
 
 fn main() -> ExitCode {
@@ -57,6 +59,8 @@ fn main() -> ExitCode {
         lost_facts_are_told_once
         a_scope_is_closed_once
         what_is_not_heard_is_told_if_that_is_said_first
+        who_begins_and_who_gives_up_at_once_leave_nobody_in_the_dark
+        readings_are_folded_in_the_order_in_which_they_are_made
         what_is_not_heard_is_not_always_told_if_that_is_said_afterwards
     };
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
@@ -458,43 +462,101 @@ fn a_scope_is_closed_once() {
     assert_eq!(outcomes, [(true, false), (false, true)].into());
 }
 
-/// The subscription is given up, as the session does it, while a scope is opened and its thread allocates; gives whether that
-/// was heard, and whether the scope was told that events were lost.
-fn unsubscribed(said_first: bool) -> BTreeSet<(bool, bool)> {
-    always(move || {
+/// What the calls that other threads make come to, while a scope is opened as the session opens it, and its thread allocates; gives
+/// whether that was heard, and whether the scope was told that events were lost. `None` if it is not exact.
+fn unsubscribed(
+    said_first: bool,
+    others: &'static [fn(&Subscription, &Arc<Inbox>, &AtomicBool, bool)],
+) -> BTreeSet<Option<(bool, bool)>> {
+    often(move || {
         let (inbox, subscribed) = (Arc::new(Inbox::new()), Arc::new(AtomicBool::new(true)));
-        let given_up = Arc::new(AtomicBool::new(false));
-        let other = thread::spawn({
-            let (inbox, subscribed, given_up) = (Arc::clone(&inbox), Arc::clone(&subscribed), Arc::clone(&given_up));
-            move || {
-                given_up.store(true, SeqCst);
-                if said_first {
-                    post(&inbox, &LOST);
-                    subscribed.store(false, SeqCst);
-                } else {
-                    subscribed.store(false, SeqCst);
-                    post(&inbox, &LOST);
-                }
+        let subscription = Arc::new(Subscription::new());
+        let others: Vec<_> = others
+            .iter()
+            .map(|other| {
+                let (inbox, subscribed, subscription) =
+                    (Arc::clone(&inbox), Arc::clone(&subscribed), Arc::clone(&subscription));
+                thread::spawn(move || other(&subscription, &inbox, &subscribed, said_first))
+            })
+            .collect();
+        let before = subscription.interruptions();
+        let outcome = subscription.begin(false, || subscribed.store(true, SeqCst)).then(|| {
+            post(&inbox, &open(0));
+            if subscription.interruptions() != before {
+                post(&inbox, &LOST);
             }
+            let heard = subscribed.load(SeqCst);
+            if heard {
+                post(&inbox, &alloc(1, 100));
+            }
+            let trace = inbox.ask(None, &close(0)).expect("the scope is open");
+            (heard, trace.lost > 0)
         });
-        post(&inbox, &open(0));
-        if given_up.load(SeqCst) {
-            post(&inbox, &LOST);
+        for other in others {
+            other.join().unwrap();
         }
-        let heard = subscribed.load(SeqCst);
-        if heard {
-            post(&inbox, &alloc(1, 100));
-        }
-        let trace = inbox.ask(None, &close(0)).expect("the scope is open");
-        other.join().unwrap();
-        (heard, trace.lost > 0)
+        assert_ne!(subscription.is_given_up(), subscribed.load(SeqCst), "what was wanted last is what is");
+        told();
+        outcome
     })
 }
 
+fn give_up(subscription: &Subscription, inbox: &Arc<Inbox>, subscribed: &AtomicBool, said_first: bool) {
+    let tell = || _ = post(inbox, &LOST);
+    let unsubscribe = || subscribed.store(false, SeqCst);
+    let is_live = || subscribed.load(SeqCst);
+    if said_first {
+        subscription.give_up(is_live, tell, unsubscribe);
+    } else {
+        subscription.give_up(is_live, unsubscribe, tell);
+    }
+}
+
+fn begin_anew(subscription: &Subscription, _: &Arc<Inbox>, subscribed: &AtomicBool, _: bool) {
+    assert!(subscription.begin(true, || subscribed.store(true, SeqCst)));
+}
+
+fn who_begins_and_who_gives_up_at_once_leave_nobody_in_the_dark() {
+    let outcomes = unsubscribed(true, &[give_up, begin_anew]);
+    assert!(!outcomes.contains(&Some((false, false))), "{outcomes:?}");
+    assert!(outcomes.contains(&None) && outcomes.contains(&Some((true, false))), "{outcomes:?}");
+    let outcomes = unsubscribed(true, &[give_up, begin_anew, give_up]);
+    assert!(!outcomes.contains(&Some((false, false))), "{outcomes:?}");
+}
+
+/// A device whose memory becomes less with each reading.
+fn readings_are_folded_in_the_order_in_which_they_are_made() {
+    often(|| {
+        let inbox = Arc::new(Inbox::new());
+        let (readings, count) = (Arc::new(Readings::new()), Arc::new(AtomicU64::new(0)));
+        let read = |count: &AtomicU64| {
+            let free = Bytes::new(1000 - count.fetch_add(1, SeqCst));
+            let memory = GpuMemory { total: Bytes::new(1000), free, used: Bytes::ZERO, reserved: None };
+            EventKind::Sample { device: DEVICE, memory }
+        };
+        let sampler = thread::spawn({
+            let (inbox, readings, count) = (Arc::clone(&inbox), Arc::clone(&readings), Arc::clone(&count));
+            move || (0..3).for_each(|_| readings.post(&inbox, DEVICE, || read(&count)))
+        });
+        readings.ask(&inbox, DEVICE, || read(&count), &open(0));
+        readings.ask(&inbox, DEVICE, || read(&count), &close(0));
+        sampler.join().unwrap();
+        let free = told()
+            .iter()
+            .filter_map(|event| match event.kind {
+                EventKind::Sample { memory, .. } => Some(memory.free.get()),
+                _ => None,
+            })
+            .collect::<Vec<_>>();
+        assert_eq!(free, [1000, 999, 998, 997, 996], "an older reading after a newer one");
+    });
+}
+
 fn what_is_not_heard_is_told_if_that_is_said_first() {
-    assert_eq!(unsubscribed(true), [(true, false), (true, true), (false, true)].into());
+    let expected = [None, Some((true, false)), Some((true, true)), Some((false, true))];
+    assert_eq!(unsubscribed(true, &[give_up]), expected.into());
 }
 
 fn what_is_not_heard_is_not_always_told_if_that_is_said_afterwards() {
-    assert!(unsubscribed(false).contains(&(false, false)));
+    assert!(unsubscribed(false, &[give_up]).contains(&Some((false, false))));
 }

@@ -1,5 +1,6 @@
 //! In place of the library's `session/sync.rs`: the checker's kind of each part.
 
+pub(super) use std::sync::PoisonError;
 use std::{
     cell::{Cell, RefCell},
     time::Duration,
@@ -29,6 +30,11 @@ pub(super) fn return_number(number: u32) {
         RETURNED.lock().unwrap().push(number);
     }
 }
+
+pub(super) use shuttle::sync::{
+    Mutex as Patient, MutexGuard as PatientGuard,
+    atomic::{AtomicU64, Ordering::SeqCst},
+};
 
 #[derive(Debug)]
 pub(super) struct Mutex<T>(shuttle::sync::Mutex<T>);
