@@ -291,6 +291,19 @@ fn a_context_that_is_detached() {
     ensure(outcome.answer("figures 0") == "1000 0, 2 lost", "wrong without a word", &outcome);
 }
 
+/// On another device, under the same handle. Drivers before CUDA 12 do not number contexts.
+#[test]
+fn a_context_that_comes_while_nobody_listens() {
+    for machine in [machine().devices(2), machine().devices(2).without_symbol("cuCtxGetId")] {
+        let script = "call cuCtxCreate_v2 &x 0 0; exact 0; exact 1; call cuMemAlloc_v2 &a 1000; unsubscribe; \
+                      call cuCtxDestroy_v2 x; call cuCtxCreate_v2 &y 0 1; subscribe = done; call cuMemAlloc_v2 &b 50; \
+                      figures 0 = 1000 0, 1 lost; figures 1 = 50 0, 1 lost; call cuCtxDestroy_v2 y; figures 1 = 0 50, 1 lost; \
+                      figures 0 = 0 1000, 1 lost; exact 1; call cuCtxCreate_v2 &z 0 1; call cuMemAlloc_v2 &c 7; figures = 7 0";
+        let outcome = check(&machine, &format!("{CONTEXT}; {script}"));
+        ensure(outcome.answer("figures") == "7 0", "another context's", &outcome);
+    }
+}
+
 #[test]
 fn the_process_ends_in_the_middle() {
     for _ in 0..5 {

@@ -456,6 +456,29 @@ fn each_notice_is_written_at_once() {
     assert!(written.iter().all(whole), "in pieces: {written:?}");
 }
 
+/// The driver, NVML and CUPTI set handlers when they begin, which may be after gpumem has.
+#[test]
+fn nobody_calls_a_library_that_was_torn_down() {
+    for (machine, script) in [
+        (standin(), "context 0; sampled; forget; sleep 5"),
+        (standin(), "subscribe; sampled; forget; sleep 5"),
+        (standin().cupti(), "summary; sampled; exact; forget; forget; sleep 5"),
+        (standin().cupti(), "context 0; exact; call cuMemAlloc_v2 &a 1000; forget"),
+    ] {
+        let outcome = machine.set("teardown=1").env("GPUMEM_LEAKS", "1").run(script);
+        ensure_ended(&outcome);
+        let first = outcome.calls.iter().position(|call| call.starts_with("teardown"));
+        let first = first.unwrap_or_else(|| panic!("nothing was torn down\n{outcome}"));
+        let late = outcome.calls[first..].iter().find(|call| !call.starts_with("teardown"));
+        ensure(late.is_none(), "called after that", &outcome);
+    }
+}
+
+#[track_caller]
+fn ensure_ended(outcome: &Outcome) {
+    ensure(outcome.is_clean(), "panicked or did not end well", outcome);
+}
+
 /// Nobody counted, which is not the same as nothing.
 #[test]
 fn what_is_not_counted_is_not_nothing() {

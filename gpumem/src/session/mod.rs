@@ -82,6 +82,8 @@ struct Session {
     every: Duration,
     scopes: AtomicU64,
     subscription: Subscription<Error>,
+    /// CUPTI was subscribed to at some time.
+    is_cupti_heard: AtomicBool,
     /// Which functions other tools had taken from us at the last look.
     displaced: Mutex<u128>,
     /// There was one.
@@ -103,7 +105,12 @@ impl Session {
                 return Ok(live);
             }
             let wanted = wanted.map_or_else(source_of_environment, |wanted| Ok(Some(wanted)));
-            devices.subscribe(unless_needed(wanted, is_needed)?)
+            let subscribed = devices.subscribe(unless_needed(wanted, is_needed)?)?;
+            if subscribed.source == Source::Cupti && !self.is_cupti_heard.swap(true, Relaxed) {
+                // libcupti began now. Its subscription has to end before it is torn down.
+                process::at_exit(at_exit);
+            }
+            Ok(subscribed)
         });
         subscribed.map(|interception| interception.source)
     }
@@ -189,6 +196,7 @@ fn session() -> &'static Session {
             every: sample_interval(),
             scopes: AtomicU64::new(0),
             subscription: Subscription::new(),
+            is_cupti_heard: AtomicBool::new(false),
             displaced: Mutex::new(0),
             is_displaced: AtomicBool::new(false),
         }
@@ -240,17 +248,28 @@ pub(crate) fn rehearse() -> [fn(u64); 2] {
     source::rehearse::<ToSession>()
 }
 
-/// Driver libraries are torn down while the process exits: nobody may be in them then, and nothing is called any more.
+/// Libraries are torn down while the process exits, by handlers that they set when they began: nobody may be in them then, and
+/// nothing is called any more. Handlers run in reverse order, so this is set again for libraries that begin later than the session.
 extern "C" fn at_exit() {
+    static REPORTED: AtomicBool = AtomicBool::new(false);
     if let (Some(session), false) = (begun(), process::is_forked()) {
         session.sampler.stop();
-        // Nothing unwinds into C.
-        let _ = std::panic::catch_unwind(oom::report_pending);
-        let _ = std::panic::catch_unwind(oom::report_leaks);
-        let _ = std::panic::catch_unwind(peaks::report_at_exit);
+        if !REPORTED.swap(true, Relaxed) {
+            // Nothing unwinds into C.
+            let _ = std::panic::catch_unwind(oom::report_pending);
+            let _ = std::panic::catch_unwind(oom::report_leaks);
+            let _ = std::panic::catch_unwind(peaks::report_at_exit);
+        }
         if let Ok(devices) = source::devices() {
             devices.unsubscribe();
         }
+    }
+}
+
+/// NVML and the driver may have begun later than the session.
+extern "C" fn stop_sampling() {
+    if let (Some(session), false) = (begun(), process::is_forked()) {
+        session.sampler.stop();
     }
 }
 

@@ -36,6 +36,8 @@ pub(super) struct Sampler {
 struct State {
     watched: Vec<Watched>,
     thread: Thread,
+    /// The end of the process stops the thread.
+    ends: bool,
     /// The process ends: no more threads.
     over: bool,
 }
@@ -72,6 +74,10 @@ impl Sampler {
                 let _ = wake.try_send(());
             }
         } else if !state.over {
+            // What the thread calls has begun by now: who starts it has read the device.
+            if !mem::replace(&mut state.ends, true) {
+                process::at_exit(super::stop_sampling);
+            }
             let running = start(session)?;
             if let Thread::Ended(handle) = mem::replace(&mut state.thread, running) {
                 let _ = handle.join();

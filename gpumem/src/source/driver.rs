@@ -192,6 +192,7 @@ fn forget_names() {
     known.pools.clear();
     known.elsewhere.clear();
     known.captures.clear();
+    known.forget_contexts();
     CAPTURES.store(0, SeqCst);
     GENERATION.fetch_add(1, SeqCst);
     FIRST_BLOCK.store(u64::MAX, Relaxed);
@@ -203,6 +204,8 @@ fn forget_names() {
 #[derive(Debug, Default)]
 struct Known {
     contexts: HashMap<Context, Owner>,
+    /// Contexts that may have gone while nobody intercepted: a handle, and whose blocks are live until it is known to be gone.
+    doubtful: Vec<(usize, Owner)>,
     /// Numbers of contexts that are in use, from 1.
     numbers: Vec<bool>,
     streams: HashMap<u64, u32>,
@@ -669,6 +672,12 @@ fn device_of_pool(pool: u64, address: u64) -> Where {
 }
 
 impl Known {
+    /// A context without a number of its own may have gone, and another one have come under its handle.
+    fn forget_contexts(&mut self) {
+        let unnumbered = self.contexts.extract_if(|context, _| context.uid == 0);
+        self.doubtful.extend(unnumbered.map(|(context, owner)| (context.handle, owner)));
+    }
+
     /// Whether a capture of that stream was under way, which is over.
     fn end_capture(&mut self, stream: u64) -> bool {
         let at = self.captures.iter().position(|captured| *captured == stream);
@@ -718,7 +727,9 @@ fn context_gone(handle: usize) {
     let gone: Vec<Owner> = {
         let mut known = known();
         GENERATION.fetch_add(1, Relaxed);
-        known.contexts.extract_if(|context, _| context.handle == handle).map(|(_, owner)| owner).collect()
+        let Known { contexts, doubtful, .. } = &mut *known;
+        let certain = contexts.extract_if(|context, _| context.handle == handle).map(|(_, owner)| owner);
+        certain.chain(doubtful.extract_if(.., |(of, _)| *of == handle).map(|(_, owner)| owner)).collect()
     };
     for Owner { number, .. } in gone {
         if number == 0 {

@@ -20,8 +20,8 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Has `callback` called when the process exits, before the driver libraries are torn down: handlers run in reverse
-/// order and libraries are finished after the last one. It must not unwind.
+/// Has `callback` called when the process exits, before libraries are torn down that have begun by now: handlers run in reverse
+/// order. It must not unwind.
 pub(crate) fn at_exit(callback: extern "C" fn()) {
     // SAFETY: `atexit` is in the C library that every target of `std` with NVIDIA drivers links; it keeps the function
     // pointer, which is `'static`, and calls it once with no argument. A refusal (no memory) is harmless: the handler is

@@ -87,6 +87,7 @@ pub(crate) struct Config {
     pub(crate) yields: bool,
     /// Whether some functions that allocate call `cuMemAlloc_v2` through its slot.
     pub(crate) nested: bool,
+    pub(crate) teardown: bool,
     pub(crate) slow: Duration,
     pub(crate) figures_max: bool,
     pub(crate) faults: Vec<Fault>,
@@ -131,6 +132,7 @@ impl Config {
     /// | `shared` | `0` | `1`: that tool lets others subscribe beside it |
     /// | `yields` | `0` | `1`: other threads get their turn between a call and its callbacks |
     /// | `nested` | `0` | `1`: `cuMemAllocPitch_v2` and `cuMemAllocManaged` call `cuMemAlloc_v2` as a program does, and managed memory is on the card |
+    /// | `teardown` | `0` | `1`: each library is torn down when the process exits, as by a handler that it sets when it begins, and writes `teardown` to the log |
     /// | `slow` | `0` | so many milliseconds pass before NVML tells the memory of a card |
     /// | `foreign_slot` | | a function whose slot points out of the library; see `foreign.rs` |
     /// | `fastest` | `pci` | `reversed`: CUDA's own order of the cards is the reverse of NVML's |
@@ -148,6 +150,7 @@ impl Config {
             yields: false,
             nested: false,
             cupti: Cupti { version: 130_202, subscriber: None, shared: false },
+            teardown: false,
             slow: Duration::ZERO,
             figures_max: false,
             faults: Vec::new(),
@@ -177,6 +180,7 @@ impl Config {
                 "cupti" => config.cupti.version = value.parse().map_err(|_| refuse("no version, such as 130202"))?,
                 "subscriber" => config.cupti.subscriber = Some(value.to_owned()),
                 "yields" => config.yields = flag()?,
+                "teardown" => config.teardown = flag()?,
                 "slow" => {
                     config.slow = Duration::from_millis(value.parse().map_err(|_| refuse("no milliseconds"))?);
                 }

@@ -374,6 +374,7 @@ dispatched! { jumps;
             call.driver.initialised_by.store(u32::MAX, Ordering::Relaxed);
             return Err(NOT_INITIALIZED);
         }
+        call.driver.tear_down_at_exit();
         crate::injection::load(call);
         Ok(())
     }

@@ -216,10 +216,12 @@ pub(crate) fn announce<P>(
 
 exports! {
     fn cuptiSubscribe(created: Out<usize>, callback: Option<Callback>, userdata: Out<c_void>) |call| {
+        call.driver.tear_down_at_exit();
         subscribe(call, created, callback, userdata, None)
     }
 
     fn cuptiSubscribe_v2(created: Out<usize>, callback: Option<Callback>, userdata: Out<c_void>, params: Out<SubscriberParams>) |call| {
+        call.driver.tear_down_at_exit();
         subscribe(call, created, callback, userdata, Some(params))
     }
 

@@ -73,6 +73,24 @@ impl Driver {
         lock(&self.objects).context_uids.get(&context).copied().unwrap_or(0)
     }
 
+    /// What libraries do that have something to clean up: whoever calls them after that is at his own risk.
+    pub(crate) fn tear_down_at_exit(&self) {
+        unsafe extern "C" {
+            fn atexit(callback: extern "C" fn()) -> c_int;
+        }
+        extern "C" fn tear_down() {
+            if let Some(log) = &driver().log {
+                _ = lock(log).write_all(b"teardown=0\n");
+                // Who still calls, does so meanwhile.
+                std::thread::sleep(std::time::Duration::from_millis(50));
+            }
+        }
+        if self.config.teardown {
+            // SAFETY: the C library keeps the pointer to this function, and calls it once, without an argument.
+            unsafe { atexit(tear_down) };
+        }
+    }
+
     fn from_env() -> Result<Self, String> {
         let functions: Vec<_> = [
             nvml::FUNCTIONS,

@@ -125,6 +125,7 @@ fn put_processes(processes: &[ProcessInfo], count: Out<c_uint>, list: Out<Proces
 
 exports! {
     fn nvmlInit_v2() |call| {
+        call.driver.tear_down_at_exit();
         call.driver.nvml_users.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

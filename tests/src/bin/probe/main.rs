@@ -11,7 +11,7 @@
 //! - `handle [device]`: looks a device up; `fast`, `try_fast`: used memory through it;
 //! - `memory_allocated`, `max_memory_allocated`, `memory_reserved`, `max_memory_reserved`, `reset_peaks`, `memory_stats`, each with
 //!   `[device]`: in bytes, and of the last what is not 0; `memory_snapshot`: what is live, the largest first;
-//! - `new`, `build [device]`: a trace; `report`, `reset`, `data`, `stop`, `drop`: what to do with the last one;
+//! - `new`, `build [device]`: a trace; `report`, `reset`, `data`, `stop`, `drop`, `forget`: what to do with the last one;
 //! - `context device`; `pooled MiB`: allocates on the last context, through cudarc; `give_back`: all of it; `capture`:
 //!   a stream is captured until `end_capture`, which tells whether the capture is whole;
 //! - `exact [device]`, `of_thread [device]`, `pool [device]`, `sampled [device]`: a trace with that gauge, or of this thread alone;
@@ -273,6 +273,13 @@ impl Probe {
                 self.traces.pop();
                 "done".to_owned()
             }
+            "forget" => {
+                self.traces.pop().map_or("there is none", |trace| {
+                    std::mem::forget(trace);
+                    "open for ever"
+                })
+            }
+            .to_owned(),
             _ => return Ok(None),
         }))
     }
