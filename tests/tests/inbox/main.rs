@@ -462,12 +462,12 @@ fn a_scope_is_closed_once() {
     assert_eq!(outcomes, [(true, false), (false, true)].into());
 }
 
+/// What another thread does with the subscription.
+type Other = fn(&Subscription, &Arc<Inbox>, &AtomicBool, bool);
+
 /// What the calls that other threads make come to, while a scope is opened as the session opens it, and its thread allocates; gives
 /// whether that was heard, and whether the scope was told that events were lost. `None` if it is not exact.
-fn unsubscribed(
-    said_first: bool,
-    others: &'static [fn(&Subscription, &Arc<Inbox>, &AtomicBool, bool)],
-) -> BTreeSet<Option<(bool, bool)>> {
+fn unsubscribed(said_first: bool, others: &'static [Other]) -> BTreeSet<Option<(bool, bool)>> {
     often(move || {
         let (inbox, subscribed) = (Arc::new(Inbox::new()), Arc::new(AtomicBool::new(true)));
         let subscription = Arc::new(Subscription::new());

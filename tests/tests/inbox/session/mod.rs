@@ -38,7 +38,11 @@ impl Subscription {
     }
 
     pub(crate) fn begin(&self, anew: bool, subscribe: impl FnOnce()) -> bool {
-        self.0.begin(anew, || "given up", || Ok(subscribe())).is_ok()
+        let subscribe = || {
+            subscribe();
+            Ok(())
+        };
+        self.0.begin(anew, || "given up", subscribe).is_ok()
     }
 
     pub(crate) fn give_up(&self, is_live: impl FnOnce() -> bool, tell: impl FnOnce(), unsubscribe: impl FnOnce()) {
