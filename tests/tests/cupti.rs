@@ -177,7 +177,7 @@ fn nothing_is_subscribed_to_that_nobody_asked_for() {
     for (machine, script) in [
         (heard(), "get; get_all; used_no_cache; max_free; available; status; handle; fast"),
         (heard(), "sampled; drop"),
-        (heard().env("GPUMEM_GAUGE", "sampled"), "new; report; drop; of_thread"),
+        (heard().env("GPUMEM_GAUGE", "sampled"), "new; report; drop"),
         (heard().env("GPUMEM_GAUGE", "off"), "new; report; drop"),
     ] {
         let outcome = check(&machine, script);
