@@ -197,6 +197,8 @@ enum Kind {
     Async(usize),
     Plain(usize),
     Launch,
+    /// The launch of a graph of one kernel.
+    Graph,
     /// An exact trace: create, read, drop.
     Trace,
 }
@@ -214,7 +216,7 @@ struct Row {
 }
 
 impl Row {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::of("async-4KiB-alone", Kind::Async(4096), 1, 10_000),
         Self::of("async-1MiB-alone", Kind::Async(MIB), 1, 10_000),
         Self::of("async-4KiB-threads", Kind::Async(4096), THREADS, 1000),
@@ -222,6 +224,7 @@ impl Row {
         Self { has_stacks: true, ..Self::of("plain-1MiB", Kind::Plain(MIB), 1, 500) },
         Self::of("launch", Kind::Launch, 1, 10_000),
         Self::of("launch-threads", Kind::Launch, THREADS, 1000),
+        Self::of("graph-launch", Kind::Graph, 1, 10_000),
         Self { has_stacks: true, ..Self::of("stacks-shallow", Kind::Async(4096), 1, 5000) },
         Self { has_stacks: true, deeper: DEEP, ..Self::of("stacks-deep", Kind::Async(4096), 1, 5000) },
         Self::of("trace", Kind::Trace, 1, 2000),
@@ -267,7 +270,7 @@ impl Row {
             Kind::Async(_) => Some(if self.threads == 1 { 1.06 } else { 1.10 }),
             Kind::Plain(_) => Some(1.02),
             Kind::Launch => Some(1.01),
-            Kind::Trace => None,
+            Kind::Graph | Kind::Trace => None,
         }
     }
 
@@ -276,6 +279,7 @@ impl Row {
             Kind::Async(bytes) => format!("`cuMemAllocAsync` + `cuMemFreeAsync`, {}", Bytes::from(bytes)),
             Kind::Plain(bytes) => format!("`cuMemAlloc` + `cuMemFree`, {}", Bytes::from(bytes)),
             Kind::Launch => "kernel launch".to_owned(),
+            Kind::Graph => "launch of a graph of one kernel".to_owned(),
             Kind::Trace => "exact trace: create, read, drop".to_owned(),
         };
         let with = |number: usize, what: &str| if number > 0 { format!(", {number} {what}") } else { String::new() };
@@ -287,7 +291,7 @@ impl Row {
     fn most(&self) -> (u64, u64) {
         match self.kind {
             Kind::Async(bytes) | Kind::Plain(bytes) => (bytes as u64, (bytes * self.threads) as u64),
-            Kind::Launch | Kind::Trace => (0, 0),
+            Kind::Launch | Kind::Graph | Kind::Trace => (0, 0),
         }
     }
 
@@ -300,7 +304,7 @@ impl Row {
     fn events(&self) -> u64 {
         match self.kind {
             Kind::Async(_) | Kind::Plain(_) => (2 * self.threads * (self.times + self.warm_up())) as u64,
-            Kind::Launch | Kind::Trace => 0,
+            Kind::Launch | Kind::Graph | Kind::Trace => 0,
         }
     }
 }
@@ -536,7 +540,12 @@ struct Gpu {
     streams: Vec<sys::CUstream>,
     /// One that does nothing.
     kernel: OnceLock<Kernel>,
+    /// One of that kernel.
+    graph: OnceLock<Graph>,
 }
+
+/// An executable graph that is never destroyed.
+struct Graph(sys::CUgraphExec);
 
 /// A kernel in a module that is never unloaded.
 struct Kernel(sys::CUfunction);
@@ -546,6 +555,12 @@ unsafe impl Sync for Gpu {}
 
 // SAFETY: as above: a function is such a handle.
 unsafe impl Send for Kernel {}
+
+// SAFETY: as above.
+unsafe impl Send for Graph {}
+
+// SAFETY: as above; one thread at a time launches it.
+unsafe impl Sync for Graph {}
 
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
@@ -559,7 +574,12 @@ impl Gpu {
         // SAFETY: the context is alive.
         unsafe { result::ctx::set_current(context) }.expect("a live context can be current");
         let stream = |_| result::stream::create(result::stream::StreamKind::NonBlocking).expect("a stream");
-        let gpu = Self { context, streams: (0..THREADS).map(stream).collect(), kernel: OnceLock::new() };
+        let gpu = Self {
+            context,
+            streams: (0..THREADS).map(stream).collect(),
+            kernel: OnceLock::new(),
+            graph: OnceLock::new(),
+        };
         let mut all = u64::MAX;
         // SAFETY: the device came from the driver, and the attribute is 64 bits wide, as what is passed is.
         unsafe {
@@ -587,8 +607,10 @@ impl Gpu {
 
     /// One measurement: nanoseconds of wall time for each time that each thread does it.
     fn measure(&self, row: &Row) -> f64 {
-        if let Kind::Launch = row.kind {
-            self.kernel();
+        match row.kind {
+            Kind::Launch => drop(self.kernel()),
+            Kind::Graph => drop(self.graph()),
+            _ => {}
         }
         if row.threads == 1 {
             self.run(row.kind, 0, row.warm_up());
@@ -630,6 +652,7 @@ impl Gpu {
                     Kind::Async(bytes) => pooled_pair(bytes, stream),
                     Kind::Plain(bytes) => plain_pair(bytes),
                     Kind::Launch => self.launch(stream),
+                    Kind::Graph => self.launch_graph(stream),
                     Kind::Trace => drop(black_box(exact().data())),
                 }
             }
@@ -646,6 +669,29 @@ impl Gpu {
         unsafe { sys::cuLaunchKernel(self.kernel(), 1, 1, 1, 1, 1, 1, 0, stream, none, none.cast()) }
             .result()
             .expect("the kernel can be launched");
+    }
+
+    fn graph(&self) -> sys::CUgraphExec {
+        let capture = || {
+            let (stream, mode) = (self.streams[0], sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+            self.kernel();
+            // SAFETY: the stream is alive, and nothing else is done on it meanwhile.
+            unsafe { result::stream::begin_capture(stream, mode) }.expect("the stream can be captured");
+            self.launch(stream);
+            // SAFETY: as above; the graph came from the capture, and is never destroyed.
+            let graph = unsafe { result::stream::end_capture(stream) }.expect("the capture ended whole");
+            let mut executable = ptr::null_mut();
+            // SAFETY: the out-parameter and the graph are live.
+            let instantiated = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0) };
+            instantiated.result().expect("the graph can be made executable");
+            Graph(executable)
+        };
+        self.graph.get_or_init(capture).0
+    }
+
+    fn launch_graph(&self, stream: sys::CUstream) {
+        // SAFETY: the graph and the stream are alive.
+        unsafe { sys::cuGraphLaunch(self.graph(), stream) }.result().expect("the graph can be launched");
     }
 
     /// One measurement. Whoever listens has then heard all of it.
@@ -701,7 +747,7 @@ fn functions(gpu: &Gpu, kind: Kind) -> f64 {
         match kind {
             Kind::Async(bytes) => sys::cuMemAllocAsync(&raw mut at, bytes, stream),
             Kind::Plain(bytes) => sys::cuMemAlloc_v2(&raw mut at, bytes),
-            Kind::Launch | Kind::Trace => unreachable!("it allocates nothing"),
+            Kind::Launch | Kind::Graph | Kind::Trace => unreachable!("it allocates nothing"),
         }
         .result()
         .expect("the device has room");

@@ -702,10 +702,11 @@ fn imports_in_two_processes() {
     let pool = put("cuMemPoolCreate", |out| vec![out, properties.as_ptr() as u64]);
     let pooled = put("cuMemAllocFromPoolAsync", |out| vec![out, 3 * MIB, pool, stream]);
     synchronize();
-    let mut pointer = [0_u64; 8];
-    done("cuMemPoolExportPointer", &[pointer.as_mut_ptr() as u64, pooled]);
     let descriptors = [("cuMemExportToShareableHandle", handle), ("cuMemPoolExportToShareableHandle", pool)]
         .map(|(export, what)| driver::inherited(put(export, |out| vec![out, what, 1, 0]) & 0xffff_ffff));
+    // The driver exports pointers only of a pool that was exported.
+    let mut pointer = [0_u64; 8];
+    done("cuMemPoolExportPointer", &[pointer.as_mut_ptr() as u64, pooled]);
     check("exported", 9 * MIB);
     let words = [ipc.as_slice(), &pointer, &descriptors].concat();
     let words: Vec<_> = std::hint::black_box(words).iter().map(u64::to_string).collect();
