@@ -331,7 +331,11 @@ fn is_captured(stream: u64) -> Option<bool> {
     if CAPTURES.load(SeqCst) == 0 || matches!(stream, 0 | CU_STREAM_LEGACY) {
         return Some(false);
     }
-    cuda::is_capturing(stream)
+    let is_captured = cuda::is_capturing(stream);
+    if is_captured == Some(true) {
+        graphs::allocate();
+    }
+    is_captured
 }
 
 fn pooled_on(address: u64, bytes: u64, device: Where) {
@@ -455,6 +459,7 @@ fn hear(caller: &Caller, call: &Call) {
         }
         Call::CaptureBegun { stream } => capture_begun(stream),
         Call::CaptureEnded { stream, worked } => capture_ended(stream, worked),
+        Call::GraphNode => graphs::allocate(),
         Call::Graphs { done } => graphs::launched(owner_of(caller).map(|owner| owner.device), done),
         Call::Mapped { at, handle } => known().handles.map(at, handle),
         Call::Unmapping { at, bytes } => {

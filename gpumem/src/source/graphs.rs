@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     model::{Answer, Block, Bytes, EventKind, Key, MemKind, Space, StackId},
-    sys::cuda,
+    sys::{calls, cuda},
 };
 
 /// What a device has mapped, as the fold was told.
@@ -53,6 +53,11 @@ pub(super) fn forget() {
     graphs().values_mut().for_each(|mapped| mapped.unread = true);
 }
 
+/// Some graph has a node that allocates, so that each launch has to be looked at.
+pub(super) fn allocate() {
+    calls::report_graph_launches();
+}
+
 /// A call can change what is mapped, on the device of its context or on those of a graph's nodes; it is about to be made, or done.
 #[cold]
 pub(super) fn launched(here: Option<u32>, done: bool) {
@@ -63,7 +68,8 @@ pub(super) fn launched(here: Option<u32>, done: bool) {
     {
         entry.insert(Mapped::UNREAD);
     }
-    for (ordinal, mapped) in graphs.iter_mut().filter(|(_, mapped)| done || mapped.unread) {
+    let first = !done && calls::launches_are_unreported();
+    for (ordinal, mapped) in graphs.iter_mut().filter(|(_, mapped)| done || mapped.unread || first) {
         mapped.read(*ordinal, stacks::here);
     }
 }
@@ -72,7 +78,7 @@ pub(super) fn launched(here: Option<u32>, done: bool) {
 pub(super) fn look_at(ordinal: u32) {
     let mut graphs = graphs();
     let mapped = graphs.entry(ordinal).or_insert(Mapped::UNREAD);
-    if mapped.unread || AT_WORK.load(Relaxed) {
+    if mapped.unread || AT_WORK.load(Relaxed) || calls::launches_are_unreported() {
         mapped.read(ordinal, |_| StackId::NONE);
     }
 }
@@ -82,7 +88,13 @@ impl Mapped {
 
     fn read(&mut self, ordinal: u32, stack: impl FnOnce(u64) -> StackId) {
         let Ok(used) = cuda::graph_memory(ordinal) else { return lost() };
-        for fact in self.take(ordinal, used.unwrap_or(0), stack) {
+        let (was_unread, used) = (self.unread, used.unwrap_or(0));
+        // A graph that was built when nobody listened allocates after all. A launch that nobody looked at did this, at some
+        // moment.
+        if used > self.told() && !calls::report_graph_launches() && !was_unread {
+            lost();
+        }
+        for fact in self.take(ordinal, used, stack) {
             if tell(&fact) == Answer::Untracked {
                 tell(&EventKind::Untracked);
             }

@@ -10,6 +10,7 @@ use std::{
     marker::PhantomData,
     mem,
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
 const CUDA_ERROR_OUT_OF_MEMORY: u32 = 2;
@@ -67,6 +68,11 @@ pub(super) enum Shape {
     CaptureBegin(Null),
     /// `(CUstream stream, CUgraph *out)`
     CaptureEnd(Null),
+    /// `(CUgraphNode *out, …, [CUgraphNodeParams *])`, with the place of the parameters where the kind of the node is in them:
+    /// a graph may have a node that allocates.
+    GraphNode { parameters: Option<usize> },
+    /// `(…)`: what is mapped for memory nodes of graphs may change, if there are any.
+    GraphLaunch,
     /// `(…)`: what is mapped for memory nodes of graphs may change.
     Graphs,
 }
@@ -165,8 +171,11 @@ macro_rules! with_calls {
             721 cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode): Shape::CaptureBegin(Null::PerThread);
             497 cuStreamEndCapture(stream, out): Shape::CaptureEnd(Null::Legacy);
             498 cuStreamEndCapture_ptsz(stream, out): Shape::CaptureEnd(Null::PerThread);
-            514 cuGraphLaunch(graph, stream): Shape::Graphs;
-            515 cuGraphLaunch_ptsz(graph, stream): Shape::Graphs;
+            638 cuGraphAddMemAllocNode(out, graph, nodes, count, parameters): Shape::GraphNode { parameters: None };
+            712 cuGraphAddNode(out, graph, nodes, count, parameters): Shape::GraphNode { parameters: Some(4) };
+            723 cuGraphAddNode_v2(out, graph, nodes, edges, count, parameters): Shape::GraphNode { parameters: Some(5) };
+            514 cuGraphLaunch(graph, stream): Shape::GraphLaunch;
+            515 cuGraphLaunch_ptsz(graph, stream): Shape::GraphLaunch;
             580 cuGraphUpload(graph, stream): Shape::Graphs;
             581 cuGraphUpload_ptsz(graph, stream): Shape::Graphs;
             656 cuGraphInstantiateWithParams(out, graph, parameters): Shape::Graphs;
@@ -271,6 +280,8 @@ pub(crate) enum Call {
         stream: u64,
         worked: bool,
     },
+    /// A graph has a node that allocates.
+    GraphNode,
     /// What is mapped for memory nodes of graphs is about to change, or has changed.
     Graphs {
         done: bool,
@@ -476,6 +487,40 @@ pub(crate) fn outside<T>(code: impl FnOnce() -> T) -> T {
     in_state(State::Program, code)
 }
 
+/// What is known of the graphs of this process. Launches are not reported until some graph has a node that allocates: programs
+/// launch graphs of kernels in a microsecond each.
+struct Graphs {
+    allocate: AtomicBool,
+    /// One was launched, and was not reported.
+    were_launched: AtomicBool,
+}
+
+static GRAPHS: Graphs = Graphs { allocate: AtomicBool::new(false), were_launched: AtomicBool::new(false) };
+
+impl Graphs {
+    /// A graph is launched. Says whether that is to be reported.
+    #[inline]
+    fn launched(&self) -> bool {
+        if self.allocate.load(Relaxed) {
+            return true;
+        }
+        if !self.were_launched.load(Relaxed) {
+            self.were_launched.store(true, Relaxed);
+        }
+        false
+    }
+}
+
+/// Has launches of graphs reported from now on. Says whether they were already.
+pub(crate) fn report_graph_launches() -> bool {
+    GRAPHS.allocate.swap(true, Relaxed)
+}
+
+/// Whether graphs were launched that were not reported.
+pub(crate) fn launches_are_unreported() -> bool {
+    !GRAPHS.allocate.load(Relaxed) && GRAPHS.were_launched.load(Relaxed)
+}
+
 /// For calls of the driver that are this library's own: they are told to nobody.
 pub(super) fn unheard<T>(code: impl FnOnce() -> T) -> T {
     in_state(State::Own, code)
@@ -531,7 +576,8 @@ pub(super) unsafe fn at_enter(shape: Shape, arguments: Arguments, to: &impl Tell
         // Told before also because the driver may report an error of earlier work, and destroys the context all the same.
         #[expect(clippy::cast_possible_truncation, reason = "a pointer is as wide as `usize`")]
         Shape::ContextDestroy => to.tell(&Call::ContextGone { handle: word(0) as usize }),
-        Shape::Graphs => to.tell(&Call::Graphs { done: false }),
+        Shape::GraphLaunch if !GRAPHS.launched() => {}
+        Shape::GraphLaunch | Shape::Graphs => to.tell(&Call::Graphs { done: false }),
         _ => {}
     }
 }
@@ -551,6 +597,7 @@ pub(super) unsafe fn at_exit(shape: Shape, result: u32, arguments: Arguments, to
             let (address, bytes, stream) = unsafe { (arguments.out(), arguments.word(1), arguments.word(2)) };
             to.pooled(address, bytes, null.named(stream));
         }
+        (Shape::GraphLaunch, _) if !GRAPHS.launched() => {}
         // SAFETY: the arguments are those of a call of this shape, which succeeded.
         (shape, 0) => unsafe { succeeded(shape, arguments, to) },
         (shape, result) => {
@@ -622,7 +669,17 @@ unsafe fn succeeded(shape: Shape, arguments: Arguments, to: &impl Tell) {
         Shape::Foreign(named) => Call::Foreign { named, name: out() },
         Shape::CaptureBegin(null) => Call::CaptureBegun { stream: null.named(word(0)) },
         Shape::CaptureEnd(null) => Call::CaptureEnded { stream: null.named(word(0)), worked: true },
-        Shape::Graphs => Call::Graphs { done: true },
+        Shape::GraphNode { parameters } => {
+            /// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`
+            const MEM_ALLOC: c_int = 10;
+            // SAFETY: the call succeeded, and the first field of the node's parameters is its kind.
+            let allocates = parameters.is_none_or(|at| unsafe { (word(at) as *const c_int).read() } == MEM_ALLOC);
+            if !allocates {
+                return;
+            }
+            Call::GraphNode
+        }
+        Shape::GraphLaunch | Shape::Graphs => Call::Graphs { done: true },
         // Whether the context is still there depends on references that are not known.
         Shape::ContextDetach => Call::Uncounted,
         // `at_enter` and `at_exit` tell the first three; the dispatch table's hook tells of primary contexts.
@@ -649,7 +706,7 @@ unsafe fn failed(shape: Shape, result: u32, arguments: Arguments) -> Option<Call
         // It may have ended all the same.
         Shape::CaptureEnd(null) => return Some(Call::CaptureEnded { stream: null.named(word(0)), worked: false }),
         // The driver may report an error of earlier work, and do it all the same.
-        Shape::Graphs => return Some(Call::Graphs { done: true }),
+        Shape::GraphLaunch | Shape::Graphs => return Some(Call::Graphs { done: true }),
         _ => {}
     }
     if result != CUDA_ERROR_OUT_OF_MEMORY {
