@@ -951,6 +951,9 @@ mod tests {
         assert_eq!(call("cuMemAllocAsync", Exit(0), &[at, 64, 0]), pooled(0));
         assert_eq!(call("cuMemAllocAsync_ptsz", Exit(0), &[at, 64, 0]), pooled(2));
         assert_eq!(call("cuMemAllocAsync_ptsz", Exit(0), &[at, 64, 9]), pooled(9));
+        // Launches are told from the moment a graph is known to allocate.
+        assert_eq!([call("cuGraphLaunch", Enter, &[7, 9]), call("cuGraphLaunch", Exit(0), &[7, 9])], [None, None]);
+        assert!(launches_are_unreported() && !report_graph_launches() && !launches_are_unreported());
         for name in ["cuGraphLaunch", "cuGraphUpload_ptsz", "cuDeviceGraphMemTrim"] {
             assert_eq!(call(name, Enter, &[7, 9]), Some(Call::Graphs { done: false }));
             for result in [0, 700] {
