@@ -36,6 +36,7 @@ pub(crate) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
 pub(super) use super::calls::at_rare_work;
 
 /// Without a source that intercepts calls, nobody is told of any.
+#[expect(clippy::unnecessary_wraps, reason = "where there is such a source, the code may have panicked")]
 #[cfg(not(any(feature = "cupti", feature = "dispatch")))]
 pub(super) fn at_rare_work<T>(code: impl FnOnce() -> T) -> Option<T> {
     Some(code())
