@@ -1176,3 +1176,162 @@ fn everything_agrees_with_the_obvious_way() {
         }
     }
 }
+
+/// A ledger that takes what it can the common way, and one that takes everything the general way. They are told the same, and
+/// tell the same.
+#[derive(Default)]
+struct Twins {
+    common: Ledger,
+    general: Ledger,
+    number: u64,
+    /// How many events went the common way.
+    alike: usize,
+}
+
+impl Twins {
+    fn post(&mut self, kind: &EventKind, thread: ThreadId) {
+        self.number += 1;
+        let number = self.number;
+        let event = Event { number, time: Duration::from_millis(100 * number), thread, kind };
+        match *kind {
+            EventKind::Alloc { key, block } => {
+                self.common.set_time(event.time);
+                self.general.set_time(event.time);
+                self.general.alloc(key, block.bytes, block.tag(), number, thread);
+                if self.common.alloc_alike(key, block.bytes, block.tag(), number, thread) {
+                    self.alike += 1;
+                } else {
+                    self.common.alloc(key, block.bytes, block.tag(), number, thread);
+                }
+            }
+            EventKind::Free { key, block } => {
+                let answer = self.general.free(key, block.as_ref(), thread);
+                if self.common.free_alike(key, thread) {
+                    self.alike += 1;
+                    assert_eq!(answer, Answer::Taken);
+                } else {
+                    assert_eq!(answer, self.common.free(key, block.as_ref(), thread));
+                }
+            }
+            _ => assert_eq!(self.common.apply(&event), self.general.apply(&event)),
+        }
+        assert_eq!(self.common.take_trace(), self.general.take_trace(), "event {number}");
+    }
+
+    fn compare<T: PartialEq + std::fmt::Debug>(&mut self, read: impl Fn(&mut Ledger) -> T) {
+        assert_eq!(read(&mut self.common), read(&mut self.general), "event {}", self.number);
+    }
+
+    fn compare_all(&mut self) {
+        self.compare(|ledger| (ledger.counts(), ledger.stats()));
+        self.compare(Ledger::spots);
+        self.compare(Ledger::origins);
+        self.compare(|ledger| {
+            let mut blocks: Vec<_> = (0..PARTS).flat_map(|part| ledger.blocks(part, None)).collect();
+            blocks.sort_by_key(|held| (held.number, held.key.get()));
+            blocks
+        });
+    }
+
+    fn compare_peak(&mut self, kept: ScopeId) {
+        self.compare(|ledger| ledger.kept_peak(kept));
+        self.compare(|ledger| (0..).map_while(|part| ledger.peak_part(kept, part)).collect::<Vec<_>>());
+        self.compare(|ledger| ledger.release_peak(kept));
+    }
+}
+
+#[test]
+#[allow(clippy::too_many_lines, reason = "it is a list of what may happen")]
+fn the_common_way_comes_to_what_the_general_one_comes_to() {
+    for seed in 1..if cfg!(miri) { 2 } else { 24_u64 } {
+        let mut numbers = numbers(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let mut random = |below: usize| usize::try_from(numbers(below as u64)).unwrap();
+        let mut twins = Twins::default();
+        let (mut thread, mut of) =
+            (ThreadId(1), Block::new(Device { family: Family::Cuda, ordinal: 0 }, Bytes::ZERO, MemKind::Pool));
+        // Where some histories have no scope of one thread, and no loss, almost all goes the common way.
+        let (has_locals, has_losses) = (seed % 3 == 0, seed % 2 == 0);
+        let mut scopes: Vec<(ScopeId, bool)> = Vec::new();
+        for step in 0..if cfg!(miri) { 300 } else { 3000_u64 } {
+            if random(12) == 0 {
+                thread = ThreadId(1 + u32::try_from(random(3)).unwrap());
+                let device = Device { family: Family::Cuda, ordinal: u32::from(random(8) == 0) };
+                let kind = [MemKind::Pool, MemKind::Device, MemKind::PinnedHost][random(3)];
+                let context = if kind == MemKind::Device { 1 } else { 0 };
+                let stack = StackId(u32::try_from(random(2)).unwrap());
+                of = Block { context, stack, ..Block::new(device, Bytes::ZERO, kind) };
+            }
+            // Some of them want the same place in the nursery.
+            let key = Key::new(Space::Address, 512 * (1 + random(400) as u64));
+            let scope = scopes.get(random(scopes.len().max(1))).copied();
+            let id = ScopeId(step);
+            match random(200) {
+                0..90 => {
+                    let block = Block { bytes: Bytes::new(random(1000) as u64), ..of };
+                    twins.post(&EventKind::Alloc { key, block }, thread);
+                }
+                90..170 => {
+                    let older = (random(40) == 0).then_some(Block { bytes: Bytes::new(7), ..of });
+                    twins.post(&EventKind::Free { key, block: older }, thread);
+                }
+                170..175 => twins.post(&EventKind::Unfree, thread),
+                175 => twins.post(&EventKind::Untracked, thread),
+                176 => twins.post(&EventKind::Shrink { key, bytes: Bytes::new(1) }, thread),
+                177 if random(4) == 0 => twins.post(&EventKind::Gone { context: 1 }, thread),
+                178 if has_losses => twins.post(&EventKind::Lost { count: 1 }, thread),
+                179 if has_losses => {
+                    let now = random(2) as u64;
+                    twins.post(&EventKind::Displaced { now, more: now }, thread);
+                }
+                180..184 => {
+                    let watch = Watch {
+                        device: of.device,
+                        gauge: Gauge::Exact,
+                        every: Duration::ZERO,
+                        thread: (has_locals && random(3) == 0).then_some(thread),
+                        site: SiteId(2 + u32::try_from(random(3)).unwrap()),
+                        source: crate::model::Source::Dispatch,
+                        at_peak: random(2) == 0,
+                    };
+                    twins.post(&EventKind::Open { scope: id, watch }, thread);
+                    scopes.push((id, watch.at_peak));
+                }
+                184 => {
+                    twins.common.begin_thread(thread);
+                    twins.general.begin_thread(thread);
+                }
+                185..194 => {
+                    let Some((scope, at_peak)) = scope else { continue };
+                    match random(7) {
+                        0 => twins.post(&EventKind::Enter { scope }, thread),
+                        1 => twins.post(&EventKind::Leave { scope }, thread),
+                        2 => twins.post(&EventKind::Read { scope }, thread),
+                        3 => twins.post(&EventKind::Reset { scope }, thread),
+                        4 => twins.post(&EventKind::Next { scope }, thread),
+                        5 => {
+                            twins.compare(|ledger| ledger.keep_peak(scope, id));
+                            twins.compare_peak(id);
+                        }
+                        _ => {
+                            twins.post(&EventKind::Close { scope }, thread);
+                            scopes.retain(|(open, _)| *open != scope);
+                            if at_peak {
+                                twins.compare_peak(scope);
+                            }
+                        }
+                    }
+                }
+                194 => {
+                    twins.compare(|ledger| ledger.keep_device_peak(of.device, id));
+                    twins.compare_peak(id);
+                }
+                195..197 => twins.compare_all(),
+                _ => {}
+            }
+        }
+        twins.compare_all();
+        if !(has_locals || has_losses || cfg!(miri)) {
+            assert!(twins.alike > 300, "seed {seed}: {} events", twins.alike);
+        }
+    }
+}
