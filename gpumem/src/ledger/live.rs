@@ -248,6 +248,11 @@ impl Live {
         if *young == key && !entry.is_none() { Some(entry) } else { self.shards[upper_bits(key)].blocks.get(&key) }
     }
 
+    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut Entry> {
+        let Place { key: young, entry } = &mut self.nursery[upper_bits(key)];
+        if *young == key && !entry.is_none() { Some(entry) } else { self.shards[upper_bits(key)].blocks.get_mut(&key) }
+    }
+
     /// Frees of any blocks may have been missed until the event of this number; with the highest number, they go on being missed.
     /// A block that comes under the key of one from that time replaces it. Gives back what is replaced now, as
     /// [`insert`](Self::insert) does.
@@ -343,7 +348,7 @@ fn filter_bit(key: Key) -> (usize, u64) {
     (bits / 64, 1 << (bits % 64))
 }
 
-/// See [`Live::part`]. Blocks move from the first to the others and never back.
+/// See [`Live::part`]. Blocks move from the first to the others, and back only if their free fails.
 pub(crate) const PARTS: usize = 1 + SHARDS;
 
 pub(super) type Folded = BuildHasherDefault<Fold>;

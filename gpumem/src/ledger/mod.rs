@@ -376,6 +376,10 @@ impl Ledger {
         if let Some(missed) = self.live.insert(key, entry) {
             self.take_out_unheard(&missed);
         }
+        self.count(&entry);
+    }
+
+    fn count(&mut self, entry: &Entry) {
         self.run_of(entry.origin()).add(signed(entry.bytes));
         if self.has_locals {
             self.count_locally(entry.whose(), signed(entry.bytes));
@@ -572,12 +576,13 @@ impl Ledger {
         self.counts.heard = self.counts.heard.wrapping_sub(1);
     }
 
-    /// A block keeps whose it is and where it comes from.
+    /// A block keeps whose it is and where it comes from, and its place: who reads the blocks in parts meets it.
     fn shrink(&mut self, key: Key, bytes: Bytes) {
-        let removed = self.live.remove(key);
-        if let Some(entry) = removed {
-            self.take_out(&entry);
-            self.put_in(key, entry.of(bytes));
+        if let Some(entry) = self.live.get_mut(key) {
+            let (before, now) = (*entry, entry.of(bytes));
+            *entry = now;
+            self.take_out(&before);
+            self.count(&now);
         }
     }
 

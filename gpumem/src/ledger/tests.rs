@@ -396,6 +396,18 @@ fn a_block_of_which_a_part_is_given_back_stays_whose_it_is() {
     );
 }
 
+/// While blocks are read in parts.
+#[test]
+fn a_block_of_which_a_part_is_given_back_stays_where_it_is() {
+    let mut runner = Runner::default();
+    (1..2000).for_each(|block| runner.line(&format!("alloc {block} 2 graph")));
+    let mut met = runner.ledger.blocks(0, None);
+    (1..2000).rev().for_each(|block| runner.line(&format!("shrink {block} 1")));
+    met.extend((1..PARTS).flat_map(|part| runner.ledger.blocks(part, None)));
+    met.sort_by_key(|held| held.number);
+    assert!(met.iter().map(|held| held.number).eq(1..2000), "each once");
+}
+
 #[test]
 fn a_context_that_is_gone_takes_its_blocks_along() {
     check(
@@ -1257,7 +1269,7 @@ fn the_common_way_comes_to_what_the_general_one_comes_to() {
                 thread = ThreadId(1 + u32::try_from(random(3)).unwrap());
                 let device = Device { family: Family::Cuda, ordinal: u32::from(random(8) == 0) };
                 let kind = [MemKind::Pool, MemKind::Device, MemKind::PinnedHost][random(3)];
-                let context = if kind == MemKind::Device { 1 } else { 0 };
+                let context = u8::from(kind == MemKind::Device);
                 let stack = StackId(u32::try_from(random(2)).unwrap());
                 of = Block { context, stack, ..Block::new(device, Bytes::ZERO, kind) };
             }

@@ -40,20 +40,23 @@ struct Here {
     /// It is inside. A global allocator or a signal handler that allocates GPU memory would come back here while the fold
     /// is at work, and wait for itself for ever.
     inside: Cell<bool>,
-    /// How many facts came from this thread while it was inside, and were not posted. It posts this count as lost facts when it
-    /// enters again, or when it leaves, whichever is first.
+    /// How many facts came from this thread while it was inside, or made the fold panic. It posts this count as lost facts when it
+    /// leaves.
     lost: Cell<u32>,
     /// Its number; 0 until it has one.
     number: Cell<u32>,
 }
 
-/// Leaves when the fold panics.
+/// Leaves when the fold panics: what it was about to take may be counted wrong.
 struct Out;
 
 impl Drop for Out {
     #[inline]
     fn drop(&mut self) {
-        HERE.with(Here::leave);
+        HERE.with(|here| {
+            here.lose(1);
+            here.leave();
+        });
     }
 }
 
@@ -69,6 +72,11 @@ impl Here {
     fn leave(&self) -> bool {
         self.inside.set(false);
         self.lost.get() > 0
+    }
+
+    #[cold]
+    fn lose(&self, facts: u32) {
+        self.lost.set(self.lost.get().saturating_add(facts));
     }
 
     #[inline]
@@ -118,11 +126,16 @@ thread_local! {
     static LENT_AT_END: Lent = const { Lent(Cell::new(0)) };
 }
 
-/// Does what is rare, away from what is frequent. `None` if it panicked: hooks and callbacks must not unwind.
+/// Does what is rare, away from what is frequent. `None` if it panicked, which counts as lost: hooks and callbacks must not
+/// unwind.
 #[cold]
 #[inline(never)]
 fn unlikely<T>(code: impl FnOnce() -> T) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(code)).map_err(mem::forget).ok()
+    let lose = |panic| {
+        mem::forget(panic);
+        HERE.with(|here| here.lose(1));
+    };
+    catch_unwind(AssertUnwindSafe(code)).map_err(lose).ok()
 }
 
 impl Inbox {
@@ -232,7 +245,7 @@ impl Inbox {
     fn enter_alive<T>(&self, facts: u32, inside: impl FnOnce(&mut Door, ThreadId) -> T) -> Option<T> {
         // A short look at what the thread knows of itself, and no more: a long closure is not inlined into `with`.
         let Some(thread) = HERE.with(|here| here.enter(self)) else {
-            HERE.with(|here| here.lost.set(here.lost.get().saturating_add(facts)));
+            HERE.with(|here| here.lose(facts));
             return None;
         };
         let out = Out;
@@ -583,6 +596,18 @@ mod tests {
         let threads = door.ledger.threads();
         assert!(threads < 500, "{threads} records");
         assert_eq!(door.ledger.stats()[0].on_device.bytes.current, 0);
+    }
+
+    #[test]
+    fn what_makes_the_fold_panic_is_lost_and_nobody_waits_for_it() {
+        let inbox = Inbox::new();
+        inbox.post(&open(1));
+        assert!(inbox.enter(0, |_, _| unlikely(|| panic!("in a hook"))).is_some_and(|done: Option<()>| done.is_none()));
+        let panics = AssertUnwindSafe(|| inbox.enter(0, |_, _| panic!("elsewhere")));
+        assert!(catch_unwind(panics).is_err_and(|_| true));
+        inbox.post(&alloc(1, 10));
+        let trace = inbox.ask(None, &close(1)).expect("the scope is open");
+        assert_eq!((trace.lost, trace.used.get()), (2, 10));
     }
 
     #[test]

@@ -283,12 +283,14 @@ struct Reporter {
     pending: Vec<Pending>,
     next: u64,
     is_running: bool,
+    /// One that is pending no more is being printed.
+    is_printing: bool,
     /// The process ends.
     is_over: bool,
 }
 
 static REPORTER: Mutex<Reporter> =
-    Mutex::new(Reporter { pending: Vec::new(), next: 0, is_running: false, is_over: false });
+    Mutex::new(Reporter { pending: Vec::new(), next: 0, is_running: false, is_printing: false, is_over: false });
 /// What is pending has changed.
 static CHANGED: Condvar = Condvar::new();
 
@@ -332,6 +334,11 @@ impl Reporter {
         Some(self.pending.remove(at))
     }
 
+    /// The thread will print one, or is at it.
+    fn will_print(&self) -> bool {
+        self.is_printing || self.is_running && self.pending.iter().any(|pending| pending.due.is_some())
+    }
+
     /// When one will be ready or due.
     fn next_moment(&self) -> Option<Instant> {
         let moment = |pending: &Pending| if pending.is_found { pending.due } else { Some(pending.patience) };
@@ -354,9 +361,10 @@ fn look(
         thread.spawn(body).map_err(|error| Error::from(Kind::NoThread { detail: error.to_string() }))
     };
     let mut reporter = reporter();
+    let mut started = Ok(());
     if !reporter.is_running {
-        spawn(Box::new(move || run(session)))?;
-        reporter.is_running = true;
+        started = spawn(Box::new(move || run(session))).map(|_| ());
+        reporter.is_running = started.is_ok();
     }
     let due = reporter.take_due_of(&refusal, print);
     if due.is_some() {
@@ -366,21 +374,26 @@ fn look(
     reporter.next += 1;
     // The driver may never answer, so it is asked on a thread of its own, and not by many.
     let mut patience = Instant::now();
-    if ASKING.fetch_add(1, Relaxed) < MOST_ASKING {
+    let may_ask = ASKING.fetch_add(1, Relaxed) < MOST_ASKING;
+    let ask = {
         let (oom, reply) = (oom.clone(), reply.clone());
-        let body = move || {
+        move || {
             let _ = catch_unwind(AssertUnwindSafe(|| see(session, number, &refusal, &oom, &reply)));
             ASKING.fetch_sub(1, Relaxed);
-        };
-        spawn(Box::new(body)).inspect_err(|_| _ = ASKING.fetch_sub(1, Relaxed))?;
+        }
+    };
+    if may_ask && spawn(Box::new(ask)).is_ok() {
         patience += FOR_THE_DRIVER;
     } else {
         ASKING.fetch_sub(1, Relaxed);
     }
-    let oom = oom.clone();
-    reporter.pending.push(Pending { number, refusal, reply, oom, seen: None, patience, is_found: false, due });
-    CHANGED.notify_all();
-    Ok(())
+    // Without the thread, it waits for the next one that starts, or the end of the process.
+    if started.is_ok() || due.is_some() {
+        let oom = oom.clone();
+        reporter.pending.push(Pending { number, refusal, reply, oom, seen: None, patience, is_found: false, due });
+        CHANGED.notify_all();
+    }
+    started
 }
 
 /// Finds out what takes little time, unless the driver takes its.
@@ -434,9 +447,11 @@ fn run(session: &'static Session) {
             }
             reporter.pending.retain(|pending| !pending.is_found || pending.due.is_some());
         } else if let Some(Pending { oom, .. }) = reporter.take_due() {
+            reporter.is_printing = true;
             drop(reporter);
             print(&oom);
             reporter = self::reporter();
+            reporter.is_printing = false;
             CHANGED.notify_all();
         } else if let Some(moment) = reporter.next_moment() {
             let wait = moment.saturating_duration_since(Instant::now());
@@ -464,9 +479,9 @@ pub(super) fn report_pending() {
     let mut reporter = reporter();
     reporter.is_over = true;
     CHANGED.notify_all();
-    let is_pending = |reporter: &mut Reporter| reporter.pending.iter().any(|pending| pending.due.is_some());
+    let will_print = |reporter: &mut Reporter| reporter.will_print();
     (reporter, _) =
-        CHANGED.wait_timeout_while(reporter, AT_THE_END, is_pending).unwrap_or_else(PoisonError::into_inner);
+        CHANGED.wait_timeout_while(reporter, AT_THE_END, will_print).unwrap_or_else(PoisonError::into_inner);
     let rest = mem::take(&mut reporter.pending);
     drop(reporter);
     rest.iter().filter(|pending| pending.due.is_some()).for_each(|pending| print(&pending.oom));

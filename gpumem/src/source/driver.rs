@@ -214,7 +214,7 @@ struct Known {
     handles: Handles,
     /// What each thread is about to unmap.
     unmapping: HashMap<ThreadId, Vec<Mapping>>,
-    /// Memory that belongs to somebody else, and was imported here.
+    /// Memory that belongs to somebody else, and was imported here, until it is given back.
     elsewhere: HashSet<Key>,
     /// The streams on which captures began that are under way.
     captures: Vec<u64>,
@@ -281,6 +281,8 @@ thread_local! {
     };
     static STREAM: Cell<Stream> = const { Cell::new(Stream { handle: 0, generation: 0, device: 0, least: 0 }) };
     static GIVING: Cell<Giving> = const { Cell::new(Giving::Block) };
+    /// The imported memory that this thread gave back last, should the call turn out to have failed.
+    static GIVEN_BACK: Cell<Option<Key>> = const { Cell::new(None) };
 }
 
 /// What is done with a call that was intercepted.
@@ -371,13 +373,16 @@ fn freed_unknown(named: Named, name: u64) {
 
 /// What belongs to somebody else or to a graph is no block that was counted.
 fn was_never_counted(named: Named, name: u64) -> bool {
-    known().elsewhere.contains(&key(named, name))
-        || named == Named::Address
-            && match cuda::is_of_a_graph(name) {
-                Some(is_of_a_graph) => is_of_a_graph,
-                // Nothing is there: a free that is captured names what a graph will allocate.
-                None => CAPTURES.load(SeqCst) > 0,
-            }
+    let key = key(named, name);
+    if known().elsewhere.remove(&key) {
+        GIVEN_BACK.set(Some(key));
+        return true;
+    }
+    if named != Named::Address {
+        return false;
+    }
+    // Nothing is there: a free that is captured names what a graph will allocate.
+    cuda::is_of_a_graph(name).unwrap_or_else(|| CAPTURES.load(SeqCst) > 0)
 }
 
 /// The driver is not asked about handles.
@@ -435,6 +440,7 @@ fn hear(caller: &Caller, call: &Call) {
             }
             _ if worked => {}
             Giving::Block => {
+                known().elsewhere.extend(GIVEN_BACK.take());
                 tell(&EventKind::Unfree);
             }
             Giving::Handle { handle, reference } => {
@@ -856,6 +862,14 @@ mod tests {
             assert_eq!(known.name_context(context, 0), Owner { device: 0, number });
         }
         assert_eq!(known.numbers, [true, true]);
+    }
+
+    #[test]
+    fn imported_memory_is_forgotten_when_it_is_given_back() {
+        let name = 0x7fff_1234_0000;
+        known().elsewhere.insert(key(Named::Array, name));
+        let [freed, freed_again] = [(); 2].map(|()| was_never_counted(Named::Array, name));
+        assert!(freed && !freed_again);
     }
 
     #[test]
