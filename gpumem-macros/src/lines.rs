@@ -23,8 +23,10 @@ pub(crate) fn marked(stmts: &[Stmt]) -> TokenStream {
         }
         let has_row = !matches!(stmt, Stmt::Item(_)) && (wrapped.is_none() || !is_around(stmt));
         if has_row {
-            let Source { cfgs, line, text } = source(stmt);
-            tokens.extend(quote_spanned!(here=> #(#cfgs)* let _ = &__gpumem_lines.line(#line, #text);));
+            let Source { attrs, line, text } = source(stmt);
+            // Where the statement is, so that a warning that it is not reached is about it.
+            let here = here.located_at(stmt.span());
+            tokens.extend(quote_spanned!(here=> #(#attrs)* let _ = &__gpumem_lines.line(#line, #text);));
         }
         stmt.to_tokens(&mut tokens);
         if Some(at) == last && may_have_variables(stmt) {
@@ -103,8 +105,8 @@ fn may_have_variables(stmt: &Stmt) -> bool {
 }
 
 struct Source {
-    /// Under which the statement is there.
-    cfgs: Vec<Attribute>,
+    /// Under which the statement is there, and what is allowed in it.
+    attrs: Vec<Attribute>,
     line: u32,
     text: String,
 }
@@ -112,15 +114,15 @@ struct Source {
 fn source(stmt: &Stmt) -> Source {
     let split = |input: ParseStream<'_>| Ok((input.call(Attribute::parse_outer)?, input.parse::<TokenStream>()?));
     let tokens = stmt.to_token_stream();
-    let (mut cfgs, tokens) = split.parse2(tokens.clone()).unwrap_or((Vec::new(), tokens));
-    cfgs.retain(|attr| attr.path().is_ident("cfg"));
+    let (mut attrs, tokens) = split.parse2(tokens.clone()).unwrap_or((Vec::new(), tokens));
+    attrs.retain(|attr| attr.path().is_ident("cfg") || attr.path().is_ident("allow"));
     let line = u32::try_from(tokens.span().start().line).unwrap_or(0);
     let mut text = Text::default();
     text.write(tokens);
     if text.text.chars().count() > LONGEST {
         text.text = text.text.chars().take(LONGEST - 1).chain(['…']).collect();
     }
-    Source { cfgs, line, text: text.text }
+    Source { attrs, line, text: text.text }
 }
 
 /// Tokens on one line, spaced as they were written.
@@ -206,6 +208,6 @@ mod tests {
     fn it_is_told_where_and_when_it_is_there() {
         let stmts = Block::parse_within.parse_str("a;\n#[cfg(any())]\n#[allow(unused)]\nlet b = 1;").unwrap();
         let b = source(&stmts[1]);
-        assert_eq!((b.cfgs.len(), b.line), (1, 4));
+        assert_eq!((b.attrs.len(), b.line), (2, 4));
     }
 }

@@ -27,7 +27,7 @@ pub(crate) enum Kind {
     NoContext { ordinal: u32, why: Box<Error> },
     /// This build has no way to reach a GPU.
     NotBuilt { feature: &'static str },
-    /// The gauge is not to be had on this device.
+    /// The gauge is not available on this device.
     NoGauge { gauge: &'static str, why: &'static str },
     /// The driver's dispatch table cannot be used.
     NoDispatch { detail: String },
@@ -53,7 +53,7 @@ pub(crate) enum Kind {
     /// The simulated device is full.
     #[cfg(feature = "sim")]
     SimulatedOutOfMemory { device: u32, asked: String, free: String, total: String },
-    /// Something that is not to be had from a simulated device.
+    /// Something that is not available from a simulated device.
     #[cfg(feature = "sim")]
     SimulatedMisuse { device: u32, detail: &'static str },
 }
@@ -88,7 +88,7 @@ impl Error {
         }
     }
 
-    /// This gauge is not to be had on the device.
+    /// This gauge is not available on the device.
     pub(crate) fn is_no_gauge(&self, asked: &str) -> bool {
         matches!(*self.0, Kind::NoGauge { gauge, .. } if gauge == asked)
     }
@@ -179,7 +179,7 @@ impl fmt::Display for Error {
             Kind::NotBuilt { feature } => {
                 write!(f, "gpumem was built without the feature `{feature}`; enable it in Cargo.toml")
             }
-            Kind::NoGauge { gauge, why } => write!(f, "the gauge `{gauge}` is not to be had: {why}"),
+            Kind::NoGauge { gauge, why } => write!(f, "the gauge `{gauge}` is not available: {why}"),
             Kind::NoDispatch { detail } => write!(
                 f,
                 "cannot use the dispatch table of libcuda: {detail}; without it allocations are intercepted through CUPTI, \

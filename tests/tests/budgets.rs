@@ -403,8 +403,8 @@ mod in_a_child {
         fails(GROWS, &[baseline, ("GPUMEM_BASELINE_UPDATE", "1"), ("GROWS_MIB", "2000")], "peak <= 1 GiB");
         assert_eq!(fs::read_to_string(&file).expect("still there"), written);
         fs::write(&file, "{").expect("a file");
-        fails(GROWS, &of("100"), "it is no baseline (EOF");
-        fails(GROWS, &[baseline, ("GPUMEM_BASELINE_UPDATE", "1")], "it is no baseline (EOF");
+        fails(GROWS, &of("100"), "it is not a baseline file (EOF");
+        fails(GROWS, &[baseline, ("GPUMEM_BASELINE_UPDATE", "1")], "it is not a baseline file (EOF");
     }
 
     #[test]

@@ -173,6 +173,16 @@ fn ends_with_a_loop() {
     };
 }
 
+/// Compiles only if what the statement after the `return` allows holds for its mark as well.
+#[gpu_mem_trace(lines)]
+fn goes_on_after_a_return() -> u32 {
+    let _held = take(3);
+    #[allow(clippy::let_unit_value, clippy::diverging_sub_expression)]
+    let _never: () = return 3;
+    #[allow(unreachable_code)]
+    let _more = take(4);
+}
+
 #[gpu_mem_trace(lines)]
 fn ends_with_a_return() -> u32 {
     let _held = take(3);
@@ -258,6 +268,11 @@ fn small_bodies() {
     let held = "let _held = take(3);: 3 0 3";
     let rows = |last| [held, last, "}: -3 0 0"];
     check(ends_with_a_return, "     0      3 (ends_with_a_return: exit)", &rows("let _never: () = return 3;: 0 0 3"));
+    check(
+        goes_on_after_a_return,
+        "     0      3 (goes_on_after_a_return: exit)",
+        &rows("let _never: () = return 3;: 0 0 3"),
+    );
     check(
         || catch_unwind(ends_with_a_panicking_macro).is_err(),
         "     0      3 (ends_with_a_panicking_macro: exit)",

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use unicode_width::UnicodeWidthStr;
+
 use super::{
     table::{Side, Table, mib, padded, shortened},
     text::one_line,
@@ -49,16 +51,16 @@ impl fmt::Display for Summary {
                 let room = 78_usize.saturating_sub((0..columns.len()).map(|at| column(at) + 2).sum());
                 (rows, room)
             };
-            let (mut rows, mut room) = rows_and_room(9);
-            if room < 7 {
-                (rows, room) = rows_and_room(0);
-            }
+            // A name is cut off only after the figures of a GiB and more have lost their decimals.
+            let longest = scopes.iter().map(|scope| name_of(scope).width()).max().unwrap_or(0);
+            let is_enough = |room: usize| room >= longest.min(WHOLE_PROCESS.len());
+            let tried = [9, 7].into_iter().map(rows_and_room).find(|(_, room)| is_enough(*room));
+            let (rows, room) = tried.unwrap_or_else(|| rows_and_room(0));
             let room = room.max(7);
             let mut table = Table::new(&[&[("scope", Side::Left)][..], &columns].concat());
             for (scope, row) in scopes.iter().zip(&rows) {
-                let is_all = scope.path.is_empty();
-                let name = if is_all { "(whole process)".to_owned() } else { scope.path.join(" > ") };
-                table.row([shortened(&name, room).as_str()].into_iter().chain(row.iter().map(String::as_str)));
+                table
+                    .row([shortened(&name_of(scope), room).as_str()].into_iter().chain(row.iter().map(String::as_str)));
             }
             write!(f, "{table}")?;
         }
@@ -79,6 +81,12 @@ impl fmt::Display for Summary {
         }
         f.write_str(LEGEND)
     }
+}
+
+const WHOLE_PROCESS: &str = "(whole process)";
+
+fn name_of(scope: &ScopeSummary) -> String {
+    if scope.path.is_empty() { WHOLE_PROCESS.to_owned() } else { scope.path.join(" > ") }
 }
 
 fn figures(scope: &ScopeSummary, widest_exact: usize) -> [String; 7] {
@@ -199,7 +207,8 @@ impl fmt::Display for PeakHolders {
         let Self { device, simulated, bytes, is_over_start, untracked, lost, .. } = self;
         let simulated = if *simulated { "simulated " } else { "" };
         let over_start = if *is_over_start { " over the start" } else { "" };
-        writeln!(f, "{simulated}device {device}: the peak was {bytes}{over_start}, made of")?;
+        let made_of = if self.holders.is_empty() { "" } else { ", made of" };
+        writeln!(f, "{simulated}device {device}: the peak was {bytes}{over_start}{made_of}")?;
         let sum = |bytes: &mut dyn Iterator<Item = ByteDelta>| ByteDelta::new(bytes.map(ByteDelta::get).sum());
         let scopes = self.by_scope();
         let (told, rest) = scopes.split_at(if scopes.len() > MOST + 1 { MOST } else { scopes.len() });
@@ -314,6 +323,16 @@ mod tests {
         assert_eq!(text.lines().take(6).collect::<Vec<_>>(), table);
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(text.ends_with(LEGEND));
+        // Without decimals before a name as short as this one is cut off.
+        let large = vec![
+            scope(&[], None, [0, 13_800, 13_900, 0, 13_900, 39_999, 99]),
+            scope(&["train"], Some(0), [12_345, 13_800, 13_900, 13_500, 13_900, 39_000, 3_456_789]),
+            scope(&["load"], Some(0), [1, 999, 999, 500, 999, 999, 1]),
+        ];
+        let text = Summary::of(large, 0, 0, None).to_string();
+        assert!(text.contains(" (whole process)  "), "{text}");
+        assert!(text.contains(" load                 1  999.000  999.000  500.000  999.000  999.000"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         // Names may be cut off, figures are not.
         let many = [1_000_000_000, 19_999, 99_999, 99_999, 99_999, 99_999, 9_999_999_999];
         let text = Summary::of(vec![scope(&["a name of 20 columns"], None, many)], 0, 0, None).to_string();
@@ -370,6 +389,8 @@ mod tests {
                before the first trace                                 -16 MiB\n    \
                  freed, older than the first trace                    -16 MiB\n"
         );
+        let nothing = PeakHolders { bytes: Bytes::ZERO, holders: Vec::new(), ..peak.clone() };
+        assert_eq!(nothing.to_string(), "device 0: the peak was 0 B over the start\n");
         // Of many those that had least are put together.
         let holders = (1..=100).map(|mib| holder(&[&format!("scope {mib}")], Some("src/a.rs:1"), mib));
         let many = PeakHolders { holders: PeakHolder::largest(holders), lost: 2, ..peak.clone() }.to_string();

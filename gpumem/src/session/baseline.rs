@@ -68,7 +68,10 @@ mod file {
             }
             fs::rename(&new, path)
         };
-        replace().map_err(|error| failed("write it", error))
+        replace().map_err(|error| {
+            let _ = fs::remove_file(&new);
+            failed("write it", error)
+        })
     }
 
     /// The file that a path of symbolic links leads to, which need not be there. It is replaced, and the links stay.
@@ -99,7 +102,7 @@ mod file {
             Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| {
                 bad(
                     path,
-                    format!("it is no baseline ({error}); repair or remove it, and run with GPUMEM_BASELINE_UPDATE=1"),
+                    format!("it is not a baseline file ({error}); repair or remove it, and run with GPUMEM_BASELINE_UPDATE=1"),
                 )
             }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -193,9 +196,19 @@ mod file {
                 fs::write(&path, text).unwrap();
                 for error in [read(&path, "a").unwrap_err(), write(&path, "a", 1).unwrap_err()] {
                     let error = error.to_string();
-                    assert!(error.contains("it is no baseline") && error.contains("baseline.json"), "{error}");
+                    assert!(error.contains("it is not a baseline file") && error.contains("baseline.json"), "{error}");
                 }
                 assert_eq!(fs::read_to_string(&path).unwrap(), text, "left as it was");
+            }
+            // On a full disk the file stays as it was, and nothing is left beside it.
+            #[cfg(target_os = "linux")]
+            {
+                fs::write(&path, "{\"peaks\": {}}").unwrap();
+                std::os::unix::fs::symlink("/dev/full", beside(&path, ".new")).unwrap();
+                let full = write(&path, "a", 1).unwrap_err().to_string();
+                assert!(full.contains("cannot write it: No space left on device"), "{full}");
+                assert_eq!(fs::read_to_string(&path).unwrap(), "{\"peaks\": {}}");
+                assert!(fs::symlink_metadata(beside(&path, ".new")).is_err(), "it is removed");
             }
             let nowhere = write(&folder.0.join("no/such/folder.json"), "a", 1).unwrap_err().to_string();
             assert!(nowhere.contains("lock file"), "{nowhere}");

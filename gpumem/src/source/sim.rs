@@ -260,7 +260,8 @@ fn from_environment() -> Result<()> {
         let bad = |detail| Error::from(Kind::BadSetting { setting: "GPUMEM_SIM", detail });
         let text = text.into_string().map_err(|_| bad("it is not UTF-8".to_owned()))?;
         let totals: Result<Vec<Bytes>, _> = text.split(',').map(str::parse).collect();
-        for total in totals.map_err(|error| bad(format!("{error} (it says `{text}`)")))? {
+        let whole = if text.contains(',') { format!(" (it says `{text}`)") } else { String::new() };
+        for total in totals.map_err(|error| bad(format!("{error}{whole}")))? {
             if total < PAGE {
                 return Err(bad(format!("{total} is less than a page of a GPU ({PAGE}); write a unit, such as 16GiB")));
             }
