@@ -3,7 +3,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::model::Strand;
+use crate::model::{ScopeId, Strand};
+
+/// So many are not worth a look.
+const FEW: usize = if cfg!(test) { 4 } else { 512 };
 
 /// A strand that is not a thread's own: a guest in a scope, and the strand that the scope was opened on, which may be a guest's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,6 +22,19 @@ pub(super) struct Guests {
     strands: HashMap<Guest, Strand>,
     /// How many were in use at the last look.
     in_use: usize,
+    /// While it is found out which are in use.
+    look: Option<Look>,
+}
+
+/// Blocks and scopes are looked at in parts, while threads go on.
+#[derive(Debug, Default)]
+pub(super) struct Look {
+    /// The next part of the blocks.
+    pub(super) part: usize,
+    /// The last scope that was looked at.
+    pub(super) after: Option<ScopeId>,
+    /// What blocks, scopes and threads were met on, and what threads have entered since.
+    seen: HashSet<Strand>,
 }
 
 impl Guests {
@@ -26,14 +42,17 @@ impl Guests {
     pub(super) fn strand(&mut self, own: Strand, host: Strand, next: impl FnOnce() -> Strand) -> Strand {
         // It counts for this thread already, and for the same others.
         if self.hosts(host).any(|host| self.own(host) == own) {
+            self.see([host]);
             return host;
         }
         let guest = Guest { own, host };
-        *self.strands.entry(guest).or_insert_with(|| {
+        let strand = *self.strands.entry(guest).or_insert_with(|| {
             let strand = next();
             self.known.insert(strand, guest);
             strand
-        })
+        });
+        self.see([strand]);
+        strand
     }
 
     /// The thread that allocates on this strand.
@@ -55,9 +74,22 @@ impl Guests {
         self.hosts(strand).for_each(|host| count(self.own(host)));
     }
 
-    /// There are twice as many as were in use at the last look, or some hundred.
+    /// There are twice as many as were in use at the last look, or some hundred; or it is being looked.
     pub(super) fn are_many(&self) -> bool {
-        self.known.len() >= 512.max(2 * self.in_use)
+        self.look.is_some() || self.known.len() >= FEW.max(2 * self.in_use)
+    }
+
+    /// The look that is under way, and whether it has just begun.
+    pub(super) fn look(&mut self) -> (&mut Look, bool) {
+        let is_new = self.look.is_none();
+        (self.look.get_or_insert_default(), is_new)
+    }
+
+    /// These are in use, should it be looked.
+    pub(super) fn see(&mut self, strands: impl IntoIterator<Item = Strand>) {
+        if let Some(look) = &mut self.look {
+            look.seen.extend(strands.into_iter().filter(|strand| self.known.contains_key(strand)));
+        }
     }
 
     #[cfg(test)]
@@ -70,10 +102,10 @@ impl Guests {
         self.strands.len()
     }
 
-    /// Forgets those that are not in use.
-    pub(super) fn keep(&mut self, in_use: impl Iterator<Item = Strand>) {
-        let in_use: HashSet<Strand> = in_use.collect();
-        let in_use: HashSet<Strand> = in_use.into_iter().flat_map(|strand| self.hosts(strand)).collect();
+    /// The look is over: forgets those that are not in use.
+    pub(super) fn forget(&mut self) {
+        let Look { seen, .. } = self.look.take().unwrap_or_default();
+        let in_use: HashSet<Strand> = seen.into_iter().flat_map(|strand| self.hosts(strand)).collect();
         self.known.retain(|strand, _| in_use.contains(strand));
         self.strands.retain(|_, strand| in_use.contains(strand));
         self.in_use = self.known.len();

@@ -561,7 +561,10 @@ impl Ledger {
         match std::mem::take(&mut self.thread(thread).freed) {
             Freed::Nothing => return,
             // The run takes it for a free that did not come, and takes it off.
-            Freed::Block(key, entry) => return self.put_in(key, entry),
+            Freed::Block(key, entry) => {
+                self.guests.see([entry.whose().strand()]);
+                return self.put_in(key, entry);
+            }
             Freed::Older(device, bytes) => self.change_older(device, signed(bytes)),
             Freed::Uncounted => {}
             Freed::Untracked(number) => {
@@ -828,22 +831,41 @@ impl Ledger {
             return own;
         }
         if self.guests.are_many() {
-            self.forget_guests();
+            self.look_for_guests();
         }
         let Self { guests, strands, .. } = self;
         guests.strand(own, host, || next_strand(strands))
     }
 
-    /// Forgets the strands of guests whose blocks are freed.
+    /// Goes on to find out which strands of guests are in use, and in the end forgets the others. A block that comes meanwhile is on
+    /// a strand that its thread was on at the start, or has entered since.
     #[cold]
-    fn forget_guests(&mut self) {
+    fn look_for_guests(&mut self) {
+        /// Parts of the blocks. A test has few guests, and comes to the end of a look all the same.
+        const AT_ONCE: usize = if cfg!(test) { 64 } else { 1 };
         let Self { guests, live, threads, scopes, .. } = self;
-        let of_blocks = (0..PARTS).flat_map(|part| live.part(part)).map(|(_, entry)| entry.whose().strand());
         let of_threads = threads.iter().flat_map(|thread| {
             let freed = if let Freed::Block(_, entry) = &thread.freed { Some(entry.whose().strand()) } else { None };
             thread.entered.iter().map(|entered| entered.strand).chain(freed)
         });
-        guests.keep(of_blocks.chain(of_threads).chain(scopes.values().map(|scope| scope.strand)));
+        let (look, is_new) = guests.look();
+        if is_new {
+            return guests.see(of_threads);
+        }
+        if look.part < PARTS {
+            let first = look.part;
+            look.part = PARTS.min(first + AT_ONCE);
+            let part = (first..look.part).flat_map(|part| live.part(part));
+            return guests.see(part.map(|(_, entry)| entry.whose().strand()));
+        }
+        let rest = (look.after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let part: Vec<_> = scopes.range(rest).take(SLICE).map(|(id, scope)| (*id, scope.strand)).collect();
+        if let Some((last, _)) = part.last() {
+            look.after = Some(*last);
+            return guests.see(part.iter().map(|(_, strand)| *strand));
+        }
+        guests.see(of_threads);
+        guests.forget();
     }
 
     fn begin(&mut self, scope: &Scope, number: u64) -> Start {

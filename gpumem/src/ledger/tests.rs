@@ -604,10 +604,43 @@ fn guests_whose_blocks_are_freed_are_forgotten() {
         if round % 100 > 0 {
             runner.post(&EventKind::Free { key, block: None }, thread);
         }
-        assert!(runner.ledger.guests.len() < 1024, "round {round}");
+        // Those of 200 blocks, and what came during a look; twice that before the next look begins, and what comes during it.
+        assert!(runner.ledger.guests.len() < 2 * (200 + 10) + 10, "round {round}");
     }
     runner.line("read t = 200 1");
     assert_eq!(runner.ledger.guests.len(), runner.ledger.guests.strands());
+}
+
+/// Threads that enter the scope `t`, until some are forgotten.
+fn guests_of_t(runner: &mut Runner, count: usize) {
+    for _ in 0..count {
+        runner.ledger.begin_thread(ThreadId(9));
+        runner.line("enter t %9");
+        runner.line("leave t %9");
+    }
+}
+
+#[test]
+fn a_scope_that_a_guest_opened_knows_its_hosts_when_the_guest_has_ended() {
+    let mut runner = Runner::default();
+    "open t of 1; enter t %2; open s %2".split(';').for_each(|line| runner.line(line));
+    runner.ledger.begin_thread(ThreadId(2));
+    guests_of_t(&mut runner, 100);
+    "enter s %3; alloc x 5 %3; read t = 5 0".split(';').for_each(|line| runner.line(line));
+}
+
+#[test]
+fn a_block_whose_free_fails_again_and_again_knows_its_hosts() {
+    let mut runner = Runner::default();
+    "open t of 1; enter t %2; alloc x 1 %2; leave t %2".split(';').for_each(|line| runner.line(line));
+    for round in 0..200 {
+        runner.line("free x %2");
+        runner.line("read t = 0 1");
+        guests_of_t(&mut runner, round % 13);
+        runner.line("unfree %2");
+        guests_of_t(&mut runner, round % 7);
+        runner.line("read t = 1 0");
+    }
 }
 
 #[test]
