@@ -18,6 +18,7 @@ mod model;
 mod query;
 mod report;
 mod session;
+mod settings;
 mod source;
 #[allow(unsafe_code, reason = "the one folder that talks to C")]
 mod sys;

@@ -1,15 +1,15 @@
 //! Budgets: what a body may come to, and what happens when it comes to more.
 
-use std::{ffi::OsStr, fmt::Display, path::PathBuf, thread};
+use std::{fmt::Display, path::PathBuf, thread};
 
+#[cfg(feature = "sim")]
 use once_cell::sync::OnceCell;
 
 use super::{
     GpuMemTrace, GpuMemTraceBuilder, baseline,
-    notice::{Notice, notify, say},
+    notice::{Notice, notify, say, settings},
 };
 use crate::{
-    error::{Error, Kind},
     model::{Gauge, Trace},
     report::{Figure, Found, Limit, Place, Relation, Verdict, by_place, judge},
     sys::process,
@@ -75,9 +75,7 @@ impl Budget {
         fail: Fail,
     ) -> Self {
         let name = name.into();
-        let file = file
-            .map(PathBuf::from)
-            .or_else(|| std::env::var_os("GPUMEM_BASELINE").filter(|file| !file.is_empty()).map(PathBuf::from));
+        let file = file.map(PathBuf::from).or_else(|| settings().baseline.clone());
         let key = binary.map_or_else(|| name.clone(), |binary| format!("{name} (bin {binary})"));
         let baseline = file.map(|file| Baseline { file, key, growth });
         Self { baseline, real_if_any: !simulated, ..Self::of_assertion(name, fail) }
@@ -149,7 +147,7 @@ impl Budget {
 
     /// Adds the limit of the baseline; true if the baseline is to be written instead.
     fn against_baseline(&mut self, Baseline { file, key, growth }: &Baseline) -> bool {
-        if is_set("GPUMEM_BASELINE_UPDATE") {
+        if settings().update_baseline {
             return true;
         }
         let peak = baseline::read(file, key).unwrap_or_else(|error| self.panic(&error));
@@ -172,7 +170,7 @@ impl Budget {
         if process::is_forked() && !self.strict {
             return;
         }
-        if skipped() {
+        if settings().skip_budgets {
             say(&format_args!("gpumem: the GPU memory budget of `{name}` was skipped: {reason}\n"));
         } else if self.strict {
             self.panic(&format_args!(
@@ -182,25 +180,6 @@ impl Budget {
             notify(Notice::Budget, &format_args!("the GPU memory budget of `{name}` cannot be measured: {reason}"));
         }
     }
-}
-
-/// `GPUMEM_BUDGETS=skip`.
-fn skipped() -> bool {
-    static SKIPPED: OnceCell<bool> = OnceCell::new();
-    *SKIPPED.get_or_init(|| match std::env::var_os("GPUMEM_BUDGETS") {
-        None => false,
-        Some(text) if text.is_empty() => false,
-        Some(text) if text == OsStr::new("skip") => true,
-        Some(text) => {
-            let detail = format!("`{}` is not `skip`; budgets are held", text.display());
-            notify(Notice::Budget, &Error::from(Kind::BadSetting { setting: "GPUMEM_BUDGETS", detail }));
-            false
-        }
-    })
-}
-
-fn is_set(variable: &str) -> bool {
-    std::env::var_os(variable).is_some_and(|value| !value.is_empty() && value != OsStr::new("0"))
 }
 
 /// A GPU was there, and the simulated device hides it.
@@ -218,7 +197,7 @@ fn is_there() -> bool {
 /// When `GPUMEM_SIM` cannot be understood.
 #[cfg(feature = "sim")]
 pub fn simulated_gpu() -> crate::source::sim::SimGpu {
-    use crate::{model::Bytes, source::sim::SimGpu};
+    use crate::{error::Error, model::Bytes, source::sim::SimGpu};
 
     static SHARED: OnceCell<SimGpu> = OnceCell::new();
     let first = || {

@@ -52,7 +52,9 @@ pub use self::{
     trace::{GpuMemTrace, GpuMemTraceBuilder},
     tracker::{MemTracker, MemTrackerBuilder},
 };
-use self::{peaks::KeptPeak, pools::Pools, readings::Readings, sampler::Sampler, subscription::Subscription};
+use self::{
+    notice::settings, peaks::KeptPeak, pools::Pools, readings::Readings, sampler::Sampler, subscription::Subscription,
+};
 pub use crate::report::{Figure, Relation};
 #[cfg(all(feature = "bench", feature = "backtrace"))]
 pub(crate) use crate::source::WAYS_TO_A_STACK;
@@ -61,10 +63,7 @@ pub use crate::source::told_by_both;
 use crate::{
     error::{Error, Kind, Result},
     ledger::Within,
-    model::{
-        Answer, Bytes, Device, EventKind, Family, Gauge, Key, ParseGaugeError, ParseSourceError, ScopeId, Source, Tag,
-        Trace, Watch,
-    },
+    model::{Answer, Bytes, Device, EventKind, Family, Gauge, Key, ScopeId, Source, Tag, Trace, Watch},
     source::{self, Devices, Listen},
     sys::process,
 };
@@ -104,7 +103,7 @@ impl Session {
             if let (None, Some(live)) = (wanted, devices.subscribed()) {
                 return Ok(live);
             }
-            let wanted = wanted.map_or_else(source_of_environment, |wanted| Ok(Some(wanted)));
+            let wanted = wanted.map_or_else(|| settings().source(), |wanted| Ok(Some(wanted)));
             let subscribed = devices.subscribe(unless_needed(wanted, is_needed)?)?;
             if subscribed.source == Source::Cupti && !self.is_cupti_heard.swap(true, Relaxed) {
                 // libcupti began now. Its subscription has to end before it is torn down.
@@ -153,7 +152,7 @@ pub fn subscribe() -> Result<()> {
 
 /// Begins to intercept allocations if traces will want that; if it fails, they will say why.
 pub(crate) fn prepare(devices: &dyn Devices) {
-    if matches!(gauge_of_environment(), Ok(None | Some(Gauge::Exact))) {
+    if matches!(settings().gauge(), Ok(None | Some(Gauge::Exact))) {
         let _ = session().subscribe(devices, None, false);
     }
 }
@@ -182,10 +181,7 @@ pub fn unsubscribe() {
 #[inline]
 fn session() -> &'static Session {
     SESSION.get_or_init(|| {
-        if let Some(text) = source::listen::<ToSession>() {
-            let detail = format!("`{text}` is not one of 1, 0 or auto; stacks of large blocks are taken down");
-            notify(Notice::Backtrace, &Error::from(Kind::BadSetting { setting: "GPUMEM_BACKTRACE", detail }));
-        }
+        source::listen::<ToSession>();
         source::listen_to_refusals(source::Refusals { refused: oom::refused, obtained: oom::obtained });
         process::at_exit(at_exit);
         Session {
@@ -193,7 +189,7 @@ fn session() -> &'static Session {
             sampler: Sampler::default(),
             readings: Readings::new(),
             pools: Pools::default(),
-            every: sample_interval(),
+            every: settings().sample_every,
             scopes: AtomicU64::new(0),
             subscription: Subscription::new(),
             is_cupti_heard: AtomicBool::new(false),
@@ -277,20 +273,6 @@ fn begun() -> Option<&'static Session> {
     SESSION.get()
 }
 
-/// `GPUMEM_SAMPLE_MS`: whole milliseconds between two readings, 1 unless told otherwise.
-fn sample_interval() -> Duration {
-    let default = Duration::from_millis(1);
-    let Some(text) = std::env::var_os("GPUMEM_SAMPLE_MS").filter(|text| !text.is_empty()) else { return default };
-    if let Some(every @ 1..) = text.to_str().and_then(|text| text.trim().parse::<u32>().ok()) {
-        return Duration::from_millis(every.into());
-    }
-    let text = text.display();
-    let detail =
-        format!("`{text}` is not a whole number of milliseconds from 1 to 4294967295; readings are 1 ms apart");
-    notify(Notice::SampleInterval, &Error::from(Kind::BadSetting { setting: "GPUMEM_SAMPLE_MS", detail }));
-    default
-}
-
 /// In the child of a fork locks may be held by threads that are not there, and CUDA does not work.
 pub(crate) fn alive() -> Result<()> {
     if process::is_forked() { Err(Kind::Forked.into()) } else { Ok(()) }
@@ -300,21 +282,13 @@ pub(crate) fn alive() -> Result<()> {
 pub(crate) fn devices() -> Result<&'static dyn Devices> {
     alive()?;
     process::notice_forks();
+    settings();
     let devices = source::devices()?;
     if devices.family() == Family::Simulated {
         notify(
             Notice::Simulated,
             &"figures are those of a simulated GPU (GPUMEM_SIM or SimGpu::install), not of a real one",
         );
-    }
-    #[cfg(not(feature = "sim"))]
-    {
-        static IN_VAIN: OnceCell<bool> = OnceCell::new();
-        let is_set = || std::env::var_os("GPUMEM_SIM").is_some_and(|text| !text.is_empty());
-        if *IN_VAIN.get_or_init(is_set) {
-            let text = "GPUMEM_SIM is set, but this build has no simulated devices; enable the feature `sim`";
-            notify(Notice::Simulated, &text);
-        }
     }
     Ok(devices)
 }
@@ -350,7 +324,7 @@ impl OpenScope {
     fn open(wish: Wish, ctx: Option<&str>, location: &'static Location<'static>) -> Result<Option<Self>> {
         // First: a thread that is not in the child of a fork may have been reading the environment.
         alive()?;
-        let gauge = match (wish.gauge, unless_needed(gauge_of_environment(), wish.of_thread)) {
+        let gauge = match (wish.gauge, unless_needed(settings().gauge(), wish.of_thread)) {
             (Some(gauge), _) => Some(gauge),
             // One thread can be counted by exact figures alone: that is asked for, whatever the environment says.
             (None, set) if wish.of_thread && set != Ok(Some(Gauge::Off)) => Some(Gauge::Exact),
@@ -415,7 +389,8 @@ impl OpenScope {
                 }
             }
         }
-        if let Some(why) = not_exact {
+        // What a setting that cannot be used leads to is in its notice.
+        if let Some(why) = not_exact.filter(|why| !settings().is_problem(why)) {
             let text = format_args!(
                 "{device} is sampled every {every:?}, all processes on it, and shorter peaks are missed, because {why}"
             );
@@ -470,47 +445,8 @@ impl OpenScope {
     }
 }
 
-/// `GPUMEM_GAUGE`: `exact`, `pool`, `sampled`, `off`, or `auto` for the best.
-fn gauge_of_environment() -> Result<Option<Gauge>> {
-    static CHOSEN: OnceCell<Result<Option<Gauge>>> = OnceCell::new();
-    let parse = |text: &str| {
-        let detail = |error: ParseGaugeError| format!("{error}, or auto for the best");
-        text.parse()
-            .map(Some)
-            .map_err(|error| Kind::BadSetting { setting: "GPUMEM_GAUGE", detail: detail(error) }.into())
-    };
-    CHOSEN.get_or_init(|| chosen("GPUMEM_GAUGE", parse)).clone()
-}
-
-/// `GPUMEM_SOURCE`: `dispatch`, `cupti`, or `auto` for the best.
-fn source_of_environment() -> Result<Option<Source>> {
-    static CHOSEN: OnceCell<Result<Option<Source>>> = OnceCell::new();
-    let parse = |text: &str| {
-        let detail = |error: ParseSourceError| format!("{error}, or auto for the best");
-        text.parse()
-            .map(Some)
-            .map_err(|error| Kind::BadSetting { setting: "GPUMEM_SOURCE", detail: detail(error) }.into())
-    };
-    CHOSEN.get_or_init(|| chosen("GPUMEM_SOURCE", parse)).clone()
-}
-
 /// A variable of the environment that says nothing sensible is no reason to refuse what the program itself needs.
 fn unless_needed<T>(set: Result<Option<T>>, is_needed: bool) -> Result<Option<T>> {
-    set.or_else(|error| {
-        if !is_needed {
-            return Err(error);
-        }
-        notify(Notice::Setting, &error);
-        Ok(None)
-    })
-}
-
-/// What a variable of the environment says; `None` where it says nothing or `auto`.
-fn chosen<T>(variable: &str, parse: impl Fn(&str) -> Result<Option<T>>) -> Result<Option<T>> {
-    let Some(text) = std::env::var_os(variable) else { return Ok(None) };
-    match text.to_string_lossy().trim() {
-        "" => Ok(None),
-        text if text.eq_ignore_ascii_case("auto") => Ok(None),
-        text => parse(text),
-    }
+    // The notice of the settings says what is wrong.
+    if is_needed { Ok(set.unwrap_or(None)) } else { set }
 }

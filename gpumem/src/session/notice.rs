@@ -10,7 +10,12 @@ use std::{
 };
 
 use super::sink;
-use crate::{error::Error, model::Device, sys::process};
+use crate::{
+    error::Error,
+    model::Device,
+    settings::{self, Settings},
+    sys::process,
+};
 
 /// What a notice is about.
 #[derive(Clone, Copy, Debug)]
@@ -22,16 +27,23 @@ pub(crate) enum Notice {
     PoolReset,
     Lost,
     Untracked,
-    SampleInterval,
-    Report,
-    Setting,
+    Settings,
     Unwritten,
     Budget,
-    Backtrace,
     UnwrittenTracker,
     NoBlocks,
     #[cfg(feature = "cudarc")]
     WrongShape,
+}
+
+/// The settings of this process. The first use says which of them cannot be used, in one notice; errors that these cause are
+/// not said again.
+pub(super) fn settings() -> &'static Settings {
+    let settings = settings::settings();
+    if let Some(problems) = settings.problems() {
+        notify(Notice::Settings, &problems);
+    }
+    settings
 }
 
 /// Says why a trace is off, once for each reason, of the first few.
@@ -42,6 +54,9 @@ pub(super) fn notify_off(error: &Error) {
     }
     if error.is_unavailable() {
         return notify(Notice::Off, &format_args!("traces are off: {error}"));
+    }
+    if settings().is_problem(error) {
+        return;
     }
     let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
     if given.len() < 8 && !given.contains(error) && !sink::is_off() {

@@ -18,7 +18,7 @@ use super::{
     KeptPeak, Session, begun, devices,
     notice::say,
     places::{self, Snapshot, Stack},
-    prepare, sink,
+    prepare, settings, sink,
 };
 use crate::{
     error::{Error, Kind, Result},
@@ -489,8 +489,7 @@ pub(super) fn report_pending() {
 
 /// `GPUMEM_LEAKS=1`: says at the end of the process what was not freed.
 pub(super) fn report_leaks() {
-    let is_wanted = std::env::var_os("GPUMEM_LEAKS").is_some_and(|text| !text.is_empty() && text != "0");
-    let Some(session) = begun().filter(|_| is_wanted) else { return };
+    let Some(session) = begun().filter(|_| settings().leaks) else { return };
     let blocks = places::live_blocks(session, None);
     let leaks = crate::report::Leaks::of(&blocks);
     let unheard = !super::status::Now::find().is_intercepted();

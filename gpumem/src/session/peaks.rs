@@ -2,7 +2,7 @@
 
 use std::{process, sync::atomic::Ordering::Relaxed};
 
-use super::{Session, begun, notice::say, places::Paths, session};
+use super::{Session, begun, notice::say, places::Paths, session, settings};
 use crate::{
     ledger::AtPeak,
     model::{Bytes, Device, Family, ScopeId},
@@ -77,8 +77,7 @@ impl KeptPeak {
 
 /// `GPUMEM_PEAK=1`: says at the end of the process which allocations made the peak of each device.
 pub(super) fn report_at_exit() {
-    let is_wanted = std::env::var_os("GPUMEM_PEAK").is_some_and(|text| !text.is_empty() && text != "0");
-    let Some(session) = begun().filter(|_| is_wanted) else { return };
+    let Some(session) = begun().filter(|_| settings().peak) else { return };
     let mut devices: Vec<Device> = session.inbox.stats().iter().map(|stats| stats.device).collect();
     devices.sort_by_key(|device| device.ordinal);
     let peaks = devices.into_iter().filter_map(|device| KeptPeak::of_device(session, device)?.holders(session));

@@ -7,13 +7,11 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use once_cell::sync::OnceCell;
-
 use super::notice::{Notice, Quiet, notify};
 use crate::{
-    error::{Error, Kind},
     export::{self, Format},
     report::{Report, Tracked},
+    settings::{ReportTo, settings},
     sys::process,
 };
 
@@ -84,37 +82,18 @@ pub fn set_sink(sink: Sink) {
 fn sink() -> Sink {
     // Cloned, not borrowed: a sink may itself set another.
     let set = SINK.read().unwrap_or_else(PoisonError::into_inner).clone();
-    set.unwrap_or_else(|| of_environment().0.clone())
+    set.unwrap_or_else(of_environment)
 }
 
-/// Says what is wrong with `GPUMEM_REPORT`, if it counts.
-fn complain() {
-    let is_set = SINK.read().unwrap_or_else(PoisonError::into_inner).is_some();
-    if let (false, (_, Some(detail))) = (is_set, of_environment()) {
-        let detail = detail.clone();
-        notify(Notice::Report, &Error::from(Kind::BadSetting { setting: "GPUMEM_REPORT", detail }));
+/// The sink of `GPUMEM_REPORT`.
+fn of_environment() -> Sink {
+    match settings().report {
+        ReportTo::Stdout => Sink::Stdout,
+        ReportTo::Stderr => Sink::Stderr,
+        #[cfg(feature = "json")]
+        ReportTo::Json => Sink::Json,
+        ReportTo::Off => Sink::Off,
     }
-}
-
-/// The sink of `GPUMEM_REPORT`, and what was wrong with it.
-fn of_environment() -> &'static (Sink, Option<String>) {
-    static CHOSEN: OnceCell<(Sink, Option<String>)> = OnceCell::new();
-    CHOSEN.get_or_init(|| {
-        let Some(text) = std::env::var_os("GPUMEM_REPORT") else { return (Sink::Stdout, None) };
-        let text = text.to_string_lossy();
-        match text.trim().to_ascii_lowercase().as_str() {
-            "" | "stdout" => (Sink::Stdout, None),
-            "stderr" => (Sink::Stderr, None),
-            #[cfg(feature = "json")]
-            "json" => (Sink::Json, None),
-            "off" => (Sink::Off, None),
-            _ => {
-                let names =
-                    if cfg!(feature = "json") { "stdout, stderr, json or off" } else { "stdout, stderr or off" };
-                (Sink::Stdout, Some(format!("`{text}` is not one of {names}; reports go to stdout")))
-            }
-        }
-    })
 }
 
 pub(super) fn is_off() -> bool {
@@ -123,7 +102,6 @@ pub(super) fn is_off() -> bool {
 
 /// Writes one report.
 pub(super) fn write(report: &Report) {
-    complain();
     match sink() {
         Sink::Off => {}
         sink @ (Sink::Stdout | Sink::Stderr) => print(&export::TEXT.line(report), matches!(sink, Sink::Stderr)),
@@ -143,7 +121,6 @@ pub(super) fn write(report: &Report) {
 
 /// Writes what a tracker saw. A custom sink takes the reports of traces alone; with one this goes to stdout.
 pub(super) fn write_tracked(tracked: &Tracked) {
-    complain();
     match sink() {
         Sink::Off => {}
         sink => print(&format().tracked(tracked), matches!(sink, Sink::Stderr)),

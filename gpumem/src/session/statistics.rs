@@ -1,6 +1,6 @@
 //! What the allocators of a device have done, for PyTorch's names.
 
-use super::{Session, begun, devices, gauge_of_environment, places, session, status::not_exact_by_wish};
+use super::{Session, begun, devices, places, session, settings, status::not_exact_by_wish};
 use crate::{
     error::Result,
     ledger::{self, DeviceStats},
@@ -76,7 +76,7 @@ fn without_pools<T>(read: Result<T>) -> Result<Option<T>> {
 }
 
 fn hear(devices: &dyn Devices) -> Result<&'static Session> {
-    if let Some(why) = not_exact_by_wish(gauge_of_environment()?) {
+    if let Some(why) = not_exact_by_wish(settings().gauge()?) {
         // A program may have subscribed by itself.
         return begun().filter(|_| devices.subscribed().is_some()).ok_or(why);
     }

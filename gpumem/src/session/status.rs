@@ -2,18 +2,19 @@
 
 use std::{fmt, time::Duration};
 
-use super::{begun, devices, gauge_of_environment, source_of_environment};
+use super::{begun, devices, settings};
 use crate::{
     error::{Error, Kind, Result},
     model::{Bytes, Gauge, MemKind, Source},
     report::counted,
+    settings::Settings,
     source::Devices,
     sys::process,
 };
 
 /// What is measured, by what, since when, and how well: the answer of [`status`].
 ///
-/// `Display` is a few lines for people.
+/// `Display` is a few lines for people; it ends with the `GPUMEM_` variables that are set and what they stand for.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Status {
@@ -37,6 +38,8 @@ pub struct Status {
     pub lost: u64,
     /// What is live of the memory whose allocation was intercepted, by kind of memory.
     pub live: Vec<LiveMemory>,
+    /// Not in the child of a fork, which may not read the environment.
+    settings: Option<&'static Settings>,
 }
 
 /// Live memory of one kind.
@@ -86,6 +89,7 @@ pub fn status() -> Status {
         untracked: counts.untracked,
         lost: counts.lost,
         live: live.filter(|live| live.blocks > 0).collect(),
+        settings: (!process::is_forked()).then(settings),
     }
 }
 
@@ -119,7 +123,7 @@ impl Now {
         if process::is_forked() {
             return Err(Kind::Forked.into());
         }
-        let wish = gauge_of_environment()?;
+        let wish = settings().gauge()?;
         let devices = devices()?;
         // With a driver and no device there is nothing to trace.
         devices.check(0)?;
@@ -131,7 +135,7 @@ impl Now {
         let source = match (live, refused()) {
             (Some(live), _) => Ok(live.source),
             (None, Some(why)) => Err(why),
-            (None, None) => source_of_environment().and_then(|wanted| devices.can_subscribe(wanted)),
+            (None, None) => settings().source().and_then(|wanted| devices.can_subscribe(wanted)),
         };
         match source {
             Ok(source) => {
@@ -155,7 +159,7 @@ impl Now {
 
 /// Why CUPTI is used and not the dispatch table, unless that was wanted.
 fn why_not_dispatch(devices: &dyn Devices, source: Source) -> Option<Error> {
-    let by_itself = source == Source::Cupti && matches!(source_of_environment(), Ok(None));
+    let by_itself = source == Source::Cupti && matches!(settings().source(), Ok(None));
     by_itself.then(|| devices.can_subscribe(Some(Source::Dispatch)).err()).flatten()
 }
 
@@ -195,6 +199,9 @@ impl fmt::Display for Status {
         for LiveMemory { kind, blocks, bytes } in &self.live {
             let blocks = counted(*blocks, "block", "blocks");
             write!(f, "\n  live {kind:<11} {bytes:>12} in {blocks}")?;
+        }
+        for (at, variable) in self.settings.into_iter().flat_map(Settings::set).enumerate() {
+            write!(f, "{}\n  {variable}", if at == 0 { "\nenvironment:" } else { "" })?;
         }
         Ok(())
     }

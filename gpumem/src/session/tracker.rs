@@ -9,11 +9,11 @@ use std::{
 };
 
 use super::{
-    Session, devices, gauge_of_environment,
+    Session, devices,
     labels::labels,
     notice::{Notice, notify, notify_missed, notify_off, notify_stale},
     places::{self, Paths, Stack},
-    session, sink, status,
+    session, settings, sink, status,
 };
 use crate::{
     error::Result,
@@ -240,7 +240,7 @@ impl MemTracker {
 /// The device of that number, or the current one, and whatever is intercepted there. None where `GPUMEM_GAUGE` says off.
 fn of_number(ordinal: Option<u32>) -> Result<Option<(Device, &'static dyn Devices)>> {
     super::alive()?;
-    if gauge_of_environment()? == Some(Gauge::Off) {
+    if settings().gauge()? == Some(Gauge::Off) {
         return Ok(None);
     }
     let devices = devices()?;

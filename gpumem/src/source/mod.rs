@@ -153,15 +153,15 @@ struct Listener {
 /// Set by the session when it begins. Until then nobody listens, and a fact costs one load.
 static LISTENER: OnceCell<Listener> = OnceCell::new();
 
-/// Has everything posted to `L` from now on. Gives back what `GPUMEM_BACKTRACE` says, if that cannot be understood.
-pub(crate) fn listen<L: Listen>() -> Option<String> {
+/// Has everything posted to `L` from now on.
+pub(crate) fn listen<L: Listen>() {
     // The session is one for the process, and its type is always the same.
     let _ = LISTENER.set(Listener {
         post: L::post,
         #[cfg(any(feature = "cupti", feature = "dispatch"))]
         subscribe: driver::subscribe_to::<L>,
     });
-    stacks::begin()
+    stacks::begin();
 }
 
 /// Who is told of allocations that were refused for want of memory.

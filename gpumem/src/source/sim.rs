@@ -34,6 +34,7 @@ use crate::{
     model::{
         Block, Bytes, Device, EventKind, Family, GpuMemory, GpuProcess, Key, Marks, MemKind, ProcessKind, Source, Space,
     },
+    settings::settings,
     sys::process,
 };
 
@@ -54,7 +55,6 @@ struct State {
 
 /// The model's addresses are below 2^48, and a key has room for 2^9 devices above.
 const ADDRESS_BITS: u32 = 48;
-const PAGE: Bytes = Bytes::mib(2);
 const SIMULATION: Interception = Interception { source: Source::Simulation, library: "the simulated device" };
 const MOST_DEVICES: usize = 1 << 9;
 
@@ -255,20 +255,7 @@ fn from_environment() -> Result<()> {
     if process::is_forked() {
         return Err(Kind::Forked.into());
     }
-    let read = READ.get_or_init(|| {
-        let Some(text) = std::env::var_os("GPUMEM_SIM").filter(|text| !text.is_empty()) else { return Ok(()) };
-        let bad = |detail| Error::from(Kind::BadSetting { setting: "GPUMEM_SIM", detail });
-        let text = text.into_string().map_err(|_| bad("it is not UTF-8".to_owned()))?;
-        let totals: Result<Vec<Bytes>, _> = text.split(',').map(str::parse).collect();
-        let whole = if text.contains(',') { format!(" (it says `{text}`)") } else { String::new() };
-        for total in totals.map_err(|error| bad(format!("{error}{whole}")))? {
-            if total < PAGE {
-                return Err(bad(format!("{total} is less than a page of a GPU ({PAGE}); write a unit, such as 16GiB")));
-            }
-            add(total)?;
-        }
-        Ok(())
-    });
+    let read = READ.get_or_init(|| settings().sim()?.iter().try_for_each(|total| add(*total).map(|_| ())));
     read.clone()
 }
 

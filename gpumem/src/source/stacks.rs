@@ -11,7 +11,10 @@ use std::{
 
 use once_cell::sync::Lazy;
 
-use crate::model::{Frame, StackId};
+use crate::{
+    model::{Frame, StackId},
+    settings::{self, settings},
+};
 
 /// Programs that make many blocks of this size do so again and again in the same places, whose stacks are remembered.
 const LARGE: u64 = 1 << 20;
@@ -53,19 +56,14 @@ fn stacks() -> MutexGuard<'static, Stacks> {
     STACKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Stacks are taken down from now on, as `GPUMEM_BACKTRACE` has it: those of large blocks, unless it says all or none. What it
-/// says instead of that is handed back.
-pub(super) fn begin() -> Option<String> {
-    let text = std::env::var_os("GPUMEM_BACKTRACE").unwrap_or_default();
-    let text = text.to_string_lossy();
-    let (least, refused) = match text.trim().to_ascii_lowercase().as_str() {
-        "" | "auto" => (LARGE, false),
-        "0" | "off" => (u64::MAX, false),
-        "1" | "on" | "full" => (0, false),
-        _ => (LARGE, true),
+/// Stacks are recorded from now on, as the settings say.
+pub(super) fn begin() {
+    let least = match settings().stacks {
+        settings::Stacks::Large => LARGE,
+        settings::Stacks::None => u64::MAX,
+        settings::Stacks::All => 0,
     };
     LEAST.store(least, Relaxed);
-    refused.then(|| text.into_owned())
 }
 
 /// From which size on stacks are taken down. It stays the same from [`begin`] on.

@@ -9,7 +9,10 @@ use std::{
 
 use libloading::Library;
 
-use crate::error::{Error, Kind};
+use crate::{
+    error::{Error, Kind},
+    settings::settings,
+};
 
 /// Loads the first of `names` that can be loaded, checks that it has every one of `symbols`, and keeps it loaded.
 ///
@@ -67,7 +70,7 @@ const CUPTI_NAMES: &[&str] = &["libcupti.so.13", "libcupti.so.12", "libcupti.so"
 /// driver, and toolkits do not put it on the loader's path.
 pub(super) fn cupti_places() -> Vec<PathBuf> {
     let mut places: Vec<PathBuf> = Vec::new();
-    if let Some(named) = env::var_os("GPUMEM_CUPTI").filter(|named| !named.is_empty()).map(PathBuf::from) {
+    if let Some(named) = settings().cupti.clone() {
         if named.is_dir() {
             places.extend(CUPTI_NAMES.iter().map(|name| named.join(name)));
         } else {

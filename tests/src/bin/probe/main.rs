@@ -16,7 +16,7 @@
 //!   a stream is captured until `end_capture`, which tells whether the capture is whole;
 //! - `exact [device]`, `of_thread [device]`, `pool [device]`, `sampled [device]`: a trace with that gauge, or of this thread alone;
 //!   `figures [n]`: bytes used and peaked of the last trace, or of the n-th, with what makes them doubtful; `status`;
-//!   `heard_by`, `why_not_dispatch`: what it says of these;
+//!   `heard_by`, `why_not_dispatch`: what it says of these; `environment`: the variables that its text lists, with `|` between them;
 //! - `subscribe`, `unsubscribe`: gpumem to CUPTI; `tool_subscribe library`, `tool_unsubscribe library`: a tool of this
 //!   process;
 //! - `scope name`: an exact trace that is silent; `breakdown [device]`, `summary`: what they say, in one line;
@@ -376,6 +376,10 @@ impl Probe {
             "tool_subscribe" => self.tool.subscribe(argument)?.to_string(),
             "tool_unsubscribe" => self.tool.unsubscribe(argument)?.to_string(),
             "status" => status(),
+            "environment" => {
+                let text = gpumem::status().to_string().replace('\n', "|");
+                text.split_once("|environment:|").map_or("none", |(_, variables)| variables).to_owned()
+            }
             "heard_by" => gpumem::status().heard_by.unwrap_or_else(|| "nothing".to_owned()),
             "why_not_dispatch" => {
                 gpumem::status().why_not_dispatch.map_or_else(|| "none".to_owned(), |why| why.to_string())
