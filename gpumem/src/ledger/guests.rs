@@ -46,11 +46,13 @@ impl Guests {
             return host;
         }
         let guest = Guest { own, host };
-        let strand = *self.strands.entry(guest).or_insert_with(|| {
-            let strand = next();
-            self.known.insert(strand, guest);
-            strand
-        });
+        let strand = self.strands.get(&guest).copied().unwrap_or_else(next);
+        // The one that all share when no others are left must not lead to itself.
+        if strand == Strand::LAST {
+            return host;
+        }
+        self.known.insert(strand, guest);
+        self.strands.insert(guest, strand);
         self.see([strand]);
         strand
     }

@@ -620,6 +620,17 @@ fn guests_of_t(runner: &mut Runner, count: usize) {
     }
 }
 
+/// After 2^32 threads and guests.
+#[test]
+fn the_last_strand_leads_to_nobody() {
+    let mut runner = Runner::default();
+    runner.line("alloc w 1 %2");
+    runner.ledger.strands = Strand::LAST.0;
+    "open t of 3 %3; enter t %2; alloc x 5 %2; leave t %2; enter t %2; alloc y 5 %2; read t = 10 0; free x; close t = 5 5"
+        .split(';')
+        .for_each(|line| runner.line(line));
+}
+
 #[test]
 fn a_scope_that_a_guest_opened_knows_its_hosts_when_the_guest_has_ended() {
     let mut runner = Runner::default();

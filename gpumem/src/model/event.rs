@@ -21,6 +21,11 @@ pub(crate) struct ThreadId(pub(crate) u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Strand(pub(crate) u32);
 
+impl Strand {
+    /// What follows it is this one as well.
+    pub(crate) const LAST: Self = Self(u32::MAX);
+}
+
 /// What sort of memory a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum MemKind {
