@@ -95,7 +95,8 @@ impl Run {
     /// The newest change was an allocation.
     #[inline]
     pub(super) fn allocated(&mut self, bytes: u64) {
-        self.allocated += bytes;
+        // A hook must not panic, in debug builds as well.
+        self.allocated = self.allocated.wrapping_add(bytes);
         self.allocations += 1;
     }
 }

@@ -29,7 +29,7 @@ impl Count {
     fn take(&mut self, sum: Sum, allocated: u64) {
         self.peak = self.peak.max(moved(self.current, sum.most));
         self.current = moved(self.current, sum.change);
-        self.allocated += allocated;
+        self.allocated = self.allocated.saturating_add(allocated);
     }
 }
 

@@ -620,6 +620,20 @@ fn guests_of_t(runner: &mut Runner, count: usize) {
     }
 }
 
+#[test]
+fn more_than_can_be_told_was_allocated_in_all() {
+    let mut runner = Runner::default();
+    for _ in 0..40 {
+        // 2^60 bytes.
+        "alloc x 1099511627776; free x".split(';').for_each(|line| runner.line(line));
+        assert!(!runner.ledger.spots().is_empty());
+    }
+    let stat = runner.ledger.stats()[0].on_device;
+    assert_eq!((stat.bytes.allocated, stat.bytes.freed(), stat.blocks.allocated), (u64::MAX, u64::MAX, 40));
+    // Without a question in between.
+    (0..40).for_each(|_| "alloc x 1099511627776; free x".split(';').for_each(|line| runner.line(line)));
+}
+
 /// After 2^32 threads and guests.
 #[test]
 fn the_last_strand_leads_to_nobody() {

@@ -107,7 +107,7 @@ impl Tree {
         self.move_finger(spot);
         let spot = &mut self.spots[spot.0 as usize];
         spot.allocations += sums.allocations;
-        spot.allocated += sums.allocated;
+        spot.allocated = spot.allocated.saturating_add(sums.allocated);
         spot.take(sums.bytes);
     }
 

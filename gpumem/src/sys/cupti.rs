@@ -26,7 +26,7 @@ const CUPTI_ERROR_INVALID_PARAMETER: u32 = 1;
 const CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED: u32 = 39;
 
 /// The numbers that every CUPTI has which reports stream-ordered memory (11.2) end below this. A later function that an older
-/// CUPTI does not know is one that its driver does not have either.
+/// CUPTI does not know is not reported: programs that are built with the same toolkit do not call it.
 const LATER_NUMBERS: u32 = 618;
 
 /// A call by its number, for the callback; the numbers end below this.
