@@ -67,13 +67,15 @@ pub(super) fn can_subscribe(wanted: Option<Source>) -> Result<Source> {
 
 /// The source with which `attempt` succeeds: the wanted one, else the dispatch table, else CUPTI.
 fn choose(wanted: Option<Source>, attempt: impl Fn(Source) -> Result<()>) -> Result<Source> {
+    // Without a driver there is one reason, and not one for each source.
+    cuda::load_for_hooks()?;
     if let Some(wanted) = wanted {
         return attempt(wanted).map(|()| wanted);
     }
     let Err(dispatch) = attempt(Source::Dispatch) else { return Ok(Source::Dispatch) };
     match attempt(Source::Cupti) {
         Ok(()) => Ok(Source::Cupti),
-        // Without a driver the second reason is the first.
+        // Without a device the second reason may be the first.
         Err(cupti) if cupti == dispatch => Err(cupti),
         Err(cupti) => Err(Kind::NoSource { dispatch, cupti }.into()),
     }

@@ -128,14 +128,9 @@ pub(crate) fn current_context() -> Option<usize> {
 #[doc(alias("cuCtxGetDevice", "cuCtxGetId"))]
 #[cfg(feature = "dispatch")]
 pub(crate) fn identify_context() -> Option<(u32, u64)> {
-    type CtxGetId = unsafe extern "C" fn(sys::CUcontext, *mut u64) -> u32;
-    static CTX_GET_ID: OnceCell<Option<CtxGetId>> = OnceCell::new();
-
     let device = u32::try_from(current_device().ok()??).ok()?;
-    // SAFETY: the symbol is the driver's function, of this type.
-    let find = || unsafe { dl::symbol::<CtxGetId>(NAMES, c"cuCtxGetId") };
     let mut uid = 0;
-    if let Some(get) = CTX_GET_ID.get_or_init(find) {
+    if let Some(get) = ctx_get_id() {
         // SAFETY: null stands for the current context, and the out-parameter is live.
         unsafe { get(std::ptr::null_mut(), &raw mut uid) };
     }
@@ -153,19 +148,45 @@ pub(crate) fn is_capturing(stream: u64) -> Option<bool> {
     Some(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
+/// Loads the driver and finds the functions that not every driver has. A hook must not do this: it takes the loader's lock.
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
+pub(crate) fn load_for_hooks() -> Result<(), Error> {
+    load()?;
+    #[cfg(feature = "dispatch")]
+    ctx_get_id();
+    get_graph_mem_attribute();
+    Ok(())
+}
+
+#[cfg(feature = "dispatch")]
+type CtxGetId = unsafe extern "C" fn(sys::CUcontext, *mut u64) -> u32;
+
+#[cfg(feature = "dispatch")]
+fn ctx_get_id() -> Option<CtxGetId> {
+    static FOUND: OnceCell<Option<CtxGetId>> = OnceCell::new();
+    // SAFETY: the symbol is the driver's function (from 12.0 on), of this type.
+    *FOUND.get_or_init(|| unsafe { dl::symbol(NAMES, c"cuCtxGetId") })
+}
+
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
+type GetGraphMemAttribute = unsafe extern "C" fn(sys::CUdevice, u32, *mut u64) -> u32;
+
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
+fn get_graph_mem_attribute() -> Option<GetGraphMemAttribute> {
+    static FOUND: OnceCell<Option<GetGraphMemAttribute>> = OnceCell::new();
+    // SAFETY: the symbol is the driver's function (from 11.4 on), of this type.
+    *FOUND.get_or_init(|| unsafe { dl::symbol(NAMES, c"cuDeviceGetGraphMemAttribute") })
+}
+
 /// What a device has mapped for memory nodes of graphs, in bytes; none where the driver has no such nodes. Legal in every
 /// context, in none, and while a stream is being captured.
 #[doc(alias("cuDeviceGetGraphMemAttribute", "CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT"))]
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
 pub(crate) fn graph_memory(ordinal: u32) -> Result<Option<u64>, Error> {
-    type GetGraphMemAttribute = unsafe extern "C" fn(sys::CUdevice, u32, *mut u64) -> u32;
-    static GET: OnceCell<Option<GetGraphMemAttribute>> = OnceCell::new();
     const CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT: u32 = 0;
     const CUDA_ERROR_NOT_SUPPORTED: u32 = 801;
 
-    // SAFETY: the symbol is the driver's function (from 11.4 on), of this type.
-    let find = || unsafe { dl::symbol::<GetGraphMemAttribute>(NAMES, c"cuDeviceGetGraphMemAttribute") };
-    let (Some(get), Ok(device)) = (GET.get_or_init(find), c_int::try_from(ordinal)) else { return Ok(None) };
+    let (Some(get), Ok(device)) = (get_graph_mem_attribute(), c_int::try_from(ordinal)) else { return Ok(None) };
     let mut bytes = 0;
     // SAFETY: any number may be asked about, and the attribute is a `cuuint64_t`, as the live out-parameter is.
     match unsafe { get(device, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &raw mut bytes) } {

@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst, fence},
     },
 };
 
@@ -253,7 +253,15 @@ unsafe fn intercept<O: Observe, const N: usize>(
     words: &[u64; N],
     call: impl FnOnce(usize) -> u32,
 ) -> u32 {
-    let driver = HOOKS.drivers[row].load(Relaxed);
+    let driver = || HOOKS.drivers[row].load(Relaxed);
+    let driver = match driver() {
+        // It is written before the slot, but an Arm processor may have read it before the slot. After the fence it has not.
+        0 if cfg!(target_arch = "aarch64") => {
+            fence(Acquire);
+            driver()
+        }
+        driver => driver,
+    };
     let state = STATE.get();
     // What an implementation calls in turn is a part of the call that is counted already.
     if matches!(state, State::Driver | State::Own) || !HOOKS.active.load(Relaxed) {
