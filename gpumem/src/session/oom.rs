@@ -84,7 +84,8 @@ thread_local! {
 /// Whether there is one or not, refusals are reported on stderr: what was asked for, where the device's memory is
 /// ([`breakdown`](crate::breakdown)), the scopes and lines that hold most of it, and what [`empty_cache`](crate::empty_cache)
 /// would give back. A refusal is not reported if the same thread is given so much memory of that device within a second, as
-/// happens where an allocator empties its cache and asks again. Three are reported in all. A report that waits is printed when the
+/// happens where an allocator empties its cache and asks again. A thread that asks for the same again meanwhile is reported once.
+/// Three are reported in all. A report that waits is printed when the
 /// process exits; if it is aborted, it is lost. Only what is intercepted is reported: the first trace must have started.
 pub fn on_oom(hook: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
     // The child of a fork has no GPU, and a thread that is not there may hold the lock for ever.
