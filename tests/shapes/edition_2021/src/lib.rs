@@ -1,5 +1,8 @@
 //! Drop logs with and without the attribute, in a crate of edition 2021.
 
+#![cfg(test)]
+
+#[path = "../../common.rs"]
 mod common;
 
 #[test]
