@@ -25,7 +25,8 @@ pub(crate) struct Driver {
     pub(crate) contexts_created: AtomicU32,
     pub(crate) objects: Mutex<Objects>,
     pub(crate) cupti: Mutex<Subscriptions>,
-    log: Option<Mutex<File>>,
+    /// Opened for appending: each line is one write and needs no lock, which a child of a fork might wait for for ever.
+    log: Option<File>,
 }
 
 /// What all copies of this file in a process share: libcupti lies in a file of its own, as NVIDIA's does, and finds the
@@ -79,8 +80,8 @@ impl Driver {
             fn atexit(callback: extern "C" fn()) -> c_int;
         }
         extern "C" fn tear_down() {
-            if let Some(log) = &driver().log {
-                _ = lock(log).write_all(b"teardown=0\n");
+            if let Some(mut log) = driver().log.as_ref() {
+                _ = log.write_all(b"teardown=0\n");
                 // Who still calls, does so meanwhile.
                 std::thread::sleep(std::time::Duration::from_millis(50));
             }
@@ -112,7 +113,7 @@ impl Driver {
             .map_err(|_| "GPUMEM_STANDIN: a card has less memory than is reserved and used of it".to_owned())?;
         let log = config.log.as_ref().map(|path| {
             let file = File::options().create(true).append(true).open(path);
-            file.map(Mutex::new).map_err(|error| format!("GPUMEM_STANDIN_LOG={}: {error}", path.display()))
+            file.map_err(|error| format!("GPUMEM_STANDIN_LOG={}: {error}", path.display()))
         });
         Ok(Self {
             visible: visible(&gpus, config.reversed, config.visible.as_deref()),
@@ -179,11 +180,11 @@ impl Call {
 
     /// Writes a line to the log, with the card that the call is about, if there is one.
     pub(crate) fn log(&self, what: &str, code: c_int) {
-        if let Some(log) = &self.driver.log {
+        if let Some(mut log) = self.driver.log.as_ref() {
             let card = self.card.get().map(|card| format!("[{card}]")).unwrap_or_default();
             let within = if cupti::in_callback() { "callback>" } else { "" };
             // A line that cannot be written is missed by the test that reads the log.
-            _ = lock(log).write_all(format!("{within}{what}{card}={code}\n").as_bytes());
+            _ = log.write_all(format!("{within}{what}{card}={code}\n").as_bytes());
         }
     }
 
