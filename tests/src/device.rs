@@ -6,7 +6,9 @@ use std::{
     time::Duration,
 };
 
-use crate::Machines;
+use gpumem::{__private::told_by_both, subscribe, unsubscribe};
+
+use crate::{Machines, Standin};
 
 /// `None`, and a line that says so, unless `GPUMEM_DEVICE` is set. One test of a process at a time: each sees the whole device.
 pub fn device() -> Option<MutexGuard<'static, ()>> {
@@ -36,4 +38,37 @@ pub fn on_the_standin(but_for: &[&str]) {
         assert!(outcome.succeeded() && outcome.stdout.contains("test result: ok."), "{outcome}");
         println!("{}", outcome.stdout);
     }
+}
+
+const BOTH_SOURCES: &str = "both sources";
+
+/// Where no device is used, the test `both_sources_tell_the_same` of this executable is run once more, on this stand-in driver.
+///
+/// # Panics
+/// When the test fails, or has compared nothing.
+pub fn on_the_standin_with_both_sources(machine: Standin) {
+    if env::var_os("GPUMEM_DEVICE").is_some() {
+        return;
+    }
+    let itself = env::current_exe().expect("a test has a path");
+    let machine = machine.dispatch().cupti().env("GPUMEM_DEVICE", BOTH_SOURCES);
+    let outcome = machine.run_program(&itself, &["--exact", "both_sources_tell_the_same", "--nocapture"]);
+    assert!(outcome.succeeded() && outcome.stdout.contains("both sources told of "), "{outcome}");
+    println!("{}", outcome.stdout);
+}
+
+/// What the dispatch table and CUPTI report of the same calls. `None`, and a line that says why, where one of them cannot be used.
+///
+/// # Panics
+/// On the stand-in driver with both sources, when one of them cannot be used.
+pub fn reported_by_both(program: impl FnOnce()) -> Option<[Vec<String>; 2]> {
+    unsubscribe();
+    let reported = told_by_both(program);
+    subscribe().expect("allocations can be heard");
+    reported
+        .inspect_err(|error| {
+            assert_ne!(env::var("GPUMEM_DEVICE").as_deref(), Ok(BOTH_SOURCES), "{error}");
+            println!("skipped: {error}");
+        })
+        .ok()
 }

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 pub use self::{
     deeper::deeper,
-    device::{device, on_the_standin},
+    device::{device, on_the_standin, on_the_standin_with_both_sources, reported_by_both},
     machines::Machines,
     pending::Yield,
     random::Random,

@@ -14,11 +14,11 @@ use std::{
 };
 
 use gpumem::{
-    __private::told_by_both, Bytes, Gauge, GpuMemTrace, Trace, device_count, device_name, empty_cache,
-    gpu_mem_get_used_no_cache, max_memory_allocated, max_memory_reserved, memory_allocated, memory_reserved,
-    memory_stats, memory_summary, reset_peak_memory_stats, status, subscribe, try_gpu_mem_get, unsubscribe,
+    Bytes, Gauge, GpuMemTrace, Trace, device_count, device_name, empty_cache, gpu_mem_get_used_no_cache,
+    max_memory_allocated, max_memory_reserved, memory_allocated, memory_reserved, memory_stats, memory_summary,
+    reset_peak_memory_stats, status, subscribe, try_gpu_mem_get, unsubscribe,
 };
-use gpumem_tests::{Random, Standin, on_the_standin};
+use gpumem_tests::{Random, Standin, on_the_standin, on_the_standin_with_both_sources, reported_by_both};
 
 use crate::cu::{Block, Context, Way};
 
@@ -112,21 +112,14 @@ fn on_the_stand_in_driver() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn on_the_stand_in_driver_with_both_sources() {
-    if env::var_os("GPUMEM_DEVICE").is_none() {
-        let machine = Standin::new().devices(2).dispatch().cupti().env("GPUMEM_DEVICE", "both sources");
-        let itself = env::current_exe().expect("a test has a path");
-        let outcome = machine.run_program(&itself, &["--exact", "both_sources_tell_the_same", "--nocapture"]);
-        assert!(outcome.succeeded() && outcome.stdout.contains("both sources told of "), "{outcome}");
-        println!("{}", outcome.stdout);
-    }
+    on_the_standin_with_both_sources(Standin::new().devices(2));
 }
 
 /// Each kind of memory, streams, pools and contexts, with failures, on two threads.
 #[test]
 fn both_sources_tell_the_same() {
     let Some(_one) = device() else { return };
-    unsubscribe();
-    let told = told_by_both(|| {
+    let reported = reported_by_both(|| {
         every_kind_of_call();
         thread::spawn(|| {
             Context::primary(0).expect("it was retained").make_current();
@@ -135,15 +128,7 @@ fn both_sources_tell_the_same() {
         .join()
         .expect("the thread did not panic");
     });
-    subscribe().expect("allocations can be heard");
-    let [by_dispatch, by_cupti] = match told {
-        Ok(told) => told,
-        Err(error) => {
-            assert_ne!(env::var("GPUMEM_DEVICE").as_deref(), Ok("both sources"), "{error}");
-            println!("skipped: {error}");
-            return;
-        }
-    };
+    let Some([by_dispatch, by_cupti]) = reported else { return };
     for (dispatch, cupti) in by_dispatch.iter().zip(&by_cupti) {
         assert_eq!(dispatch, cupti, "{by_dispatch:#?}\n{by_cupti:#?}");
     }

@@ -10,8 +10,8 @@ use std::{
     thread,
 };
 
-use gpumem::{__private::told_by_both, Gauge, GpuMemTrace, device_name, subscribe, unsubscribe};
-use gpumem_tests::{Random, Standin, on_the_standin};
+use gpumem::{Gauge, GpuMemTrace, device_name, subscribe, unsubscribe};
+use gpumem_tests::{Random, Standin, on_the_standin, on_the_standin_with_both_sources, reported_by_both};
 
 use crate::driver::{Capture, call, done, put, retained};
 
@@ -27,13 +27,7 @@ fn on_the_stand_in_driver() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn on_the_stand_in_driver_with_both_sources() {
-    if env::var_os("GPUMEM_DEVICE").is_none() {
-        let machine = Standin::new().dispatch().cupti().env("GPUMEM_DEVICE", "both sources");
-        let itself = env::current_exe().expect("a test has a path");
-        let outcome = machine.run_program(&itself, &["--exact", "both_sources_tell_the_same", "--nocapture"]);
-        assert!(outcome.succeeded() && outcome.stdout.contains("both sources told of "), "{outcome}");
-        println!("{}", outcome.stdout);
-    }
+    on_the_standin_with_both_sources(Standin::new());
 }
 
 /// Heard, and current.
@@ -325,17 +319,7 @@ fn every_kind_of_call() {
 #[test]
 fn both_sources_tell_the_same() {
     let Some(_one) = device() else { return };
-    unsubscribe();
-    let told = told_by_both(every_kind_of_call);
-    subscribe().expect("allocations can be heard");
-    let [by_dispatch, by_cupti] = match told {
-        Ok(told) => told,
-        Err(error) => {
-            assert_ne!(env::var("GPUMEM_DEVICE").as_deref(), Ok("both sources"), "{error}");
-            println!("skipped: {error}");
-            return;
-        }
-    };
+    let Some([by_dispatch, by_cupti]) = reported_by_both(every_kind_of_call) else { return };
     assert_eq!(by_dispatch, by_cupti);
     for kind in ["CaptureBegun", "CaptureEnded", "worked: false", "Graphs", "ForeignHandle", "Foreign {", "Pooled"] {
         assert!(by_dispatch.iter().any(|call| call.contains(kind)), "nothing was told of {kind}: {by_dispatch:#?}");
