@@ -1,6 +1,13 @@
 //! The environment variables of gpumem: one list, read once for each process.
 
-use std::{env, ffi::OsStr, ffi::OsString, fmt, path::PathBuf, time::Duration};
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    fmt::{self, Display},
+    path::PathBuf,
+    str::FromStr,
+    time::Duration,
+};
 
 use once_cell::race::OnceBox;
 
@@ -61,12 +68,8 @@ pub(crate) const VARIABLES: &[Variable] = &[
         values: "`auto` (the best), `exact`, `pool`, `sampled`, `off`",
         default: "`auto`",
         read: |text, settings| {
-            settings.gauge = unless_auto(text, str::parse).or_else(|error| {
-                refuse(
-                    format!("{error}, or auto for the best"),
-                    "traces are off, unless the program chooses their gauge",
-                )
-            })?;
+            let instead = "traces are off, unless the program chooses their gauge";
+            settings.gauge = unless_auto(text, instead)?;
             Ok(settings.gauge.map_or("auto", Gauge::name).to_owned())
         },
     },
@@ -76,12 +79,8 @@ pub(crate) const VARIABLES: &[Variable] = &[
         values: "`auto`: the dispatch table, else CUPTI, else sampling; `dispatch`, `cupti`: this one, else sampling",
         default: "`auto`",
         read: |text, settings| {
-            settings.source = unless_auto(text, str::parse).or_else(|error| {
-                refuse(
-                    format!("{error}, or auto for the best"),
-                    "traces are sampled, and shorter peaks are missed, unless the program chooses the source",
-                )
-            })?;
+            let instead = "traces are sampled, and shorter peaks are missed, unless the program chooses the source";
+            settings.source = unless_auto(text, instead)?;
             Ok(settings.source.map_or("auto", Source::name).to_owned())
         },
     },
@@ -362,10 +361,10 @@ fn lower(text: &OsStr) -> String {
 }
 
 /// `None` for `auto`.
-fn unless_auto<T, E>(text: &OsStr, parse: fn(&str) -> Result<T, E>) -> Result<Option<T>, E> {
+fn unless_auto<T: FromStr<Err: Display>>(text: &OsStr, instead: &'static str) -> Result<Option<T>, Refused> {
     match text.to_string_lossy().trim() {
         text if text.eq_ignore_ascii_case("auto") => Ok(None),
-        text => parse(text).map(Some),
+        text => text.parse().map(Some).or_else(|error| refuse(format!("{error}, or auto for the best"), instead)),
     }
 }
 

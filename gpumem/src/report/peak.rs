@@ -54,11 +54,9 @@ impl PeakHolder {
     pub(crate) fn largest(all: impl IntoIterator<Item = Self>) -> Vec<Self> {
         let mut sums: BTreeMap<_, (Self, i64)> = BTreeMap::new();
         for holder in all {
-            let Self { path, line, library, caller, scope_place, is_older, bytes } = &holder;
+            let Self { path, line, library, caller, scope_place, is_older, bytes } = holder.clone();
             let of = (path, line, library, caller, scope_place, is_older);
-            let of = (of.0.clone(), of.1.clone(), of.2.clone(), of.3.clone(), of.4.clone(), *of.5);
-            let bytes = bytes.get();
-            sums.entry(of).or_insert_with(|| (holder, 0)).1 += bytes;
+            sums.entry(of).or_insert((holder, 0)).1 += bytes.get();
         }
         let mut holders: Vec<_> =
             sums.into_values().map(|(holder, bytes)| Self { bytes: ByteDelta::new(bytes), ..holder }).collect();

@@ -235,22 +235,15 @@ pub(crate) struct Range {
 /// The device of an allocation.
 #[doc(alias = "cuPointerGetAttribute")]
 pub(crate) fn device_at(address: u64) -> Option<u32> {
-    attribute_at(address, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+    let device = attribute_at(address, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;
+    u32::try_from(device).ok()
 }
 
-fn attribute_at(address: u64, attribute: sys::CUpointer_attribute) -> Option<u32> {
-    let mut value = 0_u32;
-    // SAFETY: any address may be asked about. The attributes asked for in this file are 32 bits wide, or narrower and
-    // written at the front of a zeroed word.
-    unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address) }.result().ok()?;
-    Some(value)
-}
-
-/// An attribute of a live block that is 64 bits wide.
-#[cfg(any(feature = "cupti", feature = "dispatch"))]
-fn wide_attribute_at(address: u64, attribute: sys::CUpointer_attribute) -> Option<u64> {
+/// An attribute of a block; none where nothing is at this address.
+fn attribute_at(address: u64, attribute: sys::CUpointer_attribute) -> Option<u64> {
     let mut value = 0_u64;
-    // SAFETY: any address may be asked about. The attributes asked for in this file are 64 bits wide.
+    // SAFETY: any address may be asked about. The attributes asked for in this file are at most 64 bits wide; narrower ones are
+    // written at the front of a zeroed word.
     unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address) }.result().ok()?;
     Some(value)
 }
@@ -260,7 +253,7 @@ fn wide_attribute_at(address: u64, attribute: sys::CUpointer_attribute) -> Optio
 #[doc(alias = "CU_POINTER_ATTRIBUTE_BUFFER_ID")]
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
 pub(crate) fn block_number(address: u64) -> Option<u64> {
-    wide_attribute_at(address, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID)
+    attribute_at(address, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID)
 }
 
 /// A number that all blocks exceed which are allocated after this; none if the calling thread has no context. The driver says the
@@ -305,8 +298,8 @@ fn number_of_a_page(device: sys::CUdevice) -> Option<u64> {
 pub(crate) fn is_of_a_graph(address: u64) -> Option<bool> {
     use sys::CUpointer_attribute as Attribute;
 
-    const CU_MEMORYTYPE_DEVICE: u32 = 2;
-    let is_nowhere = |attribute| wide_attribute_at(address, attribute) == Some(0);
+    const CU_MEMORYTYPE_DEVICE: u64 = 2;
+    let is_nowhere = |attribute| attribute_at(address, attribute) == Some(0);
     let kind = attribute_at(address, Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)?;
     let nowhere = [Attribute::CU_POINTER_ATTRIBUTE_CONTEXT, Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE];
     Some(kind == CU_MEMORYTYPE_DEVICE && nowhere.into_iter().all(is_nowhere))
@@ -332,15 +325,14 @@ fn relaxed<T>(calls: impl FnOnce() -> T) -> T {
 pub(crate) fn range_at(address: u64) -> Option<Range> {
     use sys::CUpointer_attribute as Attribute;
 
-    const CU_MEMORYTYPE_HOST: u32 = 1;
+    const CU_MEMORYTYPE_HOST: u64 = 1;
     let (mut base, mut bytes) = (0, 0);
     // SAFETY: any address may be asked for, and both out-parameters are live.
     unsafe { sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, address) }.result().ok()?;
     let attribute = |attribute| attribute_at(address, attribute);
-    let device = attribute(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;
     Some(Range {
         bytes: (base == address).then_some(bytes as u64)?,
-        ordinal: device,
+        ordinal: device_at(address)?,
         managed: attribute(Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED)? != 0,
         on_host: attribute(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)? == CU_MEMORYTYPE_HOST,
     })
