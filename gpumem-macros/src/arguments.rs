@@ -11,7 +11,8 @@ pub(crate) fn moved(sig: &mut Signature) -> TokenStream {
     let mut tokens = TokenStream::new();
     for (number, input) in sig.inputs.iter_mut().enumerate() {
         let argument = match input {
-            // It cannot be declared. What a block owns is dropped after its variables, where the first argument is as well.
+            // A `let` cannot declare `self`. The block captures it instead, and drops what it captured after its variables: the same
+            // place where the first argument is dropped.
             FnArg::Receiver(receiver) => {
                 let word = receiver.self_token;
                 tokens.extend(quote_spanned!(here=> let _ = &#word;));

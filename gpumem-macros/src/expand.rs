@@ -292,9 +292,9 @@ impl Trace {
 /// The statements in a block of their own, and around it a block in which `guards` are dropped after all that is theirs.
 ///
 /// Before edition 2024 the temporaries of a last expression outlive the variables of its block, and would outlive the guards.
-/// A block has the edition of its braces. Those of the statements are the user's, so that they are dropped as they were. Those
-/// around it are ours, of edition 2024, so that nothing of its last expression, which is the user's block, is left when the
-/// guards are dropped. Blocks, unlike all else that ends temporaries, let the compiler know what type it expects.
+/// The braces of a block decide its edition. The inner braces are the user's, so values are dropped as without the attribute. The
+/// outer braces are ours, of edition 2024, so all temporaries of the user's block are dropped before the guards. A block also
+/// passes the expected type on to its last expression; `match` and `let` do not.
 pub(crate) fn guarded(guards: &TokenStream, brace: Brace, stmts: &TokenStream) -> TokenStream {
     let here = Span::mixed_site();
     let mut block = TokenStream::new();

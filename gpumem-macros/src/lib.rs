@@ -39,7 +39,8 @@ use proc_macro::TokenStream;
 /// - what the function returns counts: it still exists;
 /// - variables and temporaries of the body do not count, in any edition: they are dropped. At their worst moment they show in
 ///   `peaked`;
-/// - an argument that the body drops or moves away lowers it; one that is left does not, whether the body names it or not.
+/// - an argument that the body drops or moves away lowers `used`. An argument that still exists at the end does not change it,
+///   whether the body uses it or not.
 ///
 /// The same holds for an `async fn`. An async block that a function returns has captured values instead of arguments.
 ///
@@ -136,8 +137,8 @@ use proc_macro::TokenStream;
 ///
 /// Counts only what the calling thread allocates, wherever it is freed, instead of the whole process: for functions that several
 /// threads run at one time, whose reports would otherwise include each other's memory and end in `[overlaps other threads]`.
-/// Needs exact figures; where there are none, the trace is off and one line on stderr says why. Of an `async fn`, the thread is
-/// that of the first poll, other tasks on it included, and every other one while it polls the future.
+/// It needs exact figures. If there are none, the trace is off, and one line on stderr says why. For an `async fn`, it counts the
+/// thread of the first poll, including other tasks on that thread, and each other thread while it polls the future.
 ///
 /// ```
 /// # use gpumem::gpu_mem_trace;

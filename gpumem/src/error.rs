@@ -79,7 +79,7 @@ impl Error {
         }
     }
 
-    /// CUPTI was to be used, and another tool has its one subscription.
+    /// CUPTI was requested, but another tool holds its only subscription.
     pub fn is_busy(&self) -> bool {
         match &*self.0 {
             Kind::Busy { .. } => true,

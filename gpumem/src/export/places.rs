@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(text.lines().take(6).collect::<Vec<_>>(), table);
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(text.ends_with(LEGEND));
-        // Without decimals before a name as short as this one is cut off.
+        // Amounts lose their decimals before a short name is cut off.
         let large = vec![
             scope(&[], None, [0, 13_800, 13_900, 0, 13_900, 39_999, 99]),
             scope(&["train"], Some(0), [12_345, 13_800, 13_900, 13_500, 13_900, 39_000, 3_456_789]),

@@ -33,7 +33,7 @@ pub(super) struct Look {
     pub(super) part: usize,
     /// The last scope that was looked at.
     pub(super) after: Option<ScopeId>,
-    /// What blocks, scopes and threads were met on, and what threads have entered since.
+    /// The strands in use: of the blocks, scopes and threads that were looked at so far, and those entered since the look began.
     seen: HashSet<Strand>,
 }
 
@@ -81,7 +81,7 @@ impl Guests {
         self.look.is_some() || self.known.len() >= FEW.max(2 * self.in_use)
     }
 
-    /// The look that is under way, and whether it has just begun.
+    /// The look in progress, and whether it has just begun.
     pub(super) fn look(&mut self) -> (&mut Look, bool) {
         let is_new = self.look.is_none();
         (self.look.get_or_insert_default(), is_new)
