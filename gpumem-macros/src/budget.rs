@@ -31,7 +31,7 @@ pub(crate) fn assertion(input: TokenStream) -> TokenStream {
         conditions.iter().map(|Condition { figure, relation, amount }| limit(&gpumem, figure, relation, amount));
     // A temporary that lives as long as a variable, and needs no name.
     let guard = quote_spanned! {here=>
-        let _ = &#gpumem::__private::Body::new(
+        let _ = &#gpumem::__private::TraceSpec::new(
             #gpumem::__private::GpuMemTrace::builder().silent(true).on_exit_report(false),
         )
         .budget(

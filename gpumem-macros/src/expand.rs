@@ -278,7 +278,7 @@ impl Trace {
     fn body(&self) -> TokenStream {
         let here = Span::mixed_site();
         let Self { gpumem, builder, lines, budget } = self;
-        let mut body = quote_spanned!(here=> #gpumem::__private::Body::new(#builder));
+        let mut body = quote_spanned!(here=> #gpumem::__private::TraceSpec::new(#builder));
         if *lines {
             body.extend(quote_spanned!(here=> .lines(&__gpumem_lines)));
         }

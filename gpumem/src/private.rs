@@ -7,7 +7,7 @@ pub use crate::model::Gauge;
 pub use crate::session::simulated_gpu;
 #[cfg(all(feature = "bench", feature = "cupti", feature = "dispatch"))]
 pub use crate::session::told_by_both;
-pub use crate::session::{Body, Budget, End, Figure, GpuMemTrace, Lines, Measured, Relation, Traced};
+pub use crate::session::{BodyGuard, Budget, End, Figure, GpuMemTrace, Lines, Relation, TraceSpec, Traced};
 
 /// The name of the function in which the closure `_here` was written: `forward`, `Model::forward`.
 pub fn function_name<F>(_here: &F) -> String {
@@ -96,7 +96,7 @@ pub mod bench {
     use std::time::Duration;
 
     use crate::{
-        model::{Block, Bytes, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, SiteId, Space, Watch},
+        model::{Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, ScopeSpec, Space},
         session::Inbox,
     };
 
@@ -162,7 +162,7 @@ pub mod bench {
 
         /// Opens a scope.
         pub fn open(&self, scope: u64) {
-            self.open_at(scope, SiteId::NONE.0);
+            self.open_at(scope, CallsiteId::NONE.0);
         }
 
         /// Opens a scope that has a path of its own.
@@ -171,18 +171,18 @@ pub mod bench {
         }
 
         /// Opens a scope that asks which allocations make its peak, or counts what the calling thread allocates alone, or both.
-        pub fn open_as(&self, scope: u64, site: u32, at_peak: bool, of_this_thread: bool) {
-            let site = SiteId(site);
-            let watch = Watch {
+        pub fn open_as(&self, scope: u64, callsite: u32, at_peak: bool, of_this_thread: bool) {
+            let callsite = CallsiteId(callsite);
+            let spec = ScopeSpec {
                 device: DEVICE,
                 gauge: Gauge::Exact,
                 every: Duration::ZERO,
                 thread: of_this_thread.then(|| self.0.this_thread()),
-                site,
+                callsite,
                 source: crate::model::Source::Dispatch,
                 at_peak,
             };
-            self.0.post(&EventKind::Open { scope: ScopeId(scope), watch });
+            self.0.post(&EventKind::Open { scope: ScopeId(scope), spec });
         }
 
         /// The calling thread is in a scope from now on.

@@ -353,7 +353,7 @@ struct Log {
     open: BTreeMap<u64, (Vec<String>, u64)>,
     /// The paths that each scope ever had.
     paths: BTreeMap<u64, Vec<Vec<String>>>,
-    blocks: Vec<(SimBlock, Origin)>,
+    blocks: Vec<(SimBlock, AllocGroup)>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -367,7 +367,7 @@ struct Figures {
 }
 
 #[derive(Clone, Debug)]
-struct Origin {
+struct AllocGroup {
     event: u64,
     path: Vec<String>,
     /// Who allocated it, then on whose behalf that was.
@@ -383,7 +383,7 @@ struct Place {
 
 enum Guard {
     /// And the event that opened it.
-    Own(Box<GpuMemTrace>, Origin),
+    Own(Box<GpuMemTrace>, AllocGroup),
     /// And the event that opened it.
     Handed(#[expect(dead_code)] gpumem::Entered, u64),
 }
@@ -404,7 +404,7 @@ impl Log {
             figures.allocated += bytes;
             figures.allocations += 1;
         }
-        self.blocks.push((block, Origin { event: self.events, path: path.to_vec(), strand: strand.to_vec() }));
+        self.blocks.push((block, AllocGroup { event: self.events, path: path.to_vec(), strand: strand.to_vec() }));
         self.see();
     }
 
@@ -512,7 +512,7 @@ impl Log {
         assert_eq!(sum, told.memory.used, "{told}");
         assert!(told.to_string().lines().all(|line| line.width() <= 80), "{told}");
         let mut expected: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-        for (block, Origin { path, .. }) in &self.blocks {
+        for (block, AllocGroup { path, .. }) in &self.blocks {
             let name = if path.is_empty() { "outside of all scopes".to_owned() } else { path.join(" > ") };
             let (bytes, count) = expected.entry(name).or_default();
             (*bytes, *count) = (*bytes + block.bytes().get(), *count + 1);
@@ -523,8 +523,8 @@ impl Log {
     }
 
     #[track_caller]
-    fn check_live(&self, trace: &GpuMemTrace, opened: &Origin) {
-        let is_inside = |of: &Origin| {
+    fn check_live(&self, trace: &GpuMemTrace, opened: &AllocGroup) {
+        let is_inside = |of: &AllocGroup| {
             let is_in_path = self.paths[&opened.event].iter().any(|path| of.path.starts_with(path));
             of.strand.ends_with(&opened.strand) && of.event > opened.event && is_in_path
         };
@@ -536,7 +536,13 @@ impl Log {
 }
 
 /// One thread of a random history. What it does and what it writes down of it are one step: others see both or neither.
-fn live_a_life(number: u64, seed: u64, gpu: &SimGpu, log: &Mutex<Log>, handles: &Mutex<Vec<(Origin, ScopeHandle)>>) {
+fn live_a_life(
+    number: u64,
+    seed: u64,
+    gpu: &SimGpu,
+    log: &Mutex<Log>,
+    handles: &Mutex<Vec<(AllocGroup, ScopeHandle)>>,
+) {
     const STEPS: usize = 400;
     gpu.make_current();
     let mut random = Random::new(seed.wrapping_mul(1000) + number);
@@ -561,7 +567,7 @@ fn live_a_life(number: u64, seed: u64, gpu: &SimGpu, log: &Mutex<Log>, handles: 
                 let name = ["a", "b", "c"][random.below(3)];
                 let trace = GpuMemTrace::with_ctx(name);
                 let path: Vec<_> = path.into_iter().chain([name.to_owned()]).collect();
-                let opened = Origin { event: log.opened(&path), path: path.clone(), strand: strand.clone() };
+                let opened = AllocGroup { event: log.opened(&path), path: path.clone(), strand: strand.clone() };
                 handles.lock().expect("no thread has panicked").push((opened.clone(), trace.handle()));
                 places.push(Place { path, strand, of: Guard::Own(Box::new(trace), opened) });
             }

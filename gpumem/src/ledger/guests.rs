@@ -3,23 +3,23 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::model::{ScopeId, Strand};
+use crate::model::{OwnerThread, ScopeId};
 
 /// So many are not worth a look.
 const FEW: usize = if cfg!(test) { 4 } else { 512 };
 
-/// A strand that is not a thread's own: a guest in a scope, and the strand that the scope was opened on, which may be a guest's.
+/// A owner thread that is not a thread's own: a guest in a scope, and the owner thread that the scope was opened on, which may be a guest's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Guest {
-    own: Strand,
-    host: Strand,
+    own: OwnerThread,
+    host: OwnerThread,
 }
 
-/// All strands of guests. A strand that is not in here is a thread's own.
+/// All owner threads of guests. A owner thread that is not in here is a thread's own.
 #[derive(Debug, Default)]
 pub(super) struct Guests {
-    known: HashMap<Strand, Guest>,
-    strands: HashMap<Guest, Strand>,
+    known: HashMap<OwnerThread, Guest>,
+    owners: HashMap<Guest, OwnerThread>,
     /// How many were in use at the last look.
     in_use: usize,
     /// While it is found out which are in use.
@@ -33,47 +33,52 @@ pub(super) struct Look {
     pub(super) part: usize,
     /// The last scope that was looked at.
     pub(super) after: Option<ScopeId>,
-    /// The strands in use: of the blocks, scopes and threads that were looked at so far, and those entered since the look began.
-    seen: HashSet<Strand>,
+    /// The owner threads in use: of the blocks, scopes and threads that were looked at so far, and those entered since the look began.
+    seen: HashSet<OwnerThread>,
 }
 
 impl Guests {
-    /// The strand of a thread in a scope of that strand; `next` is for a new one.
-    pub(super) fn strand(&mut self, own: Strand, host: Strand, next: impl FnOnce() -> Strand) -> Strand {
+    /// The owner thread of a thread in a scope of that owner thread; `next` is for a new one.
+    pub(super) fn owner(
+        &mut self,
+        own: OwnerThread,
+        host: OwnerThread,
+        next: impl FnOnce() -> OwnerThread,
+    ) -> OwnerThread {
         // It counts for this thread already, and for the same others.
         if self.hosts(host).any(|host| self.own(host) == own) {
             self.see([host]);
             return host;
         }
         let guest = Guest { own, host };
-        let strand = self.strands.get(&guest).copied().unwrap_or_else(next);
+        let owner = self.owners.get(&guest).copied().unwrap_or_else(next);
         // The one that all share when no others are left must not lead to itself.
-        if strand == Strand::LAST {
+        if owner == OwnerThread::LAST {
             return host;
         }
-        self.known.insert(strand, guest);
-        self.strands.insert(guest, strand);
-        self.see([strand]);
-        strand
+        self.known.insert(owner, guest);
+        self.owners.insert(guest, owner);
+        self.see([owner]);
+        owner
     }
 
-    /// The thread that allocates on this strand.
-    fn own(&self, strand: Strand) -> Strand {
-        self.known.get(&strand).map_or(strand, |guest| guest.own)
+    /// The thread that allocates on this owner thread.
+    fn own(&self, owner: OwnerThread) -> OwnerThread {
+        self.known.get(&owner).map_or(owner, |guest| guest.own)
     }
 
-    /// The strand, the one on whose behalf it allocates, and so on.
-    pub(super) fn hosts(&self, strand: Strand) -> impl Iterator<Item = Strand> {
-        std::iter::successors(Some(strand), |strand| self.known.get(strand).map(|guest| guest.host))
+    /// The owner thread, the one on whose behalf it allocates, and so on.
+    pub(super) fn hosts(&self, owner: OwnerThread) -> impl Iterator<Item = OwnerThread> {
+        std::iter::successors(Some(owner), |owner| self.known.get(owner).map(|guest| guest.host))
     }
 
-    /// Each thread for which a block of this strand counts, once: who allocated it, and on whose behalf.
+    /// Each thread for which a block of this owner thread counts, once: who allocated it, and on whose behalf.
     #[inline]
-    pub(super) fn each(&self, strand: Strand, mut count: impl FnMut(Strand)) {
+    pub(super) fn each(&self, owner: OwnerThread, mut count: impl FnMut(OwnerThread)) {
         if self.known.is_empty() {
-            return count(strand);
+            return count(owner);
         }
-        self.hosts(strand).for_each(|host| count(self.own(host)));
+        self.hosts(owner).for_each(|host| count(self.own(host)));
     }
 
     /// There are twice as many as were in use at the last look, or some hundred; or it is being looked.
@@ -88,9 +93,9 @@ impl Guests {
     }
 
     /// These are in use, should it be looked.
-    pub(super) fn see(&mut self, strands: impl IntoIterator<Item = Strand>) {
+    pub(super) fn see(&mut self, owners: impl IntoIterator<Item = OwnerThread>) {
         if let Some(look) = &mut self.look {
-            look.seen.extend(strands.into_iter().filter(|strand| self.known.contains_key(strand)));
+            look.seen.extend(owners.into_iter().filter(|owner| self.known.contains_key(owner)));
         }
     }
 
@@ -100,16 +105,16 @@ impl Guests {
     }
 
     #[cfg(test)]
-    pub(super) fn strands(&self) -> usize {
-        self.strands.len()
+    pub(super) fn owners(&self) -> usize {
+        self.owners.len()
     }
 
     /// The look is over: forgets those that are not in use.
     pub(super) fn forget(&mut self) {
         let Look { seen, .. } = self.look.take().unwrap_or_default();
-        let in_use: HashSet<Strand> = seen.into_iter().flat_map(|strand| self.hosts(strand)).collect();
-        self.known.retain(|strand, _| in_use.contains(strand));
-        self.strands.retain(|_, strand| in_use.contains(strand));
+        let in_use: HashSet<OwnerThread> = seen.into_iter().flat_map(|owner| self.hosts(owner)).collect();
+        self.known.retain(|owner, _| in_use.contains(owner));
+        self.owners.retain(|_, owner| in_use.contains(owner));
         self.in_use = self.known.len();
     }
 }

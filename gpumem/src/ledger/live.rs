@@ -1,7 +1,7 @@
 //! The live blocks, by key. Made for a million of them: 32 bytes each and the table's slack, and split into shards, so
 //! that a table that grows moves a few thousand entries and not all of them while others wait at the door.
 //!
-//! Most blocks die young. A new one therefore goes to the nursery, one place for each hash, where its free finds it with
+//! Most blocks die young. A new one therefore goes to the front cache, one place for each hash, where its free finds it with
 //! one look; it moves to the shards when the next one needs the place.
 
 use std::{
@@ -9,14 +9,14 @@ use std::{
     hash::{BuildHasherDefault, Hasher},
 };
 
-use super::origins::OriginId;
-use crate::model::{Bytes, Key, Strand, Time};
+use super::groups::GroupId;
+use crate::model::{Bytes, Key, OwnerThread, Time};
 
 /// A table of a million blocks then moves some 4,000 entries at a time.
 const SHARDS: usize = 256;
 
 /// 8 KiB, for a processor's innermost cache.
-const NURSERY: usize = 256;
+const FRONT_CACHE: usize = 256;
 
 /// Bits in the filter of a shard. A program keeps a few blocks in each shard for long, so few other keys look like one of them.
 const FILTER: usize = 256;
@@ -28,8 +28,8 @@ const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 #[repr(C)]
 pub(super) struct Live {
     /// Frees may have been missed, so that a new block's key may be in the shards already: some of them have suspects.
-    doubtful: bool,
-    nursery: Box<[Place; NURSERY]>,
+    frees_may_be_missing: bool,
+    front: Box<[FrontSlot; FRONT_CACHE]>,
     shards: Box<[Shard]>,
     /// Suspects in all shards.
     suspects: usize,
@@ -56,40 +56,40 @@ pub(super) struct Entry {
     pub(super) bytes: Bytes,
     /// The number of the event that it came with, in 48 bits, and the upper 16 of the time.
     when: u64,
-    /// The lower 8 bits are those of the time. Of origin 0 if this is the entry of no block.
-    whose: Whose,
+    /// The lower 8 bits are those of the time. Of group 0 if this is the entry of no block.
+    attribution: Attribution,
 }
 
-/// The thread that a block was allocated for, in the upper 32 bits, and its origin, in the next 24. The lowest 8 bits are free.
+/// The thread that a block was allocated for, in the upper 32 bits, and its group, in the next 24. The lowest 8 bits are free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Whose(u64);
+pub(super) struct Attribution(u64);
 
-impl Whose {
-    pub(super) fn new(strand: Strand, origin: OriginId) -> Self {
-        Self(u64::from(strand.0) << 32 | u64::from(origin.0) << 8)
+impl Attribution {
+    pub(super) fn new(owner: OwnerThread, group: GroupId) -> Self {
+        Self(u64::from(owner.0) << 32 | u64::from(group.0) << 8)
     }
 
     /// The thread on whose behalf it was allocated.
-    pub(super) fn strand(self) -> Strand {
-        Strand((self.0 >> 32) as u32)
+    pub(super) fn owner(self) -> OwnerThread {
+        OwnerThread((self.0 >> 32) as u32)
     }
 
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "24 bits are taken")]
-    pub(super) fn origin(self) -> OriginId {
-        OriginId((self.0 >> 8) as u32 & 0x00ff_ffff)
+    pub(super) fn group(self) -> GroupId {
+        GroupId((self.0 >> 8) as u32 & 0x00ff_ffff)
     }
 }
 
 /// A place for one block. No place lies in two lines of the cache.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(32))]
-struct Place {
+struct FrontSlot {
     key: Key,
     entry: Entry,
 }
 
-const _: () = assert!(size_of::<Place>() == 32);
+const _: () = assert!(size_of::<FrontSlot>() == 32);
 
 /// A time in the unit of [`Entry`]: tenths of a second, in 24 bits. A time after 19 days is stored as the largest value.
 pub(super) fn tenths(time: Time) -> u32 {
@@ -99,9 +99,9 @@ pub(super) fn tenths(time: Time) -> u32 {
 impl Entry {
     /// `number` is that of the event, and `tenths` its time.
     #[inline]
-    pub(super) fn new(bytes: Bytes, number: u64, tenths: u32, whose: Whose) -> Self {
+    pub(super) fn new(bytes: Bytes, number: u64, tenths: u32, attribution: Attribution) -> Self {
         let tenths = u64::from(tenths);
-        Self { bytes, when: number << 16 | tenths >> 8, whose: Whose(whose.0 | tenths & 0xff) }
+        Self { bytes, when: number << 16 | tenths >> 8, attribution: Attribution(attribution.0 | tenths & 0xff) }
     }
 
     /// The same block with another size.
@@ -110,13 +110,13 @@ impl Entry {
     }
 
     #[inline]
-    pub(super) fn origin(&self) -> OriginId {
-        self.whose.origin()
+    pub(super) fn group(&self) -> GroupId {
+        self.attribution.group()
     }
 
     #[inline]
-    pub(super) fn whose(&self) -> Whose {
-        self.whose
+    pub(super) fn attribution(&self) -> Attribution {
+        self.attribution
     }
 
     /// The number of the event that it came with, of which there are fewer than 2^48.
@@ -125,19 +125,25 @@ impl Entry {
     }
 
     pub(super) fn time(&self) -> Time {
-        Time::from_millis(((self.when & 0xffff) << 8 | self.whose.0 & 0xff) * 100)
+        Time::from_millis(((self.when & 0xffff) << 8 | self.attribution.0 & 0xff) * 100)
     }
 
     #[inline]
     fn is_none(&self) -> bool {
-        self.whose.origin() == OriginId(0)
+        self.attribution.group() == GroupId(0)
     }
 }
 
 impl Default for Live {
     fn default() -> Self {
         let shards = (0..SHARDS).map(|_| Shard::default()).collect();
-        Self { doubtful: false, nursery: Box::new([Self::EMPTY; NURSERY]), shards, suspects: 0, lost_at: 0 }
+        Self {
+            frees_may_be_missing: false,
+            front: Box::new([Self::EMPTY; FRONT_CACHE]),
+            shards,
+            suspects: 0,
+            lost_at: 0,
+        }
     }
 }
 
@@ -148,39 +154,40 @@ fn upper_bits(key: Key) -> usize {
 }
 
 impl Live {
-    const EMPTY: Place = Place { key: Key::NONE, entry: Entry { bytes: Bytes::ZERO, when: 0, whose: Whose(0) } };
+    const EMPTY: FrontSlot =
+        FrontSlot { key: Key::NONE, entry: Entry { bytes: Bytes::ZERO, when: 0, attribution: Attribution(0) } };
 
-    /// Enters a block, if its place in the nursery is free and no free may have been missed. Says whether it is entered.
+    /// Enters a block, if its place in the front cache is free and no free may have been missed. Says whether it is entered.
     #[inline]
-    pub(super) fn insert_young(&mut self, key: Key, entry: Entry) -> bool {
-        let Entry { bytes, when, whose } = entry;
-        let place = &mut self.nursery[upper_bits(key)];
-        if self.doubtful || !place.entry.is_none() {
+    pub(super) fn insert_in_front(&mut self, key: Key, entry: Entry) -> bool {
+        let Entry { bytes, when, attribution } = entry;
+        let place = &mut self.front[upper_bits(key)];
+        if self.frees_may_be_missing || !place.entry.is_none() {
             return false;
         }
-        *place = Place { key, entry: Entry { bytes, when, whose } };
+        *place = FrontSlot { key, entry: Entry { bytes, when, attribution } };
         true
     }
 
     /// Enters a block; gives back one that was entered under the same key and whose free was not heard. If nothing says
     /// that one could be missed, this may come as late as when the block moves to the shards.
     pub(super) fn insert(&mut self, key: Key, entry: Entry) -> Option<Entry> {
-        let place = &mut self.nursery[upper_bits(key)];
+        let place = &mut self.front[upper_bits(key)];
         if place.key == key && !place.entry.is_none() {
             return Some(std::mem::replace(&mut place.entry, entry));
         }
-        if self.doubtful
+        if self.frees_may_be_missing
             && let Some(missed) = self.remove_suspect(key)
         {
-            // Not to the nursery, since the block in its place would have to move here, and might replace one as well.
-            self.grow_up(key, entry);
+            // Not to the front cache, since the block in its place would have to move here, and might replace one as well.
+            self.move_to_shard(key, entry);
             return Some(missed);
         }
-        let old = std::mem::replace(&mut self.nursery[upper_bits(key)], Place { key, entry });
-        if old.entry.is_none() { None } else { self.grow_up(old.key, old.entry) }
+        let old = std::mem::replace(&mut self.front[upper_bits(key)], FrontSlot { key, entry });
+        if old.entry.is_none() { None } else { self.move_to_shard(old.key, old.entry) }
     }
 
-    fn grow_up(&mut self, key: Key, entry: Entry) -> Option<Entry> {
+    fn move_to_shard(&mut self, key: Key, entry: Entry) -> Option<Entry> {
         let is_suspect = entry.number() <= self.lost_at;
         let shard = self.shard(key);
         let replaced = shard.blocks.insert(key, entry);
@@ -189,7 +196,7 @@ impl Live {
             shard.suspects += 1;
             shard.add_to_filter(key);
             self.suspects += 1;
-            self.doubtful = true;
+            self.frees_may_be_missing = true;
         }
         if let Some(replaced) = &replaced {
             self.has_left(key, replaced);
@@ -199,7 +206,7 @@ impl Live {
 
     fn remove_suspect(&mut self, key: Key) -> Option<Entry> {
         let lost_at = self.lost_at;
-        if self.shard(key).may_suspect(key, lost_at) { self.remove_grown_up(key) } else { None }
+        if self.shard(key).may_suspect(key, lost_at) { self.remove_from_shard(key) } else { None }
     }
 
     /// A block is in its shard no more.
@@ -214,68 +221,68 @@ impl Live {
     fn suspect_has_left(&mut self, key: Key) {
         self.shard(key).suspects -= 1;
         self.suspects -= 1;
-        self.doubtful = self.suspects > 0;
+        self.frees_may_be_missing = self.suspects > 0;
     }
 
-    /// Takes a block of this origin out of the nursery, if it is there.
+    /// Takes a block of this group out of the front cache, if it is there.
     #[inline]
-    pub(super) fn remove_young_of(&mut self, key: Key, origin: OriginId) -> Option<Entry> {
-        let place = &mut self.nursery[upper_bits(key)];
-        if place.key != key || place.entry.origin() != origin || place.entry.is_none() {
+    pub(super) fn remove_from_front(&mut self, key: Key, group: GroupId) -> Option<Entry> {
+        let place = &mut self.front[upper_bits(key)];
+        if place.key != key || place.entry.group() != group || place.entry.is_none() {
             return None;
         }
         let entry = place.entry;
-        place.entry.whose = Whose(0);
+        place.entry.attribution = Attribution(0);
         Some(entry)
     }
 
     /// Takes a block out, if it is known.
     pub(super) fn remove(&mut self, key: Key) -> Option<Entry> {
-        let place = &self.nursery[upper_bits(key)];
-        let origin = place.entry.origin();
-        self.remove_young_of(key, origin).or_else(|| self.remove_grown_up(key))
+        let place = &self.front[upper_bits(key)];
+        let group = place.entry.group();
+        self.remove_from_front(key, group).or_else(|| self.remove_from_shard(key))
     }
 
-    /// Takes a block out that has left the nursery, if it is known.
-    fn remove_grown_up(&mut self, key: Key) -> Option<Entry> {
+    /// Takes a block out that has left the front cache, if it is known.
+    fn remove_from_shard(&mut self, key: Key) -> Option<Entry> {
         let entry = self.shard(key).blocks.remove(&key)?;
         self.has_left(key, &entry);
         Some(entry)
     }
 
     pub(super) fn get(&self, key: Key) -> Option<&Entry> {
-        let Place { key: young, entry } = &self.nursery[upper_bits(key)];
+        let FrontSlot { key: young, entry } = &self.front[upper_bits(key)];
         if *young == key && !entry.is_none() { Some(entry) } else { self.shards[upper_bits(key)].blocks.get(&key) }
     }
 
     pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut Entry> {
-        let Place { key: young, entry } = &mut self.nursery[upper_bits(key)];
+        let FrontSlot { key: young, entry } = &mut self.front[upper_bits(key)];
         if *young == key && !entry.is_none() { Some(entry) } else { self.shards[upper_bits(key)].blocks.get_mut(&key) }
     }
 
     /// Frees of any blocks may have been missed until the event of this number; with the highest number, they go on being missed.
     /// A block that comes under the key of one from that time replaces it. Gives back what is replaced now, as
     /// [`insert`](Self::insert) does.
-    pub(super) fn doubt(&mut self, number: u64) -> Vec<Entry> {
-        let young: Vec<_> = self.nursery.iter_mut().map(|place| std::mem::replace(place, Self::EMPTY)).collect();
+    pub(super) fn suspect_until(&mut self, number: u64) -> Vec<Entry> {
+        let young: Vec<_> = self.front.iter_mut().map(|place| std::mem::replace(place, Self::EMPTY)).collect();
         let replaced = young
             .into_iter()
             .filter(|place| !place.entry.is_none())
-            .filter_map(|Place { key, entry }| self.grow_up(key, entry))
+            .filter_map(|FrontSlot { key, entry }| self.move_to_shard(key, entry))
             .collect();
         self.lost_at = number;
         for shard in &mut self.shards {
             (shard.suspects, shard.filter_of) = (shard.blocks.len(), 0);
         }
         self.suspects = self.shards.iter().map(|shard| shard.suspects).sum();
-        self.doubtful = self.suspects > 0;
+        self.frees_may_be_missing = self.suspects > 0;
         replaced
     }
 
     /// Takes out the blocks of a [part](Self::part) of which `gone` is true, and hands them over.
     pub(super) fn drain(&mut self, part: usize, gone: impl Fn(&Entry) -> bool) -> Vec<Entry> {
         let Some(shard) = part.checked_sub(1) else {
-            let young = self.nursery.iter_mut().map(|place| &mut place.entry);
+            let young = self.front.iter_mut().map(|place| &mut place.entry);
             return young.filter(|entry| !entry.is_none() && gone(entry)).map(std::mem::take).collect();
         };
         let gone: Vec<_> = self.shards[shard].blocks.extract_if(|_, entry| gone(entry)).collect();
@@ -289,7 +296,7 @@ impl Live {
 
     /// A part of the blocks, of [`PARTS`] that are all of them.
     pub(super) fn part(&self, part: usize) -> impl Iterator<Item = (Key, &Entry)> {
-        let young = self.nursery.iter().filter(move |place| part == 0 && !place.entry.is_none());
+        let young = self.front.iter().filter(move |place| part == 0 && !place.entry.is_none());
         let shard = part.checked_sub(1).map(|shard| &self.shards[shard].blocks);
         young
             .map(|place| (place.key, &place.entry))
@@ -306,7 +313,7 @@ impl Live {
 impl Live {
     /// Whether an insertion may have to look for a block whose free was missed.
     pub(super) fn is_doubtful(&self) -> bool {
-        self.doubtful
+        self.frees_may_be_missing
     }
 }
 
@@ -390,14 +397,14 @@ mod tests {
     use crate::model::Space;
 
     fn entry(bytes: u64) -> Entry {
-        Entry::new(Bytes::new(bytes), 1, 0, Whose::new(Strand(1), OriginId(1)))
+        Entry::new(Bytes::new(bytes), 1, 0, Attribution::new(OwnerThread(1), GroupId(1)))
     }
 
     fn key(address: u64) -> Key {
         Key::new(Space::Address, address)
     }
 
-    /// A key that wants the same place in the nursery.
+    /// A key that wants the same place in the front cache.
     fn rival(of: Key) -> Key {
         (1..10_000).map(|at| key(of.get() + at * 512)).find(|other| upper_bits(*other) == upper_bits(of)).unwrap()
     }
@@ -412,10 +419,11 @@ mod tests {
 
     #[test]
     fn an_entry_remembers() {
-        let (thread, origin) = (Strand(u32::MAX - 1), OriginId(0x00ab_cdef));
-        let of = |time| Entry::new(Bytes::new(u64::MAX), 0x1234_5678_9abc, tenths(time), Whose::new(thread, origin));
+        let (thread, group) = (OwnerThread(u32::MAX - 1), GroupId(0x00ab_cdef));
+        let of =
+            |time| Entry::new(Bytes::new(u64::MAX), 0x1234_5678_9abc, tenths(time), Attribution::new(thread, group));
         let entry = of(Time::from_millis(123_456));
-        assert_eq!((entry.whose().strand(), entry.origin(), entry.number()), (thread, origin, 0x1234_5678_9abc));
+        assert_eq!((entry.attribution().owner(), entry.group(), entry.number()), (thread, group, 0x1234_5678_9abc));
         assert_eq!((entry.bytes.get(), entry.time()), (u64::MAX, Time::from_millis(123_400)));
         assert_eq!(of(Time::from_secs(1 << 40)).time(), Time::from_millis(((1 << 24) - 1) * 100));
     }
@@ -451,18 +459,18 @@ mod tests {
     #[test]
     fn a_block_whose_free_was_missed_is_given_back_in_the_end() {
         let (a, b) = (key(512), rival(key(512)));
-        for doubtful in [false, true] {
+        for frees_may_be_missing in [false, true] {
             let mut live = Live::default();
             live.insert(a, entry(1));
             live.insert(b, entry(2));
-            if doubtful {
-                assert_eq!(live.doubt(1), []);
+            if frees_may_be_missing {
+                assert_eq!(live.suspect_until(1), []);
             }
             let at_once = live.insert(a, entry(3));
             let later = live.insert(b, entry(4));
             let replaced: Vec<_> = [at_once, later].into_iter().flatten().map(|entry| entry.bytes.get()).collect();
-            assert!(replaced.contains(&1), "doubtful: {doubtful}, {replaced:?}");
-            assert_eq!(at_once.is_some(), doubtful);
+            assert!(replaced.contains(&1), "frees_may_be_missing: {frees_may_be_missing}, {replaced:?}");
+            assert_eq!(at_once.is_some(), frees_may_be_missing);
         }
     }
 
@@ -474,12 +482,12 @@ mod tests {
                 assert_eq!(shard.suspects, shard.blocks.values().filter(|entry| is_suspect(entry)).count());
             }
             assert_eq!(self.suspects, self.shards.iter().map(|shard| shard.suspects).sum::<usize>());
-            assert_eq!(self.doubtful, self.suspects > 0);
+            assert_eq!(self.frees_may_be_missing, self.suspects > 0);
         }
     }
 
     fn numbered(number: u64) -> Entry {
-        Entry::new(Bytes::new(number), number, 0, Whose::new(Strand(1), OriginId(1)))
+        Entry::new(Bytes::new(number), number, 0, Attribution::new(OwnerThread(1), GroupId(1)))
     }
 
     #[test]
@@ -489,7 +497,7 @@ mod tests {
         for block in 1..=blocks {
             live.insert(key(block * 512), numbered(block));
         }
-        assert_eq!(live.doubt(blocks + 1), []);
+        assert_eq!(live.suspect_until(blocks + 1), []);
         assert_eq!(live.suspects, usize::try_from(blocks).unwrap());
         // Freed, freed in vain, replaced, or gone with their context.
         for block in 1..=blocks {
@@ -506,10 +514,10 @@ mod tests {
                 _ => assert_eq!(drain(&mut live, |entry| entry.number() == block), [numbered(block)]),
             }
         }
-        assert_eq!((live.suspects, live.doubtful), (0, false));
+        assert_eq!((live.suspects, live.frees_may_be_missing), (0, false));
         // What is left came after the loss, until the next one.
         let left = all(&live);
-        assert_eq!(live.doubt(3 * blocks), []);
+        assert_eq!(live.suspect_until(3 * blocks), []);
         assert_eq!((live.suspects, all(&live)), (left, left));
         live.check_suspects();
     }
@@ -517,7 +525,7 @@ mod tests {
     #[test]
     fn blocks_that_come_while_frees_are_missed_are_suspects_too() {
         let mut live = Live::default();
-        assert_eq!(live.doubt(u64::MAX), []);
+        assert_eq!(live.suspect_until(u64::MAX), []);
         for round in 1..=3 {
             for block in 1..=600 {
                 let missed = live.insert(key(block * 512), numbered(round * 1000 + block));
@@ -525,25 +533,25 @@ mod tests {
             }
             live.check_suspects();
         }
-        assert_eq!(live.doubt(5000), []);
+        assert_eq!(live.suspect_until(5000), []);
         live.insert(key(1 << 40), numbered(5001));
         assert_eq!(live.suspects, 600);
         assert!((1..=600).all(|block| live.remove(key(block * 512)).is_some()));
-        assert!(!live.doubtful);
+        assert!(!live.frees_may_be_missing);
     }
 
     #[test]
     fn few_keys_look_like_those_of_blocks_that_stay() {
         let mut live = Live::default();
         (1..=500).for_each(|block| assert_eq!(live.insert(key(block << 20), numbered(block)), None));
-        live.doubt(1000);
+        live.suspect_until(1000);
         let looked = (1..=10_000).filter(|block| {
             let key = key((1 << 40) + block * 512);
             live.shard(key).may_suspect(key, 1000)
         });
         assert!(looked.count() < 200, "of 10,000");
         assert!((1..=500).all(|block| live.insert(key(block << 20), numbered(2000)) == Some(numbered(block))));
-        assert!(!live.doubtful);
+        assert!(!live.frees_may_be_missing);
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! The fold of all events: bytes in use, live blocks and the peak of every open scope. Pure: no clock, no lock, no I/O,
-//! so a live run and a replayed one agree by construction.
+//! so a live pending and a replayed one agree by construction.
 
+mod groups;
 mod guests;
 mod live;
 mod openers;
-mod origins;
 mod peaks;
-mod run;
+mod pending;
 mod stats;
 mod tree;
 mod watermark;
@@ -17,34 +17,34 @@ use std::{
     time::Duration,
 };
 
+pub(crate) use self::{
+    groups::AllocGroup,
+    live::PARTS,
+    stats::Stat,
+    tree::{NodeId, ScopeNode},
+};
 use self::{
+    groups::{AllocGroups, GroupId},
     guests::Guests,
-    live::{Entry, Folded, Live, Whose, tenths},
+    live::{Attribution, Entry, Folded, Live, tenths},
     openers::Openers,
-    origins::{OriginId, Origins},
     peaks::{Group, Peaks, Rise, Span},
-    run::Run,
+    pending::PendingDelta,
     stats::moved,
     tree::Tree,
     watermark::{Mark, Watermark},
 };
-pub(crate) use self::{
-    live::PARTS,
-    origins::Origin,
-    stats::Stat,
-    tree::{Spot, SpotId},
-};
 use crate::model::{
-    Answer, Block, ByteDelta, Bytes, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, Marks, MemKind, Sampling,
-    ScopeId, SiteId, Strand, Tag, ThreadId, Time, Trace, Watch,
+    Answer, Block, ByteDelta, Bytes, CallsiteId, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, MemKind,
+    OwnerThread, PoolUsage, Sampling, ScopeId, ScopeSpec, Tag, ThreadId, Time, Trace,
 };
 
-/// What each event touches comes first, in as few lines of the cache as possible: from the run to the counts.
+/// What each event touches comes first, in as few lines of the cache as possible: from the pending to the counts.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Ledger {
-    /// The newest events, not yet counted in the tree, the meters and the origins.
-    run: Run,
+    /// The newest events, not yet counted in the tree, the meters and the groups.
+    pending: PendingDelta,
     /// By number. There are as many as ever ran at one time.
     threads: Vec<Thread>,
     /// The time of the next allocation, in tenths of a second.
@@ -59,14 +59,14 @@ pub(crate) struct Ledger {
     /// Open ones. Ordered, so that they can be gone through in parts.
     scopes: BTreeMap<ScopeId, Scope>,
     /// What the newest question came to. Not part of the answer, which every allocation would carry about.
-    told: Option<Trace>,
+    last_query: Option<Trace>,
     tree: Tree,
     meters: Meters,
     /// The part of a meter that one thread allocated, while a scope looks at it.
-    locals: HashMap<(Strand, u16), Local, Folded>,
-    origins: Origins,
-    /// How many strands there are.
-    strands: u32,
+    locals: HashMap<(OwnerThread, u16), Local, Folded>,
+    groups: AllocGroups,
+    /// How many owner threads there are.
+    owners: u32,
     guests: Guests,
     /// Peaks that are asked about though their scopes are over.
     kept: HashMap<ScopeId, Kept>,
@@ -75,7 +75,7 @@ pub(crate) struct Ledger {
 /// What was heard so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Allocations and frees. Runs add theirs when they end; what moves a block in a run without an event is taken off here, so
+    /// Allocations and frees. Runs add theirs when they end; what moves a block in a pending without an event is taken off here, so
     /// that this may wrap below 0 meanwhile.
     pub(crate) heard: u64,
     /// Frees of blocks that nobody knows the size of.
@@ -91,14 +91,14 @@ pub(crate) struct Counts {
 #[repr(C, align(64))]
 struct Thread {
     /// Its newest allocation's, for the next one, which is likely to agree.
-    newest: (Tag, Whose),
+    newest: (Tag, Attribution),
     /// Should its newest free turn out to have failed.
     freed: Freed,
     /// The scope that it is in.
-    spot: SpotId,
+    node: NodeId,
     /// On whose behalf it allocates: its own, unless it entered a scope of another thread.
-    strand: Strand,
-    own: Strand,
+    owner: OwnerThread,
+    own: OwnerThread,
     /// The scopes that it is in, the innermost last. Programs that do not leave the last one first mostly leave the first one.
     entered: VecDeque<Entered>,
 }
@@ -108,8 +108,8 @@ struct Entered {
     /// Of the event that it was entered by. It rises.
     number: u64,
     scope: ScopeId,
-    spot: SpotId,
-    strand: Strand,
+    node: NodeId,
+    owner: OwnerThread,
     /// By opening the scope, which is left when the scope is closed; else it was entered for itself, and is left so.
     by_opening: bool,
 }
@@ -159,12 +159,12 @@ struct Local {
     groups: Option<Box<LocalGroups>>,
 }
 
-/// What one thread allocated of each origin, since somebody asks.
+/// What one thread allocated of each group, since somebody asks.
 #[derive(Debug)]
 struct LocalGroups {
     peaks: Peaks,
-    all: Vec<(OriginId, Group)>,
-    known: HashMap<OriginId, usize, Folded>,
+    all: Vec<(GroupId, Group)>,
+    known: HashMap<GroupId, usize, Folded>,
     /// Which one the newest change was of.
     newest: usize,
 }
@@ -173,14 +173,14 @@ struct LocalGroups {
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     meter: u16,
-    of_thread: Option<Strand>,
+    of_thread: Option<OwnerThread>,
     rise: Rise,
 }
 
-/// What one origin had more at a peak than at the start of its scope.
+/// What one group had more at a peak than at the start of its scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AtPeak {
-    pub(crate) origin: Origin,
+    pub(crate) group: AllocGroup,
     pub(crate) bytes: ByteDelta,
 }
 
@@ -219,20 +219,20 @@ struct Samples {
 /// An open scope.
 #[derive(Debug)]
 struct Scope {
-    watch: Watch,
+    spec: ScopeSpec,
     meter: u16,
     /// If it counts what one thread allocates: which one.
-    of_thread: Option<Strand>,
-    spot: SpotId,
+    of_thread: Option<OwnerThread>,
+    node: NodeId,
     /// Where it was before a scope around it was closed first.
-    earlier: Vec<SpotId>,
+    earlier: Vec<NodeId>,
     /// The meter of what is heard on its device.
     heard: u16,
     /// On whose behalf it was opened, by which thread, and the number of that event.
-    strand: Strand,
+    owner: OwnerThread,
     opener: ThreadId,
-    /// The opener's own strand: its number may be another thread's by now.
-    own: Strand,
+    /// The opener's own owner thread: its number may be another thread's by now.
+    own: OwnerThread,
     number: u64,
     start: Start,
     /// If it is asked which allocations made its peak.
@@ -257,20 +257,20 @@ struct Start {
     before: Counts,
 }
 
-/// So many scopes, paths or origins are looked at while others wait.
+/// So many scopes, paths or groups are looked at while others wait.
 pub(crate) const SLICE: usize = 1 << 9;
 
 /// A live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct KnownBlock {
     pub(crate) key: Key,
     /// Of the event that it came with, which no other block has: a key may be given out again.
     pub(crate) number: u64,
     /// Who allocated it, or on whose behalf it was.
-    pub(crate) thread: Strand,
+    pub(crate) thread: OwnerThread,
     pub(crate) bytes: Bytes,
     pub(crate) device: Device,
-    pub(crate) origin: Origin,
+    pub(crate) group: AllocGroup,
     /// About when it was allocated.
     pub(crate) time: Time,
 }
@@ -278,19 +278,19 @@ pub(crate) struct Held {
 /// One time that a scope was open, to tell what was allocated in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Within {
-    spot: SpotId,
-    earlier: Vec<SpotId>,
-    strand: Strand,
+    node: NodeId,
+    earlier: Vec<NodeId>,
+    owner: OwnerThread,
     /// The numbers of the first and the last event.
     since: u64,
     until: u64,
 }
 
-/// What is live of one origin.
+/// What is live of one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LiveOrigin {
+pub(crate) struct GroupUsage {
     pub(crate) device: Device,
-    pub(crate) origin: Origin,
+    pub(crate) group: AllocGroup,
     pub(crate) blocks: u64,
     pub(crate) bytes: Bytes,
 }
@@ -311,17 +311,17 @@ impl Ledger {
             EventKind::Alloc { key, block } => {
                 self.set_time(event.time);
                 let (bytes, tag) = (block.bytes, block.tag());
-                if !self.alloc_alike(*key, bytes, tag, event.number, event.thread) {
+                if !self.alloc_like_newest(*key, bytes, tag, event.number, event.thread) {
                     self.alloc(*key, bytes, tag, event.number, event.thread);
                 }
-                Answer::Taken
+                Answer::Applied
             }
-            EventKind::Free { key, .. } if self.free_alike(*key, event.thread) => Answer::Taken,
+            EventKind::Free { key, .. } if self.free_like_newest(*key, event.thread) => Answer::Applied,
             EventKind::Free { key, block } => self.free(*key, block.as_ref(), event.thread),
             _ => {
-                self.end_run();
-                self.told = self.apply_rare(event);
-                Answer::Taken
+                self.flush_pending();
+                self.last_query = self.apply_rare(event);
+                Answer::Applied
             }
         }
     }
@@ -335,29 +335,38 @@ impl Ledger {
     /// if it is not, nothing is changed, and it is for [`alloc`](Self::alloc). It calls nothing and cannot panic.
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
-    pub(crate) fn alloc_alike(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
-        let Some(Thread { newest: (newest, whose), .. }) = self.threads.get(thread.0 as usize) else { return false };
-        if *newest != tag || whose.origin() != self.run.origin || self.has_locals {
+    pub(crate) fn alloc_like_newest(
+        &mut self,
+        key: Key,
+        bytes: Bytes,
+        tag: Tag,
+        number: u64,
+        thread: ThreadId,
+    ) -> bool {
+        let Some(Thread { newest: (newest, attribution), .. }) = self.threads.get(thread.0 as usize) else {
+            return false;
+        };
+        if *newest != tag || attribution.group() != self.pending.group || self.has_locals {
             return false;
         }
-        if !self.live.insert_young(key, Entry::new(bytes, number, self.tenths, *whose)) {
+        if !self.live.insert_in_front(key, Entry::new(bytes, number, self.tenths, *attribution)) {
             return false;
         }
-        self.run.add(signed(bytes));
-        self.run.allocated(bytes.get());
+        self.pending.add(signed(bytes));
+        self.pending.allocated(bytes.get());
         true
     }
 
-    /// As [`alloc_alike`](Self::alloc_alike), of a free of a young block.
+    /// As [`alloc_like_newest`](Self::alloc_like_newest), of a free of a young block.
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
-    pub(crate) fn free_alike(&mut self, key: Key, thread: ThreadId) -> bool {
+    pub(crate) fn free_like_newest(&mut self, key: Key, thread: ThreadId) -> bool {
         let Some(record) = self.threads.get_mut(thread.0 as usize) else { return false };
         if self.has_locals {
             return false;
         }
-        let Some(entry) = self.live.remove_young_of(key, self.run.origin) else { return false };
-        self.run.subtract(signed(entry.bytes));
+        let Some(entry) = self.live.remove_from_front(key, self.pending.group) else { return false };
+        self.pending.subtract(signed(entry.bytes));
         // In place: a copy that is made elsewhere and read back by wider words than it was written in waits for its stores
         // (store forwarding).
         record.freed = Freed::Block(key, entry);
@@ -366,125 +375,126 @@ impl Ledger {
 
     /// A block was allocated, by the event of this number.
     pub(crate) fn alloc(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) {
-        let whose = self.whose(tag, thread);
-        self.put_in(key, Entry::new(bytes, number, self.tenths, whose));
-        self.run.allocated(bytes.get());
+        let attribution = self.attribution(tag, thread);
+        self.insert_block(key, Entry::new(bytes, number, self.tenths, attribution));
+        self.pending.allocated(bytes.get());
     }
 
     /// A block is there, for the first time or still.
-    fn put_in(&mut self, key: Key, entry: Entry) {
+    fn insert_block(&mut self, key: Key, entry: Entry) {
         if let Some(missed) = self.live.insert(key, entry) {
-            self.take_out_unheard(&missed);
+            self.remove_without_free(&missed);
         }
         self.count(&entry);
     }
 
     fn count(&mut self, entry: &Entry) {
-        self.run_of(entry.origin()).add(signed(entry.bytes));
+        self.pending_of(entry.group()).add(signed(entry.bytes));
         if self.has_locals {
-            self.count_locally(entry.whose(), signed(entry.bytes));
+            self.count_for_thread_scopes(entry.attribution(), signed(entry.bytes));
         }
     }
 
     /// A block is there no more, and nobody heard a free.
     #[cold]
-    fn take_out_unheard(&mut self, entry: &Entry) {
-        self.take_out(entry);
+    fn remove_without_free(&mut self, entry: &Entry) {
+        self.remove_block(entry);
         self.counts.heard = self.counts.heard.wrapping_sub(1);
     }
 
     /// A block is there no more.
-    fn take_out(&mut self, entry: &Entry) {
-        self.run_of(entry.origin()).subtract(signed(entry.bytes));
+    fn remove_block(&mut self, entry: &Entry) {
+        self.pending_of(entry.group()).subtract(signed(entry.bytes));
         if self.has_locals {
-            self.count_locally(entry.whose(), -signed(entry.bytes));
+            self.count_for_thread_scopes(entry.attribution(), -signed(entry.bytes));
         }
     }
 
     /// Counts what a thread allocated for the scopes that look at it alone.
     #[cold]
-    fn count_locally(&mut self, whose: Whose, bytes: i64) {
-        let Origin { kind, meter, .. } = *self.origins.get(whose.origin());
+    fn count_for_thread_scopes(&mut self, attribution: Attribution, bytes: i64) {
+        let AllocGroup { kind, meter, .. } = *self.groups.get(attribution.group());
         if !kind.is_on_device() {
             return;
         }
         let Self { guests, locals, .. } = self;
-        guests.each(whose.strand(), |thread| {
+        guests.each(attribution.owner(), |thread| {
             if let Some(local) = locals.get_mut(&(thread, meter)) {
                 local.level.change(bytes);
                 if let Some(groups) = &mut local.groups {
-                    groups.change(whose.origin(), bytes, local.level.in_use);
+                    groups.change(attribution.group(), bytes, local.level.in_use);
                 }
             }
         });
     }
 
     #[inline]
-    fn run_of(&mut self, origin: OriginId) -> &mut Run {
-        if self.run.origin != origin {
-            self.begin_run(origin);
+    fn pending_of(&mut self, group: GroupId) -> &mut PendingDelta {
+        if self.pending.group != group {
+            self.start_pending(group);
         }
-        &mut self.run
+        &mut self.pending
     }
 
     #[cold]
-    fn begin_run(&mut self, origin: OriginId) {
-        self.end_run();
-        self.run.origin = origin;
+    fn start_pending(&mut self, group: GroupId) {
+        self.flush_pending();
+        self.pending.group = group;
     }
 
-    /// Counts what the newest events came to: before another origin's, and before anybody is told of anything counted.
+    /// Counts what the newest events came to: before another group's, and before anybody is told of anything counted.
     #[inline]
-    fn end_run(&mut self) {
-        let Self { run, origins, meters, tree, counts, .. } = self;
-        let Some((number, sums)) = run.sums() else { return };
-        counts.heard = counts.heard.wrapping_add_signed(sums.events());
-        let held = origins.held(number);
-        held.blocks = moved(held.blocks, sums.blocks.change);
-        held.bytes = moved(held.bytes, sums.bytes.change);
-        let origin = &held.origin;
-        let Meter { level, peaks, on_device, kinds, .. } = &mut meters.0[usize::from(origin.meter)];
-        kinds[origin.kind as usize].take(&sums);
-        if origin.kind.is_on_device() {
-            let high = level.in_use.saturating_add(sums.bytes.most);
+    fn flush_pending(&mut self) {
+        let Self { pending, groups, meters, tree, counts, .. } = self;
+        let Some((number, delta)) = pending.delta() else { return };
+        counts.heard = counts.heard.wrapping_add_signed(delta.events());
+        let held = groups.held(number);
+        held.blocks = moved(held.blocks, delta.blocks.net);
+        held.bytes = moved(held.bytes, delta.bytes.net);
+        let group = &held.group;
+        let Meter { level, peaks, on_device, kinds, .. } = &mut meters.0[usize::from(group.meter)];
+        kinds[group.kind as usize].apply(&delta);
+        if group.kind.is_on_device() {
+            let high = level.in_use.saturating_add(delta.bytes.high);
             if held.saved.is_due(peaks) || peaks.is_below(high) {
-                peaks.run(&mut held.saved, held.bytes.cast_signed(), sums.bytes, high);
+                peaks.apply(&mut held.saved, held.bytes.cast_signed(), delta.bytes, high);
             }
-            on_device.take(&sums);
-            level.take(high, sums.bytes.change);
-            tree.take(origin.spot, &sums);
+            on_device.apply(&delta);
+            level.take(high, delta.bytes.net);
+            tree.apply(group.node, &delta);
         }
-        *run = Run::default();
+        *pending = PendingDelta::default();
     }
 
-    /// The thread that this thread allocates for, and the origin of the allocation.
-    fn whose(&mut self, tag: Tag, thread: ThreadId) -> Whose {
-        let (newest, whose) = self.thread(thread).newest;
-        if newest == tag { whose } else { self.find_whose(tag, thread) }
+    /// The thread that this thread allocates for, and the group of the allocation.
+    fn attribution(&mut self, tag: Tag, thread: ThreadId) -> Attribution {
+        let (newest, attribution) = self.thread(thread).newest;
+        if newest == tag { attribution } else { self.find_attribution(tag, thread) }
     }
 
     #[cold]
-    fn find_whose(&mut self, tag: Tag, thread: ThreadId) -> Whose {
-        self.end_run();
-        let Thread { spot, strand, .. } = *self.thread(thread);
+    fn find_attribution(&mut self, tag: Tag, thread: ThreadId) -> Attribution {
+        self.flush_pending();
+        let Thread { node, owner, .. } = *self.thread(thread);
         let meter = self.meters.index(tag.device(), Gauge::Exact);
-        let spot = self.tree.on(meter, spot);
-        let origin = Origin { spot, stack: tag.stack(), meter, kind: tag.kind(), context: tag.context() };
-        let Self { threads, locals, meters, origins, .. } = self;
+        let node = self.tree.on(meter, node);
+        let group = AllocGroup { node, stack: tag.stack(), meter, kind: tag.kind(), context: tag.context() };
+        let Self { threads, locals, meters, groups, .. } = self;
         let in_use = || {
-            let newest = threads.iter().map(|thread| thread.newest.1.origin());
+            let newest = threads.iter().map(|thread| thread.newest.1.group());
             let freed = threads.iter().filter_map(|thread| match &thread.freed {
-                Freed::Block(_, entry) => Some(entry.origin()),
+                Freed::Block(_, entry) => Some(entry.group()),
                 _ => None,
             });
             let groups = locals.values_mut().filter_map(|local| local.groups.as_mut());
             newest.chain(freed).chain(groups.flat_map(|groups| groups.needed())).collect()
         };
-        let is_needed = |held: &origins::Held| held.saved.is_needed(&meters.0[usize::from(held.origin.meter)].peaks);
-        let number = origins.number(origin, in_use, is_needed);
-        let whose = Whose::new(strand, number);
-        self.thread(thread).newest = (tag, whose);
-        whose
+        let is_needed =
+            |held: &groups::GroupState| held.saved.is_needed(&meters.0[usize::from(held.group.meter)].peaks);
+        let number = groups.number(group, in_use, is_needed);
+        let attribution = Attribution::new(owner, number);
+        self.thread(thread).newest = (tag, attribution);
+        attribution
     }
 
     #[inline]
@@ -500,7 +510,7 @@ impl Ledger {
     #[inline(never)]
     fn more_threads(&mut self, last: usize) {
         while self.threads.len() <= last {
-            let own = next_strand(&mut self.strands);
+            let own = next_owner(&mut self.owners);
             self.threads.push(Thread::new(own));
         }
     }
@@ -513,7 +523,7 @@ impl Ledger {
 
     /// A thread begins that has the number of one that has ended. What that one allocated is not the new one's.
     pub(crate) fn begin_thread(&mut self, thread: ThreadId) {
-        let own = next_strand(&mut self.strands);
+        let own = next_owner(&mut self.owners);
         if let Some(ended) = self.threads.get_mut(thread.0 as usize) {
             *ended = Thread::new(own);
         }
@@ -521,7 +531,7 @@ impl Ledger {
 
     /// A block from before the session is given back: no thread's and no scope's part ever had it.
     fn change_older(&mut self, device: Device, by: i64) {
-        self.end_run();
+        self.flush_pending();
         let Meter { level, peaks, .. } = self.meters.of(device, Gauge::Exact);
         peaks.change_older(by);
         level.change(by);
@@ -531,16 +541,16 @@ impl Ledger {
     /// A block is given back; `older` is what the source knows of one that is older than the session.
     pub(crate) fn free(&mut self, key: Key, older: Option<&Block>, thread: ThreadId) -> Answer {
         let Some(entry) = self.live.remove(key) else { return self.free_unknown(older, thread) };
-        self.take_out(&entry);
+        self.remove_block(&entry);
         self.thread(thread).freed = Freed::Block(key, entry);
-        Answer::Taken
+        Answer::Applied
     }
 
     #[cold]
     fn free_unknown(&mut self, older: Option<&Block>, thread: ThreadId) -> Answer {
         self.counts.heard = self.counts.heard.wrapping_add(1);
         let (freed, answer) = match older {
-            Some(block) => (self.free_older(block), Answer::Taken),
+            Some(block) => (self.free_older(block), Answer::Applied),
             // Counted when the look-up has ended: a scope that is opened meanwhile begins before this free.
             None => (Freed::Uncounted, Answer::Untracked),
         };
@@ -557,13 +567,13 @@ impl Ledger {
     }
 
     /// A free that failed is no event: it is taken off the count.
-    fn unfree(&mut self, thread: ThreadId) {
+    fn free_failed(&mut self, thread: ThreadId) {
         match std::mem::take(&mut self.thread(thread).freed) {
             Freed::Nothing => return,
-            // The run takes it for a free that did not come, and takes it off.
+            // The pending takes it for a free that did not come, and takes it off.
             Freed::Block(key, entry) => {
-                self.guests.see([entry.whose().strand()]);
-                return self.put_in(key, entry);
+                self.guests.see([entry.attribution().owner()]);
+                return self.insert_block(key, entry);
             }
             Freed::Older(device, bytes) => self.change_older(device, signed(bytes)),
             Freed::Uncounted => {}
@@ -584,7 +594,7 @@ impl Ledger {
         if let Some(entry) = self.live.get_mut(key) {
             let (before, now) = (*entry, entry.of(bytes));
             *entry = now;
-            self.take_out(&before);
+            self.remove_block(&before);
             self.count(&now);
         }
     }
@@ -594,27 +604,27 @@ impl Ledger {
     fn apply_rare(&mut self, event: &Event<'_>) -> Option<Trace> {
         match *event.kind {
             EventKind::Alloc { .. } | EventKind::Free { .. } => {}
-            EventKind::Unfree => self.unfree(event.thread),
+            EventKind::FreeFailed => self.free_failed(event.thread),
             EventKind::Untracked => {
                 self.counts.untracked += 1;
                 self.thread(event.thread).freed = Freed::Untracked(event.number);
             }
             EventKind::Shrink { key, bytes } => self.shrink(key, bytes),
-            EventKind::Found { block } => {
+            EventKind::LateLookup { block } => {
                 let freed = self.free_older(&block);
                 self.thread(event.thread).freed = freed;
             }
-            EventKind::Gone { context } => (0..PARTS).for_each(|part| self.gone(context, part)),
+            EventKind::ContextDestroyed { context } => (0..PARTS).for_each(|part| self.gone(context, part)),
             EventKind::Sample { device, memory } => self.meters.of(device, Gauge::Sampled).sample(event.time, &memory),
-            EventKind::Marks { device, marks } => self.meters.of(device, Gauge::Pool).mark(&marks),
-            EventKind::Unread { device, gauge } => self.meters.of(device, gauge).samples.failed = true,
-            EventKind::Open { scope, watch } => self.open(scope, watch, event),
+            EventKind::PoolUsage { device, usage } => self.meters.of(device, Gauge::Pool).mark(&usage),
+            EventKind::ReadFailed { device, gauge } => self.meters.of(device, gauge).samples.failed = true,
+            EventKind::Open { scope, spec } => self.open(scope, spec, event),
             EventKind::Enter { scope } => self.enter(scope, event),
             EventKind::Leave { scope } => self.thread(event.thread).leave(scope),
             EventKind::Read { scope } => {
                 return self.scopes.get(&scope).map(|open| self.trace(open));
             }
-            EventKind::Reset { scope } | EventKind::Next { scope } => {
+            EventKind::Reset { scope } | EventKind::ResetKeepingPeak { scope } => {
                 let mut open = self.scopes.remove(&scope)?;
                 let trace = self.end(&open);
                 open.start = self.begin(&open, event.number);
@@ -630,7 +640,7 @@ impl Ledger {
                 let Meter { on_device, kinds, .. } = self.meters.of(device, Gauge::Exact);
                 kinds.iter_mut().chain([on_device]).for_each(Stat::reset_peaks);
             }
-            EventKind::MarksLost { device } => self.meters.of(device, Gauge::Pool).samples.disturbed += 1,
+            EventKind::PoolMarkDisturbed { device } => self.meters.of(device, Gauge::Pool).samples.disturbed += 1,
             EventKind::Lost { count } => self.lost(count, event.number),
             EventKind::Displaced { now, more } => {
                 let before = std::mem::replace(&mut self.displaced, now);
@@ -646,24 +656,24 @@ impl Ledger {
     fn lost(&mut self, count: u64, number: u64) {
         self.counts.lost += count;
         let until = if self.displaced > 0 { u64::MAX } else { number };
-        for missed in self.live.doubt(until) {
-            self.take_out_unheard(&missed);
+        for missed in self.live.suspect_until(until) {
+            self.remove_without_free(&missed);
         }
     }
 
     /// What the newest event came to, if it was a question to an open scope.
-    pub(crate) fn take_trace(&mut self) -> Option<Trace> {
-        self.told.take()
+    pub(crate) fn last_trace(&mut self) -> Option<Trace> {
+        self.last_query.take()
     }
 
     pub(crate) fn counts(&mut self) -> Counts {
-        self.end_run();
+        self.flush_pending();
         self.counts
     }
 
     /// The statistics of each device on which something was heard.
     pub(crate) fn stats(&mut self) -> Vec<DeviceStats> {
-        self.end_run();
+        self.flush_pending();
         let heard = self.meters.0.iter().filter(|meter| meter.gauge == Gauge::Exact);
         heard
             .map(|Meter { device, on_device, kinds, .. }| DeviceStats {
@@ -676,132 +686,132 @@ impl Ledger {
 
     /// What was allocated in a context goes with it: a part of the blocks, of [`PARTS`].
     pub(crate) fn gone(&mut self, context: u8, part: usize) {
-        let origins = &self.origins;
-        for entry in self.live.drain(part, |entry| origins.get(entry.origin()).context == context) {
+        let groups = &self.groups;
+        for entry in self.live.drain(part, |entry| groups.get(entry.group()).context == context) {
             self.counts.gone += 1;
-            self.take_out_unheard(&entry);
+            self.remove_without_free(&entry);
         }
     }
 
     /// Has the tree know what the device had while scopes that are open were: a part of them, after the one given. Gives the last
     /// of them; `None` if there was none.
     pub(crate) fn note_device_peaks(&mut self, after: Option<ScopeId>) -> Option<ScopeId> {
-        self.end_run();
+        self.flush_pending();
         let rest = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
         let part: Vec<_> = self.scopes.range(rest).take(SLICE).collect();
-        let part: Vec<_> = part.iter().map(|(id, scope)| (**id, scope.spot, self.device_peak(scope))).collect();
-        for (_, spot, in_use) in &part {
-            self.tree.device_had(*spot, *in_use);
+        let part: Vec<_> = part.iter().map(|(id, scope)| (**id, scope.node, self.device_peak(scope))).collect();
+        for (_, node, in_use) in &part {
+            self.tree.device_had(*node, *in_use);
         }
         part.last().map(|(id, ..)| *id)
     }
 
-    /// Paths of scopes by the number of their spot, from this one on, each with its device. Number 0 is nowhere and has none. A
+    /// Paths of scopes by the number of their node, from this one on, each with its device. Number 0 is nowhere and has none. A
     /// part of them; none after the last.
-    pub(crate) fn spots_from(&mut self, first: usize) -> Vec<(Option<Device>, Spot)> {
-        self.end_run();
+    pub(crate) fn nodes_from(&mut self, first: usize) -> Vec<(Option<Device>, ScopeNode)> {
+        self.flush_pending();
         let meters = &self.meters.0;
-        let with_device = |spot: &Spot| {
-            let Some(Meter { device, on_device, peaks, .. }) = meters.get(usize::from(spot.meter)) else {
-                return (None, *spot);
+        let with_device = |node: &ScopeNode| {
+            let Some(Meter { device, on_device, peaks, .. }) = meters.get(usize::from(node.meter)) else {
+                return (None, *node);
             };
-            let mut spot = *spot;
-            if spot.parent == SpotId::NONE {
-                (spot.in_use, spot.peak) = (on_device.bytes.current.cast_signed(), peaks.record());
+            let mut node = *node;
+            if node.parent == NodeId::NONE {
+                (node.in_use, node.peak) = (on_device.bytes.current.cast_signed(), peaks.record());
             }
-            (Some(*device), spot)
+            (Some(*device), node)
         };
-        self.tree.spots(first, SLICE).iter().map(with_device).collect()
+        self.tree.nodes(first, SLICE).iter().map(with_device).collect()
     }
 
     /// The scope that a thread is in.
     #[cfg(test)]
-    pub(crate) fn spot_of(&mut self, thread: ThreadId) -> SpotId {
-        self.thread(thread).spot
+    pub(crate) fn node_of(&mut self, thread: ThreadId) -> NodeId {
+        self.thread(thread).node
     }
 
     /// The scopes that a thread is in, the outermost first.
-    pub(crate) fn path_of(&mut self, thread: ThreadId) -> Vec<SiteId> {
-        let spot = self.thread(thread).spot;
-        self.tree.path(spot)
+    pub(crate) fn path_of(&mut self, thread: ThreadId) -> Vec<CallsiteId> {
+        let node = self.thread(thread).node;
+        self.tree.path(node)
     }
 
-    /// What is live, by where it comes from: of so many origins from this number on. `None` after the last.
-    pub(crate) fn origins_from(&mut self, first: usize) -> Option<Vec<LiveOrigin>> {
-        self.end_run();
-        let live = |held: &origins::Held| LiveOrigin {
-            device: self.meters.0[usize::from(held.origin.meter)].device,
-            origin: held.origin,
+    /// What is live, by where it comes from: of so many groups from this number on. `None` after the last.
+    pub(crate) fn groups_from(&mut self, first: usize) -> Option<Vec<GroupUsage>> {
+        self.flush_pending();
+        let live = |held: &groups::GroupState| GroupUsage {
+            device: self.meters.0[usize::from(held.group.meter)].device,
+            group: held.group,
             blocks: held.blocks,
             bytes: Bytes::new(held.bytes),
         };
-        let part = self.origins.range(first, SLICE)?;
+        let part = self.groups.range(first, SLICE)?;
         Some(part.iter().filter(|held| held.blocks > 0).map(live).collect())
     }
 
     /// A part of the live blocks, of [`PARTS`]: of all, or of what was allocated within a scope.
-    pub(crate) fn blocks(&self, part: usize, within: Option<&Within>) -> Vec<Held> {
+    pub(crate) fn blocks(&self, part: usize, within: Option<&Within>) -> Vec<KnownBlock> {
         let entries = self.live.part(part);
         let within = entries.filter(|(_, entry)| within.is_none_or(|within| self.is_within(entry, within)));
         within.map(|(key, entry)| self.held(key, entry)).collect()
     }
 
     /// The live block of that key.
-    pub(crate) fn block(&self, key: Key) -> Option<Held> {
+    pub(crate) fn block(&self, key: Key) -> Option<KnownBlock> {
         self.live.get(key).map(|entry| self.held(key, entry))
     }
 
-    fn held(&self, key: Key, entry: &Entry) -> Held {
-        let origin = *self.origins.get(entry.origin());
-        let device = self.meters.0[usize::from(origin.meter)].device;
-        let strand = entry.whose().strand();
-        Held {
+    fn held(&self, key: Key, entry: &Entry) -> KnownBlock {
+        let group = *self.groups.get(entry.group());
+        let device = self.meters.0[usize::from(group.meter)].device;
+        let owner = entry.attribution().owner();
+        KnownBlock {
             key,
             number: entry.number(),
-            thread: self.guests.hosts(strand).last().unwrap_or(strand),
+            thread: self.guests.hosts(owner).last().unwrap_or(owner),
             bytes: entry.bytes,
             device,
-            origin,
+            group,
             time: entry.time(),
         }
     }
 
     fn is_within(&self, entry: &Entry, within: &Within) -> bool {
-        let allocated_in = self.origins.get(entry.origin()).spot;
+        let allocated_in = self.groups.get(entry.group()).node;
         (within.since..=within.until).contains(&entry.number())
-            && self.guests.hosts(entry.whose().strand()).any(|strand| strand == within.strand)
-            && within.spots().any(|spot| self.tree.is_inside(allocated_in, spot))
+            && self.guests.hosts(entry.attribution().owner()).any(|owner| owner == within.owner)
+            && within.nodes().any(|node| self.tree.is_inside(allocated_in, node))
     }
 
     /// What [`blocks`](Self::blocks) tells by what was allocated in an open scope until `now`.
     pub(crate) fn within(&self, scope: ScopeId, now: u64) -> Option<Within> {
-        let Scope { spot, ref earlier, strand, number: since, .. } = *self.scopes.get(&scope)?;
-        Some(Within { spot, earlier: earlier.clone(), strand, since, until: now })
+        let Scope { node, ref earlier, owner, number: since, .. } = *self.scopes.get(&scope)?;
+        Some(Within { node, earlier: earlier.clone(), owner, since, until: now })
     }
 
     /// Opens a scope inside the one that its thread is in.
-    fn open(&mut self, scope: ScopeId, watch: Watch, event: &Event<'_>) {
-        let meter = self.meters.index(watch.device, watch.gauge);
-        let heard = self.meters.index(watch.device, Gauge::Exact);
-        let outer = self.thread(event.thread).spot;
+    fn open(&mut self, scope: ScopeId, spec: ScopeSpec, event: &Event<'_>) {
+        let meter = self.meters.index(spec.device, spec.gauge);
+        let heard = self.meters.index(spec.device, Gauge::Exact);
+        let outer = self.thread(event.thread).node;
         let outer = self.tree.on(heard, outer);
-        let spot = self.tree.inside(outer, watch.site);
-        self.tree.opened(spot);
-        let Thread { strand, own, .. } = *self.thread(event.thread);
-        let of_thread = watch.thread.map(|thread| self.thread(thread).own);
+        let node = self.tree.inside(outer, spec.callsite);
+        self.tree.opened(node);
+        let Thread { owner, own, .. } = *self.thread(event.thread);
+        let of_thread = spec.thread.map(|thread| self.thread(thread).own);
         if let Some(thread) = of_thread {
             self.locals.entry((thread, meter)).or_default().scopes += 1;
             self.has_locals = true;
         }
         let opener = event.thread;
         let mut open = Scope {
-            watch,
+            spec,
             meter,
             of_thread,
-            spot,
+            node,
             earlier: Vec::new(),
             heard,
-            strand,
+            owner,
             opener,
             own,
             number: event.number,
@@ -812,20 +822,20 @@ impl Ledger {
         open.start = self.begin(&open, event.number);
         self.open_span(&mut open);
         self.scopes.insert(scope, open);
-        self.thread(opener).enter(Entered { number: event.number, scope, spot, strand, by_opening: true });
+        self.thread(opener).enter(Entered { number: event.number, scope, node, owner, by_opening: true });
     }
 
     fn enter(&mut self, scope: ScopeId, event: &Event<'_>) {
-        let open = self.scopes.get(&scope).map(|open| (open.spot, open.strand));
-        let open = open.map(|(spot, host)| (spot, self.strand_in(host, event.thread)));
+        let open = self.scopes.get(&scope).map(|open| (open.node, open.owner));
+        let open = open.map(|(node, host)| (node, self.owner_in(host, event.thread)));
         let thread = self.thread(event.thread);
         // Of a scope that is closed nothing is left to be in; the thread stays where it is.
-        let (spot, strand) = open.unwrap_or((thread.spot, thread.strand));
-        thread.enter(Entered { number: event.number, scope, spot, strand, by_opening: false });
+        let (node, owner) = open.unwrap_or((thread.node, thread.owner));
+        thread.enter(Entered { number: event.number, scope, node, owner, by_opening: false });
     }
 
-    /// The strand of a thread that enters a scope of this strand.
-    fn strand_in(&mut self, host: Strand, thread: ThreadId) -> Strand {
+    /// The owner thread of a thread that enters a scope of this owner thread.
+    fn owner_in(&mut self, host: OwnerThread, thread: ThreadId) -> OwnerThread {
         let own = self.thread(thread).own;
         if own == host {
             return own;
@@ -833,20 +843,21 @@ impl Ledger {
         if self.guests.are_many() {
             self.look_for_guests();
         }
-        let Self { guests, strands, .. } = self;
-        guests.strand(own, host, || next_strand(strands))
+        let Self { guests, owners, .. } = self;
+        guests.owner(own, host, || next_owner(owners))
     }
 
-    /// Goes on to find out which strands of guests are in use, and in the end forgets the others. A block that comes meanwhile is on
-    /// a strand that its thread was on at the start, or has entered since.
+    /// Goes on to find out which owner threads of guests are in use, and in the end forgets the others. A block that comes meanwhile is on
+    /// a owner thread that its thread was on at the start, or has entered since.
     #[cold]
     fn look_for_guests(&mut self) {
         /// Parts of the blocks. A test has few guests, and comes to the end of a look all the same.
         const AT_ONCE: usize = if cfg!(test) { 64 } else { 1 };
         let Self { guests, live, threads, scopes, .. } = self;
         let of_threads = threads.iter().flat_map(|thread| {
-            let freed = if let Freed::Block(_, entry) = &thread.freed { Some(entry.whose().strand()) } else { None };
-            thread.entered.iter().map(|entered| entered.strand).chain(freed)
+            let freed =
+                if let Freed::Block(_, entry) = &thread.freed { Some(entry.attribution().owner()) } else { None };
+            thread.entered.iter().map(|entered| entered.owner).chain(freed)
         });
         let (look, is_new) = guests.look();
         if is_new {
@@ -856,13 +867,13 @@ impl Ledger {
             let first = look.part;
             look.part = PARTS.min(first + AT_ONCE);
             let part = (first..look.part).flat_map(|part| live.part(part));
-            return guests.see(part.map(|(_, entry)| entry.whose().strand()));
+            return guests.see(part.map(|(_, entry)| entry.attribution().owner()));
         }
         let rest = (look.after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
-        let part: Vec<_> = scopes.range(rest).take(SLICE).map(|(id, scope)| (*id, scope.strand)).collect();
+        let part: Vec<_> = scopes.range(rest).take(SLICE).map(|(id, scope)| (*id, scope.owner)).collect();
         if let Some((last, _)) = part.last() {
             look.after = Some(*last);
-            return guests.see(part.iter().map(|(_, strand)| *strand));
+            return guests.see(part.iter().map(|(_, owner)| *owner));
         }
         guests.see(of_threads);
         guests.forget();
@@ -885,7 +896,7 @@ impl Ledger {
     }
 
     /// One of those that look at what a thread allocates is over.
-    fn leave_local(&mut self, of_thread: Option<Strand>, meter: u16) {
+    fn leave_local(&mut self, of_thread: Option<OwnerThread>, meter: u16) {
         let Some(of) = of_thread else { return };
         let Some(local) = self.locals.get_mut(&(of, meter)) else { return };
         local.scopes -= 1;
@@ -898,7 +909,7 @@ impl Ledger {
     }
 
     /// The peaks that a scope's is one of.
-    fn peaks(&mut self, of_thread: Option<Strand>, meter: u16) -> (&mut Peaks, i64) {
+    fn peaks(&mut self, of_thread: Option<OwnerThread>, meter: u16) -> (&mut Peaks, i64) {
         match of_thread {
             None => {
                 let Meter { level, peaks, .. } = &mut self.meters.0[usize::from(meter)];
@@ -913,7 +924,7 @@ impl Ledger {
 
     /// From now on it is known which allocations make the scope's peak, if that is asked.
     fn open_span(&mut self, open: &mut Scope) {
-        if open.watch.at_peak && open.watch.gauge == Gauge::Exact {
+        if open.spec.at_peak && open.spec.gauge == Gauge::Exact {
             let (peaks, in_use) = self.peaks(open.of_thread, open.meter);
             open.span = Some(peaks.open(in_use));
         }
@@ -942,7 +953,7 @@ impl Ledger {
     /// Keeps what the peak of an open scope is made of until it is [released](Self::release_peak), under a number of its own. When
     /// the scope is closed, that is done under the scope's number. `None` if nobody asked for it when it was opened.
     pub(crate) fn keep_peak(&mut self, scope: ScopeId, under: ScopeId) -> Option<()> {
-        self.end_run();
+        self.flush_pending();
         let open = self.scopes.remove(&scope)?;
         let kept = self.keep(under, &open);
         self.scopes.insert(scope, open);
@@ -951,7 +962,7 @@ impl Ledger {
 
     /// As [`keep_peak`](Self::keep_peak), of the most that the live blocks of a device ever were.
     pub(crate) fn keep_device_peak(&mut self, device: Device, under: ScopeId) -> Option<()> {
-        self.end_run();
+        self.flush_pending();
         let meter = self.meters.index(device, Gauge::Exact);
         let peaks = &mut self.meters.0[usize::from(meter)].peaks;
         let rise = peaks.of_record()?;
@@ -975,24 +986,22 @@ impl Ledger {
     pub(crate) fn peak_part(&mut self, under: ScopeId, part: usize) -> Option<Vec<AtPeak>> {
         /// A thread that allocates meanwhile waits for so many.
         const GROUPS: usize = if cfg!(test) { 4 } else { 1024 };
-        self.end_run();
+        self.flush_pending();
         let Kept { meter, of_thread, rise } = self.kept.get(&under)?;
         let first = part * GROUPS;
-        let at_peak = |origin: &Origin, bytes: i64| {
-            (bytes != 0).then(|| AtPeak { origin: *origin, bytes: ByteDelta::new(bytes) })
+        let at_peak = |group: &AllocGroup, bytes: i64| {
+            (bytes != 0).then(|| AtPeak { group: *group, bytes: ByteDelta::new(bytes) })
         };
         if let Some(thread) = of_thread {
             let all = &self.locals.get(&(*thread, *meter))?.groups.as_ref()?.all;
             let groups = all.get(first..).filter(|rest| !rest.is_empty())?.iter().take(GROUPS);
             return Some(
-                groups.filter_map(|(number, group)| at_peak(self.origins.get(*number), group.at(rise))).collect(),
+                groups.filter_map(|(number, group)| at_peak(self.groups.get(*number), group.at(rise))).collect(),
             );
         }
-        let groups = self.origins.range(first, GROUPS)?.iter();
-        let on_meter = groups.filter(|held| held.origin.meter == *meter && held.origin.kind.is_on_device());
-        Some(
-            on_meter.filter_map(|held| at_peak(&held.origin, rise.of(&held.saved, held.bytes.cast_signed()))).collect(),
-        )
+        let groups = self.groups.range(first, GROUPS)?.iter();
+        let on_meter = groups.filter(|held| held.group.meter == *meter && held.group.kind.is_on_device());
+        Some(on_meter.filter_map(|held| at_peak(&held.group, rise.of(&held.saved, held.bytes.cast_signed()))).collect())
     }
 
     /// Nobody asks about a kept peak any more.
@@ -1026,11 +1035,11 @@ impl Ledger {
             device: device.ordinal,
             simulated: device.family == Family::Simulated,
             gauge: *gauge,
-            source: scope.watch.source,
+            source: scope.spec.source,
             used: ByteDelta::new(end - start),
             peaked: Bytes::new(peaked.unwrap_or(0)),
             sampling: sampled.then(|| Sampling {
-                every: scope.watch.every,
+                every: scope.spec.every,
                 readings: samples.count - samples_before,
                 longest_gap: samples.gaps.max_since(gap),
             }),
@@ -1053,7 +1062,7 @@ impl Ledger {
     fn end(&mut self, scope: &Scope) -> Trace {
         let trace = self.trace(scope);
         let device_peak = self.device_peak(scope);
-        self.tree.device_had(scope.spot, device_peak);
+        self.tree.device_had(scope.node, device_peak);
         self.meters.0[usize::from(scope.heard)].level.peaks.close(scope.start.heard);
         let Meter { level, samples, .. } = &mut self.meters.0[usize::from(scope.meter)];
         samples.gaps.close(scope.start.gap);
@@ -1078,7 +1087,7 @@ impl Ledger {
         if let Some(at) = self.thread(open.opener).leave_opened(scope, open.number)
             && at < self.thread(open.opener).entered.len()
         {
-            self.move_out(open.opener, at, open.spot);
+            self.move_out(open.opener, at, open.node);
         }
         Some(trace)
     }
@@ -1087,41 +1096,41 @@ impl Ledger {
     /// scope around it from now on: what they allocate was not allocated in the closed one. There are fewer of them than scopes
     /// nest in the tree.
     #[cold]
-    fn move_out(&mut self, thread: ThreadId, at: usize, closed: SpotId) {
-        let (mut left, mut outer) = (closed, self.tree.spot(closed).parent);
-        let mut moved: Vec<(ScopeId, SpotId)> = Vec::new();
+    fn move_out(&mut self, thread: ThreadId, at: usize, closed: NodeId) {
+        let (mut left, mut outer) = (closed, self.tree.node(closed).parent);
+        let mut moved: Vec<(ScopeId, NodeId)> = Vec::new();
         for at in at..self.thread(thread).entered.len() {
-            let Entered { scope, spot, by_opening, .. } = self.thread(thread).entered[at];
+            let Entered { scope, node, by_opening, .. } = self.thread(thread).entered[at];
             let to = if let Some((_, to)) = moved.iter().find(|(moved, _)| *moved == scope) {
                 *to
             } else {
-                let Spot { parent, site, meter, .. } = *self.tree.spot(spot);
+                let ScopeNode { parent, callsite, meter, .. } = *self.tree.node(node);
                 // Others were opened or entered elsewhere, as was what is inside them.
-                if !by_opening || site == SiteId::OTHERS || parent != self.tree.on(meter, left) {
+                if !by_opening || callsite == CallsiteId::OTHERS || parent != self.tree.on(meter, left) {
                     break;
                 }
                 let to = self.tree.on(meter, outer);
-                let to = self.tree.inside(to, site);
+                let to = self.tree.inside(to, callsite);
                 if let Some(mut open) = self.scopes.remove(&scope) {
                     let device_peak = self.device_peak(&open);
-                    self.tree.device_had(spot, device_peak);
-                    open.earlier.push(std::mem::replace(&mut open.spot, to));
+                    self.tree.device_had(node, device_peak);
+                    open.earlier.push(std::mem::replace(&mut open.node, to));
                     self.scopes.insert(scope, open);
                 }
-                self.tree.reopened(spot, to);
+                self.tree.reopened(node, to);
                 moved.push((scope, to));
                 to
             };
-            self.thread(thread).entered[at].spot = to;
-            (left, outer) = (spot, to);
+            self.thread(thread).entered[at].node = to;
+            (left, outer) = (node, to);
         }
         self.thread(thread).settle();
     }
 }
 
 impl Within {
-    fn spots(&self) -> impl Iterator<Item = SpotId> {
-        self.earlier.iter().copied().chain([self.spot])
+    fn nodes(&self) -> impl Iterator<Item = NodeId> {
+        self.earlier.iter().copied().chain([self.node])
     }
 }
 
@@ -1132,12 +1141,12 @@ impl Default for LocalGroups {
 }
 
 impl LocalGroups {
-    /// What the thread has of an origin changes, so that it has so much in all.
-    fn change(&mut self, origin: OriginId, by: i64, in_use: i64) {
+    /// What the thread has of a group changes, so that it has so much in all.
+    fn change(&mut self, group: GroupId, by: i64, in_use: i64) {
         let Self { peaks, all, known, newest } = self;
-        if all.get(*newest).is_none_or(|(number, _)| *number != origin) {
-            *newest = *known.entry(origin).or_insert_with(|| {
-                all.push((origin, Group::default()));
+        if all.get(*newest).is_none_or(|(number, _)| *number != group) {
+            *newest = *known.entry(group).or_insert_with(|| {
+                all.push((group, Group::default()));
                 all.len() - 1
             });
         }
@@ -1145,8 +1154,8 @@ impl LocalGroups {
         peaks.reach(in_use);
     }
 
-    /// The origins that it knows something of; others are forgotten.
-    fn needed(&mut self) -> impl Iterator<Item = OriginId> {
+    /// The groups that it knows something of; others are forgotten.
+    fn needed(&mut self) -> impl Iterator<Item = GroupId> {
         let Self { peaks, all, known, newest } = self;
         // Who reads a kept peak in parts finds each group in its part.
         if !peaks.is_held() {
@@ -1160,9 +1169,9 @@ impl LocalGroups {
 }
 
 impl Thread {
-    fn new(own: Strand) -> Self {
+    fn new(own: OwnerThread) -> Self {
         let (entered, freed) = (VecDeque::new(), Freed::Nothing);
-        Self { spot: SpotId::NONE, strand: own, newest: (Tag::NONE, Whose::default()), freed, own, entered }
+        Self { node: NodeId::NONE, owner: own, newest: (Tag::NONE, Attribution::default()), freed, own, entered }
     }
 
     fn enter(&mut self, entered: Entered) {
@@ -1195,8 +1204,8 @@ impl Thread {
 
     /// Is where it entered last.
     fn settle(&mut self) {
-        (self.spot, self.strand) =
-            self.entered.back().map_or((SpotId::NONE, self.own), |Entered { spot, strand, .. }| (*spot, *strand));
+        (self.node, self.owner) =
+            self.entered.back().map_or((NodeId::NONE, self.own), |Entered { node, owner, .. }| (*node, *owner));
         self.newest.0 = Tag::NONE;
     }
 }
@@ -1228,10 +1237,10 @@ impl Meters {
 }
 
 /// After 2^32 threads and guests, all that follow share one.
-fn next_strand(strands: &mut u32) -> Strand {
-    let next = *strands;
-    *strands = next.saturating_add(1);
-    Strand(next)
+fn next_owner(owners: &mut u32) -> OwnerThread {
+    let next = *owners;
+    *owners = next.saturating_add(1);
+    OwnerThread(next)
 }
 
 /// No block and no device has 2^63 bytes.
@@ -1275,9 +1284,9 @@ impl Meter {
     }
 
     /// The high mark is of the time before what is in use was read.
-    fn mark(&mut self, marks: &Marks) {
-        self.level.peaks.raise(signed(marks.used_high));
-        self.level.set(signed(marks.used));
+    fn mark(&mut self, usage: &PoolUsage) {
+        self.level.peaks.raise(signed(usage.used_high));
+        self.level.set(signed(usage.used));
         self.samples.failed = false;
     }
 }

@@ -2,25 +2,25 @@
 
 use std::collections::HashMap;
 
-use crate::model::Strand;
+use crate::model::OwnerThread;
 
 /// The threads that have traces open on a device, and which closed one last. Asking costs the same however many traces there are.
 #[derive(Debug, Default)]
 pub(super) struct Openers {
     /// How many of each thread, and of all.
-    open: HashMap<Strand, usize>,
+    open: HashMap<OwnerThread, usize>,
     all: usize,
     /// The newest event that closed one, and the newest of another thread.
-    closed: [Option<(Strand, u64)>; 2],
+    closed: [Option<(OwnerThread, u64)>; 2],
 }
 
 impl Openers {
-    pub(super) fn opened(&mut self, thread: Strand) {
+    pub(super) fn opened(&mut self, thread: OwnerThread) {
         *self.open.entry(thread).or_default() += 1;
         self.all += 1;
     }
 
-    pub(super) fn closed(&mut self, thread: Strand, number: u64) {
+    pub(super) fn closed(&mut self, thread: OwnerThread, number: u64) {
         if let Some(open) = self.open.get_mut(&thread) {
             *open -= 1;
             self.all -= 1;
@@ -36,7 +36,7 @@ impl Openers {
     }
 
     /// A trace of another thread was open at some time since the event of this number.
-    pub(super) fn others_since(&self, thread: Strand, number: u64) -> bool {
+    pub(super) fn others_since(&self, thread: OwnerThread, number: u64) -> bool {
         self.all > self.open.get(&thread).copied().unwrap_or(0)
             || self.closed.iter().flatten().any(|(of, closed)| *of != thread && *closed > number)
     }

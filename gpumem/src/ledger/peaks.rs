@@ -12,7 +12,7 @@
 use std::{cmp::Ordering, collections::VecDeque};
 
 use super::{
-    run::Sum,
+    pending::Delta,
     watermark::{Mark, Watermark},
 };
 
@@ -240,22 +240,22 @@ impl Peaks {
         self.highest < in_use
     }
 
-    /// A run came to `sum`, so that its group has `bytes`, and to `high` in all. Out of the way of runs that change no peak.
+    /// The pending delta was `delta`, so that its group has `bytes`, and the level rose to `level_high`. Out of the way of runs that change no peak.
     #[inline]
-    pub(super) fn run(&mut self, saved: &mut Saved, bytes: i64, Sum { change, most }: Sum, high: i64) {
-        self.run_in_registers(saved, bytes, change, most, high);
+    pub(super) fn apply(&mut self, saved: &mut Saved, bytes: i64, delta: Delta, level_high: i64) {
+        self.apply_in_registers(saved, bytes, delta.net, delta.high, level_high);
     }
 
     #[cold]
-    fn run_in_registers(&mut self, saved: &mut Saved, bytes: i64, change: i64, most: i64, high: i64) {
-        let before = bytes - change;
+    fn apply_in_registers(&mut self, saved: &mut Saved, bytes: i64, net: i64, high: i64, level_high: i64) {
+        let before = bytes - net;
         // What it had at a peak that is none any more is not needed.
-        if !self.is_below(high) || !self.is_record_alone() {
+        if !self.is_below(level_high) || !self.is_record_alone() {
             saved.save(before, self);
         }
-        // At a peak within the run, the run's own group has what it had then, and the others what they have.
-        if self.reach(high) && change < most {
-            saved.save(before + most, self);
+        // At a peak within the pending delta, its own group has what it had then, and the others what they have.
+        if self.reach(level_high) && net < high {
+            saved.save(before + high, self);
         }
     }
 

@@ -1,6 +1,6 @@
 //! What an allocator would say of itself: bytes and blocks, now, at most, and in all.
 
-use super::run::{Sum, Sums};
+use super::pending::{Delta, GroupDelta};
 
 /// A figure that goes up and down.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,18 +26,18 @@ impl Count {
     }
 
     #[inline]
-    fn take(&mut self, sum: Sum, allocated: u64) {
-        self.peak = self.peak.max(moved(self.current, sum.most));
-        self.current = moved(self.current, sum.change);
+    fn apply(&mut self, sum: Delta, allocated: u64) {
+        self.peak = self.peak.max(moved(self.current, sum.high));
+        self.current = moved(self.current, sum.net);
         self.allocated = self.allocated.saturating_add(allocated);
     }
 }
 
 impl Stat {
     #[inline]
-    pub(super) fn take(&mut self, sums: &Sums) {
-        self.bytes.take(sums.bytes, sums.allocated);
-        self.blocks.take(sums.blocks, sums.allocations);
+    pub(super) fn apply(&mut self, delta: &GroupDelta) {
+        self.bytes.apply(delta.bytes, delta.allocated);
+        self.blocks.apply(delta.blocks, delta.allocations);
     }
 
     pub(super) fn reset_peaks(&mut self) {

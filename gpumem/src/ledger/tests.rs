@@ -15,7 +15,7 @@
 use std::{collections::HashMap, fmt::Write, time::Duration};
 
 use super::{stats::Count, *};
-use crate::model::{Key, SiteId, Space, StackId, Tag};
+use crate::model::{CallsiteId, Key, Space, StackId, Tag};
 
 const MIB: i64 = 1 << 20;
 
@@ -43,25 +43,25 @@ impl Runner {
     }
 
     /// Scopes `a` and `a.2` are opened in one place.
-    fn site(&mut self, scope: &str) -> SiteId {
+    fn callsite(&mut self, scope: &str) -> CallsiteId {
         let name = scope.split('.').next().unwrap_or(scope);
-        SiteId(u32::try_from(self.id(name)).unwrap() + 1)
+        CallsiteId(u32::try_from(self.id(name)).unwrap() + 1)
     }
 
     /// `calls used peak device_peak allocated allocations` of each path, in MiB.
     fn tree(&mut self, path: &str, ordinal: u32) -> Option<String> {
-        let spots = self.ledger.spots();
-        let path: Vec<SiteId> =
-            path.split('/').filter(|scope| !scope.is_empty()).map(|scope| self.site(scope)).collect();
+        let nodes = self.ledger.nodes();
+        let path: Vec<CallsiteId> =
+            path.split('/').filter(|scope| !scope.is_empty()).map(|scope| self.callsite(scope)).collect();
         let at = |ordinal| {
-            let root = spots.iter().position(|(device, spot)| {
-                spot.parent == SpotId::NONE && device.is_some_and(|device| device.ordinal == ordinal)
+            let root = nodes.iter().position(|(device, node)| {
+                node.parent == NodeId::NONE && device.is_some_and(|device| device.ordinal == ordinal)
             })?;
-            path.iter().try_fold(root, |outer, site| {
-                spots.iter().position(|(_, spot)| spot.parent.0 as usize == outer && spot.site == *site)
+            path.iter().try_fold(root, |outer, callsite| {
+                nodes.iter().position(|(_, node)| node.parent.0 as usize == outer && node.callsite == *callsite)
             })
         };
-        let Spot { calls, in_use, peak, device_peak, allocated, allocations, .. } = spots[at(ordinal)?].1;
+        let ScopeNode { calls, in_use, peak, device_peak, allocated, allocations, .. } = nodes[at(ordinal)?].1;
         let [in_use, peak, device_peak] = [in_use, peak, device_peak].map(|bytes| bytes / MIB);
         Some(format!("{calls} {in_use} {peak} {device_peak} {} {allocations}", allocated >> 20))
     }
@@ -75,12 +75,12 @@ impl Runner {
         let thread = thread.map(|number| ThreadId(number.parse().expect("a number")));
         EventKind::Open {
             scope: ScopeId(self.id(scope)),
-            watch: Watch {
+            spec: ScopeSpec {
                 device,
                 gauge,
                 every,
                 thread,
-                site: self.site(scope),
+                callsite: self.callsite(scope),
                 source: crate::model::Source::Dispatch,
                 at_peak: false,
             },
@@ -94,7 +94,7 @@ impl Runner {
     fn post(&mut self, kind: &EventKind, thread: ThreadId) -> Option<Trace> {
         self.number += 1;
         self.ledger.apply(&Event { number: self.number, time: Duration::from_millis(self.number), thread, kind });
-        self.ledger.take_trace()
+        self.ledger.last_trace()
     }
 
     fn line(&mut self, line: &str) {
@@ -130,15 +130,15 @@ impl Runner {
                 let known = Block::new(device, mib(size), MemKind::Device);
                 EventKind::Free { key: self.key(block), block: Some(known) }
             }
-            ["unfree"] => EventKind::Unfree,
+            ["free_failed"] => EventKind::FreeFailed,
             ["untracked"] => EventKind::Untracked,
             ["alloc", block, size, "in", context] => {
                 let context = context.parse().expect(line);
                 let block_of = Block { context, ..Block::new(device, mib(size), MemKind::Device) };
                 EventKind::Alloc { key: self.key(block), block: block_of }
             }
-            ["found", size] => EventKind::Found { block: Block::new(device, mib(size), MemKind::Device) },
-            ["gone", context] => EventKind::Gone { context: context.parse().expect(line) },
+            ["found", size] => EventKind::LateLookup { block: Block::new(device, mib(size), MemKind::Device) },
+            ["gone", context] => EventKind::ContextDestroyed { context: context.parse().expect(line) },
             ["sample", used] => {
                 let (total, used) = (Bytes::mib(1000), mib(used));
                 let free = total.checked_sub(used).expect(line);
@@ -146,11 +146,11 @@ impl Runner {
             }
             ["marks", high, used] => {
                 let (used_high, used) = (mib(high), mib(used));
-                let marks = Marks { pool: 0, used, used_high, reserved: used_high, reserved_high: used_high };
-                EventKind::Marks { device, marks }
+                let usage = PoolUsage { pool: 0, used, used_high, reserved: used_high, reserved_high: used_high };
+                EventKind::PoolUsage { device, usage }
             }
-            ["unread"] => EventKind::Unread { device, gauge: Gauge::Sampled },
-            ["unread", "pool"] => EventKind::Unread { device, gauge: Gauge::Pool },
+            ["unread"] => EventKind::ReadFailed { device, gauge: Gauge::Sampled },
+            ["unread", "pool"] => EventKind::ReadFailed { device, gauge: Gauge::Pool },
             ["read", scope] => EventKind::Read { scope: ScopeId(self.id(scope)) },
             ["reset", scope] => EventKind::Reset { scope: ScopeId(self.id(scope)) },
             ["close", scope] => EventKind::Close { scope: ScopeId(self.id(scope)) },
@@ -172,7 +172,7 @@ impl Runner {
                 assert_eq!(Some(told.as_str()), expected, "{line}");
                 return;
             }
-            ["marks-lost"] => EventKind::MarksLost { device },
+            ["marks-lost"] => EventKind::PoolMarkDisturbed { device },
             ["displaced", now, more] => {
                 EventKind::Displaced { now: now.parse().expect(line), more: more.parse().expect(line) }
             }
@@ -197,24 +197,24 @@ impl Runner {
 }
 
 impl Ledger {
-    fn spots(&mut self) -> Vec<(Option<Device>, Spot)> {
+    fn nodes(&mut self) -> Vec<(Option<Device>, ScopeNode)> {
         let mut last = None;
         while let Some(next) = self.note_device_peaks(last) {
             last = Some(next);
         }
-        let mut spots = Vec::new();
+        let mut nodes = Vec::new();
         loop {
-            let part = self.spots_from(spots.len());
+            let part = self.nodes_from(nodes.len());
             if part.is_empty() {
-                return spots;
+                return nodes;
             }
             assert!(part.len() <= SLICE);
-            spots.extend(part);
+            nodes.extend(part);
         }
     }
 
-    fn origins(&mut self) -> Vec<LiveOrigin> {
-        (0..).step_by(SLICE).map_while(|first| self.origins_from(first)).flatten().collect()
+    fn groups(&mut self) -> Vec<GroupUsage> {
+        (0..).step_by(SLICE).map_while(|first| self.groups_from(first)).flatten().collect()
     }
 }
 
@@ -307,10 +307,10 @@ fn an_untracked_free_that_is_looked_up_after_all() {
 fn a_scope_that_opens_during_a_look_up_begins_before_the_free() {
     check("free x; open t; found 10; free y; untracked; close t = -10 0 untracked=1");
     check("free x; open t; untracked; close t = 0 0 untracked=1");
-    check("free x; open t %2; unfree; free y; untracked; close t = 0 0 untracked=1");
-    check("free x; untracked; open t; unfree; free y; untracked; close t = 0 0 untracked=1");
+    check("free x; open t %2; free_failed; free y; untracked; close t = 0 0 untracked=1");
+    check("free x; untracked; open t; free_failed; free y; untracked; close t = 0 0 untracked=1");
     check(
-        "open o; free x; untracked; open t; reset t = 0 0 untracked=0; unfree; close t = 0 0 untracked=0; close o = 0 0 untracked=0",
+        "open o; free x; untracked; open t; reset t = 0 0 untracked=0; free_failed; close t = 0 0 untracked=0; close o = 0 0 untracked=0",
     );
 }
 
@@ -318,12 +318,12 @@ fn a_scope_that_opens_during_a_look_up_begins_before_the_free() {
 fn only_what_happened_is_heard() {
     for (script, heard) in [
         ("alloc a 1; free a", 2),
-        ("alloc a 1; free a; unfree", 1),
-        ("alloc a 1; open t; free a; open u; unfree; open v; free a", 2),
-        ("free x; unfree", 0),
-        ("free x; untracked; unfree", 0),
+        ("alloc a 1; free a; free_failed", 1),
+        ("alloc a 1; open t; free a; open u; free_failed; open v; free a", 2),
+        ("free x; free_failed", 0),
+        ("free x; untracked; free_failed", 0),
         ("free x; untracked", 1),
-        ("free x 10; unfree; free y; found 7; unfree", 0),
+        ("free x 10; free_failed; free y; found 7; free_failed", 0),
     ] {
         assert_eq!(check(script).counts().heard, heard, "{script}");
     }
@@ -419,13 +419,13 @@ fn a_context_that_is_gone_takes_its_blocks_along() {
 
 #[test]
 fn a_free_that_fails_leaves_the_block_with_whoever_allocated_it() {
-    check("open t of 2; alloc a 10 %2; free a %3; unfree %3; read t = 10 0; free a; close t = 0 10");
-    check("open t of 3; alloc a 10 %2; free a %3; unfree %3; close t = 0 0");
+    check("open t of 2; alloc a 10 %2; free a %3; free_failed %3; read t = 10 0; free a; close t = 0 10");
+    check("open t of 3; alloc a 10 %2; free a %3; free_failed %3; close t = 0 0");
     check(
-        "open t; alloc a 1; alloc b 2; free a %2; free b %3; unfree %2; read t = 1 2; unfree %2; unfree; close t = 1 2",
+        "open t; alloc a 1; alloc b 2; free a %2; free b %3; free_failed %2; read t = 1 2; free_failed %2; free_failed; close t = 1 2",
     );
-    check("open t; free x 10; unfree; read t = 0 0; free y; found 7; unfree; close t = 0 0 untracked=0");
-    check("open t; free x; unfree; free x; untracked; unfree; close t = 0 0 untracked=0");
+    check("open t; free x 10; free_failed; read t = 0 0; free y; found 7; free_failed; close t = 0 0 untracked=0");
+    check("open t; free x; free_failed; free x; untracked; free_failed; close t = 0 0 untracked=0");
 }
 
 #[test]
@@ -524,7 +524,7 @@ fn each_path_of_scopes_knows_what_it_holds() {
     );
     // What the scope allocates on another device has the same path there.
     check("open a; open b; alloc x @1 7; close b = 0 0; tree /a/b @1 = 0 7 7 0 7 1; tree /a @1 = 0 7 7 0 0 0");
-    check("open a; alloc x 7; free x %2; unfree %2; tree /a = 1 7 7 7 7 1");
+    check("open a; alloc x 7; free x %2; free_failed %2; tree /a = 1 7 7 7 7 1");
     check("open a; alloc x 7 in 1; gone 1; tree /a = 1 0 7 7 7 1");
     check("open a sampled; alloc x 7; close a = 0 0 ; tree /a = 1 7 7 7 7 1");
     // As its traces, of what is on the device for certain.
@@ -608,7 +608,7 @@ fn guests_whose_blocks_are_freed_are_forgotten() {
         assert!(runner.ledger.guests.len() < 2 * (200 + 10) + 10, "round {round}");
     }
     runner.line("read t = 200 1");
-    assert_eq!(runner.ledger.guests.len(), runner.ledger.guests.strands());
+    assert_eq!(runner.ledger.guests.len(), runner.ledger.guests.owners());
 }
 
 /// Threads that enter the scope `t`, until some are forgotten.
@@ -626,7 +626,7 @@ fn more_than_can_be_told_was_allocated_in_all() {
     for _ in 0..40 {
         // 2^60 bytes.
         "alloc x 1099511627776; free x".split(';').for_each(|line| runner.line(line));
-        assert!(!runner.ledger.spots().is_empty());
+        assert!(!runner.ledger.nodes().is_empty());
     }
     let stat = runner.ledger.stats()[0].on_device;
     assert_eq!((stat.bytes.allocated, stat.bytes.freed(), stat.blocks.allocated), (u64::MAX, u64::MAX, 40));
@@ -639,7 +639,7 @@ fn more_than_can_be_told_was_allocated_in_all() {
 fn the_last_strand_leads_to_nobody() {
     let mut runner = Runner::default();
     runner.line("alloc w 1 %2");
-    runner.ledger.strands = Strand::LAST.0;
+    runner.ledger.owners = OwnerThread::LAST.0;
     "open t of 3 %3; enter t %2; alloc x 5 %2; leave t %2; enter t %2; alloc y 5 %2; read t = 10 0; free x; close t = 5 5"
         .split(';')
         .for_each(|line| runner.line(line));
@@ -662,7 +662,7 @@ fn a_block_whose_free_fails_again_and_again_knows_its_hosts() {
         runner.line("free x %2");
         runner.line("read t = 0 1");
         guests_of_t(&mut runner, round % 13);
-        runner.line("unfree %2");
+        runner.line("free_failed %2");
         guests_of_t(&mut runner, round % 7);
         runner.line("read t = 1 0");
     }
@@ -689,11 +689,11 @@ fn deep_and_many_scopes_are_counted_together() {
     for line in ["alloc x 1", "inside 0 = 1", "inside 63 = 1", "inside 99 = 1"] {
         runner.line(line);
     }
-    let spots = runner.ledger.spots();
-    assert_eq!(spots.len(), 2 + 64 + 1);
-    let others = spots.iter().find(|(_, spot)| spot.site == SiteId::OTHERS).unwrap().1;
+    let nodes = runner.ledger.nodes();
+    assert_eq!(nodes.len(), 2 + 64 + 1);
+    let others = nodes.iter().find(|(_, node)| node.callsite == CallsiteId::OTHERS).unwrap().1;
     assert_eq!((others.allocations, others.calls), (1, 36));
-    assert!(spots[1..].iter().all(|(_, spot)| spot.in_use == 1 << 20), "all scopes around it hold it");
+    assert!(nodes[1..].iter().all(|(_, node)| node.in_use == 1 << 20), "all scopes around it hold it");
 }
 
 #[test]
@@ -729,8 +729,8 @@ fn an_origin_of_which_something_is_live_is_kept_though_it_came_last() {
         let tag = Tag::new(device, MemKind::Device, 0, stack);
         ledger.alloc(Key::new(Space::Address, number), Bytes::new(1), tag, number, ThreadId(1));
     }
-    let blocks: Vec<_> = ledger.origins().iter().map(|live| live.blocks).collect();
-    assert!(blocks.len() == 4999 && blocks.iter().all(|blocks| *blocks == 1), "{} origins", blocks.len());
+    let blocks: Vec<_> = ledger.groups().iter().map(|live| live.blocks).collect();
+    assert!(blocks.len() == 4999 && blocks.iter().all(|blocks| *blocks == 1), "{} groups", blocks.len());
 }
 
 #[test]
@@ -741,26 +741,26 @@ fn origins_of_which_nothing_is_live_are_forgotten() {
         runner.line(&format!("alloc x 1 %{thread}"));
         runner.line(&format!("free x %{thread}"));
     }
-    runner.line("unfree %19999");
+    runner.line("free_failed %19999");
     runner.line("free x");
     runner.line("free kept");
-    assert!(runner.ledger.origins().is_empty());
+    assert!(runner.ledger.groups().is_empty());
     assert_eq!(runner.ledger.stats()[0].on_device.bytes.current, 0);
     assert_eq!(runner.ledger.counts().untracked, 0);
 }
 
-/// A thread does not look again for the origin of its newest allocation.
+/// A thread does not look again for the group of its newest allocation.
 #[test]
 fn the_origin_that_a_thread_used_last_is_not_forgotten() {
     let mut ledger = Ledger::default();
     let device = Device { family: Family::Cuda, ordinal: 0 };
     let alloc = |ledger: &mut Ledger, name: u64, stack: u32, thread: u32| {
         let (key, tag) = (Key::new(Space::Address, name), Tag::new(device, MemKind::Device, 0, StackId(stack)));
-        // Of what was live at the highest peak, origins are kept as well: that comes later.
+        // Of what was live at the highest peak, groups are kept as well: that comes later.
         ledger.alloc(key, Bytes::new(stack.into()), tag, 1, ThreadId(thread));
         key
     };
-    // Of what thread 2 freed last, the origin is kept as well; that is another one.
+    // Of what thread 2 freed last, the group is kept as well; that is another one.
     let (other, newest) = (alloc(&mut ledger, 1, 2, 2), alloc(&mut ledger, 2, 1, 2));
     ledger.free(newest, None, ThreadId(2));
     ledger.free(other, None, ThreadId(2));
@@ -769,7 +769,7 @@ fn the_origin_that_a_thread_used_last_is_not_forgotten() {
         ledger.free(key, None, ThreadId(1));
     }
     let key = alloc(&mut ledger, 4, 1, 2);
-    assert_eq!(ledger.block(key).map(|held| held.origin.stack), Some(StackId(1)));
+    assert_eq!(ledger.block(key).map(|held| held.group.stack), Some(StackId(1)));
 }
 
 /// Each time a few of all are looked at, since others wait; still there are never many more than are needed.
@@ -787,9 +787,9 @@ fn origins_are_forgotten_in_parts() {
         if !stays {
             ledger.free(key, None, ThreadId(1));
         }
-        most = ledger.origins.numbers().max(most);
+        most = ledger.groups.numbers().max(most);
     }
-    let live: Vec<_> = ledger.origins().iter().map(|live| live.origin.stack.0).collect();
+    let live: Vec<_> = ledger.groups().iter().map(|live| live.group.stack.0).collect();
     assert_eq!(live.len(), all as usize / (all / kept) as usize - 1);
     assert!(live.iter().all(|stack| stack.is_multiple_of(all / kept)));
     assert!(most < 3 * kept as usize + 5_000, "{most} numbers");
@@ -883,7 +883,7 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
         let mut apply = |kind| {
             number += 1;
             ledger.apply(&Event { number, time: Duration::from_nanos(number), thread: ThreadId(1), kind: &kind });
-            ledger.take_trace()
+            ledger.last_trace()
         };
         let device = Device { family: Family::Cuda, ordinal: 0 };
         let mut stack: Vec<(ScopeId, Counter)> = Vec::new();
@@ -892,16 +892,16 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
             match random(6) {
                 0 => {
                     let scope = ScopeId(step);
-                    let watch = Watch {
+                    let spec = ScopeSpec {
                         device,
                         gauge: Gauge::Exact,
                         every: Duration::ZERO,
                         thread: None,
-                        site: SiteId::NONE,
+                        callsite: CallsiteId::NONE,
                         source: crate::model::Source::Dispatch,
                         at_peak: false,
                     };
-                    apply(EventKind::Open { scope, watch });
+                    apply(EventKind::Open { scope, spec });
                     stack.push((scope, Counter::default()));
                 }
                 1 => {
@@ -991,10 +991,10 @@ fn numbers_and_sizes_are_kept_whole() {
         let alloc = runner.alloc("x", Device { family: Family::Cuda, ordinal: 0 }, huge, MemKind::Device);
         runner.post(&alloc, ThreadId(1));
         assert_eq!(runner.ledger.block(key).map(|block| block.bytes), Some(huge));
-        // Out of the nursery and back.
+        // Out of the front cache and back.
         runner.line("lost 1");
         assert_eq!(runner.ledger.block(key).map(|block| block.bytes), Some(huge));
-        assert_eq!(runner.ledger.origins()[0].bytes, huge);
+        assert_eq!(runner.ledger.groups()[0].bytes, huge);
         runner.line("free x");
         let close = EventKind::Close { scope: ScopeId(runner.id("t")) };
         let trace = runner.post(&close, ThreadId(1)).expect("it is open");
@@ -1012,7 +1012,7 @@ fn a_peak_below_what_was_in_use_is_no_peak() {
 /// A block as the obvious way has it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Plain {
-    strand: PlainStrand,
+    owner: PlainStrand,
     number: u64,
     bytes: u64,
     block: Block,
@@ -1040,7 +1040,7 @@ struct PlainScope {
     device: usize,
     of_thread: Option<u32>,
     began: usize,
-    strand: PlainStrand,
+    owner: PlainStrand,
     opener: usize,
     /// Of the event that it began with.
     number: u64,
@@ -1054,7 +1054,7 @@ fn everything_agrees_with_the_obvious_way() {
     for seed in 1..if cfg!(miri) { 2 } else { 40_u64 } {
         let mut numbers = numbers(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let mut random = |below: usize| usize::try_from(numbers(below as u64)).unwrap();
-        // Some go on until origins are forgotten.
+        // Some go on until groups are forgotten.
         let (stacks, steps) = if seed % 20 == 19 { (9000, 30_000) } else { ([1, 3, 50][random(3)], 1000) };
         let mut runner = Runner::default();
         let devices = [0, 1].map(|ordinal| Device { family: Family::Cuda, ordinal });
@@ -1076,7 +1076,7 @@ fn everything_agrees_with_the_obvious_way() {
             let mut now = *history.last().unwrap();
             let device = plain.block.device.ordinal as usize;
             if plain.block.kind.is_on_device() {
-                for at in (0..=THREADS).filter(|at| *at == 0 || plain.strand.all & 1 << at > 0) {
+                for at in (0..=THREADS).filter(|at| *at == 0 || plain.owner.all & 1 << at > 0) {
                     now[at][device] += sign * plain.bytes.cast_signed();
                 }
             }
@@ -1085,7 +1085,7 @@ fn everything_agrees_with_the_obvious_way() {
         for step in 0..if cfg!(miri) { 200 } else { steps } {
             let thread = random(THREADS);
             let id = ThreadId(u32::try_from(thread).unwrap() + 1);
-            let strand = entered[thread].last().map_or(PlainStrand::own(id), |(_, strand, _)| *strand);
+            let owner = entered[thread].last().map_or(PlainStrand::own(id), |(_, owner, _)| *owner);
             match random(14) {
                 0..4 => {
                     let name = random(600) as u64 * 512;
@@ -1103,7 +1103,7 @@ fn everything_agrees_with_the_obvious_way() {
                         }
                     }
                     runner.post(&EventKind::Alloc { key: Key::new(Space::Address, name), block }, id);
-                    let plain = Plain { strand, number: runner.number, bytes, block };
+                    let plain = Plain { owner, number: runner.number, bytes, block };
                     live.insert(name, plain);
                     change(&mut history, &plain, 1);
                     heard += 1;
@@ -1129,7 +1129,7 @@ fn everything_agrees_with_the_obvious_way() {
                 7 => {
                     // Nobody was given the block's name meanwhile: the driver has not had it back.
                     if let Some((name, block)) = freed[thread].filter(|(name, _)| !live.contains_key(name)) {
-                        runner.post(&EventKind::Unfree, id);
+                        runner.post(&EventKind::FreeFailed, id);
                         freed[thread] = None;
                         match block {
                             Ok(block) => {
@@ -1143,7 +1143,7 @@ fn everything_agrees_with_the_obvious_way() {
                 }
                 8 if random(6) == 0 => {
                     let context = u8::try_from(1 + random(2)).unwrap();
-                    runner.post(&EventKind::Gone { context }, id);
+                    runner.post(&EventKind::ContextDestroyed { context }, id);
                     // In one step: nobody is told between two of them.
                     live.retain(|_, plain| {
                         let is_gone = plain.block.context == context;
@@ -1156,26 +1156,26 @@ fn everything_agrees_with_the_obvious_way() {
                 9 => {
                     let device = random(2);
                     let of_thread = (random(2) == 0).then_some(id);
-                    let watch = Watch {
+                    let spec = ScopeSpec {
                         device: devices[device],
                         gauge: Gauge::Exact,
                         every: Duration::ZERO,
                         thread: of_thread,
-                        site: SiteId(2 + u32::try_from(random(3)).unwrap()),
+                        callsite: CallsiteId(2 + u32::try_from(random(3)).unwrap()),
                         source: crate::model::Source::Dispatch,
                         at_peak: false,
                     };
                     next_scope += 1;
-                    runner.post(&EventKind::Open { scope: ScopeId(next_scope), watch }, id);
+                    runner.post(&EventKind::Open { scope: ScopeId(next_scope), spec }, id);
                     let (began, of_thread) = (history.len() - 1, of_thread.map(|thread| thread.0));
                     let number = runner.number;
-                    let scope = PlainScope { device, of_thread, began, strand, opener: thread, number };
+                    let scope = PlainScope { device, of_thread, began, owner, opener: thread, number };
                     scopes.insert(next_scope, scope);
-                    entered[thread].push((next_scope, strand, true));
+                    entered[thread].push((next_scope, owner, true));
                 }
                 10 => {
                     let Some((scope, open)) = scopes.iter().min_by_key(|(scope, _)| *scope ^ step) else { continue };
-                    entered[thread].push((*scope, open.strand.with(id), false));
+                    entered[thread].push((*scope, open.owner.with(id), false));
                     runner.post(&EventKind::Enter { scope: ScopeId(*scope) }, id);
                 }
                 11 => {
@@ -1220,18 +1220,18 @@ fn everything_agrees_with_the_obvious_way() {
                 let mut told: Vec<_> = (0..PARTS).flat_map(|part| runner.ledger.blocks(part, None)).collect();
                 told.sort_by_key(|held| held.number);
                 let told = told.iter().map(|held| {
-                    let Held { origin: Origin { stack, kind, context, .. }, device, bytes, .. } = *held;
+                    let KnownBlock { group: AllocGroup { stack, kind, context, .. }, device, bytes, .. } = *held;
                     let block = Block { device, bytes, kind, context, stack };
                     (held.key.get(), held.thread.0, held.number, bytes.get(), block)
                 });
                 let plain =
-                    |(name, plain): (&u64, &Plain)| (*name, plain.strand.first, plain.number, plain.bytes, plain.block);
+                    |(name, plain): (&u64, &Plain)| (*name, plain.owner.first, plain.number, plain.bytes, plain.block);
                 let mut expected: Vec<_> = live.iter().map(plain).collect();
                 expected.sort_by_key(|(_, _, number, ..)| *number);
                 assert_eq!(told.collect::<Vec<_>>(), expected, "seed {seed}, step {step}");
                 let of_all: (u64, u64) = runner
                     .ledger
-                    .origins()
+                    .groups()
                     .iter()
                     .fold((0, 0), |(blocks, bytes), live| (blocks + live.blocks, bytes + live.bytes.get()));
                 let expected = live.values().fold((0, 0), |(blocks, bytes), plain| (blocks + 1, bytes + plain.bytes));
@@ -1268,7 +1268,7 @@ impl Twins {
                 self.common.set_time(event.time);
                 self.general.set_time(event.time);
                 self.general.alloc(key, block.bytes, block.tag(), number, thread);
-                if self.common.alloc_alike(key, block.bytes, block.tag(), number, thread) {
+                if self.common.alloc_like_newest(key, block.bytes, block.tag(), number, thread) {
                     self.alike += 1;
                 } else {
                     self.common.alloc(key, block.bytes, block.tag(), number, thread);
@@ -1276,16 +1276,16 @@ impl Twins {
             }
             EventKind::Free { key, block } => {
                 let answer = self.general.free(key, block.as_ref(), thread);
-                if self.common.free_alike(key, thread) {
+                if self.common.free_like_newest(key, thread) {
                     self.alike += 1;
-                    assert_eq!(answer, Answer::Taken);
+                    assert_eq!(answer, Answer::Applied);
                 } else {
                     assert_eq!(answer, self.common.free(key, block.as_ref(), thread));
                 }
             }
             _ => assert_eq!(self.common.apply(&event), self.general.apply(&event)),
         }
-        assert_eq!(self.common.take_trace(), self.general.take_trace(), "event {number}");
+        assert_eq!(self.common.last_trace(), self.general.last_trace(), "event {number}");
     }
 
     fn compare<T: PartialEq + std::fmt::Debug>(&mut self, read: impl Fn(&mut Ledger) -> T) {
@@ -1294,8 +1294,8 @@ impl Twins {
 
     fn compare_all(&mut self) {
         self.compare(|ledger| (ledger.counts(), ledger.stats()));
-        self.compare(Ledger::spots);
-        self.compare(Ledger::origins);
+        self.compare(Ledger::nodes);
+        self.compare(Ledger::groups);
         self.compare(|ledger| {
             let mut blocks: Vec<_> = (0..PARTS).flat_map(|part| ledger.blocks(part, None)).collect();
             blocks.sort_by_key(|held| (held.number, held.key.get()));
@@ -1331,7 +1331,7 @@ fn the_common_way_comes_to_what_the_general_one_comes_to() {
                 let stack = StackId(u32::try_from(random(2)).unwrap());
                 of = Block { context, stack, ..Block::new(device, Bytes::ZERO, kind) };
             }
-            // Some of them want the same place in the nursery.
+            // Some of them want the same place in the front cache.
             let key = Key::new(Space::Address, 512 * (1 + random(400) as u64));
             let scope = scopes.get(random(scopes.len().max(1))).copied();
             let id = ScopeId(step);
@@ -1344,27 +1344,27 @@ fn the_common_way_comes_to_what_the_general_one_comes_to() {
                     let older = (random(40) == 0).then_some(Block { bytes: Bytes::new(7), ..of });
                     twins.post(&EventKind::Free { key, block: older }, thread);
                 }
-                170..175 => twins.post(&EventKind::Unfree, thread),
+                170..175 => twins.post(&EventKind::FreeFailed, thread),
                 175 => twins.post(&EventKind::Untracked, thread),
                 176 => twins.post(&EventKind::Shrink { key, bytes: Bytes::new(1) }, thread),
-                177 if random(4) == 0 => twins.post(&EventKind::Gone { context: 1 }, thread),
+                177 if random(4) == 0 => twins.post(&EventKind::ContextDestroyed { context: 1 }, thread),
                 178 if has_losses => twins.post(&EventKind::Lost { count: 1 }, thread),
                 179 if has_losses => {
                     let now = random(2) as u64;
                     twins.post(&EventKind::Displaced { now, more: now }, thread);
                 }
                 180..184 => {
-                    let watch = Watch {
+                    let spec = ScopeSpec {
                         device: of.device,
                         gauge: Gauge::Exact,
                         every: Duration::ZERO,
                         thread: (has_locals && random(3) == 0).then_some(thread),
-                        site: SiteId(2 + u32::try_from(random(3)).unwrap()),
+                        callsite: CallsiteId(2 + u32::try_from(random(3)).unwrap()),
                         source: crate::model::Source::Dispatch,
                         at_peak: random(2) == 0,
                     };
-                    twins.post(&EventKind::Open { scope: id, watch }, thread);
-                    scopes.push((id, watch.at_peak));
+                    twins.post(&EventKind::Open { scope: id, spec }, thread);
+                    scopes.push((id, spec.at_peak));
                 }
                 184 => {
                     twins.common.begin_thread(thread);
@@ -1377,7 +1377,7 @@ fn the_common_way_comes_to_what_the_general_one_comes_to() {
                         1 => twins.post(&EventKind::Leave { scope }, thread),
                         2 => twins.post(&EventKind::Read { scope }, thread),
                         3 => twins.post(&EventKind::Reset { scope }, thread),
-                        4 => twins.post(&EventKind::Next { scope }, thread),
+                        4 => twins.post(&EventKind::ResetKeepingPeak { scope }, thread),
                         5 => {
                             twins.compare(|ledger| ledger.keep_peak(scope, id));
                             twins.compare_peak(id);

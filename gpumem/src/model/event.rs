@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Bytes, Device, Family, Gauge, GpuMemory, Marks, SiteId, Source, StackId};
+use super::{Bytes, CallsiteId, Device, Family, Gauge, GpuMemory, PoolUsage, Source, StackId};
 
 /// Time since the session began.
 pub(crate) type Time = Duration;
@@ -19,9 +19,9 @@ pub(crate) struct ThreadId(pub(crate) u32);
 /// The thread that allocates something, and on whose behalf it does. Other than a [`ThreadId`], it is never given to another thread, since
 /// blocks outlive the threads that allocated them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Strand(pub(crate) u32);
+pub(crate) struct OwnerThread(pub(crate) u32);
 
-impl Strand {
+impl OwnerThread {
     /// What follows it is this one as well.
     pub(crate) const LAST: Self = Self(u32::MAX);
 }
@@ -166,23 +166,23 @@ pub(crate) enum EventKind {
     /// three follows.
     Free { key: Key, block: Option<Block> },
     /// The block of this thread's newest free, which is not known, was looked up.
-    Found { block: Block },
+    LateLookup { block: Block },
     /// The block of this thread's newest free is not known, and nobody knows its size.
     Untracked,
     /// The newest free of this thread failed after all: its block is still there, as whoever allocated it has it.
-    Unfree,
+    FreeFailed,
     /// A part of a block is given back: it has only so many bytes from now on.
     Shrink { key: Key, bytes: Bytes },
     /// A context is gone, and with it all its blocks.
-    Gone { context: u8 },
+    ContextDestroyed { context: u8 },
     /// A device was read.
     Sample { device: Device, memory: GpuMemory },
     /// The marks of a device's pool were read.
-    Marks { device: Device, marks: Marks },
+    PoolUsage { device: Device, usage: PoolUsage },
     /// A device was to be read, for this gauge, and could not be.
-    Unread { device: Device, gauge: Gauge },
+    ReadFailed { device: Device, gauge: Gauge },
     /// A scope begins, inside what this thread is in.
-    Open { scope: ScopeId, watch: Watch },
+    Open { scope: ScopeId, spec: ScopeSpec },
     /// This thread is in the scope from now on, until it leaves it.
     Enter { scope: ScopeId },
     /// It is not any more.
@@ -192,7 +192,7 @@ pub(crate) enum EventKind {
     /// As `Read`, and the scope begins anew from the same moment.
     Reset { scope: ScopeId },
     /// As `Reset`, but which allocations made the scope's peak is still asked since its start.
-    Next { scope: ScopeId },
+    ResetKeepingPeak { scope: ScopeId },
     /// As `Read`, and the scope is over.
     Close { scope: ScopeId },
     /// The peaks of the device's allocator statistics begin anew; no scope's do.
@@ -203,7 +203,7 @@ pub(crate) enum EventKind {
     /// calls are missed.
     Displaced { now: u64, more: u64 },
     /// Somebody else reset the mark of a device's pool, or gave the device another pool.
-    MarksLost { device: Device },
+    PoolMarkDisturbed { device: Device },
 }
 
 impl MemKind {
@@ -220,8 +220,8 @@ impl EventKind {
         match self {
             Self::Alloc { block, .. } => block.kind.needs_time(),
             Self::Free { .. }
-            | Self::Unfree
-            | Self::Found { .. }
+            | Self::FreeFailed
+            | Self::LateLookup { .. }
             | Self::Untracked
             | Self::Enter { .. }
             | Self::Leave { .. } => false,
@@ -232,7 +232,7 @@ impl EventKind {
 
 /// What a scope looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Watch {
+pub(crate) struct ScopeSpec {
     pub(crate) device: Device,
     pub(crate) gauge: Gauge,
     /// The wanted time between samples; zero unless the gauge is sampled.
@@ -240,7 +240,7 @@ pub(crate) struct Watch {
     /// Only what this thread allocates, instead of the whole process.
     pub(crate) thread: Option<ThreadId>,
     /// Where it is opened.
-    pub(crate) site: SiteId,
+    pub(crate) callsite: CallsiteId,
     /// What its numbers come from.
     pub(crate) source: Source,
     /// It is asked which allocations make its peak.
@@ -251,7 +251,7 @@ pub(crate) struct Watch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// It was taken in.
-    Taken,
+    Applied,
     /// It frees a block that is not known.
     Untracked,
 }

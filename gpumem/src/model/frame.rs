@@ -245,9 +245,9 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(text: &str, whose: Option<&str>, line: Option<&str>) {
+    fn check(text: &str, attribution: Option<&str>, line: Option<&str>) {
         let frames = stack(text);
-        assert_eq!(library(&frames), whose, "{text}");
+        assert_eq!(library(&frames), attribution, "{text}");
         assert_eq!(users_line(&frames).map(|(line, _)| line).map(ToString::to_string).as_deref(), line, "{text}");
     }
 

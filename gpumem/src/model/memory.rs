@@ -33,7 +33,7 @@ impl fmt::Display for GpuMemory {
 
 /// What the driver itself counts of one stream-ordered pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Marks {
+pub(crate) struct PoolUsage {
     /// The driver's name for the pool.
     pub(crate) pool: u64,
     /// In the hands of the program.

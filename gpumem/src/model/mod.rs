@@ -1,6 +1,7 @@
 //! Plain data: what every floor above may name, and which names nothing but `std`.
 
 mod bytes;
+mod callsite;
 mod device;
 mod event;
 mod frame;
@@ -8,14 +9,14 @@ mod gauge;
 mod label;
 mod memory;
 mod process;
-mod site;
 mod source;
 mod trace;
 
 pub use bytes::{ByteDelta, Bytes, ParseBytesError};
+pub(crate) use callsite::{CallsiteId, StackId};
 pub(crate) use device::{Device, Family};
 pub(crate) use event::{
-    Answer, Block, Event, EventKind, Key, MemKind, ScopeId, Space, Strand, Tag, ThreadId, Time, Watch,
+    Answer, Block, Event, EventKind, Key, MemKind, OwnerThread, ScopeId, ScopeSpec, Space, Tag, ThreadId, Time,
 };
 #[cfg(feature = "backtrace")]
 pub(crate) use frame::is_driver;
@@ -23,8 +24,7 @@ pub(crate) use frame::{Frame, library, of_program, users_line};
 pub use gauge::{Gauge, ParseGaugeError, Sampling};
 pub(crate) use label::{Label, Shape};
 pub use memory::GpuMemory;
-pub(crate) use memory::Marks;
+pub(crate) use memory::PoolUsage;
 pub use process::{GpuProcess, ProcessKind};
-pub(crate) use site::{SiteId, StackId};
 pub use source::{ParseSourceError, Source};
 pub use trace::Trace;

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
-use crate::model::{Bytes, GpuMemory, GpuProcess, Marks};
+use crate::model::{Bytes, GpuMemory, GpuProcess, PoolUsage};
 
 /// Where a device's memory went: the answer of [`breakdown`](crate::breakdown).
 ///
@@ -29,7 +29,7 @@ pub struct Breakdown {
 pub struct Part {
     /// What sort of part.
     pub kind: PartKind,
-    /// Whose, in words: the path of scopes, the library, what the driver keeps it for.
+    /// Attribution, in words: the path of scopes, the library, what the driver keeps it for.
     pub name: String,
     /// How much.
     pub bytes: Bytes,
@@ -82,7 +82,7 @@ pub(crate) struct Known {
     /// None where the driver does not tell.
     pub(crate) processes: Option<Vec<GpuProcess>>,
     pub(crate) own_pid: u32,
-    pub(crate) pool: Option<Marks>,
+    pub(crate) pool: Option<PoolUsage>,
     /// What is in the device's memory.
     pub(crate) live: Vec<Group>,
 }

@@ -1,8 +1,8 @@
-//! The allocator's statistics of a device. Derived from what was intercepted and from the pool's marks, never measured here.
+//! The allocator's statistics of a device. Derived from what was intercepted and from the pool's usage, never measured here.
 
 use std::{fmt, time::Duration};
 
-use crate::model::{Bytes, Marks};
+use crate::model::{Bytes, PoolUsage};
 
 /// A figure that goes up and down: bytes, or a number of blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,10 +99,10 @@ pub struct ReservedStats {
 impl ReservedStats {
     /// The kinds that the driver gives out of the device as asked for, and the backing of the device's current pool: it holds at
     /// least what is live in pools, which is more where the program has pools of its own. None is a device without pools.
-    pub(crate) fn new(kinds: &KindStats, marks: Option<&Marks>) -> Self {
+    pub(crate) fn new(kinds: &KindStats, usage: Option<&PoolUsage>) -> Self {
         let [device, pool, vmm, graph] = [kinds.device, kinds.pool, kinds.vmm, kinds.graph].map(|kind| kind.bytes);
-        let backing = marks.map_or(Bytes::ZERO, |marks| marks.reserved).max(pool.current);
-        let backing_high = marks.map_or(Bytes::ZERO, |marks| marks.reserved_high).max(pool.peak).max(backing);
+        let backing = usage.map_or(Bytes::ZERO, |usage| usage.reserved).max(pool.current);
+        let backing_high = usage.map_or(Bytes::ZERO, |usage| usage.reserved_high).max(pool.peak).max(backing);
         let current = device.current + vmm.current + graph.current + backing;
         let parts = [device.peak, vmm.peak, graph.peak, backing_high];
         let at_least = parts.into_iter().fold(current, Bytes::max);
@@ -177,14 +177,14 @@ mod tests {
             // What others' pools hold is at least what is live in them.
             ((0, 0), (50, 70), (0, 0), Some((32, 32)), 50, 70, 70),
         ] {
-            let marks = backing.map(|(reserved, reserved_high)| Marks {
+            let usage = backing.map(|(reserved, reserved_high)| PoolUsage {
                 pool: 1,
                 used: Bytes::ZERO,
                 used_high: Bytes::ZERO,
                 reserved: Bytes::new(reserved),
                 reserved_high: Bytes::new(reserved_high),
             });
-            let reserved = ReservedStats::new(&kinds(device, pool, vmm), marks.as_ref());
+            let reserved = ReservedStats::new(&kinds(device, pool, vmm), usage.as_ref());
             let (found, peak) = (reserved.current.get(), reserved.peak);
             let case = format!("{device:?} {pool:?} {vmm:?} {backing:?}");
             assert_eq!((found, peak.at_least.get(), peak.at_most.get()), (current, at_least, at_most), "{case}");

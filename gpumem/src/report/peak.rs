@@ -65,7 +65,7 @@ impl PeakHolder {
         holders
     }
 
-    /// Whose it is, without its scope: the line, the library, else where the scope was opened.
+    /// Attribution it is, without its scope: the line, the library, else where the scope was opened.
     pub(crate) fn who(&self) -> String {
         if self.is_older {
             return "freed, older than the first trace".to_owned();

@@ -11,14 +11,14 @@ use crate::report;
 
 /// What is to be measured, before it starts.
 #[must_use = "nothing is measured before `start`"]
-pub struct Body {
+pub struct TraceSpec {
     trace: GpuMemTraceBuilder,
     lines: Option<Lines>,
     budget: Option<Budget>,
     end: Option<Shared>,
 }
 
-impl Body {
+impl TraceSpec {
     /// A body under this trace, which starts later and perhaps elsewhere: its place in the sources is the caller's.
     #[track_caller]
     pub fn new(mut trace: GpuMemTraceBuilder) -> Self {
@@ -45,13 +45,13 @@ impl Body {
     }
 
     /// Starts the trace. What is returned beside the guard is where the guard is to be put, if the body ends it.
-    pub(super) fn start_shared(mut self) -> (Measured, Option<Shared>) {
+    pub(super) fn start_shared(mut self) -> (BodyGuard, Option<Shared>) {
         let end = self.end.take();
         (self.start(), end)
     }
 
     /// Starts the trace.
-    pub fn start(self) -> Measured {
+    pub fn start(self) -> BodyGuard {
         let Self { trace: builder, lines, mut budget, end: _ } = self;
         let report = builder.on_exit_report;
         // Reported here, when everything is known.
@@ -67,13 +67,13 @@ impl Body {
                 None
             }
         };
-        Measured { trace, lines, budget, report }
+        BodyGuard { trace, lines, budget, report }
     }
 }
 
 /// The guard of a body. Its drop reports, and then panics if the budget was not kept, unless a panic is on its way.
 #[must_use = "a body is measured until this is dropped"]
-pub struct Measured {
+pub struct BodyGuard {
     /// The trace, unless the lines have it.
     trace: Option<GpuMemTrace>,
     lines: Option<Lines>,
@@ -81,7 +81,7 @@ pub struct Measured {
     report: bool,
 }
 
-impl Measured {
+impl BodyGuard {
     /// What carries the scope of the trace to other threads and tasks.
     pub(super) fn handle(&self) -> ScopeHandle {
         let handle = match &self.lines {
@@ -92,7 +92,7 @@ impl Measured {
     }
 }
 
-impl Drop for Measured {
+impl Drop for BodyGuard {
     fn drop(&mut self) {
         let lines = self.lines.take().map(|lines| mem::take(&mut *lines.recorder()));
         let (trace, lines) = match lines {
@@ -118,7 +118,7 @@ impl Drop for Measured {
 }
 
 /// The guard of an async body, while it runs.
-pub(super) type Shared = Arc<Mutex<Option<Measured>>>;
+pub(super) type Shared = Arc<Mutex<Option<BodyGuard>>>;
 
 /// Ends the measurement of an async body: a variable of the body, declared after its arguments and before all else, so that
 /// it is dropped where the guard of any other function is.

@@ -10,8 +10,10 @@ use std::{
 
 use super::sync::{Backoff, Instant, Mutex, MutexGuard, lend_number, return_number, sleep, thread_local};
 use crate::{
-    ledger::{AtPeak, Counts, DeviceStats, Held, Ledger, LiveOrigin, PARTS, PeakOf, SLICE, Spot, SpotId, Within},
-    model::{Answer, Bytes, Device, Event, EventKind, Key, ScopeId, SiteId, Tag, ThreadId, Time, Trace},
+    ledger::{
+        AtPeak, Counts, DeviceStats, GroupUsage, KnownBlock, Ledger, NodeId, PARTS, PeakOf, SLICE, ScopeNode, Within,
+    },
+    model::{Answer, Bytes, CallsiteId, Device, Event, EventKind, Key, ScopeId, Tag, ThreadId, Time, Trace},
     sys::process,
 };
 
@@ -149,7 +151,7 @@ impl Inbox {
         self.enter_alive(1, |door, thread| {
             self.prepare(door, false);
             let (number, ledger) = (door.number, &mut door.ledger);
-            if !ledger.alloc_alike(key, bytes, tag, number, thread) {
+            if !ledger.alloc_like_newest(key, bytes, tag, number, thread) {
                 unlikely(move || ledger.alloc(key, bytes, tag, number, thread));
             }
         });
@@ -160,21 +162,21 @@ impl Inbox {
     pub(crate) fn free(&self, key: Key) -> Answer {
         let free = |door: &mut Door, thread| {
             self.prepare(door, false);
-            if door.ledger.free_alike(key, thread) {
-                return Answer::Taken;
+            if door.ledger.free_like_newest(key, thread) {
+                return Answer::Applied;
             }
-            unlikely(move || door.ledger.free(key, None, thread)).unwrap_or(Answer::Taken)
+            unlikely(move || door.ledger.free(key, None, thread)).unwrap_or(Answer::Applied)
         };
-        self.enter_alive(1, free).unwrap_or(Answer::Taken)
+        self.enter_alive(1, free).unwrap_or(Answer::Applied)
     }
 
     /// Takes a fact in.
     pub(crate) fn post(&self, fact: &EventKind) -> Answer {
-        if let EventKind::Gone { context } = *fact {
-            self.post_gone(context);
-            return Answer::Taken;
+        if let EventKind::ContextDestroyed { context } = *fact {
+            self.post_context_destroyed(context);
+            return Answer::Applied;
         }
-        self.enter(1, |door, thread| self.take(door, thread, fact)).unwrap_or(Answer::Taken)
+        self.enter(1, |door, thread| self.take(door, thread, fact)).unwrap_or(Answer::Applied)
     }
 
     /// Takes a reading and a question to a scope in, with nothing between; gives what the scope has come to.
@@ -184,7 +186,7 @@ impl Inbox {
                 self.take(door, thread, reading);
             }
             self.take(door, thread, question);
-            door.ledger.take_trace()
+            door.ledger.last_trace()
         };
         self.enter(1 + u32::from(reading.is_some()), ask).flatten()
     }
@@ -210,7 +212,7 @@ impl Inbox {
     /// The blocks of a context go one after the other, as if each was freed, and the door is open to others in between. They cannot
     /// come back: the context's end is posted before the driver gives their addresses, or its number, to anybody.
     #[cold]
-    fn post_gone(&self, context: u8) {
+    fn post_context_destroyed(&self, context: u8) {
         for part in 0..PARTS {
             let is_first = part == 0;
             let gone = |door: &mut Door, _| {
@@ -305,24 +307,24 @@ impl Inbox {
 
     /// The tree of scopes. The door is open to others in between: each path is as it was at some moment of the call, and where
     /// that makes a difference, raised to what the paths inside it come to.
-    pub(super) fn spots(&self) -> Vec<(Option<Device>, Spot)> {
+    pub(super) fn nodes(&self) -> Vec<(Option<Device>, ScopeNode)> {
         let mut last = None;
         while let Some(next) = self.enter(0, |door, _| door.ledger.note_device_peaks(last)).flatten() {
             last = Some(next);
         }
-        let mut spots = Vec::new();
+        let mut nodes = Vec::new();
         loop {
-            let part = self.enter(0, |door, _| door.ledger.spots_from(spots.len())).unwrap_or_default();
+            let part = self.enter(0, |door, _| door.ledger.nodes_from(nodes.len())).unwrap_or_default();
             let is_last = part.len() < SLICE;
-            spots.extend(part);
+            nodes.extend(part);
             if is_last {
                 break;
             }
         }
-        if spots.len() > SLICE {
-            raise_to_what_is_inside(&mut spots);
+        if nodes.len() > SLICE {
+            raise_to_what_is_inside(&mut nodes);
         }
-        spots
+        nodes
     }
 
     /// The calling thread's number; 0 if it is inside already.
@@ -331,13 +333,13 @@ impl Inbox {
     }
 
     /// The scopes that the calling thread is in, the outermost first.
-    pub(super) fn path_of_this_thread(&self) -> Vec<SiteId> {
+    pub(super) fn path_of_this_thread(&self) -> Vec<CallsiteId> {
         self.enter(0, |door, thread| door.ledger.path_of(thread)).unwrap_or_default()
     }
 
     /// What is live, by where it comes from. As in [`blocks`](Self::blocks), each is as it was at some moment of the call.
-    pub(super) fn origins(&self) -> Vec<LiveOrigin> {
-        let part = |first| self.enter(0, |door, _| door.ledger.origins_from(first)).flatten();
+    pub(super) fn groups(&self) -> Vec<GroupUsage> {
+        let part = |first| self.enter(0, |door, _| door.ledger.groups_from(first)).flatten();
         (0..).step_by(SLICE).map_while(part).flatten().collect()
     }
 
@@ -368,32 +370,32 @@ impl Inbox {
     }
 
     /// The live block of that key.
-    pub(super) fn block(&self, key: Key) -> Option<Held> {
+    pub(super) fn block(&self, key: Key) -> Option<KnownBlock> {
         self.enter(0, |door, _| door.ledger.block(key)).flatten()
     }
 
     /// The live blocks: all, or what was allocated within a scope. The door is open to others in between, so that nobody
     /// waits for a million of them: each block was live at some moment of the call.
-    pub(super) fn blocks(&self, within: Option<&Within>) -> Vec<Held> {
+    pub(super) fn blocks(&self, within: Option<&Within>) -> Vec<KnownBlock> {
         let part = |part| self.enter(0, |door, _| door.ledger.blocks(part, within)).unwrap_or_default();
         // Who moved meanwhile was met twice.
-        let met: HashMap<Key, Held> = (0..PARTS).flat_map(part).map(|held| (held.key, held)).collect();
+        let met: HashMap<Key, KnownBlock> = (0..PARTS).flat_map(part).map(|held| (held.key, held)).collect();
         met.into_values().collect()
     }
 }
 
 /// What each path has in use, and had, is no less than what those inside it have. Paths stand after their parents.
-fn raise_to_what_is_inside(spots: &mut [(Option<Device>, Spot)]) {
-    let mut inside = vec![0; spots.len()];
-    for at in (0..spots.len()).rev() {
-        let (_, spot) = &mut spots[at];
-        spot.in_use = spot.in_use.max(inside[at]);
-        spot.peak = spot.peak.max(spot.in_use);
-        let Spot { parent, in_use, peak, .. } = *spot;
-        if parent != SpotId::NONE {
+fn raise_to_what_is_inside(nodes: &mut [(Option<Device>, ScopeNode)]) {
+    let mut inside = vec![0; nodes.len()];
+    for at in (0..nodes.len()).rev() {
+        let (_, node) = &mut nodes[at];
+        node.in_use = node.in_use.max(inside[at]);
+        node.peak = node.peak.max(node.in_use);
+        let ScopeNode { parent, in_use, peak, .. } = *node;
+        if parent != NodeId::NONE {
             let parent = parent.0 as usize;
             inside[parent] += in_use;
-            spots[parent].1.peak = spots[parent].1.peak.max(peak);
+            nodes[parent].1.peak = nodes[parent].1.peak.max(peak);
         }
     }
 }
@@ -410,21 +412,21 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::model::{Block, Family, Gauge, MemKind, SiteId, Source, Space, Watch};
+    use crate::model::{Block, CallsiteId, Family, Gauge, MemKind, ScopeSpec, Source, Space};
 
     const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
     fn open(scope: u64) -> EventKind {
-        let watch = Watch {
+        let spec = ScopeSpec {
             device: DEVICE,
             gauge: Gauge::Exact,
             every: Duration::ZERO,
             thread: None,
-            site: SiteId::NONE,
+            callsite: CallsiteId::NONE,
             source: Source::Dispatch,
             at_peak: false,
         };
-        EventKind::Open { scope: ScopeId(scope), watch }
+        EventKind::Open { scope: ScopeId(scope), spec }
     }
 
     fn close(scope: u64) -> EventKind {
@@ -478,9 +480,9 @@ mod tests {
         assert!(inbox.ask(Some(&alloc(1, 10)), &close(1)).is_some_and(|trace| trace.used == 10));
     }
 
-    fn open_at(scope: u64, site: u32) -> EventKind {
-        let EventKind::Open { scope, watch } = open(scope) else { unreachable!() };
-        EventKind::Open { scope, watch: Watch { site: SiteId(site), ..watch } }
+    fn open_at(scope: u64, callsite: u32) -> EventKind {
+        let EventKind::Open { scope, spec } = open(scope) else { unreachable!() };
+        EventKind::Open { scope, spec: ScopeSpec { callsite: CallsiteId(callsite), ..spec } }
     }
 
     /// More than are looked at while others wait.
@@ -498,18 +500,18 @@ mod tests {
             // All lie beside each other.
             inbox.post(&EventKind::Leave { scope: ScopeId(scope) });
         }
-        let (spots, total) = (inbox.spots(), MANY * (MANY + 1) / 2);
-        let [nowhere, root, scopes @ ..] = spots.as_slice() else { panic!("there is a root") };
+        let (nodes, total) = (inbox.nodes(), MANY * (MANY + 1) / 2);
+        let [nowhere, root, scopes @ ..] = nodes.as_slice() else { panic!("there is a root") };
         assert_eq!((nowhere.0, root.1.in_use.unsigned_abs(), scopes.len() as u64), (None, total, MANY));
-        for (at, (_, spot)) in scopes.iter().enumerate() {
+        for (at, (_, node)) in scopes.iter().enumerate() {
             let number = at as u64 + 1;
-            assert_eq!((spot.parent, spot.in_use.unsigned_abs(), spot.calls), (SpotId(1), number, 1));
+            assert_eq!((node.parent, node.in_use.unsigned_abs(), node.calls), (NodeId(1), number, 1));
             let until = if number.is_multiple_of(2) { number } else { MANY };
-            assert_eq!(spot.device_peak.unsigned_abs(), until * (until + 1) / 2, "an open scope sees what came since");
+            assert_eq!(node.device_peak.unsigned_abs(), until * (until + 1) / 2, "an open scope sees what came since");
         }
-        let origins = inbox.origins();
-        assert_eq!(origins.len() as u64, MANY);
-        assert_eq!(origins.iter().map(|live| live.bytes.get()).sum::<u64>(), total);
+        let groups = inbox.groups();
+        assert_eq!(groups.len() as u64, MANY);
+        assert_eq!(groups.iter().map(|live| live.bytes.get()).sum::<u64>(), total);
         // And all blocks of a context go.
         let of_context = |address, context| {
             let EventKind::Alloc { key, block } = alloc(address, 1) else { unreachable!() };
@@ -517,9 +519,9 @@ mod tests {
         };
         (1..=MANY).for_each(|block| _ = inbox.post(&of_context(block << 32, 7)));
         let before = inbox.lock().number;
-        inbox.post(&EventKind::Gone { context: 7 });
+        inbox.post(&EventKind::ContextDestroyed { context: 7 });
         assert_eq!((inbox.counts().gone, inbox.lock().number), (MANY, before + 1));
-        assert_eq!(inbox.origins().iter().map(|live| live.bytes.get()).sum::<u64>(), total);
+        assert_eq!(inbox.groups().iter().map(|live| live.bytes.get()).sum::<u64>(), total);
     }
 
     /// While others allocate in between, what is told of a path contradicts nothing that is told of those inside it.
@@ -544,16 +546,16 @@ mod tests {
                     }
                 }
             });
-            let told: Vec<_> = (0..50).map(|_| inbox.spots()).collect();
+            let told: Vec<_> = (0..50).map(|_| inbox.nodes()).collect();
             is_over.store(true, std::sync::atomic::Ordering::Relaxed);
-            for spots in told {
-                let mut inside = vec![(0, 0); spots.len()];
-                for (_, spot) in spots.iter().skip(2) {
-                    let parent = &mut inside[spot.parent.0 as usize];
-                    *parent = (parent.0 + spot.in_use, spot.peak.max(parent.1));
+            for nodes in told {
+                let mut inside = vec![(0, 0); nodes.len()];
+                for (_, node) in nodes.iter().skip(2) {
+                    let parent = &mut inside[node.parent.0 as usize];
+                    *parent = (parent.0 + node.in_use, node.peak.max(parent.1));
                 }
-                for ((_, spot), (in_use, peak)) in spots.iter().zip(inside) {
-                    assert!(spot.in_use >= in_use && spot.peak >= peak && spot.peak >= spot.in_use, "{spot:?}");
+                for ((_, node), (in_use, peak)) in nodes.iter().zip(inside) {
+                    assert!(node.in_use >= in_use && node.peak >= peak && node.peak >= node.in_use, "{node:?}");
                 }
             }
         });
@@ -615,7 +617,7 @@ mod tests {
         let inbox = Inbox::new();
         inbox.post(&open(1));
         inbox.enter(0, |_, _| {
-            assert_eq!(inbox.post(&alloc(1, 10)), Answer::Taken);
+            assert_eq!(inbox.post(&alloc(1, 10)), Answer::Applied);
             assert_eq!(inbox.ask(None, &close(1)), None);
         });
         let trace = inbox.ask(None, &close(1)).expect("the scope is open");

@@ -10,7 +10,7 @@ use once_cell::sync::Lazy;
 use super::{Inbox, alive, begun, status};
 use crate::{
     error::{Kind, Result},
-    ledger::Held,
+    ledger::KnownBlock,
     model::{Key, Label, Space},
 };
 
@@ -34,7 +34,7 @@ pub(super) fn labels() -> MutexGuard<'static, Labels> {
 
 impl Labels {
     /// What the program calls a block.
-    pub(super) fn get(&self, block: &Held) -> Option<&Arc<Label>> {
+    pub(super) fn get(&self, block: &KnownBlock) -> Option<&Arc<Label>> {
         let (number, label) = self.of.get(&block.key)?;
         (*number == block.number).then_some(label)
     }
@@ -178,7 +178,7 @@ mod tests {
         alloc(&inbox, 512);
         labels.set(&inbox, key(512), named("a"));
         free(&inbox, 512);
-        inbox.post(&EventKind::Unfree);
+        inbox.post(&EventKind::FreeFailed);
         assert_eq!(name_at(&labels, &inbox, 512).as_deref(), Some("a"));
     }
 

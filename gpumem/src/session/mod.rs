@@ -3,6 +3,7 @@
 mod baseline;
 mod body;
 mod budget;
+mod callsites;
 mod handle;
 mod inbox;
 mod labels;
@@ -14,7 +15,6 @@ mod pools;
 mod readings;
 mod sampler;
 mod sink;
-mod sites;
 pub(crate) mod statistics;
 mod status;
 mod subscription;
@@ -40,7 +40,7 @@ pub use self::budget::simulated_gpu;
 pub(crate) use self::inbox::Inbox;
 pub(crate) use self::notice::{Notice, notify};
 pub use self::{
-    body::{Body, End, Lines, Measured},
+    body::{BodyGuard, End, Lines, TraceSpec},
     budget::Budget,
     handle::{Entered, InScope, ScopeHandle},
     labels::label,
@@ -63,7 +63,7 @@ pub use crate::source::told_by_both;
 use crate::{
     error::{Error, Kind, Result},
     ledger::Within,
-    model::{Answer, Bytes, Device, EventKind, Family, Gauge, Key, ScopeId, Source, Tag, Trace, Watch},
+    model::{Answer, Bytes, Device, EventKind, Family, Gauge, Key, ScopeId, ScopeSpec, Source, Tag, Trace},
     source::{self, Devices, Listen},
     sys::process,
 };
@@ -214,7 +214,7 @@ impl Listen for ToSession {
     #[allow(clippy::inline_always, reason = "as above")]
     #[inline(always)]
     fn free(key: Key) -> Answer {
-        let Some(session) = begun() else { return Answer::Taken };
+        let Some(session) = begun() else { return Answer::Applied };
         session.inbox.free(key)
     }
 
@@ -231,16 +231,16 @@ pub(crate) use crate::source::hook_for_nobody;
 #[cfg(all(feature = "bench", feature = "dispatch"))]
 pub(crate) fn rehearse() -> [fn(u64); 2] {
     let device = Device { family: Family::Cuda, ordinal: 0 };
-    let watch = Watch {
+    let spec = ScopeSpec {
         device,
         gauge: Gauge::Exact,
         every: Duration::ZERO,
         thread: None,
-        site: crate::model::SiteId::NONE,
+        callsite: crate::model::CallsiteId::NONE,
         source: Source::Dispatch,
         at_peak: false,
     };
-    session().inbox.post(&EventKind::Open { scope: ScopeId(u64::MAX), watch });
+    session().inbox.post(&EventKind::Open { scope: ScopeId(u64::MAX), spec });
     source::rehearse::<ToSession>()
 }
 
@@ -295,7 +295,7 @@ pub(crate) fn devices() -> Result<&'static dyn Devices> {
 
 /// What a new scope is asked to be.
 #[derive(Clone, Copy, Debug, Default)]
-struct Wish {
+struct ScopeRequest {
     /// Else the calling thread's current device.
     device: Option<u32>,
     /// Else the best.
@@ -321,27 +321,27 @@ struct OpenScope {
 impl OpenScope {
     /// Opens a scope by the gauge that was wished for, else by that of `GPUMEM_GAUGE`, else by the best that the devices
     /// offer. None where the gauge is `Off`.
-    fn open(wish: Wish, ctx: Option<&str>, location: &'static Location<'static>) -> Result<Option<Self>> {
+    fn open(request: ScopeRequest, ctx: Option<&str>, location: &'static Location<'static>) -> Result<Option<Self>> {
         // First: a thread that is not in the child of a fork may have been reading the environment.
         alive()?;
-        let gauge = match (wish.gauge, unless_needed(settings().gauge(), wish.of_thread)) {
+        let gauge = match (request.gauge, unless_needed(settings().gauge(), request.of_thread)) {
             (Some(gauge), _) => Some(gauge),
             // One thread can be counted by exact figures alone: that is asked for, whatever the environment says.
-            (None, set) if wish.of_thread && set != Ok(Some(Gauge::Off)) => Some(Gauge::Exact),
+            (None, set) if request.of_thread && set != Ok(Some(Gauge::Off)) => Some(Gauge::Exact),
             (None, set) => set?,
         };
         if gauge == Some(Gauge::Off) {
             return Ok(None);
         }
         let devices = devices()?;
-        let device = devices.device(wish.device)?;
+        let device = devices.device(request.device)?;
         let ordinal = device.ordinal;
         let session = session();
-        let asked_for = |gauge: Gauge| match wish.gauge {
+        let asked_for = |gauge: Gauge| match request.gauge {
             Some(_) => format!("the gauge `{gauge}` was asked for"),
             None => format!("GPUMEM_GAUGE says {gauge}"),
         };
-        if let (Some(gauge @ (Gauge::Sampled | Gauge::Pool)), Some(source)) = (gauge, wish.source) {
+        if let (Some(gauge @ (Gauge::Sampled | Gauge::Pool)), Some(source)) = (gauge, request.source) {
             let detail = format!("`{source}` gives exact figures, and {}; leave one of them out", asked_for(gauge));
             return Err(Kind::BadSetting { setting: "source", detail }.into());
         }
@@ -349,24 +349,26 @@ impl OpenScope {
         let (gauge, source, not_exact) = match gauge {
             Some(Gauge::Sampled) => (Gauge::Sampled, Source::Sampling, None),
             Some(Gauge::Pool) => (Gauge::Pool, Source::PoolMark, None),
-            _ => match session.subscribe(devices, wish.source, wish.of_thread) {
+            _ => match session.subscribe(devices, request.source, request.of_thread) {
                 Ok(source) => (Gauge::Exact, source, None),
-                Err(why) if gauge.is_none() && wish.source.is_none() => (Gauge::Sampled, Source::Sampling, Some(why)),
+                Err(why) if gauge.is_none() && request.source.is_none() => {
+                    (Gauge::Sampled, Source::Sampling, Some(why))
+                }
                 Err(why) => return Err(why),
             },
         };
         let sampled = gauge == Gauge::Sampled;
-        if gauge != Gauge::Exact && wish.of_thread {
+        if gauge != Gauge::Exact && request.of_thread {
             let setting = "thread_local_only";
             let detail = format!("it needs exact figures, and {}; leave one of them out", asked_for(gauge));
             return Err(not_exact.unwrap_or_else(|| Kind::BadSetting { setting, detail }.into()));
         }
         let every = if sampled { session.every } else { Duration::ZERO };
-        let thread = wish.of_thread.then(|| session.inbox.this_thread());
-        let site = sites::number(ctx, location);
-        let watch = Watch { device, gauge, every, thread, site, source, at_peak: wish.at_peak };
+        let thread = request.of_thread.then(|| session.inbox.this_thread());
+        let callsite = callsites::number(ctx, location);
+        let spec = ScopeSpec { device, gauge, every, thread, callsite, source, at_peak: request.at_peak };
         let id = ScopeId(session.scopes.fetch_add(1, Relaxed));
-        let open = EventKind::Open { scope: id, watch };
+        let open = EventKind::Open { scope: id, spec };
         match gauge {
             Gauge::Sampled => {
                 let read = || {
@@ -396,7 +398,7 @@ impl OpenScope {
             );
             notify(Notice::Sampled, &text);
         }
-        let at_peak = wish.at_peak && gauge == Gauge::Exact;
+        let at_peak = request.at_peak && gauge == Gauge::Exact;
         Ok(Some(Self { id, device, gauge, at_peak, devices }))
     }
 
@@ -407,7 +409,7 @@ impl OpenScope {
     /// As [`reset`](Self::reset), but its peak is still that since its start.
     fn next(&self) -> Trace {
         let scope = self.id;
-        self.ask(if self.at_peak { EventKind::Next { scope } } else { EventKind::Reset { scope } })
+        self.ask(if self.at_peak { EventKind::ResetKeepingPeak { scope } } else { EventKind::Reset { scope } })
     }
 
     /// One reading, for the answer and for the new start: nothing falls between.

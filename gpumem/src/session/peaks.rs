@@ -49,8 +49,8 @@ impl KeptPeak {
         let (peak, groups) = session.inbox.kept_peak(self.0)?;
         let paths = Paths::now(session);
         let holder = |group: &AtPeak| {
-            let scope = paths.of(group.origin.spot);
-            let stack = super::places::stack(group.origin.stack);
+            let scope = paths.of(group.group.node);
+            let stack = super::places::stack(group.group.stack);
             PeakHolder {
                 path: scope.map(|scope| scope.path.clone()).unwrap_or_default(),
                 scope_place: scope.and_then(|scope| scope.place.clone()),

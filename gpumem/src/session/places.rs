@@ -9,11 +9,11 @@ use std::{
 
 use once_cell::sync::Lazy;
 
-use super::{KeptPeak, Session, begun, devices, prepare, sites, status::Now};
+use super::{KeptPeak, Session, begun, callsites, devices, prepare, status::Now};
 use crate::{
     error::Result,
-    ledger::{AtPeak, Held, LiveOrigin, Spot, Within},
-    model::{Bytes, Device, Family, Frame, SiteId, StackId, library, of_program, users_line},
+    ledger::{AtPeak, GroupUsage, KnownBlock, ScopeNode, Within},
+    model::{Bytes, CallsiteId, Device, Family, Frame, StackId, library, of_program, users_line},
     report::{Breakdown, Group, Known, LiveBlock, Path, ScopeSummary, Summary, place_in_words},
     source::{self, Devices},
 };
@@ -95,23 +95,23 @@ pub(super) fn read(devices: &dyn Devices, device: Device) -> Result<Known> {
 
 /// What is live in a device's memory at one moment, and the paths of scopes.
 pub(super) struct Snapshot {
-    live: Vec<LiveOrigin>,
+    live: Vec<GroupUsage>,
     paths: Paths,
 }
 
 impl Snapshot {
     pub(super) fn now(session: &Session, device: Device) -> Self {
         // First, so that none is of a path that is newer.
-        let mut live = session.inbox.origins();
-        live.retain(|live| live.device == device && live.origin.kind.is_on_device());
+        let mut live = session.inbox.groups();
+        live.retain(|live| live.device == device && live.group.kind.is_on_device());
         Self { live, paths: Paths::now(session) }
     }
 
     /// What is live, by where it comes from.
     pub(super) fn groups(&self, stack: impl Fn(StackId) -> Stack) -> Vec<Group> {
-        let group = |live: &LiveOrigin| {
-            let scope = self.paths.of(live.origin.spot);
-            let stack = stack(live.origin.stack);
+        let group = |live: &GroupUsage| {
+            let scope = self.paths.of(live.group.node);
+            let stack = stack(live.group.stack);
             Group {
                 path: scope.map(|scope| scope.path.clone()).unwrap_or_default(),
                 library: stack.library,
@@ -126,7 +126,7 @@ impl Snapshot {
 
     /// No file has to be read to say what the stacks mean.
     pub(super) fn is_resolved(&self) -> bool {
-        self.live.iter().all(|live| is_resolved(live.origin.stack))
+        self.live.iter().all(|live| is_resolved(live.group.stack))
     }
 }
 
@@ -142,15 +142,15 @@ pub(super) fn live_blocks(session: &Session, within: Option<&Within>) -> Vec<Liv
     blocks
 }
 
-fn live_block(held: &Held, paths: &Paths) -> LiveBlock {
-    let scope = paths.of(held.origin.spot);
-    let stack = stack(held.origin.stack);
+fn live_block(held: &KnownBlock, paths: &Paths) -> LiveBlock {
+    let scope = paths.of(held.group.node);
+    let stack = stack(held.group.stack);
     LiveBlock {
         key: held.key.get(),
         device: held.device.ordinal,
         simulated: held.device.family == Family::Simulated,
         bytes: held.bytes,
-        kind: held.origin.kind.name(),
+        kind: held.group.kind.name(),
         path: scope.map(|scope| scope.path.clone()).unwrap_or_default(),
         scope_place: scope.and_then(|scope| scope.place.clone()),
         line: stack.line,
@@ -164,7 +164,7 @@ fn live_block(held: &Held, paths: &Paths) -> LiveBlock {
 
 /// The path of scopes that the calling thread is in.
 pub(super) fn path_of_this_thread(session: &Session) -> Vec<String> {
-    session.inbox.path_of_this_thread().into_iter().map(|site| sites::site(site).to_string()).collect()
+    session.inbox.path_of_this_thread().into_iter().map(|callsite| callsites::callsite(callsite).to_string()).collect()
 }
 
 /// All paths of scopes.
@@ -172,21 +172,21 @@ pub(super) struct Paths {
     all: Vec<Path>,
     /// The outermost of each device.
     roots: Vec<(Device, usize)>,
-    /// By the number of the spot. Nowhere has none.
+    /// By the number of the node. Nowhere has none.
     at: Vec<Option<usize>>,
 }
 
 impl Paths {
     pub(super) fn now(session: &Session) -> Self {
-        let spots = session.inbox.spots();
-        let mut paths: Vec<Path> = Vec::with_capacity(spots.len());
-        let mut at: Vec<Option<usize>> = Vec::with_capacity(spots.len());
+        let nodes = session.inbox.nodes();
+        let mut paths: Vec<Path> = Vec::with_capacity(nodes.len());
+        let mut at: Vec<Option<usize>> = Vec::with_capacity(nodes.len());
         let mut roots = Vec::new();
-        for (device, spot) in &spots {
+        for (device, node) in &nodes {
             at.push(device.map(|device| {
-                let parent = at[spot.parent.0 as usize];
+                let parent = at[node.parent.0 as usize];
                 let outer = parent.map(|parent: usize| paths[parent].own.path.as_slice()).unwrap_or_default();
-                let own = own(device, spot, outer);
+                let own = own(device, node, outer);
                 if parent.is_none() {
                     roots.push((device, paths.len()));
                 }
@@ -207,9 +207,9 @@ impl Paths {
             // Both of one moment: it may have risen since the paths were read.
             self.all[*root].own.peak = peak;
             self.all[*root].own.device_peak = peak;
-            for AtPeak { origin, bytes } in groups {
+            for AtPeak { group, bytes } in groups {
                 // In scopes that are newer than the paths, it is of the process at least.
-                let at = self.at.get(origin.spot.0 as usize).copied().flatten().unwrap_or(*root);
+                let at = self.at.get(group.node.0 as usize).copied().flatten().unwrap_or(*root);
                 let own = &mut self.all[at].own;
                 own.at_peak = own.at_peak + Bytes::new(bytes.get().max(0).unsigned_abs());
             }
@@ -217,30 +217,30 @@ impl Paths {
     }
 
     /// `None` for a path that is newer than this.
-    pub(super) fn of(&self, spot: crate::ledger::SpotId) -> Option<&ScopeSummary> {
-        let at = self.at.get(spot.0 as usize).copied().flatten()?;
+    pub(super) fn of(&self, node: crate::ledger::NodeId) -> Option<&ScopeSummary> {
+        let at = self.at.get(node.0 as usize).copied().flatten()?;
         Some(&self.all[at].own)
     }
 }
 
-fn own(device: Device, spot: &Spot, outer: &[String]) -> ScopeSummary {
-    let site = sites::site(spot.site);
-    let is_root = spot.site == SiteId::NONE;
+fn own(device: Device, node: &ScopeNode, outer: &[String]) -> ScopeSummary {
+    let callsite = callsites::callsite(node.callsite);
+    let is_root = node.callsite == CallsiteId::NONE;
     let amount = |bytes: i64| Bytes::new(bytes.max(0).unsigned_abs());
     ScopeSummary {
-        path: outer.iter().cloned().chain((!is_root).then(|| site.to_string())).collect(),
-        place: site.place(),
+        path: outer.iter().cloned().chain((!is_root).then(|| callsite.to_string())).collect(),
+        place: callsite.place(),
         device: device.ordinal,
         simulated: device.family == Family::Simulated,
-        calls: spot.calls,
-        used: amount(spot.in_use),
-        peak: amount(spot.peak),
+        calls: node.calls,
+        used: amount(node.in_use),
+        peak: amount(node.peak),
         // Of the root, and where the scope was not opened for this device, its own peak is all that is known. Where it was handed to
         // other threads, they may have gone on in it after it was closed.
-        device_peak: amount(spot.device_peak.max(spot.peak)),
+        device_peak: amount(node.device_peak.max(node.peak)),
         at_peak: Bytes::ZERO,
-        allocated: Bytes::new(spot.allocated),
-        allocations: spot.allocations,
+        allocated: Bytes::new(node.allocated),
+        allocations: node.allocations,
     }
 }
 

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     error::Result,
-    model::{Bytes, Device, EventKind, Gauge, Marks, Trace},
+    model::{Bytes, Device, EventKind, Gauge, PoolUsage, Trace},
     source::Devices,
 };
 
@@ -32,15 +32,15 @@ impl Pools {
     /// Posts a scope that opens, and has the mark begin anew for it.
     pub(super) fn open(&self, inbox: &Inbox, device: Device, devices: &dyn Devices, open: &EventKind) -> Result<()> {
         let mut pools = self.lock();
-        let marks = devices.reset_pool(device.ordinal)?;
+        let usage = devices.reset_pool(device.ordinal)?;
         let reset_by_others = if let Some(watched) = pools.iter_mut().find(|watched| watched.device == device) {
             watched.scopes += 1;
-            watched.take(inbox, &marks, true)
+            watched.take(inbox, &usage, true)
         } else {
-            pools.push(Watched { device, scopes: 1, pool: marks.pool, least: marks.used });
+            pools.push(Watched { device, scopes: 1, pool: usage.pool, least: usage.used });
             false
         };
-        inbox.ask(Some(&EventKind::Marks { device, marks }), open);
+        inbox.ask(Some(&EventKind::PoolUsage { device, usage }), open);
         drop(pools);
         tell(device, reset_by_others);
         Ok(())
@@ -56,14 +56,14 @@ impl Pools {
     ) -> Option<Trace> {
         let mut pools = self.lock();
         let reset = matches!(question, EventKind::Reset { .. });
-        let marks = if reset { devices.reset_pool(device.ordinal) } else { devices.read_pool(device.ordinal) };
+        let usage = if reset { devices.reset_pool(device.ordinal) } else { devices.read_pool(device.ordinal) };
         let watched = pools.iter_mut().find(|watched| watched.device == device);
-        let (reading, reset_by_others) = match &marks {
-            Ok(marks) => {
-                let reset_by_others = watched.is_some_and(|watched| watched.take(inbox, marks, reset));
-                (EventKind::Marks { device, marks: *marks }, reset_by_others)
+        let (reading, reset_by_others) = match &usage {
+            Ok(usage) => {
+                let reset_by_others = watched.is_some_and(|watched| watched.take(inbox, usage, reset));
+                (EventKind::PoolUsage { device, usage: *usage }, reset_by_others)
             }
-            Err(_) => (EventKind::Unread { device, gauge: Gauge::Pool }, false),
+            Err(_) => (EventKind::ReadFailed { device, gauge: Gauge::Pool }, false),
         };
         let trace = inbox.ask(Some(&reading), question);
         if matches!(question, EventKind::Close { .. }) {
@@ -74,7 +74,7 @@ impl Pools {
         }
         drop(pools);
         tell(device, reset_by_others);
-        if let Err(error) = marks {
+        if let Err(error) = usage {
             notify_stale(device, &error);
         }
         trace
@@ -88,13 +88,13 @@ impl Pools {
 impl Watched {
     /// Remembers a reading; `true` if the mark is lower than it can be, or of another pool: a peak may have gone with it, and
     /// the scopes that are open are told so.
-    fn take(&mut self, inbox: &Inbox, marks: &Marks, reset: bool) -> bool {
-        let reset_by_others = marks.pool != self.pool || marks.used_high < self.least;
+    fn take(&mut self, inbox: &Inbox, usage: &PoolUsage, reset: bool) -> bool {
+        let reset_by_others = usage.pool != self.pool || usage.used_high < self.least;
         if reset_by_others {
-            inbox.post(&EventKind::MarksLost { device: self.device });
+            inbox.post(&EventKind::PoolMarkDisturbed { device: self.device });
         }
-        self.pool = marks.pool;
-        self.least = if reset { marks.used } else { marks.used_high.max(marks.used) };
+        self.pool = usage.pool;
+        self.least = if reset { usage.used } else { usage.used_high.max(usage.used) };
         reset_by_others
     }
 }

@@ -195,7 +195,7 @@ pub(super) fn reading(device: Device, devices: &dyn Devices) -> EventKind {
         Ok(memory) => EventKind::Sample { device, memory },
         Err(error) => {
             notify_stale(device, &error);
-            EventKind::Unread { device, gauge: Gauge::Sampled }
+            EventKind::ReadFailed { device, gauge: Gauge::Sampled }
         }
     }
 }

@@ -4,7 +4,7 @@ use super::{Session, begun, devices, places, session, settings, status::not_exac
 use crate::{
     error::Result,
     ledger::{self, DeviceStats},
-    model::{Bytes, Device, EventKind, Family, Gauge, Marks, MemKind},
+    model::{Bytes, Device, EventKind, Family, Gauge, MemKind, PoolUsage},
     report::{AllocStats, KindStats, LiveBlock, MemoryStats, ReservedStats, Tally},
     source::Devices,
 };
@@ -39,7 +39,7 @@ impl Heard {
             lost: counts.lost,
             all,
             kinds,
-            reserved: self.marks().ok().map(|marks| ReservedStats::new(&kinds, marks.as_ref())),
+            reserved: self.usage().ok().map(|usage| ReservedStats::new(&kinds, usage.as_ref())),
         }
     }
 
@@ -51,7 +51,7 @@ impl Heard {
 
     pub(crate) fn reserved(&self) -> Result<ReservedStats> {
         let (_, kinds) = self.allocated();
-        Ok(ReservedStats::new(&kinds, self.marks()?.as_ref()))
+        Ok(ReservedStats::new(&kinds, self.usage()?.as_ref()))
     }
 
     /// The pool's mark too, which no trace looks at.
@@ -62,7 +62,7 @@ impl Heard {
         Ok(())
     }
 
-    fn marks(&self) -> Result<Option<Marks>> {
+    fn usage(&self) -> Result<Option<PoolUsage>> {
         without_pools(self.devices.read_pool(self.device.ordinal))
     }
 }

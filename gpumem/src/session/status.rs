@@ -123,14 +123,14 @@ impl Now {
         if process::is_forked() {
             return Err(Kind::Forked.into());
         }
-        let wish = settings().gauge()?;
+        let request = settings().gauge()?;
         let devices = devices()?;
         // With a driver and no device there is nothing to trace.
         devices.check(0)?;
         let live = devices.subscribed();
         let heard_by = live.map(|live| live.library.to_owned());
-        if let Some(gauge @ (Gauge::Off | Gauge::Pool | Gauge::Sampled)) = wish {
-            return Ok(Self { heard_by, ..Self::inexact(gauge, not_exact_by_wish(wish)) });
+        if let Some(gauge @ (Gauge::Off | Gauge::Pool | Gauge::Sampled)) = request {
+            return Ok(Self { heard_by, ..Self::inexact(gauge, not_exact_by_wish(request)) });
         }
         let source = match (live, refused()) {
             (Some(live), _) => Ok(live.source),
@@ -142,7 +142,7 @@ impl Now {
                 let why_not_dispatch = why_not_dispatch(devices, source);
                 Ok(Self { gauge: Gauge::Exact, source, why_not_exact: None, why_not_dispatch, heard_by })
             }
-            Err(why) if wish.is_none() => Ok(Self::inexact(Gauge::Sampled, Some(why))),
+            Err(why) if request.is_none() => Ok(Self::inexact(Gauge::Sampled, Some(why))),
             Err(why) => Err(why),
         }
     }
@@ -164,8 +164,8 @@ fn why_not_dispatch(devices: &dyn Devices, source: Source) -> Option<Error> {
 }
 
 /// Why new traces are not exact, if that is what `GPUMEM_GAUGE` says.
-pub(super) fn not_exact_by_wish(wish: Option<Gauge>) -> Option<Error> {
-    let why = match wish {
+pub(super) fn not_exact_by_wish(request: Option<Gauge>) -> Option<Error> {
+    let why = match request {
         None | Some(Gauge::Exact) => return None,
         Some(Gauge::Off) => "GPUMEM_GAUGE says off",
         Some(Gauge::Pool) => "GPUMEM_GAUGE says pool",

@@ -9,7 +9,7 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-use super::{Body, GpuMemTraceBuilder, InScope, Measured};
+use super::{BodyGuard, GpuMemTraceBuilder, InScope, TraceSpec};
 
 pin_project! {
     /// The future of [`GpuMemTraceBuilder::wrap`] and of traced async functions: runs a future under a trace, which starts at
@@ -24,9 +24,9 @@ pin_project! {
 }
 
 enum Task {
-    Waiting(Body),
+    Waiting(TraceSpec),
     /// What is measured is kept for its drop.
-    Running(#[expect(dead_code)] Measured),
+    Running(#[expect(dead_code)] BodyGuard),
     /// Or the future itself ends what is measured.
     Ended,
 }
@@ -49,14 +49,14 @@ impl GpuMemTraceBuilder {
     /// ```
     #[track_caller]
     pub fn wrap<F: Future>(self, future: F) -> Traced<F> {
-        Traced::new(Body::new(self), future)
+        Traced::new(TraceSpec::new(self), future)
     }
 }
 
 impl<F: Future> Traced<F> {
     /// Nothing starts before the first poll.
     #[doc(hidden)]
-    pub fn new(body: Body, future: F) -> Self {
+    pub fn new(body: TraceSpec, future: F) -> Self {
         Self { future: InScope::yet_to_enter(future), trace: Task::Waiting(body) }
     }
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    KeptPeak, OpenScope, ScopeHandle, Wish,
+    KeptPeak, OpenScope, ScopeHandle, ScopeRequest,
     notice::{notify_missed, notify_off},
     places, session, sink,
 };
@@ -91,7 +91,13 @@ impl GpuMemTrace {
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn builder() -> GpuMemTraceBuilder {
-        GpuMemTraceBuilder { ctx: None, wish: Wish::default(), at: None, silent: false, on_exit_report: true }
+        GpuMemTraceBuilder {
+            ctx: None,
+            request: ScopeRequest::default(),
+            at: None,
+            silent: false,
+            on_exit_report: true,
+        }
     }
 
     /// Runs `code` under a trace, reports when it is through, and gives its result out: what it holds is reported as
@@ -151,7 +157,7 @@ impl GpuMemTrace {
     /// ```
     pub fn data(&self) -> Trace {
         match &self.state {
-            State::Off => Trace::off(self.settings.wish.device.unwrap_or(0)),
+            State::Off => Trace::off(self.settings.request.device.unwrap_or(0)),
             State::Running(scope) => scope.read(),
             State::Stopped(trace, ..) => *trace,
         }
@@ -330,7 +336,7 @@ impl fmt::Debug for GpuMemTrace {
 #[must_use = "nothing is measured before `start`"]
 pub struct GpuMemTraceBuilder {
     ctx: Option<String>,
-    wish: Wish,
+    request: ScopeRequest,
     /// Where the trace is in the sources, if not where it is started.
     pub(super) at: Option<&'static Location<'static>>,
     silent: bool,
@@ -346,13 +352,13 @@ impl GpuMemTraceBuilder {
 
     /// The CUDA ordinal of the device, instead of the calling thread's current one.
     pub fn device(mut self, ordinal: u32) -> Self {
-        self.wish.device = Some(ordinal);
+        self.request.device = Some(ordinal);
         self
     }
 
     /// How to measure, instead of the best way that the device offers (or `GPUMEM_GAUGE`).
     pub fn gauge(mut self, gauge: Gauge) -> Self {
-        self.wish.gauge = Some(gauge);
+        self.request.gauge = Some(gauge);
         self
     }
 
@@ -360,7 +366,7 @@ impl GpuMemTraceBuilder {
     /// [`Source::Dispatch`] or [`Source::Cupti`]. The whole process uses one source at a time; if another is in use already,
     /// [`start`](Self::start) gives an error.
     pub fn source(mut self, source: Source) -> Self {
-        self.wish.source = Some(source);
+        self.request.source = Some(source);
         self
     }
 
@@ -382,14 +388,14 @@ impl GpuMemTraceBuilder {
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn thread_local_only(mut self) -> Self {
-        self.wish.of_thread = true;
+        self.request.of_thread = true;
         self
     }
 
     /// Whether [`peak_holders`](GpuMemTrace::peak_holders) is to tell which allocations made the peak; not unless asked for. Each
     /// allocation then costs a little more. Without effect on a trace whose figures are not exact.
     pub fn at_peak(mut self, at_peak: bool) -> Self {
-        self.wish.at_peak = at_peak;
+        self.request.at_peak = at_peak;
         self
     }
 
@@ -428,7 +434,7 @@ impl GpuMemTraceBuilder {
         // Handed to `unwrap_or_else`, it would be called from within the standard library.
         let caller = Location::caller();
         let at = self.at.unwrap_or(caller);
-        let scope = OpenScope::open(self.wish, self.ctx.as_deref(), at)?;
+        let scope = OpenScope::open(self.request, self.ctx.as_deref(), at)?;
         Ok(scope.map_or(State::Off, State::Running))
     }
 

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     error::Result,
-    ledger::{Counts, Origin},
+    ledger::{AllocGroup, Counts},
     model::{Device, Family, Gauge},
     report::{Asked, Groups, Sort, Tracked, What, difference, live, place_of},
     source::Devices,
@@ -154,12 +154,12 @@ fn groups(session: &Session, device: Device) -> Groups {
     };
     let mut groups = Groups::new();
     for (block, label) in blocks.iter().zip(of_blocks).filter(|(block, _)| block.device == device) {
-        let Origin { spot, stack, kind, .. } = block.origin;
+        let AllocGroup { node, stack, kind, .. } = block.group;
         let what = match label {
             Some(label) => What::Labelled(label),
             // With no lock held: what a stack says is in files.
-            None => What::Asked(Arc::clone(known.entry((spot, stack)).or_insert_with(|| {
-                let path = paths.of(spot).map(|scope| scope.path.clone()).unwrap_or_default();
+            None => What::Asked(Arc::clone(known.entry((node, stack)).or_insert_with(|| {
+                let path = paths.of(node).map(|scope| scope.path.clone()).unwrap_or_default();
                 let Stack { line, library, .. } = places::stack(stack);
                 Arc::new(Asked { path, line, library })
             }))),

@@ -13,7 +13,7 @@ use super::{Chosen, Devices, Interception};
 use crate::sys::nvml;
 use crate::{
     error::{Error, Kind, Result},
-    model::{Bytes, Family, GpuMemory, GpuProcess, Marks, Source},
+    model::{Bytes, Family, GpuMemory, GpuProcess, PoolUsage, Source},
     sys::cuda::{self, CudaDevice, PoolFigures, PoolMark},
 };
 
@@ -71,12 +71,12 @@ impl Devices for Cuda {
         Err(Kind::NotBuilt { feature: "nvml" }.into())
     }
 
-    fn read_pool(&self, ordinal: u32) -> Result<Marks> {
-        device(ordinal)?.read_pool(None).map(marks)
+    fn read_pool(&self, ordinal: u32) -> Result<PoolUsage> {
+        device(ordinal)?.read_pool(None).map(usage_of)
     }
 
-    fn reset_pool(&self, ordinal: u32) -> Result<Marks> {
-        device(ordinal)?.read_pool(Some(PoolMark::Used)).map(marks)
+    fn reset_pool(&self, ordinal: u32) -> Result<PoolUsage> {
+        device(ordinal)?.read_pool(Some(PoolMark::Used)).map(usage_of)
     }
 
     fn reset_pool_reserved(&self, ordinal: u32) -> Result<()> {
@@ -132,10 +132,10 @@ impl Devices for Cuda {
     }
 }
 
-fn marks(figures: PoolFigures) -> Marks {
+fn usage_of(figures: PoolFigures) -> PoolUsage {
     let PoolFigures { pool, used, used_high, reserved, reserved_high } = figures;
     let [used, used_high, reserved, reserved_high] = [used, used_high, reserved, reserved_high].map(Bytes::new);
-    Marks { pool, used, used_high, reserved, reserved_high }
+    PoolUsage { pool, used, used_high, reserved, reserved_high }
 }
 
 /// NVML's handle of each device, looked up once.

@@ -207,7 +207,7 @@ fn forget_names() {
 struct Known {
     contexts: HashMap<Context, Owner>,
     /// Contexts that may have gone while nobody intercepted: a handle, and whose blocks are live until it is known to be gone.
-    doubtful: Vec<(usize, Owner)>,
+    frees_may_be_missing: Vec<(usize, Owner)>,
     /// Numbers of contexts that are in use, from 1.
     numbers: Vec<bool>,
     streams: HashMap<u64, u32>,
@@ -222,7 +222,7 @@ struct Known {
     captures: Vec<u64>,
 }
 
-/// Whose memory it is that is allocated in a context.
+/// Attribution memory it is that is allocated in a context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Owner {
     device: u32,
@@ -365,9 +365,9 @@ fn note_block(address: u64) {
 fn freed_unknown(named: Named, name: u64) {
     // What frees nothing is no free.
     if name == 0 || was_never_counted(named, name) {
-        tell(&EventKind::Unfree);
+        tell(&EventKind::FreeFailed);
     } else if let Some(block) = look_up(named, name) {
-        tell(&EventKind::Found { block });
+        tell(&EventKind::LateLookup { block });
     } else {
         tell(&EventKind::Untracked);
     }
@@ -443,12 +443,12 @@ fn hear(caller: &Caller, call: &Call) {
             _ if worked => {}
             Giving::Block => {
                 known().elsewhere.extend(GIVEN_BACK.take());
-                tell(&EventKind::Unfree);
+                tell(&EventKind::FreeFailed);
             }
             Giving::Handle { handle, reference } => {
                 known().handles.refer_again(handle, reference);
                 if reference.gives_back() {
-                    tell(&EventKind::Unfree);
+                    tell(&EventKind::FreeFailed);
                 }
             }
         },
@@ -688,7 +688,7 @@ impl Known {
     /// A context without a number of its own may have gone, and another one have come under its handle.
     fn forget_contexts(&mut self) {
         let unnumbered = self.contexts.extract_if(|context, _| context.uid == 0);
-        self.doubtful.extend(unnumbered.map(|(context, owner)| (context.handle, owner)));
+        self.frees_may_be_missing.extend(unnumbered.map(|(context, owner)| (context.handle, owner)));
     }
 
     /// Whether a capture of that stream was under way, which is over.
@@ -740,16 +740,16 @@ fn context_gone(handle: usize) {
     let gone: Vec<Owner> = {
         let mut known = known();
         GENERATION.fetch_add(1, Relaxed);
-        let Known { contexts, doubtful, .. } = &mut *known;
+        let Known { contexts, frees_may_be_missing, .. } = &mut *known;
         let certain = contexts.extract_if(|context, _| context.handle == handle).map(|(_, owner)| owner);
-        certain.chain(doubtful.extract_if(.., |(of, _)| *of == handle).map(|(_, owner)| owner)).collect()
+        certain.chain(frees_may_be_missing.extract_if(.., |(of, _)| *of == handle).map(|(_, owner)| owner)).collect()
     };
     for Owner { number, .. } in gone {
         if number == 0 {
             // Which blocks were in this context is not known.
             lost();
         } else {
-            tell(&EventKind::Gone { context: number });
+            tell(&EventKind::ContextDestroyed { context: number });
             known().numbers[usize::from(number) - 1] = false;
         }
     }

@@ -34,7 +34,9 @@ use once_cell::sync::OnceCell;
 
 use crate::{
     error::{Error, Result},
-    model::{Answer, Block, Bytes, Device, EventKind, Family, GpuMemory, GpuProcess, Key, Marks, MemKind, Source, Tag},
+    model::{
+        Answer, Block, Bytes, Device, EventKind, Family, GpuMemory, GpuProcess, Key, MemKind, PoolUsage, Source, Tag,
+    },
 };
 
 /// Devices of one kind, by number.
@@ -66,11 +68,11 @@ pub(crate) trait Devices: Send + Sync + RefUnwindSafe {
 
     /// One reading of the device's current stream-ordered pool: its high marks, then what is in use, so that the mark is
     /// never of a later time. Never creates a context.
-    fn read_pool(&self, ordinal: u32) -> Result<Marks>;
+    fn read_pool(&self, ordinal: u32) -> Result<PoolUsage>;
 
     /// As [`read_pool`](Self::read_pool), and the mark of what is used is reset as soon as it is read. What is in use is read
     /// after that, so the mark is not below it from then on.
-    fn reset_pool(&self, ordinal: u32) -> Result<Marks>;
+    fn reset_pool(&self, ordinal: u32) -> Result<PoolUsage>;
 
     /// Has the mark of what that pool took from the device begin anew, from what it holds now.
     fn reset_pool_reserved(&self, ordinal: u32) -> Result<()>;
@@ -209,5 +211,5 @@ fn obtained_after_all(block: &Block) {
 }
 
 fn tell(fact: &EventKind) -> Answer {
-    LISTENER.get().map_or(Answer::Taken, |listener| (listener.post)(fact))
+    LISTENER.get().map_or(Answer::Applied, |listener| (listener.post)(fact))
 }

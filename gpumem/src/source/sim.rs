@@ -32,7 +32,8 @@ use super::{
 use crate::{
     error::{Error, Kind, Result},
     model::{
-        Block, Bytes, Device, EventKind, Family, GpuMemory, GpuProcess, Key, Marks, MemKind, ProcessKind, Source, Space,
+        Block, Bytes, Device, EventKind, Family, GpuMemory, GpuProcess, Key, MemKind, PoolUsage, ProcessKind, Source,
+        Space,
     },
     settings::settings,
     sys::process,
@@ -260,8 +261,8 @@ fn from_environment() -> Result<()> {
 }
 
 /// A simulated device has one pool.
-fn marks(memory: &DeviceModel) -> Marks {
-    Marks {
+fn usage_of(memory: &DeviceModel) -> PoolUsage {
+    PoolUsage {
         pool: 0,
         used: Bytes::new(memory.pool_used()),
         used_high: Bytes::new(memory.pool_used_high()),
@@ -336,16 +337,16 @@ impl Devices for Simulated {
         Ok(vec![GpuProcess { pid, name, used: Some(used), kind: ProcessKind::Compute }])
     }
 
-    fn read_pool(&self, ordinal: u32) -> Result<Marks> {
-        gpu(ordinal)?.readable().map(|state| marks(&state.memory))
+    fn read_pool(&self, ordinal: u32) -> Result<PoolUsage> {
+        gpu(ordinal)?.readable().map(|state| usage_of(&state.memory))
     }
 
-    fn reset_pool(&self, ordinal: u32) -> Result<Marks> {
+    fn reset_pool(&self, ordinal: u32) -> Result<PoolUsage> {
         let gpu = gpu(ordinal)?;
         let memory = &mut gpu.readable()?.memory;
-        let marks = marks(memory);
+        let usage = usage_of(memory);
         memory.reset_pool_used_high();
-        Ok(marks)
+        Ok(usage)
     }
 
     fn reset_pool_reserved(&self, ordinal: u32) -> Result<()> {

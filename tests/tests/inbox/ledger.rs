@@ -10,7 +10,7 @@ use std::{
 };
 
 pub(crate) use self::real::{
-    AtPeak, Counts, DeviceStats, Held, LiveOrigin, PARTS, PeakOf, SLICE, Spot, SpotId, Within,
+    AtPeak, Counts, DeviceStats, GroupUsage, KnownBlock, NodeId, PARTS, PeakOf, SLICE, ScopeNode, Within,
 };
 use crate::model::{Answer, Block, Bytes, Event, EventKind, Key, Tag, ThreadId, Time};
 
@@ -54,16 +54,23 @@ impl Ledger {
         self.real.set_time(time);
     }
 
-    pub(crate) fn alloc_alike(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
-        let is_alike = self.real.alloc_alike(key, bytes, tag, number, thread);
+    pub(crate) fn alloc_like_newest(
+        &mut self,
+        key: Key,
+        bytes: Bytes,
+        tag: Tag,
+        number: u64,
+        thread: ThreadId,
+    ) -> bool {
+        let is_alike = self.real.alloc_like_newest(key, bytes, tag, number, thread);
         if is_alike {
             self.write_down(number, thread, allocation(key, bytes, tag));
         }
         is_alike
     }
 
-    pub(crate) fn free_alike(&mut self, key: Key, thread: ThreadId) -> bool {
-        let is_alike = self.real.free_alike(key, thread);
+    pub(crate) fn free_like_newest(&mut self, key: Key, thread: ThreadId) -> bool {
+        let is_alike = self.real.free_like_newest(key, thread);
         if is_alike {
             self.write_down(self.number + 1, thread, EventKind::Free { key, block: None });
         }

@@ -34,8 +34,8 @@ use shuttle::{
 use crate::{
     ledger::Told,
     model::{
-        Answer, Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, ScopeId, SiteId, Space,
-        ThreadId, Trace, Watch,
+        Answer, Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, ScopeId,
+        ScopeSpec, Space, ThreadId, Trace,
     },
     session::{
         Inbox, Readings, Subscription, counts, interrupt_with, set_lends_again, set_patient, stats, this_thread,
@@ -109,7 +109,7 @@ fn post(inbox: &Inbox, fact: &EventKind) -> Answer {
     match fact {
         EventKind::Alloc { key, block } => {
             inbox.alloc(*key, block.bytes, block.tag());
-            Answer::Taken
+            Answer::Applied
         }
         EventKind::Free { key, block: None } => inbox.free(*key),
         _ => inbox.post(fact),
@@ -121,16 +121,16 @@ fn open(scope: u64) -> EventKind {
 }
 
 fn open_of(scope: u64, thread: Option<ThreadId>) -> EventKind {
-    let watch = Watch {
+    let spec = ScopeSpec {
         device: DEVICE,
         gauge: Gauge::Exact,
         every: Duration::ZERO,
         thread,
-        site: SiteId::NONE,
+        callsite: CallsiteId::NONE,
         source: model::Source::Dispatch,
         at_peak: false,
     };
-    EventKind::Open { scope: ScopeId(scope), watch }
+    EventKind::Open { scope: ScopeId(scope), spec }
 }
 
 fn close(scope: u64) -> EventKind {
@@ -228,7 +228,7 @@ fn churn(inbox: &Arc<Inbox>) -> Vec<(ThreadId, Posted, u64)> {
                     posted.post(&inbox, free(address));
                     // Of the second one, every free fails.
                     if thread == 2 {
-                        posted.post(&inbox, EventKind::Unfree);
+                        posted.post(&inbox, EventKind::FreeFailed);
                         kept += bytes;
                     } else {
                         driver.free(address);
@@ -323,7 +323,7 @@ fn a_free_that_failed_brings_back_its_own_block() {
             let inbox = Arc::clone(&inbox);
             move || {
                 post(&inbox, &free(1));
-                post(&inbox, &EventKind::Unfree);
+                post(&inbox, &EventKind::FreeFailed);
             }
         });
         post(&inbox, &free(2));
@@ -419,7 +419,7 @@ fn interrupted(threads: u64) -> u64 {
             let inbox = Arc::clone(&inbox);
             thread::spawn(move || {
                 let inside = Arc::clone(&inbox);
-                interrupt_with(move || assert_eq!(post(&inside, &alloc(thread, 100)), Answer::Taken));
+                interrupt_with(move || assert_eq!(post(&inside, &alloc(thread, 100)), Answer::Applied));
                 post(&inbox, &open(thread));
                 let inside = Arc::clone(&inbox);
                 interrupt_with(move || assert_eq!(inside.ask(Some(&SAMPLE), &close(thread)), None));
@@ -428,7 +428,7 @@ fn interrupted(threads: u64) -> u64 {
         })
         .collect();
     // Who comes next tells what was lost, whoever it is.
-    post(&inbox, &EventKind::Unread { device: DEVICE, gauge: Gauge::Sampled });
+    post(&inbox, &EventKind::ReadFailed { device: DEVICE, gauge: Gauge::Sampled });
     for thread in threads {
         thread.join().unwrap();
     }

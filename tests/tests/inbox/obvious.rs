@@ -24,10 +24,10 @@ pub(crate) fn traces(told: &[Told]) -> BTreeMap<u64, (i64, u64)> {
             EventKind::Free { key, .. } => {
                 freed.insert(event.thread, live.remove(&key).map(|block| (key, block)));
             }
-            EventKind::Unfree => live.extend(freed.remove(&event.thread).flatten()),
-            EventKind::Open { scope, watch } => {
-                let start = level(&live, watch.thread);
-                open.insert(scope, (watch.thread, start, start));
+            EventKind::FreeFailed => live.extend(freed.remove(&event.thread).flatten()),
+            EventKind::Open { scope, spec } => {
+                let start = level(&live, spec.thread);
+                open.insert(scope, (spec.thread, start, start));
             }
             EventKind::Close { scope } => {
                 if let Some((thread, start, peak)) = open.remove(&scope) {

@@ -4,17 +4,17 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     super::{
-        AtPeak, Block, Bytes, Device, Event, EventKind, Family, Gauge, Key, Ledger, MemKind, Origin, ScopeId, Spot,
-        SpotId, ThreadId, Trace, Watch, tests::numbers,
+        AllocGroup, AtPeak, Block, Bytes, Device, Event, EventKind, Family, Gauge, Key, Ledger, MemKind, NodeId,
+        ScopeId, ScopeNode, ScopeSpec, ThreadId, Trace, tests::numbers,
     },
     Group, Peaks,
 };
-use crate::model::{SiteId, Source, Space, StackId, Strand};
+use crate::model::{CallsiteId, OwnerThread, Source, Space, StackId};
 
 const THREADS: usize = 3;
 
-/// What blocks are grouped by: their scopes, and what else an origin knows.
-type Name = (Vec<SiteId>, StackId, usize, u8);
+/// What blocks are grouped by: their scopes, and what else a group knows.
+type Name = (Vec<CallsiteId>, StackId, usize, u8);
 /// Bytes of each group; 0 is left out. `None`: blocks that are older than the session.
 type Table = BTreeMap<Option<Name>, i64>;
 
@@ -22,7 +22,7 @@ type Table = BTreeMap<Option<Name>, i64>;
 struct Plain {
     name: Name,
     device: usize,
-    strand: u32,
+    owner: u32,
     bytes: i64,
     on_device: bool,
     context: u8,
@@ -133,7 +133,7 @@ impl History {
         self.number += 1;
         let time = Duration::from_millis(self.number);
         self.ledger.apply(&Event { number: self.number, time, thread: thread_id(thread), kind });
-        self.ledger.take_trace()
+        self.ledger.last_trace()
     }
 
     fn now(&mut self, device: usize, of_thread: Option<u32>) -> &mut Now {
@@ -143,7 +143,7 @@ impl History {
     fn change(&mut self, plain: &Plain, sign: i64) {
         if plain.on_device {
             let mut threads = vec![None];
-            self.ledger.guests.each(Strand(plain.strand), |thread| threads.push(Some(thread.0)));
+            self.ledger.guests.each(OwnerThread(plain.owner), |thread| threads.push(Some(thread.0)));
             for of_thread in threads {
                 self.now(plain.device, of_thread).change(Some(&plain.name), sign * plain.bytes);
             }
@@ -198,10 +198,10 @@ impl History {
         let peak = self.ledger.kept_peak(id).expect("it is kept");
         assert_eq!(peak.bytes.get(), most, "seed {seed}");
         self.ledger.release_peak(id);
-        let name = |origin: &Origin| Some((self.path(origin.spot), origin.stack, origin.kind as usize, origin.context));
+        let name = |group: &AllocGroup| Some((self.path(group.node), group.stack, group.kind as usize, group.context));
         let mut told = Table::new();
-        for AtPeak { origin, bytes } in groups {
-            assert_eq!(told.insert(name(&origin), bytes.get()), None, "seed {seed}: each group once");
+        for AtPeak { group, bytes } in groups {
+            assert_eq!(told.insert(name(&group), bytes.get()), None, "seed {seed}: each group once");
         }
         if peak.older != 0 {
             told.insert(None, peak.older.get());
@@ -211,34 +211,34 @@ impl History {
         self.compared += 1;
     }
 
-    /// Other tests say that it is right, as are strands.
-    fn path(&self, mut spot: SpotId) -> Vec<SiteId> {
+    /// Other tests say that it is right, as are owner threads.
+    fn path(&self, mut node: NodeId) -> Vec<CallsiteId> {
         let mut path = Vec::new();
-        while spot != SpotId::NONE {
-            let Spot { parent, site, .. } = *self.ledger.tree.spot(spot);
-            path.extend((parent != SpotId::NONE).then_some(site));
-            spot = parent;
+        while node != NodeId::NONE {
+            let ScopeNode { parent, callsite, .. } = *self.ledger.tree.node(node);
+            path.extend((parent != NodeId::NONE).then_some(callsite));
+            node = parent;
         }
         path.reverse();
         path
     }
 
-    fn strand(&mut self, thread: usize) -> u32 {
-        self.ledger.thread(thread_id(thread)).strand.0
+    fn owner(&mut self, thread: usize) -> u32 {
+        self.ledger.thread(thread_id(thread)).owner.0
     }
 
-    fn open(&mut self, thread: usize, on: usize, of_thread: bool, is_watched: bool, site: SiteId) {
+    fn open(&mut self, thread: usize, on: usize, of_thread: bool, is_watched: bool, callsite: CallsiteId) {
         let id = self.new_id();
-        let watch = Watch {
+        let spec = ScopeSpec {
             device: device(on),
             gauge: Gauge::Exact,
             every: Duration::ZERO,
             thread: of_thread.then_some(thread_id(thread)),
-            site,
+            callsite,
             source: Source::Dispatch,
             at_peak: is_watched,
         };
-        self.post(&EventKind::Open { scope: id, watch }, thread);
+        self.post(&EventKind::Open { scope: id, spec }, thread);
         let own = self.ledger.thread(thread_id(thread)).own.0;
         let of_thread = of_thread.then_some(own);
         let start = self.now(on, of_thread).clone();
@@ -301,11 +301,11 @@ impl History {
                 // Few amounts, so that one is reached again.
                 let bytes = [0, 1, 1, 2, 3, 5, 8][random(7)];
                 let block = Block { context, stack, ..Block::new(device(on), Bytes::new(bytes), kind) };
-                let spot = self.ledger.spot_of(thread_id(thread));
+                let node = self.ledger.node_of(thread_id(thread));
                 let plain = Plain {
-                    name: (self.path(spot), stack, kind as usize, context),
+                    name: (self.path(node), stack, kind as usize, context),
                     device: on,
-                    strand: self.strand(thread),
+                    owner: self.owner(thread),
                     bytes: bytes.cast_signed(),
                     on_device: kind.is_on_device(),
                     context,
@@ -344,13 +344,13 @@ impl History {
                 if random(3) == 0 && taken.is_none() && self.older_freed[thread].is_none() {
                     let (on, bytes) = (random(2), 2);
                     self.post(
-                        &EventKind::Found { block: Block::new(device(on), Bytes::new(2), MemKind::Device) },
+                        &EventKind::LateLookup { block: Block::new(device(on), Bytes::new(2), MemKind::Device) },
                         thread,
                     );
                     self.change_older(on, -bytes);
                     self.older_freed[thread] = Some((on, bytes));
                 } else {
-                    self.post(&EventKind::Unfree, thread);
+                    self.post(&EventKind::FreeFailed, thread);
                     if let Some((on, bytes)) = self.older_freed[thread].take() {
                         self.change_older(on, bytes);
                     }
@@ -373,15 +373,15 @@ impl History {
                 self.live.insert(name, plain);
             }
             11 if random(3) == 0 => {
-                self.post(&EventKind::Gone { context: 1 }, thread);
+                self.post(&EventKind::ContextDestroyed { context: 1 }, thread);
                 let gone: Vec<_> = self.live.extract_if(.., |_, plain| plain.context == 1).collect();
                 for (_, plain) in &gone {
                     self.change(plain, -1);
                 }
             }
             12 | 13 if self.entered[thread].len() < 8 => {
-                let site = SiteId(2 + u32::try_from(random(3)).unwrap());
-                self.open(thread, random(8) / 7, random(3) == 0, random(4) > 0, site);
+                let callsite = CallsiteId(2 + u32::try_from(random(3)).unwrap());
+                self.open(thread, random(8) / 7, random(3) == 0, random(4) > 0, callsite);
             }
             14 if self.entered[thread].len() < 8 => {
                 let Some((scope, _)) = self.scopes.iter().nth(random(self.scopes.len().max(1))) else { return };

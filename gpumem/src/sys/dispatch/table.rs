@@ -81,7 +81,7 @@ impl Slot {
     }
 
     /// It may be there still: a tool that was above it when the last subscription ended has written it back since.
-    fn put_in(&self) -> bool {
+    fn insert_block(&self) -> bool {
         self.replace(self.driver, self.hook()) || self.pointer.load(SeqCst) == self.hook()
     }
 }
@@ -110,8 +110,8 @@ pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
         HOOKS.replacements[slot.row].store(hooks[slot.row], Relaxed);
     }
     HOOKS.active.store(true, SeqCst);
-    if let Some(taken) = table.slots.iter().position(|slot| !slot.put_in()) {
-        take_out(&table.slots[..taken]);
+    if let Some(taken) = table.slots.iter().position(|slot| !slot.insert_block()) {
+        remove_block(&table.slots[..taken]);
         let name = CALLS[table.slots[taken].row].1;
         return Err(refused(format!("another tool has replaced the pointer of {name}")));
     }
@@ -126,11 +126,11 @@ pub(crate) fn unsubscribe() {
         return;
     }
     if let Ok(table) = table() {
-        take_out(&table.slots);
+        remove_block(&table.slots);
     }
 }
 
-fn take_out(slots: &[Slot]) {
+fn remove_block(slots: &[Slot]) {
     for slot in slots {
         slot.replace(slot.hook(), slot.driver);
     }

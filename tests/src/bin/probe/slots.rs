@@ -168,7 +168,7 @@ fn seen<T>(function: &str, look: impl Fn(&Hook) -> T) -> Result<Vec<T>, Trouble>
     Ok(used.iter().zip(&HOOKS).filter(|(hook, _)| hook.function == function).map(|(_, hook)| look(hook)).collect())
 }
 
-/// Whose the function is that a slot points at.
+/// Attribution the function is that a slot points at.
 fn owner(function: &str) -> Result<&'static str, Trouble> {
     let target = slot(function)?.load(Ordering::Acquire).cast_const();
     let is_hook = ENTRIES.iter().any(|entry| ptr::addr_eq(*entry as *const (), target));

@@ -2,9 +2,9 @@
 
 /// Where a scope was opened, and under which name. 0 is nowhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct SiteId(pub(crate) u32);
+pub(crate) struct CallsiteId(pub(crate) u32);
 
-impl SiteId {
+impl CallsiteId {
     pub(crate) const NONE: Self = Self(0);
     /// Stands for scopes that are too deep or too many to be told apart.
     pub(crate) const OTHERS: Self = Self(1);

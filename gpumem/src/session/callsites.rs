@@ -1,0 +1,145 @@
+//! What the numbers of scopes' callsites stand for.
+
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    fmt,
+    panic::Location,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use once_cell::sync::Lazy;
+
+use crate::model::CallsiteId;
+
+/// Names that are made while a program runs may be without end: one place has so many, and all places together.
+const MOST_PER_PLACE: usize = 1 << 10;
+const MOST: usize = 1 << 16;
+
+/// Where a scope is opened, and under which name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Callsite {
+    pub(crate) ctx: Option<Box<str>>,
+    /// None is a callsite of this crate's own making.
+    pub(crate) location: Option<&'static Location<'static>>,
+}
+
+impl Callsite {
+    /// `src/main.rs:12`: nobody needs the column.
+    pub(super) fn place(&self) -> Option<String> {
+        self.location.map(|location| format!("{}:{}", location.file(), location.line()))
+    }
+}
+
+#[derive(Default)]
+struct Callsites {
+    /// By number, from 2 on.
+    all: Vec<Callsite>,
+    /// A name is the same scope wherever it is opened, as in the line of a report.
+    by_name: HashMap<Box<str>, CallsiteId>,
+    by_place: HashMap<&'static Location<'static>, Place>,
+}
+
+/// The callsites of one place in the code.
+#[derive(Default)]
+struct Place {
+    /// Names that were first met here.
+    names: usize,
+    unnamed: Option<CallsiteId>,
+    /// Stands for the names that are too many.
+    more: Option<CallsiteId>,
+}
+
+static SITES: Lazy<Mutex<Callsites>> = Lazy::new(Mutex::default);
+
+fn callsites() -> MutexGuard<'static, Callsites> {
+    SITES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The number of a callsite; the same each time.
+pub(super) fn number(ctx: Option<&str>, location: &'static Location<'static>) -> CallsiteId {
+    callsites().number(ctx, location)
+}
+
+/// What a number stands for.
+pub(super) fn callsite(number: CallsiteId) -> Callsite {
+    callsites().callsite(number)
+}
+
+impl Callsites {
+    fn number(&mut self, ctx: Option<&str>, location: &'static Location<'static>) -> CallsiteId {
+        let ctx = ctx.filter(|ctx| !ctx.is_empty());
+        if let Some(known) = ctx.and_then(|ctx| self.by_name.get(ctx)) {
+            return *known;
+        }
+        let Self { all, by_name, by_place } = self;
+        let place = by_place.entry(location).or_default();
+        let mut add = |ctx: Option<Box<str>>| {
+            let number = u32::try_from(all.len() + 2).map_or(CallsiteId::OTHERS, CallsiteId);
+            all.push(Callsite { ctx, location: Some(location) });
+            number
+        };
+        match ctx {
+            None => *place.unnamed.get_or_insert_with(|| add(None)),
+            Some(_) if place.names == MOST_PER_PLACE || by_name.len() == MOST => *place.more.get_or_insert_with(|| {
+                let (file, line) = (location.file(), location.line());
+                add(Some(format!("(more names at {file}:{line})").into()))
+            }),
+            Some(ctx) => {
+                place.names += 1;
+                let number = add(Some(ctx.into()));
+                by_name.insert(ctx.into(), number);
+                number
+            }
+        }
+    }
+
+    fn callsite(&self, number: CallsiteId) -> Callsite {
+        let own = |name: &str| Callsite { ctx: Some(name.into()), location: None };
+        match number {
+            CallsiteId::NONE => own("(outside of all scopes)"),
+            CallsiteId::OTHERS => own("(scopes too deep or too many to be told apart)"),
+            CallsiteId(number) => self.all[number as usize - 2].clone(),
+        }
+    }
+}
+
+/// The name, else the place.
+impl fmt::Display for Callsite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.ctx.as_deref().map(Cow::Borrowed);
+        f.pad(&name.or_else(|| self.place().map(Cow::Owned)).unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_site_has_one_number() {
+        let (mut callsites, here) = (Callsites::default(), Location::caller());
+        let (unnamed, named) = (callsites.number(None, here), callsites.number(Some("epoch"), here));
+        assert_eq!((callsites.number(Some(""), here), callsites.number(Some("epoch"), here)), (unnamed, named));
+        assert_ne!(unnamed, named);
+        assert_eq!(callsites.callsite(named).to_string(), "epoch");
+        assert!(callsites.callsite(unnamed).to_string().ends_with(&format!("callsites.rs:{}", here.line())));
+        assert_ne!(callsites.number(None, Location::caller()), unnamed, "another line");
+        assert_eq!(callsites.number(Some("epoch"), Location::caller()), named, "a name is a name");
+    }
+
+    #[test]
+    fn names_without_end_take_no_names_from_others() {
+        let (mut callsites, here) = (Callsites::default(), Location::caller());
+        for name in 0..MOST_PER_PLACE + 100 {
+            callsites.number(Some(&name.to_string()), here);
+        }
+        assert_eq!(callsites.all.len(), MOST_PER_PLACE + 1);
+        let late = callsites.number(Some("one more"), here);
+        assert_eq!(callsites.callsite(late).to_string(), format!("(more names at {}:{})", here.file(), here.line()));
+        let other = callsites.number(Some("validate"), Location::caller());
+        assert_eq!(callsites.callsite(other).to_string(), "validate");
+        let known = callsites.number(Some("7"), here);
+        assert_eq!(callsites.callsite(known).to_string(), "7");
+    }
+}
