@@ -387,7 +387,7 @@ fn a_context_that_ends_gives_back_everything_but_pools() {
     check(&heard().devices(2), &format!("{TWO}; exact 0; exact 1; {script}"));
 }
 
-/// One of two contexts of a device: exact, or said to be frees_may_be_missing.
+/// One of two contexts of a device: exact, or said to be doubtful.
 #[test]
 fn one_context_of_two_ends() {
     let script = "call cuMemAlloc_v2 &a 1000; call cuCtxCreate_v4 &x 0 0 0; call cuMemAlloc_v2 &b 20; call cuCtxDestroy_v2 x; figures";
