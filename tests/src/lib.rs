@@ -11,7 +11,9 @@ mod patch;
 mod pending;
 mod random;
 mod script;
+mod simulated;
 mod stub;
+mod text;
 
 use std::env;
 use std::ffi::OsString;
@@ -34,7 +36,9 @@ pub use self::{
     pending::Yield,
     random::Random,
     script::{CONTEXT, check, each, ensure},
+    simulated::{reported_lines, simulated_gpu},
     stub::{DEINITIALIZED, Form, Stub},
+    text::{at_the_right_margin, without_line_numbers},
 };
 use crate::patch::{Image, Patch};
 

@@ -15,7 +15,7 @@
 //! - `context device`; `pooled MiB`: allocates on the last context, through cudarc; `give_back`: all of it; `capture`:
 //!   a stream is captured until `end_capture`, which tells whether the capture is whole;
 //! - `exact [device]`, `of_thread [device]`, `pool [device]`, `sampled [device]`: a trace with that gauge, or of this thread alone;
-//!   `figures [n]`: bytes used and peaked of the last trace, or of the n-th, with what makes them frees_may_be_missing; `status`;
+//!   `figures [n]`: bytes used and peaked of the last trace, or of the n-th, and why they may be wrong; `status`;
 //!   `heard_by`, `why_not_dispatch`: what it says of these; `environment`: the variables that its text lists, with `|` between them;
 //! - `subscribe`, `unsubscribe`: gpumem to CUPTI; `tool_subscribe library`, `tool_unsubscribe library`: a tool of this
 //!   process;

@@ -1,5 +1,5 @@
 //! Exact figures through CUPTI: who else subscribes, where libcupti is found, and what happens where it cannot be had. What is
-//! counted is in `driver_calls.rs`.
+//! counted is in `calls.rs`.
 
 use gpumem_tests::{CONTEXT, Standin, check, each, ensure};
 

@@ -84,8 +84,11 @@ mod functions {
         let (figures, places) = told.split_at(told.find("  the peak of ").expect("what made it"));
         assert_eq!(figures, over("frugal", "31 MiB, 1 MiB"));
         let (peak, places) = places.split_at(places.find("  the largest places:\n").expect("where it is"));
-        assert!(peak.starts_with("  the peak of 31 MiB was made of:\n          31 MiB: tests/budgets.rs:"), "{peak}");
-        assert!(peak.contains(", in fail_when_they_end > frugal, from tests/budgets.rs:"), "{peak}");
+        assert!(
+            peak.starts_with("  the peak of 31 MiB was made of:\n          31 MiB: tests/sim_budgets.rs:"),
+            "{peak}"
+        );
+        assert!(peak.contains(", in fail_when_they_end > frugal, from tests/sim_budgets.rs:"), "{peak}");
         assert!(places.contains(" 31 MiB in 1 block: ") && places.contains("frugal"), "{places}");
         let told = panic_of(|| with_lines(21));
         assert!(told.starts_with(&over("with_lines", "31 MiB, 1 MiB")), "{told}");
@@ -93,7 +96,7 @@ mod functions {
         assert!(told.contains("\n          21 MiB: ") && told.contains("\n          10 MiB: "), "{told}");
         let told = panic_of(|| block_on(asynchronous(40)));
         assert!(told.starts_with(&over("asynchronous", "40 MiB, 10 MiB")), "{told}");
-        assert!(told.contains("  the peak of 40 MiB was made of:\n          40 MiB: tests/budgets.rs:"), "{told}");
+        assert!(told.contains("  the peak of 40 MiB was made of:\n          40 MiB: tests/sim_budgets.rs:"), "{told}");
         assert!(!told.contains("nothing that was allocated inside is live"), "{told}");
         assert!(panic_of(|| early(true)).contains("peak <= 1 MiB: it was 2 MiB"));
         assert!(panic_of(|| early(false)).contains("peak <= 1 MiB: it was 2 MiB"));
@@ -165,7 +168,7 @@ mod assertions {
             });
         });
         let expected = format!(
-            "gpumem: `tests/tests/budgets.rs:{here}` did not keep its GPU memory budget:\n  peak < 2 MiB: it was 2 MiB\n  \
+            "gpumem: `tests/tests/sim_budgets.rs:{here}` did not keep its GPU memory budget:\n  peak < 2 MiB: it was 2 MiB\n  \
              used == 0 B: it was 2 MiB, 2 MiB over\n"
         );
         assert!(told.starts_with(&expected), "{told}");
@@ -314,7 +317,7 @@ mod tests {
 
     #[gpu_mem_test(max_peak = "1 MB", baseline = "no/such/folder/baseline.json")]
     #[should_panic(
-        expected = "cannot use the baseline no/such/folder/baseline.json: it has no peak of `budgets::tests::"
+        expected = "cannot use the baseline no/such/folder/baseline.json: it has no peak of `sim_budgets::tests::"
     )]
     fn without_a_baseline(gpu: &SimGpu) {
         drop(gpu.alloc(Bytes::mib(1)));
@@ -388,16 +391,16 @@ mod in_a_child {
         fails(
             GROWS,
             &of("100"),
-            "it has no peak of `budgets::tests::grows`; run the test with GPUMEM_BASELINE_UPDATE=1",
+            "it has no peak of `sim_budgets::tests::grows`; run the test with GPUMEM_BASELINE_UPDATE=1",
         );
         passes(GROWS, &[baseline, ("GPUMEM_BASELINE_UPDATE", "1")]);
         let written = fs::read_to_string(&file).expect("it was written");
-        assert_eq!(written, "{\n  \"peaks\": {\n    \"budgets::tests::grows\": 104857600\n  }\n}\n");
+        assert_eq!(written, "{\n  \"peaks\": {\n    \"sim_budgets::tests::grows\": 104857600\n  }\n}\n");
         passes(GROWS, &of("105"));
         passes(GROWS, &of("1"));
         fails(GROWS, &of("106"), "and 5 % of growth): it was 106 MiB, 1 MiB over");
         // where its user looks
-        fails(GROWS, &of("106"), " panicked at tests/tests/budgets.rs:");
+        fails(GROWS, &of("106"), " panicked at tests/tests/sim_budgets.rs:");
         assert_eq!(fs::read_to_string(&file).expect("still there"), written, "only an update writes");
         // what fails is no new baseline
         fails(GROWS, &[baseline, ("GPUMEM_BASELINE_UPDATE", "1"), ("GROWS_MIB", "2000")], "peak <= 1 GiB");
@@ -419,7 +422,7 @@ mod in_a_child {
         }
         let written = fs::read_to_string(&file).expect("it was written");
         for test in tests {
-            assert!(written.contains(&format!("\"budgets::{test}\": ")), "{written}");
+            assert!(written.contains(&format!("\"sim_budgets::{test}\": ")), "{written}");
         }
     }
 
@@ -439,7 +442,7 @@ mod in_a_child {
         passes(TEST, &[("GPUMEM_SOURCE", "nonsense")]);
         let told = passes(TEST, &[off, ("GPUMEM_BUDGETS", "skip")]);
         assert!(
-            told.contains("the GPU memory budget of `budgets::tests::takes_a_device` was skipped: traces are off"),
+            told.contains("the GPU memory budget of `sim_budgets::tests::takes_a_device` was skipped: traces are off"),
             "{told}"
         );
         fails(TEST, &[off, ("GPUMEM_BUDGETS", "no")], "cannot use GPUMEM_BUDGETS: `no` is not `skip`");

@@ -1,4 +1,4 @@
-//! Where memory is, seen from outside on simulated devices: scopes over threads and tasks, the summary, the breakdown, what
+//! Where memory is: scopes over threads and tasks, the summary, the breakdown, what
 //! is still there, what is said when memory runs out. What changes the whole process runs in a process of its own.
 
 use std::{
@@ -22,19 +22,10 @@ use gpumem::{
     gpu_mem_trace, on_oom, retry_after_trim,
     sim::{SimBlock, SimGpu},
 };
-use gpumem_tests::Random;
+use gpumem_tests::{Random, simulated_gpu};
 use unicode_width::UnicodeWidthStr;
 
 const MIB: u64 = 1 << 20;
-
-/// A simulated device of its own for the calling test, current on its thread; reports are not printed.
-fn gpu() -> SimGpu {
-    gpumem::set_sink(Sink::custom(|_| ()));
-    let gpu = SimGpu::install(Bytes::gib(64)).expect("GPUMEM_SIM is not set");
-    gpu.make_current();
-    gpumem::subscribe().expect("simulated devices can be heard");
-    gpu
-}
 
 fn take(gpu: &SimGpu, bytes: u64) -> SimBlock {
     gpu.alloc(Bytes::new(bytes)).expect("the device has room")
@@ -97,7 +88,7 @@ mod nesting {
 
     #[test]
     fn a_thread_allocates_in_the_scope_that_it_was_handed() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let trace = GpuMemTrace::with_ctx("load");
         let handle = trace.handle();
         let of_trace = take(&gpu, 1);
@@ -134,7 +125,7 @@ mod nesting {
 
     #[test]
     fn tasks_that_take_turns_on_one_thread_have_their_own() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let (a, b) = (GpuMemTrace::with_ctx("a"), GpuMemTrace::with_ctx("b"));
         // Who opens a scope is in it: tasks are to be entered from outside of both.
         let (in_a, in_b) = (a.handle(), b.handle());
@@ -163,7 +154,7 @@ mod nesting {
 
     #[test]
     fn a_task_that_moves_between_threads_stays_in_its_scope() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let trace = GpuMemTrace::with_ctx("request");
         let of_task = gpu.clone();
         let mut task: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(trace.handle().wrap(async move {
@@ -217,7 +208,7 @@ mod nesting {
 
     #[test]
     fn traced_async_functions_that_are_joined_have_their_own() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let kept = pollster::block_on(both(&gpu));
         let between = take(&gpu, 1000);
         check_scopes(
@@ -243,7 +234,7 @@ mod nesting {
 
     #[test]
     fn a_handle_that_outlives_its_trace() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let trace = GpuMemTrace::with_ctx("closed");
         let handle = trace.handle();
         let (before, after) = (Barrier::new(2), Barrier::new(2));
@@ -280,7 +271,7 @@ mod nesting {
 
     #[test]
     fn guards_that_are_dropped_out_of_order_and_while_unwinding() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let (a, b) = (GpuMemTrace::with_ctx("a"), GpuMemTrace::with_ctx("b"));
         drop(a);
         let in_b = take(&gpu, 1);
@@ -311,8 +302,8 @@ mod nesting {
 
 #[test]
 fn a_scope_on_a_device_that_it_was_not_opened_for() {
-    let other = gpu();
-    let gpu = gpu();
+    let other = simulated_gpu();
+    let gpu = simulated_gpu();
     let trace = GpuMemTrace::with_ctx("here");
     let block = take(&other, 5);
     let told = &scopes(&other)["here"];
@@ -333,7 +324,7 @@ fn what_is_too_deep_to_be_told_apart_is_in_all_scopes_around_it() {
         }
         block
     }
-    let gpu = gpu();
+    let gpu = simulated_gpu();
     let trace = GpuMemTrace::with_ctx("outermost");
     let _block = deeper(&gpu, 1_000);
     assert_eq!(sizes(&trace.live()), [7]);
@@ -618,7 +609,7 @@ fn live_a_life(
 #[test]
 fn random_histories_of_threads_are_told_to_the_byte() {
     for seed in 0..8 {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let (log, handles) = (Mutex::new(Log::default()), Mutex::new(Vec::new()));
         thread::scope(|threads| {
             for number in 1..=4 {
@@ -690,7 +681,7 @@ fn start(what: &str, variables: &[(&str, &str)]) -> Command {
         child.env_remove(name);
     }
     child
-        .args(["--exact", "child", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "places::child", "--nocapture", "--test-threads=1"])
         .env("GPUMEM_TEST_CHILD", what)
         .env("RUST_BACKTRACE", "0")
         .envs(variables.iter().copied())
@@ -763,7 +754,7 @@ const CHILDREN: &[(&str, fn())] = &[
 ];
 
 fn many_names() {
-    let gpu = gpu();
+    let gpu = simulated_gpu();
     let mut kept = Vec::new();
     for number in 0..20_000 {
         GpuMemTrace::scope(format!("step {number}"), |_| kept.push(take(&gpu, 1)));
@@ -802,7 +793,7 @@ mod live {
 
     #[test]
     fn what_is_still_there_of_traces() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let before = take(&gpu, 1);
         let mut outer = GpuMemTrace::with_ctx("outer");
         assert!(outer.live().is_empty());
@@ -842,7 +833,7 @@ mod live {
 
     #[test]
     fn the_same_path_at_the_same_time_on_three_threads() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let (all_in, told) = (Barrier::new(3), Barrier::new(3));
         let own = |thread: u64| {
             gpu.make_current();
@@ -867,7 +858,7 @@ mod live {
 
     #[test]
     fn blocks_of_others_that_come_and_go_meanwhile() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let trace = GpuMemTrace::with_ctx("busy");
         let kept: Vec<_> = (1..=2000).map(|bytes| take(&gpu, bytes)).collect();
         let rounds_left = AtomicU64::new(20);
@@ -891,7 +882,7 @@ mod live {
     }
 
     pub(super) fn blocks() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let trace = GpuMemTrace::with_ctx("train");
         let opened = line!() - 1;
         let large = gpu.alloc(Bytes::mib(1));
@@ -937,7 +928,7 @@ mod live {
     }
 
     pub(super) fn deep() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let trace = GpuMemTrace::with_ctx("train");
         // The second is of a stack that is known.
         let blocks: Vec<_> = (0..2).map(|_| asks_from_afar(&gpu)).collect();
@@ -945,7 +936,7 @@ mod live {
             let count = |name: &str| block.backtrace.iter().filter(|frame| frame.contains(name)).count();
             let outermost = block.backtrace.iter().rposition(|frame| frame.contains("asks_from_afar"));
             let outermost = outermost.expect("its function is on the stack");
-            let is_there = block.backtrace[outermost].contains(&format!("tests/places.rs:{}:", blocks[0].1));
+            let is_there = block.backtrace[outermost].contains(&format!("tests/sim/places.rs:{}:", blocks[0].1));
             println!("> {} {outermost} {is_there}", count("deeper::deeper"));
         }
         drop(blocks);
@@ -986,19 +977,19 @@ mod live {
             for (at, (line, is_known)) in lines.iter().zip(known).enumerate() {
                 let told: Vec<_> = answers[1 + 2 * at].split(' ').collect();
                 let [told, scope, functions, library] = told[..] else { panic!("{}", said.stdout) };
-                assert!(scope.ends_with(&format!("tests/places.rs:{opened}")), "{scope}, not {opened}");
+                assert!(scope.ends_with(&format!("tests/sim/places.rs:{opened}")), "{scope}, not {opened}");
                 assert_eq!((functions, library), (if is_known { "true" } else { "false" }, "?"));
                 let text = answers[2 + 2 * at];
                 if is_known {
-                    assert!(told.contains(&format!("tests/places.rs:{line}:")), "{told}, not {line}");
+                    assert!(told.contains(&format!("tests/sim/places.rs:{line}:")), "{told}, not {line}");
                     assert!(!told.starts_with('/'), "not from where the program was built: {told}");
                     assert!(
-                        text.contains(&format!("tests/places.rs:{line}:")) && text.ends_with(", in train"),
+                        text.contains(&format!("tests/sim/places.rs:{line}:")) && text.ends_with(", in train"),
                         "{text}"
                     );
                 } else {
                     assert_eq!(told, "?");
-                    assert!(text.contains(&format!("in the scope of tests/tests/places.rs:{opened}")), "{text}");
+                    assert!(text.contains(&format!("in the scope of tests/tests/sim/places.rs:{opened}")), "{text}");
                 }
             }
         }
@@ -1024,7 +1015,7 @@ mod peaks {
 
     #[test]
     fn of_traces_that_overlap() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let before = GpuMemTrace::scope("before", |_| take(&gpu, 100));
         let outer = GpuMemTrace::builder().ctx("outer").at_peak(true).start().expect("exact");
         assert_eq!(told(&outer.peak_holders().expect("asked for")), []);
@@ -1060,7 +1051,7 @@ mod peaks {
 
     #[test]
     fn of_one_thread_and_of_nobody() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let builder = || GpuMemTrace::builder().ctx("own");
         let mut own = builder().thread_local_only().at_peak(true).start().expect("exact");
         let others = thread::scope(|threads| threads.spawn(|| take(&gpu, 1 << 30)).join().expect("it does not panic"));
@@ -1087,7 +1078,7 @@ mod peaks {
 
     #[test]
     fn of_a_device_in_the_summary() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let outside = take(&gpu, 1);
         let weights = GpuMemTrace::scope("load", |_| take(&gpu, 100));
         GpuMemTrace::scope("train", |_| {
@@ -1106,7 +1097,7 @@ mod peaks {
     }
 
     pub(super) fn peak() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let before = take(&gpu, 3 * MIB);
         let train = GpuMemTrace::with_ctx("train");
         let step = GpuMemTrace::with_ctx("step");
@@ -1143,7 +1134,7 @@ mod peaks {
     }
 
     pub(super) fn peak_and_refused() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         GpuMemTrace::scope("big", |_| drop(take(&gpu, 40 << 30)));
         let _held = take(&gpu, 30 << 30);
         assert!(gpu.alloc(Bytes::gib(50)).is_err());
@@ -1158,7 +1149,7 @@ mod leaks {
     const WANTED: &[(&str, &str)] = &[("GPUMEM_LEAKS", "1")];
 
     pub(super) fn leaks() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let _train = GpuMemTrace::with_ctx("train");
         let _step = GpuMemTrace::with_ctx("step");
         mem::forget(gpu.alloc(Bytes::mib(1)));
@@ -1170,7 +1161,7 @@ mod leaks {
     }
 
     pub(super) fn no_leaks() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         drop(take(&gpu, 5 * MIB));
     }
 
@@ -1193,7 +1184,7 @@ mod leaks {
         let line: u32 = said.answers()[0].parse().expect("a number");
         let told: Vec<_> = said.stderr.lines().skip_while(|line| !line.contains(" ends, ")).collect();
         let [first, of_line, caller, of_scope] = told[..] else { panic!("{}", said.stderr) };
-        assert!(caller.starts_with("    from tests/places.rs:"), "{caller}");
+        assert!(caller.starts_with("    from tests/sim/places.rs:"), "{caller}");
         assert!(
             first.starts_with("gpumem: process ") && first.ends_with(" ends, and 4 blocks (1.00 MiB) were not freed:"),
             "{first}"
@@ -1360,7 +1351,7 @@ mod oom {
         let said = (0..10).map(|_| passes("refused", &[])).find(|said| said.answers().len() == 4);
         let said = said.expect("a reading of a simulated device takes little time");
         let [told, at, scopes, line] = said.answers()[..] else { panic!("{}", said.stdout) };
-        let place = format!("tests/places.rs:{line}:21");
+        let place = format!("tests/sim/places.rs:{line}:21");
         assert_eq!(told, "900 MiB of device, 0 in [\"train\", \"backward\"], 312 MiB free");
         assert!(at == place || at == "not known yet", "{at}");
         assert_eq!(scopes, "[(\"load\", 600), (\"train > forward\", 48)]");
@@ -1382,10 +1373,10 @@ mod oom {
         // Both were taken on one line, called from two, and what is in the pool was not looked at.
         let places: Vec<_> = places.lines().collect();
         let [large, large_from, small, small_from, peak, at_peak @ ..] = &places[..] else { panic!("{}", said.stderr) };
-        assert!(large.starts_with("  tests/places.rs:") && large.ends_with("  600 MiB  1 block"), "{large}");
-        assert!(small.starts_with("  tests/places.rs:") && small.ends_with("   48 MiB  1 block"), "{small}");
+        assert!(large.starts_with("  tests/sim/places.rs:") && large.ends_with("  600 MiB  1 block"), "{large}");
+        assert!(small.starts_with("  tests/sim/places.rs:") && small.ends_with("   48 MiB  1 block"), "{small}");
         for caller in [large_from, small_from] {
-            assert!(caller.starts_with("    from tests/places.rs:"), "{caller}");
+            assert!(caller.starts_with("    from tests/sim/places.rs:"), "{caller}");
         }
         // More was in use before.
         assert_eq!(*peak, "simulated device 0: the peak was 712 MiB, made of");

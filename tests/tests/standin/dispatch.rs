@@ -202,7 +202,7 @@ fn another_tool_was_first() {
     });
 }
 
-/// Whether the other tool goes on to gpumem cannot be known: what is counted is right if it does, and is said to be frees_may_be_missing.
+/// gpumem cannot know whether the other tool still calls its hooks. If it does, the figures are right, but marked as possibly wrong.
 #[test]
 fn another_tool_comes_later_and_goes_on_to_gpumem() {
     let script = "call cuMemAlloc_v2 &a 1000; slot_replace cuMemAlloc_v2; figures 0 = 1000 0, 1 lost; call cuMemAlloc_v2 &b 50; \

@@ -1,4 +1,4 @@
-//! The tracker: on simulated devices with its whole text, and on the stand-in driver with everything that can be wrong.
+//! The tracker, with its whole text.
 
 use std::{
     fs::{self, File},
@@ -13,7 +13,7 @@ use gpumem::{
     sim::{SimBlock, SimGpu},
     track,
 };
-use gpumem_tests::{Library, Outcome, Standin};
+use gpumem_tests::{at_the_right_margin, without_line_numbers};
 
 /// Where a tracker of a test writes.
 #[derive(Clone, Default)]
@@ -23,7 +23,7 @@ impl Page {
     /// What was written since the last call, without the numbers of this file's lines.
     fn take(&self) -> String {
         let text = String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap();
-        without_numbers(&text)
+        without_line_numbers(&text)
     }
 }
 
@@ -35,20 +35,6 @@ impl Write for Page {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
-}
-
-/// `src/main.rs:12` is `src/main.rs:NN`.
-fn without_numbers(text: &str) -> String {
-    let mut lines = text.split_inclusive('\n').map(|line| {
-        let Some((file, rest)) = line.strip_prefix("At ").and_then(|line| line.split_once(".rs:")) else {
-            return line.to_owned();
-        };
-        let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-        format!("At {file}.rs:NN{}", &rest[digits..])
-    });
-    let text: String = lines.by_ref().collect();
-    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
-    text
 }
 
 /// A simulated device of its own for the calling test, with a tracker and what that writes.
@@ -93,7 +79,7 @@ fn a_story() {
     track!(tracker);
     assert_eq!(
         page.take(),
-        "At tests/tests/tracker.rs:NN: a_story
+        "At tests/tests/sim/tracker.rs:NN: a_story
                                       Total Used Memory: 32 MiB, live: 65.93 KiB
 + | 7 * 9 KiB f32 (512, 512, 3, 3) |   63 KiB | conv0.weight and 6 more
 + | 2 * 1.46 KiB                   | 2.93 KiB | load > batch
@@ -128,7 +114,7 @@ fn blocks_whose_line_is_known() {
     let [change] = changes.as_slice() else { panic!("{changes:?}") };
     assert_eq!((change.path.join(" > "), &change.library), ("load".to_owned(), &None));
     let known = change.line.as_deref().unwrap();
-    assert!(known.contains(&format!("tests/tracker.rs:{line}:")), "{known}");
+    assert!(known.contains(&format!("tests/sim/tracker.rs:{line}:")), "{known}");
     drop(block);
 }
 
@@ -351,191 +337,14 @@ fn a_device_that_cannot_be_read() {
     assert!(page.take().contains("Total Used Memory: ?, live: 4 KiB\n"));
 }
 
-/// What trackers printed on the stand-in driver.
-fn printed(outcome: &Outcome) -> String {
-    let reports: Vec<_> = outcome.reports();
-    without_numbers(&reports.join("\n"))
-}
-
-#[track_caller]
-fn clean(outcome: Outcome) -> Outcome {
-    assert!(outcome.is_clean(), "panicked or did not end well\n{outcome}");
-    outcome
-}
-
-/// The spaces on the left bring it to the right margin.
-fn amounts(text: &str) -> String {
-    format!("{text:>80}")
-}
-
-const CONTEXT: &str = "call cuInit 0; call cuDevicePrimaryCtxRetain &ctx 0; call cuCtxSetCurrent ctx";
-
-#[test]
-fn blocks_of_the_driver() {
-    let script = format!(
-        "{CONTEXT}; tracker; track; call cuMemAlloc_v2 &a 9437184; label conv1 f32 512x512x3x3 a; \
-         call cuMemAlloc_v2 &b 9437184; call cuMemAllocManaged &m 4096 1; call cuMemHostAlloc &h 8192 0; label bias f16 2x2 a+1; label bias f16 2x2 0; \
-         track; call cuMemFree_v2 a; call cuMemAlloc_v2 &a 9437184; track; label a u8 9 a; call cuMemFree_v2 a; call cuMemFree_v2 b; track"
-    );
-    let outcome = clean(Standin::new().cupti().env("GPUMEM_BACKTRACE", "0").run(&script));
-    for unknown in ["label bias f16 2x2 a+1", "label bias f16 2x2 0"] {
-        assert!(outcome.answer(unknown).starts_with("error[] no block that is known begins at 0x"), "{outcome}");
-    }
-    let [first, second, third, last] = outcome.answers("track")[..] else { panic!("four answers\n{outcome}") };
-    assert!(first.ends_with(" live=0 B"), "{outcome}");
-    assert!(
-        second.ends_with(
-            " live=18 MiB, +1 * 9437184 device, +1 * 9437184 device f32 [512, 512, 3, 3] [(\"conv1\", 1)], \
-             +1 * 8192 pinned host, +1 * 4096 managed"
-        ),
-        "{outcome}"
-    );
-    assert!(
-        third.ends_with(" live=18 MiB, +1 * 9437184 device, -1 * 9437184 device f32 [512, 512, 3, 3] [(\"conv1\", 1)]"),
-        "{outcome}"
-    );
-    assert!(last.ends_with(" live=0 B, -2 * 9437184 device"), "{outcome}");
-    assert!(outcome.stderr.is_empty(), "{outcome}");
-    assert_eq!(
-        printed(&outcome).lines().skip(4).take(6).collect::<Vec<_>>().join("\n"),
-        "At tests/src/bin/probe/track.rs:NN: Probe::track
-                                        Total Used Memory: 547 MiB, live: 18 MiB
-+ | 1 * 9 MiB                      | 9 MiB | outside of all scopes
-+ | 1 * 9 MiB f32 (512, 512, 3, 3) | 9 MiB | conv1
-+ | 1 * 8 KiB pinned host          | 8 KiB | outside of all scopes
-+ | 1 * 4 KiB managed              | 4 KiB | outside of all scopes",
-        "{outcome}"
-    );
-    let outcome =
-        clean(Standin::new().cupti().run(&format!("{CONTEXT}; tracker; call cuMemAlloc_v2 &a 9437184; track")));
-    assert!(
-        printed(&outcome).contains("+ | 1 * 9 MiB | 9 MiB | ") && printed(&outcome).contains("raw.rs:"),
-        "{outcome}"
-    );
-}
-
-/// What cudarc allocates knows its type, and its size is that of the elements.
-#[test]
-fn slices_of_cudarc() {
-    let script = "tracker; context 0; labelled conv1.weight 64x3x3x3; labelled bias 64; pooled 1; track; mislabelled; mislabelled; \
-                  track; drop_labelled; track";
-    let outcome = clean(Standin::new().cupti().run(script));
-    let [labelled, same, freed] = outcome.answers("track")[..] else { panic!("three answers\n{outcome}") };
-    let expected = ", +1 * 1048576 device, +1 * 6912 device f32 [64, 3, 3, 3] [(\"conv1.weight\", 1)], +1 * 256 device f32 [64] [(\"bias\", 1)]";
-    assert!(labelled.ends_with(expected), "{outcome}");
-    assert!(same.ends_with(" live=1.01 MiB"), "a wrong label changes nothing\n{outcome}");
-    assert!(freed.ends_with(&expected.replace('+', "-").replace(", -1 * 1048576 device", "")), "{outcome}");
-    let wrong = "cannot use a label's shape: `wrong`: (64, 2) has 128 elements, and the slice 64";
-    assert_eq!(outcome.answer("mislabelled"), format!("error[invalid setting] {wrong}"), "{outcome}");
-    assert_eq!(outcome.stderr.matches("cannot use a label's shape").count(), 1, "said once\n{outcome}");
-}
-
-/// Without libcupti: the total, and once why no more.
-#[test]
-fn where_allocations_are_not_heard() {
-    let script =
-        format!("{CONTEXT}; new_tracker; call cuMemAlloc_v2 &a 2097152; label w u8 2 a; track; track; labelled w 2");
-    let outcome = Standin::new().run(&script);
-    let used: Vec<_> = outcome.answers("track");
-    assert!(used.iter().all(|used| used.starts_with("used=5") && used.ends_with(" live=?, ?")), "{outcome}");
-    assert_eq!(outcome.stderr.matches("which blocks came and went is not known, because").count(), 1, "{outcome}");
-    assert!(outcome.stderr.contains("cannot load libcupti"), "{outcome}");
-    assert!(printed(&outcome).ends_with("Total Used Memory: 529 MiB"), "{outcome}");
-    let label = outcome.answer("label w u8 2 a");
-    assert!(label.starts_with("error[unavailable] the block at 0x") && label.contains("libcupti"), "{outcome}");
-    for (gauge, says) in [("sampled", "GPUMEM_GAUGE says sampled"), ("pool", "GPUMEM_GAUGE says pool")] {
-        let outcome = clean(Standin::new().cupti().env("GPUMEM_GAUGE", gauge).run("context 0; tracker; track"));
-        assert!(outcome.answer("track").ends_with(" live=?, ?") && outcome.stderr.contains(says), "{outcome}");
-    }
-}
-
-/// Nobody heard of them: they are neither there nor gone, and the total has them.
-#[test]
-fn blocks_that_are_older_than_the_tracker() {
-    let script =
-        format!("{CONTEXT}; call cuMemAlloc_v2 &a 4194304; tracker; track; label w u8 9 a; call cuMemFree_v2 a; track");
-    let outcome = clean(Standin::new().cupti().run(&script));
-    let [before, after] = outcome.answers("track")[..] else { panic!("two answers\n{outcome}") };
-    assert!(before.ends_with(" live=0 B") && after.ends_with(" live=0 B") && before != after, "{outcome}");
-    assert!(outcome.answer("label w u8 9 a").starts_with("error[] no block that is known"), "{outcome}");
-}
-
-#[test]
-fn when_the_subscription_is_given_up_and_taken_again() {
-    let script = format!(
-        "{CONTEXT}; tracker; call cuMemAlloc_v2 &a 2097152; track; unsubscribe; call cuMemAlloc_v2 &b 4194304; track; subscribe; \
-         call cuMemAlloc_v2 &c 6291456; track; track"
-    );
-    let outcome = clean(Standin::new().cupti().run(&script));
-    let [heard, not, again, last] = outcome.answers("track")[..] else { panic!("four answers\n{outcome}") };
-    assert!(heard.ends_with(" live=2 MiB, +1 * 2097152 device"), "{outcome}");
-    assert!(not.ends_with(" live=?, ?"), "{outcome}");
-    assert!(again.ends_with(" live=8 MiB, +1 * 6291456 device, 1 lost"), "{outcome}");
-    assert!(last.ends_with(" live=8 MiB"), "{outcome}");
-    assert!(printed(&outcome).contains("\n? | 1 events were missed: what follows may be wrong\n+ | "), "{outcome}");
-    assert!(outcome.stderr.contains("gpumem::unsubscribe() was called"), "{outcome}");
-}
-
-#[test]
-fn without_a_gpu_a_tracker_is_off() {
-    let outcome = clean(Standin::new().without(Library::Cuda).run("new_tracker; track; tracker; label w u8 1 0x10"));
-    assert_eq!((outcome.answer("track"), outcome.reports().len()), ("used=? live=?, ?", 0), "{outcome}");
-    assert!(outcome.answer("tracker").starts_with("error[unavailable"), "{outcome}");
-    assert!(outcome.answer("label w u8 1 0x10").starts_with("error[unavailable"), "{outcome}");
-    assert_eq!(outcome.stderr.lines().count(), 1, "{outcome}");
-    let outcome = clean(Standin::new().cupti().env("GPUMEM_GAUGE", "off").run("tracker; track"));
-    assert_eq!((outcome.answer("track"), outcome.reports().len()), ("used=? live=?, ?", 0), "{outcome}");
-    let outcome = clean(Standin::new().run("tracker 1"));
-    assert!(outcome.answer("tracker 1").starts_with("error[unknown device]"), "{outcome}");
-}
-
-#[test]
-fn a_card_that_fell_off_the_bus() {
-    let machine = Standin::new().cupti().fail("nvmlDeviceGetMemoryInfo_v2=15");
-    let outcome = clean(machine.run("tracker; context 0; pooled 1; track; track"));
-    assert!(outcome.answers("track").iter().all(|answer| answer.starts_with("used=? live=1 MiB")), "{outcome}");
-    assert_eq!(outcome.stderr.matches("NVML_ERROR_GPU_IS_LOST").count(), 1, "{outcome}");
-}
-
-#[test]
-fn where_reports_go() {
-    let script = "tracker; context 0; labelled w 2x3; track";
-    let run = |to: &str| clean(Standin::new().cupti().env("GPUMEM_REPORT", to).run(script));
-    let outcome = run("json");
-    let [line] = outcome.reports()[..] else { panic!("one line\n{outcome}") };
-    assert!(line.starts_with("{\"tracked_at\":\"tests/src/bin/probe/track.rs:"), "{outcome}");
-    assert!(
-        line.ends_with(
-            "\"live\":24,\"changes\":[{\"count\":1,\"bytes_each\":24,\"bytes\":24,\"kind\":\"device\",\"dtype\":\"f32\",\
-             \"shape\":[2,3],\"names\":[{\"name\":\"w\",\"count\":1}],\"scopes\":null,\"line\":null,\"library\":null}],\"lost_events\":0}"
-        ),
-        "{outcome}"
-    );
-    let outcome = run("stderr");
-    assert!(
-        outcome.reports().is_empty() && outcome.stderr.ends_with("+ | 1 * 24 B f32 (2, 3) | 24 B | w\n\n"),
-        "{outcome}"
-    );
-    let outcome = run("off");
-    assert!(outcome.reports().is_empty() && outcome.stderr.is_empty(), "{outcome}");
-    assert!(outcome.answer("track").contains(" live=24 B"), "{outcome}");
-}
-
-#[test]
-fn in_the_child_of_a_fork() {
-    let outcome =
-        Standin::new().cupti().run("context 0; tracker; pooled 1; track; fork label w u8 1 0x10 | new_tracker | track");
-    assert!(outcome.answer("label w u8 1 0x10").starts_with("error[unavailable] this process was forked"), "{outcome}");
-    assert_eq!(outcome.answers("track")[1], "used=? live=?, ?", "{outcome}");
-    assert_eq!(printed(&outcome).matches("At ").count(), 1, "{outcome}");
-    assert!(outcome.is_clean(), "{outcome}");
-}
-
 /// The text stands at the right margin, whatever its length.
 #[test]
 fn amounts_stand_at_the_margin() {
     let (gpu, mut tracker, page) = gpu();
     let _block = kib(&gpu, 4);
     tracker.track_with("a word that leaves no room for amounts");
-    assert_eq!(page.take().lines().nth(1), Some(amounts("Total Used Memory: 32 MiB, live: 4 KiB").as_str()));
+    assert_eq!(
+        page.take().lines().nth(1),
+        Some(at_the_right_margin("Total Used Memory: 32 MiB, live: 4 KiB").as_str())
+    );
 }

@@ -1,7 +1,7 @@
 //! Where memory is, on a real GPU: scopes, the breakdown, who holds it when it runs out, leaks, PyTorch's statistics.
 //! Switched on by `GPUMEM_DEVICE=1`; `docs/VERIFIED.md` holds what was seen on which.
 //!
-//! `GPUMEM_DEVICE=1 cargo test --release -p gpumem-tests --test where -- --nocapture --test-threads=1`
+//! `GPUMEM_DEVICE=1 cargo test --release -p gpumem-tests --test gpu_memory -- --nocapture --test-threads=1`
 //!
 //! The training loop needs libcublas on the loader's path, which `LD_LIBRARY_PATH` extends. Each test is a process of its own.
 
@@ -717,9 +717,9 @@ fn out_of_memory() {
         println!("  scopes {:?}\n  places {:?}", oom.scopes, oom.places);
         let what = (oom.device, oom.asked.get(), oom.kind, oom.path.clone());
         wrong.unless(what == (0, asked as u64, kind, vec!["victim".to_owned()]), || format!("{what:?}"));
-        let at = |place: &str, line: u32| place.contains(&format!("where.rs:{line}:"));
+        let at = |place: &str, line: u32| place.contains(&format!("gpu_memory/main.rs:{line}:"));
         // The report has it in any case.
-        println!("refused at where.rs:{line}:");
+        println!("refused at gpu_memory/main.rs:{line}:");
         wrong
             .unless(oom.line.as_deref().is_none_or(|place| at(place, line)), || format!("line {line}: {:?}", oom.line));
         let scope = oom.scopes.first().map(|scope| (scope.name.as_str(), scope.blocks, scope.bytes.get()));
@@ -803,7 +803,7 @@ fn leak() {
     let [block] = left.as_slice() else { panic!("{} blocks are left, not 1", left.len()) };
     assert_eq!((block.bytes, block.kind, block.library.as_deref()), (Bytes::mib(1), "device", None));
     assert_eq!(block.path, ["train", "step"]);
-    let place = format!("where.rs:{line}:");
+    let place = format!("gpu_memory/main.rs:{line}:");
     println!("leaked at {place}");
     // A context that is given up takes its blocks along, and then nothing is left at the end of the process.
     mem::forget(context);

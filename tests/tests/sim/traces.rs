@@ -1,8 +1,7 @@
-//! The guard on a simulated device: every example of fastai's documentation with its exact lines, the figures, the
+//! The guard: every example of fastai's documentation with its exact lines, the figures, the
 //! threads.
 
 use std::{
-    cell::RefCell,
     fs,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Mutex, MutexGuard, PoisonError},
@@ -11,21 +10,10 @@ use std::{
 };
 
 use gpumem::{
-    Bytes, Gauge, GpuMemTrace, GpuMemTraceBuilder, Report, Sink, gpu_mem_trace,
+    Bytes, Gauge, GpuMemTrace, GpuMemTraceBuilder, gpu_mem_trace,
     sim::{SimBlock, SimGpu},
 };
-
-thread_local! {
-    static LINES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
-}
-
-/// A simulated device of its own for the calling test, current on its thread, and the lines reported on it from now on.
-fn gpu() -> SimGpu {
-    gpumem::set_sink(Sink::custom(|report: &Report| LINES.with_borrow_mut(|lines| lines.push(report.to_string()))));
-    let gpu = SimGpu::install(Bytes::gib(64)).expect("GPUMEM_SIM is not set");
-    gpu.make_current();
-    gpu
-}
+use gpumem_tests::{reported_lines, simulated_gpu};
 
 fn mib(gpu: &SimGpu, mib: u64) -> SimBlock {
     gpu.alloc(Bytes::mib(mib)).expect("the device has room")
@@ -33,7 +21,7 @@ fn mib(gpu: &SimGpu, mib: u64) -> SimBlock {
 
 #[track_caller]
 fn check_lines(expected: &[&str]) {
-    assert_eq!(LINES.take(), expected);
+    assert_eq!(reported_lines(), expected);
 }
 
 fn quiet() -> GpuMemTraceBuilder {
@@ -53,7 +41,7 @@ mod examples_of_fastai {
 
     #[test]
     fn example_1_report_and_data() {
-        let _gpu = gpu();
+        let _gpu = simulated_gpu();
         let mtrace = quiet().start().unwrap();
         some_code();
         mtrace.report();
@@ -66,7 +54,7 @@ mod examples_of_fastai {
 
     #[test]
     fn example_2_a_loop_with_reset() {
-        let _gpu = gpu();
+        let _gpu = simulated_gpu();
         let mut mtrace = quiet().start().unwrap();
         for i in 0..10 {
             mtrace.reset();
@@ -74,12 +62,12 @@ mod examples_of_fastai {
             mtrace.report_with(format!("i={i}"));
         }
         let expected: Vec<_> = (0..10).map(|i| format!("△Used Peaked MB:      0      0 (i={i})")).collect();
-        assert_eq!(LINES.take(), expected);
+        assert_eq!(reported_lines(), expected);
     }
 
     #[test]
     fn example_3_a_loop_with_report_n_reset() {
-        let _gpu = gpu();
+        let _gpu = simulated_gpu();
         let mut mtrace = quiet().start().unwrap();
         mtrace.reset();
         for i in 0..10 {
@@ -87,12 +75,12 @@ mod examples_of_fastai {
             mtrace.report_n_reset_with(format!("i={i}"));
         }
         let expected: Vec<_> = (0..10).map(|i| format!("△Used Peaked MB:      0      0 (i={i})")).collect();
-        assert_eq!(LINES.take(), expected);
+        assert_eq!(reported_lines(), expected);
     }
 
     #[test]
     fn start_and_stop() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let mut mtrace = quiet().start().unwrap();
         mtrace.start();
         let _a = mib(&gpu, 1);
@@ -104,7 +92,7 @@ mod examples_of_fastai {
 
     #[test]
     fn contexts() {
-        let _gpu = gpu();
+        let _gpu = simulated_gpu();
         let mtrace = quiet().ctx("foobar").start().unwrap();
         mtrace.report();
         mtrace.report_with("1st try");
@@ -118,7 +106,7 @@ mod examples_of_fastai {
 
     #[test]
     fn silence() {
-        let _gpu = gpu();
+        let _gpu = simulated_gpu();
         let mut mtrace = quiet().silent(true).start().unwrap();
         mtrace.report(); // nothing will be printed
         mtrace.silent(false);
@@ -130,7 +118,7 @@ mod examples_of_fastai {
 
     #[test]
     fn the_context_manager() {
-        let _gpu = gpu();
+        let _gpu = simulated_gpu();
         {
             let _mtrace = GpuMemTrace::new();
             some_code();
@@ -149,7 +137,7 @@ mod examples_of_fastai {
             // some code
             1
         }
-        let _gpu = gpu();
+        let _gpu = simulated_gpu();
         assert_eq!(some_func(), 1);
         check_lines(&["△Used Peaked MB:      0      0 (some_func: exit)"]);
     }
@@ -163,7 +151,7 @@ mod examples_of_fastai {
         }
         #[gpu_mem_trace]
         fn my_function() {}
-        let _gpu = gpu();
+        let _gpu = simulated_gpu();
         assert_eq!(some_func(), 1);
         my_function();
         check_lines(&[
@@ -174,7 +162,7 @@ mod examples_of_fastai {
 
     #[test]
     fn no_report_on_exit() {
-        let _gpu = gpu();
+        let _gpu = simulated_gpu();
         let mut mtrace = quiet().ctx("some_func").start().unwrap();
         some_code();
         mtrace.stop();
@@ -184,7 +172,7 @@ mod examples_of_fastai {
 
     #[test]
     fn printing_a_trace() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let mtrace = quiet().start().unwrap();
         let _kept = mib(&gpu, 1500);
         assert_eq!(mtrace.to_string(), "△Used Peaked MB:  1,500      0");
@@ -194,7 +182,7 @@ mod examples_of_fastai {
 
     #[test]
     fn figures_outlive_the_block() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let (data, kept) = GpuMemTrace::scope("", |mtrace| {
             let kept = mib(&gpu, 8);
             mtrace.stop();
@@ -208,7 +196,7 @@ mod examples_of_fastai {
 
 #[test]
 fn fastai_deleted_test_sequence() {
-    let gpu = gpu();
+    let gpu = simulated_gpu();
     let mut trace = quiet().start().unwrap();
     let a = mib(&gpu, 10);
     let b = mib(&gpu, 15);
@@ -225,7 +213,7 @@ fn fastai_deleted_test_sequence() {
 
 #[test]
 fn report_n_reset_takes_one_reading() {
-    let gpu = gpu();
+    let gpu = simulated_gpu();
     let mut trace = quiet().start().unwrap();
     let mut kept = Vec::new();
     for _ in 0..3 {
@@ -238,7 +226,7 @@ fn report_n_reset_takes_one_reading() {
 
 #[test]
 fn what_was_allocated_before_the_first_trace_is_a_difference_all_the_same() {
-    let gpu = gpu();
+    let gpu = simulated_gpu();
     let old = mib(&gpu, 100);
     let trace = quiet().start().unwrap();
     drop(old);
@@ -249,7 +237,7 @@ fn what_was_allocated_before_the_first_trace_is_a_difference_all_the_same() {
 
 #[test]
 fn figures_are_to_the_byte_and_pools_count_what_is_in_them() {
-    let gpu = gpu();
+    let gpu = simulated_gpu();
     let trace = quiet().start().unwrap();
     let kept = gpu.alloc_async(Bytes::new(1)).unwrap();
     drop(gpu.alloc_async(Bytes::new(4097)).unwrap());
@@ -259,7 +247,7 @@ fn figures_are_to_the_byte_and_pools_count_what_is_in_them() {
 
 #[test]
 fn an_allocation_that_fails_is_not_counted() {
-    let gpu = gpu();
+    let gpu = simulated_gpu();
     let trace = quiet().start().unwrap();
     let full = gpu.alloc(Bytes::gib(65)).expect_err("the device has 64");
     assert!(full.is_out_of_memory(), "{full}");
@@ -269,7 +257,7 @@ fn an_allocation_that_fails_is_not_counted() {
 
 #[test]
 fn a_stopped_trace_starts_anew() {
-    let gpu = gpu();
+    let gpu = simulated_gpu();
     let mut trace = quiet().start().unwrap();
     let a = mib(&gpu, 5);
     trace.stop();
@@ -285,7 +273,7 @@ fn a_stopped_trace_starts_anew() {
 
 #[test]
 fn a_stopped_trace_reports_its_frozen_figures_on_exit() {
-    let gpu = gpu();
+    let gpu = simulated_gpu();
     let mut trace = GpuMemTrace::with_ctx("t");
     let a = mib(&gpu, 5);
     trace.stop();
@@ -296,7 +284,7 @@ fn a_stopped_trace_reports_its_frozen_figures_on_exit() {
 
 #[test]
 fn the_exit_is_reported_while_unwinding() {
-    let gpu = gpu();
+    let gpu = simulated_gpu();
     let unwound = catch_unwind(AssertUnwindSafe(|| {
         let _trace = GpuMemTrace::with_ctx("unwinding");
         let _held = mib(&gpu, 6);
@@ -313,8 +301,8 @@ fn the_exit_is_reported_while_unwinding() {
 
 #[test]
 fn the_device_is_fixed_when_the_trace_starts() {
-    let first = gpu();
-    let second = gpu();
+    let first = simulated_gpu();
+    let second = simulated_gpu();
     first.make_current();
     let trace = quiet().start().unwrap();
     let other = quiet().device(second.ordinal()).start().unwrap();
@@ -327,7 +315,7 @@ fn the_device_is_fixed_when_the_trace_starts() {
 
 #[test]
 fn a_device_that_is_not_there_is_an_error_or_an_idle_trace() {
-    let _gpu = gpu();
+    let _gpu = simulated_gpu();
     let refused = quiet().device(9999).start().expect_err("there are fewer");
     assert!(refused.is_unknown_device() && !refused.is_unavailable(), "{refused}");
     let mut off = GpuMemTrace::builder().device(9999).start_or_off();
@@ -345,7 +333,7 @@ fn a_device_that_is_not_there_is_an_error_or_an_idle_trace() {
 
 #[test]
 fn debug_shows_the_state_and_does_not_read() {
-    let gpu = gpu();
+    let gpu = simulated_gpu();
     let mut trace = quiet().ctx("c").gauge(Gauge::Sampled).start().unwrap();
     gpu.set_lost(true);
     assert!(format!("{trace:?}").contains("\"running\""), "{trace:?}");
@@ -355,7 +343,7 @@ fn debug_shows_the_state_and_does_not_read() {
 
 #[test]
 fn a_trace_moves_to_another_thread_and_is_dropped_there() {
-    let gpu = gpu();
+    let gpu = simulated_gpu();
     let trace = quiet().start().unwrap();
     let kept = thread::scope(|threads| threads.spawn(|| mib(&gpu, 9)).join().unwrap());
     let (trace, used) = thread::spawn(move || {
@@ -371,11 +359,11 @@ fn a_trace_moves_to_another_thread_and_is_dropped_there() {
 
 #[test]
 fn traces_of_many_threads_count_the_whole_process_on_their_device() {
-    let shared = gpu();
+    let shared = simulated_gpu();
     let whole = quiet().device(shared.ordinal()).start().unwrap();
     let kept = thread::scope(|threads| {
         let work = |thread: u64| {
-            let (own, shared) = (gpu(), &shared);
+            let (own, shared) = (simulated_gpu(), &shared);
             move || {
                 let mut kept = Vec::new();
                 for round in 1..=500 {
@@ -402,7 +390,7 @@ fn traces_of_many_threads_count_the_whole_process_on_their_device() {
 
 #[test]
 fn one_thread_alone_is_counted_in_a_scope_that_another_handed_over() {
-    let gpu = gpu();
+    let gpu = simulated_gpu();
     let outer = quiet().device(gpu.ordinal()).thread_local_only().start().expect("a simulated device");
     let handle = outer.handle();
     let of_worker = thread::scope(|threads| {
@@ -430,7 +418,7 @@ fn one_thread_alone_is_counted_in_a_scope_that_another_handed_over() {
 
 #[test]
 fn what_overlaps_another_threads_trace_says_so() {
-    let gpu = gpu();
+    let gpu = simulated_gpu();
     let overlapped = |trace: &GpuMemTrace| trace.data().overlapped;
     let mut trace = quiet().device(gpu.ordinal()).start().expect("a simulated device");
     assert!(!overlapped(&trace));
@@ -451,7 +439,7 @@ fn what_overlaps_another_threads_trace_says_so() {
 
 #[test]
 fn nested_traces_are_each_right() {
-    let gpu = gpu();
+    let gpu = simulated_gpu();
     let mut traces = Vec::new();
     let mut blocks = Vec::new();
     for depth in 0..100_u64 {
@@ -505,7 +493,7 @@ mod sampled {
     #[test]
     fn a_peak_that_lasts_is_seen_and_the_gauge_says_how_well() {
         let _alone = alone();
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let trace = start(&gpu);
         let kept = mib(&gpu, 10);
         let blip = mib(&gpu, 30);
@@ -521,7 +509,7 @@ mod sampled {
     #[test]
     fn growth_that_no_sample_saw_is_no_negative_peak() {
         let _alone = alone();
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let trace = start(&gpu);
         let _kept = mib(&gpu, 300);
         check(&trace, 300, 0);
@@ -530,7 +518,7 @@ mod sampled {
     #[test]
     fn a_thousand_open_traces_are_one_thread_that_goes_when_the_last_is_closed() {
         let _alone = alone();
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let traces: Vec<_> = (0..1000).map(|_| start(&gpu)).collect();
         let _kept = mib(&gpu, 2);
         eventually("the sampler has its name", || samplers() == 1);
@@ -547,7 +535,7 @@ mod sampled {
     #[test]
     fn storms_of_starts_and_stops_on_many_threads() {
         let _alone = alone();
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         thread::scope(|threads| {
             for _ in 0..8 {
                 threads.spawn(|| {
@@ -575,7 +563,7 @@ mod sampled {
     #[test]
     fn a_device_that_is_lost_in_the_middle_is_no_number() {
         let _alone = alone();
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let trace = quiet().device(gpu.ordinal()).gauge(Gauge::Sampled).ctx("t").start().unwrap();
         let kept = mib(&gpu, 10);
         check(&trace, 10, 0);
@@ -598,7 +586,7 @@ mod sampled {
     #[test]
     fn sampled_and_exact_traces_run_side_by_side() {
         let _alone = alone();
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let (exact, sampled) = (quiet().start().unwrap(), start(&gpu));
         let _kept = gpu.alloc_async(Bytes::mib(1)).unwrap();
         check(&exact, 1, 0);
@@ -623,7 +611,7 @@ mod pool {
 
     #[test]
     fn nested_and_overlapping_traces_each_keep_their_own_peak() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let _older = pooled(&gpu, 7);
         drop(pooled(&gpu, 1000));
         let outer = start(&gpu);
@@ -647,7 +635,7 @@ mod pool {
 
     #[test]
     fn what_is_in_no_pool_is_not_counted() {
-        let (gpu, other) = (gpu(), gpu());
+        let (gpu, other) = (simulated_gpu(), simulated_gpu());
         let trace = start(&gpu);
         let _others = (mib(&gpu, 100), pooled(&other, 50));
         check(&trace, 0, 0);
@@ -655,7 +643,7 @@ mod pool {
 
     #[test]
     fn a_stopped_trace_is_frozen_and_one_that_starts_again_begins_anew() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let mut trace = start(&gpu);
         drop(pooled(&gpu, 5));
         trace.stop();
@@ -667,7 +655,7 @@ mod pool {
 
     #[test]
     fn a_pool_that_cannot_be_read_is_no_number() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let mut trace = quiet().device(gpu.ordinal()).gauge(Gauge::Pool).ctx("t").start().unwrap();
         let kept = pooled(&gpu, 10);
         check(&trace, 10, 0);
@@ -691,7 +679,7 @@ mod pool {
 
     #[test]
     fn one_thread_alone_is_not_to_be_had() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let refused = quiet().device(gpu.ordinal()).gauge(Gauge::Pool).thread_local_only().start();
         let error = refused.expect_err("the mark is the whole pool's");
         assert!(error.is_invalid_setting() && error.to_string().contains("the gauge `pool`"), "{error}");
@@ -699,7 +687,7 @@ mod pool {
 
     #[test]
     fn no_device_no_trace() {
-        let _gpu = gpu();
+        let _gpu = simulated_gpu();
         let error = quiet().device(9999).gauge(Gauge::Pool).start().expect_err("there is no such device");
         assert!(error.is_unknown_device(), "{error}");
     }
@@ -707,7 +695,7 @@ mod pool {
     /// Whatever is opened, reset and closed in whatever order, the mark says what hearing each allocation says.
     #[test]
     fn traces_agree_with_exact_ones() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         for seed in 1..60_u64 {
             let mut random = Random::new(seed);
             let mut random = |below: usize| random.below(below);
@@ -736,7 +724,7 @@ mod pool {
     /// Traces that other threads open, read and reset take no peak away, and are not taken for somebody else's resets.
     #[test]
     fn threads_do_not_disturb_each_other() {
-        let gpu = gpu();
+        let gpu = simulated_gpu();
         let outer = start(&gpu);
         thread::scope(|threads| {
             let others = [(); 4].map(|()| {

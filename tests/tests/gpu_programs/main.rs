@@ -1,7 +1,7 @@
 //! Graphs, imports and random programs, compared with what the driver says and with the program's own log. Switched on by
 //! `GPUMEM_DEVICE=1`, and run on the stand-in driver where it is not.
 //!
-//! `GPUMEM_DEVICE=1 cargo test --release -p gpumem-tests --test programs -- --nocapture --test-threads=1`
+//! `GPUMEM_DEVICE=1 cargo test --release -p gpumem-tests --test gpu_programs -- --nocapture --test-threads=1`
 
 use std::{
     env,

@@ -1,6 +1,6 @@
 //! Exact figures on a real GPU. Switched on by `GPUMEM_DEVICE=1`; `docs/VERIFIED.md` holds what was seen on which.
 //!
-//! `GPUMEM_DEVICE=1 cargo test --release -p gpumem-tests --test exact -- --nocapture --test-threads=1`
+//! `GPUMEM_DEVICE=1 cargo test --release -p gpumem-tests --test gpu_exact -- --nocapture --test-threads=1`
 
 use std::{
     env,

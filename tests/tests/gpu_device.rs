@@ -1,6 +1,6 @@
 //! What only a real GPU can show. Switched on by `GPUMEM_DEVICE=1`; `docs/VERIFIED.md` holds what was seen on which.
 //!
-//! `GPUMEM_DEVICE=1 cargo test --release -p gpumem-tests --test device -- --nocapture --test-threads=1`
+//! `GPUMEM_DEVICE=1 cargo test --release -p gpumem-tests --test gpu_device -- --nocapture --test-threads=1`
 
 use std::{
     env, fs,

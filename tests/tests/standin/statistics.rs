@@ -1,0 +1,127 @@
+//! The allocator's statistics under PyTorch's names, compared with what the program adds up by itself.
+
+use gpumem_tests::{CONTEXT, Outcome, Standin};
+
+/// A machine with libcupti.
+fn heard() -> Standin {
+    Standin::new().cupti()
+}
+
+/// Each command of the script has to answer what stands behind its ` = `; a `call` without that has to succeed.
+#[track_caller]
+fn check(machine: &Standin, script: &str) -> Outcome {
+    let steps: Vec<_> =
+        script.split(';').map(str::trim).map(|step| step.split_once(" = ").unwrap_or((step, ""))).collect();
+    let commands: Vec<_> = steps.iter().map(|(command, _)| *command).collect();
+    let outcome = machine.run(&commands.join("; "));
+    assert!(outcome.is_clean(), "panicked or did not end well\n{outcome}");
+    let mut seen = std::collections::HashMap::new();
+    for (command, expected) in steps {
+        let nth = seen.entry(command).or_insert(0);
+        let answer =
+            *outcome.answers(command).get(*nth).unwrap_or_else(|| panic!("`{command}` got no answer\n{outcome}"));
+        *nth += 1;
+        let expected = if expected.is_empty() && command.starts_with("call ") { "0" } else { expected };
+        assert!(expected.is_empty() || answer == expected, "`{command}` is not `{expected}` but `{answer}`\n{outcome}");
+    }
+    outcome
+}
+
+#[test]
+fn on_a_driver_they_are_what_the_program_adds_up() {
+    for (steps, devices) in [(400, 1), (300, 3)] {
+        let outcome = heard().devices(devices).run(&format!("call cuInit 0; adding_up {steps} {devices}"));
+        let answer = outcome.answer(&format!("adding_up {steps} {devices}")).to_owned();
+        assert_eq!(answer, "equal to what was added up", "{outcome}");
+        assert!(outcome.is_clean(), "{outcome}");
+    }
+}
+
+#[test]
+fn kinds_are_told_apart() {
+    check(
+        &heard(),
+        &format!(
+            "memory_allocated = 0; {CONTEXT}; call cuMemAlloc_v2 &a 1000; call cuMemAllocAsync &b 70 0; \
+             call cuMemCreate &h 2097152 on:0 0; call cuMemAllocManaged &m 50 1; call cuMemAllocHost_v2 &p 60; \
+             call cuMemFree_v2 a; memory_stats = all=2097222/2098222/2098222/1000,2/3/3/1 device=0/1000/1000/1000,0/1/1/1 \
+             pool=70/70/70/0,1/1/1/0 vmm=2097152/2097152/2097152/0,1/1/1/0 managed=50/50/50/0,1/1/1/0 \
+             pinned_host=60/60/60/0,1/1/1/0 untracked=0 lost=0; \
+             memory_snapshot = 2097152 vmm, 70 pool, 60 pinned host, 50 managed; \
+             reset_peaks = done; max_memory_allocated = 2097222; memory_allocated = 2097222"
+        ),
+    );
+}
+
+/// The pool takes 32 MiB at a time; the program asked for less.
+#[test]
+fn what_the_driver_gave_is_more() {
+    check(
+        &heard(),
+        &format!(
+            "memory_reserved = 0; {CONTEXT}; call cuMemAllocAsync &a 40000000 0; memory_allocated = 40000000; memory_reserved = 67108864; \
+             max_memory_reserved = 67108864 to 67108864; call cuMemFreeAsync a 0; memory_allocated = 0; memory_reserved = 67108864; \
+             empty_cache; memory_reserved = 0; call cuMemAlloc_v2 &b 1000; memory_reserved = 1000; \
+             max_memory_reserved = 67108864 to 67109864; reset_peaks = done; max_memory_reserved = 1000 to 1000; \
+             call cuMemPoolCreate &p on:0; call cuMemAllocFromPoolAsync &c 5000 p 0; memory_reserved = 6000"
+        ),
+    );
+    check(
+        &heard().set("pools=0"),
+        &format!("{CONTEXT}; memory_allocated = 0; call cuMemAlloc_v2 &a 10; memory_reserved = 10; reset_peaks = done"),
+    );
+    let broken =
+        heard().fail("cuMemPoolGetAttribute=999").run(&format!("{CONTEXT}; memory_reserved; memory_allocated"));
+    assert!(broken.answer("memory_reserved").starts_with("error["), "{broken}");
+    assert_eq!(broken.answer("memory_allocated"), "0", "{broken}");
+}
+
+const ALL: [&str; 7] = [
+    "memory_allocated",
+    "max_memory_allocated",
+    "memory_reserved",
+    "max_memory_reserved",
+    "reset_peaks",
+    "memory_stats",
+    "memory_snapshot",
+];
+
+/// Nobody hears allocations: every one of them is an error that says why, and none is zero.
+#[test]
+fn where_nothing_is_heard_nothing_is_zero() {
+    for (machine, first, says) in [
+        (Standin::new(), "count", "cannot load libcupti"),
+        (heard().env("GPUMEM_GAUGE", "sampled"), "count", "GPUMEM_GAUGE says sampled"),
+        (heard().env("GPUMEM_GAUGE", "pool"), "count", "GPUMEM_GAUGE says pool"),
+        (heard().env("GPUMEM_GAUGE", "off"), "count", "GPUMEM_GAUGE says off"),
+        (heard().env("GPUMEM_GAUGE", "nonsense"), "count", "`nonsense` is not a gauge"),
+        (heard(), "unsubscribe", "gpumem::unsubscribe() was called"),
+    ] {
+        let outcome = machine.run(&format!("{first}; {}", ALL.join("; ")));
+        for command in ALL {
+            let answer = outcome.answer(command);
+            assert!(
+                answer.starts_with("error[") && answer.contains(says),
+                "`{command}` does not say `{says}`\n{outcome}"
+            );
+        }
+        assert!(outcome.is_clean(), "{outcome}");
+    }
+    // Who subscribes by hand has the figures, whatever traces are told to do.
+    check(
+        &heard().env("GPUMEM_GAUGE", "sampled"),
+        &format!("subscribe = done; {CONTEXT}; call cuMemAlloc_v2 &a 10; memory_allocated = 10"),
+    );
+}
+
+/// Blocks from before are not known: neither are they counted, nor does their free take anything off.
+#[test]
+fn counting_begins_with_the_first_call() {
+    check(
+        &heard(),
+        &format!(
+            "{CONTEXT}; call cuMemAlloc_v2 &old 1000; memory_allocated = 0; call cuMemAlloc_v2 &new 10; call cuMemFree_v2 old; \
+             memory_stats = all=10/10/10/0,1/1/1/0 device=10/10/10/0,1/1/1/0 untracked=0 lost=0"
+        ),
+    );
+}
