@@ -9,7 +9,7 @@ use super::driver;
 use crate::{
     error::{Kind, Result},
     sys::{
-        calls::{Call, Caller, Named, Observe},
+        calls::{Call, Caller, IdKind, Observe},
         cupti, dispatch,
     },
 };
@@ -26,7 +26,7 @@ impl<const AT: usize> Observe for Recorder<AT> {
     }
 
     fn freeing(caller: &Caller, address: u64) {
-        Self::other(caller, &Call::Freeing { named: Named::Address, name: address });
+        Self::other(caller, &Call::Freeing { id_kind: IdKind::Address, id: address });
     }
 
     fn other(_: &Caller, call: &Call) {

@@ -23,7 +23,7 @@ use crate::{
     error::{Error, Kind, Result},
     model::{Answer, Block, Bytes, Device, EventKind, Family, Key, MemKind, Source, Space, StackId, Tag},
     sys::{
-        calls::{self, Call, Caller, Context, Memory, Named, Observe},
+        calls::{self, Call, Caller, Context, IdKind, Memory, Observe},
         cuda,
     },
 };
@@ -60,8 +60,8 @@ pub(super) fn subscribe_to<L: Listen>(source: Source) -> Result<()> {
 /// Through which source allocations would be intercepted.
 pub(super) fn can_subscribe(wanted: Option<Source>) -> Result<Source> {
     choose(wanted, |source| match source {
-        Source::Dispatch => by_dispatch::is_there(),
-        _ => by_cupti::is_there(),
+        Source::Dispatch => by_dispatch::check_available(),
+        _ => by_cupti::check_available(),
     })
 }
 
@@ -99,7 +99,7 @@ mod by_dispatch {
         sys::{calls::Observe, dispatch},
     };
 
-    pub(super) use dispatch::{is_there, subscribed, unsubscribe};
+    pub(super) use dispatch::{check_available, subscribed, unsubscribe};
 
     pub(super) fn subscribe<O: Observe>() -> Result<()> {
         dispatch::subscribe::<O>()
@@ -121,9 +121,9 @@ mod by_cupti {
         cupti::subscribe::<O>()
     }
 
-    pub(super) fn is_there() -> Result<()> {
+    pub(super) fn check_available() -> Result<()> {
         cuda::devices()?;
-        cupti::is_there()
+        cupti::check_available()
     }
 }
 
@@ -138,10 +138,10 @@ macro_rules! absent {
             };
 
             pub(super) fn subscribe<O: Observe>() -> Result<()> {
-                is_there()
+                check_available()
             }
 
-            pub(super) fn is_there() -> Result<()> {
+            pub(super) fn check_available() -> Result<()> {
                 Err(Kind::NotBuilt { feature: $feature }.into())
             }
 
@@ -298,18 +298,18 @@ impl<L: Listen> Observe for Observer<L> {
         if last.handle == stream && last.generation == GENERATION.load(Relaxed) {
             let stack = if bytes < last.least { StackId::NONE } else { stacks::take_down() };
             let tag = Tag::new(cuda(last.device), MemKind::Pool, 0, stack);
-            L::alloc(key(Named::Address, address), Bytes::new(bytes), tag);
+            L::alloc(key(IdKind::Address, address), Bytes::new(bytes), tag);
         } else {
             let caller = *caller;
-            calls::at_rare_work(move || pooled_elsewhere(&caller, address, bytes, stream));
+            calls::as_observer_cold(move || pooled_elsewhere(&caller, address, bytes, stream));
         }
     }
 
     #[allow(clippy::inline_always, reason = "as above")]
     #[inline(always)]
     fn freeing(_: &Caller, address: u64) {
-        if L::free(key(Named::Address, address)) == Answer::Untracked {
-            calls::at_rare_work(move || freed_unknown(Named::Address, address));
+        if L::free(key(IdKind::Address, address)) == Answer::Untracked {
+            calls::as_observer_cold(move || freed_unknown(IdKind::Address, address));
         }
     }
 
@@ -343,7 +343,7 @@ fn is_captured(stream: u64) -> Option<bool> {
 }
 
 fn pooled_on(address: u64, bytes: u64, device: Where) {
-    let key = key(Named::Address, address);
+    let key = key(IdKind::Address, address);
     note_block(address);
     match device {
         Where::Device(device) => allocated(key, device, bytes, MemKind::Pool, 0),
@@ -362,11 +362,11 @@ fn note_block(address: u64) {
 }
 
 #[cold]
-fn freed_unknown(named: Named, name: u64) {
+fn freed_unknown(id_kind: IdKind, id: u64) {
     // What frees nothing is no free.
-    if name == 0 || was_never_counted(named, name) {
+    if id == 0 || was_never_counted(id_kind, id) {
         tell(&EventKind::FreeFailed);
-    } else if let Some(block) = look_up(named, name) {
+    } else if let Some(block) = look_up(id_kind, id) {
         tell(&EventKind::LateLookup { block });
     } else {
         tell(&EventKind::Untracked);
@@ -374,17 +374,17 @@ fn freed_unknown(named: Named, name: u64) {
 }
 
 /// What belongs to somebody else or to a graph is no block that was counted.
-fn was_never_counted(named: Named, name: u64) -> bool {
-    let key = key(named, name);
+fn was_never_counted(id_kind: IdKind, id: u64) -> bool {
+    let key = key(id_kind, id);
     if known().elsewhere.remove(&key) {
         GIVEN_BACK.set(Some(key));
         return true;
     }
-    if named != Named::Address {
+    if id_kind != IdKind::Address {
         return false;
     }
     // Nothing is there: a free that is captured names what a graph will allocate.
-    cuda::is_of_a_graph(name).unwrap_or_else(|| CAPTURES.load(SeqCst) > 0)
+    cuda::belongs_to_graph(id).unwrap_or_else(|| CAPTURES.load(SeqCst) > 0)
 }
 
 /// The driver is not asked about handles.
@@ -397,12 +397,12 @@ fn free_handle(handle: u64) {
 /// Every other call.
 fn hear(caller: &Caller, call: &Call) {
     match *call {
-        Call::Allocated { named, name, bytes, memory } => match owner_of(caller) {
+        Call::Allocated { id_kind, id, bytes, memory } => match owner_of(caller) {
             Some(Owner { device, number }) => {
-                if named == Named::Address {
-                    note_block(name);
+                if id_kind == IdKind::Address {
+                    note_block(id);
                 }
-                allocated(key(named, name), device, bytes, kind_of(memory), number);
+                allocated(key(id_kind, id), device, bytes, kind_of(memory), number);
             }
             None => lost(),
         },
@@ -421,9 +421,9 @@ fn hear(caller: &Caller, call: &Call) {
         Call::Uncounted => lost(),
         Call::Refused { bytes, memory, pool, stream } => hear_of_refusal(caller, bytes, memory, pool, stream),
         Call::NotCreated { bytes, device } => tell_of_refusal(Some(device), bytes, MemKind::Vmm),
-        Call::Freeing { named, name } => {
-            if tell(&EventKind::Free { key: key(named, name), block: None }) == Answer::Untracked {
-                freed_unknown(named, name);
+        Call::Freeing { id_kind, id } => {
+            if tell(&EventKind::Free { key: key(id_kind, id), block: None }) == Answer::Untracked {
+                freed_unknown(id_kind, id);
             }
         }
         Call::Releasing { handle } => {
@@ -433,14 +433,14 @@ fn hear(caller: &Caller, call: &Call) {
             }
             GIVING.set(Giving::Handle { handle, reference });
         }
-        Call::Freed { worked } => match GIVING.replace(Giving::Block) {
+        Call::Freed { succeeded } => match GIVING.replace(Giving::Block) {
             Giving::Mappings => {
                 let unmapped = known().unmapping.remove(&thread::current().id()).unwrap_or_default();
-                if !worked {
+                if !succeeded {
                     map_again(unmapped);
                 }
             }
-            _ if worked => {}
+            _ if succeeded => {}
             Giving::Block => {
                 known().elsewhere.extend(GIVEN_BACK.take());
                 tell(&EventKind::FreeFailed);
@@ -462,11 +462,11 @@ fn hear(caller: &Caller, call: &Call) {
         }
         Call::Retained { handle } => known().handles.retain(handle),
         Call::ForeignHandle { handle } => known().handles.import(handle),
-        Call::Foreign { named, name } => {
-            known().elsewhere.insert(key(named, name));
+        Call::Foreign { id_kind, id } => {
+            known().elsewhere.insert(key(id_kind, id));
         }
         Call::CaptureBegun { stream } => capture_begun(stream),
-        Call::CaptureEnded { stream, worked } => capture_ended(stream, worked),
+        Call::CaptureEnded { stream, succeeded } => capture_ended(stream, succeeded),
         Call::GraphNode => graphs::allocate(),
         Call::Graphs { done } => graphs::launched(owner_of(caller).map(|owner| owner.device), done),
         Call::Mapped { at, handle } => known().handles.map(at, handle),
@@ -520,13 +520,13 @@ fn kind_of(memory: Memory) -> MemKind {
     }
 }
 
-fn key(named: Named, name: u64) -> Key {
-    let space = match named {
-        Named::Address => Space::Address,
-        Named::Array => Space::Array,
-        Named::Registered => Space::Registered,
+fn key(id_kind: IdKind, id: u64) -> Key {
+    let space = match id_kind {
+        IdKind::Address => Space::Address,
+        IdKind::Array => Space::Array,
+        IdKind::Registered => Space::Registered,
     };
-    Key::new(space, name)
+    Key::new(space, id)
 }
 
 pub(super) fn cuda(ordinal: u32) -> Device {
@@ -547,7 +547,7 @@ pub(super) fn lost() {
 
 /// Who is told may give back what he can spare, and that is heard.
 fn tell_of_refusal(ordinal: Option<u32>, bytes: u64, kind: MemKind) {
-    calls::outside(|| refused(ordinal.map(cuda), Bytes::new(bytes), kind));
+    calls::as_program(|| refused(ordinal.map(cuda), Bytes::new(bytes), kind));
     // The next allocation does not go the short way, on which nobody looks whether it is what was refused.
     STREAM.set(Stream { generation: 0, ..STREAM.get() });
 }
@@ -559,20 +559,20 @@ fn capture_begun(stream: u64) {
     GENERATION.fetch_add(1, SeqCst);
 }
 
-/// A capture ended, if it worked; if not, it may have ended all the same.
-fn capture_ended(stream: u64, worked: bool) {
-    if !worked && cuda::is_capturing(stream) != Some(false) {
+/// A capture ended, if it succeeded; if not, it may have ended all the same.
+fn capture_ended(stream: u64, succeeded: bool) {
+    if !succeeded && cuda::is_capturing(stream) != Some(false) {
         return;
     }
     // One that began before anybody listened: what was allocated in it may have been counted.
-    if !known().end_capture(stream) && worked {
+    if !known().end_capture(stream) && succeeded {
         lost();
     }
 }
 
 /// Before and while a trace looks at a device: what only the driver can say.
 pub(super) fn look_at(ordinal: u32) {
-    calls::at_work(|| {
+    calls::as_observer(|| {
         if FIRST_BLOCK.load(Relaxed) == u64::MAX
             && let Some(number) = cuda::next_block_number()
         {
@@ -719,13 +719,13 @@ impl Known {
 /// A block that is freed and was never heard of, if it is older than the subscription. One that is younger was allocated in a way
 /// that nobody intercepts, and was never counted. The driver knows it still, since the free has not been made yet, and the look-up
 /// changes nothing.
-fn look_up(named: Named, name: u64) -> Option<Block> {
+fn look_up(id_kind: IdKind, id: u64) -> Option<Block> {
     let first = FIRST_BLOCK.load(Relaxed);
     // Where no block is known to be younger, nobody knows.
-    if named != Named::Address || first == u64::MAX || cuda::block_number(name)? >= first {
+    if id_kind != IdKind::Address || first == u64::MAX || cuda::block_number(id)? >= first {
         return None;
     }
-    let cuda::Range { bytes, ordinal, managed, on_host } = cuda::range_at(name)?;
+    let cuda::AddressRange { bytes, ordinal, managed, on_host } = cuda::range_at(id)?;
     let kind = match (on_host, managed) {
         (_, true) => MemKind::Managed,
         (true, false) => MemKind::PinnedHost,
@@ -869,8 +869,8 @@ mod tests {
     #[test]
     fn imported_memory_is_forgotten_when_it_is_given_back() {
         let name = 0x7fff_1234_0000;
-        known().elsewhere.insert(key(Named::Array, name));
-        let [freed, freed_again] = [(); 2].map(|()| was_never_counted(Named::Array, name));
+        known().elsewhere.insert(key(IdKind::Array, name));
+        let [freed, freed_again] = [(); 2].map(|()| was_never_counted(IdKind::Array, name));
         assert!(freed && !freed_again);
     }
 

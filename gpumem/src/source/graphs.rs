@@ -55,7 +55,7 @@ pub(super) fn forget() {
 
 /// Some graph has a node that allocates, so that each launch has to be looked at.
 pub(super) fn allocate() {
-    calls::report_graph_launches();
+    calls::record_graph_launches();
 }
 
 /// A call can change what is mapped, on the device of its context or on those of a graph's nodes; it is about to be made, or done.
@@ -68,7 +68,7 @@ pub(super) fn launched(here: Option<u32>, done: bool) {
     {
         entry.insert(Mapped::UNREAD);
     }
-    let first = !done && calls::launches_are_unreported();
+    let first = !done && calls::launches_are_unrecorded();
     for (ordinal, mapped) in graphs.iter_mut().filter(|(_, mapped)| done || mapped.unread || first) {
         mapped.read(*ordinal, stacks::here);
     }
@@ -78,7 +78,7 @@ pub(super) fn launched(here: Option<u32>, done: bool) {
 pub(super) fn look_at(ordinal: u32) {
     let mut graphs = graphs();
     let mapped = graphs.entry(ordinal).or_insert(Mapped::UNREAD);
-    if mapped.unread || AT_WORK.load(Relaxed) || calls::launches_are_unreported() {
+    if mapped.unread || AT_WORK.load(Relaxed) || calls::launches_are_unrecorded() {
         mapped.read(ordinal, |_| StackId::NONE);
     }
 }
@@ -91,7 +91,7 @@ impl Mapped {
         let (was_unread, used) = (self.unread, used.unwrap_or(0));
         // A graph that was built when nobody listened allocates after all. A launch that nobody looked at did this, at some
         // moment.
-        if used > self.told() && !calls::report_graph_launches() && !was_unread {
+        if used > self.told() && !calls::record_graph_launches() && !was_unread {
             lost();
         }
         for fact in self.take(ordinal, used, stack) {

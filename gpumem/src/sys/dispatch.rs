@@ -1,36 +1,42 @@
-//! The driver's dispatch table: `libcuda` calls the implementation of each exported function through a pointer in its own
-//! writable data, its slot. A hook in the slot sees every call, however the caller found the function, and no code is
-//! patched.
+//! The driver's dispatch table. Each function that `libcuda` exports is a stub, which calls the implementation through a pointer
+//! in libcuda's writable data: the slot. A hook in the slot sees every call, no matter how the caller found the function, and no
+//! code is patched.
 //!
-//! NVIDIA does not document the table. So nothing is replaced before every function was checked: the instructions of its
-//! stub ([`stub`]), where its slot lies ([`image`]), and that the slot is the function's alone and still holds a pointer into the
-//! driver's own code ([`verify`]). If one of them differs, none is used.
+//! NVIDIA does not document the table. So each function is checked before a slot is replaced: the instructions of its stub
+//! ([`stub`]), where its slot is ([`image`]), and that no other function uses the slot and that it still points into the
+//! driver's own code ([`verify`]). If one check fails, no slot is replaced.
 
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod hooks;
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod image;
+#[cfg(all(feature = "bench", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(crate) mod rehearsal;
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod slots;
 #[cfg(any(test, all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
 mod stub;
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod subscription;
 #[cfg(any(test, all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
 mod verify;
 
-#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
-mod table;
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
-mod table {
-    //! Elsewhere the table is not known.
+mod subscription {
+    //! On other systems the table is not known.
 
     use crate::{
         error::{Error, Kind},
         sys::calls::Observe,
     };
 
-    pub(crate) fn is_there() -> Result<(), Error> {
+    pub(crate) fn check_available() -> Result<(), Error> {
         let detail = "it is known on Linux on x86-64 and arm64 alone".to_owned();
         Err(Kind::NoDispatch { detail }.into())
     }
 
     pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
-        is_there()
+        check_available()
     }
 
     pub(crate) fn unsubscribe() {}
@@ -44,6 +50,4 @@ mod table {
     }
 }
 
-#[cfg(feature = "bench")]
-pub(crate) use self::table::rehearsal;
-pub(crate) use self::table::{displaced, is_there, subscribe, subscribed, unsubscribe};
+pub(crate) use self::subscription::{check_available, displaced, subscribe, subscribed, unsubscribe};

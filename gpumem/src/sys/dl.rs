@@ -68,7 +68,7 @@ const CUPTI_NAMES: &[&str] = &["libcupti.so.13", "libcupti.so.12", "libcupti.so"
 
 /// Where `libcupti` may be: `GPUMEM_CUPTI`, the loader's own path, the toolkit, Python's packages. It is not part of the
 /// driver, and toolkits do not put it on the loader's path.
-pub(super) fn cupti_places() -> Vec<PathBuf> {
+pub(super) fn cupti_paths() -> Vec<PathBuf> {
     let mut places: Vec<PathBuf> = Vec::new();
     if let Some(named) = settings().cupti.clone() {
         if named.is_dir() {

@@ -52,7 +52,7 @@ fn init() -> Result<Nvml, Error> {
     let open = |name: &&str| Nvml::builder().lib_path(OsStr::new(name)).init();
     let unloadable = |found: &Result<Nvml, NvmlError>| matches!(found, Err(NvmlError::LibloadingError(_)));
     let found = NAMES.iter().map(open).find(|found| !unloadable(found));
-    found.unwrap_or_else(|| open(&NAMES[0])).map_err(|error| told("nvmlInit_v2", error, None))
+    found.unwrap_or_else(|| open(&NAMES[0])).map_err(|error| call_failed("nvmlInit_v2", error, None))
 }
 
 /// The device with this UUID: a whole GPU, or a MIG slice.
@@ -65,7 +65,7 @@ pub(crate) fn device_by_uuid(uuid: [u8; 16], ordinal: u32) -> Result<Handle, Err
         Err(whole) => match nvml.device_by_uuid(format!("MIG-{uuid}")) {
             Ok(slice) => Ok(Handle(slice)),
             // A driver without MIG refuses the spelling; what it said of the GPU is the reason.
-            Err(_) => Err(told("nvmlDeviceGetHandleByUUID", whole, Some(ordinal))),
+            Err(_) => Err(call_failed("nvmlDeviceGetHandleByUUID", whole, Some(ordinal))),
         },
     }
 }
@@ -79,9 +79,9 @@ impl Handle {
                 Ok(Figures { total: info.total, free: info.free, used: info.used, reserved: Some(info.reserved) })
             }
             Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => {
-                self.memory_v1().map_err(|error| told("nvmlDeviceGetMemoryInfo", error, Some(ordinal)))
+                self.memory_v1().map_err(|error| call_failed("nvmlDeviceGetMemoryInfo", error, Some(ordinal)))
             }
-            Err(error) => Err(told("nvmlDeviceGetMemoryInfo_v2", error, Some(ordinal))),
+            Err(error) => Err(call_failed("nvmlDeviceGetMemoryInfo_v2", error, Some(ordinal))),
         }
     }
 
@@ -94,12 +94,12 @@ impl Handle {
             found => found,
         };
         let compute = older(device.running_compute_processes(), &|| device.running_compute_processes_v2())
-            .map_err(|error| told("nvmlDeviceGetComputeRunningProcesses_v3", error, Some(ordinal)))?;
+            .map_err(|error| call_failed("nvmlDeviceGetComputeRunningProcesses_v3", error, Some(ordinal)))?;
         let graphics = older(device.running_graphics_processes(), &|| device.running_graphics_processes_v2())
-            .map_err(|error| told("nvmlDeviceGetGraphicsRunningProcesses_v3", error, Some(ordinal)));
+            .map_err(|error| call_failed("nvmlDeviceGetGraphicsRunningProcesses_v3", error, Some(ordinal)));
         let of_mps = device
             .mps_running_compute_processes()
-            .map_err(|error| told("nvmlDeviceGetMPSComputeRunningProcesses_v3", error, Some(ordinal)));
+            .map_err(|error| call_failed("nvmlDeviceGetMPSComputeRunningProcesses_v3", error, Some(ordinal)));
         // Not every device and driver has these two lists; then nobody is on them.
         let if_any = |list: Result<_, Error>| match list {
             Err(error) if error.is_unavailable() => Ok(Vec::new()),
@@ -183,7 +183,7 @@ const RETURNS: &[(u32, &str, bool)] = &[
     (999, "NVML_ERROR_UNKNOWN", false),
 ];
 
-fn told(call: &'static str, error: NvmlError, device: Option<u32>) -> Error {
+fn call_failed(call: &'static str, error: NvmlError, device: Option<u32>) -> Error {
     match error {
         NvmlError::LibloadingError(error) => Kind::NoLibrary { library: LIBRARY, detail: error.to_string() }.into(),
         NvmlError::FailedToLoadSymbol(_) => Kind::NoSymbol { library: LIBRARY, symbol: call.to_owned() }.into(),
@@ -209,11 +209,14 @@ mod tests {
     #[test]
     fn errors_keep_their_number_and_name() {
         for (code, name, fatal) in RETURNS {
-            let error = told("nvmlInit_v2", NvmlError::from(*code), Some(1));
+            let error = call_failed("nvmlInit_v2", NvmlError::from(*code), Some(1));
             assert_eq!(error.code(), Some((*code, *name)));
             assert_eq!(error.is_unavailable(), *fatal);
             assert!(error.to_string().starts_with("libnvidia-ml: nvmlInit_v2 for device 1 failed with NVML_ERROR_"));
         }
-        assert_eq!(told("nvmlInit_v2", NvmlError::from(77), None).code(), Some((77, "an NVML error unknown here")));
+        assert_eq!(
+            call_failed("nvmlInit_v2", NvmlError::from(77), None).code(),
+            Some((77, "an NVML error unknown here"))
+        );
     }
 }

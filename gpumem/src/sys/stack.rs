@@ -29,16 +29,16 @@ pub(crate) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
         return number;
     }
     let _ = is_skipped;
-    at_rare_work(|| captured(number)).unwrap_or(0)
+    as_observer_cold(|| captured(number)).unwrap_or(0)
 }
 
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
-pub(super) use super::calls::at_rare_work;
+pub(super) use super::calls::as_observer_cold;
 
 /// Without a source that intercepts calls, nobody is told of any.
 #[expect(clippy::unnecessary_wraps, reason = "where there is such a source, the code may have panicked")]
 #[cfg(not(any(feature = "cupti", feature = "dispatch")))]
-pub(super) fn at_rare_work<T>(code: impl FnOnce() -> T) -> Option<T> {
+pub(super) fn as_observer_cold<T>(code: impl FnOnce() -> T) -> Option<T> {
     Some(code())
 }
 

@@ -18,7 +18,7 @@ use self::{
     modules::Modules,
     unwind::{KEPT, Kept, Start, Unwinder, Walked},
 };
-use super::stack::at_rare_work;
+use super::stack::as_observer_cold;
 
 /// Functions that are told of. The user's line is among them, however many a framework puts between it and the driver.
 const MOST: usize = 128;
@@ -120,7 +120,7 @@ pub(super) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
     if let Some(known) = unsafe { &*recent }.find(sp, word) {
         return Some(known);
     }
-    at_rare_work(|| find(registers, sp, is_skipped, number)).flatten()
+    as_observer_cold(|| find(registers, sp, is_skipped, number)).flatten()
 }
 
 /// As [`number`], of a stack that is not the thread's last.

@@ -59,7 +59,7 @@ fn standin() -> Standin {
 
 /// The functions of the driver that gpumem asks for before it calls anything, from its own list.
 fn required_of_cuda() -> Vec<&'static str> {
-    let source = include_str!("../../../gpumem/src/sys/cuda.rs");
+    let source = include_str!("../../../gpumem/src/sys/cuda/library.rs");
     let (_, list) = source.split_once("const SYMBOLS: &[&str] = &[").expect("gpumem lists the symbols it requires");
     let (list, _) = list.split_once("];").expect("the list ends");
     let symbols: Vec<_> = list.split('"').skip(1).step_by(2).collect();

@@ -23,7 +23,7 @@ const DEINITIALIZED: u32 = 0x321c_ba00;
 /// `CUDA_ERROR_DEINITIALIZED`
 const RETURNED: u8 = 4;
 
-/// Attribution instructions the stubs are made of.
+/// The instruction set of the stubs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Processor {
     X86_64,

@@ -26,7 +26,7 @@ pub(super) trait Library {
 
 /// What a function's slot is, and what it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct VerifiedStub {
     pub(super) stub: Stub,
     pub(super) implementation: usize,
 }
@@ -47,8 +47,8 @@ pub(super) fn verify(
     library: &impl Library,
     processor: Processor,
     functions: &[(&str, usize)],
-) -> Result<Vec<Found>, String> {
-    let found: Vec<Found> =
+) -> Result<Vec<VerifiedStub>, String> {
+    let found: Vec<VerifiedStub> =
         functions.iter().map(|(name, address)| check(library, processor, name, *address)).collect::<Result<_, _>>()?;
     let Some(first) = found.first() else { return Err("the driver has none of the functions".to_owned()) };
     for ((name, _), other) in functions.iter().zip(&found) {
@@ -64,7 +64,7 @@ pub(super) fn verify(
 }
 
 /// What one stub says.
-fn check(library: &impl Library, processor: Processor, name: &str, address: usize) -> Result<Found, String> {
+fn check(library: &impl Library, processor: Processor, name: &str, address: usize) -> Result<VerifiedStub, String> {
     let code_at = |address: usize| -> Option<[u8; LENGTH]> {
         library.code(address..address.checked_add(LENGTH)?)?.try_into().ok()
     };
@@ -86,7 +86,7 @@ fn check(library: &impl Library, processor: Processor, name: &str, address: usiz
         let by = library.owner(implementation).map(|file| format!(", into {}", file.display())).unwrap_or_default();
         return Err(format!("the pointer of {name} leads out of the driver{by}: another tool uses it"));
     }
-    Ok(Found { stub, implementation })
+    Ok(VerifiedStub { stub, implementation })
 }
 
 /// A place in the code that goes through a slot.

@@ -39,7 +39,7 @@ impl Driver {
         (0..STUBS).step_by(5).map(|number| ("cuFunction", CODE + number * self.form.distance())).collect()
     }
 
-    fn verify(&self) -> Result<Vec<Found>, String> {
+    fn verify(&self) -> Result<Vec<VerifiedStub>, String> {
         verify(self, self.form.processor(), &self.functions())
     }
 

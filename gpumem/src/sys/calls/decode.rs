@@ -1,0 +1,189 @@
+//! Decodes one side of a call, and records what it means for memory.
+
+use std::ffi::c_int;
+
+use super::{
+    arguments::{Arguments, Array3DDescriptor, ArrayDescriptor, allocated_array, device_of_properties},
+    call::{Call, IdKind, Memory},
+    graph_launches,
+    observer::RecordCall,
+    shape::Shape,
+};
+
+const CUDA_ERROR_OUT_OF_MEMORY: u32 = 2;
+
+/// Decodes a call that is about to be made. A free is recorded before the call, because the driver may give the same address
+/// to another thread as soon as the call has freed it.
+///
+/// # Safety
+/// `arguments` are those of a call of this shape.
+#[allow(clippy::inline_always, reason = "the shape is a constant in each hook, so the compiler removes most of this")]
+#[inline(always)]
+pub(in crate::sys) unsafe fn record_entry(shape: Shape, arguments: Arguments, to: &impl RecordCall) {
+    // SAFETY: the words are those of this shape.
+    let word = |at: usize| unsafe { arguments.word(at) };
+    match shape {
+        Shape::Free(IdKind::Address) => to.freeing(word(0)),
+        Shape::Free(id_kind) => to.record(&Call::Freeing { id_kind, id: word(0) }),
+        Shape::Release => to.record(&Call::Releasing { handle: word(0) }),
+        Shape::Unmap => to.record(&Call::Unmapping { at: word(0), bytes: word(1) }),
+        // A second reason to record it before the call: the driver may return an error of earlier work and destroy the context
+        // all the same.
+        #[expect(clippy::cast_possible_truncation, reason = "a pointer is as wide as `usize`")]
+        Shape::ContextDestroy => to.record(&Call::ContextGone { handle: word(0) as usize }),
+        Shape::GraphLaunch if !graph_launches::launched() => {}
+        Shape::GraphLaunch | Shape::Graphs => to.record(&Call::Graphs { done: false }),
+        _ => {}
+    }
+}
+
+/// Decodes a call that was made. The most frequent calls come first. Each branch calls `record` in place: a function that
+/// returns a [`Call`] writes it in pieces of other sizes than the copy reads, which causes a store-forwarding stall.
+///
+/// # Safety
+/// `arguments` are those of a call of this shape, which returned `result`.
+#[allow(clippy::inline_always, reason = "the shape is a constant in each hook, so the compiler removes most of this")]
+#[inline(always)]
+pub(in crate::sys) unsafe fn record_exit(shape: Shape, result: u32, arguments: Arguments, to: &impl RecordCall) {
+    match (shape, result) {
+        (Shape::Free(_), 0) => {}
+        (Shape::AllocOnStream(default), 0) => {
+            // SAFETY: the call succeeded, its first argument is where it writes the address, and it has three arguments.
+            let (address, bytes, stream) = unsafe { (arguments.out(), arguments.word(1), arguments.word(2)) };
+            to.pooled(address, bytes, default.resolve(stream));
+        }
+        (Shape::GraphLaunch, _) if !graph_launches::launched() => {}
+        // SAFETY: the arguments are those of a call of this shape, which succeeded.
+        (shape, 0) => unsafe { record_success(shape, arguments, to) },
+        (shape, result) => {
+            // SAFETY: the arguments are those of a call of this shape.
+            if let Some(call) = unsafe { decode_failure(shape, result, arguments) } {
+                to.record(&call);
+            }
+        }
+    }
+}
+
+/// Decodes a call that has succeeded.
+///
+/// # Safety
+/// `arguments` are those of a call of this shape, which succeeded.
+#[inline(never)]
+unsafe fn record_success(shape: Shape, arguments: Arguments, to: &impl RecordCall) {
+    // SAFETY: the words are those of this shape.
+    let word = |at: usize| unsafe { arguments.word(at) };
+    // SAFETY: the call succeeded, and this is used only for shapes that begin with `*out`.
+    let out = || unsafe { arguments.out() };
+    to.record(&match shape {
+        Shape::Alloc(memory) => Call::Allocated { id_kind: IdKind::Address, id: out(), bytes: word(1), memory },
+        Shape::AllocPitch => {
+            // SAFETY: as for `out`; the second argument is the address of the pitch.
+            let pitch = unsafe { (word(1) as *const u64).read() };
+            let bytes = pitch.saturating_mul(word(3));
+            Call::Allocated { id_kind: IdKind::Address, id: out(), bytes, memory: Memory::Device }
+        }
+        Shape::AllocFromPool(default) => {
+            Call::Pooled { address: out(), bytes: word(1), stream: default.resolve(word(3)), pool: Some(word(2)) }
+        }
+        Shape::Array => {
+            // SAFETY: the second argument of a call that succeeded points to a descriptor.
+            let ArrayDescriptor { width, height, format, channels } =
+                unsafe { (word(1) as *const ArrayDescriptor).read() };
+            allocated_array(out(), [width, height, 1], format, channels, 1)
+        }
+        Shape::Array3D { levels } => {
+            // SAFETY: as above.
+            let Array3DDescriptor { width, height, depth, format, channels, .. } =
+                unsafe { (word(1) as *const Array3DDescriptor).read() };
+            #[expect(clippy::cast_possible_truncation, reason = "an unsigned int is the lower half of the word")]
+            let levels = if levels { word(2) as u32 } else { 1 };
+            allocated_array(out(), [width, height, depth], format, channels, levels)
+        }
+        Shape::Register => {
+            let (id, bytes) = (word(0), word(1));
+            Call::Allocated { id_kind: IdKind::Registered, id, bytes, memory: Memory::PinnedHost }
+        }
+        Shape::Create => {
+            // SAFETY: the third argument of a call that succeeded points to the properties.
+            let device = unsafe { device_of_properties(word(2)) };
+            Call::Created { handle: out(), bytes: word(1), device }
+        }
+        Shape::Retain => Call::Retained { handle: out() },
+        Shape::Map => Call::Mapped { at: word(0), handle: word(3) },
+        Shape::PoolCreate => {
+            // SAFETY: the second argument of a call that succeeded points to the properties.
+            let device = unsafe { device_of_properties(word(1)) };
+            Call::Pool { pool: out(), device }
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
+        Shape::PoolOfDevice => Call::Pool { pool: out(), device: Some(word(1) as u32) },
+        Shape::StreamCreate => Call::StreamCreated { stream: out() },
+        Shape::StreamDestroy => Call::StreamDestroyed { stream: word(0) },
+        Shape::Release | Shape::Unmap => Call::Freed { succeeded: true },
+        Shape::ForeignHandle => Call::ForeignHandle { handle: out() },
+        Shape::Foreign(id_kind) => Call::Foreign { id_kind, id: out() },
+        Shape::CaptureBegin(default) => Call::CaptureBegun { stream: default.resolve(word(0)) },
+        Shape::CaptureEnd(default) => Call::CaptureEnded { stream: default.resolve(word(0)), succeeded: true },
+        Shape::GraphNode { parameters } => {
+            /// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`
+            const MEM_ALLOC: c_int = 10;
+            // SAFETY: the call succeeded, and the first field of the node's parameters is its kind.
+            let allocates = parameters.is_none_or(|at| unsafe { (word(at) as *const c_int).read() } == MEM_ALLOC);
+            if !allocates {
+                return;
+            }
+            Call::GraphNode
+        }
+        Shape::GraphLaunch | Shape::Graphs => Call::Graphs { done: true },
+        // Whether the context still exists depends on references that are not known.
+        Shape::ContextDetach => Call::Uncounted,
+        // `record_entry` and `record_exit` record the first three; the dispatch table's hook records primary contexts.
+        Shape::AllocOnStream(_)
+        | Shape::Free(_)
+        | Shape::ContextDestroy
+        | Shape::PrimaryRelease
+        | Shape::PrimaryReset => {
+            return;
+        }
+    });
+}
+
+/// Decodes a call that failed.
+///
+/// # Safety
+/// `arguments` are those of a call of this shape.
+#[cold]
+unsafe fn decode_failure(shape: Shape, result: u32, arguments: Arguments) -> Option<Call> {
+    // SAFETY: the words are those of this shape.
+    let word = |at: usize| unsafe { arguments.word(at) };
+    match shape {
+        Shape::Free(_) | Shape::Release | Shape::Unmap => return Some(Call::Freed { succeeded: false }),
+        // The capture may have ended all the same.
+        Shape::CaptureEnd(default) => {
+            return Some(Call::CaptureEnded { stream: default.resolve(word(0)), succeeded: false });
+        }
+        // The driver may return an error of earlier work, and launch the graph all the same.
+        Shape::GraphLaunch | Shape::Graphs => return Some(Call::Graphs { done: true }),
+        _ => {}
+    }
+    if result != CUDA_ERROR_OUT_OF_MEMORY {
+        return None;
+    }
+    let of_context = |bytes, memory| Call::Refused { bytes, memory: Some(memory), pool: None, stream: 0 };
+    Some(match shape {
+        Shape::Alloc(memory) => of_context(word(1), memory),
+        Shape::AllocPitch => of_context(word(2).saturating_mul(word(3)), Memory::Device),
+        Shape::AllocOnStream(default) => {
+            Call::Refused { bytes: word(1), memory: None, pool: None, stream: default.resolve(word(2)) }
+        }
+        Shape::AllocFromPool(default) => {
+            Call::Refused { bytes: word(1), memory: None, pool: Some(word(2)), stream: default.resolve(word(3)) }
+        }
+        Shape::Create => {
+            // SAFETY: a call that ran out of memory has already read its third argument, the properties.
+            let device = unsafe { device_of_properties(word(2)) }?;
+            Call::NotCreated { bytes: word(1), device }
+        }
+        _ => return None,
+    })
+}

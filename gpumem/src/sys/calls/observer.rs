@@ -1,0 +1,87 @@
+//! Who receives the decoded calls.
+
+use std::marker::PhantomData;
+
+use super::{
+    call::{Call, Caller, IdKind},
+    thread_state::as_observer_cold,
+};
+
+/// Receives each call on the thread that makes it, unless that thread is already in an observer ([`as_observer`]).
+///
+/// An observer is a type and not a value, so that the compiler inlines these functions into each hook. A hook is then one
+/// function without calls. This matters because a hook is rarely in the instruction cache when the program calls it.
+///
+/// [`as_observer`]: super::as_observer
+pub(crate) trait Observe: 'static {
+    /// [`Call::Pooled`] without a pool. The observer itself must call [`as_observer`](super::as_observer). It must not panic,
+    /// because nothing catches the panic.
+    fn pooled(caller: &Caller, address: u64, bytes: u64, stream: u64);
+
+    /// [`Call::Freeing`] of an address, under the same rules as [`pooled`](Self::pooled).
+    fn freeing(caller: &Caller, address: u64);
+
+    /// Every other call. It is called in [`as_observer`](super::as_observer).
+    fn other(caller: &Caller, call: &Call);
+}
+
+/// Where decoded calls are recorded.
+pub(in crate::sys) trait RecordCall {
+    fn record(&self, call: &Call);
+
+    /// [`Call::Pooled`] without a pool.
+    #[inline]
+    fn pooled(&self, address: u64, bytes: u64, stream: u64) {
+        self.record(&Call::Pooled { address, bytes, stream, pool: None });
+    }
+
+    /// [`Call::Freeing`] of an address.
+    #[inline]
+    fn freeing(&self, address: u64) {
+        self.record(&Call::Freeing { id_kind: IdKind::Address, id: address });
+    }
+}
+
+/// Passes the calls of one caller to an observer, and catches the observer's panics.
+pub(in crate::sys) struct CallRecorder<O> {
+    caller: Caller,
+    observer: PhantomData<O>,
+}
+
+impl<O: Observe> CallRecorder<O> {
+    pub(in crate::sys) const fn new(caller: Caller) -> Self {
+        Self { caller, observer: PhantomData }
+    }
+
+    /// For calls that the observer itself makes: records each of them as [`Call::Uncounted`].
+    pub(in crate::sys) const fn as_uncounted(&self) -> impl RecordCall {
+        AsUncounted(self)
+    }
+}
+
+struct AsUncounted<'a, O>(&'a CallRecorder<O>);
+
+impl<O: Observe> RecordCall for AsUncounted<'_, O> {
+    fn record(&self, _: &Call) {
+        self.0.record(&Call::Uncounted);
+    }
+}
+
+impl<O: Observe> RecordCall for CallRecorder<O> {
+    #[inline(never)]
+    fn record(&self, call: &Call) {
+        as_observer_cold(|| O::other(&self.caller, call));
+    }
+
+    #[allow(clippy::inline_always, reason = "one function per hook uses fewer lines of the instruction cache")]
+    #[inline(always)]
+    fn pooled(&self, address: u64, bytes: u64, stream: u64) {
+        O::pooled(&self.caller, address, bytes, stream);
+    }
+
+    #[allow(clippy::inline_always, reason = "one function per hook uses fewer lines of the instruction cache")]
+    #[inline(always)]
+    fn freeing(&self, address: u64) {
+        O::freeing(&self.caller, address);
+    }
+}

@@ -1,0 +1,173 @@
+//! The devices, and what can be asked of one.
+
+use std::ffi::c_int;
+
+use cudarc::driver::{
+    result::{self, DriverError},
+    sys,
+};
+use once_cell::sync::OnceCell;
+
+use super::{context::current_device, failure::call_failed, library::load};
+use crate::error::Error;
+
+/// One CUDA device, and the proof that the driver is loaded and initialised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CudaDevice {
+    pub(super) device: sys::CUdevice,
+    pub(crate) ordinal: u32,
+    pub(crate) uuid: [u8; 16],
+}
+
+/// Loads and initialises the driver once and lists its devices, which are fixed from then on.
+#[doc(alias("cuInit", "cuDeviceGetCount", "cuDeviceGetUuid_v2"))]
+pub(crate) fn devices() -> Result<&'static [CudaDevice], Error> {
+    static DEVICES: OnceCell<Result<Vec<CudaDevice>, Error>> = OnceCell::new();
+    let devices = DEVICES.get_or_init(|| {
+        load()?;
+        match result::init() {
+            Ok(()) => {}
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Ok(Vec::new()),
+            Err(error) => return Err(call_failed("cuInit", error, None)),
+        }
+        let count = result::device::get_count().map_err(|error| call_failed("cuDeviceGetCount", error, None))?;
+        (0..count).map(device).collect()
+    });
+    devices.as_deref().map_err(Clone::clone)
+}
+
+fn device(number: c_int) -> Result<CudaDevice, Error> {
+    let ordinal = number.unsigned_abs();
+    let device = result::device::get(number).map_err(|error| call_failed("cuDeviceGet", error, Some(ordinal)))?;
+    let mut uuid = sys::CUuuid { bytes: [0; 16] };
+    // SAFETY: the driver is initialised, `device` came from it, and `uuid` is a live out-parameter of the bound type.
+    // For a MIG slice, version 2 returns the UUID of the slice; version 1 returns the UUID of the whole GPU.
+    unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, device) }
+        .result()
+        .map_err(|error| call_failed("cuDeviceGetUuid_v2", error, Some(ordinal)))?;
+    let uuid = uuid.bytes.map(|byte| byte.to_ne_bytes()[0]);
+    Ok(CudaDevice { device, ordinal, uuid })
+}
+
+/// The ordinal of the calling thread's current context, or `None` if it has none.
+#[doc(alias("cuCtxGetCurrent", "cuCtxGetDevice"))]
+pub(crate) fn current() -> Result<Option<u32>, Error> {
+    let devices = devices()?;
+    let Some(device) = current_device()? else { return Ok(None) };
+    Ok(devices.iter().find(|known| known.device == device).map(|known| known.ordinal))
+}
+
+impl CudaDevice {
+    #[doc(alias = "cuDeviceGetName")]
+    pub(crate) fn name(self) -> Result<String, Error> {
+        result::device::get_name(self.device).map_err(self.failed("cuDeviceGetName"))
+    }
+
+    /// Free and total bytes, or `None` if the device has no context in which to ask.
+    #[doc(alias = "cuMemGetInfo")]
+    pub(crate) fn mem_get_info(self) -> Result<Option<(u64, u64)>, Error> {
+        self.in_context(|| {
+            let (free, total) = result::mem_get_info().map_err(self.failed("cuMemGetInfo_v2"))?;
+            Ok((free as u64, total as u64))
+        })
+    }
+
+    /// Waits for the device, then releases the unused memory of its stream-ordered pools. Without a context there is no such
+    /// memory. The wait comes first, because memory that was freed on a stream is unused only after a synchronisation.
+    #[doc(alias("cuCtxSynchronize", "cuMemPoolTrimTo"))]
+    pub(crate) fn trim(self) -> Result<(), Error> {
+        let trimmed = self.in_context(|| {
+            refuse_capture().map_err(self.failed("cuStreamIsCapturing"))?;
+            result::ctx::synchronize().map_err(self.failed("cuCtxSynchronize"))?;
+            // SAFETY: the device came from the driver, which is initialised.
+            let pools = unsafe {
+                [result::device::get_default_mem_pool(self.device), result::device::get_mem_pool(self.device)]
+            };
+            for pool in pools {
+                let pool = match pool {
+                    Ok(pool) => pool,
+                    // A device without pools (some virtual GPUs) has nothing to release.
+                    Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED)) => continue,
+                    Err(error) => return Err(call_failed("cuDeviceGetMemPool", error, Some(self.ordinal))),
+                };
+                // SAFETY: the pool is the device's own: the default pool lives as long as the driver, and the current
+                // one is kept alive by the device that it is current on.
+                unsafe { result::mem_pool::trim_to(pool, 0) }.map_err(self.failed("cuMemPoolTrimTo"))?;
+            }
+            Ok(())
+        });
+        trimmed.map(|_| ())
+    }
+
+    /// Creates the device's primary context, if there is none, and keeps it for the life of the process.
+    #[doc(alias = "cuDevicePrimaryCtxRetain")]
+    pub(crate) fn preload(self) -> Result<(), Error> {
+        // SAFETY: the device came from the driver. The reference is never released, on purpose.
+        unsafe { result::primary_ctx::retain(self.device) }.map(|_| ()).map_err(self.failed("cuDevicePrimaryCtxRetain"))
+    }
+
+    /// Runs `action` with a context of this device current, without creating one: the calling thread's own context if
+    /// it is on this device, else the primary context if it is active. `None` if there is neither.
+    fn in_context<T>(self, action: impl FnOnce() -> Result<T, Error>) -> Result<Option<T>, Error> {
+        if current_device()? == Some(self.device) {
+            return action().map(Some);
+        }
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: the device came from the driver, and both out-parameters are live integers of the bound types.
+        unsafe { sys::cuDevicePrimaryCtxGetState(self.device, &raw mut flags, &raw mut active) }
+            .result()
+            .map_err(self.failed("cuDevicePrimaryCtxGetState"))?;
+        if active == 0 {
+            return Ok(None);
+        }
+        let _pushed = PushedContext::new(self)?;
+        action().map(Some)
+    }
+
+    pub(super) fn failed(self, call: &'static str) -> impl Fn(DriverError) -> Error {
+        move |error| call_failed(call, error, Some(self.ordinal))
+    }
+}
+
+/// The primary context of a device, retained and current until this is dropped.
+struct PushedContext(sys::CUdevice);
+
+impl PushedContext {
+    fn new(of: CudaDevice) -> Result<Self, Error> {
+        // SAFETY: the device came from the driver; the reference that this adds is released by `Drop`, or below.
+        let context =
+            unsafe { result::primary_ctx::retain(of.device) }.map_err(of.failed("cuDevicePrimaryCtxRetain"))?;
+        // SAFETY: the context is alive, since it was just retained.
+        if let Err(error) = unsafe { sys::cuCtxPushCurrent_v2(context) }.result() {
+            // SAFETY: this releases the reference that was added above, and no other.
+            let _ = unsafe { result::primary_ctx::release(of.device) };
+            return Err(call_failed("cuCtxPushCurrent_v2", error, Some(of.ordinal)));
+        }
+        Ok(Self(of.device))
+    }
+}
+
+impl Drop for PushedContext {
+    fn drop(&mut self) {
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: the context on top of this thread's stack is the one that was pushed, because nothing in between changes the
+        // stack. The out-parameter is live. The reference that is released is the one that `new` retained. Errors are those of
+        // earlier work, which the user's own next call returns as well.
+        unsafe {
+            let _ = sys::cuCtxPopCurrent_v2(&raw mut popped).result();
+            let _ = result::primary_ctx::release(self.0);
+        }
+    }
+}
+
+/// An error if a stream of the current context is being captured, as far as CUDA can be asked without breaking the capture. To
+/// synchronise would invalidate it.
+fn refuse_capture() -> Result<(), DriverError> {
+    // SAFETY: the null stream exists in every context, and a context is current.
+    let status = unsafe { result::stream::is_capturing(result::stream::null()) }?;
+    if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+        Ok(())
+    } else {
+        Err(DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED))
+    }
+}

@@ -1,0 +1,97 @@
+//! The callback: from CUPTI's data to the decoding that both sources share.
+
+use std::ffi::c_void;
+
+use super::abi::{
+    API_ENTER, CallbackData, DOMAIN_DRIVER_API, DOMAIN_RESOURCE, RESOURCE_CONTEXT_DESTROY_STARTING, ResourceData,
+};
+use crate::sys::{
+    calls::{
+        Arguments, CALLS, Call, CallRecorder, Caller, Context, Observe, RecordCall, STATE, Shape, ThreadState,
+        record_entry, record_exit,
+    },
+    process,
+};
+
+/// All of CUPTI's numbers in [`CALLS`] are below this one.
+const NUMBERS: usize = 768;
+
+/// The shape of each call, by CUPTI's number.
+const SHAPES: [Option<Shape>; NUMBERS] = {
+    let mut shapes = [None; NUMBERS];
+    let mut at = 0;
+    while at < CALLS.len() {
+        let (number, _, shape) = CALLS[at];
+        if number != 0 {
+            shapes[number as usize] = Some(shape);
+        }
+        at += 1;
+    }
+    shapes
+};
+
+/// The function that CUPTI calls. It copies what it needs, because the data is valid only until it returns, and it never unwinds
+/// into C.
+pub(super) unsafe extern "C" fn callback<O: Observe>(_: *mut c_void, domain: u32, number: u32, data: *const c_void) {
+    // In the child of a fork, locks of the observer may be held by threads that do not exist there.
+    if process::is_forked() {
+        return;
+    }
+    if domain == DOMAIN_DRIVER_API {
+        // SAFETY: in this domain CUPTI passes a `CUpti_CallbackData` of that call, valid until the callback returns.
+        unsafe { record_call::<O>(number, &*data.cast::<CallbackData>()) };
+    } else if domain == DOMAIN_RESOURCE && number == RESOURCE_CONTEXT_DESTROY_STARTING {
+        // SAFETY: in this domain CUPTI passes a `CUpti_ResourceData` that is valid until the callback returns.
+        let handle = unsafe { &*data.cast::<ResourceData>() }.context;
+        let caller = Caller::Cupti(Context { handle, uid: 0 });
+        CallRecorder::<O>::new(caller).record(&Call::ContextGone { handle });
+    }
+}
+
+/// Decodes one side of a call. Most calls are recorded on one side only.
+///
+/// # Safety
+/// `data` is that of a call with this number.
+#[inline]
+unsafe fn record_call<O: Observe>(number: u32, data: &CallbackData) {
+    let Some(Some(shape)) = SHAPES.get(number as usize) else { return };
+    // SAFETY: `function_params` points to a struct of the call's arguments, which is valid until the callback returns.
+    let arguments = unsafe { Arguments::new(data.function_params) };
+    let to = CallRecorder::<O>::new(Caller::Cupti(Context { handle: data.context, uid: data.context_uid.into() }));
+    // SAFETY: the shape is that of this number, whose data this is.
+    unsafe {
+        match STATE.get() {
+            ThreadState::Library => {}
+            ThreadState::Observer => record_side(*shape, data, arguments, &to.as_uncounted()),
+            ThreadState::Program | ThreadState::Driver => record_side(*shape, data, arguments, &to),
+        }
+    }
+}
+
+/// Decodes the side of the call that CUPTI reports.
+///
+/// # Safety
+/// `data` and `arguments` are those of a call of this shape.
+#[inline]
+unsafe fn record_side(shape: Shape, data: &CallbackData, arguments: Arguments, to: &impl RecordCall) {
+    if data.side == API_ENTER {
+        // SAFETY: the arguments are those of a call of this shape.
+        unsafe { record_entry(shape, arguments, to) };
+    } else {
+        // SAFETY: as above; after the call, CUPTI passes the address of its `CUresult`.
+        unsafe { record_exit(shape, data.function_return_value.read(), arguments, to) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_found_by_its_number() {
+        for (number, name, shape) in CALLS.iter().filter(|(number, ..)| *number != 0) {
+            assert_eq!(SHAPES[*number as usize], Some(*shape), "{name}");
+        }
+        assert_eq!(SHAPES.iter().flatten().count(), CALLS.iter().filter(|(number, ..)| *number != 0).count());
+    }
+}
