@@ -142,9 +142,9 @@ fn what_the_observer_calls_is_uncounted_unless_it_is_as_program() {
         let caller = Caller::Dispatch;
         let recorder = CallRecorder::<Observer>::new(caller);
         if STATE.get() == ThreadState::Observer {
-            recorder.as_uncounted().freeing(name)
+            recorder.as_uncounted().freeing(name);
         } else {
-            recorder.freeing(name)
+            recorder.freeing(name);
         }
     }
 
