@@ -11,12 +11,7 @@
 
 #[cfg(feature = "cudarc")]
 mod cudarc_ext;
-mod error;
-mod export;
-mod ledger;
-mod model;
 mod query;
-mod report;
 mod session;
 mod settings;
 mod source;
@@ -27,6 +22,8 @@ mod torch;
 #[doc(hidden)]
 #[path = "private.rs"]
 pub mod __private;
+
+pub(crate) use gpumem_core::{device_model, error, export, inbox, ledger, model, report};
 
 #[cfg(feature = "cudarc")]
 pub use cudarc_ext::{AllocLabelledExt, LabelExt};

@@ -6,18 +6,23 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// The crates of the floors. `gpumem` names the modules of `gpumem-core` as its own.
+const CRATES: [&str; 2] = ["gpumem-core", "gpumem"];
+
 /// Each floor, and what it may name besides itself.
 const FLOORS: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("error", &[]),
     ("ledger", &["model"]),
+    ("device_model", &[]),
+    ("inbox", &["ledger", "model"]),
     ("report", &["model", "error"]),
     ("export", &["report", "model", "error"]),
     ("settings", &["model", "error"]),
-    ("sys", &["settings", "error"]),
-    ("source", &["sys", "settings", "model", "error"]),
+    ("sys", &["settings", "inbox", "error"]),
+    ("source", &["sys", "device_model", "settings", "model", "error"]),
     // Of `sys`, the session names the process alone.
-    ("session", &["source", "ledger", "report", "export", "settings", "model", "error", "sys::process"]),
+    ("session", &["source", "inbox", "ledger", "report", "export", "settings", "model", "error", "sys::process"]),
     ("query", &["session", "source", "model", "error"]),
     ("cudarc_ext", &["session", "model", "error"]),
     ("torch", &["query", "session", "report", "model", "error"]),
@@ -36,7 +41,11 @@ fn sources(folder: &Path, files: &mut Vec<PathBuf>) {
 }
 
 fn library() -> Vec<(String, PathBuf, String)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gpumem/src");
+    CRATES.iter().flat_map(|name| sources_of(name)).collect()
+}
+
+fn sources_of(name: &str) -> Vec<(String, PathBuf, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name).join("src");
     let mut files = Vec::new();
     sources(&root, &mut files);
     let read = |path: PathBuf| {
@@ -50,9 +59,10 @@ fn library() -> Vec<(String, PathBuf, String)> {
     files.into_iter().map(read).collect()
 }
 
-/// What follows each `crate::`, two names deep, groups in braces included.
+/// What follows each `crate::`, two names deep, groups in braces included. Macros have no floor.
 fn named(code: &str) -> BTreeSet<String> {
-    code.split("crate::").skip(1).flat_map(|rest| heads(rest, 2)).collect()
+    let is_macro = |rest: &str| rest.trim_start_matches(|c: char| c.is_alphanumeric() || c == '_').starts_with('!');
+    code.split("crate::").skip(1).filter(|rest| !is_macro(rest)).flat_map(|rest| heads(rest, 2)).collect()
 }
 
 fn heads(path: &str, depth: usize) -> Vec<String> {

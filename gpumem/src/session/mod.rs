@@ -5,20 +5,16 @@ mod body;
 mod budget;
 mod callsites;
 mod handle;
-mod inbox;
 mod labels;
 mod notice;
 mod oom;
 mod peaks;
 mod places;
 mod pools;
-mod readings;
 mod sampler;
 mod sink;
 pub(crate) mod statistics;
 mod status;
-mod subscription;
-mod sync;
 mod task;
 mod trace;
 mod tracker;
@@ -33,11 +29,11 @@ use std::{
     time::Duration,
 };
 
+use crate::inbox::{Readings, Subscription};
 use once_cell::sync::OnceCell;
 
 #[cfg(feature = "sim")]
 pub use self::budget::simulated_gpu;
-pub(crate) use self::inbox::Inbox;
 pub(crate) use self::notice::{Notice, notify};
 pub use self::{
     body::{BodyGuard, End, Lines, TraceSpec},
@@ -52,9 +48,8 @@ pub use self::{
     trace::{GpuMemTrace, GpuMemTraceBuilder},
     tracker::{MemTracker, MemTrackerBuilder},
 };
-use self::{
-    notice::settings, peaks::KeptPeak, pools::Pools, readings::Readings, sampler::Sampler, subscription::Subscription,
-};
+use self::{notice::settings, peaks::KeptPeak, pools::Pools, sampler::Sampler};
+pub(crate) use crate::inbox::Inbox;
 pub use crate::report::{Figure, Relation};
 #[cfg(all(feature = "bench", feature = "backtrace"))]
 pub(crate) use crate::source::WAYS_TO_A_STACK;
@@ -379,7 +374,7 @@ impl OpenScope {
                 session.readings.ask(&session.inbox, device, read, &open)?;
             }
             Gauge::Pool => session.pools.open(&session.inbox, device, devices, &open)?,
-            Gauge::Exact | Gauge::Off => {
+            _ => {
                 devices.check(ordinal)?;
                 if gauge == Gauge::Exact && !process::is_forked() {
                     session.post_asked(device, devices);
@@ -433,7 +428,7 @@ impl OpenScope {
             _ => inbox.ask(None, &question),
         };
         // Only a thread that is inside the inbox gets no answer, or a process that was forked.
-        trace.unwrap_or_else(|| Trace { stale: true, gauge: self.gauge, ..Trace::off(self.device.ordinal) })
+        trace.unwrap_or_else(|| Trace::stale(self.device.ordinal, self.gauge))
     }
 
     /// What it has come to, what tells the blocks that were allocated in it, and what made its peak.

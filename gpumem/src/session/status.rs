@@ -169,7 +169,7 @@ pub(super) fn not_exact_by_wish(request: Option<Gauge>) -> Option<Error> {
         None | Some(Gauge::Exact) => return None,
         Some(Gauge::Off) => "GPUMEM_GAUGE says off",
         Some(Gauge::Pool) => "GPUMEM_GAUGE says pool",
-        Some(Gauge::Sampled) => "GPUMEM_GAUGE says sampled",
+        Some(_) => "GPUMEM_GAUGE says sampled",
     };
     Some(Kind::NoGauge { gauge: "exact", why }.into())
 }

@@ -288,8 +288,9 @@ impl GpuMemTrace {
         }
         notify_missed(trace.lost, trace.untracked);
         let subctx = subctx.map(ToString::to_string);
-        let report = Report::new(trace, self.settings.ctx.as_deref(), subctx.as_deref());
-        sink::write(&Report { lines, ..report });
+        let mut report = Report::new(trace, self.settings.ctx.as_deref(), subctx.as_deref());
+        report.lines = lines;
+        sink::write(&report);
     }
 }
 

@@ -5,9 +5,6 @@
 mod both;
 #[cfg(feature = "cuda")]
 mod cuda;
-#[cfg(feature = "sim")]
-#[allow(dead_code, reason = "the stand-in driver of the tests is the same file and uses more of it")]
-mod device_model;
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
 mod driver;
 #[cfg(any(feature = "cupti", feature = "dispatch"))]

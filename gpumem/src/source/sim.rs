@@ -24,12 +24,9 @@ use std::{
 
 use once_cell::sync::OnceCell;
 
-use super::{
-    Chosen, Devices, Interception,
-    device_model::{DeviceModel, ModelError},
-    obtained, refused, stacks, tell,
-};
+use super::{Chosen, Devices, Interception, obtained, refused, stacks, tell};
 use crate::{
+    device_model::{DeviceModel, ModelError},
     error::{Error, Kind, Result},
     model::{
         Block, Bytes, Device, EventKind, Family, GpuMemory, GpuProcess, Key, MemKind, PoolUsage, ProcessKind, Source,

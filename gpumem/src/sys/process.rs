@@ -5,9 +5,8 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
+use crate::inbox::{Primitives, Std};
 use once_cell::sync::OnceCell;
-
-static FORKED: AtomicBool = AtomicBool::new(false);
 
 unsafe extern "C" {
     fn atexit(callback: extern "C" fn()) -> c_int;
@@ -55,7 +54,7 @@ pub(crate) fn notice_forks() {
 
 #[cfg(unix)]
 unsafe extern "C" fn forked() {
-    FORKED.store(true, Relaxed);
+    crate::inbox::set_forked();
     if let Some(code) = IN_CHILD.get() {
         code();
     }
@@ -65,5 +64,5 @@ unsafe extern "C" fn forked() {
 /// held stay locked for ever, and the CUDA driver does not work in it either. So it takes no lock, of this crate or of the
 /// standard library, and prints nothing: whoever asks for something gets an error.
 pub(crate) fn is_forked() -> bool {
-    FORKED.load(Relaxed)
+    <Std as Primitives>::is_forked()
 }

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard};
 
 use crate::config::Card;
-use crate::device_model::{DeviceModel, ModelError};
 use crate::driver::lock;
+use gpumem_core::device_model::{DeviceModel, ModelError};
 
 /// One card.
 pub(crate) struct Gpu {

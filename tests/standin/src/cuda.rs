@@ -11,11 +11,11 @@ use std::sync::atomic::Ordering;
 
 use crate::card::{Gpu, Memory};
 use crate::cupti;
-use crate::device_model::{DeviceModel, ModelError};
 use crate::driver::{Call, lock};
 use crate::ffi::{Input, Out};
 use crate::graphs::{end_capture, not_capturing};
 use crate::objects::{Capture, Objects, Stream, free_handle};
+use gpumem_core::device_model::{DeviceModel, ModelError};
 
 /// A `CUresult` other than success.
 pub(crate) struct Refusal(c_int);

@@ -77,9 +77,6 @@ mod card;
 mod config;
 mod cuda;
 mod cupti;
-#[allow(dead_code)] // The simulated device uses all of it, the stand-in driver most.
-#[path = "../../../gpumem/src/source/device_model.rs"]
-mod device_model;
 mod driver;
 mod ffi;
 #[cfg(target_arch = "x86_64")]

@@ -1,28 +1,25 @@
 //! The library's own inbox under a model checker: instead of hoping that threads meet at the wrong moment, it has them take
 //! every order of steps, or some thousand of them where there are too many.
 //!
-//! `session/inbox.rs`, the ledger and the model are those of the library. What they are built of is this folder's:
-//! `session/sync.rs` for locks, atomics and the clock, `ledger.rs` to write down what the fold is told. Atomics are sequentially consistent
-//! here: that `Relaxed` is enough has to be read.
+//! The inbox, the ledger and the model are those of the library. `checker.rs` has the locks, atomics and the clock that the inbox is
+//! built of here, and writes down which events the ledger applied. Atomics are sequentially consistent here: that `Relaxed` is enough
+//! has to be read.
 
-#![allow(dead_code, unused_imports, reason = "parts of the library are for parts of it that are not here")]
-#![allow(unexpected_cfgs, reason = "its features are not this package's")]
-#![allow(missing_docs, unreachable_pub, reason = "they are the library's")]
-
-mod ledger;
-#[path = "../../../gpumem/src/model/mod.rs"]
-mod model;
+mod checker;
 mod obvious;
-mod session;
-mod sys;
 
 use std::{
     collections::BTreeSet,
+    convert::Infallible,
     process::ExitCode,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
+use gpumem_core::model::{
+    Answer, Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, ScopeId, ScopeSpec,
+    Source, Space, ThreadId, Trace,
+};
 use libtest_mimic::{Arguments, Trial};
 use shuttle::{
     Config, MaxSteps, Runner,
@@ -31,15 +28,8 @@ use shuttle::{
     thread,
 };
 
-use crate::{
-    ledger::Told,
-    model::{
-        Answer, Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, ScopeId,
-        ScopeSpec, Space, ThreadId, Trace,
-    },
-    session::{
-        Inbox, Readings, Subscription, counts, interrupt_with, set_lends_again, set_patient, stats, this_thread,
-    },
+use crate::checker::{
+    Applied, Inbox, Readings, Recorder, Subscription, applied, interrupt_with, set_lends_again, set_patient,
 };
 
 fn main() -> ExitCode {
@@ -94,7 +84,7 @@ fn outcomes<T: Ord + Send + 'static>(
     // That its atomics are sequentially consistent; said above.
     config.silence_warnings = true;
     let runs = Runner::new(scheduler, config).run(move || {
-        ledger::take_told();
+        applied();
         set_patient(patient);
         let outcome = run();
         seeing.lock().unwrap().insert(outcome);
@@ -127,7 +117,7 @@ fn open_of(scope: u64, thread: Option<ThreadId>) -> EventKind {
         every: Duration::ZERO,
         thread,
         callsite: CallsiteId::NONE,
-        source: model::Source::Dispatch,
+        source: Source::Dispatch,
         at_peak: false,
     };
     EventKind::Open { scope: ScopeId(scope), spec }
@@ -154,8 +144,8 @@ const SAMPLE: EventKind = EventKind::Sample {
 const LOST: EventKind = EventKind::Lost { count: 1 };
 
 /// What the ledger was told, which is numbered without a gap and in the order of time.
-fn told() -> Vec<Told> {
-    let told = ledger::take_told();
+fn told() -> Vec<Applied> {
+    let told = applied();
     assert!(told.iter().map(|event| event.number).eq(1..=told.len() as u64), "numbers have gaps: {told:?}");
     assert!(told.is_sorted_by_key(|event| event.time), "time goes back: {told:?}");
     told
@@ -163,7 +153,7 @@ fn told() -> Vec<Told> {
 
 /// Bytes that are live, as the inbox has it.
 fn live(inbox: &Inbox) -> u64 {
-    stats(inbox).iter().flat_map(|device| device.kinds).map(|kind| kind.bytes.current).sum()
+    inbox.stats().iter().flat_map(|device| device.kinds).map(|kind| kind.bytes.current).sum()
 }
 
 fn used_and_peaked(trace: &Trace) -> (i64, u64) {
@@ -222,7 +212,7 @@ fn churn(inbox: &Arc<Inbox>) -> Vec<(ThreadId, Posted, u64)> {
                 for round in 0..2 {
                     let (scope, bytes) = (10 * thread + round, 1 << (4 * thread + round));
                     // The last one looks at itself only.
-                    posted.post(&inbox, open_of(scope, (thread == 3).then(|| this_thread(&inbox))));
+                    posted.post(&inbox, open_of(scope, (thread == 3).then(|| inbox.this_thread())));
                     let address = driver.alloc(1 << (20 + scope));
                     posted.post(&inbox, alloc(address, bytes));
                     posted.post(&inbox, free(address));
@@ -235,19 +225,19 @@ fn churn(inbox: &Arc<Inbox>) -> Vec<(ThreadId, Posted, u64)> {
                     }
                     posted.close(&inbox, scope);
                 }
-                (this_thread(&inbox), posted, kept)
+                (inbox.this_thread(), posted, kept)
             })
         })
         .collect();
     let mut all: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
     around.close(inbox, 0);
-    all.push((this_thread(inbox), around, 0));
+    all.push((inbox.this_thread(), around, 0));
     all
 }
 
 fn nothing_is_dropped_doubled_or_moved() {
     often(|| {
-        let inbox = Arc::new(Inbox::new());
+        let inbox = Arc::new(Inbox::tapped(Recorder));
         let all = churn(&inbox);
         let told = told();
         assert_eq!(told.len(), all.iter().map(|(_, posted, _)| posted.facts.len()).sum::<usize>());
@@ -259,14 +249,14 @@ fn nothing_is_dropped_doubled_or_moved() {
         let threads: BTreeSet<_> = all.iter().map(|(thread, ..)| thread.0).collect();
         assert!(threads.into_iter().eq(1..=4), "each thread has its own number");
         // Frees that fail are none.
-        assert_eq!(counts(&inbox).heard, 2 * 3 * 2 - 2);
+        assert_eq!(inbox.counts().heard, 2 * 3 * 2 - 2);
         assert_eq!(live(&inbox), all.iter().map(|(.., kept)| kept).sum::<u64>());
     });
 }
 
 fn every_trace_is_what_the_order_of_events_makes_it() {
     let peaks = often(|| {
-        let all = churn(&Arc::new(Inbox::new()));
+        let all = churn(&Arc::new(Inbox::tapped(Recorder)));
         let expected = obvious::traces(&told());
         let closed = all.iter().flat_map(|(_, posted, _)| &posted.closed);
         let closed = closed.map(|(scope, trace)| {
@@ -282,7 +272,7 @@ fn every_trace_is_what_the_order_of_events_makes_it() {
 /// A thread gives an address back and another one gets it; gives what is live, of 10 bytes that are freed and 100 that are not.
 fn handed_over(free_first: bool) -> BTreeSet<(u64, i64)> {
     always(move || {
-        let (inbox, driver) = (Arc::new(Inbox::new()), Arc::new(Driver::default()));
+        let (inbox, driver) = (Arc::new(Inbox::tapped(Recorder)), Arc::new(Driver::default()));
         post(&inbox, &open(0));
         let address = driver.alloc(0);
         post(&inbox, &alloc(address, 10));
@@ -316,7 +306,7 @@ fn a_block_that_is_freed_after_the_call_is_and_the_checker_finds_that() {
 
 fn a_free_that_failed_brings_back_its_own_block() {
     let outcomes = always(|| {
-        let inbox = Arc::new(Inbox::new());
+        let inbox = Arc::new(Inbox::tapped(Recorder));
         post(&inbox, &alloc(1, 10));
         post(&inbox, &alloc(2, 100));
         let fails = thread::spawn({
@@ -336,7 +326,7 @@ fn a_free_that_failed_brings_back_its_own_block() {
 /// What a scope comes to while another thread allocates 100 bytes and frees them.
 fn beside(of_thread: bool) -> BTreeSet<(i64, u64)> {
     always(move || {
-        let inbox = Arc::new(Inbox::new());
+        let inbox = Arc::new(Inbox::tapped(Recorder));
         let other = thread::spawn({
             let inbox = Arc::clone(&inbox);
             move || {
@@ -344,7 +334,7 @@ fn beside(of_thread: bool) -> BTreeSet<(i64, u64)> {
                 post(&inbox, &free(1));
             }
         });
-        post(&inbox, &open_of(0, of_thread.then(|| this_thread(&inbox))));
+        post(&inbox, &open_of(0, of_thread.then(|| inbox.this_thread())));
         let trace = inbox.ask(None, &close(0)).expect("the scope is open");
         other.join().unwrap();
         told();
@@ -365,11 +355,11 @@ fn a_scope_of_one_thread_sees_nothing_of_another() {
 fn a_scope_of_one_thread_sees_nothing_of_one_that_had_its_number() {
     let outcomes = often(|| {
         set_lends_again(true);
-        let inbox = Arc::new(Inbox::new());
+        let inbox = Arc::new(Inbox::tapped(Recorder));
         let threads = [1, 2].map(|thread| {
             let inbox = Arc::clone(&inbox);
             thread::spawn(move || {
-                let number = this_thread(&inbox);
+                let number = inbox.this_thread();
                 post(&inbox, &open_of(thread, Some(number)));
                 post(&inbox, &alloc(thread, 100 * thread));
                 // As whoever frees it, the block is that of the thread which allocated it.
@@ -389,7 +379,7 @@ fn a_scope_of_one_thread_sees_nothing_of_one_that_had_its_number() {
 
 fn a_reading_and_its_question_are_neighbours() {
     always(|| {
-        let inbox = Arc::new(Inbox::new());
+        let inbox = Arc::new(Inbox::tapped(Recorder));
         post(&inbox, &open(0));
         let other = thread::spawn({
             let inbox = Arc::clone(&inbox);
@@ -412,7 +402,7 @@ fn a_reading_and_its_question_are_neighbours() {
 /// Threads are interrupted while they are inside, or wait to be, and post from there; gives how many facts the
 /// scope around it all was told to be lost.
 fn interrupted(threads: u64) -> u64 {
-    let inbox = Arc::new(Inbox::new());
+    let inbox = Arc::new(Inbox::tapped(Recorder));
     post(&inbox, &open(0));
     let threads: Vec<_> = (1..=threads)
         .map(|thread| {
@@ -450,7 +440,7 @@ fn lost_facts_are_told_once() {
 
 fn a_scope_is_closed_once() {
     let outcomes = always(|| {
-        let inbox = Arc::new(Inbox::new());
+        let inbox = Arc::new(Inbox::tapped(Recorder));
         post(&inbox, &open(0));
         let other = thread::spawn({
             let inbox = Arc::clone(&inbox);
@@ -469,7 +459,7 @@ type Other = fn(&Subscription, &Arc<Inbox>, &AtomicBool, bool);
 /// whether that was heard, and whether the scope was told that events were lost. `None` if it is not exact.
 fn unsubscribed(said_first: bool, others: &'static [Other]) -> BTreeSet<Option<(bool, bool)>> {
     often(move || {
-        let (inbox, subscribed) = (Arc::new(Inbox::new()), Arc::new(AtomicBool::new(true)));
+        let (inbox, subscribed) = (Arc::new(Inbox::tapped(Recorder)), Arc::new(AtomicBool::new(true)));
         let subscription = Arc::new(Subscription::new());
         let others: Vec<_> = others
             .iter()
@@ -480,7 +470,7 @@ fn unsubscribed(said_first: bool, others: &'static [Other]) -> BTreeSet<Option<(
             })
             .collect();
         let before = subscription.interruptions();
-        let outcome = subscription.begin(false, || subscribed.store(true, SeqCst)).then(|| {
+        let outcome = begin(&subscription, false, &subscribed).then(|| {
             post(&inbox, &open(0));
             if subscription.interruptions() != before {
                 post(&inbox, &LOST);
@@ -495,7 +485,11 @@ fn unsubscribed(said_first: bool, others: &'static [Other]) -> BTreeSet<Option<(
         for other in others {
             other.join().unwrap();
         }
-        assert_ne!(subscription.is_given_up(), subscribed.load(SeqCst), "what was wanted last is what is");
+        assert_ne!(
+            subscription.why_not(|| "given up").is_some(),
+            subscribed.load(SeqCst),
+            "what was wanted last is what is"
+        );
         told();
         outcome
     })
@@ -512,8 +506,17 @@ fn give_up(subscription: &Subscription, inbox: &Arc<Inbox>, subscribed: &AtomicB
     }
 }
 
+/// Begins, around a driver that does as it is told; says whether allocations are intercepted.
+fn begin(subscription: &Subscription, anew: bool, subscribed: &AtomicBool) -> bool {
+    let subscribe = || {
+        subscribed.store(true, SeqCst);
+        Ok(())
+    };
+    subscription.begin(anew, || "given up", subscribe).is_ok()
+}
+
 fn begin_anew(subscription: &Subscription, _: &Arc<Inbox>, subscribed: &AtomicBool, _: bool) {
-    assert!(subscription.begin(true, || subscribed.store(true, SeqCst)));
+    assert!(begin(subscription, true, subscribed));
 }
 
 fn who_begins_and_who_gives_up_at_once_leave_nobody_in_the_dark() {
@@ -527,7 +530,7 @@ fn who_begins_and_who_gives_up_at_once_leave_nobody_in_the_dark() {
 /// A device whose memory becomes less with each reading.
 fn readings_are_folded_in_the_order_in_which_they_are_made() {
     often(|| {
-        let inbox = Arc::new(Inbox::new());
+        let inbox = Arc::new(Inbox::tapped(Recorder));
         let (readings, count) = (Arc::new(Readings::new()), Arc::new(AtomicU64::new(0)));
         let read = |count: &AtomicU64| {
             let free = Bytes::new(1000 - count.fetch_add(1, SeqCst));
@@ -538,8 +541,8 @@ fn readings_are_folded_in_the_order_in_which_they_are_made() {
             let (inbox, readings, count) = (Arc::clone(&inbox), Arc::clone(&readings), Arc::clone(&count));
             move || (0..3).for_each(|_| readings.post(&inbox, DEVICE, || read(&count)))
         });
-        readings.ask(&inbox, DEVICE, || read(&count), &open(0));
-        readings.ask(&inbox, DEVICE, || read(&count), &close(0));
+        let Ok(_) = readings.ask::<Infallible>(&inbox, DEVICE, || Ok(read(&count)), &open(0));
+        let Ok(_) = readings.ask::<Infallible>(&inbox, DEVICE, || Ok(read(&count)), &close(0));
         sampler.join().unwrap();
         let free = told()
             .iter()

@@ -2,13 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::{
-    ledger::Told,
-    model::{EventKind, Key, ScopeId, ThreadId},
-};
+use gpumem_core::model::{EventKind, Key, ScopeId, ThreadId};
+
+use crate::checker::Applied;
 
 /// Used and peaked of each scope when it was closed.
-pub(crate) fn traces(told: &[Told]) -> BTreeMap<u64, (i64, u64)> {
+pub(crate) fn traces(told: &[Applied]) -> BTreeMap<u64, (i64, u64)> {
     let mut live: HashMap<Key, (ThreadId, i64)> = HashMap::new();
     let mut freed = HashMap::new();
     let mut open: HashMap<ScopeId, (Option<ThreadId>, i64, i64)> = HashMap::new();

@@ -1,0 +1,328 @@
+//! Events enter here, one after the other, whichever threads they come from.
+
+mod primitives;
+mod readings;
+mod subscription;
+mod tap;
+mod thread;
+mod views;
+
+use std::{
+    fmt, mem,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+pub use self::{
+    primitives::{Clock, Counter, Lock, Primitives, SpinLock, Std, Wait, set_forked},
+    readings::Readings,
+    subscription::Subscription,
+    tap::{NoTap, Tap},
+    thread::{LentNumber, ThreadState},
+};
+use crate::{
+    ledger::{Ledger, PARTS},
+    model::{Answer, Block, Bytes, Event, EventKind, Key, Tag, ThreadId, Time, Trace},
+};
+
+/// Numbers events, adds the time and applies them to the ledger, all under one short lock: no call of a driver, no I/O and no
+/// formatting happens under it.
+///
+/// The lock, the number of events and the ledger's pending delta lie in one cache line. Besides it an event writes only its block
+/// and its thread's own record: when threads allocate by turns, each line that they all write travels between their processors.
+#[repr(C, align(128))]
+pub struct Inbox<T: Tap = NoTap, P: Primitives = Std> {
+    state: P::SpinLock<State<T>>,
+    began: P::Instant,
+}
+
+#[derive(Debug)]
+#[repr(C)]
+struct State<T> {
+    number: u64,
+    ledger: Ledger,
+    time: Time,
+    tap: T,
+}
+
+/// Leaves the inbox if the ledger panics. The event that was about to be applied may be counted wrong, so it counts as lost.
+struct LeaveOnPanic<P: Primitives>(std::marker::PhantomData<P>);
+
+impl<P: Primitives> Drop for LeaveOnPanic<P> {
+    #[inline]
+    fn drop(&mut self) {
+        P::with_thread(|thread| {
+            thread.lose(1);
+            thread.leave();
+        });
+    }
+}
+
+/// Runs what is rare, away from what is frequent. `None` if it panicked, which counts as lost: hooks and callbacks must not unwind.
+#[cold]
+#[inline(never)]
+fn unlikely<P: Primitives, R>(code: impl FnOnce() -> R) -> Option<R> {
+    let lose = |panic| {
+        mem::forget(panic);
+        P::with_thread(|thread| thread.lose(1));
+    };
+    catch_unwind(AssertUnwindSafe(code)).map_err(lose).ok()
+}
+
+type Guard<'a, T, P> = <<P as Primitives>::SpinLock<State<T>> as SpinLock<State<T>>>::Guard<'a>;
+
+impl<T: Tap, P: Primitives> Inbox<T, P> {
+    pub fn new() -> Self {
+        Self::with(T::default(), false)
+    }
+
+    /// An inbox that passes all events to this tap, from the first one on.
+    pub fn tapped(tap: T) -> Self {
+        Self::with(tap, true)
+    }
+
+    fn with(tap: T, is_tapped: bool) -> Self {
+        P::inbox(true);
+        let mut ledger = Ledger::default();
+        ledger.is_tapped = is_tapped;
+        let state = State { number: 0, ledger, time: Time::ZERO, tap };
+        Self { state: P::SpinLock::new(state), began: P::Instant::now() }
+    }
+
+    /// Records an allocation of a kind that needs no time. Must not be called in the child of a fork. It does not panic.
+    #[inline]
+    pub fn alloc(&self, key: Key, bytes: Bytes, tag: Tag) {
+        self.enter_alive(1, |state, thread| {
+            self.prepare(state, false);
+            let (number, ledger) = (state.number, &mut state.ledger);
+            if !ledger.alloc_like_newest(key, bytes, tag, number, thread) {
+                unlikely::<P, _>(move || ledger.alloc(key, bytes, tag, number, thread));
+            }
+            if T::IS_USED && state.ledger.is_tapped {
+                let block = Block::from_tag(bytes, tag);
+                state.pass_to_tap(thread, &EventKind::Alloc { key, block });
+            }
+        });
+    }
+
+    /// Records a free. Must not be called in the child of a fork. It does not panic.
+    #[inline]
+    pub fn free(&self, key: Key) -> Answer {
+        let free = |state: &mut State<T>, thread| {
+            self.prepare(state, false);
+            let answer = if state.ledger.free_like_newest(key, thread) {
+                Answer::Applied
+            } else {
+                let ledger = &mut state.ledger;
+                unlikely::<P, _>(move || ledger.free(key, None, thread)).unwrap_or(Answer::Applied)
+            };
+            if T::IS_USED && state.ledger.is_tapped {
+                state.pass_to_tap(thread, &EventKind::Free { key, block: None });
+            }
+            answer
+        };
+        self.enter_alive(1, free).unwrap_or(Answer::Applied)
+    }
+
+    /// Records an event.
+    pub fn post(&self, event: &EventKind) -> Answer {
+        if let EventKind::ContextDestroyed { context } = *event {
+            self.post_context_destroyed(context);
+            return Answer::Applied;
+        }
+        self.enter(1, |state, thread| self.apply(state, thread, event)).unwrap_or(Answer::Applied)
+    }
+
+    /// Records a reading and a query of a scope, with no event between them. Returns the figures of the scope.
+    pub fn ask(&self, reading: Option<&EventKind>, query: &EventKind) -> Option<Trace> {
+        let ask = |state: &mut State<T>, thread| {
+            if let Some(reading) = reading {
+                self.apply(state, thread, reading);
+            }
+            self.apply(state, thread, query);
+            state.ledger.last_trace()
+        };
+        self.enter(1 + u32::from(reading.is_some()), ask).flatten()
+    }
+
+    #[inline]
+    fn apply(&self, state: &mut State<T>, thread: ThreadId, event: &EventKind) -> Answer {
+        self.prepare(state, event.needs_time());
+        let answer = state.apply(thread, event);
+        if T::IS_USED && state.ledger.is_tapped {
+            state.pass_to_tap(thread, event);
+        }
+        answer
+    }
+
+    /// Numbers the next event.
+    #[inline]
+    fn prepare(&self, state: &mut State<T>, needs_time: bool) {
+        // Reading the clock costs more than the rest of an allocation. Where the exact time does not matter, the newest reading is
+        // used.
+        if needs_time {
+            state.time = self.began.elapsed();
+            state.ledger.set_time(state.time);
+        }
+        state.number += 1;
+    }
+
+    /// Applies an event of a recording, with the number, the time and the thread that it had. Returns the figures, if it is a query
+    /// of a scope.
+    pub fn replay(&self, event: &Event<'_>) -> Option<Trace> {
+        let replay = |state: &mut State<T>, _| {
+            (state.number, state.time) = (event.number, event.time);
+            state.ledger.set_time(event.time);
+            state.apply(event.thread, event.kind);
+            state.ledger.last_trace()
+        };
+        self.enter(1, replay).flatten()
+    }
+
+    /// In a recording, a thread begins that has the number of a thread that has ended.
+    pub fn replay_thread(&self, thread: ThreadId) {
+        self.enter(0, |state, _| state.ledger.begin_thread(thread));
+    }
+
+    /// The blocks of a context are removed in parts, and other threads are served in between. Their keys do not come back
+    /// meanwhile: the end of a context is posted before the driver reuses its addresses or its number.
+    #[cold]
+    fn post_context_destroyed(&self, context: u8) {
+        for part in 0..PARTS {
+            let remove = |state: &mut State<T>, thread: ThreadId| {
+                if part == 0 {
+                    self.prepare(state, false);
+                    if T::IS_USED && state.ledger.is_tapped {
+                        state.pass_to_tap(thread, &EventKind::ContextDestroyed { context });
+                    }
+                }
+                state.ledger.gone(context, part);
+            };
+            if self.enter(u32::from(part == 0), remove).is_none() {
+                return;
+            }
+        }
+    }
+
+    #[cold]
+    fn post_lost(&self) {
+        let count = P::with_thread(ThreadState::take_lost).into();
+        unlikely::<P, _>(|| self.post(&EventKind::Lost { count }));
+    }
+
+    /// Passes all later events to the tap as well, or no longer. `change` is called under the lock.
+    pub fn with_tap<R>(&self, change: impl FnOnce(&mut T) -> (bool, R)) -> Option<R> {
+        let change = |state: &mut State<T>, _| {
+            let (is_tapped, result) = change(&mut state.tap);
+            state.ledger.is_tapped = is_tapped;
+            result
+        };
+        self.enter(0, change)
+    }
+
+    /// Runs `inside` under the lock; `None` if this thread is inside already, and `events` count as lost.
+    fn enter<R>(&self, events: u32, inside: impl FnOnce(&mut State<T>, ThreadId) -> R) -> Option<R> {
+        // A thread that does not exist in this copy of the process may hold the lock for ever.
+        if P::is_forked() { None } else { self.enter_alive(events, inside) }
+    }
+
+    #[allow(
+        clippy::inline_always,
+        reason = "an event is one function, which takes fewer lines of the instruction cache"
+    )]
+    #[inline(always)]
+    fn enter_alive<R>(&self, events: u32, inside: impl FnOnce(&mut State<T>, ThreadId) -> R) -> Option<R> {
+        // A short closure: a long one is not inlined into `with`.
+        let Some(number) = P::with_thread(|thread| thread.enter().then(|| thread.number())) else {
+            P::with_thread(|thread| thread.lose(events));
+            return None;
+        };
+        let number = if number == 0 { self.begin_thread() } else { number };
+        let on_panic = LeaveOnPanic::<P>(std::marker::PhantomData);
+        let result = inside(&mut self.lock(), ThreadId(number));
+        mem::forget(on_panic);
+        if P::with_thread(ThreadState::leave) {
+            self.post_lost();
+        }
+        Some(result)
+    }
+
+    /// Gives the thread a number, until it ends.
+    #[cold]
+    #[inline(never)]
+    fn begin_thread(&self) -> u32 {
+        let (number, was_anothers) = P::lend_number();
+        P::with_thread(|thread| thread.set_number(number));
+        P::return_at_thread_end(number);
+        if was_anothers || T::NEEDS_THREADS {
+            let mut state = self.lock();
+            if was_anothers {
+                state.ledger.begin_thread(ThreadId(number));
+            }
+            if state.ledger.is_tapped {
+                state.tap.begin_thread(ThreadId(number));
+            }
+        }
+        number
+    }
+
+    /// The lock is held for some ten nanoseconds, and its release is one store: a lock that wakes its waiters would cost more than
+    /// the work under it. A waiting thread spins, then yields, then sleeps, in case the holder lost its processor.
+    #[inline]
+    fn lock(&self) -> Guard<'_, T, P> {
+        self.state.try_lock().unwrap_or_else(|| self.wait())
+    }
+
+    #[cold]
+    fn wait(&self) -> Guard<'_, T, P> {
+        let wait = P::Wait::new();
+        loop {
+            // A look first: an attempt takes the lock's cache line away from its holder.
+            if !self.state.is_locked()
+                && let Some(state) = self.state.try_lock()
+            {
+                return state;
+            }
+            wait.wait();
+        }
+    }
+
+    /// As if there had been so many events.
+    #[doc(hidden)]
+    pub fn pretend_events(&self, number: u64) {
+        self.lock().number = number;
+    }
+}
+
+impl<T: Tap> State<T> {
+    #[inline]
+    fn apply(&mut self, thread: ThreadId, kind: &EventKind) -> Answer {
+        self.ledger.apply(&Event { number: self.number, time: self.time, thread, kind })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn pass_to_tap(&mut self, thread: ThreadId, kind: &EventKind) {
+        self.tap.record(&Event { number: self.number, time: self.time, thread, kind });
+    }
+}
+
+impl<T: Tap, P: Primitives> Default for Inbox<T, P> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T: Tap, P: Primitives> Drop for Inbox<T, P> {
+    fn drop(&mut self) {
+        P::inbox(false);
+    }
+}
+
+impl<T: Tap, P: Primitives> fmt::Debug for Inbox<T, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbox").field("began", &self.began).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,230 @@
+//! The locks, the clock and the thread state that an inbox is built of. A program uses [`Std`]; the model checker of the tests
+//! has its own, so that it can choose which thread takes the next step.
+
+use std::{
+    fmt::Debug,
+    ops::DerefMut,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use crossbeam::utils::Backoff;
+use spin::mutex::{SpinMutex, SpinMutexGuard};
+
+use super::thread::ThreadState;
+
+/// What an inbox needs from its environment.
+pub trait Primitives: Debug + Sized + 'static {
+    /// The lock around the ledger. It is held for some ten nanoseconds.
+    type SpinLock<T>: SpinLock<T>;
+    /// A lock that may be held for long: a waiting thread sleeps.
+    type Lock<T>: Lock<T>;
+    /// A counter that all threads see in one order.
+    type Counter: Counter;
+    /// The clock.
+    type Instant: Clock;
+    /// How a thread waits for the spin lock.
+    type Wait: Wait;
+
+    /// The state of the calling thread, or `None` while the thread ends.
+    fn with_thread<R>(use_it: impl FnOnce(&ThreadState) -> R) -> R;
+
+    /// As [`with_thread`](Self::with_thread); `None` if the thread ends and its state is gone.
+    fn try_with_thread<R>(use_it: impl FnOnce(&ThreadState) -> R) -> Option<R>;
+
+    /// A number for the calling thread, and whether another thread had it before.
+    fn lend_number() -> (u32, bool);
+
+    /// The number is [returned](Self::return_number) when the calling thread ends.
+    fn return_at_thread_end(number: u32);
+
+    /// The thread with this number has ended.
+    fn return_number(number: u32);
+
+    /// An inbox is created (`true`) or dropped (`false`). While there are several, no number is lent twice: one inbox would not
+    /// know that another thread has the number now.
+    fn inbox(created: bool);
+
+    /// This process is the child of a fork, where other threads may hold locks for ever.
+    fn is_forked() -> bool;
+}
+
+/// A lock whose waiting threads spin.
+pub trait SpinLock<T> {
+    /// Access to the value until it is dropped.
+    type Guard<'a>: DerefMut<Target = T>
+    where
+        Self: 'a;
+
+    fn new(value: T) -> Self;
+    fn is_locked(&self) -> bool;
+    fn try_lock(&self) -> Option<Self::Guard<'_>>;
+}
+
+/// A lock whose waiting threads sleep. A panic of its holder does not matter.
+pub trait Lock<T> {
+    /// Access to the value until it is dropped.
+    type Guard<'a>: DerefMut<Target = T>
+    where
+        Self: 'a;
+
+    fn new(value: T) -> Self;
+    fn lock(&self) -> Self::Guard<'_>;
+}
+
+pub trait Counter: Debug {
+    fn new(value: u64) -> Self;
+    fn add(&self, more: u64);
+    fn get(&self) -> u64;
+}
+
+pub trait Clock: Debug {
+    fn now() -> Self;
+    fn elapsed(&self) -> Duration;
+}
+
+pub trait Wait {
+    fn new() -> Self;
+    /// Waits a little longer than the last time.
+    fn wait(&self);
+}
+
+crate::thread_variables!(std::thread_local, Std);
+
+/// The primitives of a program: std's, and a spin lock whose release is one store.
+#[derive(Clone, Copy, Debug)]
+pub struct Std;
+
+impl<T> SpinLock<T> for SpinMutex<T> {
+    type Guard<'a>
+        = SpinMutexGuard<'a, T>
+    where
+        Self: 'a;
+
+    fn new(value: T) -> Self {
+        Self::new(value)
+    }
+
+    #[inline]
+    fn is_locked(&self) -> bool {
+        self.is_locked()
+    }
+
+    #[inline]
+    fn try_lock(&self) -> Option<SpinMutexGuard<'_, T>> {
+        self.try_lock()
+    }
+}
+
+impl<T> Lock<T> for Mutex<T> {
+    type Guard<'a>
+        = MutexGuard<'a, T>
+    where
+        Self: 'a;
+
+    fn new(value: T) -> Self {
+        Self::new(value)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, T> {
+        self.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Counter for AtomicU64 {
+    fn new(value: u64) -> Self {
+        Self::new(value)
+    }
+
+    fn add(&self, more: u64) {
+        self.fetch_add(more, SeqCst);
+    }
+
+    fn get(&self) -> u64 {
+        self.load(SeqCst)
+    }
+}
+
+impl Clock for Instant {
+    fn now() -> Self {
+        Self::now()
+    }
+
+    fn elapsed(&self) -> Duration {
+        Self::elapsed(self)
+    }
+}
+
+impl Wait for Backoff {
+    fn new() -> Self {
+        Self::new()
+    }
+
+    fn wait(&self) {
+        if self.is_completed() {
+            std::thread::sleep(Duration::from_micros(20));
+        } else {
+            self.snooze();
+        }
+    }
+}
+
+/// The numbers of threads.
+struct Numbers {
+    /// How many were lent so far, from 1 on.
+    lent: u32,
+    /// Those of threads that have ended.
+    returned: Vec<u32>,
+    /// How many inboxes there are.
+    inboxes: usize,
+}
+
+static NUMBERS: Mutex<Numbers> = Mutex::new(Numbers { lent: 0, returned: Vec::new(), inboxes: 0 });
+
+fn numbers() -> MutexGuard<'static, Numbers> {
+    NUMBERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// Marks this process as the child of a fork.
+pub fn set_forked() {
+    FORKED.store(true, Relaxed);
+}
+
+impl Primitives for Std {
+    type SpinLock<T> = SpinMutex<T>;
+    type Lock<T> = Mutex<T>;
+    type Counter = AtomicU64;
+    type Instant = Instant;
+    type Wait = Backoff;
+
+    crate::thread_state!(Std);
+
+    fn lend_number() -> (u32, bool) {
+        let mut numbers = numbers();
+        let returned = if numbers.inboxes > 1 { None } else { numbers.returned.pop() };
+        if let Some(returned) = returned {
+            return (returned, true);
+        }
+        numbers.lent += 1;
+        (numbers.lent, false)
+    }
+
+    fn return_number(number: u32) {
+        numbers().returned.push(number);
+    }
+
+    fn inbox(created: bool) {
+        let mut numbers = numbers();
+        numbers.inboxes = if created { numbers.inboxes + 1 } else { numbers.inboxes.saturating_sub(1) };
+    }
+
+    #[inline]
+    fn is_forked() -> bool {
+        FORKED.load(Relaxed)
+    }
+}

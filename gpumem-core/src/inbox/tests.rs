@@ -1,0 +1,191 @@
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    thread,
+    time::Duration,
+};
+
+use super::{NoTap, Std, unlikely};
+use crate::{
+    ledger::{NodeId, SLICE},
+    model::{
+        Answer, Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, ScopeSpec, Source,
+        Space,
+    },
+};
+
+type Inbox = super::Inbox<NoTap, Std>;
+
+const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
+
+fn open(scope: u64) -> EventKind {
+    let spec = ScopeSpec {
+        device: DEVICE,
+        gauge: Gauge::Exact,
+        every: Duration::ZERO,
+        thread: None,
+        callsite: CallsiteId::NONE,
+        source: Source::Dispatch,
+        at_peak: false,
+    };
+    EventKind::Open { scope: ScopeId(scope), spec }
+}
+
+fn close(scope: u64) -> EventKind {
+    EventKind::Close { scope: ScopeId(scope) }
+}
+
+fn alloc(address: u64, bytes: u64) -> EventKind {
+    let block = Block::new(DEVICE, Bytes::new(bytes), MemKind::Device);
+    EventKind::Alloc { key: Key::new(Space::Address, address), block }
+}
+
+fn free(address: u64) -> EventKind {
+    EventKind::Free { key: Key::new(Space::Address, address), block: None }
+}
+
+#[test]
+fn totals_are_conserved_under_contention() {
+    const THREADS: u64 = 8;
+    const ROUNDS: u64 = 2_000;
+    let inbox = Inbox::new();
+    inbox.post(&open(1));
+    thread::scope(|threads| {
+        for thread in 0..THREADS {
+            let inbox = &inbox;
+            threads.spawn(move || {
+                let scope = 100 + thread;
+                for round in 0..ROUNDS {
+                    let address = (thread << 32) + round;
+                    inbox.post(&open(scope));
+                    inbox.post(&alloc(address, 10));
+                    if round % 2 == 0 {
+                        inbox.post(&free(address));
+                    }
+                    assert!(inbox.ask(None, &close(scope)).is_some());
+                }
+            });
+        }
+    });
+    let trace = inbox.ask(None, &close(1)).expect("the scope is open");
+    assert_eq!(trace.used.get().unsigned_abs(), THREADS * ROUNDS / 2 * 10);
+    assert!(trace.peaked.get() <= THREADS * 10);
+    assert_eq!(trace.lost, 0);
+    let posted = 2 + THREADS * (3 * ROUNDS + ROUNDS / 2);
+    assert_eq!(inbox.lock().number, posted, "numbers have no gaps");
+}
+
+#[test]
+fn a_reading_and_its_question_are_neighbours() {
+    let inbox = Inbox::new();
+    inbox.post(&open(1));
+    assert!(inbox.ask(Some(&alloc(1, 10)), &close(1)).is_some_and(|trace| trace.used == 10));
+}
+
+fn open_at(scope: u64, callsite: u32) -> EventKind {
+    let EventKind::Open { scope, spec } = open(scope) else { unreachable!() };
+    EventKind::Open { scope, spec: ScopeSpec { callsite: CallsiteId(callsite), ..spec } }
+}
+
+/// More than are looked at while others wait.
+const MANY: u64 = 3 * SLICE as u64 + 7;
+
+#[test]
+fn many_paths_and_origins_are_told_whole() {
+    let inbox = Inbox::new();
+    for scope in 1..=MANY {
+        inbox.post(&open_at(scope, 1 + u32::try_from(scope).unwrap()));
+        inbox.post(&alloc(scope * 512, scope));
+        if scope % 2 == 0 {
+            inbox.ask(None, &close(scope));
+        }
+        // All lie beside each other.
+        inbox.post(&EventKind::Leave { scope: ScopeId(scope) });
+    }
+    let (nodes, total) = (inbox.nodes(), MANY * (MANY + 1) / 2);
+    let [nowhere, root, scopes @ ..] = nodes.as_slice() else { panic!("there is a root") };
+    assert_eq!((nowhere.0, root.1.in_use.unsigned_abs(), scopes.len() as u64), (None, total, MANY));
+    for (at, (_, node)) in scopes.iter().enumerate() {
+        let number = at as u64 + 1;
+        assert_eq!((node.parent, node.in_use.unsigned_abs(), node.calls), (NodeId(1), number, 1));
+        let until = if number.is_multiple_of(2) { number } else { MANY };
+        assert_eq!(node.device_peak.unsigned_abs(), until * (until + 1) / 2, "an open scope sees what came since");
+    }
+    let groups = inbox.groups();
+    assert_eq!(groups.len() as u64, MANY);
+    assert_eq!(groups.iter().map(|live| live.bytes.get()).sum::<u64>(), total);
+    // And all blocks of a context go.
+    let of_context = |address, context| {
+        let EventKind::Alloc { key, block } = alloc(address, 1) else { unreachable!() };
+        EventKind::Alloc { key, block: Block { context, ..block } }
+    };
+    (1..=MANY).for_each(|block| _ = inbox.post(&of_context(block << 32, 7)));
+    let before = inbox.lock().number;
+    inbox.post(&EventKind::ContextDestroyed { context: 7 });
+    assert_eq!((inbox.counts().gone, inbox.lock().number), (MANY, before + 1));
+    assert_eq!(inbox.groups().iter().map(|live| live.bytes.get()).sum::<u64>(), total);
+}
+
+/// While others allocate in between, what is told of a path contradicts nothing that is told of those inside it.
+#[test]
+fn paths_agree_with_those_inside_them() {
+    let inbox = Inbox::new();
+    inbox.post(&open_at(0, 2));
+    for scope in 1..=MANY {
+        inbox.post(&open_at(scope, 2 + u32::try_from(scope).unwrap()));
+        inbox.post(&EventKind::Leave { scope: ScopeId(scope) });
+    }
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            for block in (1..).take_while(|_| !is_over.load(std::sync::atomic::Ordering::Relaxed)) {
+                // Each stays for a while, in the last scope or another.
+                inbox.post(&EventKind::Enter { scope: ScopeId(if block % 3 == 0 { 1 } else { MANY }) });
+                inbox.post(&alloc(block << 20, block % 1000));
+                inbox.post(&EventKind::Leave { scope: ScopeId(if block % 3 == 0 { 1 } else { MANY }) });
+                if block > 20 {
+                    inbox.post(&free((block - 20) << 20));
+                }
+            }
+        });
+        let told: Vec<_> = (0..50).map(|_| inbox.nodes()).collect();
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        for nodes in told {
+            let mut inside = vec![(0, 0); nodes.len()];
+            for (_, node) in nodes.iter().skip(2) {
+                let parent = &mut inside[node.parent.0 as usize];
+                *parent = (parent.0 + node.in_use, node.peak.max(parent.1));
+            }
+            for ((_, node), (in_use, peak)) in nodes.iter().zip(inside) {
+                assert!(node.in_use >= in_use && node.peak >= peak && node.peak >= node.in_use, "{node:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn what_makes_the_fold_panic_is_lost_and_nobody_waits_for_it() {
+    let inbox = Inbox::new();
+    inbox.post(&open(1));
+    assert!(
+        inbox
+            .enter(0, |_, _| unlikely::<Std, _>(|| panic!("in a hook")))
+            .is_some_and(|done: Option<()>| done.is_none())
+    );
+    let panics = AssertUnwindSafe(|| inbox.enter(0, |_, _| panic!("elsewhere")));
+    assert!(catch_unwind(panics).is_err_and(|_| true));
+    inbox.post(&alloc(1, 10));
+    let trace = inbox.ask(None, &close(1)).expect("the scope is open");
+    assert_eq!((trace.lost, trace.used.get()), (2, 10));
+}
+
+#[test]
+fn a_thread_that_comes_back_while_inside_loses_its_fact_and_says_so() {
+    let inbox = Inbox::new();
+    inbox.post(&open(1));
+    inbox.enter(0, |_, _| {
+        assert_eq!(inbox.post(&alloc(1, 10)), Answer::Applied);
+        assert_eq!(inbox.ask(None, &close(1)), None);
+    });
+    let trace = inbox.ask(None, &close(1)).expect("the scope is open");
+    assert_eq!((trace.lost, trace.used.get()), (2, 0));
+}

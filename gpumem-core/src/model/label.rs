@@ -1,0 +1,22 @@
+use std::fmt;
+
+/// What a program calls a block of memory.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Label {
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub dtype: String,
+}
+
+/// `(512, 512, 3, 3)`, and `(64,)` where there is one dimension.
+pub struct Shape<'a>(pub &'a [usize]);
+
+impl fmt::Display for Shape<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let [only] = self.0 {
+            return write!(f, "({only},)");
+        }
+        let sizes: Vec<_> = self.0.iter().map(ToString::to_string).collect();
+        write!(f, "({})", sizes.join(", "))
+    }
+}

@@ -1,0 +1,174 @@
+//! What a device's used memory is made of. Derived from readings and from what is live, never measured here.
+
+use std::{cmp::Reverse, collections::BTreeMap};
+
+use crate::model::{Bytes, GpuMemory, GpuProcess, PoolUsage};
+
+/// Where a device's memory went: the answer of `gpumem::breakdown`.
+///
+/// The parts add up to what the driver reports as used, always: what cannot be told apart is a part, and named so.
+/// `Display` is a table of at most 80 columns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Breakdown {
+    /// The CUDA ordinal of the device.
+    pub device: u32,
+    /// The device's name.
+    pub name: Option<String>,
+    /// The device is a simulated one.
+    pub simulated: bool,
+    /// The reading that the parts add up to.
+    pub memory: GpuMemory,
+    /// First other processes, then this one, then what is nobody's.
+    pub parts: Vec<Part>,
+}
+
+/// A part of a device's used memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Part {
+    /// What sort of part.
+    pub kind: PartKind,
+    /// Attribution, in words: the path of scopes, the library, what the driver keeps it for.
+    pub name: String,
+    /// How much.
+    pub bytes: Bytes,
+    /// How many allocations, or processes; 0 where that says nothing.
+    pub count: u64,
+}
+
+/// A sort of part of a device's used memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum PartKind {
+    /// Other processes.
+    Others,
+    /// This process: live allocations of its own code, by the path of scopes that they were made in.
+    Scope,
+    /// This process: live allocations that a library made for itself (cuBLAS, cuDNN, NCCL…).
+    Library,
+    /// This process: what the stream-ordered pool holds and nobody uses.
+    /// `gpumem::empty_cache` gives it back.
+    PoolCache,
+    /// This process: the rest. The CUDA context, kernels and modules, blocks that are older than the first trace, and what the
+    /// driver's pages are larger than what was asked for.
+    Driver,
+    /// Used and not told of any process.
+    Unknown,
+}
+
+/// Live allocations that have in common where they come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// The path of scopes.
+    pub path: Vec<String>,
+    /// The library that made them, unless that is the program.
+    pub library: Option<String>,
+    /// The user's line, or where the scope was opened.
+    pub place: Option<String>,
+    /// The line that called that of the user's.
+    pub caller: Option<String>,
+    pub blocks: u64,
+    pub bytes: Bytes,
+}
+
+/// What is known of a device at one moment.
+#[derive(Clone, Debug)]
+pub struct Known {
+    pub device: u32,
+    pub name: Option<String>,
+    pub simulated: bool,
+    pub memory: GpuMemory,
+    /// None where the driver does not tell.
+    pub processes: Option<Vec<GpuProcess>>,
+    pub own_pid: u32,
+    pub pool: Option<PoolUsage>,
+    /// What is in the device's memory.
+    pub live: Vec<Group>,
+}
+
+/// A path of scopes in words.
+pub fn path_in_words(path: &[String]) -> String {
+    if path.is_empty() { "outside of all scopes".to_owned() } else { path.join(" > ") }
+}
+
+impl Breakdown {
+    pub fn of(known: &Known) -> Self {
+        let mut parts = Vec::new();
+        let own = own_parts(known);
+        let told = |own: bool| {
+            let all = known.processes.as_ref()?;
+            let some: Vec<_> = all.iter().filter(|process| (process.pid == known.own_pid) == own).collect();
+            // One that the driver does not tell of makes the sum unknown.
+            let sum = some.iter().map(|process| process.used).sum::<Option<Bytes>>()?;
+            Some((sum, some.len() as u64))
+        };
+        // In a container this process may go by another number: then the others cannot be told from it.
+        let this = told(true).filter(|(_, count)| *count > 0).map(|(bytes, _)| bytes);
+        let others = told(false);
+        let mut left = known.memory.used;
+        let mut take = |part: Part| {
+            // The readings are of neighbouring moments: together they may be more than there is.
+            let bytes = part.bytes.min(left);
+            left = left.checked_sub(bytes).unwrap_or_default();
+            parts.push(Part { bytes, ..part });
+        };
+        // First what is known for certain.
+        let accounted: Bytes = own.iter().map(|part| part.bytes).sum();
+        own.into_iter().for_each(&mut take);
+        if let (Some((bytes, count @ 1..)), Some(_)) = (others, this) {
+            let name = if count == 1 { "another process" } else { "other processes" }.to_owned();
+            take(Part { kind: PartKind::Others, name, bytes, count });
+        }
+        if let Some(rest) = this.and_then(|this| this.checked_sub(accounted)) {
+            let name = if known.simulated {
+                "the rounding to the device's pages"
+            } else {
+                "CUDA context, kernels, modules; what is unknown"
+            };
+            let name = name.to_owned();
+            take(Part { kind: PartKind::Driver, name, bytes: rest, count: 0 });
+        }
+        let name = match (this, others) {
+            (Some(_), Some(_)) => "the driver's, of no process",
+            (Some(_), None) => "other processes, and the driver's",
+            (None, _) => "other processes, CUDA context: not told apart",
+        };
+        let rest = Part { kind: PartKind::Unknown, name: name.to_owned(), bytes: left, count: 0 };
+        parts.push(rest);
+        parts.retain(|part| part.bytes > Bytes::ZERO);
+        parts.sort_by_key(|part| part.kind);
+        let Known { device, name, simulated, memory, .. } = known;
+        Self { device: *device, name: name.clone(), simulated: *simulated, memory: *memory, parts }
+    }
+
+    /// What trimming the pool would give back.
+    pub fn trimmable(&self) -> Bytes {
+        self.parts.iter().filter(|part| part.kind == PartKind::PoolCache).map(|part| part.bytes).sum()
+    }
+}
+
+/// The live memory of this process by library and by path of scopes, the largest first, and what its pool keeps.
+fn own_parts(known: &Known) -> Vec<Part> {
+    let mut sums: BTreeMap<(PartKind, String), (Bytes, u64)> = BTreeMap::new();
+    for group in &known.live {
+        let whose = match &group.library {
+            Some(library) => (PartKind::Library, library.clone()),
+            None => (PartKind::Scope, path_in_words(&group.path)),
+        };
+        let (bytes, blocks) = sums.entry(whose).or_default();
+        *bytes = *bytes + group.bytes;
+        *blocks += group.blocks;
+    }
+    let mut parts: Vec<_> =
+        sums.into_iter().map(|((kind, name), (bytes, count))| Part { kind, name, bytes, count }).collect();
+    parts.sort_by_key(|part| (part.kind, Reverse(part.bytes)));
+    let cached = known.pool.and_then(|pool| pool.reserved.checked_sub(pool.used)).unwrap_or_default();
+    parts.push(Part {
+        kind: PartKind::PoolCache,
+        name: "kept by the pool, unused".to_owned(),
+        bytes: cached,
+        count: 0,
+    });
+    parts
+}

@@ -1,0 +1,335 @@
+//! Whether a budget was kept, and what is said when it was not.
+
+use std::fmt::{self, Display, Write};
+
+use super::{PeakHolders, Place, counted};
+use crate::model::{ByteDelta, Gauge, Trace};
+
+/// What can be limited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Figure {
+    /// The most in use on top of the start.
+    Peak,
+    /// More in use at the end than at the start.
+    Used,
+    /// Blocks that were allocated inside and are still there.
+    Leaks,
+}
+
+/// How a figure is to stand to its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relation {
+    /// `<`
+    Less,
+    /// `<=`
+    AtMost,
+    /// `==`
+    Equal,
+    /// `!=`
+    Unequal,
+    /// `>=`
+    AtLeast,
+    /// `>`
+    More,
+}
+
+/// One condition of a budget.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limit {
+    pub figure: Figure,
+    pub relation: Relation,
+    /// Bytes, or blocks.
+    pub amount: i128,
+    /// Where the amount comes from, if not from the condition itself.
+    pub origin: Option<String>,
+}
+
+/// What a body came to.
+pub struct Found<'a> {
+    pub trace: Trace,
+    /// Blocks that were allocated inside and are still there; `None` if that is not known.
+    pub live: Option<u64>,
+    /// The largest places that hold memory, from the largest on; `None` if they are not known. Asked for when something is
+    /// broken: finding the lines of the sources takes its time.
+    pub places: &'a dyn Fn() -> Option<Vec<Place>>,
+    /// Which allocations made the peak; `None` if they are not known. Asked for when it is too high.
+    pub peak: &'a dyn Fn() -> Option<PeakHolders>,
+}
+
+/// What came of a budget.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Kept,
+    /// Something could not be measured, for this reason.
+    Unmeasured(String),
+    /// Not kept; what to say of it.
+    Broken(String),
+}
+
+/// Holds what was found to the limits. One that is broken for certain counts more than one that is not known.
+pub fn judge(name: &str, limits: &[Limit], found: &Found<'_>) -> Verdict {
+    let Found { trace, .. } = found;
+    if let Some(reason) = unmeasured(trace) {
+        return Verdict::Unmeasured(reason);
+    }
+    let mut unknown = None;
+    let mut broken = String::new();
+    let mut is_peak_broken = false;
+    for limit in limits {
+        match figure(limit.figure, found) {
+            None => unknown = Some(limit),
+            Some(figure) if limit.relation.holds(figure, limit.amount) => {}
+            Some(figure) => {
+                is_peak_broken |= limit.figure == Figure::Peak;
+                let _ = write!(broken, "\n  {}", Complaint { limit, figure });
+            }
+        }
+    }
+    if !broken.is_empty() {
+        return Verdict::Broken(format!(
+            "`{name}` did not keep its GPU memory budget:{broken}{}",
+            Circumstances { found, is_peak_broken }
+        ));
+    }
+    match unknown {
+        Some(limit) => Verdict::Unmeasured(format!("for `{}`, which blocks are still live is not known", limit.figure)),
+        None => Verdict::Kept,
+    }
+}
+
+/// Why the figures are not those of a budget, if so.
+fn unmeasured(trace: &Trace) -> Option<String> {
+    match trace.gauge {
+        Gauge::Off => Some("traces are off".to_owned()),
+        Gauge::Exact if trace.stale => Some(format!("device {} could not be read", trace.device)),
+        Gauge::Exact if trace.lost > 0 => Some(format!("{} allocations or frees were missed", trace.lost)),
+        Gauge::Exact => None,
+        gauge => Some(format!("its figures are {gauge}, not exact")),
+    }
+}
+
+fn figure(figure: Figure, found: &Found<'_>) -> Option<i128> {
+    match figure {
+        Figure::Peak => Some(found.trace.peak_over_start().get().into()),
+        Figure::Used => Some(found.trace.used.get().into()),
+        Figure::Leaks => found.live.map(Into::into),
+    }
+}
+
+impl Relation {
+    fn holds(self, figure: i128, amount: i128) -> bool {
+        match self {
+            Self::Less => figure < amount,
+            Self::AtMost => figure <= amount,
+            Self::Equal => figure == amount,
+            Self::Unequal => figure != amount,
+            Self::AtLeast => figure >= amount,
+            Self::More => figure > amount,
+        }
+    }
+}
+
+impl Display for Figure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Peak => "peak",
+            Self::Used => "used",
+            Self::Leaks => "leaks",
+        })
+    }
+}
+
+impl Display for Relation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Less => "<",
+            Self::AtMost => "<=",
+            Self::Equal => "==",
+            Self::Unequal => "!=",
+            Self::AtLeast => ">=",
+            Self::More => ">",
+        })
+    }
+}
+
+/// `peak <= 512 MiB: it was 640 MiB, 128 MiB over`
+struct Complaint<'a> {
+    limit: &'a Limit,
+    figure: i128,
+}
+
+impl Display for Complaint<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { limit: Limit { figure: name, relation, amount, origin }, figure } = self;
+        let shown = |amount: i128| match name {
+            Figure::Leaks => counted(amount, "block", "blocks"),
+            Figure::Peak | Figure::Used => exactly(amount),
+        };
+        write!(f, "{name} {relation} {}", shown(*amount))?;
+        if let Some(origin) = origin {
+            write!(f, " ({origin})")?;
+        }
+        write!(f, ": it was {}", shown(*figure))?;
+        match figure.saturating_sub(*amount) {
+            0 => Ok(()),
+            over @ 1.. => write!(f, ", {} over", shown(over)),
+            under => write!(f, ", {} under", shown(-under)),
+        }
+    }
+}
+
+/// An amount in the unit that it is whole in; no byte is rounded away.
+fn exactly(bytes: i128) -> String {
+    let Ok(bytes) = i64::try_from(bytes) else { return format!("{bytes} B") };
+    let text = ByteDelta::new(bytes).to_string();
+    if text.contains('.') { format!("{bytes} B ({text})") } else { text }
+}
+
+/// How it was measured, and where the memory is, or was.
+struct Circumstances<'a> {
+    found: &'a Found<'a>,
+    is_peak_broken: bool,
+}
+
+impl Display for Circumstances<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Found { trace, places, peak, .. } = self.found;
+        let places = places();
+        let simulated = if trace.simulated { "simulated " } else { "" };
+        write!(
+            f,
+            "\n  measured on {simulated}device {}, {}, what its own thread allocated",
+            trace.device, trace.gauge
+        )?;
+        if trace.untracked > 0 {
+            write!(f, "\n  {} blocks of unknown size were freed: `used` may be too high", trace.untracked)?;
+        }
+        // What adds up to another figure is not what the limit was held to.
+        let peak = if self.is_peak_broken { peak().filter(|peak| peak.bytes == trace.peak_over_start()) } else { None };
+        if let Some(peak) = &peak {
+            made_peak(f, peak)?;
+        }
+        match places.as_deref() {
+            Some([]) if peak.is_some() => Ok(()),
+            None => f.write_str("\n  the largest places: not known"),
+            Some([]) => f.write_str("\n  nothing that was allocated inside is live"),
+            Some(places) => {
+                f.write_str("\n  the largest places:")?;
+                places.iter().try_for_each(|place| {
+                    let count = counted(place.blocks, "block", "blocks");
+                    write!(f, "\n    {:>12} in {count}: {}", place.bytes, place.name)?;
+                    place.caller.iter().try_for_each(|caller| write!(f, ", from {caller}"))
+                })
+            }
+        }
+    }
+}
+
+/// The scopes and lines that made the peak; those that had least are put together, so that all adds up.
+fn made_peak(f: &mut fmt::Formatter<'_>, peak: &PeakHolders) -> fmt::Result {
+    const MOST: usize = 10;
+    write!(f, "\n  the peak of {} was made of:", peak.bytes)?;
+    let holders = &peak.holders;
+    let (told, rest) = holders.split_at(if holders.len() > MOST + 1 { MOST } else { holders.len() });
+    for holder in told {
+        let inside = if holder.path.is_empty() { "" } else { "in " };
+        write!(f, "\n    {:>12}: {}, {inside}{}", holder.bytes, holder.who(), holder.scope())?;
+        holder.caller.iter().try_for_each(|caller| write!(f, ", from {caller}"))?;
+    }
+    if rest.is_empty() {
+        return Ok(());
+    }
+    let bytes = ByteDelta::new(rest.iter().map(|holder| holder.bytes.get()).sum());
+    write!(f, "\n    {bytes:>12}: {} more places", rest.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Bytes;
+
+    fn limit(figure: Figure, relation: Relation, amount: i128) -> Limit {
+        Limit { figure, relation, amount, origin: None }
+    }
+
+    fn trace(used: i64, peaked: u64) -> Trace {
+        Trace { gauge: Gauge::Exact, used: ByteDelta::new(used), peaked: Bytes::new(peaked), ..Trace::off(0) }
+    }
+
+    fn found(trace: Trace) -> Found<'static> {
+        Found { trace, live: None, places: &|| None, peak: &|| None }
+    }
+
+    #[test]
+    fn relations_hold_as_they_are_written() {
+        use Relation::{AtLeast, AtMost, Equal, Less, More, Unequal};
+        for (relation, below, at, above) in [
+            (Less, true, false, false),
+            (AtMost, true, true, false),
+            (Equal, false, true, false),
+            (Unequal, true, false, true),
+            (AtLeast, false, true, true),
+            (More, false, false, true),
+        ] {
+            for (used, kept) in [(-21, below), (-20, at), (-19, above)] {
+                let verdict = judge("f", &[limit(Figure::Used, relation, -20)], &found(trace(used, 0)));
+                assert_eq!(verdict == Verdict::Kept, kept, "{used} {relation} -20: {verdict:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn peak_is_over_the_start() {
+        let limits = [limit(Figure::Peak, Relation::AtMost, 30)];
+        assert_eq!(judge("f", &limits, &found(trace(10, 20))), Verdict::Kept);
+        assert_eq!(judge("f", &limits, &found(trace(-10, 30))), Verdict::Kept);
+        assert!(matches!(judge("f", &limits, &found(trace(10, 21))), Verdict::Broken(_)));
+    }
+
+    #[test]
+    fn what_is_broken_is_told_with_the_numbers() {
+        let place =
+            || Place { name: "src/model.rs:12 (forward)".to_owned(), caller: None, blocks: 2, bytes: Bytes::mib(600) };
+        let limits = [
+            limit(Figure::Peak, Relation::AtMost, 512 << 20),
+            limit(Figure::Used, Relation::Equal, 0),
+            limit(Figure::Used, Relation::Less, 1 << 40),
+            Limit { origin: Some("base.json".to_owned()), ..limit(Figure::Peak, Relation::Less, 640 << 20) },
+            limit(Figure::Leaks, Relation::AtMost, 0),
+        ];
+        let trace = Trace { simulated: true, ..trace(-1025, 640 << 20) };
+        let told = Found { trace, live: Some(2), places: &|| Some(vec![place()]), peak: &|| None };
+        assert_eq!(
+            judge("model::forward", &limits, &told),
+            Verdict::Broken(
+                "`model::forward` did not keep its GPU memory budget:\
+                 \n  peak <= 512 MiB: it was 640 MiB, 128 MiB over\
+                 \n  used == 0 B: it was -1025 B (-1.00 KiB), 1025 B (1.00 KiB) under\
+                 \n  peak < 640 MiB (base.json): it was 640 MiB\
+                 \n  leaks <= 0 blocks: it was 2 blocks, 2 blocks over\
+                 \n  measured on simulated device 0, exact, what its own thread allocated\
+                 \n  the largest places:\
+                 \n         600 MiB in 2 blocks: src/model.rs:12 (forward)"
+                    .to_owned()
+            )
+        );
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_kept() {
+        let unmeasured = |limits: &[Limit], trace| match judge("f", limits, &found(trace)) {
+            Verdict::Unmeasured(reason) => reason,
+            other => panic!("{other:?}"),
+        };
+        let leaks = [limit(Figure::Leaks, Relation::AtMost, 0)];
+        assert_eq!(unmeasured(&leaks, trace(0, 0)), "for `leaks`, which blocks are still live is not known");
+        assert_eq!(unmeasured(&[], Trace::off(0)), "traces are off");
+        assert_eq!(unmeasured(&[], Trace { lost: 2, ..trace(0, 0) }), "2 allocations or frees were missed");
+        assert_eq!(unmeasured(&[], Trace { stale: true, ..trace(0, 0) }), "device 0 could not be read");
+        let sampled = Trace { gauge: Gauge::Sampled, ..trace(0, 0) };
+        assert_eq!(unmeasured(&[], sampled), "its figures are sampled, not exact");
+        // but a limit that is broken for certain is
+        let both = [leaks[0].clone(), limit(Figure::Used, Relation::Less, 1)];
+        assert!(matches!(judge("f", &both, &found(trace(1, 0))), Verdict::Broken(_)));
+    }
+}

@@ -1,0 +1,93 @@
+//! What each statement of a function came to.
+
+use crate::model::{ByteDelta, Trace};
+
+/// What one statement of a function under `#[gpu_mem_trace(lines)]` came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Line {
+    /// The line on which the statement begins; the last of the function for what is dropped at its end.
+    pub number: u32,
+    /// The statement, on one line, however it was written; `}` for what is dropped at the end.
+    pub source: &'static str,
+    /// The statement alone.
+    pub trace: Trace,
+    /// More in use after the statement than at the start of the function.
+    pub total: ByteDelta,
+}
+
+/// The statements of one call, in order, each measured from the very reading that ended the one before.
+#[derive(Debug, Default)]
+pub struct Lines {
+    lines: Vec<Line>,
+    /// All of them as one trace.
+    total: Option<Trace>,
+}
+
+impl Lines {
+    pub fn push(&mut self, number: u32, source: &'static str, trace: Trace) {
+        let total = self.total.map_or(trace, |total| total.then(trace));
+        self.lines.push(Line { number, source, trace, total: total.used });
+        self.total = Some(total);
+    }
+
+    /// The trace of the whole, which a trace with that last reading closes, and the lines.
+    pub fn finish(mut self, number: u32, last: Trace) -> (Trace, Vec<Line>) {
+        let lines = self.lines.len();
+        self.push(number, "}", last);
+        let is_nothing = last.used == 0 && last.peaked == 0 && last.is_measured();
+        if is_nothing {
+            self.lines.truncate(lines);
+        }
+        (self.total.unwrap_or(last), self.lines)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Bytes, Gauge};
+
+    fn trace(used: i64, peaked: u64) -> Trace {
+        Trace { gauge: Gauge::Exact, used: ByteDelta::new(used), peaked: Bytes::new(peaked), ..Trace::off(0) }
+    }
+
+    #[test]
+    fn the_whole_is_what_one_trace_would_have_told() {
+        // (used, peaked) of each statement, and of all.
+        for (statements, used, peaked) in [
+            (vec![(20, 0), (-20, 0)], 0, 20),
+            (vec![(10, 5), (10, 100)], 20, 100),
+            (vec![(-30, 0), (0, 20)], -30, 0),
+            (vec![(-30, 50), (40, 0)], 10, 40),
+            (vec![(0, 0)], 0, 0),
+        ] {
+            let mut lines = Lines::default();
+            for (number, (used, peaked)) in (1..).zip(&statements) {
+                lines.push(number, "", trace(*used, *peaked));
+            }
+            let (total, told) = lines.finish(9, trace(0, 0));
+            assert_eq!((total.used.get(), total.peaked.get()), (used, peaked), "{statements:?}");
+            assert_eq!(told.len(), statements.len(), "nothing was dropped");
+            assert_eq!(told.last().map(|line| line.total.get()), Some(used));
+        }
+    }
+
+    #[test]
+    fn what_is_dropped_at_the_end_has_its_line() {
+        let mut lines = Lines::default();
+        lines.push(1, "let x = f();", trace(20, 0));
+        let (total, told) = lines.finish(3, trace(-20, 0));
+        assert_eq!((total.used.get(), total.peaked.get()), (0, 20));
+        assert_eq!(told.iter().map(|line| (line.number, line.total.get())).collect::<Vec<_>>(), [(1, 20), (3, 0)]);
+    }
+
+    #[test]
+    fn one_reading_that_failed_is_told_by_the_whole() {
+        let mut lines = Lines::default();
+        lines.push(1, "", Trace { stale: true, lost: 1, ..trace(0, 0) });
+        let (total, _) = lines.finish(2, Trace { untracked: 2, ..trace(1, 0) });
+        assert!(!total.is_measured());
+        assert_eq!((total.lost, total.untracked), (1, 2));
+    }
+}

@@ -1,0 +1,197 @@
+//! The allocator's statistics of a device. Derived from what was intercepted and from the pool's usage, never measured here.
+
+use std::{fmt, time::Duration};
+
+use crate::model::{Bytes, PoolUsage};
+
+/// A figure that goes up and down: bytes, or a number of blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally<T> {
+    /// Now.
+    pub current: T,
+    /// The most since counting began, or since `gpumem::reset_peak_memory_stats`.
+    pub peak: T,
+    /// All that was ever allocated, freed or not.
+    pub allocated: T,
+    /// All that was ever freed.
+    pub freed: T,
+}
+
+/// What was allocated of one kind of memory, to the byte as it was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AllocStats {
+    /// Bytes.
+    pub bytes: Tally<Bytes>,
+    /// Allocations.
+    pub blocks: Tally<u64>,
+}
+
+/// [`AllocStats`] of each kind of memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KindStats {
+    /// Memory of the device: `cuMemAlloc`, arrays.
+    pub device: AllocStats,
+    /// Stream-ordered: `cuMemAllocAsync`.
+    pub pool: AllocStats,
+    /// Physical memory behind a handle: `cuMemCreate`.
+    pub vmm: AllocStats,
+    /// What the driver mapped for the memory nodes of graphs: `cuGraphLaunch`. An allocation is a rise of that figure.
+    pub graph: AllocStats,
+    /// Virtual, and wherever it was touched last: `cuMemAllocManaged`.
+    pub managed: AllocStats,
+    /// On the host, locked for the device: `cuMemAllocHost`, `cuMemHostRegister`.
+    pub pinned_host: AllocStats,
+}
+
+/// What this process allocated on one device: the answer of `gpumem::memory_stats`.
+///
+/// `Display` has PyTorch's names, one a line: `allocated_bytes.all.current: 335544320`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryStats {
+    /// The device's CUDA ordinal.
+    pub device: u32,
+    /// The device is a simulated one.
+    pub simulated: bool,
+    /// Where allocations are intercepted: the path of `libcuda` or `libcupti`, or the simulated device.
+    pub heard_by: String,
+    /// How long ago counting began. Blocks that are older are in no figure but those of [`reserved`](Self::reserved).
+    pub since: Duration,
+    /// Frees in the whole process of blocks that are older and whose size nobody knows.
+    pub untracked: u64,
+    /// Events in the whole process that could not be taken. Not 0: the figures may be wrong.
+    pub lost: u64,
+    /// What is on the device for certain, as traces count it: the kinds `device`, `pool`, `vmm` and `graph`.
+    pub all: AllocStats,
+    /// Each kind by itself.
+    pub kinds: KindStats,
+    /// What the driver gave for it. `None` where the device's pool cannot be read;
+    /// `gpumem::memory_reserved` says why.
+    pub reserved: Option<ReservedStats>,
+}
+
+impl MemoryStats {
+    /// By PyTorch's way of naming: `all`, then each kind.
+    pub fn named(&self) -> [(&'static str, &AllocStats); 7] {
+        let KindStats { device, pool, vmm, graph, managed, pinned_host } = &self.kinds;
+        [
+            ("all", &self.all),
+            ("device", device),
+            ("pool", pool),
+            ("vmm", vmm),
+            ("graph", graph),
+            ("managed", managed),
+            ("pinned_host", pinned_host),
+        ]
+    }
+}
+
+/// What the driver took from the device for this process's allocations, in use or kept for later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReservedStats {
+    /// Now.
+    pub current: Bytes,
+    /// The most.
+    pub peak: PeakBounds,
+}
+
+impl ReservedStats {
+    /// The kinds that the driver gives out of the device as asked for, and the backing of the device's current pool: it holds at
+    /// least what is live in pools, which is more where the program has pools of its own. None is a device without pools.
+    pub fn new(kinds: &KindStats, usage: Option<&PoolUsage>) -> Self {
+        let [device, pool, vmm, graph] = [kinds.device, kinds.pool, kinds.vmm, kinds.graph].map(|kind| kind.bytes);
+        let backing = usage.map_or(Bytes::ZERO, |usage| usage.reserved).max(pool.current);
+        let backing_high = usage.map_or(Bytes::ZERO, |usage| usage.reserved_high).max(pool.peak).max(backing);
+        let current = device.current + vmm.current + graph.current + backing;
+        let parts = [device.peak, vmm.peak, graph.peak, backing_high];
+        let at_least = parts.into_iter().fold(current, Bytes::max);
+        Self { current, peak: PeakBounds { at_least, at_most: parts.into_iter().sum() } }
+    }
+}
+
+/// The most of a sum whose parts were each at their most at moments of their own: it was between the largest part and all
+/// of them together. Both are equal where only one part was there, and the peak is then known.
+///
+/// `Display` is `320 MiB`, or `256 MiB to 320 MiB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeakBounds {
+    /// It was this much or more.
+    pub at_least: Bytes,
+    /// It was not more than this.
+    pub at_most: Bytes,
+}
+
+impl PeakBounds {
+    /// The peak, where both bounds agree on it.
+    pub fn exact(&self) -> Option<Bytes> {
+        (self.at_least == self.at_most).then_some(self.at_most)
+    }
+}
+
+impl fmt::Display for PeakBounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.exact() {
+            Some(peak) => peak.fmt(f),
+            None => write!(f, "{} to {}", self.at_least, self.at_most),
+        }
+    }
+}
+
+/// A table for people: the answer of `gpumem::memory_summary`.
+///
+/// `Display` is laid out as PyTorch's, within 80 columns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemorySummary {
+    /// What the table tells.
+    pub stats: MemoryStats,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kinds(device: (u64, u64), pool: (u64, u64), vmm: (u64, u64)) -> KindStats {
+        let [device, pool, vmm] = [device, pool, vmm].map(|(current, peak)| {
+            let bytes = Tally { current: Bytes::new(current), peak: Bytes::new(peak), ..Tally::default() };
+            AllocStats { bytes, ..AllocStats::default() }
+        });
+        KindStats { device, pool, vmm, ..KindStats::default() }
+    }
+
+    /// (current, peak) of each kind and (current, high) of the pool's backing come to so much now, at least and at most.
+    #[test]
+    fn the_peak_of_a_sum_has_bounds() {
+        for (device, pool, vmm, backing, current, at_least, at_most) in [
+            // Nothing was there, or one part alone.
+            ((0, 0), (0, 0), (0, 0), Some((0, 0)), 0, 0, 0),
+            ((3, 10), (0, 0), (0, 0), Some((0, 0)), 3, 10, 10),
+            ((3, 10), (0, 0), (0, 0), None, 3, 10, 10),
+            ((0, 0), (5, 20), (0, 0), Some((32, 64)), 32, 64, 64),
+            // Several: all at one time, or one after the other.
+            ((10, 10), (5, 5), (2, 2), Some((32, 32)), 44, 44, 44),
+            ((0, 10), (0, 20), (0, 2), Some((0, 32)), 0, 32, 44),
+            ((10, 10), (0, 20), (0, 0), Some((0, 32)), 10, 32, 42),
+            ((10, 12), (5, 20), (0, 0), Some((32, 32)), 42, 42, 44),
+            // What others' pools hold is at least what is live in them.
+            ((0, 0), (50, 70), (0, 0), Some((32, 32)), 50, 70, 70),
+        ] {
+            let usage = backing.map(|(reserved, reserved_high)| PoolUsage {
+                pool: 1,
+                used: Bytes::ZERO,
+                used_high: Bytes::ZERO,
+                reserved: Bytes::new(reserved),
+                reserved_high: Bytes::new(reserved_high),
+            });
+            let reserved = ReservedStats::new(&kinds(device, pool, vmm), usage.as_ref());
+            let (found, peak) = (reserved.current.get(), reserved.peak);
+            let case = format!("{device:?} {pool:?} {vmm:?} {backing:?}");
+            assert_eq!((found, peak.at_least.get(), peak.at_most.get()), (current, at_least, at_most), "{case}");
+        }
+    }
+
+    #[test]
+    fn bounds_that_agree_are_one_number() {
+        let bounds = |at_least, at_most| PeakBounds { at_least: Bytes::mib(at_least), at_most: Bytes::mib(at_most) };
+        assert_eq!((bounds(5, 5).exact(), bounds(5, 5).to_string()), (Some(Bytes::mib(5)), "5 MiB".to_owned()));
+        assert_eq!((bounds(5, 7).exact(), bounds(5, 7).to_string()), (None, "5 MiB to 7 MiB".to_owned()));
+    }
+}

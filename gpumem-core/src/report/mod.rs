@@ -1,0 +1,58 @@
+//! What is told of a trace. Derived, never measured here.
+
+mod block;
+mod breakdown;
+mod budget;
+mod leaks;
+mod lines;
+mod memory_stats;
+mod oom;
+mod peak;
+mod summary;
+mod tracked;
+
+pub use self::{
+    block::LiveBlock,
+    breakdown::{Breakdown, Part, PartKind},
+    budget::{Figure, Relation},
+    lines::Line,
+    memory_stats::{AllocStats, KindStats, MemoryStats, MemorySummary, PeakBounds, ReservedStats, Tally},
+    oom::{OutOfMemory, Place},
+    peak::{PeakHolder, PeakHolders},
+    summary::{ScopeSummary, Summary},
+    tracked::{Change, Tracked},
+};
+pub use self::{
+    block::{counted, place_in_words},
+    breakdown::{Group, Known, path_in_words},
+    budget::{Found, Limit, Verdict, judge},
+    leaks::{Leaks, by_place},
+    lines::Lines,
+    summary::Path,
+    tracked::{Asked, Groups, Sort, What, difference, live, place_of},
+};
+use crate::model::Trace;
+
+/// One reading of a trace, and the words it was reported with.
+///
+/// `Display` is fastai's line, without the line break.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// The numbers.
+    pub trace: Trace,
+    /// The trace's own context, such as the name of the function. Never empty.
+    pub ctx: Option<String>,
+    /// What this one report was given, such as `exit`. Never empty.
+    pub subctx: Option<String>,
+    /// Each statement of the function, under `#[gpu_mem_trace(lines)]`.
+    pub lines: Vec<Line>,
+}
+
+impl Report {
+    /// An empty word counts as none: fastai prints ` (: exit)` there.
+    pub fn new(trace: Trace, ctx: Option<&str>, subctx: Option<&str>) -> Self {
+        let word = |word: Option<&str>| word.filter(|word| !word.is_empty()).map(str::to_owned);
+        Self { trace, ctx: word(ctx), subctx: word(subctx), lines: Vec::new() }
+    }
+}

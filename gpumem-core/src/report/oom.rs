@@ -1,0 +1,85 @@
+//! An allocation that was refused, and who holds the memory. Derived, never measured here.
+
+use std::{cmp::Reverse, collections::BTreeMap};
+
+use super::{Breakdown, Group, PeakHolders, path_in_words};
+use crate::{error::Error, model::Bytes};
+
+/// So many are told of.
+const MOST: usize = 10;
+
+/// An allocation that was refused for want of memory, and who holds the memory: what `gpumem::on_oom` is told.
+///
+/// `Display` is the report that goes to stderr.
+#[derive(Clone, Debug)]
+pub struct OutOfMemory {
+    /// The CUDA ordinal of the device.
+    pub device: u32,
+    /// How much was asked for.
+    pub asked: Bytes,
+    /// Of which kind of memory: `device`, `pool`, `managed`, `pinned host` or `vmm`.
+    pub kind: &'static str,
+    /// In which path of scopes.
+    pub path: Vec<String>,
+    /// On which line, where that can be found out.
+    pub line: Option<String>,
+    /// Where the device's memory is, or why that is not known.
+    pub breakdown: Result<Breakdown, Error>,
+    /// The paths of scopes that hold most, at most ten: what was allocated in each, without the scopes inside.
+    pub scopes: Vec<Place>,
+    /// The places in the code that hold most, at most ten.
+    pub places: Vec<Place>,
+    /// Which allocations made the peak of the device, if gpumem saw any.
+    pub peak: Option<PeakHolders>,
+}
+
+/// A place, in the code or among the scopes, and what of it is live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// In words.
+    pub name: String,
+    /// Of a line: where its function was called.
+    pub caller: Option<String>,
+    /// How many allocations.
+    pub blocks: u64,
+    /// How much they add up to.
+    pub bytes: Bytes,
+}
+
+impl Place {
+    /// Those of one name and caller put together, the largest first.
+    pub fn largest(all: impl IntoIterator<Item = Self>) -> Vec<Self> {
+        let mut sums: BTreeMap<(String, Option<String>), (u64, Bytes)> = BTreeMap::new();
+        for Self { name, caller, blocks, bytes } in all {
+            let sum = sums.entry((name, caller)).or_default();
+            *sum = (sum.0 + blocks, sum.1 + bytes);
+        }
+        let mut places: Vec<_> =
+            sums.into_iter().map(|((name, caller), (blocks, bytes))| Self { name, caller, blocks, bytes }).collect();
+        places.sort_by_key(|place| Reverse(place.bytes));
+        places
+    }
+}
+
+impl OutOfMemory {
+    /// Fills in who holds the memory.
+    #[must_use]
+    pub fn with_holders(self, groups: &[Group]) -> Self {
+        let of = |place: &dyn Fn(&Group) -> (String, Option<String>)| {
+            let all = groups.iter().map(|group| {
+                let (name, caller) = place(group);
+                Place { name, caller, blocks: group.blocks, bytes: group.bytes }
+            });
+            let mut largest = Place::largest(all);
+            largest.truncate(MOST);
+            largest
+        };
+        let scope = |group: &Group| (path_in_words(&group.path), None);
+        let place = |group: &Group| match (&group.library, &group.place) {
+            (Some(library), _) => (library.clone(), None),
+            (None, Some(place)) => (place.clone(), group.caller.clone()),
+            (None, None) => ("not known".to_owned(), None),
+        };
+        Self { scopes: of(&scope), places: of(&place), ..self }
+    }
+}

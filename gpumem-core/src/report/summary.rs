@@ -1,0 +1,79 @@
+//! Where memory is, by scope. Derived from the tree of scopes, never measured here.
+
+use crate::model::Bytes;
+
+/// What each path of nested scopes holds, and held at most: the answer of `gpumem::summary`.
+///
+/// `Display` is a table of at most 80 columns, ordered by peak, with a legend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// One for each device and path, ordered by peak, the highest first.
+    pub scopes: Vec<ScopeSummary>,
+    /// Blocks older than the first trace that were freed, and nobody knows their size.
+    pub untracked: u64,
+    /// Events that could not be taken. Not 0: the numbers may be wrong.
+    pub lost: u64,
+    /// Why nothing is intercepted, where that is so: the amounts are then those of the time before, and mean nothing if there was
+    /// none.
+    pub unheard: Option<String>,
+}
+
+/// What one path of nested scopes came to, over all times that it was open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScopeSummary {
+    /// The names of the scopes, the outermost first; the place in the code where a scope has no name. Empty: the whole
+    /// process.
+    pub path: Vec<String>,
+    /// Where the innermost one was opened, such as `src/train.rs:12`.
+    pub place: Option<String>,
+    /// The CUDA ordinal of the device.
+    pub device: u32,
+    /// The device is a simulated one.
+    pub simulated: bool,
+    /// How often it was opened.
+    pub calls: u64,
+    /// In use now of what was allocated in it.
+    pub used: Bytes,
+    /// The most that was in use at one time of what was allocated in it.
+    pub peak: Bytes,
+    /// In use at the peak of the whole process on the device, of what was allocated in it. With what was allocated outside of all
+    /// scopes, the outermost scopes add up to that peak: of the whole process it is the same as `peak`.
+    pub at_peak: Bytes,
+    /// The most that the whole process had in use on the device while it was open. Of a device that it was not opened for only
+    /// `peak` is known.
+    pub device_peak: Bytes,
+    /// All that was allocated in it, whether it was freed or not.
+    pub allocated: Bytes,
+    /// How many allocations that were.
+    pub allocations: u64,
+}
+
+/// What the fold knows of a path: [`ScopeSummary`], but for the scopes inside it, which are not in `at_peak` and the last two.
+#[derive(Clone, Debug)]
+pub struct Path {
+    pub parent: Option<usize>,
+    pub own: ScopeSummary,
+}
+
+impl Summary {
+    /// `paths` stand after their parents.
+    pub fn of(mut paths: Vec<Path>, untracked: u64, lost: u64, unheard: Option<String>) -> Self {
+        for at in (0..paths.len()).rev() {
+            let Path { parent, ref own } = paths[at];
+            let (allocated, allocations, at_peak) = (own.allocated, own.allocations, own.at_peak);
+            if let Some(parent) = parent {
+                let outer = &mut paths[parent].own;
+                outer.at_peak = outer.at_peak + at_peak;
+                outer.allocated = outer.allocated + allocated;
+                outer.allocations += allocations;
+            }
+        }
+        let mut scopes: Vec<_> = paths.into_iter().map(|path| path.own).collect();
+        scopes.retain(|scope| scope.calls > 0 || scope.allocations > 0);
+        scopes.sort_by(|a, b| {
+            let order = |scope: &ScopeSummary| (scope.device, std::cmp::Reverse(scope.peak));
+            order(a).cmp(&order(b)).then_with(|| a.path.cmp(&b.path))
+        });
+        Self { scopes, untracked, lost, unheard }
+    }
+}
