@@ -24,7 +24,7 @@ pub(crate) struct Variable {
     pub(crate) name: &'static str,
     /// What it decides.
     pub(crate) meaning: &'static str,
-    #[cfg_attr(not(test), expect(dead_code, reason = "only the README's table has it so far"))]
+    #[cfg_attr(not(test), expect(dead_code, reason = "only the table in the book has it so far"))]
     pub(crate) values: &'static str,
     #[cfg_attr(not(test), expect(dead_code, reason = "as above"))]
     pub(crate) default: &'static str,
@@ -39,7 +39,7 @@ struct Refused {
     instead: &'static str,
 }
 
-/// All variables, in the order of the README.
+/// All variables, in the order of `docs/book/src/environment.md`.
 pub(crate) const VARIABLES: &[Variable] = &[
     Variable {
         name: "GPUMEM_REPORT",
@@ -399,17 +399,18 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_has_exactly_this_table() {
+    fn the_book_has_exactly_this_table() {
         let rows = VARIABLES.iter().map(|Variable { name, meaning, values, default, .. }| {
             format!("| `{name}` | {meaning} | {values} | {default} |\n")
         });
         let heading = "| variable | what it decides | values | default |\n|---|---|---|---|\n";
         let table = heading.to_owned() + &rows.collect::<String>();
-        let readme = include_str!("../README.md");
-        let rows = readme.lines().filter(|line| line.starts_with("| `GPUMEM_")).count();
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/book/src/environment.md");
+        let page = std::fs::read_to_string(path).expect("the tests run in a checkout");
+        let rows = page.lines().filter(|line| line.starts_with("| `GPUMEM_")).count();
         assert!(
-            readme.contains(&format!("\n\n{table}\n")) && rows == VARIABLES.len(),
-            "README.md needs this table of the environment variables, and no other:\n\n{table}"
+            page.contains(&format!("\n\n{table}\n")) && rows == VARIABLES.len(),
+            "{path} needs this table of the environment variables, and no other:\n\n{table}"
         );
     }
 

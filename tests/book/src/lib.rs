@@ -1,0 +1,41 @@
+//! The pages of `docs/book`, so that `cargo test` compiles and runs the code in them. `tests/pages.rs` compares this list with
+//! the folder.
+
+macro_rules! pages {
+    ($($name:ident $file:literal)*) => {
+        $(
+            #[cfg(doctest)]
+            #[doc = include_str!(concat!("../../../docs/book/src/", $file))]
+            mod $name {}
+        )*
+
+        /// The files of the list.
+        pub const PAGES: &[&str] = &[$($file),*];
+    };
+}
+
+pages! {
+    introduction "introduction.md"
+    numbers "numbers.md"
+    where_it_is "where.md"
+    output "output.md"
+    environment "environment.md"
+    platforms "platforms.md"
+    off "off.md"
+    zero_cost "zero-cost.md"
+    async_code "async.md"
+    tests "tests.md"
+    inject "inject.md"
+    troubleshooting "troubleshooting.md"
+    cudarc "frameworks/cudarc.md"
+    candle "frameworks/candle.md"
+    burn "frameworks/burn.md"
+    tch "frameworks/tch.md"
+    ort "frameworks/ort.md"
+    fastai "migration/fastai.md"
+    pytorch "migration/pytorch.md"
+    memory_utils "migration/memory-utils.md"
+    costs "costs.md"
+    limits "limits.md"
+    internals "internals.md"
+}

@@ -1,0 +1,81 @@
+//! The outputs of examples in the README and in the book are what the examples print today, on a simulated device.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use gpumem_book_tests::PAGES;
+
+const START: &str = "cargo run --example ";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A command and what it prints, as a page shows it.
+struct Shown {
+    page: String,
+    /// Variables for the example, such as `GPUMEM_LEAKS=1`.
+    variables: Vec<(String, String)>,
+    example: String,
+    output: String,
+}
+
+/// The blocks of a page that show a command with an output.
+fn shown(page: &str, text: &str) -> Vec<Shown> {
+    let blocks = text.split("```console\n").skip(1).filter_map(|rest| rest.split_once("```").map(|(block, _)| block));
+    let read = |block: &str| {
+        let (command, output) = block.split_once('\n')?;
+        let (before, example) = command.strip_prefix("$ ")?.split_once(START)?;
+        let variables = before.split_whitespace().filter_map(|word| word.split_once('='));
+        (!output.is_empty()).then(|| Shown {
+            page: page.to_owned(),
+            variables: variables.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
+            example: example.to_owned(),
+            output: comparable(output),
+        })
+    };
+    blocks.filter_map(read).collect()
+}
+
+/// Without what differs between runs and machines: the number of the process, and the line of the GPU itself.
+fn comparable(text: &str) -> String {
+    let line = |line: &str| match line.split_once("gpumem: process ").and_then(|(_, rest)| rest.split_once(' ')) {
+        Some((_, rest)) => format!("gpumem: process N {rest}\n"),
+        None => format!("{line}\n"),
+    };
+    text.lines().filter(|line| !line.contains("GPUMemory(")).map(line).collect()
+}
+
+fn check(shown: &Shown) {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let run = Command::new(cargo)
+        .args(["run", "--quiet", "--example", &shown.example])
+        .current_dir(root())
+        .env("GPUMEM_SIM", "16GiB")
+        .envs(shown.variables.iter().map(|(name, value)| (name, value)))
+        .output()
+        .expect("cargo starts");
+    assert!(run.status.success(), "{}: {}", shown.example, String::from_utf8_lossy(&run.stderr));
+    let [stdout, stderr] = [&run.stdout, &run.stderr].map(|bytes| comparable(&String::from_utf8_lossy(bytes)));
+    assert!(
+        stdout.contains(&shown.output) || stderr.contains(&shown.output),
+        "{} shows of `{}`:\n{}\nbut it prints:\n{stdout}\nand on stderr:\n{stderr}",
+        shown.page,
+        shown.example,
+        shown.output
+    );
+}
+
+#[test]
+fn examples_print_what_the_pages_show() {
+    let pages = PAGES.iter().map(|page| (*page, root().join("docs/book/src").join(page)));
+    let mut all = Vec::new();
+    for (name, path) in pages.chain([("README.md", root().join("README.md"))]) {
+        all.extend(shown(name, &fs::read_to_string(path).expect("pages are text")));
+    }
+    assert!(all.len() > 8, "outputs are found: {}", all.len());
+    all.iter().for_each(check);
+}
