@@ -44,7 +44,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable {
         name: "GPUMEM_REPORT",
         meaning: "where reports go, unless the program calls `set_sink`",
-        values: "`stdout`, `stderr`, `json` (an object a line, in exact bytes), `off` (no reports, and no notices on stderr)",
+        values: "`stdout`, `stderr`, `json` (one object per line, in bytes), `off` (no reports, and no notices on stderr)",
         default: "`stdout`",
         read: |text, settings| {
             settings.report = match &*lower(text) {
@@ -65,7 +65,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable {
         name: GAUGE,
         meaning: "how a trace measures, unless the program chooses its gauge",
-        values: "`auto` (the best), `exact`, `pool`, `sampled`, `off`",
+        values: "`auto` (the best that works), `exact`, `pool`, `sampled`, `off`",
         default: "`auto`",
         read: |text, settings| {
             let instead = "traces are off, unless the program chooses their gauge";
