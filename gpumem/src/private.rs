@@ -3,10 +3,10 @@
 use std::any::type_name;
 
 pub use crate::model::Gauge;
+#[cfg(all(feature = "bench", feature = "cupti", feature = "dispatch"))]
+pub use crate::session::calls_of_both_sources;
 #[cfg(feature = "sim")]
 pub use crate::session::simulated_gpu;
-#[cfg(all(feature = "bench", feature = "cupti", feature = "dispatch"))]
-pub use crate::session::told_by_both;
 pub use crate::session::{BodyGuard, Budget, End, Figure, GpuMemTrace, Lines, Relation, TraceSpec, Traced};
 
 /// The name of the function in which the closure `_here` was written: `forward`, `Model::forward`.

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use gpumem::{__private::told_by_both, subscribe, unsubscribe};
+use gpumem::{__private::calls_of_both_sources, subscribe, unsubscribe};
 
 use crate::{Machines, Standin};
 
@@ -63,7 +63,7 @@ pub fn on_the_standin_with_both_sources(machine: Standin) {
 /// On the stand-in driver with both sources, when one of them cannot be used.
 pub fn reported_by_both(program: impl FnOnce()) -> Option<[Vec<String>; 2]> {
     unsubscribe();
-    let reported = told_by_both(program);
+    let reported = calls_of_both_sources(program);
     subscribe().expect("allocations can be heard");
     reported
         .inspect_err(|error| {

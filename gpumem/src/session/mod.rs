@@ -54,12 +54,12 @@ pub use crate::report::{Figure, Relation};
 #[cfg(all(feature = "bench", feature = "backtrace"))]
 pub(crate) use crate::source::WAYS_TO_A_STACK;
 #[cfg(all(feature = "bench", feature = "cupti", feature = "dispatch"))]
-pub use crate::source::told_by_both;
+pub use crate::source::calls_of_both_sources;
 use crate::{
     error::{Error, Kind, Result},
     ledger::Within,
     model::{Answer, Bytes, Device, EventKind, Family, Gauge, Key, ScopeId, ScopeSpec, Source, Tag, Trace},
-    source::{self, Devices, Listen},
+    source::{self, Devices, RecordEvents},
     sys::process,
 };
 
@@ -112,7 +112,7 @@ impl Session {
     /// What can only be asked: what graphs of the device hold, and functions that other tools have taken from us, of which calls
     /// may be missed.
     fn post_asked(&self, device: Device, devices: &dyn Devices) {
-        devices.look_at(device.ordinal);
+        devices.poll(device.ordinal);
         if devices.displaced() == 0 && !self.is_displaced.load(Relaxed) {
             return;
         }
@@ -176,8 +176,8 @@ pub fn unsubscribe() {
 #[inline]
 fn session() -> &'static Session {
     SESSION.get_or_init(|| {
-        source::listen::<ToSession>();
-        source::listen_to_refusals(source::Refusals { refused: oom::refused, obtained: oom::obtained });
+        source::record_to::<ToSession>();
+        source::handle_refusals(source::RefusalHandler { refused: oom::refused, obtained: oom::obtained });
         process::at_exit(at_exit);
         Session {
             inbox: Inbox::new(),
@@ -197,7 +197,7 @@ fn session() -> &'static Session {
 /// Hands what sources intercept to the session.
 struct ToSession;
 
-impl Listen for ToSession {
+impl RecordEvents for ToSession {
     #[allow(clippy::inline_always, reason = "a hook is one function, which takes fewer lines of the instruction cache")]
     #[inline(always)]
     fn alloc(key: Key, bytes: Bytes, tag: Tag) {
@@ -213,8 +213,8 @@ impl Listen for ToSession {
         session.inbox.free(key)
     }
 
-    fn post(fact: &EventKind) -> Answer {
-        session().inbox.post(fact)
+    fn record(event: &EventKind) -> Answer {
+        session().inbox.post(event)
     }
 }
 

@@ -168,7 +168,7 @@ pub(super) fn obtained(device: Device, bytes: Bytes) {
         let Pending { refusal, .. } = pending;
         (refusal.thread, refusal.device) != (thread, device) || refusal.asked > bytes
     });
-    source::wait_for_memory(reporter.pending.iter().any(|pending| pending.refusal.thread == thread));
+    source::watch_allocations(reporter.pending.iter().any(|pending| pending.refusal.thread == thread));
 }
 
 fn tell(device: Device, asked: Bytes, kind: MemKind) {
@@ -176,7 +176,7 @@ fn tell(device: Device, asked: Bytes, kind: MemKind) {
     let print = !sink::is_off() && PRINTED.load(Relaxed) < MOST;
     let Some(session) = begun().filter(|_| hook.is_some() || print) else { return };
     let until = Instant::now() + FOR_THE_THREAD;
-    let refusal = Refusal { thread: thread::current().id(), device, asked, kind, stack: source::here() };
+    let refusal = Refusal { thread: thread::current().id(), device, asked, kind, stack: source::current_stack() };
     let mut oom = refusal.told(places::path_of_this_thread(session));
     let (reply, replies) = channel::unbounded();
     if let Err(error) = look(session, refusal, &oom, print, reply) {
@@ -369,7 +369,7 @@ fn look(
     }
     let due = reporter.take_due_of(&refusal, print);
     if due.is_some() {
-        source::wait_for_memory(true);
+        source::watch_allocations(true);
     }
     let number = reporter.next;
     reporter.next += 1;

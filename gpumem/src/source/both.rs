@@ -1,4 +1,4 @@
-//! For tests: what each of the two sources tells of the same calls.
+//! For tests: the calls that each of the two sources records while a program runs.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -14,13 +14,13 @@ use crate::{
     },
 };
 
-/// What was told so far, and on which thread: by the dispatch table, then by CUPTI.
-static TOLD: [Mutex<Vec<(ThreadId, String)>>; 2] = [const { Mutex::new(Vec::new()) }; 2];
+/// The calls so far, each with its thread: of the dispatch table, then of CUPTI.
+static CALLS: [Mutex<Vec<(ThreadId, String)>>; 2] = [const { Mutex::new(Vec::new()) }; 2];
 
-/// Takes down what is told; `AT` is the place in [`TOLD`].
-struct Recorder<const AT: usize>;
+/// Keeps each call; `AT` is its index in [`CALLS`].
+struct KeepCalls<const AT: usize>;
 
-impl<const AT: usize> Observe for Recorder<AT> {
+impl<const AT: usize> Observe for KeepCalls<AT> {
     fn pooled(caller: &Caller, address: u64, bytes: u64, stream: u64) {
         Self::other(caller, &Call::Pooled { address, bytes, stream, pool: None });
     }
@@ -30,41 +30,42 @@ impl<const AT: usize> Observe for Recorder<AT> {
     }
 
     fn other(_: &Caller, call: &Call) {
-        let mut told = TOLD[AT].lock().unwrap_or_else(PoisonError::into_inner);
-        told.push((thread::current().id(), format!("{call:?}")));
+        let mut calls = CALLS[AT].lock().unwrap_or_else(PoisonError::into_inner);
+        calls.push((thread::current().id(), format!("{call:?}")));
     }
 }
 
-/// Runs a program, and gives back what the dispatch table told of its calls, and what CUPTI told: each thread's by itself, in its
-/// order, since threads need not have the same order in both.
+/// Runs a program, and returns the calls that the dispatch table recorded, then those that CUPTI recorded. The calls of each thread
+/// are together, in their order; the order between threads may differ between the two sources.
 ///
 /// # Errors
 /// When one of the sources cannot be used, or is in use.
-pub fn told_by_both(program: impl FnOnce()) -> Result<[Vec<String>; 2]> {
+pub fn calls_of_both_sources(program: impl FnOnce()) -> Result<[Vec<String>; 2]> {
     if let Some(live) = driver::subscribed() {
         return Err(Kind::OtherSource { asked: "both", using: live.source.name() }.into());
     }
-    dispatch::subscribe::<Recorder<0>>()?;
-    let cupti = cupti::subscribe::<Recorder<1>>();
+    dispatch::subscribe::<KeepCalls<0>>()?;
+    let cupti = cupti::subscribe::<KeepCalls<1>>();
     if cupti.is_ok() {
         program();
     }
     dispatch::unsubscribe();
     cupti::unsubscribe();
-    let told = TOLD.each_ref().map(|told| std::mem::take(&mut *told.lock().unwrap_or_else(PoisonError::into_inner)));
-    // In the order in which the first source heard of them.
+    let calls =
+        CALLS.each_ref().map(|calls| std::mem::take(&mut *calls.lock().unwrap_or_else(PoisonError::into_inner)));
+    // In the order in which the first source saw them.
     let mut threads: Vec<ThreadId> = Vec::new();
-    for (thread, _) in told.iter().flatten() {
+    for (thread, _) in calls.iter().flatten() {
         if !threads.contains(thread) {
             threads.push(*thread);
         }
     }
-    let of_each = |told: Vec<(ThreadId, String)>| {
+    let of_each = |calls: Vec<(ThreadId, String)>| {
         let of = |thread: &ThreadId| {
-            let its: Vec<_> = told.iter().filter(|(on, _)| on == thread).collect();
+            let its: Vec<_> = calls.iter().filter(|(on, _)| on == thread).collect();
             its.into_iter().map(move |(_, call)| format!("{thread:?}: {call}")).collect::<Vec<_>>()
         };
         threads.iter().flat_map(of).collect()
     };
-    cupti.map(|()| told.map(of_each))
+    cupti.map(|()| calls.map(of_each))
 }

@@ -1,14 +1,14 @@
-//! CUDA's devices: numbers and contexts from the driver, figures from NVML matched by UUID, and from `cuMemGetInfo`
-//! where NVML has none.
+//! CUDA's devices. Numbers and contexts come from the driver. Memory figures come from NVML, which finds the device by its UUID; if
+//! NVML has none, from `cuMemGetInfo`.
 
 #[cfg(feature = "nvml")]
 use once_cell::sync::OnceCell;
 
+use super::devices::{Devices, Interception, Selection};
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
 use super::driver;
 #[cfg(feature = "nvml")]
 use super::processes;
-use super::{Chosen, Devices, Interception};
 #[cfg(feature = "nvml")]
 use crate::sys::nvml;
 use crate::{
@@ -20,8 +20,8 @@ use crate::{
 #[derive(Debug)]
 struct Cuda;
 
-#[expect(clippy::unnecessary_wraps, reason = "one shape for all families")]
-pub(super) fn chosen() -> Chosen {
+#[expect(clippy::unnecessary_wraps, reason = "all families have one signature")]
+pub(super) fn select() -> Selection {
     Some(Ok(&Cuda))
 }
 
@@ -43,7 +43,7 @@ impl Devices for Cuda {
     }
 
     fn current(&self) -> Result<u32> {
-        // Where there are none, none is current.
+        // Without devices there is no current one.
         device(0)?;
         Ok(cuda::current()?.unwrap_or(0))
     }
@@ -122,8 +122,8 @@ impl Devices for Cuda {
     }
 
     #[cfg(any(feature = "cupti", feature = "dispatch"))]
-    fn look_at(&self, ordinal: u32) {
-        driver::look_at(ordinal);
+    fn poll(&self, ordinal: u32) {
+        driver::poll(ordinal);
     }
 
     #[cfg(feature = "dispatch")]
@@ -150,7 +150,7 @@ fn handle(device: CudaDevice) -> Result<&'static nvml::Handle> {
 #[cfg(feature = "nvml")]
 fn by_nvml(device: CudaDevice) -> Result<GpuMemory> {
     let nvml::Figures { total, free, used, reserved } = handle(device)?.memory(device.ordinal)?;
-    // Where a figure is not available NVML gives u64::MAX, or zero for the total.
+    // If a figure is not available, NVML returns u64::MAX, or 0 as the total.
     if total == 0 || total == u64::MAX || free > total || used > total {
         return Err(Kind::NoFigure { source: "NVML", device: device.ordinal }.into());
     }
@@ -167,9 +167,9 @@ fn by_nvml(_: CudaDevice) -> Result<GpuMemory> {
     Err(Kind::NotBuilt { feature: "nvml" }.into())
 }
 
-/// What the driver says, if it can be asked without creating a context; `why` is what stopped NVML.
+/// The figures of the driver, if it can be asked without creating a context. `why` is the error of NVML.
 fn by_driver(device: CudaDevice, why: Error) -> Result<GpuMemory> {
-    // A device that is lost or gone is so for the driver too, and asking it may hang.
+    // If the device is lost, it is lost for the driver as well, and asking the driver may hang.
     let ordinal = device.ordinal;
     let worth_asking = why.is_unavailable() || matches!(why.code(), Some((_, "NVML_ERROR_NOT_FOUND")));
     if !worth_asking {

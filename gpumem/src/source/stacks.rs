@@ -1,4 +1,5 @@
-//! Where allocations are made: stacks by number, taken down when a block is asked for, and understood when somebody reads.
+//! The stacks of allocations. A stack is recorded as a number when a block is allocated, and resolved to functions and lines only
+//! when somebody reads it.
 
 use std::{
     collections::HashMap,
@@ -16,20 +17,21 @@ use crate::{
     settings::{self, settings},
 };
 
-/// Programs that make many blocks of this size do so again and again in the same places, whose stacks are remembered.
+/// By default, stacks are recorded for blocks of at least this size. A program allocates such blocks in few places, whose stacks
+/// are in the thread's cache.
 const LARGE: u64 = 1 << 20;
 
-/// Stacks that differ. More of them are not told apart.
-const MOST: usize = 1 << 16;
+/// The number of different stacks that are kept. All further ones have no number.
+const CAPACITY: usize = 1 << 16;
 
-/// From which size on stacks are taken down. Nobody's before anybody listens.
-static LEAST: AtomicU64 = AtomicU64::new(u64::MAX);
+/// Stacks are recorded for blocks of at least this size. No block is that large before [`begin`].
+static MIN_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Hashes addresses, of which nobody chooses such as collide.
+/// Hashes addresses. It need not resist chosen collisions, because nobody chooses the addresses.
 #[derive(Default)]
-struct Mix(u64);
+struct AddressHasher(u64);
 
-impl Hasher for Mix {
+impl Hasher for AddressHasher {
     fn write(&mut self, bytes: &[u8]) {
         for word in bytes.chunks(8) {
             let mut eight = [0; 8];
@@ -44,68 +46,70 @@ impl Hasher for Mix {
 }
 
 #[derive(Default)]
-struct Stacks {
-    known: HashMap<Arc<[usize]>, StackId, BuildHasherDefault<Mix>>,
-    /// By number, from 1 on.
-    all: Vec<Arc<[usize]>>,
+struct StackTable {
+    numbers: HashMap<Arc<[usize]>, StackId, BuildHasherDefault<AddressHasher>>,
+    /// By number; the first one has number 1.
+    stacks: Vec<Arc<[usize]>>,
 }
 
-static STACKS: Lazy<Mutex<Stacks>> = Lazy::new(Mutex::default);
+static STACKS: Lazy<Mutex<StackTable>> = Lazy::new(Mutex::default);
 
-fn stacks() -> MutexGuard<'static, Stacks> {
+fn table() -> MutexGuard<'static, StackTable> {
     STACKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Stacks are recorded from now on, as the settings say.
+/// From now on stacks are recorded, as the settings say.
 pub(super) fn begin() {
-    let least = match settings().stacks {
+    let min_bytes = match settings().stacks {
         settings::Stacks::Large => LARGE,
         settings::Stacks::None => u64::MAX,
         settings::Stacks::All => 0,
     };
-    LEAST.store(least, Relaxed);
+    MIN_BYTES.store(min_bytes, Relaxed);
 }
 
-/// From which size on stacks are taken down. It stays the same from [`begin`] on.
-pub(super) fn least() -> u64 {
-    LEAST.load(Relaxed)
+/// The size from which on the stack of a block is recorded. It does not change after [`begin`].
+#[cfg(any(feature = "sim", feature = "cupti", feature = "dispatch"))]
+pub(super) fn min_bytes() -> u64 {
+    MIN_BYTES.load(Relaxed)
 }
 
-/// The number of the calling thread's stack, if it is wanted for memory of this size.
+/// The number of the calling thread's stack, if stacks are recorded for blocks of this size.
+#[cfg(any(feature = "sim", feature = "cupti", feature = "dispatch"))]
 #[inline]
-pub(super) fn here(bytes: u64) -> StackId {
-    if bytes < least() { StackId::NONE } else { take_down() }
+pub(super) fn stack_for(bytes: u64) -> StackId {
+    if bytes < min_bytes() { StackId::NONE } else { current_stack() }
 }
 
 /// The number of the calling thread's stack.
 #[cfg(feature = "backtrace")]
 #[inline]
-pub(crate) fn take_down() -> StackId {
-    // Not the driver's functions, which are the same on each stack, nor the callback that they call.
+pub(crate) fn current_stack() -> StackId {
+    // The driver's functions are left out, since they are the same on each stack, and so are the hook or callback inside them.
     let is_driver = |file: &[u8]| std::str::from_utf8(file).is_ok_and(crate::model::is_driver);
-    StackId(crate::sys::stack::number(is_driver, |addresses| stacks().number(addresses).0))
+    StackId(crate::sys::stack::number(is_driver, |addresses| table().number(addresses).0))
 }
 
 #[cfg(not(feature = "backtrace"))]
-pub(crate) fn take_down() -> StackId {
+pub(crate) fn current_stack() -> StackId {
     StackId::NONE
 }
 
-/// The three ways to a stack's number: as always, without remembering any, and by the unwinder of the system.
+/// The three ways to a stack's number: with the thread's cache, without it, and by the unwinder of the system.
 #[cfg(all(feature = "bench", feature = "backtrace"))]
 pub(crate) const WAYS_TO_A_STACK: [fn() -> StackId; 3] = [
-    take_down,
+    current_stack,
     || {
         crate::sys::stack::forget();
-        take_down()
+        current_stack()
     },
-    || StackId(crate::sys::stack::captured(|addresses| stacks().number(addresses).0)),
+    || StackId(crate::sys::stack::captured(|addresses| table().number(addresses).0)),
 ];
 
-/// What is on a stack, innermost first. Slow: for printing.
+/// The functions on a stack, innermost first. Slow, so only for printing.
 pub(crate) fn frames(stack: StackId) -> Vec<Frame> {
-    // Not under the lock: allocations go on meanwhile.
-    let addresses = stacks().get(stack);
+    // The lock is released before the slow part, so that other threads can record stacks meanwhile.
+    let addresses = table().get(stack);
     resolve(&addresses)
 }
 
@@ -114,7 +118,12 @@ fn resolve(addresses: &[usize]) -> Vec<Frame> {
     super::stack::frames(addresses)
 }
 
-/// The file name of the program or library that this crate is in.
+#[cfg(not(feature = "backtrace"))]
+fn resolve(_: &[usize]) -> Vec<Frame> {
+    Vec::new()
+}
+
+/// The file name of the program or library that contains this crate.
 #[cfg(feature = "backtrace")]
 pub(crate) fn own_module() -> Option<String> {
     static OWN: once_cell::sync::OnceCell<Option<String>> = once_cell::sync::OnceCell::new();
@@ -130,28 +139,23 @@ pub(crate) fn own_module() -> Option<String> {
     None
 }
 
-#[cfg(not(feature = "backtrace"))]
-fn resolve(_: &[usize]) -> Vec<Frame> {
-    Vec::new()
-}
-
-impl Stacks {
+impl StackTable {
     fn number(&mut self, addresses: &[usize]) -> StackId {
-        if let Some(known) = self.known.get(addresses) {
-            return *known;
+        if let Some(number) = self.numbers.get(addresses) {
+            return *number;
         }
-        if addresses.is_empty() || self.all.len() >= MOST {
+        if addresses.is_empty() || self.stacks.len() >= CAPACITY {
             return StackId::NONE;
         }
         let stack: Arc<[usize]> = addresses.into();
-        self.all.push(Arc::clone(&stack));
-        let number = StackId(u32::try_from(self.all.len()).unwrap_or(0));
-        self.known.insert(stack, number);
+        self.stacks.push(Arc::clone(&stack));
+        let number = StackId(u32::try_from(self.stacks.len()).unwrap_or(0));
+        self.numbers.insert(stack, number);
         number
     }
 
-    fn get(&self, stack: StackId) -> Arc<[usize]> {
-        let at = (stack.0 as usize).checked_sub(1);
-        at.and_then(|at| self.all.get(at)).cloned().unwrap_or_default()
+    fn get(&self, number: StackId) -> Arc<[usize]> {
+        let at = (number.0 as usize).checked_sub(1);
+        at.and_then(|at| self.stacks.get(at)).cloned().unwrap_or_default()
     }
 }

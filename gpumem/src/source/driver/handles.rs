@@ -1,0 +1,161 @@
+//! Handles of physical memory, their references and their mappings.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::model::Block;
+
+/// A mapping that was removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mapping {
+    pub(super) at: u64,
+    pub(super) handle: u64,
+    pub(super) reference: Reference,
+}
+
+/// A reference to a handle that was removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Reference {
+    /// There are no more references to the handle.
+    pub(super) was_last: bool,
+    pub(super) memory: HandleMemory,
+}
+
+impl Reference {
+    /// Whether this process releases memory with the reference.
+    pub(super) fn frees(&self) -> bool {
+        self.was_last && self.memory != HandleMemory::Foreign
+    }
+}
+
+/// The memory behind a handle.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum HandleMemory {
+    Block(Block),
+    /// It was allocated before the subscription.
+    #[default]
+    Older,
+    /// It was imported, or there is none.
+    Foreign,
+}
+
+/// The handles of `cuMemCreate`. Creating or retaining a handle adds a reference, and so does each mapping. The memory is freed
+/// with the last reference.
+#[derive(Debug, Default)]
+pub(super) struct Handles {
+    /// The number of references to each handle, and its memory.
+    references: HashMap<u64, (u32, HandleMemory)>,
+    /// The handle of each mapping, by its address.
+    mappings: BTreeMap<u64, u64>,
+}
+
+impl Handles {
+    pub(super) fn create(&mut self, handle: u64, block: Block) {
+        self.references.insert(handle, (1, HandleMemory::Block(block)));
+    }
+
+    pub(super) fn retain(&mut self, handle: u64) {
+        self.references.entry(handle).or_default().0 += 1;
+    }
+
+    /// The call that removed the reference failed, so the reference still exists.
+    pub(super) fn restore(&mut self, handle: u64, reference: Reference) {
+        self.references.entry(handle).or_insert((0, reference.memory)).0 += 1;
+    }
+
+    /// A handle that this process exported and imports again may be the same one.
+    pub(super) fn import(&mut self, handle: u64) {
+        self.references.entry(handle).or_insert((0, HandleMemory::Foreign)).0 += 1;
+    }
+
+    /// Removes one reference. If the handle is older than the subscription, it counts as the last reference.
+    pub(super) fn release(&mut self, handle: u64) -> Reference {
+        if let Some((references @ 2.., memory)) = self.references.get_mut(&handle) {
+            *references -= 1;
+            return Reference { was_last: false, memory: *memory };
+        }
+        let memory = self.references.remove(&handle).map_or(HandleMemory::Older, |(_, memory)| memory);
+        Reference { was_last: true, memory }
+    }
+
+    pub(super) fn map(&mut self, at: u64, handle: u64) {
+        // Memory that is older than the subscription is not counted.
+        if let Some((references, _)) = self.references.get_mut(&handle) {
+            *references += 1;
+            self.mappings.insert(at, handle);
+        }
+    }
+
+    /// Removes all mappings in a range.
+    pub(super) fn unmap(&mut self, at: u64, bytes: u64) -> Vec<Mapping> {
+        let inside: Vec<_> =
+            self.mappings.range(at..at.saturating_add(bytes)).map(|(at, handle)| (*at, *handle)).collect();
+        let unmap = |(at, handle)| {
+            self.mappings.remove(&at);
+            Mapping { at, handle, reference: self.release(handle) }
+        };
+        inside.into_iter().map(unmap).collect()
+    }
+
+    /// The call that removed the mapping failed, so the mapping still exists.
+    pub(super) fn map_again(&mut self, at: u64, handle: u64, reference: Reference) {
+        self.restore(handle, reference);
+        self.mappings.insert(at, handle);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Bytes, Device, Family, MemKind};
+
+    #[test]
+    fn a_handle_lives_as_long_as_its_last_reference() {
+        const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
+
+        let block = Block::new(DEVICE, Bytes::mib(2), MemKind::Vmm);
+        let mut handles = Handles::default();
+        handles.create(1, block);
+        assert_eq!(
+            handles.release(1),
+            Reference { was_last: true, memory: HandleMemory::Block(block) },
+            "created and released"
+        );
+
+        handles.create(1, block);
+        handles.retain(1);
+        assert!(!handles.release(1).was_last);
+        assert!(handles.release(1).was_last, "retained, released twice");
+
+        handles.create(1, block);
+        handles.map(0x1000, 1);
+        handles.map(0x3000, 1);
+        assert!(!handles.release(1).was_last, "two mappings refer to it");
+        assert!(handles.unmap(0x1000, 0x1000).iter().all(|mapping| !mapping.reference.was_last));
+        assert!(handles.unmap(0x1000, 0x1000).is_empty(), "nothing is mapped there any more");
+        let unmapped = handles.unmap(0x2000, 0x2000);
+        let reference = Reference { was_last: true, memory: HandleMemory::Block(block) };
+        assert_eq!(unmapped, [Mapping { at: 0x3000, handle: 1, reference }]);
+        handles.map_again(0x3000, 1, reference);
+        assert_eq!(handles.unmap(0x3000, 1), unmapped, "as before the failed call");
+
+        // Memory of this process, exported and imported under the same handle; then foreign memory.
+        handles.create(1, block);
+        handles.import(1);
+        assert!(!handles.release(1).frees());
+        assert!(handles.release(1).frees());
+        handles.import(1);
+        let released = handles.release(1);
+        assert!(released.was_last && !released.frees());
+        handles.restore(1, released);
+        assert!(!handles.release(1).frees(), "the release failed, and the next one did not");
+
+        assert_eq!(
+            handles.release(9),
+            Reference { was_last: true, memory: HandleMemory::Older },
+            "older than the subscription"
+        );
+        handles.map(0x1000, 9);
+        assert!(handles.unmap(0, u64::MAX).is_empty());
+        assert!(handles.references.is_empty() && handles.mappings.is_empty());
+    }
+}

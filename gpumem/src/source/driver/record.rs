@@ -1,0 +1,101 @@
+//! Records the events of one call.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use super::{
+    super::{recorder::record, refusals, stacks},
+    blocks::note_block,
+    captures::{capture_begun, capture_ended, is_captured},
+    contexts::Owner,
+    events::{block_key, cuda_device, kind_of, record_allocation, record_lost},
+    frees::{context_gone, freed, freeing, releasing, unmapping},
+    graphs,
+    owners::{PoolLocation, device_of_pool, device_of_stream, owner_of},
+    refusals::{call_refused, report_refusal},
+    state::{GENERATION, state},
+};
+use crate::{
+    model::{Block, Bytes, EventKind, Key, MemKind, Space},
+    sys::calls::{Call, Caller, IdKind},
+};
+
+/// Every call except those of the fast path, which [`Observer`](super::observer::Observer) records itself.
+pub(super) fn record_call(caller: &Caller, call: &Call) {
+    match *call {
+        Call::Allocated { id_kind, id, bytes, memory } => match owner_of(caller) {
+            Some(Owner { device, number }) => {
+                if id_kind == IdKind::Address {
+                    note_block(id);
+                }
+                record_allocation(block_key(id_kind, id), device, bytes, kind_of(memory), number);
+            }
+            None => record_lost(),
+        },
+        Call::Pooled { address, bytes, stream, pool } => record_pooled(caller, address, bytes, stream, pool),
+        Call::Uncounted => record_lost(),
+        Call::Refused { bytes, memory, pool, stream } => call_refused(caller, bytes, memory, pool, stream),
+        Call::NotCreated { bytes, device } => report_refusal(Some(device), bytes, MemKind::Vmm),
+        Call::Freeing { id_kind, id } => freeing(id_kind, id),
+        Call::Releasing { handle } => releasing(handle),
+        Call::Unmapping { at, bytes } => unmapping(at, bytes),
+        Call::Freed { succeeded } => freed(succeeded),
+        Call::Created { handle, bytes, device } => record_handle(handle, bytes, device),
+        Call::Retained { handle } => state().handles.retain(handle),
+        Call::ForeignHandle { handle } => state().handles.import(handle),
+        Call::Mapped { at, handle } => state().handles.map(at, handle),
+        Call::Foreign { id_kind, id } => {
+            state().imported.insert(block_key(id_kind, id));
+        }
+        Call::CaptureBegun { stream } => capture_begun(stream),
+        Call::CaptureEnded { stream, succeeded } => capture_ended(stream, succeeded),
+        Call::GraphNode => graphs::record_launches(),
+        Call::Graphs { done } => graphs::launched(owner_of(caller).map(|owner| owner.device), done),
+        Call::Pool { pool, device } => {
+            state().pools.insert(pool, device);
+        }
+        Call::StreamCreated { stream } => {
+            if let Some(Owner { device, .. }) = owner_of(caller) {
+                state().streams.insert(stream, device);
+                GENERATION.fetch_add(1, SeqCst);
+            }
+        }
+        Call::StreamDestroyed { stream } => {
+            // A capture of the stream ends with it.
+            state().end_capture(stream);
+            state().streams.remove(&stream);
+            GENERATION.fetch_add(1, SeqCst);
+        }
+        Call::ContextGone { handle } => context_gone(handle),
+    }
+}
+
+/// Stream-ordered memory was allocated: from this pool, else from the pool of the stream's device.
+pub(super) fn record_pooled(caller: &Caller, address: u64, bytes: u64, stream: u64, pool: Option<u64>) {
+    match is_captured(stream) {
+        Some(false) => {}
+        // The call became a node of a graph, which allocates when the graph is launched.
+        Some(true) => return,
+        None => return record_lost(),
+    }
+    let location = match pool {
+        Some(pool) => device_of_pool(pool, address),
+        None => device_of_stream(caller, stream, address),
+    };
+    note_block(address);
+    let key = block_key(IdKind::Address, address);
+    match location {
+        PoolLocation::Device(device) => record_allocation(key, device, bytes, MemKind::Pool, 0),
+        PoolLocation::Host => record_allocation(key, 0, bytes, MemKind::PinnedHost, 0),
+        PoolLocation::Unknown => record_lost(),
+    }
+}
+
+/// Physical memory was allocated behind a handle.
+fn record_handle(handle: u64, bytes: u64, device: Option<u32>) {
+    let kind = if device.is_some() { MemKind::Vmm } else { MemKind::PinnedHost };
+    let stack = stacks::stack_for(bytes);
+    let block = Block { stack, ..Block::new(cuda_device(device.unwrap_or(0)), Bytes::new(bytes), kind) };
+    state().handles.create(handle, block);
+    record(&EventKind::Alloc { key: Key::new(Space::Handle, handle), block });
+    refusals::allocated(&block);
+}

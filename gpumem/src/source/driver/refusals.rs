@@ -1,0 +1,35 @@
+//! Allocations that failed because there was not enough memory.
+
+use super::{
+    super::refusals::refused,
+    events::{cuda_device, kind_of},
+    owners::{LAST_STREAM, LastStream, PoolLocation, device_of_stream, owner_of},
+    state::state,
+};
+use crate::{
+    model::{Bytes, MemKind},
+    sys::calls::{self, Caller, Memory},
+};
+
+/// A call that allocates was refused.
+pub(super) fn call_refused(caller: &Caller, bytes: u64, memory: Option<Memory>, pool: Option<u64>, stream: u64) {
+    let current = || owner_of(caller).map(|owner| owner.device);
+    let kind = memory.map_or(MemKind::Pool, kind_of);
+    let device = match (memory, pool) {
+        (Some(_), _) => current(),
+        // A pool that is not known may be on the host, so it has no device.
+        (None, Some(pool)) => state().pools.get(&pool).copied().flatten(),
+        (None, None) => match device_of_stream(caller, stream, 0) {
+            PoolLocation::Device(device) => Some(device),
+            _ => current(),
+        },
+    };
+    report_refusal(device, bytes, kind);
+}
+
+pub(super) fn report_refusal(ordinal: Option<u32>, bytes: u64, kind: MemKind) {
+    // The handler may free memory, and its frees must be recorded. No lock is held here.
+    calls::as_program(|| refused(ordinal.map(cuda_device), Bytes::new(bytes), kind));
+    // The fast path does not check whether an allocation is the one that was refused, so the next allocation must not use it.
+    LAST_STREAM.set(LastStream { generation: 0, ..LAST_STREAM.get() });
+}

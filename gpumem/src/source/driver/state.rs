@@ -1,0 +1,81 @@
+//! What earlier calls have shown about contexts, streams, pools, handles and captures.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst},
+    },
+    thread::ThreadId,
+};
+
+use once_cell::sync::Lazy;
+
+use super::{
+    contexts::Contexts,
+    handles::{Handles, Mapping},
+};
+use crate::model::Key;
+
+/// Locked only for a look-up or a change; never while an event is recorded or the driver is asked.
+#[derive(Debug, Default)]
+pub(super) struct DriverState {
+    pub(super) contexts: Contexts,
+    /// The device of each stream.
+    pub(super) streams: HashMap<u64, u32>,
+    /// The device of each pool; `None` for a pool on the host.
+    pub(super) pools: HashMap<u64, Option<u32>>,
+    pub(super) handles: Handles,
+    /// The mappings that each thread is about to remove.
+    pub(super) unmapping: HashMap<ThreadId, Vec<Mapping>>,
+    /// Imported memory, until it is freed.
+    pub(super) imported: HashSet<Key>,
+    /// The streams on which a capture began that has not ended.
+    captures: Vec<u64>,
+}
+
+static STATE: Lazy<Mutex<DriverState>> = Lazy::new(Mutex::default);
+
+/// Increases whenever something that a thread remembers about a stream or a context may be wrong from then on.
+pub(super) static GENERATION: AtomicU32 = AtomicU32::new(1);
+
+/// The number of captures that have not ended. It changes before [`GENERATION`], so a thread that sees the new generation also
+/// sees the new number.
+static CAPTURES: AtomicUsize = AtomicUsize::new(0);
+
+pub(super) fn state() -> MutexGuard<'static, DriverState> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a stream is being captured, as far as the calls were intercepted.
+pub(super) fn is_capture_active() -> bool {
+    CAPTURES.load(SeqCst) > 0
+}
+
+/// A subscription begins. While there was none, handles of streams and pools may have been destroyed and used again.
+pub(super) fn forget_handles() {
+    let mut state = state();
+    state.streams.clear();
+    state.pools.clear();
+    state.imported.clear();
+    state.captures.clear();
+    state.contexts.forget_unnumbered();
+    CAPTURES.store(0, SeqCst);
+    GENERATION.fetch_add(1, SeqCst);
+}
+
+impl DriverState {
+    pub(super) fn begin_capture(&mut self, stream: u64) {
+        self.captures.push(stream);
+        CAPTURES.store(self.captures.len(), SeqCst);
+        GENERATION.fetch_add(1, SeqCst);
+    }
+
+    /// Returns whether a capture of that stream was active. It has ended now.
+    pub(super) fn end_capture(&mut self, stream: u64) -> bool {
+        let at = self.captures.iter().position(|captured| *captured == stream);
+        at.map(|at| self.captures.swap_remove(at));
+        CAPTURES.store(self.captures.len(), SeqCst);
+        at.is_some()
+    }
+}

@@ -1,0 +1,46 @@
+//! Where sources record events.
+
+use once_cell::sync::OnceCell;
+
+use crate::model::{Answer, Bytes, EventKind, Key, Tag};
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
+use crate::{error::Result, model::Source};
+
+/// Receives the events of all sources. It is a type and not a value, so that the compiler inlines its functions into the hooks.
+pub(crate) trait RecordEvents: 'static {
+    /// A block was allocated. Not called in the child of a fork.
+    fn alloc(key: Key, bytes: Bytes, tag: Tag);
+
+    /// A block is about to be freed. Not called in the child of a fork.
+    fn free(key: Key) -> Answer;
+
+    /// Any event, including these two.
+    fn record(event: &EventKind) -> Answer;
+}
+
+/// The functions of the type that receives events.
+pub(super) struct Recorder {
+    pub(super) record: fn(&EventKind) -> Answer,
+    /// From now on it receives the calls that this source intercepts.
+    #[cfg(any(feature = "cupti", feature = "dispatch"))]
+    pub(super) subscribe: fn(Source) -> Result<()>,
+}
+
+/// Set when the session begins. Until then an event costs one load.
+static RECORDER: OnceCell<Recorder> = OnceCell::new();
+
+/// Only the first call has an effect. The process has one session, and so one type that receives events.
+pub(super) fn set(recorder: Recorder) {
+    let _ = RECORDER.set(recorder);
+}
+
+/// `None` before the session begins.
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
+pub(super) fn get() -> Option<&'static Recorder> {
+    RECORDER.get()
+}
+
+#[cfg(any(feature = "sim", feature = "cupti", feature = "dispatch"))]
+pub(super) fn record(event: &EventKind) -> Answer {
+    RECORDER.get().map_or(Answer::Applied, |recorder| (recorder.record)(event))
+}
