@@ -7,6 +7,7 @@ mod deeper;
 mod device;
 pub mod growth;
 mod machines;
+mod own_process;
 mod patch;
 mod pending;
 mod random;
@@ -33,9 +34,10 @@ pub use self::{
     deeper::deeper,
     device::{device, on_the_standin, on_the_standin_with_both_sources, reported_by_both},
     machines::Machines,
+    own_process::{Ended, OwnProcess, Running, part},
     pending::Yield,
     random::Random,
-    script::{CONTEXT, check, each, ensure},
+    script::{CONTEXT, check, check_answers, each, ensure, ensure_answer, ensure_clean, ensure_error, ensure_unharmed},
     simulated::{reported_lines, simulated_gpu},
     stub::{DEINITIALIZED, Form, Stub},
     text::{at_the_right_margin, without_line_numbers},
@@ -406,6 +408,7 @@ impl Display for Outcome {
 }
 
 /// A folder for one run, gone afterwards.
+#[derive(Debug)]
 struct Folder(PathBuf);
 
 impl Folder {

@@ -22,16 +22,30 @@ const HARMLESS: [&str; 5] = [
 /// CUPTI says in which context a call is made. The driver has to be asked.
 const HARMLESS_IN_A_HOOK: [&str; 4] = ["cuCtxGetCurrent", "cuCtxGetDevice", "cuCtxGetId", "cuDevicePrimaryCtxGetState"];
 
+/// Runs a script, compares the answers, and looks at what gpumem called in the driver meanwhile.
+///
+/// # Panics
+/// As [`check_answers`], and when gpumem made a call of the driver that is not harmless.
+#[track_caller]
+pub fn check(machine: &Standin, script: &str) -> Outcome {
+    let outcome = check_answers(machine, script);
+    let harmful: Vec<_> = outcome.calls.iter().filter(|call| !is_harmless(call)).collect();
+    ensure(harmful.is_empty(), &format!("called within a call: {harmful:?}"), &outcome);
+    outcome
+}
+
 /// Runs a script and compares the answers.
 ///
 /// # Panics
-/// When one is another, when the probe does not end well, or when a call of the driver was made that is not harmless.
+/// When an answer is another one, or when the probe does not end well.
 #[track_caller]
-pub fn check(machine: &Standin, script: &str) -> Outcome {
+pub fn check_answers(machine: &Standin, script: &str) -> Outcome {
     let mut expected: BTreeMap<&str, Vec<Option<&str>>> = BTreeMap::new();
     let mut steps = Vec::new();
     for step in script.split(';').map(str::trim).filter(|step| !step.is_empty()) {
-        let nesting = NESTING.iter().find(|verb| step.starts_with(**verb)).map_or("", |verb| verb);
+        // The answer to one command on another thread is that of the step.
+        let nests = |verb: &&&str| step.starts_with(**verb) && (**verb != NESTING[0] || step.contains('|'));
+        let nesting = NESTING.iter().find(nests).map_or("", |verb| verb);
         let inner: Vec<_> = step[nesting.len()..].split('|').map(str::trim).collect();
         let commands = inner.iter().map(|part| {
             let (command, answer) =
@@ -42,7 +56,7 @@ pub fn check(machine: &Standin, script: &str) -> Outcome {
         steps.push(format!("{nesting}{}", commands.collect::<Vec<_>>().join(" | ")));
     }
     let outcome = machine.run(&steps.join("; "));
-    ensure(outcome.is_clean(), "panicked or did not end well", &outcome);
+    ensure_clean(&outcome);
     for (command, expected) in expected {
         let answers = outcome.answers(command);
         ensure(answers.len() == expected.len(), &format!("`{command}` was not answered as often as asked"), &outcome);
@@ -51,8 +65,6 @@ pub fn check(machine: &Standin, script: &str) -> Outcome {
             ensure(is_so, &format!("`{command}` is not `{}` but `{answer}`", expected.unwrap_or_default()), &outcome);
         }
     }
-    let harmful: Vec<_> = outcome.calls.iter().filter(|call| !is_harmless(call)).collect();
-    ensure(harmful.is_empty(), &format!("called within a call: {harmful:?}"), &outcome);
     outcome
 }
 
@@ -68,11 +80,52 @@ fn is_harmless(call: &str) -> bool {
     is_nested || is_one_of(&HARMLESS) || in_a_hook && (may_retain || is_one_of(&HARMLESS_IN_A_HOOK))
 }
 
+/// Fails with everything about the run.
+///
 /// # Panics
 /// When it is not true.
 #[track_caller]
 pub fn ensure(truth: bool, what: &str, outcome: &Outcome) {
     assert!(truth, "{what}\n{outcome}");
+}
+
+/// # Panics
+/// When the command has another answer.
+#[track_caller]
+pub fn ensure_answer(outcome: &Outcome, command: &str, answer: &str) {
+    assert_eq!(outcome.answer(command), answer, "`{command}`\n{outcome}");
+}
+
+/// The answer is an error, and it has all these words in it.
+///
+/// # Panics
+/// When it is not.
+#[track_caller]
+pub fn ensure_error<'a>(outcome: &Outcome, command: &str, says: impl IntoIterator<Item = &'a str>) {
+    let answer = outcome.answer(command);
+    ensure(answer.starts_with("error["), &format!("`{command}` read something as truth"), outcome);
+    for word in says {
+        ensure(answer.contains(word), &format!("`{command}` does not say `{word}`"), outcome);
+    }
+}
+
+/// The program went on to its end as if nothing was wrong.
+///
+/// # Panics
+/// When it did not.
+#[track_caller]
+pub fn ensure_clean(outcome: &Outcome) {
+    ensure(outcome.is_clean(), "panicked or did not end well", outcome);
+}
+
+/// The same, and no context came into being.
+///
+/// # Panics
+/// When it is not so.
+#[track_caller]
+pub fn ensure_unharmed(outcome: &Outcome) {
+    ensure_clean(outcome);
+    ensure(outcome.contexts_created() == 0, "created a context", outcome);
 }
 
 /// Checks every case, so that one run shows all that are wrong.

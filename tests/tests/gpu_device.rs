@@ -16,7 +16,7 @@ use gpumem::{
     gpu_mem_trace, set_sink, try_gpu_mem_get, try_gpu_mem_get_free, try_gpu_mem_get_free_no_cache,
 };
 use gpumem_examples::{Block, Gpu};
-use gpumem_tests::{device, on_the_standin};
+use gpumem_tests::{OwnProcess, device, on_the_standin, part};
 
 /// Longer than some readings of the sampler are apart.
 fn hold() {
@@ -234,8 +234,8 @@ fn a_thousand_live_traces_cost_one_thread() {
 /// Run in a process of its own, by the two tests below.
 #[test]
 fn child() {
-    match env::var("GPUMEM_CHILD").as_deref() {
-        Ok("contexts") => {
+    match part().as_deref() {
+        Some("contexts") => {
             let used = |id| try_gpu_mem_get(id).expect("the device can be read").used;
             let before: Vec<_> = (0..device_count()).map(used).collect();
             let _ = (gpu_mem_get(None), gpu_mem_get_all(), gpumem::gpu_with_max_free_mem(), current_device());
@@ -251,7 +251,7 @@ fn child() {
             println!("used after preload: {}", used(0));
             assert!(used(0) > before[0] + Bytes::mib(100), "preload creates one");
         }
-        Ok("cards") => {
+        Some("cards") => {
             let visible = env::var("CUDA_VISIBLE_DEVICES").unwrap_or_else(|_| "(not set)".to_owned());
             for id in 0..device_count() {
                 let Ok(Gpu::Cuda(context)) = Gpu::nth(id) else { panic!("a real device") };
@@ -287,19 +287,12 @@ fn child() {
     }
 }
 
-fn run_child(what: &str, visible: Option<&str>) {
-    let mut child = Command::new(env::current_exe().expect("a test has a path"));
-    child.args(["--exact", "child", "--nocapture"]).env("GPUMEM_CHILD", what);
-    if let Some(visible) = visible {
-        child.env("CUDA_VISIBLE_DEVICES", visible);
-    }
-    let output = child.output().expect("the test can be run again");
-    for line in
-        String::from_utf8_lossy(&output.stdout).lines().filter(|line| line.contains("used") || line.contains("CUDA_"))
-    {
+fn run_child(part: &str, visible: Option<&str>) {
+    let visible = visible.map(|visible| ("CUDA_VISIBLE_DEVICES", visible));
+    let ended = OwnProcess::new("child").part(part).envs(visible.as_slice()).passes();
+    for line in ended.stdout.lines().filter(|line| line.contains("used") || line.contains("CUDA_")) {
         println!("{line}");
     }
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

@@ -328,7 +328,8 @@ mod tests {
 mod in_a_child {
     use std::fs;
     use std::path::PathBuf;
-    use std::process::{Child, Command, Stdio};
+
+    use gpumem_tests::{Ended, OwnProcess, Running};
 
     struct Folder(PathBuf);
 
@@ -350,35 +351,15 @@ mod in_a_child {
         }
     }
 
-    fn start(test: &str, env: &[(&str, &str)]) -> Child {
-        Command::new(std::env::current_exe().expect("this test"))
-            .args([test, "--exact", "--nocapture"])
-            .env("RUST_BACKTRACE", "0")
-            .envs(env.iter().copied())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("it starts")
-    }
-
-    fn end(child: Child) -> (bool, String) {
-        let output = child.wait_with_output().expect("it ends");
-        let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-        assert!(text.contains("running 1 test"), "{text}");
-        (output.status.success(), text)
-    }
-
     #[track_caller]
     fn passes(test: &str, env: &[(&str, &str)]) -> String {
-        let (passed, told) = end(start(test, env));
-        assert!(passed, "{told}");
-        told
+        OwnProcess::new(test).envs(env).passes().stderr
     }
 
     #[track_caller]
     fn fails(test: &str, env: &[(&str, &str)], reason: &str) {
-        let (passed, told) = end(start(test, env));
-        assert!(!passed && told.contains(reason), "{told}");
+        let Ended { code, stdout, stderr } = OwnProcess::new(test).envs(env).run();
+        assert!(code == Some(101) && [&stdout, &stderr].iter().any(|text| text.contains(reason)), "{stdout}\n{stderr}");
     }
 
     #[test]
@@ -416,9 +397,9 @@ mod in_a_child {
         let file = folder.baseline();
         let env = [("GPUMEM_BASELINE", file.as_str()), ("GPUMEM_BASELINE_UPDATE", "1")];
         let tests = ["tests::grows", "tests::takes_a_device", "tests::owns_a_device", "parallel_tests_are_each_right"];
-        let children = tests.map(|test| start(test, &env));
-        for (passed, text) in children.map(end) {
-            assert!(passed, "{text}");
+        let running = tests.map(|test| OwnProcess::new(test).envs(&env).start());
+        for ended in running.map(Running::end) {
+            assert_eq!(ended.code, Some(0), "{ended:?}");
         }
         let written = fs::read_to_string(&file).expect("it was written");
         for test in tests {

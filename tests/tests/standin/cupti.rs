@@ -19,9 +19,8 @@ fn check_exact(machine: &Standin, script: &str) {
 #[track_caller]
 fn check_sampled(machine: &Standin, says: &[&str]) {
     let script = format!(
-        "{CONTEXT}; new; new; call cuMemAlloc_v2 &a 20971520; await no_threads; sleep 2; figures 0; figures 1; exact; drop; drop"
-    )
-    .replace("await no_threads; ", "");
+        "{CONTEXT}; new; new; call cuMemAlloc_v2 &a 20971520; sleep 2; figures 0; figures 1; exact; drop; drop"
+    );
     let outcome = check(machine, &script);
     for trace in ["figures 0", "figures 1"] {
         ensure(outcome.answer(trace) == "20971520 0, sampled", &format!("`{trace}` was not sampled"), &outcome);

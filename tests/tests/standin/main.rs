@@ -1,13 +1,17 @@
 //! Tests on the stand-in driver: a child process, `probe`, runs a script on it. `gpumem_tests::Standin` says more.
 
 mod calls;
+mod contexts;
 mod cupti;
+mod devices;
 mod dispatch;
 mod faults;
 mod graphs;
 mod inject;
+mod lost_devices;
 mod pool;
 mod refusals;
+mod settings;
 mod statistics;
 mod stubs;
 mod torch;

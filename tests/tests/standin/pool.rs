@@ -1,11 +1,8 @@
 //! The pool's own high-water mark on the stand-in driver: the right peaks without libcupti, and what happens where the mark
 //! cannot be read or is not ours alone.
 
-use std::collections::HashMap;
+use gpumem_tests::{CONTEXT, Outcome, Standin, check_answers, ensure};
 
-use gpumem_tests::{Outcome, Standin};
-
-const CONTEXT: &str = "call cuInit 0; call cuDevicePrimaryCtxRetain &ctx 0; call cuCtxSetCurrent ctx";
 /// Somebody else's reset of the mark.
 const RESET: &str = "call cuDeviceGetMemPool &pool 0; call cuMemPoolSetAttribute pool 8 &zero";
 const NOTICE: &str =
@@ -16,32 +13,10 @@ fn unheard() -> Standin {
     Standin::new()
 }
 
-#[track_caller]
-fn ensure(truth: bool, what: &str, outcome: &Outcome) {
-    assert!(truth, "{what}\n{outcome}");
-}
-
-/// Runs a script with a context of device 0 and compares the answers: `command = answer`. A `call` has to succeed.
+/// With a context of device 0.
 #[track_caller]
 fn check(machine: &Standin, script: &str) -> Outcome {
-    let steps: Vec<_> = CONTEXT
-        .split(';')
-        .chain(script.split(';'))
-        .map(str::trim)
-        .map(|step| step.split_once(" = ").map_or((step, None), |(command, answer)| (command, Some(answer))))
-        .collect();
-    let outcome = machine.run(&steps.iter().map(|(command, _)| *command).collect::<Vec<_>>().join("; "));
-    ensure(outcome.is_clean(), "panicked or did not end well", &outcome);
-    let mut asked = HashMap::new();
-    for (command, expected) in steps {
-        let number = asked.entry(command).or_insert(0);
-        let answer = outcome.answers(command)[*number];
-        *number += 1;
-        let expected = expected.or(command.starts_with("call ").then_some("0"));
-        let is_so = expected.is_none_or(|expected| answer == expected);
-        ensure(is_so, &format!("`{command}` is `{answer}`"), &outcome);
-    }
-    outcome
+    check_answers(machine, &format!("{CONTEXT}; {script}"))
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! what NVML knows of its processes.
 
 use gpumem::Bytes;
-use gpumem_tests::{Library, Machines, Outcome, Standin};
+use gpumem_tests::{CONTEXT, Library, Machines, Outcome, Standin, ensure_answer, ensure_clean};
 
 /// A machine for each source.
 fn heard_by_both() -> Machines {
@@ -14,13 +14,11 @@ fn heard() -> Standin {
     Standin::new().cupti()
 }
 
-const CONTEXT: &str = "call cuInit 0; call cuDevicePrimaryCtxRetain &ctx 0; call cuCtxSetCurrent ctx";
-
 /// Runs a script, in which nothing panics and no callback asks the driver anything.
 #[track_caller]
 fn run(machine: &Standin, script: &str) -> Outcome {
     let outcome = machine.run(&format!("{CONTEXT}; {script}"));
-    assert!(outcome.is_clean(), "panicked or did not end well\n{outcome}");
+    ensure_clean(&outcome);
     let called = outcome.calls.iter().filter_map(|call| call.strip_prefix("callback>"));
     let harmful: Vec<_> = called.filter(|call| !call.starts_with("cuptiGetDeviceId")).collect();
     assert!(harmful.is_empty(), "called in a callback: {harmful:?}\n{outcome}");
@@ -31,7 +29,7 @@ fn run(machine: &Standin, script: &str) -> Outcome {
 #[track_caller]
 fn run_any(machine: &Standin, script: &str) -> Outcome {
     let outcome = machine.run(&format!("{CONTEXT}; {script}"));
-    assert!(outcome.is_clean(), "panicked or did not end well\n{outcome}");
+    ensure_clean(&outcome);
     outcome
 }
 
@@ -41,11 +39,6 @@ fn in_time(machine: &Standin, script: &str) -> Outcome {
     let outcomes = (0..10).map(|_| run(machine, script));
     let told = outcomes.into_iter().find(|outcome| !outcome.stdout.contains("was not found out within"));
     told.expect("the stand-in driver answers soon")
-}
-
-#[track_caller]
-fn ensure(outcome: &Outcome, command: &str, answer: &str) {
-    assert_eq!(outcome.answer(command), answer, "`{command}`\n{outcome}");
 }
 
 /// Each call that may be refused, what it then asked for, and of which kind.
@@ -72,7 +65,7 @@ fn a_refusal_is_told_with_its_bytes_kind_and_device_and_counts_nothing() {
              call {call}; figures; summary; breakdown; status"
         );
         let outcome = in_time(&heard().fail(format!("{function}=2@{from}")), &script);
-        ensure(&outcome, &format!("call {call}"), "2");
+        ensure_answer(&outcome, &format!("call {call}"), "2");
         assert!(outcome.answer("breakdown").contains(", adds up: scope `train` 1000 B (1), "), "{outcome}");
         let refused = outcome.answers("refused");
         let [told] = refused[..] else { panic!("not told once\n{outcome}") };
@@ -80,8 +73,8 @@ fn a_refusal_is_told_with_its_bytes_kind_and_device_and_counts_nothing() {
         let figures = figures.unwrap_or_else(|| panic!("`{call}`\n{outcome}"));
         let (in_use, in_parts) = figures.split_once(" in use, ").unwrap_or_else(|| panic!("no breakdown\n{outcome}"));
         assert_eq!(in_parts, format!("{in_use} in parts"));
-        ensure(&outcome, "figures", "1000 0");
-        ensure(&outcome, "summary", "all 0 1000 1000 1000 1, train 1 1000 1000 1000 1");
+        ensure_answer(&outcome, "figures", "1000 0");
+        ensure_answer(&outcome, "summary", "all 0 1000 1000 1000 1, train 1 1000 1000 1000 1");
         assert!(
             outcome
                 .answer("status")
@@ -111,7 +104,7 @@ fn what_is_given_back_on_a_refusal_is_heard() {
                   call cuMemAlloc_v2 &a 99999999999999; figures; status; call cuMemAlloc_v2 &a 500; figures";
     let outcome = heard().run(&format!("{CONTEXT}; {script}"));
     assert!(outcome.is_clean(), "{outcome}");
-    ensure(&outcome, "on_refusal", "0");
+    ensure_answer(&outcome, "on_refusal", "0");
     assert_eq!(outcome.answers("figures"), ["0 1000", "500 500"], "{outcome}");
     assert!(outcome.answer("status").contains("heard=2 untracked=0 lost=0"), "{outcome}");
 }
@@ -121,7 +114,7 @@ fn nobody_listens_where_traces_are_not_to() {
     for gauge in ["sampled", "pool", "off"] {
         let outcome =
             run(&heard().env("GPUMEM_GAUGE", gauge), "breakdown; retry cuMemAlloc_v2 &a 99999999999999; status");
-        ensure(&outcome, "retry cuMemAlloc_v2 &a 99999999999999", "2 2");
+        ensure_answer(&outcome, "retry cuMemAlloc_v2 &a 99999999999999", "2 2");
         assert!(outcome.answer("status").contains(" by=nothing "), "{outcome}");
     }
 }
@@ -134,8 +127,8 @@ fn other_failures_say_nothing() {
             let machine = heard().fail(format!("{function}={code}"));
             let script = format!("tell_refusals; exact; call cuDeviceGetDefaultMemPool &pool 0; call {call}; figures");
             let outcome = run(&machine, &script);
-            ensure(&outcome, &format!("call {call}"), &code.to_string());
-            ensure(&outcome, "figures", "0 0");
+            ensure_answer(&outcome, &format!("call {call}"), &code.to_string());
+            ensure_answer(&outcome, "figures", "0 0");
             assert!(outcome.answers("refused").is_empty() && outcome.stderr.is_empty(), "{outcome}");
         }
     }
@@ -143,7 +136,7 @@ fn other_failures_say_nothing() {
     for call in ["cuMemAllocHost_v2 &a 1000", "cuMemHostAlloc &a 1000 0", "cuMemCreate &a 2097152 on:host 0"] {
         let function = call.split(' ').next().unwrap_or_default();
         let outcome = run(&heard().fail(format!("{function}=2")), &format!("tell_refusals; exact; call {call}"));
-        ensure(&outcome, &format!("call {call}"), "2");
+        ensure_answer(&outcome, &format!("call {call}"), "2");
         assert!(outcome.answers("refused").is_empty() && outcome.stderr.is_empty(), "{outcome}");
     }
     // Nor its pools, nor one of which it is not known where it is: it is older than the subscription.
@@ -152,7 +145,7 @@ fn other_failures_say_nothing() {
         let script = format!("tell_refusals; {pool}; call {call} &a 800 pool 0; retry {call} &a 800 pool 0");
         for machine in heard_by_both().fail(format!("{call}=2")).all() {
             let outcome = run(machine, &script);
-            ensure(&outcome, &format!("retry {call} &a 800 pool 0"), "2 2");
+            ensure_answer(&outcome, &format!("retry {call} &a 800 pool 0"), "2 2");
             assert!(outcome.answers("refused").is_empty() && outcome.stderr.is_empty(), "{outcome}");
         }
     }
@@ -264,20 +257,20 @@ fn a_second_try_after_the_pool_gave_back() {
             "exact; tell_refusals; {keep}; retry cuMemAlloc_v2 &a 10737418240; retry cuMemAlloc_v2 &b 99999999999999; retry cuMemAlloc_v2 0 0"
         ),
     );
-    ensure(&outcome, "retry cuMemAlloc_v2 &a 10737418240", "2 0");
-    ensure(&outcome, "retry cuMemAlloc_v2 &b 99999999999999", "2 2");
-    ensure(&outcome, "retry cuMemAlloc_v2 0 0", "1");
+    ensure_answer(&outcome, "retry cuMemAlloc_v2 &a 10737418240", "2 0");
+    ensure_answer(&outcome, "retry cuMemAlloc_v2 &b 99999999999999", "2 2");
+    ensure_answer(&outcome, "retry cuMemAlloc_v2 0 0", "1");
     assert_eq!(outcome.answers("refused").len(), 1, "{outcome}");
     // What cannot be trimmed is asked for all the same, and what is refused then is told.
     let outcome = run(
         &heard().fail("cuMemPoolTrimTo=999").fail("cuCtxSynchronize=999"),
         "exact; tell_refusals; retry cuMemAlloc_v2 &b 99999999999999",
     );
-    ensure(&outcome, "retry cuMemAlloc_v2 &b 99999999999999", "2 2");
+    ensure_answer(&outcome, "retry cuMemAlloc_v2 &b 99999999999999", "2 2");
     assert_eq!(outcome.answers("refused").len(), 1, "{outcome}");
     // Where nothing is heard, any error counts.
     let outcome = run(&Standin::new(), "retry cuMemAlloc_v2 0 0");
-    ensure(&outcome, "retry cuMemAlloc_v2 0 0", "1 1");
+    ensure_answer(&outcome, "retry cuMemAlloc_v2 0 0", "1 1");
 }
 
 #[test]
@@ -336,10 +329,10 @@ fn parts_add_up_whatever_nvml_knows_of_processes() {
         ),
     ] {
         let outcome = run(&machine, script);
-        ensure(&outcome, "breakdown", &expected);
-        ensure(&outcome, "breakdown 0", &expected);
+        ensure_answer(&outcome, "breakdown", &expected);
+        ensure_answer(&outcome, "breakdown 0", &expected);
         // What is not on the device for certain is in no scope of it.
-        ensure(
+        ensure_answer(
             &outcome,
             "summary",
             "all 0 178257920 178257920 178257920 3, train 1 178257920 178257920 178257920 3, train/step 1 73400320 73400320 73400320 2",

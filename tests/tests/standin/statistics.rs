@@ -1,30 +1,10 @@
 //! The allocator's statistics under PyTorch's names, compared with what the program adds up by itself.
 
-use gpumem_tests::{CONTEXT, Outcome, Standin};
+use gpumem_tests::{CONTEXT, Standin, check_answers};
 
 /// A machine with libcupti.
 fn heard() -> Standin {
     Standin::new().cupti()
-}
-
-/// Each command of the script has to answer what stands behind its ` = `; a `call` without that has to succeed.
-#[track_caller]
-fn check(machine: &Standin, script: &str) -> Outcome {
-    let steps: Vec<_> =
-        script.split(';').map(str::trim).map(|step| step.split_once(" = ").unwrap_or((step, ""))).collect();
-    let commands: Vec<_> = steps.iter().map(|(command, _)| *command).collect();
-    let outcome = machine.run(&commands.join("; "));
-    assert!(outcome.is_clean(), "panicked or did not end well\n{outcome}");
-    let mut seen = std::collections::HashMap::new();
-    for (command, expected) in steps {
-        let nth = seen.entry(command).or_insert(0);
-        let answer =
-            *outcome.answers(command).get(*nth).unwrap_or_else(|| panic!("`{command}` got no answer\n{outcome}"));
-        *nth += 1;
-        let expected = if expected.is_empty() && command.starts_with("call ") { "0" } else { expected };
-        assert!(expected.is_empty() || answer == expected, "`{command}` is not `{expected}` but `{answer}`\n{outcome}");
-    }
-    outcome
 }
 
 #[test]
@@ -39,7 +19,7 @@ fn on_a_driver_they_are_what_the_program_adds_up() {
 
 #[test]
 fn kinds_are_told_apart() {
-    check(
+    check_answers(
         &heard(),
         &format!(
             "memory_allocated = 0; {CONTEXT}; call cuMemAlloc_v2 &a 1000; call cuMemAllocAsync &b 70 0; \
@@ -56,7 +36,7 @@ fn kinds_are_told_apart() {
 /// The pool takes 32 MiB at a time; the program asked for less.
 #[test]
 fn what_the_driver_gave_is_more() {
-    check(
+    check_answers(
         &heard(),
         &format!(
             "memory_reserved = 0; {CONTEXT}; call cuMemAllocAsync &a 40000000 0; memory_allocated = 40000000; memory_reserved = 67108864; \
@@ -66,7 +46,7 @@ fn what_the_driver_gave_is_more() {
              call cuMemPoolCreate &p on:0; call cuMemAllocFromPoolAsync &c 5000 p 0; memory_reserved = 6000"
         ),
     );
-    check(
+    check_answers(
         &heard().set("pools=0"),
         &format!("{CONTEXT}; memory_allocated = 0; call cuMemAlloc_v2 &a 10; memory_reserved = 10; reset_peaks = done"),
     );
@@ -108,7 +88,7 @@ fn where_nothing_is_heard_nothing_is_zero() {
         assert!(outcome.is_clean(), "{outcome}");
     }
     // Who subscribes by hand has the figures, whatever traces are told to do.
-    check(
+    check_answers(
         &heard().env("GPUMEM_GAUGE", "sampled"),
         &format!("subscribe = done; {CONTEXT}; call cuMemAlloc_v2 &a 10; memory_allocated = 10"),
     );
@@ -117,7 +97,7 @@ fn where_nothing_is_heard_nothing_is_zero() {
 /// Blocks from before are not known: neither are they counted, nor does their free take anything off.
 #[test]
 fn counting_begins_with_the_first_call() {
-    check(
+    check_answers(
         &heard(),
         &format!(
             "{CONTEXT}; call cuMemAlloc_v2 &old 1000; memory_allocated = 0; call cuMemAlloc_v2 &new 10; call cuMemFree_v2 old; \

@@ -1,22 +1,17 @@
 //! PyTorch's names on the stand-in driver: the processes on a device as NVML lists them, and the queries that go with them.
 
-use gpumem_tests::{Library, Outcome, Standin};
+use gpumem_tests::{Library, Outcome, Standin, ensure_answer, ensure_clean};
 
-/// Fails with everything about the run.
 #[track_caller]
 fn ensure(outcome: &Outcome, command: &str, answer: &str) {
-    assert_eq!(outcome.answer(command), answer, "`{command}`\n{outcome}");
-    assert!(outcome.is_clean(), "panicked or did not end well\n{outcome}");
+    ensure_answer(outcome, command, answer);
+    ensure_clean(outcome);
 }
 
 #[track_caller]
 fn ensure_error(outcome: &Outcome, command: &str, says: &[&str]) {
-    let answer = outcome.answer(command);
-    assert!(answer.starts_with("error["), "`{command}` read something as truth\n{outcome}");
-    for word in says {
-        assert!(answer.contains(word), "`{command}` does not say `{word}`\n{outcome}");
-    }
-    assert!(outcome.is_clean(), "panicked or did not end well\n{outcome}");
+    gpumem_tests::ensure_error(outcome, command, says.iter().copied());
+    ensure_clean(outcome);
 }
 
 /// No process of this machine has these numbers, so that nobody but NVML has a name for them.

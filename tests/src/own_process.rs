@@ -1,0 +1,158 @@
+//! A part of a test in a process of its own: gpumem's session belongs to the whole process.
+//!
+//! The test executable starts itself again and has it run one test alone. That test asks [`part`] what to do; in a usual run
+//! there is no part, and it does nothing.
+
+use std::{
+    env,
+    fs::{self, File},
+    process::{Child, Command, Output, Stdio},
+    time::Duration,
+};
+
+use crate::{Folder, wait};
+
+const PART: &str = "GPUMEM_TEST_PART";
+/// These say on which machine a test runs. The new process runs on the same.
+const MACHINE: [&str; 3] = ["GPUMEM_DEVICE", "GPUMEM_SOURCE", "GPUMEM_STANDIN"];
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// What this process is to do, if it was started for a part of a test.
+pub fn part() -> Option<String> {
+    env::var(PART).ok()
+}
+
+/// A process that runs one test of this executable.
+#[derive(Debug)]
+#[must_use = "nothing runs before `run` or `start`"]
+pub struct OwnProcess(Command);
+
+impl OwnProcess {
+    /// Runs the test of this name, which begins with the names of its modules. Of gpumem's variables, only those that say on which
+    /// machine a test runs are set.
+    ///
+    /// # Panics
+    /// When the path of this executable is not known.
+    pub fn new(test: &str) -> Self {
+        let mut command = Command::new(env::current_exe().expect("a test has a path"));
+        for (name, _) in env::vars_os() {
+            let name_text = name.to_string_lossy();
+            let is_ours = name_text.starts_with("GPUMEM_");
+            if is_ours && !MACHINE.iter().any(|machine| name_text.starts_with(machine)) {
+                command.env_remove(&name);
+            }
+        }
+        command
+            .args(["--exact", test, "--nocapture", "--test-threads=1"])
+            .env("RUST_BACKTRACE", "0")
+            .stdin(Stdio::null());
+        Self(command)
+    }
+
+    /// What [`part`] answers in it.
+    pub fn part(self, part: &str) -> Self {
+        self.env(PART, part)
+    }
+
+    /// A variable of its environment.
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.0.env(name, value);
+        self
+    }
+
+    /// Variables of its environment.
+    pub fn envs(mut self, variables: &[(&str, &str)]) -> Self {
+        self.0.envs(variables.iter().copied());
+        self
+    }
+
+    /// The command, for a test that runs it by itself; [`Ended::of`] reads what it wrote.
+    pub fn command(self) -> Command {
+        self.0
+    }
+
+    /// Starts it.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start(mut self) -> Running {
+        let folder = Folder::new();
+        let [stdout, stderr] = ["stdout", "stderr"].map(|name| File::create(folder.0.join(name)).expect("a file"));
+        let child = self.0.stdout(stdout).stderr(stderr).spawn().expect("this test can be run again");
+        Running { child, folder }
+    }
+
+    /// Runs it.
+    ///
+    /// # Panics
+    /// As [`Running::end`].
+    #[track_caller]
+    pub fn run(self) -> Ended {
+        self.start().end()
+    }
+
+    /// Runs it to a good end.
+    ///
+    /// # Panics
+    /// When it fails, and as [`Running::end`].
+    #[track_caller]
+    pub fn passes(self) -> Ended {
+        let ended = self.run();
+        assert_eq!(ended.code, Some(0), "{}\n{}", ended.stdout, ended.stderr);
+        ended
+    }
+}
+
+/// A process that was started.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    folder: Folder,
+}
+
+impl Running {
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// When it does not end in time, or has run no test.
+    #[track_caller]
+    pub fn end(mut self) -> Ended {
+        let status = wait(&mut self.child, LIMIT).expect("it is our child");
+        let [stdout, stderr] = ["stdout", "stderr"].map(|name| fs::read(self.folder.0.join(name)).expect("a file"));
+        let Some(status) = status else {
+            let [stdout, stderr] = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+            panic!("it did not end within {LIMIT:?} and was killed\n{stdout}\n{stderr}");
+        };
+        Ended::of(Output { status, stdout, stderr })
+    }
+}
+
+/// How it ended, and what it wrote.
+#[derive(Debug)]
+pub struct Ended {
+    /// None after a signal.
+    pub code: Option<i32>,
+    /// All of it.
+    pub stdout: String,
+    /// All of it, but the notice that devices are simulated.
+    pub stderr: String,
+}
+
+impl Ended {
+    /// What a [`command`](OwnProcess::command) wrote.
+    ///
+    /// # Panics
+    /// When it has run no test.
+    #[track_caller]
+    pub fn of(output: Output) -> Self {
+        let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        assert!(stdout.contains("running 1 test"), "{stdout}\n{stderr}");
+        let stderr = stderr.split_inclusive('\n').filter(|line| !line.contains("those of a simulated GPU")).collect();
+        Self { code: output.status.code(), stdout, stderr }
+    }
+
+    /// The lines of stdout that begin with `> `, without that.
+    pub fn answers(&self) -> Vec<&str> {
+        self.stdout.lines().filter_map(|line| line.strip_prefix("> ")).collect()
+    }
+}

@@ -1,0 +1,143 @@
+//! Each device by itself, compared with NVML and the driver.
+
+use super::*;
+
+#[test]
+fn the_ledger_agrees_with_nvml_and_the_driver() {
+    let Some(_one) = device() else { return };
+    // What the driver takes for itself at the first use of each.
+    for way in [Way::Plain, Way::Vmm] {
+        give(take(way, 64 * MIB));
+    }
+    let trace = exact();
+    let (nvml_before, free_before) = (nvml(0), cu::free_memory().expect("a context is current"));
+    let mut blocks = Vec::new();
+    for (way, size) in [(Way::Plain, 1024), (Way::Vmm, 512), (Way::Plain, 333), (Way::Vmm, 2048), (Way::Plain, 4096)] {
+        blocks.push(take(way, size * MIB));
+        let (exact, seen) = (trace.data().used.get(), nvml(0) - nvml_before);
+        let driver = free_before - cu::free_memory().expect("a context is current");
+        println!("{way:?} of {size} MiB: Exact {}, NVML {}, cuMemGetInfo {}", mib(exact), mib(seen), mib(driver));
+        let pages = in_mib(2) * i64::try_from(blocks.len()).expect("few");
+        assert!((exact - seen).abs() <= pages, "within pages of 2 MiB");
+        assert!((exact - driver).abs() <= pages, "within pages of 2 MiB");
+    }
+    blocks.into_iter().for_each(give);
+    println!("freed: Exact {}, NVML {}", mib(trace.data().used.get()), mib(nvml(0) - nvml_before));
+    assert_eq!(trace.data().used.get(), 0);
+    assert!((nvml(0) - nvml_before).abs() <= in_mib(2));
+}
+
+/// Two devices and a trace of each.
+struct Two {
+    contexts: [Context; 2],
+    traces: [GpuMemTrace; 2],
+    live: [i64; 2],
+    wrong: Wrong,
+}
+
+impl Two {
+    /// Says where the driver put it and where gpumem counts it.
+    fn allocated(&mut self, what: &str, wanted: usize, bytes: i64, at: Option<u64>) {
+        let driver = at.map(|at| cu::ordinal_of(at).map_or_else(|error| format!("{error:?}"), |at| at.to_string()));
+        self.changed(&format!("{what} (the driver says device {})", driver.unwrap_or("?".to_owned())), wanted, bytes);
+    }
+
+    fn changed(&mut self, what: &str, on: usize, by: i64) {
+        self.live[on] += by;
+        let data = [0, 1].map(|device: usize| self.traces[device].data());
+        let (used, missed) = (data.map(|data| data.used.get()), data.map(|data| data.lost + data.untracked));
+        let said = format!("used on 0 and 1: {}, {}: {what}", mib(used[0]), mib(used[1]));
+        println!("{said}");
+        if (used, missed) != (self.live, [0, 0]) {
+            self.wrong.note(Err(format!("{said}; expected {:?}, lost or untracked {missed:?}", self.live)));
+            // Each is told once.
+            self.traces.iter_mut().for_each(GpuMemTrace::reset);
+            self.live = [0, 0];
+        }
+    }
+}
+
+#[test]
+fn two_devices_are_told_apart() {
+    let Some(_one) = device() else { return };
+    if device_count() < 2 {
+        println!("skipped: one device");
+        return;
+    }
+    let contexts = [0, 1].map(|ordinal| Context::primary(ordinal).expect("two devices are there"));
+    let mut two = Two { contexts, traces: [0, 1].map(exact_on), live: [0, 0], wrong: Wrong::default() };
+    let size = |mib: usize| mib * MIB;
+
+    two.contexts[0].make_current();
+    let zero = take(Way::Plain, size(10));
+    two.allocated("cuMemAlloc with 0 current", 0, in_mib(10), Some(zero.name()));
+    two.contexts[1].make_current();
+    let one = take(Way::Plain, size(20));
+    two.allocated("cuMemAlloc with 1 current", 1, in_mib(20), Some(one.name()));
+    let stream_one = cu::stream().expect("a stream of device 1");
+    let pooled = take(Way::Async, size(3));
+    two.allocated("cuMemAllocAsync with 1 current, null stream", 1, in_mib(3), Some(pooled.name()));
+    give(pooled);
+    two.changed("freed", 1, in_mib(-3));
+
+    two.contexts[0].make_current();
+    let stream_zero = cu::stream().expect("a stream of device 0");
+    match cu::alloc_async(size(4), stream_one) {
+        Ok(at) => {
+            two.allocated("cuMemAllocAsync on a stream of 1 with 0 current", 1, in_mib(4), Some(at));
+            cu::free_on(at, stream_one).expect("it was allocated");
+            two.changed("cuMemFreeAsync on a stream of 1 with 0 current", 1, in_mib(-4));
+        }
+        Err(error) => println!("cuMemAllocAsync on a stream of 1 with 0 current is refused: {error:?}"),
+    }
+
+    let both = cu::can_access(0, 1).expect("both are there") && cu::can_access(1, 0).expect("both are there");
+    println!("peer access: {both}");
+    for (what, pool, own) in [
+        ("a pool made on 1", cu::pool_create(1).expect("pools are supported"), true),
+        ("the default pool of 1", cu::default_pool(1).expect("pools are supported"), false),
+    ] {
+        if both {
+            cu::pool_access(pool, 0).expect("peers can");
+        }
+        match cu::alloc_from_pool(size(5), pool, stream_zero) {
+            Ok(at) => {
+                two.allocated(&format!("cuMemAllocFromPoolAsync from {what}, stream of 0"), 1, in_mib(5), Some(at));
+                cu::free_on(at, stream_zero).expect("it was allocated");
+                two.changed("cuMemFreeAsync on a stream of 0", 1, in_mib(-5));
+            }
+            Err(error) => println!("cuMemAllocFromPoolAsync from {what} on a stream of 0 is refused: {error:?}"),
+        }
+        cu::synchronize(stream_zero).expect("nothing failed on it");
+        if own {
+            cu::pool_destroy(pool).expect("it is empty");
+        }
+    }
+
+    let bytes = cu::granularity(1).expect("it has one");
+    let handle = cu::create(bytes, 1).expect("the device has room");
+    let by = i64::try_from(bytes).expect("small");
+    two.allocated("cuMemCreate located on 1 with 0 current", 1, by, None);
+    cu::release(handle).expect("it was created");
+    two.changed("cuMemRelease", 1, -by);
+
+    if both {
+        two.contexts[0].enable_peer(two.contexts[1]).expect("peers can");
+        two.contexts[1].make_current();
+        two.contexts[1].enable_peer(two.contexts[0]).expect("peers can");
+        two.changed("peer access enabled", 1, 0);
+    }
+    two.contexts[0].make_current();
+    cu::copy_peer((one.name(), two.contexts[1]), (zero.name(), two.contexts[0]), size(10)).expect("both are live");
+    two.changed("cuMemcpyPeer", 1, 0);
+    give(one);
+    two.changed("cuMemFree of 1's with 0 current", 1, in_mib(-20));
+    give(zero);
+    two.changed("cuMemFree of 0's", 0, in_mib(-10));
+    for (context, stream) in two.contexts.into_iter().zip([stream_zero, stream_one]) {
+        context.make_current();
+        cu::stream_destroy(stream).expect("nothing failed on it");
+    }
+    two.contexts[0].make_current();
+    two.wrong.end();
+}

@@ -1,0 +1,282 @@
+//! Random programs, compared with what their own log adds up to.
+
+use super::*;
+
+/// What happened, in order.
+enum Entry {
+    /// Memory that this thread allocated was given out or back.
+    Change { by: i64, of: usize },
+    /// A trace began, or began anew.
+    Begin { trace: usize },
+    /// What a trace said.
+    Said { trace: usize, used: i64, peaked: u64 },
+}
+
+/// Everything at once under one lock, so that the order of the log is the order of the events.
+#[derive(Default)]
+struct World {
+    log: Vec<Entry>,
+    /// Of each trace that ever was, the thread that it counts, if it does not count all.
+    threads: Vec<Option<usize>>,
+    traces: Vec<(usize, GpuMemTrace)>,
+    blocks: Vec<(Block, usize)>,
+    missed: u64,
+}
+
+impl World {
+    fn allocate(&mut self, me: usize, random: &mut Random) {
+        let block = take(any_way(random), any_bytes(random));
+        self.log.push(Entry::Change { by: block.counted(), of: me });
+        self.blocks.push((block, me));
+    }
+
+    fn free(&mut self, random: &mut Random) {
+        if !self.blocks.is_empty() {
+            let (block, of) = self.blocks.swap_remove(random.below(self.blocks.len()));
+            self.log.push(Entry::Change { by: -block.counted(), of });
+            give(block);
+        }
+    }
+
+    fn open(&mut self, of_thread: Option<usize>) {
+        let trace = if of_thread.is_some() {
+            let builder = GpuMemTrace::builder().gauge(Gauge::Exact).device(0).thread_local_only();
+            builder.on_exit_report(false).start().expect("the device can be heard")
+        } else {
+            exact()
+        };
+        let number = self.threads.len();
+        self.threads.push(of_thread);
+        self.traces.push((number, trace));
+        self.log.push(Entry::Begin { trace: number });
+    }
+
+    fn read(&mut self, at: usize) {
+        let (number, trace) = &self.traces[at];
+        let data = trace.data();
+        self.missed += data.lost + data.untracked;
+        self.log.push(Entry::Said { trace: *number, used: data.used.get(), peaked: data.peaked.get() });
+    }
+
+    fn reset(&mut self, at: usize) {
+        let (number, trace) = &mut self.traces[at];
+        trace.reset();
+        self.log.push(Entry::Begin { trace: *number });
+    }
+
+    fn close(&mut self, at: usize) {
+        self.read(at);
+        drop(self.traces.swap_remove(at));
+    }
+
+    /// Replays the log for each trace alone, and compares. Gives the number of comparisons.
+    fn replay(&self) -> usize {
+        let mut compared = 0;
+        for (number, thread) in self.threads.iter().enumerate() {
+            let (mut level, mut start, mut peak) = (0_i64, 0_i64, 0_i64);
+            for entry in &self.log {
+                match *entry {
+                    Entry::Change { by, of } if thread.is_none_or(|thread| thread == of) => {
+                        level += by;
+                        peak = peak.max(level);
+                    }
+                    Entry::Begin { trace } if trace == number => (start, peak) = (level, level),
+                    Entry::Said { trace, used, peaked } if trace == number => {
+                        let expected = (level - start, peak.abs_diff(level.max(start)));
+                        assert_eq!((used, peaked), expected, "trace {number} of thread {thread:?}");
+                        compared += 1;
+                    }
+                    _ => {}
+                }
+            }
+        }
+        compared
+    }
+
+    fn end(&mut self, what: &str) {
+        while let Some(at) = self.traces.len().checked_sub(1) {
+            self.close(at);
+        }
+        while let Some((block, _)) = self.blocks.pop() {
+            give(block);
+        }
+        let changes = self.log.iter().filter(|entry| matches!(entry, Entry::Change { .. })).count();
+        let (traces, compared) = (self.threads.len(), self.replay());
+        println!("{what}: {changes} allocations and frees, {traces} traces, {compared} readings equal to the replay");
+        assert_eq!(self.missed, 0, "lost or untracked");
+    }
+}
+
+#[test]
+fn a_hundred_nested_traces_equal_the_replayed_log() {
+    let Some(_one) = device() else { return };
+    let (mut world, mut random) = (World::default(), Random::new(1));
+    for depth in 0..100 {
+        world.open((depth % 10 == 9).then_some(0));
+        for _ in 0..5 {
+            world.allocate(0, &mut random);
+        }
+        for _ in 0..random.below(6) {
+            world.free(&mut random);
+        }
+    }
+    for at in 0..100 {
+        world.read(at);
+    }
+    while let Some(innermost) = world.traces.len().checked_sub(1) {
+        for _ in 0..3 {
+            world.free(&mut random);
+        }
+        world.allocate(0, &mut random);
+        world.close(innermost);
+    }
+    world.end("100 nested traces");
+}
+
+/// What PyTorch's statistics say is what a program adds up by itself, and the marks of a real pool begin anew.
+#[test]
+fn the_statistics_equal_what_is_added_up() {
+    let Some(_one) = device() else { return };
+    let (mut random, mut blocks, mut wrong) = (Random::new(7), Vec::new(), Wrong::default());
+    let before = memory_stats(0).expect("it is heard").all.bytes;
+    let (mut current, mut peak, mut allocated) = (before.current.get(), before.peak.get(), before.allocated.get());
+    for step in 0..2_000 {
+        if step % 100 == 0 {
+            reset_peak_memory_stats(0).expect("it is heard, and the pool can be reset");
+            peak = current;
+        }
+        if random.below(9) < 4 && !blocks.is_empty() {
+            let block: Block = blocks.swap_remove(random.below(blocks.len()));
+            current -= block.counted().unsigned_abs();
+            give(block);
+        } else {
+            let block = take(any_way(&mut random), any_bytes(&mut random));
+            current += block.counted().unsigned_abs();
+            allocated += block.counted().unsigned_abs();
+            peak = peak.max(current);
+            blocks.push(block);
+        }
+        let told = memory_stats(0).expect("it is heard").all.bytes;
+        let reserved = memory_reserved(0).expect("the pool can be read");
+        let is_right = memory_allocated(0) == Ok(Bytes::new(current))
+            && max_memory_allocated(0) == Ok(Bytes::new(peak))
+            && (told.current, told.peak) == (Bytes::new(current), Bytes::new(peak))
+            && (told.allocated, told.freed) == (Bytes::new(allocated), Bytes::new(allocated - current))
+            && reserved.get() >= current;
+        if !is_right {
+            wrong.note(Err(format!("step {step}: {told:?}, reserved {reserved}, not {current}, {peak}, {allocated}")));
+        }
+    }
+    println!("2000 steps: {current} B allocated, {allocated} B in all, {} wrong", wrong.0.len());
+    blocks.into_iter().for_each(give);
+    let pooled = take(Way::Async, 40 * MIB);
+    give(pooled);
+    let high = max_memory_reserved(0).expect("the pool can be read");
+    empty_cache().expect("nothing is captured");
+    reset_peak_memory_stats(0).expect("it is heard, and the pool can be reset");
+    let (now, most) = (memory_reserved(0), max_memory_reserved(0));
+    println!("reserved: {high} at most, {now:?} after a trim, {most:?} after a reset of the peaks");
+    if high.at_least < Bytes::mib(40) || most.map(|most| most.at_least) != now {
+        wrong.note(Err("the pool's mark".to_owned()));
+    }
+    println!("{}", memory_summary(0).expect("it is heard"));
+    wrong.end();
+}
+
+const THREADS: usize = 16;
+
+#[test]
+fn sixteen_threads_with_overlapping_traces_equal_the_replayed_log() {
+    let Some(_one) = device() else { return };
+    let world = Mutex::new(World::default());
+    let steps = |me: usize| {
+        Context::primary(0).expect("it is retained already").make_current();
+        let mut random = Random::new(100 + me as u64);
+        for _ in 0..300 {
+            let mut world = world.lock().expect("no thread panicked");
+            let open = world.traces.len();
+            match random.below(12) {
+                0..=4 => world.allocate(me, &mut random),
+                5..=8 => world.free(&mut random),
+                9 if open < 50 => world.open((random.below(3) == 0).then_some(me)),
+                10 if open > 0 => world.reset(random.below(open)),
+                11 if open > 20 => world.close(random.below(open)),
+                _ if open > 0 => world.read(random.below(open)),
+                _ => {}
+            }
+        }
+    };
+    thread::scope(|threads| {
+        for me in 0..THREADS {
+            let steps = &steps;
+            threads.spawn(move || steps(me));
+        }
+    });
+    world.into_inner().expect("no thread panicked").end("16 threads, one at a time");
+}
+
+/// Threads allocate and free at once. Says what differs from the sum of what they kept.
+fn at_once(ways: &[Way]) -> Result<(), String> {
+    let before = status();
+    let trace = exact();
+    let kept = Mutex::new(Vec::new());
+    let ever = AtomicI64::new(0);
+    let run = |me: usize| {
+        Context::primary(0).expect("it is retained already").make_current();
+        let mut random = Random::new(1000 + me as u64);
+        let mut own: Vec<Block> = Vec::new();
+        for step in 0..300 {
+            let nested = exact();
+            if random.below(100) < 55 || own.is_empty() {
+                let block = take(ways[random.below(ways.len())], any_bytes(&mut random));
+                ever.fetch_add(block.counted(), Relaxed);
+                own.push(block);
+            } else {
+                give(own.swap_remove(random.below(own.len())));
+            }
+            assert_eq!(nested.data().lost, 0, "thread {me}, step {step}");
+        }
+        // Half of what is left is freed by others.
+        let half = own.split_off(own.len() / 2);
+        kept.lock().expect("no thread panicked").extend(half);
+        for block in own {
+            give(block);
+        }
+    };
+    thread::scope(|threads| {
+        for me in 0..THREADS {
+            let run = &run;
+            threads.spawn(move || run(me));
+        }
+    });
+    let kept = kept.into_inner().expect("no thread panicked");
+    let expected: i64 = kept.iter().map(Block::counted).sum();
+    let data = trace.data();
+    let heard = status().heard - before.heard;
+    kept.into_iter().for_each(give);
+    let end = trace.data();
+    let said = format!(
+        "16 threads at once by {ways:?}: {heard} events, used {} where {expected} B were kept, {} when all was freed, \
+         peaked {}, lost {}, untracked {}",
+        data.used.get(),
+        end.used.get(),
+        data.peaked,
+        end.lost,
+        end.untracked
+    );
+    println!("{said}");
+    let right = data.used.get() == expected && end.used == 0 && (end.lost, end.untracked) == (0, 0);
+    // No more than was ever allocated.
+    let right = right && data.peak_over_start() <= ever.load(Relaxed).unsigned_abs();
+    if right && status().live == before.live { Ok(()) } else { Err(said) }
+}
+
+#[test]
+fn sixteen_threads_at_once_add_up() {
+    let Some(_one) = device() else { return };
+    let apart = Way::ALL.map(|way| at_once(&[way]));
+    let together = at_once(&Way::ALL);
+    let mut wrong = Wrong::default();
+    apart.into_iter().chain([together]).for_each(|result| wrong.note(result));
+    wrong.end();
+}

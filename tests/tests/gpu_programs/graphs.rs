@@ -1,0 +1,174 @@
+//! Graphs and captures, compared with the attributes that the driver keeps of them.
+
+use super::*;
+
+pub(super) const USED_MEM_CURRENT: u64 = 0;
+pub(super) const USED_MEM_HIGH: u64 = 1;
+
+/// What the driver says of the memory of graphs.
+pub(super) fn graph_memory(attribute: u64) -> u64 {
+    put("cuDeviceGetGraphMemAttribute", |out| vec![0, attribute, out])
+}
+
+/// A trace and the driver, from one moment on.
+struct Compared {
+    trace: GpuMemTrace,
+    began: u64,
+    steps: usize,
+}
+
+impl Compared {
+    fn begin() -> Self {
+        synchronize();
+        done("cuDeviceGraphMemTrim", &[0]);
+        let mut zero = 0_u64;
+        done("cuDeviceSetGraphMemAttribute", &[0, USED_MEM_HIGH, &raw mut zero as u64]);
+        let (began, trace) = (graph_memory(USED_MEM_CURRENT), exact());
+        Self { trace, began, steps: 0 }
+    }
+
+    /// Used and peaked are the driver's attributes.
+    #[track_caller]
+    fn step(&mut self, what: &str) {
+        let (used, high) = (graph_memory(USED_MEM_CURRENT), graph_memory(USED_MEM_HIGH));
+        let data = self.trace.data();
+        let expected = (used.cast_signed() - self.began.cast_signed(), high - self.began.max(used), 0, 0);
+        let found = (data.used.get(), data.peaked.get(), data.untracked, data.lost);
+        assert_eq!(found, expected, "(used, peaked, untracked, lost) after step {}: {what}", self.steps);
+        self.steps += 1;
+    }
+}
+
+const LAUNCHES: usize = 100;
+
+/// A way to free what a launch allocated, by its name.
+type Free<'a> = (&'a str, &'a dyn Fn(&Graph));
+
+#[test]
+fn graphs_equal_the_drivers_attributes_at_every_step() {
+    let Some(_one) = device() else { return };
+    let [stream, other] = [(); 2].map(|()| put("cuStreamCreate", |out| vec![out, 1]));
+    let frees: [Free<'_>; 6] = [
+        ("in the graph", &|_| {}),
+        ("at the next launch", &|_| {}),
+        ("cuMemFreeAsync", &|graph| graph.own.iter().for_each(|at| done("cuMemFreeAsync", &[*at, stream]))),
+        ("cuMemFreeAsync on another stream", &|graph| {
+            done("cuStreamSynchronize", &[stream]);
+            graph.own.iter().for_each(|at| done("cuMemFreeAsync", &[*at, other]));
+            done("cuStreamSynchronize", &[other]);
+        }),
+        ("cuMemFree", &|graph| graph.own.iter().for_each(|at| done("cuMemFree_v2", &[*at]))),
+        ("another graph", &|graph| {
+            let freeing = put("cuGraphCreate", |out| vec![out, 0]);
+            for at in &graph.own {
+                put("cuGraphAddMemFreeNode", |out| vec![out, freeing, 0, 0, *at]);
+            }
+            let freeing = Graph::of(freeing, Vec::new(), false);
+            assert_eq!(freeing.launch(stream), 0);
+            done("cuStreamSynchronize", &[stream]);
+            freeing.destroy();
+        }),
+    ];
+    for (how, free) in frees {
+        for by_hand in [false, true] {
+            let (inside, at_launch) = (how == "in the graph", how == "at the next launch");
+            let blocks = [(64 * MIB, inside), (1000, inside), (3 * MIB, true)];
+            let mut compared = Compared::begin();
+            let graph = if by_hand {
+                Graph::build(&blocks, at_launch)
+            } else {
+                Graph::capture(stream, Capture::Global, &blocks, at_launch, || {})
+            };
+            compared.step("made");
+            for _ in 0..LAUNCHES {
+                assert_eq!(graph.launch(stream), 0);
+                compared.step("launched");
+                free(&graph);
+                compared.step(how);
+            }
+            done("cuStreamSynchronize", &[stream]);
+            compared.step("synchronised");
+            if at_launch {
+                graph.own.iter().for_each(|at| done("cuMemFreeAsync", &[*at, stream]));
+            }
+            graph.destroy();
+            compared.step("destroyed");
+            synchronize();
+            done("cuDeviceGraphMemTrim", &[0]);
+            compared.step("trimmed");
+            let kind = if by_hand { "hand-built" } else { "captured" };
+            println!("a {kind} graph, freed {how}: {} steps equal the driver's attributes", compared.steps);
+        }
+    }
+    // Mapped by an upload, launched on two streams, refused while a block is live.
+    let mut compared = Compared::begin();
+    let graph = Graph::build(&[(48 * MIB, false)], false);
+    done("cuGraphUpload", &[graph.executable, stream]);
+    compared.step("uploaded");
+    for on in [stream, other, stream] {
+        assert_eq!(graph.launch(on), 0);
+        compared.step("launched");
+        assert_ne!(graph.launch(on), 0, "its block is live");
+        compared.step("refused");
+        done("cuMemFreeAsync", &[graph.own[0], on]);
+        synchronize();
+        compared.step("freed");
+    }
+    graph.destroy();
+    done("cuDeviceGraphMemTrim", &[0]);
+    compared.step("trimmed");
+    for stream in [stream, other] {
+        done("cuStreamDestroy_v2", &[stream]);
+    }
+}
+
+/// Traces are begun and read, and what they ask the driver leaves the capture whole.
+#[test]
+fn a_capture_stays_whole() {
+    let Some(_one) = device() else { return };
+    let stream = put("cuStreamCreate", |out| vec![out, 1]);
+    for mode in [Capture::Global, Capture::ThreadLocal, Capture::Relaxed] {
+        let all = exact();
+        let look = || {
+            for gauge in [Gauge::Exact, Gauge::Pool] {
+                let trace = GpuMemTrace::builder().gauge(gauge).device(0).on_exit_report(false).start();
+                let mut trace = trace.expect("the device can be read");
+                trace.reset();
+                assert_eq!((trace.data().used.get(), trace.data().peaked.get()), (0, 0), "{gauge:?}");
+            }
+            gpumem::memory_stats(0).expect("allocations are heard");
+        };
+        let graph = Graph::capture(stream, mode, &[(64 * MIB, true)], false, look);
+        let data = all.data();
+        assert_eq!((data.used.get(), data.peaked.get(), data.lost, data.untracked), (0, 0, 0, 0), "{mode:?}");
+        graph.destroy();
+        println!("a capture ({mode:?}) stays whole and counts nothing");
+    }
+    done("cuStreamDestroy_v2", &[stream]);
+}
+
+/// The first trace of a process asks for the number of a block, also within a capture.
+#[test]
+fn a_first_trace_leaves_a_capture_whole() {
+    let Some(_one) = device() else { return };
+    let stream = put("cuStreamCreate", |out| vec![out, 1]);
+    for mode in [Capture::Global, Capture::ThreadLocal, Capture::Relaxed] {
+        unsubscribe();
+        let first = || {
+            subscribe().expect("allocations can be heard");
+            let trace = exact();
+            assert_eq!((trace.data().used.get(), trace.data().peaked.get()), (0, 0));
+        };
+        // It ends whole, or this would panic.
+        Graph::capture(stream, mode, &[(MIB, true)], false, first).destroy();
+        // A block from before the subscription is still known to be older, and one from after it is not.
+        unsubscribe();
+        let older = put("cuMemAlloc_v2", |out| vec![out, MIB]);
+        subscribe().expect("allocations can be heard");
+        let trace = exact();
+        done("cuMemFree_v2", &[older]);
+        let data = trace.data();
+        assert_eq!((data.used.get(), data.untracked, data.lost), (-MIB.cast_signed(), 0, 0), "{mode:?}");
+    }
+    done("cuStreamDestroy_v2", &[stream]);
+}

@@ -1,0 +1,346 @@
+//! Random programs, compared with their own log.
+
+use super::{
+    graphs::{USED_MEM_CURRENT, graph_memory},
+    *,
+};
+
+/// A way to allocate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Way {
+    Plain,
+    Array,
+    Managed,
+    Pinned,
+    Pooled,
+    Physical,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    pub(super) way: Way,
+    pub(super) name: u64,
+    pub(super) counted: u64,
+    /// The context that it goes with, by its place.
+    pub(super) context: Option<usize>,
+}
+
+/// Physical memory of this process that comes back as somebody else's, by each way that works in one process.
+pub(super) fn import(&Block { name: handle, counted, .. }: &Block, random: &mut Random) {
+    let exported = put("cuMemExportToShareableHandle", |out| vec![out, handle, 1, 0]) & 0xffff_ffff;
+    if random.below(2) == 0 {
+        let imported = put("cuMemImportFromShareableHandle", |out| vec![out, exported, 1]);
+        if random.below(2) == 0 {
+            let at = put("cuMemAddressReserve", |out| vec![out, counted, 0, 0, 0]);
+            // The stand-in driver knows only one size of what is imported.
+            if call("cuMemMap", &[at, counted, 0, imported, 0]) == 0 {
+                done("cuMemUnmap", &[at, counted]);
+            }
+            done("cuMemAddressFree", &[at, counted]);
+        }
+        done("cuMemRelease", &[imported]);
+        driver::close(exported);
+    } else {
+        // CUDA_EXTERNAL_MEMORY_HANDLE_DESC: a file descriptor, which is the driver's from then on; the size.
+        let description = [1, exported, 0, counted, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let external = put("cuImportExternalMemory", |out| vec![out, description.as_ptr() as u64]);
+        let buffer = [0, counted, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let at = put("cuExternalMemoryGetMappedBuffer", |out| vec![out, external, buffer.as_ptr() as u64]);
+        done("cuMemFree_v2", &[at]);
+        done("cuDestroyExternalMemory", &[external]);
+    }
+}
+
+/// Everything under one lock, so that the order of the log is that of the events.
+struct World {
+    /// What is in use after each event.
+    log: Vec<i64>,
+    traces: Vec<(GpuMemTrace, usize)>,
+    blocks: Vec<Block>,
+    graphs: Vec<Graph>,
+    /// What graphs allocated and nobody has freed yet.
+    live: Vec<u64>,
+    streams: Vec<u64>,
+    /// The primary one, and perhaps another.
+    contexts: Vec<u64>,
+    pool: u64,
+    readings: usize,
+    wrong: Vec<String>,
+}
+
+impl World {
+    fn begin(random: &mut Random) -> Self {
+        let mut properties = [0_u64; 11];
+        (properties[0], properties[1]) = (1, 1);
+        let mut contexts = vec![retained()];
+        if random.below(10) == 0 {
+            contexts.push(put("cuCtxCreate_v2", |out| vec![out, 0, 0]));
+            done("cuCtxSetCurrent", &[contexts[0]]);
+        }
+        let streams = (0..=random.below(3)).map(|_| put("cuStreamCreate", |out| vec![out, 1])).collect();
+        let pool = put("cuMemPoolCreate", |out| vec![out, properties.as_ptr() as u64]);
+        let mut world = Self {
+            log: Vec::new(),
+            traces: Vec::new(),
+            blocks: Vec::new(),
+            graphs: Vec::new(),
+            live: Vec::new(),
+            streams,
+            contexts,
+            pool,
+            readings: 0,
+            wrong: Vec::new(),
+        };
+        world.note();
+        world.traces.push((exact(), 0));
+        world
+    }
+
+    fn note(&mut self) {
+        let blocks: u64 = self.blocks.iter().map(|block| block.counted).sum();
+        self.log.push((blocks + graph_memory(USED_MEM_CURRENT)).cast_signed());
+    }
+
+    fn stream(&self, random: &mut Random) -> u64 {
+        self.streams[random.below(self.streams.len())]
+    }
+
+    fn step(&mut self, random: &mut Random) {
+        let context = random.below(self.contexts.len());
+        done("cuCtxSetCurrent", &[self.contexts[context]]);
+        match random.below(20) {
+            0..5 => self.allocate(context, random),
+            5..9 => self.free(random),
+            // Graphs are the primary context's.
+            9..16 => {
+                done("cuCtxSetCurrent", &[self.contexts[0]]);
+                self.graph(random);
+            }
+            16 => self.import(random),
+            17 => self.traces.push((exact(), self.log.len() - 1)),
+            18 => self.read(random),
+            _ => self.others(random),
+        }
+        self.note();
+    }
+
+    fn allocate(&mut self, context: usize, random: &mut Random) {
+        let power = random.below(23);
+        let bytes = 1 + random.below(1_u64 << power);
+        let stream = self.stream(random);
+        let (way, name, counted) = match random.below(7) {
+            0 => (Way::Plain, put("cuMemAlloc_v2", |out| vec![out, bytes]), bytes),
+            1 => {
+                let shape = [1 + bytes % 1000, 1 + bytes % 7, 0x20 | 1 << 32];
+                let name = put("cuArrayCreate_v2", |out| vec![out, shape.as_ptr() as u64]);
+                (Way::Array, name, shape[0] * shape[1] * 4)
+            }
+            2 => (Way::Managed, put("cuMemAllocManaged", |out| vec![out, bytes, 1]), 0),
+            3 => (Way::Pinned, put("cuMemAllocHost_v2", |out| vec![out, bytes]), 0),
+            4 => (Way::Pooled, put("cuMemAllocAsync", |out| vec![out, bytes, stream]), bytes),
+            5 => (Way::Pooled, put("cuMemAllocFromPoolAsync", |out| vec![out, bytes, self.pool, stream]), bytes),
+            _ => {
+                let pages = 2 * MIB * (1 + bytes % 3);
+                // Pinned, to be exported by a file descriptor, on device 0.
+                let properties = [1 | 1 << 32, 1_u64, 0, 0];
+                (Way::Physical, put("cuMemCreate", |out| vec![out, pages, properties.as_ptr() as u64, 0]), pages)
+            }
+        };
+        let context = Some(context).filter(|_| !matches!(way, Way::Pooled | Way::Physical));
+        self.blocks.push(Block { way, name, counted, context });
+    }
+
+    fn free(&mut self, random: &mut Random) {
+        if self.blocks.is_empty() {
+            return;
+        }
+        let Block { way, name, .. } = self.blocks.swap_remove(random.below(self.blocks.len()));
+        match way {
+            Way::Pooled if random.below(4) > 0 => done("cuMemFreeAsync", &[name, self.stream(random)]),
+            Way::Plain | Way::Managed | Way::Pooled => done("cuMemFree_v2", &[name]),
+            Way::Array => done("cuArrayDestroy", &[name]),
+            Way::Pinned => done("cuMemFreeHost", &[name]),
+            Way::Physical => done("cuMemRelease", &[name]),
+        }
+    }
+
+    fn graph(&mut self, random: &mut Random) {
+        let stream = self.stream(random);
+        match random.below(8) {
+            0 | 1 if self.graphs.len() < 4 => {
+                let block = |random: &mut Random| (1 + random.below(40 * MIB), random.below(2) == 0);
+                let blocks: Vec<_> = (0..=random.below(3)).map(|_| block(random)).collect();
+                let frees = random.below(2) == 0;
+                if random.below(2) == 0 {
+                    self.graphs.push(Graph::build(&blocks, frees));
+                    return;
+                }
+                // In a relaxed capture, a block that is none of the graph's, which is freed before it ends.
+                let relaxed = random.below(2) == 0;
+                let mode = if relaxed { Capture::Relaxed } else { Capture::Global };
+                let mut blip = 0;
+                let captured = Graph::capture(stream, mode, &blocks, frees, || {
+                    if relaxed {
+                        blip = 1 + random.below(MIB);
+                        let elsewhere = put("cuMemAllocAsync", |out| vec![out, blip, 0]);
+                        done("cuMemFreeAsync", &[elsewhere, 0]);
+                    }
+                });
+                let now = self.log.last().copied().unwrap_or(0);
+                self.log.push(now + blip.cast_signed());
+                self.graphs.push(captured);
+            }
+            2..5 if !self.graphs.is_empty() => {
+                let graph = &self.graphs[random.below(self.graphs.len())];
+                let is_refused = !graph.frees && graph.own.iter().any(|at| self.live.contains(at));
+                let code = graph.launch(stream);
+                assert_eq!(code != 0, is_refused, "a launch came to {code}");
+                if !is_refused {
+                    let new: Vec<_> = graph.own.iter().filter(|at| !self.live.contains(at)).copied().collect();
+                    self.live.extend(new);
+                }
+                done("cuStreamSynchronize", &[stream]);
+            }
+            5 | 6 if !self.live.is_empty() => {
+                let at = self.live.swap_remove(random.below(self.live.len()));
+                match random.below(2) {
+                    0 => done("cuMemFreeAsync", &[at, stream]),
+                    _ => done("cuMemFree_v2", &[at]),
+                }
+                done("cuStreamSynchronize", &[stream]);
+            }
+            _ => {
+                if !self.graphs.is_empty() && random.below(2) == 0 {
+                    self.graphs.swap_remove(random.below(self.graphs.len())).destroy();
+                }
+                synchronize();
+                done("cuDeviceGraphMemTrim", &[0]);
+            }
+        }
+    }
+
+    fn import(&mut self, random: &mut Random) {
+        if let Some(physical) = self.blocks.iter().rfind(|block| block.way == Way::Physical) {
+            import(physical, random);
+        }
+    }
+
+    /// What fails, and what has nothing to do with memory.
+    fn others(&mut self, random: &mut Random) {
+        match random.below(4) {
+            0 => assert_ne!(call("cuMemFree_v2", &[0x1234_0000]), 0),
+            1 => assert_ne!(call("cuGraphLaunch", &[0, self.stream(random)]), 0),
+            2 => {
+                done("cuCtxSetCurrent", &[self.contexts[0]]);
+                let at = random.below(self.streams.len());
+                synchronize();
+                done("cuStreamDestroy_v2", &[self.streams[at]]);
+                self.streams[at] = put("cuStreamCreate", |out| vec![out, 1]);
+            }
+            _ if self.contexts.len() > 1 => self.end_context(),
+            _ => synchronize(),
+        }
+    }
+
+    /// What was allocated in it goes with it.
+    fn end_context(&mut self) {
+        done("cuCtxSetCurrent", &[self.contexts[0]]);
+        synchronize();
+        if let Some(context) = self.contexts.pop() {
+            done("cuCtxDestroy_v2", &[context]);
+            let place = self.contexts.len();
+            self.blocks.retain(|block| block.context != Some(place) || place == 0);
+        }
+    }
+
+    fn read(&mut self, random: &mut Random) {
+        let at = random.below(self.traces.len());
+        self.compare(at);
+        if random.below(2) == 0 && at > 0 {
+            drop(self.traces.swap_remove(at));
+        } else {
+            let now = self.log.len() - 1;
+            let (trace, began) = &mut self.traces[at];
+            trace.reset();
+            *began = now;
+        }
+    }
+
+    /// The trace and the log, if nothing is said to be unknown.
+    fn compare(&mut self, at: usize) {
+        let (trace, began) = &self.traces[at];
+        let seen = &self.log[*began..];
+        let (start, end) = (seen[0], seen[seen.len() - 1]);
+        let most = seen.iter().max().copied().unwrap_or(start);
+        let expected = (end - start, most - start.max(end));
+        let data = trace.data();
+        let found = (data.used.get(), data.peaked.get().cast_signed());
+        if found != expected || (data.lost, data.untracked) != (0, 0) {
+            let doubts = format!("lost {}, untracked {}", data.lost, data.untracked);
+            self.wrong.push(format!("(used, peaked) is {expected:?} by the log and {found:?} by the trace, {doubts}"));
+        }
+        self.readings += 1;
+    }
+
+    fn end(mut self, random: &mut Random) -> (usize, Vec<String>) {
+        while self.contexts.len() > 1 {
+            self.end_context();
+            self.note();
+        }
+        done("cuCtxSetCurrent", &[self.contexts[0]]);
+        while !self.blocks.is_empty() {
+            self.free(random);
+            self.note();
+        }
+        for at in std::mem::take(&mut self.live) {
+            done("cuMemFreeAsync", &[at, self.streams[0]]);
+        }
+        for graph in std::mem::take(&mut self.graphs) {
+            graph.destroy();
+        }
+        synchronize();
+        done("cuDeviceGraphMemTrim", &[0]);
+        self.note();
+        for at in 0..self.traces.len() {
+            self.compare(at);
+        }
+        done("cuMemPoolDestroy", &[self.pool]);
+        for stream in std::mem::take(&mut self.streams) {
+            done("cuStreamDestroy_v2", &[stream]);
+        }
+        (self.readings, self.wrong)
+    }
+}
+
+const THREADS: u64 = 3;
+const STEPS: usize = 40;
+
+/// Each program mixes kinds of memory, graphs, imports, streams, threads and contexts at random.
+#[test]
+fn random_programs_equal_their_own_log() {
+    let Some(_one) = device() else { return };
+    let is_the_standin = device_name(0).is_ok_and(|name| name.starts_with("Stand-in"));
+    let programs = if is_the_standin { 300 } else { 1000 };
+    let (mut readings, mut wrong) = (0, Vec::new());
+    for program in 0..programs {
+        let mut random = Random::new(program);
+        let world = Mutex::new(World::begin(&mut random));
+        thread::scope(|threads| {
+            for thread in 1..=THREADS {
+                let (world, seed) = (&world, program * 1000 + thread);
+                threads.spawn(move || {
+                    let mut random = Random::new(seed);
+                    for _ in 0..STEPS {
+                        world.lock().unwrap_or_else(PoisonError::into_inner).step(&mut random);
+                    }
+                });
+            }
+        });
+        let world = world.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let (read, of_program) = world.end(&mut random);
+        readings += read;
+        wrong.extend(of_program.into_iter().map(|wrong| format!("program {program}: {wrong}")));
+    }
+    println!("{programs} random programs: {readings} readings, {} of them wrong", wrong.len());
+    assert!(wrong.is_empty(), "{:#?}", &wrong[..wrong.len().min(20)]);
+}

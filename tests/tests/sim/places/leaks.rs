@@ -1,0 +1,98 @@
+//! What was not freed when the process ends.
+
+use std::fs::File;
+
+use super::*;
+
+const WANTED: &[(&str, &str)] = &[("GPUMEM_LEAKS", "1")];
+
+pub(super) fn leaks() {
+    let gpu = simulated_gpu();
+    let _train = GpuMemTrace::with_ctx("train");
+    let _step = GpuMemTrace::with_ctx("step");
+    mem::forget(gpu.alloc(Bytes::mib(1)));
+    println!("> {}", line!() - 1);
+    for _ in 0..3 {
+        mem::forget(gpu.alloc_async(Bytes::kib(1)));
+    }
+    drop(take(&gpu, 5 * MIB));
+}
+
+pub(super) fn no_leaks() {
+    let gpu = simulated_gpu();
+    drop(take(&gpu, 5 * MIB));
+}
+
+pub(super) fn leaks_and_panics() {
+    leaks();
+    panic!("as it is meant to");
+}
+
+pub(super) fn leaks_and_exits() {
+    leaks();
+    std::process::exit(7);
+}
+
+pub(super) fn no_trace() {
+    SimGpu::install(Bytes::gib(1)).expect("GPUMEM_SIM is not set");
+}
+
+#[track_caller]
+fn ensure_told(said: &Ended) {
+    let line: u32 = said.answers()[0].parse().expect("a number");
+    let told: Vec<_> = said.stderr.lines().skip_while(|line| !line.contains(" ends, ")).collect();
+    let [first, of_line, caller, of_scope] = told[..] else { panic!("{}", said.stderr) };
+    assert!(caller.starts_with("    from tests/sim/places"), "{caller}");
+    assert!(
+        first.starts_with("gpumem: process ") && first.ends_with(" ends, and 4 blocks (1.00 MiB) were not freed:"),
+        "{first}"
+    );
+    assert!(of_line.contains(&format!("places/leaks.rs:{line}:")) && of_line.contains("train > step"), "{of_line}");
+    assert!(of_line.contains("1 MiB") && of_line.contains("1 block"), "{of_line}");
+    assert!(
+        of_scope.contains("3 KiB") && of_scope.contains("3 blocks") && of_scope.contains("train > step"),
+        "{of_scope}"
+    );
+    assert!(told.iter().all(|line| line.width() <= 80), "{}", said.stderr);
+}
+
+#[test]
+fn what_was_not_freed_is_told_at_the_end() {
+    ensure_told(&passes("leaks", WANTED));
+    let said = passes("no leaks", WANTED);
+    assert!(said.stderr.ends_with(" ends, and all that was allocated is freed\n"), "{}", said.stderr);
+    for variables in [&[][..], &[("GPUMEM_LEAKS", "0")], &[("GPUMEM_LEAKS", "")]] {
+        assert_eq!(passes("leaks", variables).stderr, "");
+    }
+    // Nobody listened.
+    assert_eq!(passes("no trace", WANTED).stderr, "");
+}
+
+#[test]
+fn however_the_process_ends() {
+    let said = run("leaks and panics", WANTED);
+    assert_eq!(said.code, Some(101), "{}", said.stderr);
+    ensure_told(&said);
+    let said = run("leaks and exits", WANTED);
+    assert_eq!(said.code, Some(7), "{}", said.stderr);
+    ensure_told(&said);
+}
+
+#[test]
+fn a_stderr_that_cannot_be_written_to_does_no_harm() {
+    let full = || Stdio::from(File::options().write(true).open("/dev/full").expect("it is there"));
+    for (what, code) in [("leaks", 0), ("leaks and exits", 7)] {
+        let output = own_process(what, WANTED).command().stderr(full()).output().expect("it can be run");
+        assert_eq!(Ended::of(output).code, Some(code));
+        let child = own_process(what, WANTED).command();
+        let mut closed = Command::new("sh");
+        closed.args(["-c", "exec \"$0\" \"$@\" 2>&-"]).arg(child.get_program()).args(child.get_args());
+        for (name, value) in child.get_envs() {
+            match value {
+                Some(value) => closed.env(name, value),
+                None => closed.env_remove(name),
+            };
+        }
+        assert_eq!(Ended::of(closed.output().expect("there is a shell")).code, Some(code));
+    }
+}

@@ -1,0 +1,210 @@
+//! Scopes that tasks, threads and handles carry on.
+
+use super::*;
+
+#[test]
+fn a_thread_allocates_in_the_scope_that_it_was_handed() {
+    let gpu = simulated_gpu();
+    let trace = GpuMemTrace::with_ctx("load");
+    let handle = trace.handle();
+    let of_trace = take(&gpu, 1);
+    let blocks = thread::scope(|threads| {
+        let spawn = |thread: u64, handed: bool| {
+            let (gpu, handle) = (&gpu, handle.clone());
+            threads.spawn(move || {
+                gpu.make_current();
+                let entered = handed.then(|| handle.enter());
+                let outside = take(gpu, 10 + thread);
+                let inside = GpuMemTrace::scope("decode", |_| take(gpu, 100 + thread));
+                drop(entered);
+                (outside, inside, take(gpu, 1000))
+            })
+        };
+        let threads: Vec<_> = (0..4).map(|thread| spawn(thread, true)).chain([spawn(9, false)]).collect();
+        threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect::<Vec<_>>()
+    });
+    let (outer, inner) = (10 + 11 + 12 + 13, 100 + 101 + 102 + 103);
+    let all = 1 + outer + inner + 4 * 1000 + 19 + 109 + 1000;
+    check_scopes(
+        &gpu,
+        &[
+            ("", all, all),
+            ("decode", 109, 109),
+            ("load", 1 + outer + inner, 1 + outer + inner),
+            ("load/decode", inner, inner),
+        ],
+    );
+    assert_eq!(scopes(&gpu)["load/decode"].calls, 4);
+    drop((blocks, of_trace));
+    assert!(scopes(&gpu).values().all(|scope| scope.used == Bytes::ZERO && scope.peak > Bytes::ZERO));
+}
+
+#[test]
+fn tasks_that_take_turns_on_one_thread_have_their_own() {
+    let gpu = simulated_gpu();
+    let (a, b) = (GpuMemTrace::with_ctx("a"), GpuMemTrace::with_ctx("b"));
+    // Who opens a scope is in it: tasks are to be entered from outside of both.
+    let (in_a, in_b) = (a.handle(), b.handle());
+    let task = |handle: &ScopeHandle, bytes: u64| {
+        let gpu = gpu.clone();
+        handle.wrap(async move {
+            let mut kept = Vec::new();
+            for _ in 0..3 {
+                kept.push(take(&gpu, bytes));
+                others_turn().await;
+            }
+            kept
+        })
+    };
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            gpu.make_current();
+            let kept = pollster::block_on(join(task(&in_a, 1), task(&in_b, 10)));
+            check_scopes(&gpu, &[("", 33, 33), ("a", 33, 33), ("a/b", 30, 30)]);
+            let between = take(&gpu, 100);
+            drop((kept, between));
+        });
+    });
+    check_scopes(&gpu, &[("", 133, 0), ("a", 33, 0), ("a/b", 30, 0)]);
+}
+
+#[test]
+fn a_task_that_moves_between_threads_stays_in_its_scope() {
+    let gpu = simulated_gpu();
+    let trace = GpuMemTrace::with_ctx("request");
+    let of_task = gpu.clone();
+    let mut task: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(trace.handle().wrap(async move {
+        let mut kept = Vec::new();
+        for size in [1, 10, 100] {
+            kept.push(take(&of_task, size));
+            others_turn().await;
+        }
+        // Dropped in the scope as well.
+    }));
+    let mut kept = Vec::new();
+    loop {
+        let (polled, own) = thread::scope(|threads| {
+            let poll = || {
+                gpu.make_current();
+                let polled = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+                (polled, take(&gpu, 1000))
+            };
+            threads.spawn(poll).join().expect("it does not panic")
+        });
+        kept.push(own);
+        if polled.is_ready() {
+            break;
+        }
+    }
+    let own = 1000 * kept.len() as u64;
+    assert_eq!(kept.len(), 4);
+    check_scopes(&gpu, &[("", own + 111, own), ("request", 111, 0)]);
+}
+
+#[gpu_mem_trace]
+async fn alpha(gpu: &SimGpu) -> Vec<SimBlock> {
+    let first = take(gpu, 1);
+    others_turn().await;
+    vec![first, take(gpu, 2)]
+}
+
+#[gpu_mem_trace]
+async fn beta(gpu: &SimGpu) -> Vec<SimBlock> {
+    let first = take(gpu, 10);
+    others_turn().await;
+    let inner = alpha(gpu).await;
+    others_turn().await;
+    [vec![first, take(gpu, 20)], inner].into_iter().flatten().collect()
+}
+
+#[gpu_mem_trace]
+async fn both(gpu: &SimGpu) -> (Vec<SimBlock>, Vec<SimBlock>) {
+    join(alpha(gpu), beta(gpu)).await
+}
+
+#[test]
+fn traced_async_functions_that_are_joined_have_their_own() {
+    let gpu = simulated_gpu();
+    let kept = pollster::block_on(both(&gpu));
+    let between = take(&gpu, 1000);
+    check_scopes(
+        &gpu,
+        &[("", 1036, 1036), ("both", 36, 36), ("both/alpha", 3, 3), ("both/beta", 33, 33), ("both/beta/alpha", 3, 3)],
+    );
+    // One that is dropped before its end leaves its scope too.
+    {
+        let mut dropped = pin!(alpha(&gpu));
+        assert!(dropped.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    let after = take(&gpu, 1);
+    assert_eq!((scopes(&gpu)["alpha"].calls, scopes(&gpu)["alpha"].used), (1, Bytes::ZERO));
+    assert_eq!(scopes(&gpu)[""].used.get(), 1037);
+    drop((kept, between, after));
+}
+
+#[test]
+fn a_handle_that_outlives_its_trace() {
+    let gpu = simulated_gpu();
+    let trace = GpuMemTrace::with_ctx("closed");
+    let handle = trace.handle();
+    let (before, after) = (Barrier::new(2), Barrier::new(2));
+    thread::scope(|threads| {
+        let inside = threads.spawn(|| {
+            gpu.make_current();
+            let entered = handle.enter();
+            before.wait();
+            after.wait();
+            // Closed meanwhile: this thread is in it until it leaves.
+            let inside = take(&gpu, 1);
+            drop(entered);
+            (inside, take(&gpu, 10))
+        });
+        before.wait();
+        drop(trace);
+        after.wait();
+        drop(inside.join().expect("it does not panic"));
+    });
+    check_scopes(&gpu, &[("", 11, 0), ("closed", 1, 0)]);
+    // Entered when it is closed: nothing is.
+    let outer = GpuMemTrace::with_ctx("outer");
+    let block = handle.in_scope(|| take(&gpu, 100));
+    let of_task = pollster::block_on(handle.wrap(async { take(&gpu, 200) }));
+    drop(outer);
+    check_scopes(&gpu, &[("", 311, 300), ("closed", 1, 0), ("outer", 300, 300)]);
+    drop((block, of_task));
+    // Of a trace that is off, likewise.
+    let off = GpuMemTrace::builder().device(u32::MAX).ctx("off").start_or_off();
+    drop(off.handle().in_scope(|| take(&gpu, 5)));
+    assert_eq!(scopes(&gpu)[""].allocated.get(), 316);
+    assert!(!scopes(&gpu).contains_key("off"));
+}
+
+#[test]
+fn guards_that_are_dropped_out_of_order_and_while_unwinding() {
+    let gpu = simulated_gpu();
+    let (a, b) = (GpuMemTrace::with_ctx("a"), GpuMemTrace::with_ctx("b"));
+    drop(a);
+    let in_b = take(&gpu, 1);
+    drop(b);
+    let outside = take(&gpu, 10);
+    // Nothing of it was allocated in `a`.
+    check_scopes(&gpu, &[("", 11, 11), ("a", 0, 0), ("b", 1, 1)]);
+    let unwound = catch_unwind(AssertUnwindSafe(|| {
+        let _trace = GpuMemTrace::with_ctx("unwinding");
+        let _held = take(&gpu, 100);
+        panic_any(());
+    }));
+    assert!(unwound.is_err());
+    drop((take(&gpu, 1000), in_b, outside));
+    check_scopes(&gpu, &[("", 1111, 0), ("a", 0, 0), ("b", 1, 0), ("unwinding", 100, 0)]);
+    // A variable that is used again and again.
+    let mut trace = GpuMemTrace::with_ctx("cell");
+    let mut kept = Vec::new();
+    for _ in 0..3 {
+        drop(std::mem::replace(&mut trace, GpuMemTrace::with_ctx("cell")));
+        kept.push(take(&gpu, 1));
+    }
+    drop((trace, kept));
+    assert_eq!((scopes(&gpu)["cell"].calls, scopes(&gpu)["cell"].allocations), (4, 3));
+    assert!(!scopes(&gpu).contains_key("cell/cell"));
+}

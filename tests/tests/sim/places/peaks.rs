@@ -1,0 +1,144 @@
+//! Which allocations made a peak.
+
+use gpumem::{Gauge, PeakHolders};
+
+use super::*;
+
+/// The scope of each holder and its bytes.
+fn told(peak: &PeakHolders) -> Vec<(String, i64)> {
+    let sum: i64 = peak.holders.iter().map(|holder| holder.bytes.get()).sum();
+    assert_eq!(sum, peak.bytes.get().cast_signed(), "{peak}");
+    assert!(peak.to_string().lines().all(|line| line.width() <= 80), "{peak}");
+    peak.holders.iter().map(|holder| (holder.path.join("/"), holder.bytes.get())).collect()
+}
+
+fn expected(holders: &[(&str, i64)]) -> Vec<(String, i64)> {
+    holders.iter().map(|(path, bytes)| ((*path).to_owned(), *bytes)).collect()
+}
+
+#[test]
+fn of_traces_that_overlap() {
+    let gpu = simulated_gpu();
+    let before = GpuMemTrace::scope("before", |_| take(&gpu, 100));
+    let outer = GpuMemTrace::builder().ctx("outer").at_peak(true).start().expect("exact");
+    assert_eq!(told(&outer.peak_holders().expect("asked for")), []);
+    let a = take(&gpu, 10);
+    drop(before);
+    // The outer one's peak is here: more than before, though less is in use.
+    let b = GpuMemTrace::scope("inner", |_| take(&gpu, 1000));
+    let mut inner = GpuMemTrace::builder().ctx("inner").at_peak(true).start().expect("exact");
+    drop(b);
+    let of_outer = expected(&[("outer/inner", 1000), ("outer", 10), ("before", -100)]);
+    let others = thread::scope(|threads| {
+        let gpu = &gpu;
+        threads.spawn(move || GpuMemTrace::scope("other", |_| take(gpu, 500))).join().expect("it does not panic")
+    });
+    assert_eq!(told(&inner.peak_holders().expect("asked for")), [], "it is at its start");
+    let c = take(&gpu, 600);
+    let of_inner = expected(&[("outer/inner", 600 - 1000), ("other", 500)]);
+    let of_inner: Vec<_> = of_inner.into_iter().rev().collect();
+    assert_eq!(told(&inner.peak_holders().expect("asked for")), of_inner);
+    // The outer one has a new peak, by the same allocation.
+    let of_outer_now = expected(&[("outer/inner", 600), ("other", 500), ("outer", 10), ("before", -100)]);
+    assert_ne!(of_outer, of_outer_now);
+    assert_eq!(told(&outer.peak_holders().expect("asked for")), of_outer_now);
+    inner.stop();
+    drop((a, c, others));
+    assert_eq!(told(&inner.peak_holders().expect("it was stopped")), of_inner);
+    assert_eq!(told(&outer.peak_holders().expect("asked for")), of_outer_now);
+    let peak = outer.peak_holders().expect("asked for");
+    assert_eq!(peak.bytes, outer.data().peak_over_start());
+    drop(inner);
+    drop(outer);
+}
+
+#[test]
+fn of_one_thread_and_of_nobody() {
+    let gpu = simulated_gpu();
+    let builder = || GpuMemTrace::builder().ctx("own");
+    let mut own = builder().thread_local_only().at_peak(true).start().expect("exact");
+    let others = thread::scope(|threads| threads.spawn(|| take(&gpu, 1 << 30)).join().expect("it does not panic"));
+    drop(take(&gpu, 5 * MIB));
+    let peak = own.peak_holders().expect("asked for");
+    assert_eq!(told(&peak), expected(&[("own", 5 << 20)]));
+    let holder = &peak.holders[0];
+    let line = line!() - 4;
+    assert!(holder.line.as_ref().is_some_and(|line| line.contains("sim/places.rs:")), "{peak:?}");
+    assert!(holder.caller.as_ref().is_some_and(|at| at.contains(&format!("places/peaks.rs:{line}:"))), "{peak:?}");
+    own.reset();
+    assert_eq!(told(&own.peak_holders().expect("asked for")), []);
+    own.report_n_reset();
+    let kept = take(&gpu, 1);
+    own.stop();
+    assert_eq!(told(&own.peak_holders().expect("asked for")), expected(&[("own", 1)]));
+    own.start();
+    assert_eq!(told(&own.peak_holders().expect("asked for")), []);
+    drop((kept, others));
+    assert_eq!(builder().start().expect("exact").peak_holders(), None, "nobody asked");
+    let sampled = builder().gauge(Gauge::Sampled).at_peak(true).on_exit_report(false).start().expect("it is read");
+    assert_eq!(sampled.peak_holders(), None);
+}
+
+#[test]
+fn of_a_device_in_the_summary() {
+    let gpu = simulated_gpu();
+    let outside = take(&gpu, 1);
+    let weights = GpuMemTrace::scope("load", |_| take(&gpu, 100));
+    GpuMemTrace::scope("train", |_| {
+        let own = take(&gpu, 10);
+        GpuMemTrace::scope("forward", |_| drop(take(&gpu, 1000)));
+        drop(own);
+    });
+    drop(weights);
+    // More in this scope, but less in all.
+    GpuMemTrace::scope("check", |_| drop(take(&gpu, 1005)));
+    let at_peak: Vec<_> = scopes(&gpu).into_iter().map(|(path, scope)| (path, scope.at_peak.get())).collect();
+    let at_peak: Vec<_> = at_peak.iter().map(|(path, bytes)| (path.as_str(), *bytes)).collect();
+    assert_eq!(at_peak, [("", 1111), ("check", 0), ("load", 100), ("train", 1010), ("train/forward", 1000)]);
+    assert_eq!(scopes(&gpu)[""].peak.get(), 1111);
+    drop(outside);
+}
+
+pub(super) fn peak() {
+    let gpu = simulated_gpu();
+    let before = take(&gpu, 3 * MIB);
+    let train = GpuMemTrace::with_ctx("train");
+    let step = GpuMemTrace::with_ctx("step");
+    let held = take(&gpu, 20 * MIB);
+    drop(take(&gpu, 2 * MIB));
+    drop((held, step, train, before));
+    drop(take(&gpu, 24 * MIB));
+}
+
+#[test]
+fn of_the_process_at_its_end() {
+    let said = passes("peak", &[("GPUMEM_PEAK", "1")]);
+    let lines: Vec<_> = said.stderr.lines().skip_while(|line| !line.contains(" ends. ")).collect();
+    assert!(lines[0].starts_with("gpumem: process "), "{}", said.stderr);
+    assert!(lines[0].ends_with(" ends. simulated device 0: the peak was 25 MiB, made of"), "{}", said.stderr);
+    let row = |row: &str| lines.iter().any(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") == row);
+    for wanted in ["train > step 22 MiB", "outside of all scopes 3 MiB"] {
+        assert!(row(wanted), "{wanted}: {}", said.stderr);
+    }
+    let of_lines = |mib: &str| lines.iter().any(|line| line.contains("sim/places.rs:") && line.ends_with(mib));
+    assert!(of_lines(" 20 MiB") || of_lines(" 22 MiB"), "{}", said.stderr);
+    for variables in [&[][..], &[("GPUMEM_PEAK", "0")], &[("GPUMEM_PEAK", "")]] {
+        assert_eq!(passes("peak", variables).stderr, "");
+    }
+    assert_eq!(passes("no trace", &[("GPUMEM_PEAK", "1")]).stderr, "");
+    let said = run("leaks and exits", &[("GPUMEM_PEAK", "1")]);
+    assert!(said.stderr.contains(" the peak was 6.00 MiB, made of"), "{}", said.stderr);
+}
+
+#[test]
+fn is_told_when_memory_runs_out_if_it_was_higher() {
+    let said = passes("peak and refused", &[]);
+    assert!(said.stderr.contains("simulated device 0: the peak was 40 GiB, made of\n  big  "), "{}", said.stderr);
+}
+
+pub(super) fn peak_and_refused() {
+    let gpu = simulated_gpu();
+    GpuMemTrace::scope("big", |_| drop(take(&gpu, 40 << 30)));
+    let _held = take(&gpu, 30 << 30);
+    assert!(gpu.alloc(Bytes::gib(50)).is_err());
+}

@@ -1,0 +1,136 @@
+//! Sampled traces.
+
+use super::*;
+
+/// Tests that count threads, or measure time, one at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn samplers() -> usize {
+    let tasks = fs::read_dir("/proc/self/task").expect("Linux");
+    let name = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+    tasks
+        .flatten()
+        .filter(|task| task.file_name() != "self")
+        .map(name)
+        .filter(|name| name.starts_with("gpumem"))
+        .count()
+}
+
+fn eventually(what: &str, is_so: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < until, "not within 20 s: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn start(gpu: &SimGpu) -> GpuMemTrace {
+    quiet().device(gpu.ordinal()).gauge(Gauge::Sampled).start().unwrap()
+}
+
+#[test]
+fn a_peak_that_lasts_is_seen_and_the_gauge_says_how_well() {
+    let _alone = alone();
+    let gpu = simulated_gpu();
+    let trace = start(&gpu);
+    let kept = mib(&gpu, 10);
+    let blip = mib(&gpu, 30);
+    eventually("the blip is seen", || trace.data().peak_over_start() == Bytes::mib(40));
+    drop(blip);
+    check(&trace, 10, 30);
+    let sampling = trace.data().sampling.expect("it is sampled");
+    assert_eq!(sampling.every, Duration::from_millis(1));
+    assert!(sampling.readings > 2 && sampling.longest_gap > Duration::ZERO, "{sampling:?}");
+    drop(kept);
+}
+
+#[test]
+fn growth_that_no_sample_saw_is_no_negative_peak() {
+    let _alone = alone();
+    let gpu = simulated_gpu();
+    let trace = start(&gpu);
+    let _kept = mib(&gpu, 300);
+    check(&trace, 300, 0);
+}
+
+#[test]
+fn a_thousand_open_traces_are_one_thread_that_goes_when_the_last_is_closed() {
+    let _alone = alone();
+    let gpu = simulated_gpu();
+    let traces: Vec<_> = (0..1000).map(|_| start(&gpu)).collect();
+    let _kept = mib(&gpu, 2);
+    eventually("the sampler has its name", || samplers() == 1);
+    assert!(traces.iter().all(|trace| trace.data().used.mb() == 2));
+    drop(traces);
+    eventually("the sampler leaves", || samplers() == 0);
+    // And it comes back.
+    let trace = start(&gpu);
+    eventually("the sampler is back", || samplers() == 1);
+    drop(trace);
+    eventually("the sampler leaves", || samplers() == 0);
+}
+
+#[test]
+fn storms_of_starts_and_stops_on_many_threads() {
+    let _alone = alone();
+    let gpu = simulated_gpu();
+    thread::scope(|threads| {
+        for _ in 0..8 {
+            threads.spawn(|| {
+                for round in 0..300 {
+                    let mut trace = start(&gpu);
+                    if round % 3 == 0 {
+                        trace.stop();
+                    }
+                    if round % 5 == 0 {
+                        trace.start();
+                    }
+                    if round % 50 == 0 {
+                        // Long enough for the sampler to park, and once to leave.
+                        drop(trace);
+                        thread::sleep(Duration::from_millis(if round == 0 { 300 } else { 3 }));
+                    }
+                    assert!(samplers() <= 1);
+                }
+            });
+        }
+    });
+    eventually("the sampler leaves", || samplers() == 0);
+}
+
+#[test]
+fn a_device_that_is_lost_in_the_middle_is_no_number() {
+    let _alone = alone();
+    let gpu = simulated_gpu();
+    let trace = quiet().device(gpu.ordinal()).gauge(Gauge::Sampled).ctx("t").start().unwrap();
+    let kept = mib(&gpu, 10);
+    check(&trace, 10, 0);
+    gpu.set_lost(true);
+    drop(kept);
+    let data = trace.data();
+    assert!(data.stale && !data.is_measured());
+    assert_eq!(data.used.mb(), 10, "the last good reading");
+    trace.report();
+    check_lines(&["△Used Peaked MB:      ?      ? (t)"]);
+    gpu.set_lost(false);
+    check(&trace, 0, 10);
+    trace.report();
+    check_lines(&["△Used Peaked MB:      0     10 (t)"]);
+    gpu.set_lost(true);
+    assert!(quiet().device(gpu.ordinal()).gauge(Gauge::Sampled).start().is_err());
+    drop(trace);
+}
+
+#[test]
+fn sampled_and_exact_traces_run_side_by_side() {
+    let _alone = alone();
+    let gpu = simulated_gpu();
+    let (exact, sampled) = (quiet().start().unwrap(), start(&gpu));
+    let _kept = gpu.alloc_async(Bytes::mib(1)).unwrap();
+    check(&exact, 1, 0);
+    // The pool takes memory from the device in steps of 32 MiB.
+    check(&sampled, 32, 0);
+}

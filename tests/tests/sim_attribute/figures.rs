@@ -1,0 +1,89 @@
+//! What counts in a function's figures.
+
+use super::*;
+
+fn take(gpu: usize, mib: u64) -> SimBlock {
+    gpus()[gpu].alloc(Bytes::mib(mib)).expect("there is room")
+}
+
+#[gpu_mem_trace]
+fn forward(input: SimBlock) -> SimBlock {
+    let _scratch = take(1, 512);
+    drop(input);
+    take(1, 20)
+}
+
+#[gpu_mem_trace(device = 1)]
+fn on_device_1() -> [SimBlock; 2] {
+    drop(take(1, 7));
+    [take(0, 100), take(1, 3)]
+}
+
+#[gpu_mem_trace]
+async fn across_await() -> SimBlock {
+    let scratch = take(1, 30);
+    Yield::default().await;
+    drop(scratch);
+    take(1, 10)
+}
+
+#[gpu_mem_trace]
+async fn consumes(input: SimBlock) -> Bytes {
+    Yield::default().await;
+    input.bytes()
+}
+
+#[gpu_mem_trace]
+async fn names_nothing(_: SimBlock) -> Bytes {
+    Yield::default().await;
+    Bytes::ZERO
+}
+
+#[gpu_mem_trace]
+fn by_hand(input: SimBlock) -> impl Future<Output = Bytes> {
+    async move { input.bytes() }
+}
+
+#[gpu_mem_trace]
+async fn moves(input: SimBlock) {
+    drop(input);
+    Yield::default().await;
+}
+
+#[gpu_mem_trace]
+fn parameter_only(_input: SimBlock) {}
+
+#[test]
+fn are_those_of_the_function() {
+    // On a device of their own, so that no other test sees what is taken between two of these reports.
+    gpus()[1].make_current();
+    let input = take(1, 10);
+    assert_eq!(lines(|| forward(input)), ["△Used Peaked MB:     10    512 (forward: exit)"]);
+    assert_eq!(lines(on_device_1), ["△Used Peaked MB:      3      4 (on_device_1: exit)"]);
+    assert_eq!(lines(|| block_on(across_await())), ["△Used Peaked MB:     10     20 (across_await: exit)"]);
+    let input = take(1, 10);
+    assert_eq!(lines(|| parameter_only(input)), ["△Used Peaked MB:      0      0 (parameter_only: exit)"]);
+
+    // What a body does not move is dropped after its report, named or not.
+    for future in [
+        (|input| Box::pin(consumes(input)) as Pin<Box<dyn Future<Output = Bytes>>>) as fn(SimBlock) -> _,
+        |input| Box::pin(names_nothing(input)),
+        |input| Box::pin(by_hand(input)),
+    ] {
+        let input = take(1, 10);
+        assert_eq!(reports(|| block_on(future(input)))[0].trace.used, 0);
+    }
+    let input = take(1, 10);
+    assert_eq!(lines(|| block_on(moves(input))), ["△Used Peaked MB:    -10      0 (moves: exit)"]);
+
+    let mut context = Context::from_waker(Waker::noop());
+    let mut cancelled = Box::pin(across_await());
+    let started = lines(|| assert!(cancelled.as_mut().poll(&mut context).is_pending()));
+    assert!(started.is_empty());
+    assert_eq!(lines(|| drop(cancelled)), ["△Used Peaked MB:      0     30 (across_await: exit)"]);
+
+    let mut ended = Box::pin(across_await());
+    let told = lines(|| while ended.as_mut().poll(&mut context).is_pending() {});
+    assert_eq!(told, ["△Used Peaked MB:     10     20 (across_await: exit)"], "told at its end");
+    assert!(lines(|| drop(ended)).is_empty(), "and not again");
+}
