@@ -152,12 +152,12 @@ fn both_sources_tell_the_same() {
         "StreamCreated",
         "StreamDestroyed",
         "ContextGone",
-        "named: Array",
-        "named: Registered",
+        "id_kind: Array",
+        "id_kind: Registered",
         "memory: Managed",
         "pool: Some",
     ] {
-        assert!(by_dispatch.iter().any(|call| call.contains(kind)), "nothing was told of {kind}: {by_dispatch:#?}");
+        assert!(by_dispatch.iter().any(|call| call.contains(kind)), "nothing was reported of {kind}: {by_dispatch:#?}");
     }
     println!("both sources told of {} facts", by_dispatch.len());
 }

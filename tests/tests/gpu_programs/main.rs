@@ -156,8 +156,8 @@ fn both_sources_tell_the_same() {
     let Some(_one) = device() else { return };
     let Some([by_dispatch, by_cupti]) = reported_by_both(every_kind_of_call) else { return };
     assert_eq!(by_dispatch, by_cupti);
-    for kind in ["CaptureBegun", "CaptureEnded", "worked: false", "Graphs", "ForeignHandle", "Foreign {", "Pooled"] {
-        assert!(by_dispatch.iter().any(|call| call.contains(kind)), "nothing was told of {kind}: {by_dispatch:#?}");
+    for kind in ["CaptureBegun", "CaptureEnded", "succeeded: false", "Graphs", "ForeignHandle", "Foreign {", "Pooled"] {
+        assert!(by_dispatch.iter().any(|call| call.contains(kind)), "nothing was reported of {kind}: {by_dispatch:#?}");
     }
     println!("both sources told of {} facts", by_dispatch.len());
 }
