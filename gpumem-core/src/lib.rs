@@ -11,6 +11,7 @@
     reason = "`gpumem` re-exports what users name, and documents it; the rest is for our own crates"
 )]
 
+pub mod derive;
 pub mod device_model;
 pub mod error;
 pub mod export;

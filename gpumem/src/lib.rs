@@ -23,7 +23,7 @@ mod torch;
 #[path = "private.rs"]
 pub mod __private;
 
-pub(crate) use gpumem_core::{device_model, error, export, inbox, ledger, model, report};
+pub(crate) use gpumem_core::{derive, device_model, error, export, inbox, ledger, model, report};
 
 #[cfg(feature = "cudarc")]
 pub use cudarc_ext::{AllocLabelledExt, LabelExt};
@@ -43,7 +43,8 @@ pub use query::{
 };
 pub use report::{
     AllocStats, Breakdown, Change, KindStats, Line, LiveBlock, MemoryStats, MemorySummary, OutOfMemory, Part, PartKind,
-    PeakBounds, PeakHolder, PeakHolders, Place, Report, ReservedStats, ScopeSummary, Summary, Tally, Tracked,
+    PeakBounds, PeakHolder, PeakHolders, Place, Report, ReservedStats, ScopeSummary, SourceLine, Summary, Tally,
+    Tracked,
 };
 pub use session::{
     Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, LiveMemory, MemTracker, MemTrackerBuilder, ScopeHandle, Sink,

@@ -17,12 +17,16 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("device_model", &[]),
     ("inbox", &["ledger", "model"]),
     ("report", &["model", "error"]),
+    ("derive", &["inbox", "ledger", "report", "model"]),
     ("export", &["report", "model", "error"]),
     ("settings", &["model", "error"]),
     ("sys", &["settings", "inbox", "error"]),
     ("source", &["sys", "device_model", "settings", "model", "error"]),
     // Of `sys`, the session names the process alone.
-    ("session", &["source", "inbox", "ledger", "report", "export", "settings", "model", "error", "sys::process"]),
+    (
+        "session",
+        &["source", "derive", "inbox", "ledger", "report", "export", "settings", "model", "error", "sys::process"],
+    ),
     ("query", &["session", "source", "model", "error"]),
     ("cudarc_ext", &["session", "model", "error"]),
     ("torch", &["query", "session", "report", "model", "error"]),

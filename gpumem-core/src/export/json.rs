@@ -26,24 +26,24 @@ struct Line<'a> {
     lost_events: u64,
     overlapped: bool,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    lines: Vec<Statement>,
+    lines: Vec<Statement<'a>>,
 }
 
 #[derive(Serialize)]
-struct Statement {
+struct Statement<'a> {
     line: u32,
-    source: &'static str,
+    source: &'a str,
     used: Option<i64>,
     peaked: Option<u64>,
     total: Option<i64>,
 }
 
-impl Statement {
-    fn new(line: &report::Line) -> Self {
+impl<'a> Statement<'a> {
+    fn new(line: &'a report::Line) -> Self {
         let measured = line.trace.is_measured();
         Self {
             line: line.number,
-            source: line.source,
+            source: &line.source,
             used: measured.then(|| line.trace.used.get()),
             peaked: measured.then(|| line.trace.peaked.get()),
             total: measured.then(|| line.total.get()),
@@ -96,7 +96,7 @@ struct NameLine<'a> {
 
 pub(super) fn write_tracked(tracked: &Tracked, to: &mut dyn io::Write) -> io::Result<()> {
     let line = TrackedLine {
-        tracked_at: format!("{}:{}", tracked.at.file(), tracked.at.line()),
+        tracked_at: tracked.at.to_string(),
         word: tracked.word.as_deref(),
         device: tracked.device,
         simulated: tracked.simulated,
@@ -336,7 +336,7 @@ mod tests {
             line: None,
             library: None,
         };
-        let tracked = Tracked::at(std::panic::Location::caller(), None, device);
+        let tracked = Tracked::at(std::panic::Location::caller().into(), None, device);
         let tracked = Tracked { used: Some(Bytes::mib(3)), changes: Some(vec![change]), ..tracked };
         let line = JSON.tracked(&tracked);
         assert_eq!(

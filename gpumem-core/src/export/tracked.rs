@@ -32,7 +32,7 @@ impl fmt::Display for Tracked {
             writeln!(f, "GPU Memory Track | {device} {} | older blocks are not known\n", self.device)?;
         }
         let word = self.word.as_deref().map(|word| format!(": {}", one_line(word))).unwrap_or_default();
-        let at = format!("At {}:{}{word}", self.at.file(), self.at.line());
+        let at = format!("At {}{word}", self.at);
         let used = self.used.map_or_else(|| "?".to_owned(), |used| used.to_string());
         let live = self.live.map(|live| format!(", live: {live}")).unwrap_or_default();
         let amounts = format!("Total Used Memory: {used}{live}");
@@ -179,14 +179,14 @@ mod tests {
     #[track_caller]
     fn tracked(changes: Vec<Change>) -> Tracked {
         let device = Device { family: Family::Simulated, ordinal: 1 };
-        let of_process = Tracked::at(Location::caller(), Some("train::step".to_owned()), device);
+        let of_process = Tracked::at(Location::caller().into(), Some("train::step".to_owned()), device);
         Tracked { used: Some(Bytes::mib(538)), live: Some(Bytes::mib(63)), changes: Some(changes), ..of_process }
     }
 
     #[track_caller]
     fn check(tracked: &Tracked, expected: &str) {
         let text = TEXT.tracked(tracked);
-        let text = text.replace(&format!("{}:{}", tracked.at.file(), tracked.at.line()), "src/train.rs:42");
+        let text = text.replace(&tracked.at.to_string(), "src/train.rs:42");
         assert_eq!(text, expected);
         assert!(text.lines().all(|line| line.width() <= WIDTH), "{text}");
     }
@@ -199,7 +199,7 @@ mod tests {
         let space = " ".repeat(39);
         check(&tracked, &format!("At src/train.rs:42: train::step\n{space} {amounts}"));
         tracked.word = None;
-        let at = format!("At {}:{}", tracked.at.file(), tracked.at.line());
+        let at = format!("At {}", tracked.at);
         // The path of this file has more than 40 characters: the amounts are on a line of their own.
         assert_eq!(TEXT.tracked(&tracked), format!("{at}\n{space} {amounts}"));
         (tracked.live, tracked.changes) = (None, None);

@@ -87,6 +87,11 @@ impl Key {
         self.0
     }
 
+    /// The key that [`get`](Self::get) gave this number for.
+    pub const fn from_raw(key: u64) -> Self {
+        Self(key)
+    }
+
     /// User space ends at 2^57, so the bits above tell the spaces apart.
     pub const fn new(space: Space, name: u64) -> Self {
         Self(name ^ ((space as u64) << 58))

@@ -1,6 +1,51 @@
 //! What each statement of a function came to.
 
+use std::{borrow::Cow, fmt, panic::Location};
+
 use crate::model::{ByteDelta, Trace};
+
+/// A line in the source of the program.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SourceLine {
+    file: Cow<'static, str>,
+    line: u32,
+    column: u32,
+}
+
+impl SourceLine {
+    /// A line of a file that the program does not name itself.
+    pub fn new(file: impl Into<Cow<'static, str>>, line: u32, column: u32) -> Self {
+        Self { file: file.into(), line, column }
+    }
+
+    /// The file, as the compiler names it.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// The line, from 1 on.
+    pub fn line(&self) -> u32 {
+        self.line
+    }
+
+    /// The column, from 1 on.
+    pub fn column(&self) -> u32 {
+        self.column
+    }
+}
+
+impl From<&'static Location<'static>> for SourceLine {
+    fn from(location: &'static Location<'static>) -> Self {
+        Self::new(location.file(), location.line(), location.column())
+    }
+}
+
+/// `src/train.rs:12`.
+impl fmt::Display for SourceLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.file, self.line)
+    }
+}
 
 /// What one statement of a function under `#[gpu_mem_trace(lines)]` came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,7 +54,7 @@ pub struct Line {
     /// The line on which the statement begins; the last of the function for what is dropped at its end.
     pub number: u32,
     /// The statement, on one line, however it was written; `}` for what is dropped at the end.
-    pub source: &'static str,
+    pub source: Cow<'static, str>,
     /// The statement alone.
     pub trace: Trace,
     /// More in use after the statement than at the start of the function.
@@ -25,9 +70,9 @@ pub struct Lines {
 }
 
 impl Lines {
-    pub fn push(&mut self, number: u32, source: &'static str, trace: Trace) {
+    pub fn push(&mut self, number: u32, source: impl Into<Cow<'static, str>>, trace: Trace) {
         let total = self.total.map_or(trace, |total| total.then(trace));
-        self.lines.push(Line { number, source, trace, total: total.used });
+        self.lines.push(Line { number, source: source.into(), trace, total: total.used });
         self.total = Some(total);
     }
 

@@ -15,7 +15,7 @@ pub use self::{
     block::LiveBlock,
     breakdown::{Breakdown, Part, PartKind},
     budget::{Figure, Relation},
-    lines::Line,
+    lines::{Line, SourceLine},
     memory_stats::{AllocStats, KindStats, MemoryStats, MemorySummary, PeakBounds, ReservedStats, Tally},
     oom::{OutOfMemory, Place},
     peak::{PeakHolder, PeakHolders},

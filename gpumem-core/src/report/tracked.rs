@@ -3,10 +3,10 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
-    panic::Location,
     sync::Arc,
 };
 
+use super::SourceLine;
 use crate::model::{ByteDelta, Bytes, Device, Family, Label, MemKind};
 
 /// What `gpumem::MemTracker::track` saw.
@@ -16,7 +16,7 @@ use crate::model::{ByteDelta, Bytes, Device, Family, Label, MemKind};
 #[non_exhaustive]
 pub struct Tracked {
     /// The line that called it.
-    pub at: &'static Location<'static>,
+    pub at: SourceLine,
     /// What the line was called, such as its function. Never empty.
     pub word: Option<String>,
     /// The device's CUDA ordinal.
@@ -144,7 +144,7 @@ pub fn difference(before: &Groups, now: &Groups) -> Vec<Change> {
 
 impl Tracked {
     /// Nothing is known yet.
-    pub fn at(at: &'static Location<'static>, word: Option<String>, device: Device) -> Self {
+    pub fn at(at: SourceLine, word: Option<String>, device: Device) -> Self {
         Self {
             at,
             word: word.filter(|word| !word.is_empty()),

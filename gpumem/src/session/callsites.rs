@@ -3,33 +3,17 @@
 use std::{
     borrow::Cow,
     collections::HashMap,
-    fmt,
     panic::Location,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use once_cell::sync::Lazy;
 
-use crate::model::CallsiteId;
+use crate::{derive::Callsite, model::CallsiteId};
 
 /// Names that are made while a program runs may be without end: one place has so many, and all places together.
 const MOST_PER_PLACE: usize = 1 << 10;
 const MOST: usize = 1 << 16;
-
-/// Where a scope is opened, and under which name.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Callsite {
-    pub(crate) ctx: Option<Box<str>>,
-    /// None is a callsite of this crate's own making.
-    pub(crate) location: Option<&'static Location<'static>>,
-}
-
-impl Callsite {
-    /// `src/main.rs:12`: nobody needs the column.
-    pub(super) fn place(&self) -> Option<String> {
-        self.location.map(|location| format!("{}:{}", location.file(), location.line()))
-    }
-}
 
 #[derive(Default)]
 struct Callsites {
@@ -76,7 +60,8 @@ impl Callsites {
         let place = by_place.entry(location).or_default();
         let mut add = |ctx: Option<Box<str>>| {
             let number = u32::try_from(all.len() + 2).map_or(CallsiteId::OTHERS, CallsiteId);
-            all.push(Callsite { ctx, location: Some(location) });
+            let name = ctx.map(|ctx| Cow::Owned(ctx.into_string()));
+            all.push(Callsite { name, file: location.file().into(), line: location.line() });
             number
         };
         match ctx {
@@ -95,20 +80,7 @@ impl Callsites {
     }
 
     fn callsite(&self, number: CallsiteId) -> Callsite {
-        let own = |name: &str| Callsite { ctx: Some(name.into()), location: None };
-        match number {
-            CallsiteId::NONE => own("(outside of all scopes)"),
-            CallsiteId::OTHERS => own("(scopes too deep or too many to be told apart)"),
-            CallsiteId(number) => self.all[number as usize - 2].clone(),
-        }
-    }
-}
-
-/// The name, else the place.
-impl fmt::Display for Callsite {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.ctx.as_deref().map(Cow::Borrowed);
-        f.pad(&name.or_else(|| self.place().map(Cow::Owned)).unwrap_or_default())
+        Callsite::built_in(number).unwrap_or_else(|| self.all[number.0 as usize - 2].clone())
     }
 }
 

@@ -48,7 +48,7 @@ pub use self::{
     trace::{GpuMemTrace, GpuMemTraceBuilder},
     tracker::{MemTracker, MemTrackerBuilder},
 };
-use self::{notice::settings, peaks::KeptPeak, pools::Pools, sampler::Sampler};
+use self::{notice::settings, pools::Pools, sampler::Sampler};
 pub(crate) use crate::inbox::Inbox;
 pub use crate::report::{Figure, Relation};
 #[cfg(all(feature = "bench", feature = "backtrace"))]
@@ -56,6 +56,7 @@ pub(crate) use crate::source::WAYS_TO_A_STACK;
 #[cfg(all(feature = "bench", feature = "cupti", feature = "dispatch"))]
 pub use crate::source::calls_of_both_sources;
 use crate::{
+    derive::KeptPeak,
     error::{Error, Kind, Result},
     ledger::Within,
     model::{Answer, Bytes, Device, EventKind, Family, Gauge, Key, ScopeId, ScopeSpec, Source, Tag, Trace},
@@ -85,6 +86,11 @@ struct Session {
 }
 
 impl Session {
+    /// A number for a scope, or for a peak that is kept.
+    fn next_scope(&self) -> ScopeId {
+        ScopeId(self.scopes.fetch_add(1, Relaxed))
+    }
+
     /// Intercepts allocations from now on, unless that was given up: through the wanted source, else through that of
     /// `GPUMEM_SOURCE`, else through the best. If it is needed, a `GPUMEM_SOURCE` that means nothing is passed over.
     fn subscribe(&self, devices: &dyn Devices, wanted: Option<Source>, is_needed: bool) -> Result<Source> {
@@ -362,7 +368,7 @@ impl OpenScope {
         let thread = request.of_thread.then(|| session.inbox.this_thread());
         let callsite = callsites::number(ctx, location);
         let spec = ScopeSpec { device, gauge, every, thread, callsite, source, at_peak: request.at_peak };
-        let id = ScopeId(session.scopes.fetch_add(1, Relaxed));
+        let id = session.next_scope();
         let open = EventKind::Open { scope: id, spec };
         match gauge {
             Gauge::Sampled => {
@@ -432,13 +438,13 @@ impl OpenScope {
     }
 
     /// What it has come to, what tells the blocks that were allocated in it, and what made its peak.
-    fn close(self) -> (Trace, Option<Within>, Option<KeptPeak>) {
+    fn close(self) -> (Trace, Option<Within>, Option<KeptPeak<'static>>) {
         let within = session().inbox.within(self.id);
         let trace = self.ask(EventKind::Close { scope: self.id });
         if self.gauge == Gauge::Sampled {
             session().sampler.unwatch(self.device);
         }
-        (trace, within, self.at_peak.then(|| KeptPeak::of_closed(self.id)))
+        (trace, within, self.at_peak.then(|| KeptPeak::of_closed(&session().inbox, self.id)))
     }
 }
 

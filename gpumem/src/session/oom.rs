@@ -15,12 +15,13 @@ use std::{
 use crossbeam::channel::{self, Sender};
 
 use super::{
-    KeptPeak, Session, begun, devices,
+    Session, begun, devices,
     notice::say,
-    places::{self, Snapshot, Stack},
+    places::{self, SessionNames},
     prepare, settings, sink,
 };
 use crate::{
+    derive::{self, KeptPeak, Snapshot, Stack},
     error::{Error, Kind, Result},
     model::{Bytes, Device, MemKind, StackId},
     report::{Breakdown, Known, OutOfMemory},
@@ -246,16 +247,16 @@ struct Found {
 /// What was live when an allocation was refused, and what the driver said of the device.
 struct Seen {
     snapshot: Snapshot,
-    peak: Option<KeptPeak>,
+    peak: Option<KeptPeak<'static>>,
     known: Result<Known>,
 }
 
 impl Seen {
     /// All that can be known. Reads files, unless that was done before.
-    fn resolved(self, session: &Session, oom: OutOfMemory, refusal: &Refusal) -> OutOfMemory {
+    fn resolved(self, oom: OutOfMemory, refusal: &Refusal) -> OutOfMemory {
         let groups = self.snapshot.groups(places::stack);
         let line = places::stack(refusal.stack).line;
-        let peak = self.peak.and_then(|peak| peak.holders(session));
+        let peak = self.peak.and_then(|peak| peak.holders(&SessionNames));
         let oom = OutOfMemory { line, peak, ..oom }.with_holders(&groups);
         let breakdown = self.known.map(|known| Breakdown::of(&Known { live: groups, ..known }));
         OutOfMemory { breakdown, ..oom }
@@ -398,11 +399,11 @@ fn look(
 }
 
 /// Finds out what takes little time, unless the driver takes its.
-fn see(session: &Session, number: u64, refusal: &Refusal, oom: &OutOfMemory, reply: &Sender<Found>) {
+fn see(session: &'static Session, number: u64, refusal: &Refusal, oom: &OutOfMemory, reply: &Sender<Found>) {
     let device = refusal.device;
-    let snapshot = Snapshot::now(session, device);
-    let peak = KeptPeak::of_device(session, device);
-    let is_resolved = snapshot.is_resolved();
+    let snapshot = Snapshot::now(&session.inbox, &SessionNames, device);
+    let peak = KeptPeak::of_device(&session.inbox, device, session.next_scope());
+    let is_resolved = snapshot.stacks().all(places::is_resolved);
     let groups = snapshot.groups(|stack| if is_resolved { places::stack(stack) } else { Stack::default() });
     let mut soon = oom.clone().with_holders(&groups);
     if !is_resolved {
@@ -435,11 +436,11 @@ fn run(session: &'static Session) {
         if let Some((number, refusal, oom, seen)) = reporter.take_seen() {
             drop(reporter);
             let unanswered = || Seen {
-                snapshot: Snapshot::now(session, refusal.device),
-                peak: KeptPeak::of_device(session, refusal.device),
+                snapshot: Snapshot::now(&session.inbox, &SessionNames, refusal.device),
+                peak: KeptPeak::of_device(&session.inbox, refusal.device, session.next_scope()),
                 known: Err(no_answer(FOR_THE_DRIVER)),
             };
-            let resolve = || seen.unwrap_or_else(unanswered).resolved(session, oom, &refusal);
+            let resolve = || seen.unwrap_or_else(unanswered).resolved(oom, &refusal);
             let found = catch_unwind(AssertUnwindSafe(resolve)).ok();
             reporter = self::reporter();
             if let (Some(pending), Some(oom)) = (reporter.find(number), found) {
@@ -491,14 +492,6 @@ pub(super) fn report_pending() {
 /// `GPUMEM_LEAKS=1`: says at the end of the process what was not freed.
 pub(super) fn report_leaks() {
     let Some(session) = begun().filter(|_| settings().leaks) else { return };
-    let blocks = places::live_blocks(session, None);
-    let leaks = crate::report::Leaks::of(&blocks);
-    let unheard = !super::status::Now::find().is_intercepted();
-    let gone = match session.inbox.counts().gone {
-        0 => String::new(),
-        count => format!("gpumem: blocks that went with their CUDA context, freed by nobody: {count}\n"),
-    };
-    let doubt = if unheard { "gpumem: allocations were not heard; there may be more\n" } else { "" };
-    let pid = std::process::id();
-    say(&format_args!("gpumem: process {pid} ends, and {leaks}{gone}{doubt}"));
+    let is_intercepted = super::status::Now::find().is_intercepted();
+    say(&derive::leaks(&session.inbox, &SessionNames, std::process::id(), is_intercepted));
 }

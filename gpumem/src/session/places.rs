@@ -1,7 +1,6 @@
-//! Where memory is: what the fold knows by number, under its names.
+//! Where memory is, and the names of what the ledger knows by number.
 
 use std::{
-    cmp::Reverse,
     collections::HashMap,
     env,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -9,12 +8,12 @@ use std::{
 
 use once_cell::sync::Lazy;
 
-use super::{KeptPeak, Session, begun, callsites, devices, prepare, status::Now};
+use super::{Session, begun, callsites, devices, prepare, status::Now};
 use crate::{
+    derive::{self, Callsite, Names, Snapshot, Stack},
     error::Result,
-    ledger::{AtPeak, GroupUsage, KnownBlock, ScopeNode, Within},
-    model::{Bytes, CallsiteId, Device, Family, Frame, StackId, library, of_program, users_line},
-    report::{Breakdown, Group, Known, LiveBlock, Path, ScopeSummary, Summary, place_in_words},
+    model::{CallsiteId, Device, Family, StackId},
+    report::{Breakdown, Known, Summary},
     source::{self, Devices},
 };
 
@@ -40,10 +39,7 @@ pub fn summary() -> Summary {
     let now = Now::find();
     let unheard = if now.is_intercepted() { None } else { now.why_not_exact.map(|why| why.to_string()) };
     let Some(session) = begun() else { return Summary::of(Vec::new(), 0, 0, unheard) };
-    let counts = session.inbox.counts();
-    let mut paths = Paths::now(session);
-    paths.find_peaks(session);
-    Summary::of(paths.all, counts.untracked, counts.lost, unheard)
+    derive::summary(&session.inbox, &SessionNames, session.next_scope(), unheard)
 }
 
 /// Where the device's memory went: other processes, this one by scope, by library, by what the driver keeps it for. With
@@ -72,7 +68,8 @@ pub fn breakdown(device: impl Into<Option<u32>>) -> Result<Breakdown> {
     let device = devices.device(device.into())?;
     // What cannot be heard is a part of the rest, which says so.
     prepare(devices);
-    let live = begun().map(|session| Snapshot::now(session, device).groups(stack)).unwrap_or_default();
+    let live =
+        begun().map(|session| Snapshot::now(&session.inbox, &SessionNames, device).groups(stack)).unwrap_or_default();
     Ok(Breakdown::of(&Known { live, ..read(devices, device)? }))
 }
 
@@ -93,165 +90,22 @@ pub(super) fn read(devices: &dyn Devices, device: Device) -> Result<Known> {
     })
 }
 
-/// What is live in a device's memory at one moment, and the paths of scopes.
-pub(super) struct Snapshot {
-    live: Vec<GroupUsage>,
-    paths: Paths,
-}
-
-impl Snapshot {
-    pub(super) fn now(session: &Session, device: Device) -> Self {
-        // First, so that none is of a path that is newer.
-        let mut live = session.inbox.groups();
-        live.retain(|live| live.device == device && live.group.kind.is_on_device());
-        Self { live, paths: Paths::now(session) }
-    }
-
-    /// What is live, by where it comes from.
-    pub(super) fn groups(&self, stack: impl Fn(StackId) -> Stack) -> Vec<Group> {
-        let group = |live: &GroupUsage| {
-            let scope = self.paths.of(live.group.node);
-            let stack = stack(live.group.stack);
-            Group {
-                path: scope.map(|scope| scope.path.clone()).unwrap_or_default(),
-                library: stack.library,
-                place: place_in_words(stack.line.as_deref(), scope.and_then(|scope| scope.place.as_deref())),
-                caller: stack.caller,
-                blocks: live.blocks,
-                bytes: live.bytes,
-            }
-        };
-        self.live.iter().map(group).collect()
-    }
-
-    /// No file has to be read to say what the stacks mean.
-    pub(super) fn is_resolved(&self) -> bool {
-        self.live.iter().all(|live| is_resolved(live.group.stack))
-    }
-}
-
-/// Live blocks with the names of where they come from, the largest first: all, or what was allocated in one scope.
-pub(super) fn live_blocks(session: &Session, within: Option<&Within>) -> Vec<LiveBlock> {
-    let held = session.inbox.blocks(within);
-    let paths = Paths::now(session);
-    let mut blocks: Vec<_> = held.iter().map(|held| live_block(held, &paths)).collect();
-    blocks.sort_by(|a, b| {
-        let order = |block: &LiveBlock| (Reverse(block.bytes), block.time);
-        order(a).cmp(&order(b)).then_with(|| a.path.cmp(&b.path))
-    });
-    blocks
-}
-
-fn live_block(held: &KnownBlock, paths: &Paths) -> LiveBlock {
-    let scope = paths.of(held.group.node);
-    let stack = stack(held.group.stack);
-    LiveBlock {
-        key: held.key.get(),
-        device: held.device.ordinal,
-        simulated: held.device.family == Family::Simulated,
-        bytes: held.bytes,
-        kind: held.group.kind.name(),
-        path: scope.map(|scope| scope.path.clone()).unwrap_or_default(),
-        scope_place: scope.and_then(|scope| scope.place.clone()),
-        line: stack.line,
-        caller: stack.caller,
-        library: stack.library,
-        backtrace: stack.frames,
-        thread: held.thread.0,
-        time: held.time,
-    }
-}
-
 /// The path of scopes that the calling thread is in.
 pub(super) fn path_of_this_thread(session: &Session) -> Vec<String> {
     session.inbox.path_of_this_thread().into_iter().map(|callsite| callsites::callsite(callsite).to_string()).collect()
 }
 
-/// All paths of scopes.
-pub(super) struct Paths {
-    all: Vec<Path>,
-    /// The outermost of each device.
-    roots: Vec<(Device, usize)>,
-    /// By the number of the node. Nowhere has none.
-    at: Vec<Option<usize>>,
-}
+/// Names from the tables of the session.
+pub(super) struct SessionNames;
 
-impl Paths {
-    pub(super) fn now(session: &Session) -> Self {
-        let nodes = session.inbox.nodes();
-        let mut paths: Vec<Path> = Vec::with_capacity(nodes.len());
-        let mut at: Vec<Option<usize>> = Vec::with_capacity(nodes.len());
-        let mut roots = Vec::new();
-        for (device, node) in &nodes {
-            at.push(device.map(|device| {
-                let parent = at[node.parent.0 as usize];
-                let outer = parent.map(|parent: usize| paths[parent].own.path.as_slice()).unwrap_or_default();
-                let own = own(device, node, outer);
-                if parent.is_none() {
-                    roots.push((device, paths.len()));
-                }
-                paths.push(Path { parent, own });
-                paths.len() - 1
-            }));
-        }
-        Self { all: paths, roots, at }
+impl Names for SessionNames {
+    fn callsite(&self, id: CallsiteId) -> Callsite {
+        callsites::callsite(id)
     }
 
-    /// Fills in what each path, without the paths inside it, had in use at the peak of its device.
-    fn find_peaks(&mut self, session: &Session) {
-        for (device, root) in &self.roots {
-            let Some((peak, groups)) = KeptPeak::of_device(session, *device).and_then(|kept| kept.groups(session))
-            else {
-                continue;
-            };
-            // Both of one moment: it may have risen since the paths were read.
-            self.all[*root].own.peak = peak;
-            self.all[*root].own.device_peak = peak;
-            for AtPeak { group, bytes } in groups {
-                // In scopes that are newer than the paths, it is of the process at least.
-                let at = self.at.get(group.node.0 as usize).copied().flatten().unwrap_or(*root);
-                let own = &mut self.all[at].own;
-                own.at_peak = own.at_peak + Bytes::new(bytes.get().max(0).unsigned_abs());
-            }
-        }
+    fn stack(&self, id: StackId) -> Stack {
+        stack(id)
     }
-
-    /// `None` for a path that is newer than this.
-    pub(super) fn of(&self, node: crate::ledger::NodeId) -> Option<&ScopeSummary> {
-        let at = self.at.get(node.0 as usize).copied().flatten()?;
-        Some(&self.all[at].own)
-    }
-}
-
-fn own(device: Device, node: &ScopeNode, outer: &[String]) -> ScopeSummary {
-    let callsite = callsites::callsite(node.callsite);
-    let is_root = node.callsite == CallsiteId::NONE;
-    let amount = |bytes: i64| Bytes::new(bytes.max(0).unsigned_abs());
-    ScopeSummary {
-        path: outer.iter().cloned().chain((!is_root).then(|| callsite.to_string())).collect(),
-        place: callsite.place(),
-        device: device.ordinal,
-        simulated: device.family == Family::Simulated,
-        calls: node.calls,
-        used: amount(node.in_use),
-        peak: amount(node.peak),
-        // Of the root, and where the scope was not opened for this device, its own peak is all that is known. Where it was handed to
-        // other threads, they may have gone on in it after it was closed.
-        device_peak: amount(node.device_peak.max(node.peak)),
-        at_peak: Bytes::ZERO,
-        allocated: Bytes::new(node.allocated),
-        allocations: node.allocations,
-    }
-}
-
-/// What a stack says.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Stack {
-    /// Unless that is the program.
-    pub(super) library: Option<String>,
-    pub(super) line: Option<String>,
-    pub(super) caller: Option<String>,
-    frames: Vec<String>,
 }
 
 /// So many stacks are remembered in words.
@@ -276,18 +130,7 @@ pub(super) fn stack(number: StackId) -> Stack {
     if let Some(stack) = known().get(&number) {
         return stack.clone();
     }
-    let frames = source::frames(number);
-    let here = env::current_dir().unwrap_or_default().to_string_lossy().into_owned();
-    let seen = |frame: &Frame| frame.seen_from(&here).to_string();
-    let (line, caller) = users_line(&frames).map_or((None, None), |(line, caller)| (Some(line), caller));
-    let stack = Stack {
-        library: library(&frames)
-            .filter(|library| Some(*library) != source::own_module().as_deref())
-            .map(str::to_owned),
-        line: line.map(seen),
-        caller: caller.map(seen),
-        frames: of_program(&frames).iter().map(|frame| frame.seen_from(&here).in_words()).collect(),
-    };
+    let stack = Stack::new(&source::frames(number), folder(), source::own_module().as_deref());
     let mut known = known();
     // Its text takes much more room than its addresses, and can be found out again.
     if known.len() >= MOST_STACKS {
@@ -295,4 +138,10 @@ pub(super) fn stack(number: StackId) -> Stack {
     }
     known.insert(number, stack.clone());
     stack
+}
+
+/// The folder that the program was in when this was first asked: files below it are named from there.
+fn folder() -> &'static str {
+    static FOLDER: Lazy<String> = Lazy::new(|| env::current_dir().unwrap_or_default().to_string_lossy().into_owned());
+    &FOLDER
 }

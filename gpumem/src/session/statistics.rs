@@ -1,11 +1,11 @@
 //! What the allocators of a device have done, for PyTorch's names.
 
-use super::{Session, begun, devices, places, session, settings, status::not_exact_by_wish};
+use super::{Session, begun, devices, places::SessionNames, session, settings, status::not_exact_by_wish};
 use crate::{
+    derive,
     error::Result,
-    ledger::{self, DeviceStats},
-    model::{Bytes, Device, EventKind, Family, Gauge, MemKind, PoolUsage},
-    report::{AllocStats, KindStats, LiveBlock, MemoryStats, ReservedStats, Tally},
+    model::{Device, EventKind, Gauge, PoolUsage},
+    report::{AllocStats, KindStats, LiveBlock, MemoryStats, ReservedStats},
     source::Devices,
 };
 
@@ -28,25 +28,13 @@ impl Heard {
 
     pub(crate) fn stats(&self) -> MemoryStats {
         let Self { session, devices, device } = *self;
-        let (all, kinds) = self.allocated();
-        let counts = session.inbox.counts();
-        MemoryStats {
-            device: device.ordinal,
-            simulated: device.family == Family::Simulated,
-            heard_by: devices.subscribed().map(|by| by.library.to_owned()).unwrap_or_default(),
-            since: session.inbox.age(),
-            untracked: counts.untracked,
-            lost: counts.lost,
-            all,
-            kinds,
-            reserved: self.usage().ok().map(|usage| ReservedStats::new(&kinds, usage.as_ref())),
-        }
+        let intercepted_by = devices.subscribed().map(|by| by.library.to_owned()).unwrap_or_default();
+        derive::memory_stats(&session.inbox, device, intercepted_by, session.inbox.age(), self.usage().ok())
     }
 
     /// What is on the device for certain, and each kind. Where nothing was intercepted, nothing was allocated.
     pub(crate) fn allocated(&self) -> (AllocStats, KindStats) {
-        let known = self.session.inbox.stats().into_iter().find(|stats| stats.device == self.device);
-        known.map(|DeviceStats { on_device, kinds, .. }| (told(&on_device), of_kinds(&kinds))).unwrap_or_default()
+        derive::of_device(&self.session.inbox, self.device)
     }
 
     pub(crate) fn reserved(&self) -> Result<ReservedStats> {
@@ -87,25 +75,5 @@ fn hear(devices: &dyn Devices) -> Result<&'static Session> {
 
 /// What is live on all devices, the largest first.
 pub(crate) fn live_blocks() -> Result<Vec<LiveBlock>> {
-    Ok(places::live_blocks(hear(devices()?)?, None))
-}
-
-fn of_kinds(kinds: &[ledger::Stat; MemKind::ALL.len()]) -> KindStats {
-    let kind = |kind: MemKind| told(&kinds[kind as usize]);
-    KindStats {
-        device: kind(MemKind::Device),
-        pool: kind(MemKind::Pool),
-        vmm: kind(MemKind::Vmm),
-        graph: kind(MemKind::Graph),
-        managed: kind(MemKind::Managed),
-        pinned_host: kind(MemKind::PinnedHost),
-    }
-}
-
-fn told(stat: &ledger::Stat) -> AllocStats {
-    let ledger::Stat { bytes, blocks } = *stat;
-    let [current, peak, allocated, freed] = [bytes.current, bytes.peak, bytes.allocated, bytes.freed()].map(Bytes::new);
-    let bytes = Tally { current, peak, allocated, freed };
-    let (current, peak, allocated, freed) = (blocks.current, blocks.peak, blocks.allocated, blocks.freed());
-    AllocStats { bytes, blocks: Tally { current, peak, allocated, freed } }
+    Ok(derive::live_blocks(&hear(devices()?)?.inbox, &SessionNames, None))
 }

@@ -7,11 +7,13 @@ use std::{
 };
 
 use super::{
-    KeptPeak, OpenScope, ScopeHandle, ScopeRequest,
+    OpenScope, ScopeHandle, ScopeRequest,
     notice::{notify_missed, notify_off},
-    places, session, sink,
+    places::SessionNames,
+    session, sink,
 };
 use crate::{
+    derive::{KeptPeak, live_blocks},
     error::Result,
     ledger::Within,
     model::{Gauge, Source, Trace},
@@ -57,7 +59,7 @@ pub struct GpuMemTrace {
 enum State {
     Off,
     Running(OpenScope),
-    Stopped(Trace, Option<Within>, Option<KeptPeak>),
+    Stopped(Trace, Option<Within>, Option<KeptPeak<'static>>),
 }
 
 impl GpuMemTrace {
@@ -213,7 +215,7 @@ impl GpuMemTrace {
             State::Running(scope) => session().inbox.within(scope.id),
             State::Stopped(_, within, _) => within.clone(),
         };
-        within.map(|within| places::live_blocks(session(), Some(&within))).unwrap_or_default()
+        within.map(|within| live_blocks(&session().inbox, &SessionNames, Some(&within))).unwrap_or_default()
     }
 
     /// Which allocations made the trace's peak: by scope and line, what was in use at the peak and was not at the start, since
@@ -239,8 +241,10 @@ impl GpuMemTrace {
     pub fn peak_holders(&self) -> Option<PeakHolders> {
         let peak = match &self.state {
             State::Off => None,
-            State::Running(scope) => KeptPeak::of_open(scope.id)?.holders(session()),
-            State::Stopped(_, _, peak) => peak.as_ref()?.holders(session()),
+            State::Running(scope) => {
+                KeptPeak::of_open(&session().inbox, scope.id, session().next_scope())?.holders(&SessionNames)
+            }
+            State::Stopped(_, _, peak) => peak.as_ref()?.holders(&SessionNames),
         };
         let Trace { untracked, lost, .. } = self.data();
         Some(PeakHolders { untracked, lost, ..peak? })

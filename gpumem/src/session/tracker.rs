@@ -1,25 +1,24 @@
 //! What came and went between two lines of a program.
 
 use std::{
-    collections::HashMap,
     fmt::{self, Display},
     io::Write,
     panic::Location,
-    sync::Arc,
 };
 
 use super::{
     Session, devices,
     labels::labels,
     notice::{Notice, notify, notify_missed, notify_off, notify_stale},
-    places::{self, Paths, Stack},
+    places::SessionNames,
     session, settings, sink, status,
 };
 use crate::{
+    derive::tracked_groups,
     error::Result,
-    ledger::{AllocGroup, Counts},
+    ledger::Counts,
     model::{Device, Family, Gauge},
-    report::{Asked, Groups, Sort, Tracked, What, difference, live, place_of},
+    report::{Groups, SourceLine, Tracked, difference, live},
     source::Devices,
 };
 
@@ -101,12 +100,12 @@ impl MemTracker {
         self.track_now(Location::caller(), Some(word.to_string()))
     }
 
-    fn track_now(&mut self, at: &'static Location<'static>, word: Option<String>) -> Tracked {
+    fn track_now(&mut self, at: impl Into<SourceLine>, word: Option<String>) -> Tracked {
         let Some((device, of)) = self.device.filter(|_| super::alive().is_ok()) else {
             let nothing = Device { family: Family::Cuda, ordinal: 0 };
-            return Tracked::at(at, word, self.device.map_or(nothing, |(device, _)| device));
+            return Tracked::at(at.into(), word, self.device.map_or(nothing, |(device, _)| device));
         };
-        let mut tracked = Tracked::at(at, word, device);
+        let mut tracked = Tracked::at(at.into(), word, device);
         tracked.is_first = std::mem::replace(&mut self.is_first, false);
         tracked.used = match of.read(device.ordinal) {
             Ok(memory) => Some(memory.used),
@@ -143,31 +142,8 @@ impl MemTracker {
 
 /// The blocks on a device that are live now.
 fn groups(session: &Session, device: Device) -> Groups {
-    let Session { inbox, .. } = session;
-    let blocks = inbox.blocks(None);
-    let paths = Paths::now(session);
-    let mut known = HashMap::new();
-    let of_blocks: Vec<_> = {
-        let mut labels = labels();
-        labels.sweep(inbox);
-        blocks.iter().map(|block| labels.get(block).cloned()).collect()
-    };
-    let mut groups = Groups::new();
-    for (block, label) in blocks.iter().zip(of_blocks).filter(|(block, _)| block.device == device) {
-        let AllocGroup { node, stack, kind, .. } = block.group;
-        let what = match label {
-            Some(label) => What::Labelled(label),
-            // With no lock held: what a stack says is in files.
-            None => What::Asked(Arc::clone(known.entry((node, stack)).or_insert_with(|| {
-                let path = paths.of(node).map(|scope| scope.path.clone()).unwrap_or_default();
-                let Stack { line, library, .. } = places::stack(stack);
-                Arc::new(Asked { path, line, library })
-            }))),
-        };
-        let sort = Sort { each: block.bytes, kind: place_of(kind), what };
-        *groups.entry(sort).or_default() += 1;
-    }
-    groups
+    let inbox = &session.inbox;
+    tracked_groups(inbox, &SessionNames, device, |blocks| labels().of_blocks(inbox, blocks))
 }
 
 impl Default for MemTracker {

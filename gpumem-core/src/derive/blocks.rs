@@ -1,0 +1,43 @@
+//! Live blocks, with the names of where they come from.
+
+use std::cmp::Reverse;
+
+use super::{LedgerView, Names, Paths};
+use crate::{
+    ledger::{KnownBlock, Within},
+    model::Family,
+    report::LiveBlock,
+};
+
+/// Live blocks with the names of where they come from, the largest first: all, or what was allocated in one scope.
+pub fn live_blocks(view: &dyn LedgerView, names: &dyn Names, within: Option<&Within>) -> Vec<LiveBlock> {
+    let mut known = view.blocks(within);
+    // The order is the same in each run: what was allocated first stands first among blocks that are alike.
+    known.sort_by_key(|block| block.number);
+    let paths = Paths::now(view, names);
+    let mut blocks: Vec<_> = known.iter().map(|block| live_block(block, &paths, names)).collect();
+    blocks.sort_by(|a, b| {
+        let order = |block: &LiveBlock| (Reverse(block.bytes), block.time);
+        order(a).cmp(&order(b)).then_with(|| a.path.cmp(&b.path))
+    });
+    blocks
+}
+
+fn live_block(known: &KnownBlock, paths: &Paths, names: &dyn Names) -> LiveBlock {
+    let stack = names.stack(known.group.stack);
+    LiveBlock {
+        key: known.key.get(),
+        device: known.device.ordinal,
+        simulated: known.device.family == Family::Simulated,
+        bytes: known.bytes,
+        kind: known.group.kind.name(),
+        path: paths.names_of(known.group.node),
+        scope_place: paths.place_of(known.group.node),
+        line: stack.line,
+        caller: stack.caller,
+        library: stack.library,
+        backtrace: stack.frames,
+        thread: known.thread.0,
+        time: known.time,
+    }
+}

@@ -1,0 +1,28 @@
+//! Reports, derived from the ledger behind an inbox and from the names of what it knows by number.
+//!
+//! A session has the names in its tables, and the reader of a recording has them from the recording's definitions. What is derived
+//! is the same, character by character, because it is derived here.
+
+mod blocks;
+mod exit;
+mod labels;
+mod names;
+mod paths;
+mod peaks;
+mod snapshot;
+mod statistics;
+mod tracker;
+mod view;
+
+pub use self::{
+    blocks::live_blocks,
+    exit::{device_peaks, leaks},
+    labels::Labels,
+    names::{Callsite, Names, Stack},
+    paths::{Paths, summary},
+    peaks::KeptPeak,
+    snapshot::Snapshot,
+    statistics::{memory_stats, of_device},
+    tracker::tracked_groups,
+    view::LedgerView,
+};

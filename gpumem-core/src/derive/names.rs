@@ -1,0 +1,75 @@
+//! What numbers stand for.
+
+use std::{borrow::Cow, fmt};
+
+use crate::model::{CallsiteId, Frame, StackId, library, of_program, users_line};
+
+/// What the numbers in a ledger stand for.
+pub trait Names {
+    /// Where a scope is opened, and its name.
+    fn callsite(&self, id: CallsiteId) -> Callsite;
+    /// What a stack says. It may read files.
+    fn stack(&self, id: StackId) -> Stack;
+}
+
+/// Where a scope is opened, and its name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Callsite {
+    pub name: Option<Cow<'static, str>>,
+    /// The source file; empty for a callsite that is not in the program.
+    pub file: Cow<'static, str>,
+    pub line: u32,
+}
+
+impl Callsite {
+    /// The callsites that every session has.
+    pub fn built_in(id: CallsiteId) -> Option<Self> {
+        let name = match id {
+            CallsiteId::NONE => "(outside of all scopes)",
+            CallsiteId::OTHERS => "(scopes too deep or too many to be told apart)",
+            _ => return None,
+        };
+        Some(Self { name: Some(name.into()), ..Self::default() })
+    }
+
+    /// `src/main.rs:12`: nobody needs the column.
+    pub fn place(&self) -> Option<String> {
+        (!self.file.is_empty()).then(|| format!("{}:{}", self.file, self.line))
+    }
+}
+
+/// The name, else the place.
+impl fmt::Display for Callsite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.name.as_deref().map(Cow::Borrowed);
+        f.pad(&name.or_else(|| self.place().map(Cow::Owned)).unwrap_or_default())
+    }
+}
+
+/// What a stack says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stack {
+    /// The library that allocated by itself; `None` for the program.
+    pub library: Option<String>,
+    /// The user's line.
+    pub line: Option<String>,
+    /// The line that called the function of the user's line.
+    pub caller: Option<String>,
+    /// The functions, the innermost first, with their lines.
+    pub frames: Vec<String>,
+}
+
+impl Stack {
+    /// Of these frames, the innermost first. Files in `folder` are named as from there. `own_module` is the file name of the module
+    /// that gpumem is in: it counts as the program.
+    pub fn new(frames: &[Frame], folder: &str, own_module: Option<&str>) -> Self {
+        let seen = |frame: &Frame| frame.seen_from(folder).to_string();
+        let (line, caller) = users_line(frames).map_or((None, None), |(line, caller)| (Some(line), caller));
+        Self {
+            library: library(frames).filter(|library| Some(*library) != own_module).map(str::to_owned),
+            line: line.map(seen),
+            caller: caller.map(seen),
+            frames: of_program(frames).iter().map(|frame| frame.seen_from(folder).in_words()).collect(),
+        }
+    }
+}

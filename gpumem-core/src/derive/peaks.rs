@@ -1,0 +1,80 @@
+//! Which allocations made a peak.
+
+use std::fmt;
+
+use super::{LedgerView, Names, Paths};
+use crate::{
+    ledger::AtPeak,
+    model::{Bytes, Device, Family, ScopeId},
+    report::{PeakHolder, PeakHolders},
+};
+
+/// A peak that the ledger keeps until this is dropped, whether its scope is open or not.
+pub struct KeptPeak<'a> {
+    view: &'a dyn LedgerView,
+    under: ScopeId,
+}
+
+impl Drop for KeptPeak<'_> {
+    fn drop(&mut self) {
+        self.view.release_peak(self.under);
+    }
+}
+
+impl fmt::Debug for KeptPeak<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("KeptPeak").field(&self.under).finish()
+    }
+}
+
+impl<'a> KeptPeak<'a> {
+    /// That of an open scope, so far, under a number that no scope has; `None` unless the scope was opened for that.
+    pub fn of_open(view: &'a dyn LedgerView, scope: ScopeId, under: ScopeId) -> Option<Self> {
+        view.keep_peak(scope, under).then_some(Self { view, under })
+    }
+
+    /// That of a scope that was opened for that, and is closed.
+    pub fn of_closed(view: &'a dyn LedgerView, scope: ScopeId) -> Self {
+        Self { view, under: scope }
+    }
+
+    /// Of the blocks that gpumem saw on a device, since the start of the session; `None` if there were none.
+    pub fn of_device(view: &'a dyn LedgerView, device: Device, under: ScopeId) -> Option<Self> {
+        view.keep_device_peak(device, under).then_some(Self { view, under })
+    }
+
+    /// How much it was, and of which groups.
+    pub fn groups(&self) -> Option<(Bytes, Vec<AtPeak>)> {
+        let (peak, groups) = self.view.kept_peak(self.under)?;
+        Some((Bytes::new(peak.bytes.get().max(0).unsigned_abs()), groups))
+    }
+
+    /// The same under its names.
+    pub fn holders(&self, names: &dyn Names) -> Option<PeakHolders> {
+        let (peak, groups) = self.view.kept_peak(self.under)?;
+        let paths = Paths::now(self.view, names);
+        let holder = |at: &AtPeak| {
+            let stack = names.stack(at.group.stack);
+            PeakHolder {
+                path: paths.names_of(at.group.node),
+                scope_place: paths.place_of(at.group.node),
+                caller: stack.caller.filter(|_| stack.library.is_none()),
+                line: stack.line.filter(|_| stack.library.is_none()),
+                library: stack.library,
+                is_older: false,
+                bytes: at.bytes,
+            }
+        };
+        let older = PeakHolder { is_older: true, bytes: peak.older, ..PeakHolder::default() };
+        let counts = self.view.counts();
+        Some(PeakHolders {
+            device: peak.device.ordinal,
+            simulated: peak.device.family == Family::Simulated,
+            bytes: Bytes::new(peak.bytes.get().max(0).unsigned_abs()),
+            is_over_start: peak.is_over_start,
+            holders: PeakHolder::largest(groups.iter().map(holder).chain([older])),
+            untracked: counts.untracked,
+            lost: counts.lost,
+        })
+    }
+}

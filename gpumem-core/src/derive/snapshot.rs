@@ -1,0 +1,47 @@
+//! What is live in a device's memory at one moment.
+
+use super::{LedgerView, Names, Paths, Stack};
+use crate::{
+    ledger::GroupUsage,
+    model::{Device, StackId},
+    report::{Group, place_in_words},
+};
+
+/// What is live in a device's memory at one moment, and the paths of scopes.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    live: Vec<GroupUsage>,
+    paths: Paths,
+}
+
+impl Snapshot {
+    /// As it is now.
+    pub fn now(view: &dyn LedgerView, names: &dyn Names, device: Device) -> Self {
+        // First, so that none is of a path that is newer.
+        let mut live = view.groups();
+        live.retain(|live| live.device == device && live.group.kind.is_on_device());
+        Self { live, paths: Paths::now(view, names) }
+    }
+
+    /// What is live, by where it comes from.
+    pub fn groups(&self, stack: impl Fn(StackId) -> Stack) -> Vec<Group> {
+        let group = |live: &GroupUsage| {
+            let scope = self.paths.of(live.group.node);
+            let stack = stack(live.group.stack);
+            Group {
+                path: scope.map(|scope| scope.path.clone()).unwrap_or_default(),
+                library: stack.library,
+                place: place_in_words(stack.line.as_deref(), scope.and_then(|scope| scope.place.as_deref())),
+                caller: stack.caller,
+                blocks: live.blocks,
+                bytes: live.bytes,
+            }
+        };
+        self.live.iter().map(group).collect()
+    }
+
+    /// The stacks of what is live.
+    pub fn stacks(&self) -> impl Iterator<Item = StackId> {
+        self.live.iter().map(|live| live.group.stack)
+    }
+}

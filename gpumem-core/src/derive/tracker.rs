@@ -1,0 +1,38 @@
+//! The blocks on a device, by what they have in common.
+
+use std::{collections::HashMap, sync::Arc};
+
+use super::{LedgerView, Names, Paths, Stack};
+use crate::{
+    ledger::{AllocGroup, KnownBlock},
+    model::{Device, Label},
+    report::{Asked, Groups, Sort, What, place_of},
+};
+
+/// The blocks on a device that are live now. `labels` gives the label of each of the blocks that it is handed, if it has one.
+pub fn tracked_groups(
+    view: &dyn LedgerView,
+    names: &dyn Names,
+    device: Device,
+    labels: impl FnOnce(&[KnownBlock]) -> Vec<Option<Arc<Label>>>,
+) -> Groups {
+    let blocks = view.blocks(None);
+    let paths = Paths::now(view, names);
+    let labels = labels(&blocks);
+    let mut known = HashMap::new();
+    let mut groups = Groups::new();
+    for (block, label) in blocks.iter().zip(labels).filter(|(block, _)| block.device == device) {
+        let AllocGroup { node, stack, kind, .. } = block.group;
+        let what = match label {
+            Some(label) => What::Labelled(label),
+            // With no lock held: what a stack says is in files.
+            None => What::Asked(Arc::clone(known.entry((node, stack)).or_insert_with(|| {
+                let Stack { line, library, .. } = names.stack(stack);
+                Arc::new(Asked { path: paths.names_of(node), line, library })
+            }))),
+        };
+        let sort = Sort { each: block.bytes, kind: place_of(kind), what };
+        *groups.entry(sort).or_default() += 1;
+    }
+    groups
+}
