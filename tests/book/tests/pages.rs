@@ -59,10 +59,16 @@ fn prose(text: &str) -> String {
     prose
 }
 
-/// What the links of a text lead to.
+/// What the links of a text lead to, and what it includes.
 fn links(text: &str) -> Vec<String> {
-    let ends = |rest: &str| rest.split_once(')').map(|(target, _)| target.to_owned());
-    prose(text).split("](").skip(1).filter_map(ends).collect()
+    let prose = prose(text);
+    let targets = |start: &'static str, end: &'static str| {
+        prose
+            .split(start)
+            .skip(1)
+            .filter_map(move |rest| rest.split_once(end).map(|(target, _)| target.trim().to_owned()))
+    };
+    targets("](", ")").chain(targets("{{#include", "}}")).collect()
 }
 
 /// The names that mdbook and GitHub give to the headings of a text.
@@ -122,6 +128,7 @@ fn a_broken_link_is_found() {
     let page = root().join("docs/book/src/numbers.md");
     let found = |link: &str| broken(&page, &format!("a [link]({link}), `no [link](nowhere.md)`")).is_empty();
     assert!(found("where.md") && found("#used-and-peaked") && found("migration/fastai.md#what-differs"));
+    assert!(!broken(&page, "{{#include ../../NOWHERE.md}}").is_empty());
     assert!(!found("nowhere.md") && !found("#nowhere") && !found("where.md#used-and-peaked"));
 }
 
