@@ -1,4 +1,4 @@
-//! `#[gpu_mem_trace]` on `async fn`: the trace spans the awaits and reports when the future ends, or is dropped.
+//! `#[gpu_mem_trace]` on an `async fn`: the trace lives across each `.await` and reports when the future ends or is dropped.
 //!
 //! `cargo run --example async_attribute`
 
@@ -29,7 +29,7 @@ fn main() -> Result<()> {
     let gpu = Gpu::open()?;
     let kept = pollster::block_on(forward(&gpu, Bytes::mib(24)))?;
 
-    // A future that is dropped before its end has run its trace as well.
+    // A future that is dropped before it ends reports too.
     {
         let mut future = pin!(cancelled(&gpu));
         for _ in 0..2 {
@@ -40,7 +40,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Lets others run for a while, as an executor would.
+/// Returns `Pending` once, so that an executor can run other tasks.
 async fn yield_now() {
     let mut yielded = false;
     std::future::poll_fn(|context| {

@@ -1,4 +1,4 @@
-//! Code that may not need more than it should: an assertion, a function with a budget, and tests.
+//! Code with a memory budget: an assertion, a function, and tests.
 //!
 //! `cargo run --example budgets`, and `cargo test --example budgets` for the tests, which need no GPU.
 
@@ -19,7 +19,7 @@ fn main() -> Result<()> {
     let logits = assert_gpu_mem!(peak < "2 GiB", used == Bytes::mib(10), { forward(&gpu, 16)? });
     drop(logits);
 
-    // A larger batch needs more than its budget, and says so.
+    // A larger batch needs more than the budget: the function panics with a report.
     panic::set_hook(Box::new(|_| {}));
     let failed = panic::catch_unwind(panic::AssertUnwindSafe(|| forward(&gpu, 40)));
     println!("{}", failed.err().and_then(|text| text.downcast::<String>().ok()).ok_or("it was to fail")?);

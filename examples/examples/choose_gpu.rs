@@ -1,4 +1,4 @@
-//! Picking the device with the most free memory before any work starts, without creating a context on the others.
+//! Chooses the device with the most free memory before any work starts. It creates no context on the other devices.
 //!
 //! `cargo run --example choose_gpu`
 
@@ -9,7 +9,7 @@ fn main() -> Result<()> {
     if !gpumem::is_available() {
         Gpu::nth(1)?; // two simulated devices
     }
-    let _held = Gpu::nth(0)?.alloc(Bytes::gib(2))?; // somebody else's memory
+    let _held = Gpu::nth(0)?.alloc(Bytes::gib(2))?; // stands for the memory of another process
 
     for (id, memory) in gpu_mem_get_all().iter().enumerate() {
         println!("{id}: {memory}");

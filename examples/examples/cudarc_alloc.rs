@@ -1,4 +1,4 @@
-//! A program on cudarc's own safe API: real slices, real streams. Without a GPU the same steps run on a simulated one.
+//! A program that uses cudarc's safe API. Without a GPU, the same steps run on a simulated one.
 //!
 //! `cargo run --example cudarc_alloc`
 
@@ -22,8 +22,8 @@ fn on_cuda(context: &std::sync::Arc<CudaContext>) -> Result<()> {
     }
     drop(table);
 
-    // cudarc takes memory from the device's stream-ordered pool. What is freed there stays with the pool until the
-    // next synchronisation, and what the pool keeps is not free to others.
+    // cudarc allocates from the device's stream-ordered pool. What is freed stays in the pool until the next synchronisation,
+    // and other processes cannot use it until then.
     println!("free:                 {}", gpu_mem_get_free());
     println!("free without caches:  {}", gpu_mem_get_free_no_cache());
     Ok(())

@@ -1,4 +1,4 @@
-//! Labels for slices of cudarc's safe API, which know their type and size. It needs a CUDA device; `mem_tracker` does not.
+//! Labels for cudarc's slices, which know their element type and size. Needs a CUDA device; `mem_tracker` does not.
 //!
 //! `cargo run --example cudarc_labels`
 
@@ -7,7 +7,7 @@ use gpumem_examples::{Gpu, Result};
 
 fn main() -> Result<()> {
     let Gpu::Cuda(context) = Gpu::open()? else {
-        println!("cudarc allocates on CUDA devices alone");
+        println!("cudarc allocates on CUDA devices only");
         return Ok(());
     };
     let stream = context.default_stream();
@@ -16,7 +16,7 @@ fn main() -> Result<()> {
 
     let kernel = stream.alloc_labelled::<f32>("conv1.weight", &[512, 512, 3, 3])?;
     let input = stream.clone_htod(&vec![1_u8; 3 * 224 * 224])?.labelled("input", &[3, 224, 224]);
-    let _scratch = stream.alloc_zeros::<f64>(1 << 20)?; // without a label: by its size
+    let _scratch = stream.alloc_zeros::<f64>(1 << 20)?; // no label: it is listed by its size
     track!(tracker);
 
     drop((kernel, input));

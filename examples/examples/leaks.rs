@@ -1,13 +1,13 @@
-//! What a piece of code left behind, and where it was asked for. For a whole program, without changing it:
-//! `GPUMEM_LEAKS=1 program` says at its end what was not freed; `GPUMEM_BACKTRACE=1` knows the lines of small and of
-//! stream-ordered blocks as well.
+//! Which blocks a piece of code did not free, and which line allocated them. For a whole program, without changing it:
+//! `GPUMEM_LEAKS=1 program` prints at the end what was not freed. Add `GPUMEM_BACKTRACE=1` for the lines of blocks below
+//! 1 MiB.
 //!
 //! `GPUMEM_LEAKS=1 cargo run --example leaks`
 
 use gpumem::{Bytes, GpuMemTrace};
 use gpumem_examples::{Block, Gpu, Result};
 
-/// Keeps what it should only have looked at.
+/// The mistake: it keeps the loss of each step.
 fn step(gpu: &Gpu, history: &mut Vec<Block>) -> Result<()> {
     let _activations = gpu.alloc(Bytes::mib(64))?;
     let loss = gpu.alloc(Bytes::mib(1))?;
@@ -27,12 +27,12 @@ fn main() -> Result<()> {
     println!("still there:");
     for block in trace.live() {
         println!("  {block}");
-        // Who called the function of that line, and so on.
+        // The functions of this program on the stack.
         let by = block.backtrace.iter().filter(|function| function.starts_with("leaks::"));
         by.for_each(|function| println!("    from {function}"));
     }
     drop(trace);
 
-    std::mem::forget(history); // as what a static holds is never dropped
+    std::mem::forget(history); // stands for a static, which is never dropped
     Ok(())
 }

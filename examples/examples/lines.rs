@@ -1,4 +1,4 @@
-//! `#[gpu_mem_trace(lines)]`: which statement of a function takes the memory.
+//! `#[gpu_mem_trace(lines)]`: which statement of a function needs the memory.
 //!
 //! `cargo run --example lines`
 
@@ -23,7 +23,7 @@ fn forward(gpu: &Gpu, input: &Block) -> Result<Block> {
     Ok(logits)
 }
 
-/// The lines of a function that is called are its own; here they are one statement.
+/// The statements of a called function are not listed: the call is one statement.
 fn project(gpu: &Gpu, _hidden: &Block, _input: &Block) -> Result<Block> {
     let _scratch = gpu.alloc(Bytes::kib(1536))?;
     gpu.alloc(Bytes::mib(10))

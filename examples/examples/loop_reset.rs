@@ -1,4 +1,4 @@
-//! Measuring each round of a loop: by `reset`, and by `report_n_reset`, which reports and begins anew from one reading.
+//! Measures each round of a loop: with `reset`, and with `report_n_reset`, which reports and resets in one reading.
 //!
 //! `cargo run --example loop_reset`
 
@@ -32,7 +32,7 @@ fn main() -> Result<()> {
         trace.report_n_reset_with(format!("i={i}"));
     }
 
-    // Once stopped, the figures stay what they were; they are there as numbers, too.
+    // After `stop`, the numbers do not change. `data()` returns them.
     some_code(6)?;
     trace.stop();
     some_code(8)?;

@@ -1,4 +1,4 @@
-//! Which blocks came and went between two lines: a network of VGG's shape, labelled, and what it computes, not labelled.
+//! Which blocks came and went between two lines: the weights of VGG16 with labels, and activations without labels.
 //!
 //! `cargo run --example mem_tracker`
 
@@ -24,7 +24,7 @@ const CONVOLUTIONS: [(usize, usize); 13] = [
 
 fn main() -> Result<()> {
     let gpu = Gpu::open()?;
-    gpumem::preload(); // hears allocations from here on
+    gpumem::preload(); // allocations are intercepted from here on
     let mut tracker = MemTracker::new();
     track!(tracker);
 
@@ -34,7 +34,7 @@ fn main() -> Result<()> {
     let activations = forward(&gpu, 8)?;
     track!(tracker);
 
-    // One more of a shape that there are many of: the difference is one.
+    // One more block of a shape that exists several times: the difference is one.
     let _adapter = tensor(&gpu, "adapter.weight", &[512, 512, 3, 3])?;
     drop(activations);
     track!(tracker);
@@ -54,13 +54,13 @@ fn load(gpu: &Gpu) -> Result<Vec<Block>> {
     Ok(weights)
 }
 
-/// Activations without a label go by their size and the scopes that they were made in.
+/// Blocks without a label are listed by their size, line and scope.
 #[gpu_mem_trace(silent)]
 fn forward(gpu: &Gpu, batch: u64) -> Result<Vec<Block>> {
     [64_u64, 64, 128, 128].iter().map(|channels| gpu.alloc(Bytes::new(batch * channels * 112 * 112 * 4))).collect()
 }
 
-/// A block of `f32`, labelled where allocations are heard.
+/// A block of `f32`, with a label if allocations are intercepted.
 fn tensor(gpu: &Gpu, name: &str, shape: &[usize]) -> Result<Block> {
     let block = gpu.alloc(Bytes::from(shape.iter().product::<usize>() * size_of::<f32>()))?;
     if let Err(error) = block.label(name, shape, "f32")

@@ -1,5 +1,5 @@
-//! One trace for each device. Numbers are CUDA ordinals, whatever `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` say:
-//! try `CUDA_VISIBLE_DEVICES=1,0`.
+//! One trace for each device. Device numbers are CUDA ordinals, whatever `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER`
+//! say: try `CUDA_VISIBLE_DEVICES=1,0`.
 //!
 //! `cargo run --example multi_gpu`
 
@@ -24,7 +24,7 @@ fn main() -> Result<()> {
     }
     traces.iter().for_each(GpuMemTrace::report);
 
-    // A trace without a device is of the thread's current one, and stays with it.
+    // Without `device`, a trace measures the thread's current device. It does not change later.
     let last = gpus.last().expect("there is a device");
     last.make_current()?;
     println!("current device: {}", current_device()?);

@@ -1,4 +1,4 @@
-//! Out of memory: a report that says who holds it, a function that is told, and a second try after the pools gave back.
+//! Out of memory: a report about who holds it, a function that is called, and a second try after the pools were trimmed.
 //!
 //! `cargo run --example out_of_memory`
 
@@ -7,11 +7,11 @@ use gpumem_examples::{Gpu, Result};
 
 fn main() -> Result<()> {
     let gpu = Gpu::open()?;
-    gpumem::preload(); // from here on refusals are heard
+    gpumem::preload(); // allocations are intercepted from here on
     let (free, _) = gpumem::mem_get_info(None)?;
     let part = |sixteenths: u64| Bytes::new(free.get() / 16 * sixteenths);
 
-    // One hook for the process, for your own log; the report goes to stderr by itself.
+    // Optional: a function for your own log. The report goes to stderr without it.
     on_oom(|oom| println!("on_oom: {} asked for in {:?}", oom.asked, oom.path));
 
     let _weights = GpuMemTrace::scope("load", |_| gpu.alloc(part(5)))?;
@@ -20,7 +20,7 @@ fn main() -> Result<()> {
     let train = GpuMemTrace::with_ctx("train");
     assert!(gpu.alloc(part(15)).is_err());
 
-    // The pool's unused memory is given back, and there is room.
+    // The first try fails. Then the pool's unused memory is given back, and the second try succeeds.
     let activations = retry_after_trim(|| gpu.alloc(part(8)))?;
     println!("after a trim: {}", train.data().used);
     drop(activations);

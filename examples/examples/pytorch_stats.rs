@@ -1,4 +1,4 @@
-//! PyTorch's statistics: what is allocated, what is reserved, and the most of both in each step of a loop.
+//! PyTorch's statistics: allocated and reserved memory, and their peaks in each step of a loop.
 //!
 //! `cargo run --example pytorch_stats`
 
@@ -10,7 +10,7 @@ use gpumem_examples::{Gpu, Result};
 
 fn main() -> Result<()> {
     let gpu = Gpu::open()?;
-    // Counting begins here: what is older would be in no figure.
+    // Counting begins here. Blocks that were allocated before are not counted.
     println!("allocated: {}", memory_allocated(None)?);
 
     let mut layers = Vec::new();
@@ -21,7 +21,7 @@ fn main() -> Result<()> {
         println!("step {step}: {} now, {} at most", memory_allocated(None)?, max_memory_allocated(None)?);
     }
 
-    // Asked for, taken from the device for that, and all that is used on the card.
+    // What the program asked for, what the driver gave for it, and what all processes use on the card.
     drop(layers.pop());
     println!("{} allocated, {} reserved", memory_allocated(None)?, memory_reserved(None)?);
     empty_cache()?;

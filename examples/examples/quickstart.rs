@@ -7,10 +7,10 @@ use gpumem_examples::{Block, Gpu, Result};
 
 fn main() -> Result<()> {
     let gpu = Gpu::open()?;
-    gpumem::preload(); // so that the CUDA context is not counted to the first trace
+    gpumem::preload(); // creates the CUDA context now, not inside the first trace
     println!("{}: {}", device_name(None)?, gpu_mem_get(None));
 
-    // The result of the block is handed out, so what it holds counts as used.
+    // The closure returns the block, so its memory counts as used.
     let weights = GpuMemTrace::scope("load", |_| gpu.alloc(Bytes::mib(256)))?;
 
     let mut trace = GpuMemTrace::with_ctx("train");
@@ -21,7 +21,7 @@ fn main() -> Result<()> {
 
     drop(weights);
     trace.report_with("weights freed");
-    Ok(()) // the trace is dropped and reports its exit
+    Ok(()) // the trace is dropped here, and reports
 }
 
 #[gpu_mem_trace]

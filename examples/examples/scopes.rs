@@ -1,4 +1,4 @@
-//! Which part of a program holds the memory: scopes nest, over threads too, and `summary()` tells them apart.
+//! Which part of a program holds the memory: scopes nest, also across threads, and `summary()` has a row for each.
 //!
 //! `cargo run --example scopes`
 
@@ -10,7 +10,7 @@ use gpumem_examples::{Block, Gpu, Result};
 #[gpu_mem_trace(silent)]
 fn load(gpu: &Gpu) -> Result<Vec<Block>> {
     let trace = GpuMemTrace::builder().ctx("shards").silent(true).start()?;
-    // A thread of its own is in no scope; it is handed this one.
+    // A new thread is in no scope. The handle carries this scope to it.
     let handle = trace.handle();
     thread::scope(|threads| {
         let shard = |mib| {

@@ -8,7 +8,7 @@ use gpumem_examples::{Gpu, Result};
 
 fn main() -> Result<()> {
     let gpu = Gpu::open()?;
-    gpumem::preload(); // from here on allocations are heard
+    gpumem::preload(); // allocations are intercepted from here on
 
     let _weights = GpuMemTrace::scope("load", |_| gpu.alloc(Bytes::mib(256)))?;
     let train = GpuMemTrace::with_ctx("train");

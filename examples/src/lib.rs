@@ -1,4 +1,4 @@
-//! What the examples run on: a CUDA device where there is one, else a simulated one, which is announced.
+//! The device of the examples: a CUDA device, or a simulated one if there is none. Then a line says so.
 
 use std::{ptr, sync::Arc};
 
@@ -8,7 +8,7 @@ use gpumem::{
     sim::{SimBlock, SimGpu},
 };
 
-/// A device to take memory from.
+/// A device to allocate from.
 #[derive(Debug)]
 pub enum Gpu {
     /// A CUDA device, with its context current on the thread that opened it.
@@ -17,9 +17,9 @@ pub enum Gpu {
     Simulated(SimGpu),
 }
 
-/// Memory of a device, given back on drop.
+/// Memory of a device. It is freed on drop.
 #[derive(Debug)]
-#[must_use = "dropping it gives the memory back at once"]
+#[must_use = "dropping it frees the memory at once"]
 pub enum Block {
     /// From `cuMemAlloc` or `cuMemAllocAsync`.
     Cuda(CudaBlock),
@@ -27,16 +27,16 @@ pub enum Block {
     Simulated(SimBlock),
 }
 
-/// Memory from `cuMemAlloc` or `cuMemAllocAsync`, given back on drop.
+/// Memory from `cuMemAlloc` or `cuMemAllocAsync`. It is freed on drop.
 #[derive(Debug)]
 pub struct CudaBlock {
     context: Arc<CudaContext>,
     address: sys::CUdeviceptr,
-    /// From the pool, by way of the null stream.
+    /// Allocated from the pool, on the null stream.
     pooled: bool,
 }
 
-/// Why a block or a device was not to be had.
+/// Why a device or a block is not available.
 pub type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
 impl Gpu {
@@ -48,7 +48,7 @@ impl Gpu {
         Self::nth(0)
     }
 
-    /// The device of that number. Where there is no GPU at all, simulated devices up to it are made.
+    /// The device with this number. If there is no GPU, it creates simulated devices up to this number.
     ///
     /// # Errors
     /// When devices are there, but not this one, or it cannot be used.
@@ -77,7 +77,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Takes memory.
+    /// Allocates memory.
     ///
     /// # Errors
     /// When the device is full.
@@ -88,7 +88,7 @@ impl Gpu {
         }
     }
 
-    /// Takes memory of the stream-ordered pool, which keeps it for a while when it is given back.
+    /// Allocates from the stream-ordered pool, which keeps freed memory for a while.
     ///
     /// # Errors
     /// When the device is full, or has no pools.
@@ -101,10 +101,10 @@ impl Gpu {
 }
 
 impl Block {
-    /// Tells what it is, as [`gpumem::label`] does.
+    /// Labels the block, as [`gpumem::label`] does.
     ///
     /// # Errors
-    /// Where allocations are not heard.
+    /// When allocations are not intercepted.
     pub fn label(&self, name: &str, shape: &[usize], dtype: &str) -> gpumem::Result<()> {
         match self {
             Self::Cuda(block) => gpumem::label(name, shape, dtype, block.address),
@@ -127,7 +127,7 @@ impl CudaBlock {
 impl Drop for CudaBlock {
     fn drop(&mut self) {
         let freed = self.context.bind_to_thread().and_then(|()| {
-            // SAFETY: the address came from the function that goes with it in this context and is given back once.
+            // SAFETY: the address came from the matching allocation function in this context and is freed once.
             unsafe {
                 if self.pooled {
                     result::free_async(self.address, ptr::null_mut())

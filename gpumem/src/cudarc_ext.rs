@@ -1,4 +1,4 @@
-//! Labels for memory from cudarc's safe API, whose types know their element type, length and address.
+//! Labels for slices of cudarc's safe API, which know their element type, length and address.
 
 use std::{any::type_name, sync::Arc};
 
@@ -12,16 +12,16 @@ use crate::{
 
 /// Labels for cudarc's slices: see [`label`](crate::label).
 pub trait LabelExt: Sized {
-    /// Tells what the slice is. Its element type and size are known.
+    /// Labels the slice. Its element type and size are known.
     ///
-    /// cudarc is asked for the slice's address as by a kernel that reads it, on the slice's own stream.
+    /// It asks cudarc for the slice's address, as a kernel does that reads the slice on its own stream.
     ///
     /// # Errors
-    /// As [`label`](crate::label), and when the shape has not as many elements as the slice.
+    /// Those of [`label`](crate::label), and when the number of elements in the shape is not that of the slice.
     fn label(&self, name: impl Into<String>, shape: &[usize]) -> Result<()>;
 
-    /// As [`label`](Self::label), for the line that allocates: `stream.alloc_zeros(9)?.labelled("kernel", &[3, 3])`. Where
-    /// allocations are not intercepted the slice stays without a label; a wrong shape is said once on stderr.
+    /// As [`label`](Self::label), for the line that allocates: `stream.alloc_zeros(9)?.labelled("kernel", &[3, 3])`. If
+    /// allocations are not intercepted, the slice has no label. A wrong shape is reported once on stderr.
     #[must_use]
     fn labelled(self, name: impl Into<String>, shape: &[usize]) -> Self {
         if let Err(error) = self.label(name, shape)
@@ -50,7 +50,7 @@ impl<T> LabelExt for CudaSlice<T> {
 
 /// Labelled allocations from cudarc's streams.
 pub trait AllocLabelledExt {
-    /// Allocates a slice of that shape, zeroed, and labels it, as [`LabelExt::labelled`] does.
+    /// Allocates a slice of this shape, filled with zeros, and labels it, as [`LabelExt::labelled`] does.
     ///
     /// # Errors
     /// Those of cudarc's `alloc_zeros`.
@@ -67,7 +67,7 @@ impl AllocLabelledExt for Arc<CudaStream> {
         name: impl Into<String>,
         shape: &[usize],
     ) -> Result<CudaSlice<T>, DriverError> {
-        // More than there can be: the driver says so.
+        // Too many elements for `usize`. The driver refuses the largest size with an error.
         let len = elements(shape).unwrap_or(usize::MAX / size_of::<T>().max(1));
         Ok(self.alloc_zeros(len)?.labelled(name, shape))
     }
@@ -77,7 +77,7 @@ fn elements(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1_usize, |product, size| product.checked_mul(*size))
 }
 
-/// `f32`, `bf16`, `Complex<f32>`: without the modules around the type.
+/// The name of the type without its modules: `f32`, `bf16`, `Complex<f32>`.
 fn dtype<T>() -> &'static str {
     let name = type_name::<T>();
     let path = &name[..name.find(['<', '[', '(']).unwrap_or(name.len())];

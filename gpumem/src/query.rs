@@ -1,6 +1,6 @@
-//! `gpu_mem_get` and its family, under fastai's names and contracts, each with a twin that says what went wrong.
+//! `gpu_mem_get` and its family, with fastai's names and contracts. Each has a `try_` variant that returns a `Result`.
 //!
-//! None of them creates a CUDA context but [`preload`], and only the `no_cache` ones wait for the device.
+//! Only [`preload`] creates a CUDA context, and only the `no_cache` functions wait for the device.
 
 use crate::{
     error::Result,
@@ -9,7 +9,7 @@ use crate::{
     source::Devices,
 };
 
-/// A device that was looked up, for [`gpu_mem_get_used_fast`].
+/// A device that was found once, for [`gpu_mem_get_used_fast`].
 #[derive(Clone, Copy)]
 pub struct GpuHandle {
     devices: &'static dyn Devices,
@@ -17,7 +17,7 @@ pub struct GpuHandle {
 }
 
 impl GpuHandle {
-    /// Looks a device up: the one with this CUDA ordinal, or with `None` the calling thread's current one.
+    /// Finds the device with this CUDA ordinal, or with `None` the calling thread's current one.
     ///
     /// # Errors
     /// Without a driver, or when there is no such device.
@@ -65,7 +65,7 @@ pub(crate) fn device(id: Option<u32>) -> Result<GpuHandle> {
 }
 
 /// Total, free and used memory of one device: the one with this CUDA ordinal, or with `None` the calling thread's
-/// current one. Zeros without a GPU and for a number that is no device.
+/// current one. Returns zeros without a GPU, and for a number that is no device.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::mib(4096))?;
@@ -90,8 +90,8 @@ pub fn try_gpu_mem_get(id: impl Into<Option<u32>>) -> Result<GpuMemory> {
     device(id.into())?.memory()
 }
 
-/// [`gpu_mem_get`] of every device that this process sees, by CUDA ordinal. Empty without a GPU; a device that cannot be
-/// read is zeros.
+/// [`gpu_mem_get`] of each device that this process sees, by CUDA ordinal. Empty without a GPU. A device that cannot be read
+/// has zeros.
 pub fn gpu_mem_get_all() -> Vec<GpuMemory> {
     let count = device_count();
     (0..count).map(gpu_mem_get).collect()
@@ -118,8 +118,8 @@ pub fn try_gpu_mem_get_free() -> Result<Bytes> {
     Ok(device(None)?.memory()?.free)
 }
 
-/// Free memory of the current device after its stream-ordered pools gave back what they do not use: waits for the
-/// device, then trims. Zero without a GPU. Not while a stream is being captured: that would break the capture.
+/// Free memory of the current device without the caches of its stream-ordered pools: waits for the device, trims the pools,
+/// then reads. Zero without a GPU. Do not call it while a stream is being captured: this breaks the capture.
 #[doc(alias("cuMemPoolTrimTo", "empty_cache"))]
 pub fn gpu_mem_get_free_no_cache() -> Bytes {
     try_gpu_mem_get_free_no_cache().unwrap_or_default()
@@ -146,8 +146,8 @@ pub fn try_gpu_mem_get_used() -> Result<Bytes> {
     Ok(device(None)?.memory()?.used)
 }
 
-/// Used memory of the current device after its stream-ordered pools gave back what they do not use: waits for the
-/// device, then trims. Zero without a GPU. Not while a stream is being captured: that would break the capture.
+/// Used memory of the current device without the caches of its stream-ordered pools: waits for the device, trims the pools,
+/// then reads. Zero without a GPU. Do not call it while a stream is being captured: this breaks the capture.
 #[doc(alias("cuMemPoolTrimTo", "empty_cache"))]
 pub fn gpu_mem_get_used_no_cache() -> Bytes {
     try_gpu_mem_get_used_no_cache().unwrap_or_default()
@@ -161,7 +161,7 @@ pub fn try_gpu_mem_get_used_no_cache() -> Result<Bytes> {
     Ok(device(None)?.memory_no_cache()?.used)
 }
 
-/// Used memory of a device that was looked up before. Zero when it cannot be read.
+/// Used memory of a device that was found before. Zero when it cannot be read.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::mib(4096))?;
@@ -183,8 +183,8 @@ pub fn try_gpu_mem_get_used_fast(handle: &GpuHandle) -> Result<Bytes> {
     Ok(handle.memory()?.used)
 }
 
-/// The first device with the most free memory, and how much that is; `(None, 0)` without a GPU. Devices that cannot be
-/// read are passed over.
+/// The device with the most free memory, the first of several, and how much is free. `(None, 0)` without a GPU. Devices that
+/// cannot be read are skipped.
 pub fn gpu_with_max_free_mem() -> (Option<u32>, Bytes) {
     most_free((0..device_count()).filter_map(|id| try_gpu_mem_get(id).ok().map(|memory| (id, memory.free))))
 }
@@ -203,11 +203,11 @@ fn most_free(devices: impl IntoIterator<Item = (u32, Bytes)>) -> (Option<u32>, B
     })
 }
 
-/// Creates the CUDA context of the current device, if there is none, and keeps it for the life of the process: about
-/// half a GiB that would otherwise be counted to the first thing that is traced. Does nothing without a GPU.
+/// Creates the CUDA context of the current device, if there is none, and keeps it for the life of the process. A context takes
+/// about half a GiB, which the first sampled trace would otherwise count as used. Does nothing without a GPU.
 ///
 /// If exact traces are possible, it also begins to intercept allocations, as [`subscribe`](crate::subscribe) does, so that
-/// blocks that are older than the first trace are known. The calling thread's current context stays what it is.
+/// blocks from before the first trace are known. The calling thread's current context does not change.
 #[doc(alias("cuDevicePrimaryCtxRetain", "preload_pytorch"))]
 pub fn preload() {
     let _ = try_preload();
@@ -239,7 +239,7 @@ pub fn is_available() -> bool {
     device_count() > 0
 }
 
-/// How many devices this process sees: none without a driver.
+/// The number of devices that this process sees. 0 without a driver.
 #[doc(alias("cuDeviceGetCount", "torch.cuda.device_count"))]
 pub fn device_count() -> u32 {
     try_device_count().unwrap_or(0)
@@ -253,7 +253,7 @@ pub fn try_device_count() -> Result<u32> {
     devices()?.count()
 }
 
-/// The number of the calling thread's current device; 0 if it has chosen none.
+/// The number of the calling thread's current device. 0 if it has chosen none.
 ///
 /// # Errors
 /// Without a driver, or when it cannot be initialised.
