@@ -1,7 +1,10 @@
-//! The calling thread's stack by number: remembered, else walked.
+//! The number of the calling thread's stack: from the thread's cache, else by a walk.
 
-mod memo;
+mod cache;
+mod last;
 mod modules;
+mod rules;
+mod tables;
 mod unwind;
 
 use std::{
@@ -14,69 +17,73 @@ use std::{
 };
 
 use self::{
-    memo::{Known, Memo, Recent},
+    cache::{CachedStack, StackCache},
+    last::LastStack,
     modules::Modules,
-    unwind::{KEPT, Kept, Start, Unwinder, Walked},
+    rules::CALLEE_SAVED,
+    tables::address_of,
+    unwind::{RegisterAddresses, Unwinder, WalkStart, WalkedFrame},
 };
 use super::stack::as_observer_cold;
 
-/// Functions that are told of. The user's line is among them, however many a framework puts between it and the driver.
-const MOST: usize = 128;
+/// The most functions of a stack that are recorded. It is large enough for the user's line to be among them, below all functions of
+/// a framework.
+const MAX_FUNCTIONS: usize = 128;
 
-/// What is told of a stack: not the functions of files that are to be skipped. The driver's are the same on each stack.
-struct Told {
-    addresses: [usize; MOST],
+/// The functions of a stack, without those of libraries that are left out, such as the driver.
+struct Functions {
+    addresses: [usize; MAX_FUNCTIONS],
     count: usize,
-    /// The walk has come to a function that is skipped.
-    is_behind: bool,
+    /// The walk has reached a function that is left out.
+    has_skipped: bool,
 }
 
-impl Told {
-    /// Adds a function, and says whether there is room for more.
-    fn add(&mut self, walked: &Walked) -> bool {
+impl Functions {
+    /// Adds a function. Returns whether there is room for more.
+    fn add(&mut self, walked: &WalkedFrame) -> bool {
         if walked.is_skipped {
-            // What the driver calls is what listens to it, and no more.
-            self.count = if self.is_behind { self.count } else { 0 };
-            self.is_behind = true;
+            // The functions inside the driver are our hook or callback, so they are left out as well.
+            self.count = if self.has_skipped { self.count } else { 0 };
+            self.has_skipped = true;
         } else if let Some(place) = self.addresses.get_mut(self.count) {
-            *place = unwind::address(walked.address);
+            *place = address_of(walked.address);
             self.count += 1;
         }
-        self.count < MOST
+        self.count < MAX_FUNCTIONS
     }
 }
 
-/// What a thread has for its stacks, less than 64 KiB, from its first one to its end.
+/// What a thread keeps to walk its stacks: less than 64 KiB, from its first stack until it ends.
 struct Walker {
-    /// The thread's stack. Nothing outside of it is read.
+    /// The thread's stack. The walk reads nothing outside of it.
     bounds: Range<u64>,
-    memo: Memo,
+    cache: StackCache,
     unwinder: Unwinder,
     modules: Option<Arc<Modules>>,
 }
 
 thread_local! {
-    // Without a destructor, it is found by one look.
-    static RECENT: UnsafeCell<Recent> = const { UnsafeCell::new(Recent::NONE) };
+    // It has no destructor, so access needs no check whether it was initialised.
+    static LAST: UnsafeCell<LastStack> = const { UnsafeCell::new(LastStack::NONE) };
     static WALKER: RefCell<Option<Walker>> = const { RefCell::new(None) };
 }
 
-/// The program counter, then the registers that functions keep, as they are where the program counter is.
-type Registers = [u64; 1 + KEPT.len()];
+/// The program counter, then the registers that functions preserve, as they are at the program counter.
+type Registers = [u64; 1 + CALLEE_SAVED.len()];
 
-/// What `number` says of the return addresses of the calling thread's stack, innermost first, or said of the same stack
-/// before: it has to say the same of equal ones. It is given at most [`MOST`], without those of files that are to be skipped, nor of
-/// what is called by the innermost of these.
+/// The number of the calling thread's stack. For a new stack it is the result of `number`, which must return the same number for
+/// equal stacks. `number` receives the return addresses, innermost first: at most [`MAX_FUNCTIONS`], without the functions of files
+/// for which `is_skipped` is true, and without all functions that the innermost of these files calls.
 ///
-/// `None` where this cannot be known: the thread runs on another stack than its own or is about to end, or a function on it
-/// is in no file, or in one without tables. It does not panic, and takes no lock and allocates nothing for a stack that is
-/// remembered.
+/// `None` if the stack cannot be walked: the thread runs on another stack than its own, or is about to end, or a function on the
+/// stack is in no file or in a file without tables. It does not panic. For a stack in the cache it takes no lock and allocates
+/// nothing.
 #[inline]
 pub(super) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) -> u32) -> Option<u32> {
     let mut registers = MaybeUninit::<Registers>::uninit();
     let sp: u64;
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: it writes all of the record, which it is handed, and a register.
+    // SAFETY: it writes the whole record at the address that it receives, and one register.
     unsafe {
         asm!(
             "lea {sp}, [rip]",
@@ -95,7 +102,7 @@ pub(super) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
         );
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: it writes all of the record, which it is handed, and a register.
+    // SAFETY: it writes the whole record at the address that it receives, and one register.
     unsafe {
         asm!(
             "adr {sp}, .",
@@ -112,120 +119,121 @@ pub(super) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
             options(nostack, preserves_flags),
         );
     }
-    let registers = registers.as_ptr().expose_provenance() as u64;
-    let recent = RECENT.with(UnsafeCell::get);
-    // SAFETY: it lives as long as the thread, which alone has it, and nobody else refers to it: what is called here reads words.
-    // They are on the thread's own stack, at and above `sp`, as they were when it was kept: a thread's stack begins at one
-    // address all its life.
-    if let Some(known) = unsafe { &*recent }.find(sp, word) {
-        return Some(known);
+    let record = registers.as_ptr().expose_provenance() as u64;
+    let last = LAST.with(UnsafeCell::get);
+    // SAFETY: it exists as long as the thread, only this thread uses it, and there is no other reference to it: `find` only calls
+    // `word`. The words that it reads are on the thread's own stack, at and above `sp`, as they were when it was set, because the
+    // stack of a thread does not move.
+    if let Some(number) = unsafe { &*last }.find(sp, word) {
+        return Some(number);
     }
-    as_observer_cold(|| find(registers, sp, is_skipped, number)).flatten()
+    as_observer_cold(|| find(record, sp, is_skipped, number)).flatten()
 }
 
-/// As [`number`], of a stack that is not the thread's last.
+/// As [`number`], for another stack than the last one.
 #[inline(never)]
-fn find(registers: u64, sp: u64, is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) -> u32) -> Option<u32> {
+fn find(record: u64, sp: u64, is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) -> u32) -> Option<u32> {
     let of_thread = |walker: &RefCell<Option<Walker>>| {
         let walker = &mut *walker.try_borrow_mut().ok()?;
         let walker = walker.get_or_insert_with(Walker::new);
         if !walker.bounds.contains(&sp) {
             return None;
         }
-        // The place of the registers is the same each time at the same place in the program, which the first of them is.
-        match walker.memo.find(sp, walker.bounds.end, word) {
-            Some(known) => {
-                keep(sp, known);
-                Some(known.number)
+        // The words that a walk reads include the registers. Their address depends only on `sp` and the program counter, which is
+        // one of them.
+        match walker.cache.find(sp, walker.bounds.end, word) {
+            Some(stack) => {
+                set_last(sp, stack);
+                Some(stack.number)
             }
-            None => walker.walk(registers, sp, is_skipped, number),
+            None => walker.walk(record, sp, is_skipped, number),
         }
     };
     WALKER.try_with(of_thread).ok()?
 }
 
-/// This is the thread's last stack from now on.
-fn keep(sp: u64, known: Known<'_>) {
-    // SAFETY: this thread alone has it, and nobody else refers to it meanwhile.
-    RECENT.with(|recent| unsafe { &mut *recent.get() }.keep(sp, known));
+/// Sets the thread's last stack.
+fn set_last(sp: u64, stack: CachedStack<'_>) {
+    // SAFETY: only this thread uses it, and there is no other reference to it now.
+    LAST.with(|last| unsafe { &mut *last.get() }.set(sp, stack));
 }
 
-/// The thread has no last stack.
-fn forget_recent() {
+/// From now on the thread has no last stack.
+fn clear_last() {
     // SAFETY: as above.
-    RECENT.with(|recent| unsafe { *recent.get() = Recent::NONE });
+    LAST.with(|last| unsafe { *last.get() = LastStack::NONE });
 }
 
-/// The calling thread remembers no stack from before.
+/// Empties the cache of the calling thread.
 #[cfg(feature = "bench")]
 pub(super) fn forget() {
-    forget_recent();
+    clear_last();
     WALKER.with_borrow_mut(|walker| {
         if let Some(walker) = walker {
-            walker.memo.clear();
+            walker.cache.clear();
         }
     });
 }
 
 /// A word of the calling thread's stack.
 fn word(address: u64) -> u64 {
-    // SAFETY: whoever asks has compared the address with the bounds of the stack that this thread runs on and is the only one
-    // to write to, and found it at or above the stack pointer. It is a multiple of 8, and whatever is there is some number.
-    unsafe { ptr::with_exposed_provenance::<u64>(unwind::address(address)).read_volatile() }
+    // SAFETY: the callers have compared the address with the bounds of the stack on which this thread runs, and it is not below the
+    // stack pointer. Only this thread writes to its stack. The address is a multiple of 8, and any word is a valid number.
+    unsafe { ptr::with_exposed_provenance::<u64>(address_of(address)).read_volatile() }
 }
 
 impl Walker {
     fn new() -> Self {
-        // Where they are not known nothing is in them.
+        // If the bounds are not known, no address is inside them.
         let bounds = stack_of_thread().unwrap_or_default();
-        Self { bounds, memo: Memo::new(), unwinder: Unwinder::new(), modules: None }
+        Self { bounds, cache: StackCache::new(), unwinder: Unwinder::new(), modules: None }
     }
 
     #[cold]
     fn walk(
         &mut self,
-        registers: u64,
+        record: u64,
         sp: u64,
         is_skipped: fn(&[u8]) -> bool,
         number: impl Fn(&[usize]) -> u32,
     ) -> Option<u32> {
         let modules = Modules::current(self.modules.as_ref(), is_skipped)?;
         if self.modules.as_ref().is_some_and(|known| known.generation.unloaded != modules.generation.unloaded) {
-            // What was understood of a library may be of one that is no longer there.
-            forget_recent();
-            self.memo.clear();
+            // A cached rule or stack may be of a library that was unloaded.
+            clear_last();
+            self.cache.clear();
             self.unwinder.clear();
         }
         self.modules = Some(Arc::clone(&modules));
-        let Self { bounds, memo, unwinder, .. } = self;
-        let mut note = memo.begin(sp);
+        let Self { bounds, cache, unwinder, .. } = self;
+        let mut walk = cache.begin(sp);
         let mut read = |address: u64| {
-            let is_of_stack = address.is_multiple_of(8) && sp <= address && address.checked_add(8)? <= bounds.end;
-            is_of_stack.then(|| {
+            let is_on_stack = address.is_multiple_of(8) && sp <= address && address.checked_add(8)? <= bounds.end;
+            is_on_stack.then(|| {
                 let value = word(address);
-                memo.note(&mut note, address, value);
+                cache.add_word(&mut walk, address, value);
                 value
             })
         };
-        let pc = read(registers)?;
-        let kept: Kept = std::array::from_fn(|at| registers + 8 * (1 + at as u64));
-        let mut told = Told { addresses: [0; MOST], count: 0, is_behind: false };
-        unwinder.walk(&modules, &Start { pc, sp, kept }, read, |walked| told.add(&walked))?;
-        let number = number(&told.addresses[..told.count]);
-        memo.keep(note, number);
+        let pc = read(record)?;
+        let registers: RegisterAddresses = std::array::from_fn(|at| record + 8 * (1 + at as u64));
+        let mut functions = Functions { addresses: [0; MAX_FUNCTIONS], count: 0, has_skipped: false };
+        unwinder.walk(&modules, &WalkStart { pc, sp, registers }, read, |walked| functions.add(&walked))?;
+        let number = number(&functions.addresses[..functions.count]);
+        cache.insert(walk, number);
         Some(number)
     }
 }
 
-/// The bounds of the calling thread's stack. Of the first thread the C library reads them in a file.
+/// The bounds of the calling thread's stack. For the main thread, the C library reads them from a file.
 fn stack_of_thread() -> Option<Range<u64>> {
     let mut attributes = MaybeUninit::uninit();
-    // SAFETY: it asks for this thread, which runs, and fills the record in unless it says otherwise.
+    // SAFETY: the thread is this one, which runs. The call initialises the attributes unless it returns an error.
     if unsafe { libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) } != 0 {
         return None;
     }
     let (mut start, mut size) = (ptr::null_mut(), 0);
-    // SAFETY: the record was filled in, is read, and is given back once.
+    // SAFETY: the attributes were initialised. They are read, and destroyed once.
     let is_known = unsafe {
         let answer = libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut start, &raw mut size);
         libc::pthread_attr_destroy(attributes.as_mut_ptr());

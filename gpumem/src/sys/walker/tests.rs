@@ -56,7 +56,7 @@ fn compare() -> (usize, bool) {
     assert!(common < 6, "{common} functions further inside");
     let told = &ours[common..];
     assert_eq!(told, &theirs[..theirs.len().min(told.len())]);
-    assert!(told.len() == theirs.len() || ours.len() == MOST, "{} of {}", told.len(), theirs.len());
+    assert!(told.len() == theirs.len() || ours.len() == MAX_FUNCTIONS, "{} of {}", told.len(), theirs.len());
     (told.len(), is_walked)
 }
 
@@ -230,7 +230,7 @@ fn on_a_stack_that_is_not_the_threads() {
         static SEEN: RefCell<Option<(bool, usize)>> = const { RefCell::new(None) };
     }
     extern "C" fn elsewhere() {
-        let words = || WALKER.with_borrow(|walker| walker.as_ref().map(|walker| walker.memo.words_ever()));
+        let words = || WALKER.with_borrow(|walker| walker.as_ref().map(|walker| walker.cache.words_ever()));
         let before = words();
         let is_known = number(|_| false, |_| 7).is_some() || words() != before;
         let count = RefCell::new(0);
@@ -284,24 +284,24 @@ fn while_the_locals_of_a_thread_are_destroyed() {
 }
 
 #[test]
-fn functions_of_files_that_are_skipped_are_not_told() {
-    let told = |stack: &[(u64, bool)]| {
-        let mut told = Told { addresses: [0; MOST], count: 0, is_behind: false };
-        let taken = stack
-            .iter()
-            .take_while(|(address, is_skipped)| told.add(&Walked { address: *address, is_skipped: *is_skipped }));
-        (taken.count(), told.addresses[..told.count].to_vec())
+fn functions_of_files_that_are_left_out_are_not_recorded() {
+    let recorded = |stack: &[(u64, bool)]| {
+        let mut functions = Functions { addresses: [0; MAX_FUNCTIONS], count: 0, has_skipped: false };
+        let added = stack.iter().take_while(|(address, is_skipped)| {
+            functions.add(&WalkedFrame { address: *address, is_skipped: *is_skipped })
+        });
+        (added.count(), functions.addresses[..functions.count].to_vec())
     };
     let (user, driver) = (false, true);
-    assert_eq!(told(&[(1, user), (2, user), (3, user)]), (3, vec![1, 2, 3]));
-    // A callback of ours, the driver, the user, the driver once more, which calls a function of the user's.
-    let heard = [(1, user), (2, user), (3, driver), (4, driver), (5, user), (6, user), (7, driver), (8, user)];
-    assert_eq!(told(&heard), (8, vec![5, 6, 8]));
-    assert_eq!(told(&[(1, user), (2, driver)]), (2, vec![]));
-    // The driver's take no room.
+    assert_eq!(recorded(&[(1, user), (2, user), (3, user)]), (3, vec![1, 2, 3]));
+    // Our callback, the driver, the user, the driver again, and a function of the user that the driver calls.
+    let nested = [(1, user), (2, user), (3, driver), (4, driver), (5, user), (6, user), (7, driver), (8, user)];
+    assert_eq!(recorded(&nested), (8, vec![5, 6, 8]));
+    assert_eq!(recorded(&[(1, user), (2, driver)]), (2, vec![]));
+    // The driver's functions take no room.
     let deep = |driver_s: u64, users: u64| -> Vec<_> {
         (1..=driver_s).map(|at| (at, driver)).chain((1000..1000 + users).map(|at| (at, user))).collect()
     };
-    assert_eq!(told(&deep(100, 127)), (227, (1000..1127).collect()));
-    assert_eq!(told(&deep(100, 200)), (227, (1000..1128).collect()));
+    assert_eq!(recorded(&deep(100, 127)), (227, (1000..1127).collect()));
+    assert_eq!(recorded(&deep(100, 200)), (227, (1000..1128).collect()));
 }

@@ -2,9 +2,15 @@
 
 use std::sync::Arc;
 
-use super::*;
+use super::{
+    super::{
+        modules::Module,
+        tables::{Tables, memory},
+    },
+    *,
+};
 
-/// An address at the beginning and one in the midst of each function of a module.
+/// An address at the beginning and one in the middle of each function of a module.
 fn addresses(module: &Module) -> Vec<u64> {
     let tables = Tables::of(module).unwrap();
     let table = tables.index.table().unwrap();
@@ -25,19 +31,18 @@ fn module_of(address: u64) -> (Arc<Modules>, Module) {
 }
 
 #[test]
-fn compilers_say_nothing_that_it_does_not_understand() {
+fn compilers_say_nothing_that_it_does_not_rule_for() {
     let mut context = UnwindContext::new_in();
     for address in [addresses as *const () as usize, libc::qsort as *const () as usize] {
         let (_modules, module) = module_of(address as u64);
         let addresses = addresses(&module);
-        let understood = |address: &&u64| understand(&module, **address, &mut context).is_some();
-        let count = addresses.iter().filter(understood).count();
+        let has_rule = |address: &&u64| rule_for(&module, **address, &mut context).is_some();
+        let count = addresses.iter().filter(has_rule).count();
         assert!(count > 2000 && count * 1000 > addresses.len() * 998, "{count} of {}", addresses.len());
     }
 }
 
-/// Tables that say something else than a compiler wrote: it gives up or not, but reads nothing elsewhere and does not
-/// panic.
+/// Damaged tables: the walk may fail, but it reads no other memory and does not panic.
 #[test]
 fn broken_tables_do_no_harm() {
     let (modules, _) = module_of(addresses as *const () as u64);
@@ -70,7 +75,7 @@ fn broken_tables_do_no_harm() {
         let index = copied..copied + (smallest.index.end - from).min(length);
         let module = Module::with(smallest.code.clone(), index, copied..copied + length);
         let count =
-            addresses.iter().filter(|address| understand(&module, address.wrapping_add(moved), &mut context).is_some());
+            addresses.iter().filter(|address| rule_for(&module, address.wrapping_add(moved), &mut context).is_some());
         let count = count.count();
         assert!(round > 0 || count == addresses.len(), "{count} of {}", addresses.len());
         broken += usize::from(count < addresses.len());
@@ -143,22 +148,22 @@ fn frames_of_all_sorts() {
     ];
     let (_tables, module, code) = linked(&functions);
     let modules = Modules::with(vec![module]);
-    // Begins in a function with this stack, and rbp as it is given. What is read besides return addresses is counted.
+    // Begins in a function with this stack and this rbp. It counts the words that are read besides return addresses.
     let walk = |begin: u64, rbp: u64, stack: &[u64]| {
-        let mut kept = [0; KEPT.len()];
-        kept[1] = 8;
-        let start = Start { pc: code + begin, sp: SP, kept };
-        let (mut shown, mut reads) = (Vec::new(), 0);
+        let mut registers = [0; CALLEE_SAVED.len()];
+        registers[1] = 8;
+        let start = WalkStart { pc: code + begin, sp: SP, registers };
+        let (mut visited, mut reads) = (Vec::new(), 0);
         let read = |address: u64| {
             reads += 1;
             let word = address.checked_sub(SP).and_then(|offset| stack.get(usize::try_from(offset / 8).ok()?));
             if address == 8 { Some(rbp) } else { word.copied() }
         };
         let walked = Unwinder::new().walk(&modules, &start, read, |walked| {
-            shown.push(walked.address.wrapping_sub(code));
+            visited.push(walked.address.wrapping_sub(code));
             true
         });
-        (walked.map(|()| shown), reads)
+        (walked.map(|()| visited), reads)
     };
     let at = |offset: u64| code + offset;
     let (inside, end) = (4, at(last) + 4);

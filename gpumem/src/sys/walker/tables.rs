@@ -1,0 +1,79 @@
+//! The tables that compilers write for exceptions (`.eh_frame`), and how an address is found in them.
+
+use std::{ops::Range, ptr, slice};
+
+use gimli::{
+    BaseAddresses, EhFrame, EhFrameHdr, EndianSlice, FrameDescriptionEntry, NativeEndian, ParsedEhFrameHdr, Register,
+    UnwindContext, UnwindSection, Vendor,
+};
+
+use super::{
+    modules::Module,
+    rules::{Bytes, CALLEE_SAVED, InPlace, RETURN_ADDRESS, UnwindRule},
+};
+
+/// The rule for an address, from the tables of its module. `None` if there is none, or if it is not supported here.
+pub(super) fn rule_for(
+    module: &Module,
+    address: u64,
+    context: &mut UnwindContext<usize, InPlace>,
+) -> Option<UnwindRule> {
+    let tables = Tables::of(module)?;
+    let entry = tables.entry(address)?;
+    if entry.is_signal_trampoline()
+        || entry.cie().return_address_register() != Register(CALLEE_SAVED[usize::from(RETURN_ADDRESS)])
+    {
+        return None;
+    }
+    let row = entry.unwind_info_for_address(&tables.entries, &tables.bases, context, address).ok()?;
+    UnwindRule::of(row, &tables.entries, entry.cie().encoding(), module.is_skipped)
+}
+
+/// The tables of a module.
+pub(super) struct Tables {
+    pub(super) bases: BaseAddresses,
+    /// The entries, sorted by address.
+    pub(super) index: ParsedEhFrameHdr<Bytes>,
+    start: u64,
+    entries: EhFrame<Bytes>,
+}
+
+impl Tables {
+    pub(super) fn of(module: &Module) -> Option<Self> {
+        // SAFETY: the module is loaded: the list was compared with the loader's before this walk, and it is not unloaded during the
+        // walk, because one of its functions is on this thread's stack. The ranges are in a segment that is readable.
+        let bytes = |range: Range<u64>| EndianSlice::new(unsafe { memory(range) }, NativeEndian);
+        let bases = BaseAddresses::default().set_eh_frame_hdr(module.index.start);
+        let index = EhFrameHdr::from(bytes(module.index.clone())).parse(&bases, 8).ok()?;
+        let start = index.eh_frame_ptr().direct().ok()?;
+        let mut entries = EhFrame::from(bytes(start..module.readable_up_to(start)?));
+        entries.set_address_size(8);
+        if cfg!(target_arch = "aarch64") {
+            entries.set_vendor(Vendor::AArch64);
+        }
+        Some(Self { bases: bases.set_eh_frame(start), index, start, entries })
+    }
+
+    /// The entry for the function nearest to an address. Its rows say which addresses they are for.
+    pub(super) fn entry(&self, address: u64) -> Option<FrameDescriptionEntry<Bytes>> {
+        let offset = self.index.table()?.lookup(address, &self.bases).ok()?.direct().ok()?.checked_sub(self.start)?;
+        let offset = usize::try_from(offset).ok()?;
+        self.entries.fde_from_offset(&self.bases, offset.into(), EhFrame::cie_from_offset).ok()
+    }
+}
+
+/// The memory in a range of addresses.
+///
+/// # Safety
+/// The memory is readable and does not change while the slice is used.
+pub(super) unsafe fn memory(range: Range<u64>) -> &'static [u8] {
+    let length = address_of(range.end.saturating_sub(range.start));
+    // SAFETY: the caller guarantees it.
+    unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(address_of(range.start)), length) }
+}
+
+/// An address in this process, or a length.
+#[allow(clippy::cast_possible_truncation, reason = "this is built only for 64-bit processors")]
+pub(super) fn address_of(word: u64) -> usize {
+    word as usize
+}
