@@ -50,7 +50,7 @@ pub(crate) fn devices() -> Result<&'static dyn Devices> {
 
 /// From now on all sources record to `R`. The session calls this when it begins.
 pub(crate) fn record_to<R: RecordEvents>() {
-    recorder::set(recorder::Recorder {
+    recorder::set(recorder::EventRecorder {
         record: R::record,
         #[cfg(any(feature = "cupti", feature = "dispatch"))]
         subscribe: driver::subscribe_to::<R>,

@@ -1,11 +1,11 @@
-//! The processes on a device: NVML's lists joined to one line for each.
+//! The processes on a device: NVML's lists, joined into one entry for each process.
 
 use std::{collections::BTreeMap, fs};
 
 use crate::{
     error::Result,
     model::{Bytes, GpuProcess, ProcessKind},
-    sys::nvml::{self, Listed},
+    sys::nvml::{self, ListedProcess},
 };
 
 /// The processes on a device, by pid.
@@ -17,15 +17,15 @@ pub(super) fn on(handle: &nvml::Handle, ordinal: u32) -> Result<Vec<GpuProcess>>
     Ok(processes)
 }
 
-/// What the system calls a process.
+/// The system's name of a process.
 fn short_name(pid: u32) -> Option<String> {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
     Some(name.trim_end().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// A process is in a list for each thing that it does, each time with all that it holds; and once for each slice that it is
-/// on, with what it holds there.
-fn joined(listed: &[Listed]) -> Vec<GpuProcess> {
+/// A process may be in several lists, each time with all its memory: one list for computing, one for graphics. Within a list it has
+/// one entry for each MIG slice, with its memory on that slice.
+fn joined(listed: &[ListedProcess]) -> Vec<GpuProcess> {
     let mut by_slice: BTreeMap<_, (Option<u64>, bool, bool)> = BTreeMap::new();
     for process in listed {
         let (used, compute, graphics) = by_slice.entry((process.pid, process.slice)).or_default();
@@ -43,7 +43,7 @@ fn joined(listed: &[Listed]) -> Vec<GpuProcess> {
         let used = used.map(Bytes::new);
         match processes.last_mut().filter(|last| last.pid == pid) {
             Some(last) => {
-                // With one part unknown the whole is.
+                // If one part is not known, the sum is not known.
                 last.used = last.used.zip(used).map(|(a, b)| a + b);
                 last.kind = if last.kind == kind { kind } else { ProcessKind::Both };
             }
@@ -64,10 +64,10 @@ mod tests {
         let cases: &[(&[Row], &str)] = &[
             (&[], ""),
             (&[('C', 7, Some(5), 0), ('C', 3, None, 0)], "3 C None, 7 C Some(5)"),
-            // In two lists, of which that of MPS is a list of those that compute.
+            // In two lists. The list of MPS is one of computing processes.
             (&[('C', 7, Some(5), 0), ('G', 7, Some(5), 0)], "7 C+G Some(5)"),
             (&[('C', 7, Some(5), 0), ('C', 7, Some(5), 0)], "7 C Some(5)"),
-            // One of the lists does not tell.
+            // One of the lists has no figure.
             (&[('C', 7, None, 0), ('G', 7, Some(5), 0)], "7 C+G Some(5)"),
             (&[('G', 7, Some(0), 0)], "7 G Some(0)"),
             // On two slices.
@@ -75,21 +75,21 @@ mod tests {
             (&[('C', 7, Some(5), 1), ('C', 7, None, 2)], "7 C None"),
         ];
         for (rows, expected) in cases {
-            let listed = rows.iter().map(|(kind, pid, used, slice)| Listed {
+            let listed = rows.iter().map(|(kind, pid, used, slice)| ListedProcess {
                 pid: *pid,
                 used: *used,
                 graphics: *kind == 'G',
                 slice: (Some(*slice), None),
             });
-            let told = joined(&listed.collect::<Vec<_>>())
+            let entries = joined(&listed.collect::<Vec<_>>())
                 .into_iter()
                 .map(|process| format!("{} {} {:?}", process.pid, process.kind, process.used.map(Bytes::get)));
-            assert_eq!(told.collect::<Vec<_>>().join(", "), *expected, "{rows:?}");
+            assert_eq!(entries.collect::<Vec<_>>().join(", "), *expected, "{rows:?}");
         }
     }
 
     #[test]
-    fn the_system_names_what_runs() {
+    fn the_system_has_a_name_for_a_running_process() {
         assert!(short_name(std::process::id()).is_some_and(|name| !name.is_empty() && !name.ends_with('\n')));
         assert_eq!(short_name(u32::MAX), None);
     }

@@ -19,7 +19,7 @@ pub(crate) trait RecordEvents: 'static {
 }
 
 /// The functions of the type that receives events.
-pub(super) struct Recorder {
+pub(super) struct EventRecorder {
     pub(super) record: fn(&EventKind) -> Answer,
     /// From now on it receives the calls that this source intercepts.
     #[cfg(any(feature = "cupti", feature = "dispatch"))]
@@ -27,16 +27,16 @@ pub(super) struct Recorder {
 }
 
 /// Set when the session begins. Until then an event costs one load.
-static RECORDER: OnceCell<Recorder> = OnceCell::new();
+static RECORDER: OnceCell<EventRecorder> = OnceCell::new();
 
 /// Only the first call has an effect. The process has one session, and so one type that receives events.
-pub(super) fn set(recorder: Recorder) {
+pub(super) fn set(recorder: EventRecorder) {
     let _ = RECORDER.set(recorder);
 }
 
 /// `None` before the session begins.
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
-pub(super) fn get() -> Option<&'static Recorder> {
+pub(super) fn get() -> Option<&'static EventRecorder> {
     RECORDER.get()
 }
 

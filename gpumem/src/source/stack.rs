@@ -1,13 +1,13 @@
-//! What the addresses of a stack mean, in the words of the ground floor.
+//! Resolves the addresses of a stack to the frames of `model`.
 
 use crate::{model::Frame, sys::stack};
 
-/// The frames at these addresses, innermost first, with those that were inlined. Slow: for printing.
+/// The frames at these addresses, innermost first, including inlined functions. Slow, so only for printing.
 pub(crate) fn frames(addresses: &[usize]) -> Vec<Frame> {
     addresses.iter().flat_map(|address| at(*address)).collect()
 }
 
-/// The frames at one address; one that only names its module where nothing else is known.
+/// The frames at one address. If nothing else is known, one frame that has only the module.
 fn at(address: usize) -> Vec<Frame> {
     let module = stack::module_of(address).map(|file| file.to_string_lossy().into_owned());
     let mut symbols = stack::resolve(address);

@@ -1,5 +1,5 @@
 //! The stacks of allocations. A stack is recorded as a number when a block is allocated, and resolved to functions and lines only
-//! when somebody reads it.
+//! when it is read.
 
 use std::{
     collections::HashMap,
@@ -27,7 +27,7 @@ const CAPACITY: usize = 1 << 16;
 /// Stacks are recorded for blocks of at least this size. No block is that large before [`begin`].
 static MIN_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Hashes addresses. It need not resist chosen collisions, because nobody chooses the addresses.
+/// Hashes addresses. It need not resist deliberate collisions, because addresses are not user input.
 #[derive(Default)]
 struct AddressHasher(u64);
 

@@ -1,4 +1,4 @@
-//! Finding a library and making sure that it has what will be called.
+//! Finds libraries, and checks that they have the functions that will be called.
 
 use std::{
     env,
@@ -16,8 +16,8 @@ use crate::{
 
 /// Loads the first of `names` that can be loaded, checks that it has every one of `symbols`, and keeps it loaded.
 ///
-/// cudarc's loader searches by the same names, so what it finds later is what was checked here; it panics where a
-/// library or a symbol is missing, which a tool that only measures must not.
+/// cudarc's loader uses the same names, so it later finds the library that was checked here. cudarc panics if a library or a symbol
+/// is missing; this library must not.
 pub(super) fn load(library: &'static str, names: &[&str], symbols: &[&str]) -> Result<(), Error> {
     let (loaded, _) = open(library, names.iter().map(PathBuf::from))?;
     let missing = symbols.iter().find(|symbol| {
@@ -27,38 +27,38 @@ pub(super) fn load(library: &'static str, names: &[&str], symbols: &[&str]) -> R
     if let Some(symbol) = missing {
         return Err(Kind::NoSymbol { library, symbol: (*symbol).to_owned() }.into());
     }
-    // Kept for the life of the process: a driver library that is unloaded and loaded again starts over.
+    // Never unloaded: a driver library that is unloaded and loaded again would lose its state.
     std::mem::forget(loaded);
     Ok(())
 }
 
-/// Loads the first of `places` that can be loaded, and says which it was.
+/// Loads the first of `paths` that can be loaded. Returns the library and its path.
 pub(super) fn open(
     library: &'static str,
-    places: impl IntoIterator<Item = PathBuf>,
+    paths: impl IntoIterator<Item = PathBuf>,
 ) -> Result<(Library, PathBuf), Error> {
     let mut detail = String::new();
-    for place in places {
+    for path in paths {
         // SAFETY: loading runs the library's initialisers. The names are those of NVIDIA's libraries, whose
         // initialisers have no preconditions; a library of that name put on the path by the user is as trusted as the
         // user's own.
-        match unsafe { Library::new(&place) } {
-            Ok(loaded) => return Ok((loaded, place)),
-            // The loader's own words are the source of the error.
+        match unsafe { Library::new(&path) } {
+            Ok(loaded) => return Ok((loaded, path)),
+            // The loader's own message is the source of the error.
             Err(error) => detail = error.source().map_or_else(|| error.to_string(), ToString::to_string),
         }
     }
     Err(Kind::NoLibrary { library, detail }.into())
 }
 
-/// A symbol of the first of `names` that can be loaded, which is then kept loaded. `None` if it has no such symbol.
+/// A symbol of the first of `names` that can be loaded. The library is never unloaded. `None` if it has no such symbol.
 ///
 /// # Safety
-/// The symbol has to be of this type.
+/// The symbol has this type.
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
 pub(super) unsafe fn symbol<T: Copy>(names: &[&str], symbol: &std::ffi::CStr) -> Option<T> {
     let (library, _) = open("", names.iter().map(PathBuf::from)).ok()?;
-    // SAFETY: of that type, as the caller says.
+    // SAFETY: the caller guarantees the type.
     let found = unsafe { library.get::<T>(symbol.to_bytes_with_nul()) }.ok().map(|found| *found);
     std::mem::forget(library);
     found
@@ -66,19 +66,19 @@ pub(super) unsafe fn symbol<T: Copy>(names: &[&str], symbol: &std::ffi::CStr) ->
 
 const CUPTI_NAMES: &[&str] = &["libcupti.so.13", "libcupti.so.12", "libcupti.so"];
 
-/// Where `libcupti` may be: `GPUMEM_CUPTI`, the loader's own path, the toolkit, Python's packages. It is not part of the
-/// driver, and toolkits do not put it on the loader's path.
+/// Where `libcupti` may be: `GPUMEM_CUPTI`, the loader's own path, the toolkit, Python packages. The driver does not contain it, and
+/// toolkits do not put it on the loader's path.
 pub(super) fn cupti_paths() -> Vec<PathBuf> {
-    let mut places: Vec<PathBuf> = Vec::new();
+    let mut paths: Vec<PathBuf> = Vec::new();
     if let Some(named) = settings().cupti.clone() {
         if named.is_dir() {
-            places.extend(CUPTI_NAMES.iter().map(|name| named.join(name)));
+            paths.extend(CUPTI_NAMES.iter().map(|name| named.join(name)));
         } else {
-            // Named by the user: nothing else will do.
+            // The user named this file, so no other one is tried.
             return vec![named];
         }
     }
-    places.extend(CUPTI_NAMES.iter().map(PathBuf::from));
+    paths.extend(CUPTI_NAMES.iter().map(PathBuf::from));
     let mut folders = Vec::new();
     let toolkits = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"].iter().filter_map(env::var_os).map(PathBuf::from);
     for toolkit in toolkits.chain([PathBuf::from("/usr/local/cuda")]).chain(matching(Path::new("/usr/local"), "cuda-"))
@@ -93,11 +93,11 @@ pub(super) fn cupti_paths() -> Vec<PathBuf> {
         }
     }
     let files = folders.iter().flat_map(|folder| CUPTI_NAMES.iter().map(|name| folder.join(name)));
-    places.extend(files.filter(|file| file.exists()));
-    places
+    paths.extend(files.filter(|file| file.exists()));
+    paths
 }
 
-/// What is in a folder under a name that begins so, the newest version first.
+/// The entries of a folder whose names begin with `beginning`, the newest version first.
 fn matching(folder: &Path, beginning: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<_> = entries

@@ -1,21 +1,21 @@
-//! The program and its libraries, as the loader knows them.
+//! What the loader knows about the program and its libraries.
 
 use std::{ffi::CString, path::PathBuf};
 
-/// What the loader knows of an address.
+/// What the loader knows about an address.
 #[derive(Debug)]
 pub(super) struct Loaded {
-    /// The program or library that it is in.
+    /// The program or library that contains the address.
     pub(super) file: PathBuf,
-    /// The function around it, if its file exports it.
-    #[cfg_attr(not(feature = "backtrace"), expect(dead_code, reason = "stacks alone have functions"))]
+    /// The function that contains the address, if its file exports the function.
+    #[cfg_attr(not(feature = "backtrace"), expect(dead_code, reason = "only stacks need functions"))]
     pub(super) symbol: Option<CString>,
 }
 
 #[cfg(all(feature = "dispatch", target_os = "linux"))]
 pub(super) use self::unix::pin;
 
-/// It takes the loader's lock: not for hooks and callbacks.
+/// What the loader knows about an address. It takes the loader's lock, so hooks and callbacks must not call it.
 #[doc(alias = "dladdr")]
 #[cfg(unix)]
 pub(super) use self::unix::at;
@@ -37,11 +37,10 @@ mod unix {
 
     use super::Loaded;
 
-    /// What the loader knows of this address.
     pub(in super::super) fn at(address: usize) -> Option<Loaded> {
         let info = info(address)?;
         let known_as = OsStr::from_bytes(text(info.dli_fname)?.to_bytes());
-        // Of the program the loader knows only what it was called by.
+        // For the program, the loader knows only the name by which it was started.
         let is_program = env::args_os().next().is_some_and(|called| called == known_as);
         let program = is_program.then(env::current_exe).and_then(Result::ok);
         Some(Loaded {
@@ -50,14 +49,14 @@ mod unix {
         })
     }
 
-    /// Keeps the file that this code is in loaded until the process ends, whoever closes it. The error says why that is not
+    /// Keeps the file with this code loaded until the process ends, even if other code closes it. The error says why this is not
     /// possible.
     #[doc(alias = "RTLD_NODELETE")]
     #[cfg(all(feature = "dispatch", target_os = "linux"))]
     pub(in super::super) fn pin() -> Result<(), String> {
         let here = info(pin as *const () as usize).ok_or("the loader does not know the file of gpumem")?;
-        // The kernel says where the program's headers are: what begins where they do is the program, and stays anyway.
-        // SAFETY: `getauxval` may be asked for anything.
+        // The program itself is never unloaded. The kernel knows the address of its headers.
+        // SAFETY: `getauxval` accepts any value.
         let program = unsafe { libc::getauxval(libc::AT_PHDR) };
         #[expect(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on Linux")]
         if info(program as usize).is_some_and(|program| program.dli_fbase == here.dli_fbase) {
@@ -74,19 +73,19 @@ mod unix {
 
     fn info(address: usize) -> Option<libc::Dl_info> {
         let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-        // SAFETY: any address may be asked about, since it is only compared; `info` is a live `Dl_info`, for which zeros are
-        // a value.
+        // SAFETY: `dladdr` accepts any address, since it only compares it; `info` is a live `Dl_info`, for which zeros are a valid
+        // value.
         unsafe {
             let found = libc::dladdr(ptr::without_provenance::<c_void>(address), info.as_mut_ptr());
             (found != 0).then(|| info.assume_init())
         }
     }
 
-    /// A string of the loader's or of a loaded file, copied at once by who asks.
+    /// A string of the loader or of a loaded file. The caller copies it at once.
     fn text<'a>(text: *const c_char) -> Option<&'a CStr> {
-        // SAFETY: it ends, and lives as long as the file stays loaded. `dladdr` leaves it to its callers that nobody unloads
-        // the file in this very moment: the files that are asked about are the driver, gpumem's own, and those that made an
-        // allocation of GPU memory, which are not unloaded in practice.
+        // SAFETY: the string is terminated, and valid as long as the file is loaded. `dladdr` cannot prevent that the file is
+        // unloaded at this moment. Its callers ask only about the driver, gpumem's own file, and files that allocate GPU memory,
+        // which are not unloaded in practice.
         (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
     }
 }

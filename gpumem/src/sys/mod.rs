@@ -1,5 +1,5 @@
-//! The only unsafe code: NVIDIA's libraries, found and loaded at run time, behind safe functions that return numbers.
-//! Below this line names are NVIDIA's own.
+//! The only unsafe code: NVIDIA's libraries, found and loaded at run time, behind safe functions that return numbers. The names in
+//! this folder are NVIDIA's own.
 
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
 pub(crate) mod calls;
@@ -18,7 +18,7 @@ pub(crate) mod nvml;
 pub(crate) mod process;
 #[cfg(feature = "backtrace")]
 pub(crate) mod stack;
-// Where stacks are walked by the tables of the loaded files; the manifest has the same condition.
+// Stacks are walked by the tables of the loaded files on these targets only; the manifest has the same condition.
 #[cfg(all(
     feature = "backtrace",
     target_os = "linux",

@@ -14,16 +14,16 @@ use crate::error::{Error, Kind};
 
 const LIBRARY: &str = "libnvidia-ml";
 
-/// The driver ships the name with `.1`, only the toolkit adds the one without; nvml-wrapper by itself tries that alone.
+/// The driver installs the name with `.1`; only the toolkit adds the name without it, which is the only one that nvml-wrapper tries.
 const NAMES: &[&str] = if cfg!(windows) { &["nvml.dll"] } else { &["libnvidia-ml.so.1", "libnvidia-ml.so"] };
 
-/// What NVML says of a device's memory, in bytes.
+/// NVML's figures of a device's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Figures {
     pub(crate) total: u64,
     pub(crate) free: u64,
     pub(crate) used: u64,
-    /// `None` from drivers older than 510: it is part of `used` there.
+    /// `None` if the driver is older than 510, which includes it in `used`.
     pub(crate) reserved: Option<u64>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Handle(Device<'static>);
 
 /// A process in one of NVML's lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Listed {
+pub(crate) struct ListedProcess {
     pub(crate) pid: u32,
     /// In bytes; `None` where it is not available.
     pub(crate) used: Option<u64>,
@@ -42,7 +42,7 @@ pub(crate) struct Listed {
     pub(crate) slice: (Option<u32>, Option<u32>),
 }
 
-/// NVML, initialised once for the process, whether that works or not: its constructor looks up every symbol.
+/// NVML, initialised once for the process. A failure is kept as well, because each attempt looks up every symbol.
 fn nvml() -> Result<&'static Nvml, Error> {
     static NVML: OnceCell<Result<Nvml, Error>> = OnceCell::new();
     NVML.get_or_init(init).as_ref().map_err(Clone::clone)
@@ -59,12 +59,12 @@ fn init() -> Result<Nvml, Error> {
 #[doc(alias = "nvmlDeviceGetHandleByUUID")]
 pub(crate) fn device_by_uuid(uuid: [u8; 16], ordinal: u32) -> Result<Handle, Error> {
     let nvml = nvml()?;
-    let uuid = spelled(uuid);
+    let uuid = format_uuid(uuid);
     match nvml.device_by_uuid(format!("GPU-{uuid}")) {
         Ok(device) => Ok(Handle(device)),
         Err(whole) => match nvml.device_by_uuid(format!("MIG-{uuid}")) {
             Ok(slice) => Ok(Handle(slice)),
-            // A driver without MIG refuses the spelling; what it said of the GPU is the reason.
+            // A driver without MIG refuses this form, so the error for the whole GPU is the reason.
             Err(_) => Err(call_failed("nvmlDeviceGetHandleByUUID", whole, Some(ordinal))),
         },
     }
@@ -87,7 +87,7 @@ impl Handle {
 
     /// The processes with a compute or a graphics context on the device; one may be listed more than once.
     #[doc(alias("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"))]
-    pub(crate) fn processes(&self, ordinal: u32) -> Result<Vec<Listed>, Error> {
+    pub(crate) fn processes(&self, ordinal: u32) -> Result<Vec<ListedProcess>, Error> {
         let device = &self.0;
         let older = |found: Result<Vec<ProcessInfo>, NvmlError>, older: &dyn Fn() -> Result<_, NvmlError>| match found {
             Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => older(),
@@ -100,13 +100,13 @@ impl Handle {
         let of_mps = device
             .mps_running_compute_processes()
             .map_err(|error| call_failed("nvmlDeviceGetMPSComputeRunningProcesses_v3", error, Some(ordinal)));
-        // Not every device and driver has these two lists; then nobody is on them.
-        let if_any = |list: Result<_, Error>| match list {
+        // Some devices and drivers do not have these two lists. Then they count as empty.
+        let if_available = |list: Result<_, Error>| match list {
             Err(error) if error.is_unavailable() => Ok(Vec::new()),
             list => list,
         };
         let listed = |graphics| {
-            move |process: ProcessInfo| Listed {
+            move |process: ProcessInfo| ListedProcess {
                 pid: process.pid,
                 used: match process.used_gpu_memory {
                     UsedGpuMemory::Used(bytes) => Some(bytes),
@@ -116,21 +116,20 @@ impl Handle {
                 slice: (process.gpu_instance_id, process.compute_instance_id),
             }
         };
-        let computing = compute.into_iter().chain(if_any(of_mps)?).map(listed(false));
-        Ok(computing.chain(if_any(graphics)?.into_iter().map(listed(true))).collect())
+        let computing = compute.into_iter().chain(if_available(of_mps)?).map(listed(false));
+        Ok(computing.chain(if_available(graphics)?.into_iter().map(listed(true))).collect())
     }
 
-    /// The call of drivers older than 510, which `nvml-wrapper` no longer wraps.
+    /// The function of drivers older than 510, which `nvml-wrapper` does not wrap any more.
     fn memory_v1(&self) -> Result<Figures, NvmlError> {
         let call = match &self.0.nvml().lib().nvmlDeviceGetMemoryInfo {
             Ok(call) => call,
             Err(error) => return Err(NvmlError::FailedToLoadSymbol(error.to_string())),
         };
         let mut info = MaybeUninit::uninit();
-        // SAFETY: the function pointer is the library's own `nvmlDeviceGetMemoryInfo`, whose C signature is the bound
-        // one; the library stays loaded as long as the `'static` Nvml behind `self.0`. The handle came from that very
-        // library, and the out-parameter is a live `nvmlMemory_t`, which the call fills when it succeeds; it is read
-        // only then.
+        // SAFETY: the function pointer is the library's own `nvmlDeviceGetMemoryInfo`, and the binding has its C signature. The
+        // library stays loaded as long as the `'static` Nvml behind `self.0`. The handle came from the same library. The
+        // out-parameter is a live `nvmlMemory_t`, which the call fills if it succeeds; it is read only in that case.
         let info = unsafe {
             nvml_try(call(self.0.handle(), info.as_mut_ptr()))?;
             info.assume_init()
@@ -139,7 +138,7 @@ impl Handle {
     }
 }
 
-/// What a process was started as, if NVML tells.
+/// The command with which a process was started, if NVML returns it.
 #[doc(alias = "nvmlSystemGetProcessName")]
 pub(crate) fn process_name(pid: u32) -> Option<String> {
     const LONGEST: usize = 1024;
@@ -147,7 +146,7 @@ pub(crate) fn process_name(pid: u32) -> Option<String> {
     Some(name).filter(|name| !name.is_empty())
 }
 
-fn spelled(uuid: [u8; 16]) -> String {
+fn format_uuid(uuid: [u8; 16]) -> String {
     use std::fmt::Write;
 
     uuid.iter().enumerate().fold(String::with_capacity(36), |mut text, (at, byte)| {
@@ -159,7 +158,7 @@ fn spelled(uuid: [u8; 16]) -> String {
     })
 }
 
-/// `nvmlReturn_t` by name, and whether it means that there is nothing to read on this machine at all.
+/// The values of `nvmlReturn_t`, with their names, and whether each means that nothing can be read on this machine.
 const RETURNS: &[(u32, &str, bool)] = &[
     (1, "NVML_ERROR_UNINITIALIZED", true),
     (2, "NVML_ERROR_INVALID_ARGUMENT", false),
@@ -201,9 +200,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn uuids_are_spelled_as_nvidia_smi_does() {
+    fn uuids_are_formatted_as_in_nvidia_smi() {
         let uuid = [0x0c, 0xf1, 0x2e, 0xad, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0xa, 0xff];
-        assert_eq!(spelled(uuid), "0cf12ead-0001-0203-0405-060708090aff");
+        assert_eq!(format_uuid(uuid), "0cf12ead-0001-0203-0405-060708090aff");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The process itself: its end, and its copies.
+//! The process itself: its exit, and its forks.
 
 use std::{
     ffi::c_int,
@@ -19,33 +19,33 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Has `callback` called when the process exits, before libraries are torn down that have begun by now: handlers run in reverse
-/// order. It must not unwind.
+/// Calls `callback` when the process exits. Handlers run in reverse order, so libraries that have registered their handlers by now
+/// still work at that moment. `callback` must not unwind.
 pub(crate) fn at_exit(callback: extern "C" fn()) {
     // SAFETY: `atexit` is in the C library that every target of `std` with NVIDIA drivers links; it keeps the function
-    // pointer, which is `'static`, and calls it once with no argument. A refusal (no memory) is harmless: the handler is
-    // then not called.
+    // pointer, which is `'static`, and calls it once with no argument. If `atexit` fails for want of memory, the handler is not
+    // called, which is harmless.
     unsafe { atexit(callback) };
 }
 
-/// What is done in the child of a fork besides noticing it.
+/// The code that runs in the child of a fork.
 static IN_CHILD: OnceCell<fn()> = OnceCell::new();
 
-/// Has `code` run in the child of a fork, where it may do no more than store to atomics.
+/// Runs `code` in the child of a fork. `code` may only store to atomics.
 #[cfg(feature = "dispatch")]
 pub(super) fn at_fork(code: fn()) {
     let _ = IN_CHILD.set(code);
     notice_forks();
 }
 
-/// Has forks of this process noticed from now on.
+/// From now on forks of this process are noticed.
 pub(crate) fn notice_forks() {
-    // Not a cell that is filled once: a child that is forked meanwhile would wait for the thread that fills it.
+    // Not a `OnceCell`: a child that is forked while another thread initialises it would wait for that thread for ever.
     static DONE: AtomicBool = AtomicBool::new(false);
     if !DONE.load(Relaxed) && !DONE.swap(true, Relaxed) {
         #[cfg(unix)]
         // SAFETY: `pthread_atfork` is in the C library of every unix; it keeps the function pointer, which is `'static`,
-        // and calls it in the child of a fork. What is called there stores to an atomic, which is allowed.
+        // and calls it in the child of a fork. The function only stores to atomics, which is allowed there.
         unsafe {
             pthread_atfork(None, None, Some(forked))
         };
@@ -60,9 +60,10 @@ unsafe extern "C" fn forked() {
     }
 }
 
-/// This process is the copy of one that used this crate: see [`notice_forks`]. Its other threads are gone, locks that they
-/// held stay locked for ever, and the CUDA driver does not work in it either. So it takes no lock, of this crate or of the
-/// standard library, and prints nothing: whoever asks for something gets an error.
+/// Whether this process is the child of a fork of a process that used this crate, if [`notice_forks`] was called before the fork. The
+/// other threads do not exist in the child, so locks that they held stay locked for ever, and the CUDA driver does not work there.
+/// So this crate takes no lock in the child, neither its own nor one of the standard library, and prints nothing. Every request
+/// returns an error.
 pub(crate) fn is_forked() -> bool {
     <Std as Primitives>::is_forked()
 }

@@ -1,13 +1,13 @@
-//! Where a call came from: the calling thread's stack as addresses, which is cheap, and what they mean, which is not.
+//! The calling thread's stack as addresses, which is cheap, and the functions and lines at these addresses, which is slow.
 
 use std::{path::PathBuf, ptr};
 
 use super::loader::{self, Loaded};
 
-/// Functions that [`capture`] is asked for: each costs it 0.16 µs, so a stack stays some 5 µs.
-const MOST_CAPTURED: usize = 32;
+/// The most functions that are captured without the walker. Each costs 0.16 µs, so a stack costs at most 5 µs.
+const MAX_CAPTURED: usize = 32;
 
-/// What is known of one address: the function, or one of those that were inlined there.
+/// A function at an address: the one that contains it, or one that was inlined there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Symbol {
     pub(crate) function: Option<String>,
@@ -16,12 +16,12 @@ pub(crate) struct Symbol {
     pub(crate) column: Option<u32>,
 }
 
-/// What `number` says of the calling thread's stack, or said of the same stack before, so it has to say the same of equal ones. It is
-/// given return addresses, innermost first: of at most 128 functions, without those of the files that are to be skipped and
-/// what these call.
+/// The number of the calling thread's stack. For a new stack it is the result of `number`, which must return the same number for
+/// equal stacks. `number` receives the return addresses, innermost first: at most 128, without the functions of files for which
+/// `is_skipped` is true, and without all functions that these call.
 ///
-/// A stack that is remembered costs a comparison with what was on it, without a lock or an allocation. Where stacks are not
-/// remembered it is given what [`capture`] finds, which is slow, and so of fewer functions and with all of them.
+/// For a stack in the thread's cache this compares the words of the stack, and takes no lock and allocates nothing. If stacks cannot
+/// be walked by tables, `number` receives the result of [`capture`]: fewer functions, because it is slow, and none left out.
 #[inline]
 pub(crate) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) -> u32) -> u32 {
     #[cfg(all(target_os = "linux", target_pointer_width = "64", any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -35,14 +35,14 @@ pub(crate) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
 pub(super) use super::calls::as_observer_cold;
 
-/// Without a source that intercepts calls, nobody is told of any.
-#[expect(clippy::unnecessary_wraps, reason = "where there is such a source, the code may have panicked")]
+/// Without a source that intercepts calls, there is no state of the thread to change.
+#[expect(clippy::unnecessary_wraps, reason = "with such a source, the code may have panicked")]
 #[cfg(not(any(feature = "cupti", feature = "dispatch")))]
 pub(super) fn as_observer_cold<T>(code: impl FnOnce() -> T) -> Option<T> {
     Some(code())
 }
 
-/// The calling thread remembers no stack from before.
+/// Empties the calling thread's cache of stacks.
 #[cfg(feature = "bench")]
 pub(crate) fn forget() {
     #[cfg(all(
@@ -53,28 +53,28 @@ pub(crate) fn forget() {
     super::walker::forget();
 }
 
-/// The number of a stack that is not remembered.
+/// The number of a stack that is not in the cache.
 #[cold]
 #[inline(never)]
 pub(crate) fn captured(number: impl Fn(&[usize]) -> u32) -> u32 {
-    let mut addresses = [0; MOST_CAPTURED];
+    let mut addresses = [0; MAX_CAPTURED];
     let count = capture(&mut addresses, 1);
     number(&addresses[..count])
 }
 
-/// Writes the return addresses of the calling thread's stack, innermost first, until `addresses` is full, and says how many
-/// they are. The first is in the function that calls this one, after `skip` more were passed over.
+/// Writes the return addresses of the calling thread's stack, innermost first, until `addresses` is full. Returns their number. The
+/// first one is in the function that calls this one; `skip` leaves out as many more.
 ///
-/// It may be called anywhere, also from a callback of C's: it allocates nothing, takes no lock of its own and does not
-/// panic. Each frame costs as much as the last, so a short `addresses` is the cheap form.
+/// It may be called anywhere, also in a callback from C: it allocates nothing, takes no lock of its own, and does not panic. Each
+/// frame costs the same, so a short `addresses` is cheap.
 #[inline(never)]
 pub(crate) fn capture(addresses: &mut [usize], mut skip: usize) -> usize {
-    // Stacks grow downwards: the frames of the unwinder, and this one, begin below what is in this frame.
-    let mark = 0_u8;
-    let here = ptr::from_ref(&mark).addr();
-    let mut places = addresses.iter_mut();
+    // Stacks grow downwards, so this frame and the frames of the unwinder begin below the address of a local variable.
+    let local = 0_u8;
+    let here = ptr::from_ref(&local).addr();
+    let mut free = addresses.iter_mut();
     let mut count = 0;
-    let take = |frame: &backtrace::Frame| {
+    let visit = |frame: &backtrace::Frame| {
         if frame.sp().addr() <= here {
             return true;
         }
@@ -83,21 +83,21 @@ pub(crate) fn capture(addresses: &mut [usize], mut skip: usize) -> usize {
             return true;
         }
         // The outermost frame of a thread may be in no function.
-        let (address @ 1.., Some(place)) = (frame.ip().addr(), places.next()) else { return false };
-        *place = address;
+        let (address @ 1.., Some(address_out)) = (frame.ip().addr(), free.next()) else { return false };
+        *address_out = address;
         count += 1;
-        places.len() > 0
+        free.len() > 0
     };
-    // SAFETY: what is not synchronised is the crate's use of `dbghelp.dll` on Windows, which nothing else here uses.
-    // Elsewhere this is `_Unwind_Backtrace`, which threads may call at any time, and `take` does not unwind through it.
-    unsafe { backtrace::trace_unsynchronized(take) };
+    // SAFETY: on Windows the crate's use of `dbghelp.dll` is not synchronised; nothing else here uses it. On other systems this is
+    // `_Unwind_Backtrace`, which any thread may call at any time, and `visit` does not unwind through it.
+    unsafe { backtrace::trace_unsynchronized(visit) };
     count
 }
 
-/// What is at an address that [`capture`] gave: innermost first, several where functions were inlined, none where nothing
-/// is known. Slow, since it reads debug information from files, and under a lock: for printing.
+/// The functions at an address that [`capture`] wrote, innermost first: several if functions were inlined there, none if none is
+/// known. It is slow, because it reads debug information from files while it holds a lock. So it is for printing only.
 ///
-/// Of libraries that were loaded after its first call it knows the exported functions alone.
+/// For libraries that were loaded after its first call it finds only exported functions.
 pub(crate) fn resolve(address: usize) -> Vec<Symbol> {
     let mut symbols = Vec::new();
     backtrace::resolve(ptr::without_provenance_mut(address), |symbol| {
@@ -116,15 +116,15 @@ pub(crate) fn resolve(address: usize) -> Vec<Symbol> {
     symbols
 }
 
-/// The file of the program or library that an address is in. It takes the loader's lock: not for callbacks.
+/// The file of the program or library that contains an address. It takes the loader's lock, so callbacks must not call it.
 #[doc(alias = "dladdr")]
 pub(crate) fn module_of(address: usize) -> Option<PathBuf> {
     loaded_at(address).map(|found| found.file)
 }
 
-/// What the loader knows of a return address.
+/// What the loader knows about a return address.
 fn loaded_at(address: usize) -> Option<Loaded> {
-    // Where a call never returns, the return address is behind the function, and may be behind the file.
+    // After a call that never returns, the return address may be behind the function, and even behind the file.
     loader::at(address.checked_sub(1)?)
 }
 
@@ -134,7 +134,7 @@ mod tests {
 
     use super::*;
 
-    /// A function of its own for each depth that the compiler keeps.
+    /// Calls itself `depth` times; `black_box` prevents a tail call.
     #[inline(never)]
     fn deeper(depth: usize, at_the_bottom: &mut dyn FnMut()) {
         match depth {

@@ -90,8 +90,8 @@ impl GraphMemory {
     fn read(&mut self, ordinal: u32, stack: impl FnOnce(u64) -> StackId) {
         let Ok(used) = cuda::graph_memory(ordinal) else { return record_lost() };
         let (was_unread, used) = (self.unread, used.unwrap_or(0));
-        // The figure rose in a launch that was not recorded: nobody knew that this graph allocates, because it was built before the
-        // subscription. The time of the rise is not known.
+        // The figure rose in a launch that was not recorded: it was not known that this graph allocates, because it was built before
+        // the subscription. The time of the rise is not known.
         if used > self.recorded() && !calls::record_graph_launches() && !was_unread {
             record_lost();
         }

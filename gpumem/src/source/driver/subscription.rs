@@ -155,9 +155,9 @@ absent!(by_dispatch, "dispatch");
 /// For benchmarks: hooks in the dispatch table that record nothing.
 #[cfg(all(feature = "bench", feature = "dispatch"))]
 pub(crate) fn hook_for_nobody() -> Result<()> {
-    struct Nobody;
+    struct RecordNothing;
 
-    impl Observe for Nobody {
+    impl Observe for RecordNothing {
         #[inline]
         fn pooled(_: &Caller, _: u64, _: u64, _: u64) {}
 
@@ -167,7 +167,7 @@ pub(crate) fn hook_for_nobody() -> Result<()> {
         fn other(_: &Caller, _: &Call) {}
     }
 
-    crate::sys::dispatch::subscribe::<Nobody>()
+    crate::sys::dispatch::subscribe::<RecordNothing>()
 }
 
 /// For benchmarks: a pair of stream-ordered calls on a stream of device 0, recorded to `R` by the hooks, and the same without hooks.

@@ -133,14 +133,14 @@ fn what_the_observer_calls_is_uncounted_unless_it_is_as_program() {
     thread_local! {
         static RECORDED: std::cell::RefCell<Vec<Call>> = const { std::cell::RefCell::new(Vec::new()) };
     }
-    struct Observer;
+    struct Reentrant;
 
     fn free(name: u64) {
         #[cfg(feature = "cupti")]
         let caller = Caller::Cupti(Context::default());
         #[cfg(not(feature = "cupti"))]
         let caller = Caller::Dispatch;
-        let recorder = CallRecorder::<Observer>::new(caller);
+        let recorder = CallRecorder::<Reentrant>::new(caller);
         if STATE.get() == ThreadState::Observer {
             recorder.as_uncounted().freeing(name);
         } else {
@@ -148,7 +148,7 @@ fn what_the_observer_calls_is_uncounted_unless_it_is_as_program() {
         }
     }
 
-    impl Observe for Observer {
+    impl Observe for Reentrant {
         fn pooled(_: &Caller, _: u64, _: u64, _: u64) {}
 
         fn freeing(_: &Caller, name: u64) {

@@ -21,12 +21,12 @@ use crate::{
 const FIRST_OPTIONAL_NUMBER: u32 = 618;
 
 /// A live subscription.
-struct Subscription(Subscriber);
+struct LiveSubscriber(Subscriber);
 
 // SAFETY: the handle is a token that CUPTI returned; CUPTI's functions may be called with it from any thread.
-unsafe impl Send for Subscription {}
+unsafe impl Send for LiveSubscriber {}
 
-static CURRENT: Mutex<Option<Subscription>> = Mutex::new(None);
+static CURRENT: Mutex<Option<LiveSubscriber>> = Mutex::new(None);
 
 /// From now on `O` receives each call, on the thread that makes it. A call that `O` makes itself is
 /// [`Call::Uncounted`](crate::sys::calls::Call::Uncounted), except in [`as_program`](crate::sys::calls::as_program). Without
@@ -52,7 +52,7 @@ pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
             return Err(error);
         }
     }
-    *current = Some(Subscription(subscriber));
+    *current = Some(LiveSubscriber(subscriber));
     Ok(())
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
 #[doc(alias = "cuptiUnsubscribe")]
 pub(crate) fn unsubscribe() {
     let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(Subscription(subscriber)) = current.take() else { return };
+    let Some(LiveSubscriber(subscriber)) = current.take() else { return };
     if let Ok(cupti) = cupti() {
         // SAFETY: the subscriber was live until here and is not used again.
         unsafe { (cupti.unsubscribe)(subscriber) };

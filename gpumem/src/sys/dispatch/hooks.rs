@@ -38,7 +38,7 @@ macro_rules! hooks {
         /// The rows of [`CALLS`] by name.
         #[allow(non_camel_case_types)]
         #[derive(Clone, Copy)]
-        pub(super) enum Row { $($name),* }
+        pub(super) enum CallRow { $($name),* }
 
         /// One hook for each function. Each integer and each pointer is passed in a register of its own, whatever its width, so
         /// a hook receives and passes on each of them as a whole word.
@@ -49,7 +49,7 @@ macro_rules! hooks {
             $(
                 pub(in super::super) unsafe extern "C" fn $name<O: Observe>($($argument: u64),*) -> u32 {
                     type Implementation = unsafe extern "C" fn($(hooks!(@word $argument)),*) -> u32;
-                    let row = Row::$name as usize;
+                    let row = CallRow::$name as usize;
                     let words = [$($argument),*];
                     // SAFETY: the words are the arguments of this call, which has this shape.
                     unsafe {

@@ -1,4 +1,5 @@
-//! A library as the loader has mapped it: what is code, what is writable, and what is made read-only after relocation.
+//! The segments of a library that the loader has mapped: which are code, which are writable, and which are read-only after
+//! relocation.
 
 use std::{
     ffi::c_int,
@@ -16,16 +17,16 @@ use crate::sys::loader;
 pub(super) struct Image {
     /// Executable segments.
     code: Vec<Range<usize>>,
-    /// Readable segments, the others among them.
+    /// Readable segments, which include the code and the writable ones.
     readable: Vec<Range<usize>>,
     /// Writable segments.
     writable: Vec<Range<usize>>,
-    /// `PT_GNU_RELRO`: read-only since the library was relocated.
+    /// `PT_GNU_RELRO`: read-only after the library was relocated.
     relro: Vec<Range<usize>>,
 }
 
 impl Image {
-    /// The library that an address is in.
+    /// The library that contains an address.
     pub(super) fn around(address: usize) -> Option<Self> {
         struct Search {
             address: usize,
@@ -33,15 +34,15 @@ impl Image {
         }
 
         unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: libc::size_t, search: *mut libc::c_void) -> c_int {
-            // SAFETY: the loader passes a library's entry that is valid during this call, and the pointer that was given to
-            // `dl_iterate_phdr`, which is to the one `Search` and used by nobody else meanwhile.
+            // SAFETY: the loader passes the entry of a library, which is valid during this call, and the pointer that
+            // `dl_iterate_phdr` received. It points to the only `Search`, which nothing else uses meanwhile.
             let (info, search) = unsafe { (&*info, &mut *search.cast::<Search>()) };
             if info.dlpi_phdr.is_null() {
                 return 0;
             }
-            // SAFETY: these are the library's program headers, as many as the loader says.
+            // SAFETY: these are the library's program headers; the loader passes their number.
             let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
-            #[expect(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` where this is built")]
+            #[expect(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
             let image = Image::of(info.dlpi_addr as usize, headers);
             if !image.is_readable(search.address, 1) {
                 return 0;
@@ -51,13 +52,13 @@ impl Image {
         }
 
         let mut search = Search { address, found: None };
-        // SAFETY: `visit` is called during this call alone, with the live `search`, and does not unwind: it allocates, which
-        // aborts where it fails, and indexes nothing.
+        // SAFETY: `visit` is called only during this call, with the live `search`. It does not unwind: it has no index, and a failed
+        // allocation aborts.
         unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
         search.found
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` where this is built")]
+    #[expect(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
     fn of(base: usize, headers: &[libc::Elf64_Phdr]) -> Self {
         let mut image = Self::default();
         for header in headers {
@@ -100,9 +101,8 @@ impl Library for Image {
     fn code(&self, range: Range<usize>) -> Option<Vec<u8>> {
         let length = range.end.checked_sub(range.start).filter(|length| has(&self.code, range.start, *length))?;
         let mut bytes = Vec::with_capacity(length);
-        // SAFETY: the range is in a segment of a library that stays loaded: whoever asks holds a handle to it. Code is not
-        // written to while it runs, but by tools that patch it: any byte that is read is a byte. The vector is as long as is
-        // copied.
+        // SAFETY: the range is in a segment of a library that stays loaded, because the caller holds a handle to it. Only tools that
+        // patch code write to it, and every byte is a valid value. The vector has room for `length` bytes.
         unsafe {
             ptr::copy_nonoverlapping(range.start as *const u8, bytes.as_mut_ptr(), length);
             bytes.set_len(length);
@@ -113,8 +113,8 @@ impl Library for Image {
     fn pointer(&self, address: usize) -> Option<usize> {
         let is_pointer =
             address.is_multiple_of(align_of::<AtomicUsize>()) && self.is_writable(address, size_of::<AtomicUsize>());
-        // SAFETY: it is aligned, and in the writable data of a library that stays loaded, as above. Who writes to a pointer there
-        // writes all of it at once.
+        // SAFETY: it is aligned, and in the writable data of a library that stays loaded, as above. Everybody who writes a pointer
+        // there writes all of it at once.
         is_pointer.then(|| unsafe { AtomicUsize::from_ptr(address as *mut usize) }.load(SeqCst))
     }
 
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_are_told_apart() {
+    fn segments_are_distinguished() {
         let image = Image::of(
             0x10_0000,
             &[

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
-use super::hooks::{HOOKS, Row, hook};
+use super::hooks::{CallRow, HOOKS, hook};
 use crate::sys::calls::Observe;
 
 /// `cuMemAllocAsync` and `cuMemFreeAsync` on a stream, through the hooks.
@@ -30,8 +30,8 @@ pub(crate) fn bare_pair(stream: u64, bytes: u64) {
 }
 
 pub(crate) fn begin() {
-    HOOKS.drivers[Row::cuMemAllocAsync as usize].store(alloc as *const () as usize, Relaxed);
-    HOOKS.drivers[Row::cuMemFreeAsync as usize].store(free as *const () as usize, Relaxed);
+    HOOKS.drivers[CallRow::cuMemAllocAsync as usize].store(alloc as *const () as usize, Relaxed);
+    HOOKS.drivers[CallRow::cuMemFreeAsync as usize].store(free as *const () as usize, Relaxed);
     HOOKS.active.store(true, SeqCst);
 }
 

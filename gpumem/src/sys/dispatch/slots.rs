@@ -70,7 +70,7 @@ pub(super) fn table() -> Result<&'static DispatchTable, Error> {
 impl DispatchTable {
     fn find() -> Result<Self, Error> {
         let (library, _) = dl::open(cuda::LIBRARY, NAMES.iter().map(PathBuf::from))?;
-        // Nobody calls a function that the driver does not have, so it needs no slot.
+        // A function that the driver does not have is never called, so it needs no slot.
         let rows: Vec<(usize, &str, usize)> = CALLS
             .iter()
             .enumerate()

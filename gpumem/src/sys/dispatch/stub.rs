@@ -1,19 +1,19 @@
-//! The exported functions of `libcuda` as bytes: stubs that call the driver's implementation through a pointer.
+//! Decodes the exported functions of `libcuda`: stubs that call the driver's implementation through a pointer.
 //!
-//! NVIDIA documents neither the stubs nor the pointers, so a stub is accepted only if every instruction of it is one of
-//! those that were seen in the drivers 470 to 580 (x86-64) and 535 to 550 (arm64), in their order, with their registers.
+//! NVIDIA documents neither the stubs nor the pointers. So a stub is accepted only if it consists of the same instructions, in the
+//! same order and with the same registers, as in the drivers 470 to 580 (x86-64) and 535 to 550 (arm64).
 
-/// Enough bytes of a stub to read all of it.
+/// The number of bytes that are decoded. No stub is longer.
 pub(super) const LENGTH: usize = 64;
 
-/// The addresses that a stub names.
+/// The addresses in a stub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stub {
     /// The pointer to the implementation.
     pub(super) slot: usize,
     /// A word that the stub compares with [`DEINITIALIZED`]. All stubs of a driver share it.
     pub(super) flag: usize,
-    /// Where the stub continues if the driver is deinitialized: it returns 4 there.
+    /// Where the stub continues if the driver was shut down. The code there returns 4.
     pub(super) refusal: usize,
 }
 
@@ -31,7 +31,7 @@ pub(super) enum Processor {
 }
 
 impl Processor {
-    /// Reads the stub at `address`, of which `code` is the beginning. `None` if it is no stub that is known.
+    /// Decodes the stub at `address`, which begins with `code`. `None` if it is not a known stub.
     pub(super) fn decode(self, code: &[u8; LENGTH], address: usize) -> Option<Stub> {
         match self {
             Self::X86_64 => x86_64(code, address),
@@ -39,7 +39,7 @@ impl Processor {
         }
     }
 
-    /// Whether `code` begins with how a stub returns [`RETURNED`].
+    /// Whether `code` begins with the instructions by which a stub returns [`RETURNED`].
     pub(super) fn is_refusal(self, code: &[u8; LENGTH]) -> bool {
         let first: &[&[u8]] = match self {
             // mov eax, 4; with a frame: mov r12d, 4
@@ -50,8 +50,8 @@ impl Processor {
         first.iter().any(|first| code.starts_with(first))
     }
 
-    /// Finds everything in the code at `address` that can be the end of a stub: what jumps or calls through a pointer. `found` is
-    /// told where it is, and where the pointer is.
+    /// Finds all instructions in the code at `address` that can be the end of a stub: jumps and calls through a pointer. `found`
+    /// receives the address of the instruction and the address of the pointer.
     pub(super) fn each_jump(self, code: &[u8], address: usize, mut found: impl FnMut(usize, usize)) {
         match self {
             Self::X86_64 => {
@@ -90,7 +90,7 @@ fn x86_64(code: &[u8; LENGTH], address: usize) -> Option<Stub> {
     reader.expect(&[0x81, 0x3d])?;
     let flag = reader.displacement()?;
     reader.expect(&DEINITIALIZED.to_le_bytes())?;
-    // The displacement is counted from the end of the instruction, behind the constant.
+    // The displacement is relative to the end of the instruction, which is after the constant.
     let flag = flag.checked_add_signed(4)?;
     let refusal = if reader.expect(&[0x74]).is_some() {
         reader.short_displacement()?
@@ -103,7 +103,7 @@ fn x86_64(code: &[u8; LENGTH], address: usize) -> Option<Stub> {
     Some(Stub { slot, flag, refusal })
 }
 
-/// Bytes that are read one after the other.
+/// Reads bytes in order.
 struct Reader<'a> {
     code: &'a [u8; LENGTH],
     at: usize,
@@ -115,27 +115,27 @@ impl Reader<'_> {
         self.code[self.at..].starts_with(bytes).then(|| self.at += bytes.len())
     }
 
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+    fn read<const N: usize>(&mut self) -> Option<[u8; N]> {
         let bytes = self.code.get(self.at..self.at + N)?.try_into().ok()?;
         self.at += N;
         Some(bytes)
     }
 
-    /// An address that is given as 32 bits, counted from the byte behind them.
+    /// An address that is encoded as 32 bits, relative to the byte after them.
     fn displacement(&mut self) -> Option<usize> {
-        let by = i32::from_le_bytes(self.take()?);
+        let by = i32::from_le_bytes(self.read()?);
         (self.address + self.at).checked_add_signed(by as isize)
     }
 
     /// As [`displacement`](Self::displacement), in 8 bits.
     fn short_displacement(&mut self) -> Option<usize> {
-        let [by] = self.take()?;
+        let [by] = self.read()?;
         (self.address + self.at).checked_add_signed(isize::from(by.cast_signed()))
     }
 }
 
 /// ```text
-///   adrp a, flag; mov b, 0xba00; movk b, 0x321c, lsl 16; ldr c, [a, flag]     in any order that makes sense
+///   adrp a, flag; mov b, 0xba00; movk b, 0x321c, lsl 16; ldr c, [a, flag]     in any order in which each uses earlier results
 ///   cmp c, b
 ///   b.eq refusal
 ///   adrp d, slot; ldr d, [d, slot]; mov x16, d; br x16
@@ -143,20 +143,20 @@ impl Reader<'_> {
 fn aarch64(code: &[u8; LENGTH], address: usize) -> Option<Stub> {
     let words = words(code);
     let pc = |at: usize| address + 4 * at;
-    // What each register holds, as far as the first instructions say.
-    let mut registers = [Held::Unknown; 32];
+    // The value of each register after the first instructions.
+    let mut registers = [RegisterValue::Unknown; 32];
     for (at, word) in words.iter().enumerate().take(4) {
         let instruction = Instruction::of(*word)?;
         match instruction {
-            Instruction::Adrp { to, pages } => registers[to] = Held::Page(page(pc(at), pages)?),
-            Instruction::Movz { to, value } => registers[to] = Held::Constant(value),
+            Instruction::Adrp { to, pages } => registers[to] = RegisterValue::Page(page(pc(at), pages)?),
+            Instruction::Movz { to, value } => registers[to] = RegisterValue::Constant(value),
             Instruction::Movk { to, upper } => {
-                let Held::Constant(lower @ ..=0xffff) = registers[to] else { return None };
-                registers[to] = Held::Constant(upper << 16 | lower);
+                let RegisterValue::Constant(lower @ ..=0xffff) = registers[to] else { return None };
+                registers[to] = RegisterValue::Constant(upper << 16 | lower);
             }
             Instruction::LoadWord { to, base, offset } => {
-                let Held::Page(page) = registers[base] else { return None };
-                registers[to] = Held::Loaded(page + offset);
+                let RegisterValue::Page(page) = registers[base] else { return None };
+                registers[to] = RegisterValue::Loaded(page + offset);
             }
             _ => return None,
         }
@@ -164,8 +164,8 @@ fn aarch64(code: &[u8; LENGTH], address: usize) -> Option<Stub> {
     let [compare, branch, jump @ ..] = &words[4..] else { return None };
     let Instruction::Compare { left, right } = Instruction::of(*compare)? else { return None };
     let held = (registers[left], registers[right]);
-    let ((Held::Loaded(flag), Held::Constant(DEINITIALIZED)) | (Held::Constant(DEINITIALIZED), Held::Loaded(flag))) =
-        held
+    let ((RegisterValue::Loaded(flag), RegisterValue::Constant(DEINITIALIZED))
+    | (RegisterValue::Constant(DEINITIALIZED), RegisterValue::Loaded(flag))) = held
     else {
         return None;
     };
@@ -174,7 +174,7 @@ fn aarch64(code: &[u8; LENGTH], address: usize) -> Option<Stub> {
     Some(Stub { slot: jump_of_arm64(jump, pc(6))?, flag, refusal })
 }
 
-/// The pointer through which these instructions jump: the last line above.
+/// The pointer through which these instructions jump. They are the last line above.
 fn jump_of_arm64(words: &[u32], address: usize) -> Option<usize> {
     let [adrp, load, rest @ ..] = words else { return None };
     let Instruction::Adrp { to: base, pages } = Instruction::of(*adrp)? else { return None };
@@ -205,7 +205,7 @@ fn page(pc: usize, pages: isize) -> Option<usize> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Held {
+enum RegisterValue {
     Unknown,
     Page(usize),
     Constant(u32),

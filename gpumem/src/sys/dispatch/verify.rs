@@ -1,5 +1,5 @@
-//! Whether the stubs of a driver can be relied on: nothing about them is documented, so all that they name has to make sense, and
-//! to be theirs alone.
+//! Whether the stubs of a driver can be used. They are not documented, so every address in a stub must be plausible, and must
+//! belong to that stub only.
 
 use std::{ops::Range, path::PathBuf};
 
@@ -7,16 +7,16 @@ use super::stub::{LENGTH, Processor, Stub};
 
 /// A library in memory.
 pub(super) trait Library {
-    /// The segment of code that an address is in.
+    /// The segment of code that contains an address.
     fn code_around(&self, address: usize) -> Option<Range<usize>>;
     fn is_readable(&self, address: usize, bytes: usize) -> bool;
-    /// It may be written to, also after relocation.
+    /// Whether the memory is writable, also after relocation.
     fn is_writable(&self, address: usize, bytes: usize) -> bool;
-    /// A copy of this code; `None` unless all of it is in the library's code.
+    /// A copy of this range; `None` unless all of it is in the library's code.
     fn code(&self, range: Range<usize>) -> Option<Vec<u8>>;
-    /// The word at an aligned address in the library's writable data; `None` if it is elsewhere.
+    /// The word at an aligned address in the library's writable data; `None` for any other address.
     fn pointer(&self, address: usize) -> Option<usize>;
-    /// The file that has an address which is not the library's.
+    /// The file that contains an address outside of the library.
     fn owner(&self, address: usize) -> Option<PathBuf>;
 
     fn is_code(&self, address: usize) -> bool {
@@ -24,25 +24,25 @@ pub(super) trait Library {
     }
 }
 
-/// What a function's slot is, and what it holds.
+/// A stub that passed all checks, and the pointer in its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct VerifiedStub {
     pub(super) stub: Stub,
     pub(super) implementation: usize,
 }
 
-/// How far a stub's refusal may be from its beginning. 176 bytes are the most that was seen.
-const FARTHEST_REFUSAL: usize = 512;
+/// The largest distance between the beginning of a stub and its refusal. In known drivers it is at most 176 bytes.
+const MAX_REFUSAL_DISTANCE: usize = 512;
 
-/// How much code before the first function and behind the last is looked at. Stubs lie side by side: 10 KiB are the most that was
-/// seen.
+/// How much code before the first function and after the last one is searched. Stubs are next to each other; in known drivers, the
+/// others are within 10 KiB.
 const MARGIN: usize = 64 << 10;
 
-/// How far apart the slots of two stubs may be that have none between them. 296 bytes are the most that was seen.
-const WIDEST_GAP: usize = 1024;
+/// The largest distance between the slots of two stubs with no other slot between them. In known drivers it is at most 296 bytes.
+const MAX_SLOT_GAP: usize = 1024;
 
-/// Reads the stubs of all these functions, and looks at every address that they name. The error is the reason why none of them
-/// is to be used.
+/// Decodes the stubs of all these functions, and checks every address in them. The error is the reason why none of them can be
+/// used.
 pub(super) fn verify(
     library: &impl Library,
     processor: Processor,
@@ -58,12 +58,12 @@ pub(super) fn verify(
     }
     let jumps = jumps(library, processor, functions)?;
     for ((name, address), found) in functions.iter().zip(&found) {
-        check_place(&jumps, name, *address, found.stub)?;
+        check_location(&jumps, name, *address, found.stub)?;
     }
     Ok(found)
 }
 
-/// What one stub says.
+/// Decodes one stub, and checks the addresses in it.
 fn check(library: &impl Library, processor: Processor, name: &str, address: usize) -> Result<VerifiedStub, String> {
     let code_at = |address: usize| -> Option<[u8; LENGTH]> {
         library.code(address..address.checked_add(LENGTH)?)?.try_into().ok()
@@ -89,14 +89,14 @@ fn check(library: &impl Library, processor: Processor, name: &str, address: usiz
     Ok(VerifiedStub { stub, implementation })
 }
 
-/// A place in the code that goes through a slot.
+/// A jump or call through a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Jump {
     at: usize,
     slot: usize,
 }
 
-/// What goes through a slot in the code around these functions: their stubs, and those of the other functions, which are not
+/// All jumps through slots in the code around these functions: in their stubs, and in the stubs of other functions, which are not
 /// intercepted.
 fn jumps(library: &impl Library, processor: Processor, functions: &[(&str, usize)]) -> Result<Vec<Jump>, String> {
     let addresses = || functions.iter().map(|(_, address)| *address);
@@ -116,18 +116,18 @@ fn jumps(library: &impl Library, processor: Processor, functions: &[(&str, usize
     Ok(jumps)
 }
 
-/// That the slot and the refusal are this stub's and nobody else's, and lie where a stub's lie.
-fn check_place(jumps: &[Jump], name: &str, address: usize, stub: Stub) -> Result<(), String> {
+/// Checks that the slot and the refusal belong to this stub only, and are where those of a stub are.
+fn check_location(jumps: &[Jump], name: &str, address: usize, stub: Stub) -> Result<(), String> {
     let mut through = jumps.iter().filter(|jump| jump.slot == stub.slot);
     let (Some(own), None) = (through.next(), through.next()) else {
         return Err(format!("{name} shares its pointer with another function"));
     };
-    if !jumps.iter().any(|jump| jump.slot != stub.slot && jump.slot.abs_diff(stub.slot) <= WIDEST_GAP) {
+    if !jumps.iter().any(|jump| jump.slot != stub.slot && jump.slot.abs_diff(stub.slot) <= MAX_SLOT_GAP) {
         return Err(format!("the pointer of {name} is not beside those of other functions"));
     }
     let between = own.at.min(stub.refusal)..own.at.max(stub.refusal);
-    let is_anothers = jumps.iter().any(|jump| jump != own && between.contains(&jump.at));
-    if is_anothers || stub.refusal.abs_diff(address) > FARTHEST_REFUSAL {
+    let is_of_another = jumps.iter().any(|jump| jump != own && between.contains(&jump.at));
+    if is_of_another || stub.refusal.abs_diff(address) > MAX_REFUSAL_DISTANCE {
         return Err(format!("the stub of {name} leads elsewhere when the driver was shut down"));
     }
     Ok(())

@@ -15,7 +15,7 @@ pub(super) const MAX_WORDS: usize = 512;
 
 /// One stack in the cache.
 #[derive(Clone, Copy, Default)]
-struct Entry {
+struct CacheEntry {
     sp: u64,
     /// The number of its first word, as [`StackCache::next`] counts.
     first: u64,
@@ -29,7 +29,7 @@ struct Entry {
     number: u32,
 }
 
-impl Entry {
+impl CacheEntry {
     /// The indexes of its words in the ring.
     fn words(&self) -> Range<usize> {
         self.start as usize..self.start as usize + self.count as usize
@@ -39,7 +39,7 @@ impl Entry {
 /// The words of a walk that has not ended.
 #[derive(Clone, Copy)]
 pub(super) struct PendingWalk {
-    entry: Entry,
+    entry: CacheEntry,
     is_complete: bool,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct CachedStack<'a> {
 }
 
 pub(super) struct StackCache {
-    entries: Box<[Entry]>,
+    entries: Box<[CacheEntry]>,
     /// The words of all entries: the offset of each from the stack pointer, and its value. Both arrays are rings, in which new words
     /// overwrite the oldest ones.
     offsets: Box<[u32]>,
@@ -66,7 +66,7 @@ impl StackCache {
     /// Allocates all memory that the cache will ever use.
     pub(super) fn new() -> Self {
         Self {
-            entries: vec![Entry::default(); WAYS * SETS].into(),
+            entries: vec![CacheEntry::default(); WAYS * SETS].into(),
             offsets: vec![0; WORDS].into(),
             values: vec![0; WORDS].into(),
             next: 1,
@@ -100,7 +100,7 @@ impl StackCache {
 
     /// Whether the words of an entry were not overwritten, and it is a stack that begins at `sp` and fits into `room` bytes.
     #[inline]
-    fn is_valid(&self, entry: &Entry, sp: u64, room: u64) -> bool {
+    fn is_valid(&self, entry: &CacheEntry, sp: u64, room: u64) -> bool {
         entry.sp == sp && entry.count > 0 && self.next - entry.first <= WORDS as u64 && u64::from(entry.reach) <= room
     }
 
@@ -110,7 +110,7 @@ impl StackCache {
         // The words of one stack must not wrap around the end of the ring.
         self.next += if left < MAX_WORDS { left as u64 } else { 0 };
         let start = u32::try_from(index(self.next)).unwrap_or(0);
-        PendingWalk { entry: Entry { sp, first: self.next, start, ..Entry::default() }, is_complete: true }
+        PendingWalk { entry: CacheEntry { sp, first: self.next, start, ..CacheEntry::default() }, is_complete: true }
     }
 
     /// The walk has read a word. The word overwrites the oldest one at once, also if the walk fails later.
@@ -138,7 +138,7 @@ impl StackCache {
         if walk.is_complete && walk.entry.count > 0 {
             // An empty entry has the lowest number of all.
             if let Some(oldest) = self.entries[set_of(walk.entry.sp)].iter_mut().min_by_key(|entry| entry.first) {
-                *oldest = Entry { number, ..walk.entry };
+                *oldest = CacheEntry { number, ..walk.entry };
             }
         }
     }

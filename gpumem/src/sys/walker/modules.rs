@@ -1,4 +1,4 @@
-//! The program and the libraries that are loaded, by address, with the tables that say how to leave their functions.
+//! The program and the loaded libraries, by address, with their unwind tables.
 
 use std::{
     ffi::{CStr, c_int, c_void},
@@ -9,45 +9,46 @@ use std::{
 
 use libc::{PF_R, PF_X, PT_GNU_EH_FRAME, PT_LOAD, dl_phdr_info};
 
-/// How often libraries were loaded and unloaded.
+/// How many libraries were loaded and unloaded so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Generation {
     loaded: u64,
     pub(super) unloaded: u64,
 }
 
-/// Code of one file: a segment of it.
+/// One segment of code of a file.
 #[derive(Clone, Debug)]
 pub(super) struct Module {
     pub(super) code: Range<u64>,
     /// `.eh_frame_hdr` with its table, up to the end of the section.
     pub(super) index: Range<u64>,
-    /// What is readable around it: `.eh_frame` is in one of these.
+    /// The readable segments of the file; `.eh_frame` is in one of them.
     readable: Arc<[Range<u64>]>,
-    /// Of a library whose frames nobody wants to see.
+    /// Whether the functions of this file are left out of stacks.
     pub(super) is_skipped: bool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Modules {
     pub(super) generation: Generation,
-    /// By address.
+    /// Sorted by address.
     all: Vec<Module>,
 }
 
-/// The newest list that was made.
+/// The newest list, shared by all threads.
 static NEWEST: Mutex<Option<Arc<Modules>>> = Mutex::new(None);
 
 impl Modules {
-    /// What is loaded now, of which `known` is what the caller had. `None` where the loader does not say when that changes.
+    /// The list of what is loaded now; `known` is the list that the caller has. `None` if the loader has no counters that show
+    /// changes.
     ///
-    /// It takes the loader's lock, as a walk of the unwinder does.
+    /// It takes the loader's lock, as the unwinder of the system does.
     pub(super) fn current(known: Option<&Arc<Self>>, is_skipped: fn(&[u8]) -> bool) -> Option<Arc<Self>> {
         let generation = Generation::now()?;
         if let Some(known) = known.filter(|known| known.generation == generation) {
             return Some(Arc::clone(known));
         }
-        // Nobody waits: the child of a fork would do so for ever, for a thread that it does not have.
+        // Not `lock`: in the child of a fork it could wait for ever, for a thread that does not exist there.
         let mut newest = match NEWEST.try_lock() {
             Ok(newest) => newest,
             Err(TryLockError::Poisoned(newest)) => newest.into_inner(),
@@ -74,7 +75,7 @@ impl Modules {
         if info.dlpi_phdr.is_null() {
             return;
         }
-        // SAFETY: the loader hands over the table of a file that it holds loaded during this call.
+        // SAFETY: the loader passes the headers of a file that it keeps loaded during this call.
         let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
         let of =
             |kind, flags| headers.iter().filter(move |header| header.p_type == kind && header.p_flags & flags == flags);
@@ -86,7 +87,7 @@ impl Modules {
         let index =
             of(PT_GNU_EH_FRAME, PF_R).map(range).find(|index| covering(&readable, index.start) >= Some(index.end));
         let Some(index) = index else { return };
-        // SAFETY: a name that is not null is a string of the loader's, which lives as long as the file is loaded.
+        // SAFETY: a name that is not null is a string of the loader, which is valid as long as the file is loaded.
         let name = (!info.dlpi_name.is_null()).then(|| unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes());
         let is_skipped = name.is_some_and(is_skipped);
         let segment = |code| Module { code, index: index.clone(), readable: Arc::clone(&readable), is_skipped };
@@ -100,7 +101,7 @@ impl Modules {
 }
 
 impl Module {
-    /// Where what is at this address is readable up to, as part of the module.
+    /// The end of the readable segment that contains this address.
     pub(super) fn readable_up_to(&self, address: u64) -> Option<u64> {
         covering(&self.readable, address)
     }
@@ -125,23 +126,23 @@ impl Generation {
     }
 }
 
-/// Shows each file that is loaded. None where the loader's records are of an age before the counters.
-fn each<F: FnMut(&dl_phdr_info) -> ControlFlow<()>>(mut show: F) {
+/// Calls `visit` with each loaded file. It is not called if the loader is too old to have the counters.
+fn each<F: FnMut(&dl_phdr_info) -> ControlFlow<()>>(mut visit: F) {
     unsafe extern "C" fn one<F: FnMut(&dl_phdr_info) -> ControlFlow<()>>(
         info: *mut dl_phdr_info,
         size: usize,
-        show: *mut c_void,
+        visit: *mut c_void,
     ) -> c_int {
         if size < size_of::<dl_phdr_info>() {
             return 1;
         }
-        // SAFETY: the loader hands over what it was given, the closure below, which lives until it returns, and a record of
-        // its own, which is as long as it says.
-        let (info, show) = unsafe { (&*info, &mut *show.cast::<F>()) };
-        show(info).is_break().into()
+        // SAFETY: the loader passes the pointer that it received, which is to the closure below and valid until the loader returns,
+        // and a record of its own, which is at least as long as `size`.
+        let (info, visit) = unsafe { (&*info, &mut *visit.cast::<F>()) };
+        visit(info).is_break().into()
     }
-    // SAFETY: `one` is called before this returns, with this pointer, and by this thread alone.
-    unsafe { libc::dl_iterate_phdr(Some(one::<F>), (&raw mut show).cast()) };
+    // SAFETY: `one` is called only before this returns, with this pointer, and only by this thread.
+    unsafe { libc::dl_iterate_phdr(Some(one::<F>), (&raw mut visit).cast()) };
 }
 
 #[cfg(test)]
@@ -150,7 +151,7 @@ impl Modules {
         &self.all
     }
 
-    /// Of a test's own.
+    /// A list that a test makes up.
     pub(super) fn with(all: Vec<Module>) -> Self {
         Self { generation: Generation::default(), all }
     }
@@ -158,7 +159,7 @@ impl Modules {
 
 #[cfg(test)]
 impl Module {
-    /// With an index and all that is readable at these addresses.
+    /// A module with one readable segment.
     pub(super) fn with(code: Range<u64>, index: Range<u64>, readable: Range<u64>) -> Self {
         Self { code, index, readable: std::iter::once(readable).collect(), is_skipped: false }
     }

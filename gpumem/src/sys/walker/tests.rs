@@ -1,4 +1,4 @@
-//! Stacks as programs have them, walked beside the unwinder of the system.
+//! Stacks as programs have them, compared with those of the system's unwinder.
 
 use std::{
     cell::RefCell,
@@ -14,7 +14,7 @@ use std::{
 use super::*;
 use crate::sys::stack::{self, capture};
 
-/// A function of its own for each depth that the compiler keeps.
+/// Calls itself `depth` times; `black_box` prevents a tail call.
 #[inline(never)]
 fn deeper<R>(depth: usize, at_the_bottom: &mut dyn FnMut() -> R) -> R {
     let result = match depth {
@@ -37,27 +37,27 @@ fn add(stack: &[usize]) -> u32 {
     })
 }
 
-/// The calling thread's stack, and whether it was walked for that.
+/// The calling thread's stack, and whether this call walked it.
 fn known() -> Option<(Vec<usize>, bool)> {
     let before = WALKED.with_borrow(Vec::len);
     let number = number(|_| false, add)?;
     WALKED.with_borrow(|walked| Some((walked[number as usize].clone(), walked.len() > before)))
 }
 
-/// Both ways lead through the same functions. How many they are, and whether our own had to be walked.
+/// Compares our stack with that of the system's unwinder. Returns the number of functions, and whether ours was walked.
 #[inline(never)]
 fn compare() -> (usize, bool) {
     let (ours, is_walked) = known().expect("all functions here have tables");
     let mut theirs = [0; 1024];
     let count = capture(&mut theirs, 0);
-    // Each begins at a line of its own here.
+    // The two calls are on different lines here.
     let theirs = &theirs[1..count];
     let common = ours.iter().position(|address| *address == theirs[0]).expect("the caller is on both");
     assert!(common < 6, "{common} functions further inside");
-    let told = &ours[common..];
-    assert_eq!(told, &theirs[..theirs.len().min(told.len())]);
-    assert!(told.len() == theirs.len() || ours.len() == MAX_FUNCTIONS, "{} of {}", told.len(), theirs.len());
-    (told.len(), is_walked)
+    let shared = &ours[common..];
+    assert_eq!(shared, &theirs[..theirs.len().min(shared.len())]);
+    assert!(shared.len() == theirs.len() || ours.len() == MAX_FUNCTIONS, "{} of {}", shared.len(), theirs.len());
+    (shared.len(), is_walked)
 }
 
 #[test]
@@ -80,10 +80,10 @@ fn a_stack_is_walked_once() {
 }
 
 #[test]
-fn each_caller_is_told_from_the_others() {
+fn callers_are_distinguished() {
     #[inline(never)]
     fn one_of_two(path: u32, depth: usize) -> (usize, bool) {
-        // Not one and the same call to the compiler.
+        // Separate calls for the compiler.
         match (depth, path & 1) {
             (0, _) => black_box(compare()),
             (_, 0) => black_box(one_of_two(path >> 1, depth - 1)),
@@ -93,12 +93,12 @@ fn each_caller_is_told_from_the_others() {
             }
         }
     }
-    // By turns, so that each follows the others at the same stack pointer; more of them than a set has room for.
+    // In turns, so that each follows the others at the same stack pointer. They are more than a set has entries.
     let mut walked = 0;
     for round in 0..40 {
         for path in 0..32 {
             walked += usize::from(one_of_two(path, 5).1);
-            assert!(round > 0 || walked == path as usize + 1, "{path} was taken for another");
+            assert!(round > 0 || walked == path as usize + 1, "{path} was mistaken for another one");
         }
     }
     let few: usize = (0..400).map(|turn| usize::from(one_of_two(turn % 8, 5).1)).sum();
@@ -114,7 +114,7 @@ fn through_c_and_on_other_threads() {
 
     let sort = || {
         let mut numbers = [2_u64, 1];
-        // SAFETY: the numbers are as many and as large as it says, and `order` reads none of them.
+        // SAFETY: the count and the size are those of the array, and `order` reads no element.
         unsafe { libc::qsort(numbers.as_mut_ptr().cast(), 2, 8, Some(order)) };
     };
     sort();
@@ -123,7 +123,7 @@ fn through_c_and_on_other_threads() {
     small.spawn(|| assert!(compare().0 > 2)).unwrap().join().unwrap();
 }
 
-/// Has a callback called by a library that is loaded now: a copy of the one that has the system's unwinder.
+/// Loads a library that calls a callback: a copy of the library with the system's unwinder.
 struct Late(*mut c_void);
 
 impl Late {
@@ -132,7 +132,7 @@ impl Late {
         let file = env::temp_dir().join(format!("gpumem-{}-{name}.so", process::id()));
         fs::copy(unwinder, &file).unwrap();
         let path = CString::new(file.as_os_str().as_bytes()).unwrap();
-        // SAFETY: the library has no more to do on loading than its original, which is loaded.
+        // SAFETY: loading the copy does the same as loading the original, which is loaded already.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         fs::remove_file(file).unwrap();
         assert!(!library.is_null());
@@ -142,7 +142,7 @@ impl Late {
     fn call(&self, mut callback: impl FnMut()) {
         type Callback = extern "C" fn(*mut c_void, *mut c_void) -> c_int;
         extern "C" fn each<F: FnMut()>(_: *mut c_void, callback: *mut c_void) -> c_int {
-            // SAFETY: it is what was handed over below.
+            // SAFETY: it is the pointer that is passed below.
             unsafe { (*callback.cast::<F>())() };
             4
         }
@@ -150,7 +150,7 @@ impl Late {
             each::<F>
         }
         let each = of(&callback);
-        // SAFETY: this is its signature, and it ends the walk at 4, so that the callback is called once, by this thread.
+        // SAFETY: this is its signature. The callback returns 4, which ends the walk, so it is called once, on this thread.
         unsafe {
             let symbol = libc::dlsym(self.0, c"_Unwind_Backtrace".as_ptr());
             assert!(!symbol.is_null());
@@ -162,7 +162,7 @@ impl Late {
 
 impl Drop for Late {
     fn drop(&mut self) {
-        // SAFETY: nobody has anything of it any more.
+        // SAFETY: nothing of it is used any more.
         unsafe { libc::dlclose(self.0) };
     }
 }
@@ -179,10 +179,10 @@ fn libraries_come_and_go() {
     let known = [false, false];
     for (step, expected) in [
         ("begin", twice),
-        // A library that comes changes nothing, and its own functions are walked at once.
+        // Loading a library changes nothing for other stacks, and the library's own functions can be walked at once.
         ("load", known),
         ("call", known),
-        // It may be another one that is at these addresses next. That it went is seen when the next stack is walked.
+        // Another library may be loaded at the same addresses next. The next walk notices that this one was unloaded.
         ("unload", known),
         ("walk", twice),
         ("load", known),
@@ -246,7 +246,7 @@ fn on_a_stack_that_is_not_the_threads() {
 
     assert_eq!(number(|_| false, |_| 7), Some(7));
     let mut room = vec![0_u8; 256 << 10];
-    // SAFETY: the contexts are filled in before they are used and live until both were left; the stack is large enough.
+    // SAFETY: the contexts are initialised before they are used, and live until both have returned; the stack is large enough.
     unsafe {
         let (mut own, mut other): (libc::ucontext_t, libc::ucontext_t) = (mem::zeroed(), mem::zeroed());
         assert_eq!(libc::getcontext(&raw mut other), 0);
@@ -275,11 +275,11 @@ fn while_the_locals_of_a_thread_are_destroyed() {
         static LATE: RefCell<Option<Late>> = const { RefCell::new(None) };
     }
     let thread = thread::spawn(|| {
-        // What is used first is destroyed last.
+        // Thread-locals are destroyed in the reverse order of their first use.
         LATE.set(Some(Late));
         assert_eq!(number(|_| false, |_| 7), Some(7));
     });
-    // A panic in there would end the process.
+    // A panic in a destructor of a thread-local would abort the process.
     thread.join().unwrap();
 }
 

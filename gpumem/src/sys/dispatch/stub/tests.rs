@@ -1,8 +1,8 @@
-//! Stubs byte by byte.
+//! Decoding of stubs, byte by byte.
 
 use super::*;
 
-/// Numbers that look random and are the same in each run with the same seed (splitmix64).
+/// Pseudo-random numbers, the same in each run with the same seed (splitmix64).
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -18,13 +18,13 @@ impl Random {
     }
 }
 
-/// How stubs are built.
+/// The form of the stubs of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// Drivers 470 to 555; with a frame, driver 580.
     X86_64 { framed: bool },
-    /// Drivers 535 and 550. The four instructions before the comparison come in one of these orders; the pointer is loaded into
-    /// x16 itself, or copied there.
+    /// Drivers 535 and 550. The four instructions before the comparison have one of these orders. The pointer is loaded into x16, or
+    /// into another register and copied there.
     Arm64 { order: Order, copied: bool },
 }
 
@@ -53,7 +53,7 @@ impl Form {
         }
     }
 
-    /// From one stub to the next.
+    /// The distance from one stub to the next.
     pub(crate) fn distance(self) -> usize {
         match self {
             Self::X86_64 { framed: true } => 192,
@@ -61,7 +61,7 @@ impl Form {
         }
     }
 
-    /// From the beginning to the refusal.
+    /// The distance from the beginning of a stub to its refusal.
     pub(crate) fn refusal(self) -> usize {
         match self {
             Self::X86_64 { framed: false } => 18,
@@ -70,7 +70,7 @@ impl Form {
         }
     }
 
-    /// How many bytes say all of it.
+    /// The number of bytes that determine the stub.
     pub(crate) fn length(self) -> usize {
         match self {
             Self::X86_64 { framed: false } => 18,
@@ -79,7 +79,7 @@ impl Form {
         }
     }
 
-    /// What is between stubs: a `nop` where there are bytes.
+    /// The bytes between stubs: a `nop`.
     pub(crate) fn filler(self) -> u8 {
         if self.processor() == Processor::X86_64 { 0x90 } else { 0 }
     }
@@ -198,10 +198,10 @@ fn stubs_of_drivers_470_to_555_are_read() {
     assert_eq!(Processor::X86_64.decode(&code, 0x4000), Some(stub));
     assert!(Processor::X86_64.is_refusal(&bytes("b8 04 00 00 00 c3")));
     assert!(!Processor::X86_64.is_refusal(&bytes("b8 03 00 00 00 c3")));
-    // A frame belongs to a call, and none to a jump.
+    // A stub with a frame calls; a stub without one jumps.
     let calls = bytes("81 3d 00 10 00 00 00 ba 1c 32 74 06 ff 15 f0 ff ff ff b8 04 00 00 00 c3");
     assert_eq!(Processor::X86_64.decode(&calls, 0x4000), None);
-    // At the end of the address space nothing overflows.
+    // No overflow at the end of the address space.
     assert_eq!(Processor::X86_64.decode(&code, usize::MAX - 200).map(|stub| stub.flag), None);
 }
 
@@ -224,7 +224,7 @@ fn stubs_of_arm64_are_read() {
     assert!(!Processor::X86_64.is_refusal(&code(&[0x5280_0080])));
 }
 
-/// Words from the Arm manual's encodings, not assembled here.
+/// Words encoded by hand from the Arm manual, and not by the functions above.
 #[test]
 fn instructions_of_arm64_are_told_apart() {
     // adrp x0, 0x5000; mov w1, #0xba00; movk w1, #0x321c, lsl #16; ldr w2, [x0, #2748]; cmp w2, w1; b.eq +20;
@@ -259,7 +259,7 @@ fn instructions_of_arm64_are_told_apart() {
         (1, 0xd297_4001, "mov of a whole register"),
         (2, 0x72a6_4382, "another register"),
         (2, 0x72c6_4381, "lsl #32"),
-        (3, 0xb94a_bc22, "from an address that nobody made"),
+        (3, 0xb94a_bc22, "from an address that was not computed"),
         (3, 0xb90a_bc02, "str"),
         (4, 0x6b01_007f, "another register is compared"),
         (4, 0x2b01_005f, "cmn"),

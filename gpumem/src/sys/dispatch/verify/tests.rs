@@ -1,4 +1,4 @@
-//! Stubs of every known form beside each other, in a library of made-up addresses, and what becomes of them when bits change.
+//! Stubs of every known form next to each other, in a library with invented addresses, and the result when bits change.
 
 use super::*;
 use crate::sys::dispatch::stub::tests::{Form, Random};
@@ -6,13 +6,13 @@ use crate::sys::dispatch::stub::tests::{Form, Random};
 const CODE: usize = 0x32_7790;
 const DATA: usize = 0x5bc_a000;
 const DATA_END: usize = 0x5bd_8000;
-/// Where the slots begin. Some words between them belong to no function, and hold no pointer.
+/// The address of the first slot. Some words between the slots belong to no function, and hold no pointer.
 const SLOTS: usize = 0x5bc_f9e8;
 const FLAG: usize = 0x5bd_5d50;
 const IMPLEMENTATIONS: usize = 0x40_0000;
 const STUBS: usize = 200;
 
-/// A driver of one form. Of its functions every fifth is intercepted.
+/// A driver with stubs of one form. Every fifth function is intercepted.
 struct Driver {
     form: Form,
     code: Vec<u8>,
@@ -29,7 +29,7 @@ impl Driver {
         driver
     }
 
-    /// What the stub of this number is to be read as. Slots are not in the order of their functions.
+    /// The expected result for the stub with this number. The slots are not in the order of their functions.
     fn stub(&self, number: usize) -> Stub {
         let (address, slot) = (CODE + number * self.form.distance(), number * 73 % STUBS);
         Stub { slot: SLOTS + (slot + slot / 5) * 8, flag: FLAG, refusal: address + self.form.refusal() }
@@ -66,7 +66,7 @@ impl Library for Driver {
         self.code.get(range.start.checked_sub(CODE)?..range.end.checked_sub(CODE)?).map(<[u8]>::to_vec)
     }
 
-    /// Besides slots, there are other tables of functions.
+    /// A driver also has tables of functions that are not slots.
     fn pointer(&self, address: usize) -> Option<usize> {
         let is_pointer = address.is_multiple_of(8) && self.is_writable(address, 8);
         let is_used = match address.checked_sub(SLOTS).map(|after| after / 8) {
@@ -91,8 +91,8 @@ fn drivers_of_every_known_form_are_read_right() {
     }
 }
 
-/// One to four bits or bytes of one stub are changed. Such a driver is refused, unless the change leaves all addresses what they
-/// were: another register, or two operands of a comparison that changed places.
+/// Changes one to four bits or bytes of one stub. Such a driver is refused, unless all addresses stay the same: only another register
+/// is used, or the operands of a comparison are swapped.
 #[test]
 fn changed_stubs_are_refused() {
     const CHANGES: usize = 10_000;
@@ -100,7 +100,7 @@ fn changed_stubs_are_refused() {
     let mut random = Random::new(7);
     let (mut undecoded, mut unverified, mut same) = (0, 0, 0);
     for number in 0..CHANGES {
-        // Half of them on x86-64.
+        // Half of the changes on x86-64.
         let form = if number % 2 == 0 { forms[number / 2 % 2] } else { forms[2 + number / 2 % (forms.len() - 2)] };
         let mut driver = Driver::new(form);
         let of = random.below(STUBS / 5) * 5;
@@ -131,7 +131,7 @@ fn changed_stubs_are_refused() {
     assert!(same < CHANGES / 100, "{same}");
 }
 
-/// Every single bit.
+/// Changes each single bit.
 #[test]
 fn no_bit_is_overlooked() {
     for form in Form::all() {

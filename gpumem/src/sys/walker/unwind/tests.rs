@@ -1,4 +1,4 @@
-//! Tables of compilers, broken ones, and some of a test's own.
+//! Tables that compilers wrote, damaged tables, and tables that the tests write.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ fn broken_tables_do_no_harm() {
     let smallest = modules.all().iter().min_by_key(size).expect("there are some");
     let addresses = addresses(smallest);
     let (from, to) = (smallest.index.start, smallest.readable_up_to(smallest.index.start).unwrap());
-    // SAFETY: the module is loaded, and nobody unloads it.
+    // SAFETY: the module is loaded, and is not unloaded.
     let sound = unsafe { memory(from..to) };
     let mut context = UnwindContext::new_in();
     let mut seed = 1_u64;
@@ -61,7 +61,7 @@ fn broken_tables_do_no_harm() {
     let mut broken = 0;
     for round in 0..3000 {
         let mut bytes = sound.to_vec();
-        // The copy counts from where it is itself.
+        // The offsets in the copy are relative to the copy.
         let moved = (bytes.as_ptr().addr() as u64).wrapping_sub(from);
         for _ in 0..round.min(1 + random(4)) {
             let at = random(bytes.len());
@@ -83,18 +83,18 @@ fn broken_tables_do_no_harm() {
     assert!(broken > 100, "{broken} were broken");
 }
 
-/// A function of a test's own: how far behind the first one's begin it ends, and what its table says.
+/// A function in a table of the tests: its end, counted from the beginning of the first function, and its instructions.
 type Function<'a> = (u64, &'a [u8]);
 
-/// Tables as a linker writes them, of functions that lie side by side, and where these begin: `.eh_frame_hdr`, then `.eh_frame`.
+/// Tables as a linker writes them (`.eh_frame_hdr`, then `.eh_frame`), for adjacent functions, and the address of the first one.
 #[cfg(target_arch = "x86_64")]
 fn linked(functions: &[Function<'_>]) -> (Vec<u8>, Module, u64) {
-    // Version 1, no augmentation, offsets count 8 bytes downwards, 16 is where a function returns to. At its begin the
-    // frame's end is 8 above the stack pointer, and the return address below that.
+    // Version 1, no augmentation, offsets in units of -8 bytes, register 16 is the return address. At the beginning of a function
+    // the end of the frame is 8 above the stack pointer, and the return address is below the end.
     let mut entries = entry(&[0, 0, 0, 0, 1, 0, 1, 0x78, 16, 0x0c, 7, 8, 0x90, 1]);
     let mut bytes: Vec<u8> = Vec::with_capacity(4096);
     let at = bytes.as_ptr().addr() as u64;
-    // Nobody reads the code itself.
+    // The code itself is never read.
     let code = at + 0x10_0000;
     let (index_length, mut start) = (12 + 8 * functions.len(), code);
     let mut index = vec![1, 0x1b, 0x03, 0x3b];
@@ -118,7 +118,7 @@ fn linked(functions: &[Function<'_>]) -> (Vec<u8>, Module, u64) {
     (bytes, module, code)
 }
 
-/// With its length in front, filled up to a multiple of 8.
+/// Puts the length in front, and pads to a multiple of 8.
 #[cfg(target_arch = "x86_64")]
 fn entry(content: &[u8]) -> Vec<u8> {
     let length = content.len().next_multiple_of(8) + 4;
@@ -134,16 +134,16 @@ fn frames_of_all_sorts() {
     const SP: u64 = 0x7fff_0000;
     let (plain, by_pointer, aligned, last, no_return, loses, gap) = (0x00, 0x10, 0x20, 0x30, 0x40, 0x50, 0x60);
     let functions: [Function<'_>; 6] = [
-        // The frame's end is 16 above the stack pointer.
+        // The end of the frame is 16 above the stack pointer.
         (by_pointer, &[0x0e, 16]),
-        // It is 16 above rbp, whose old value is 16 below it.
+        // The end of the frame is 16 above rbp; the old value of rbp is 16 below the end.
         (aligned, &[0x0c, 6, 16, 0x86, 2]),
-        // It is the word 8 below rbp, whose old value is where rbp points to.
+        // The end of the frame is the word 8 below rbp; the old value of rbp is the word at rbp.
         (last, &[0x0f, 3, 0x76, 0x78, 0x06, 0x10, 6, 2, 0x76, 0]),
         (no_return, &[0x07, 16]),
-        // It ends with a call, which returns to the next function.
+        // The function ends with a call, whose return address is in the next function.
         (loses, &[0x0e, 24]),
-        // It leaves nothing of rbp.
+        // The old value of rbp is lost.
         (gap, &[0x0e, 16, 0x07, 6]),
     ];
     let (_tables, module, code) = linked(&functions);
@@ -169,21 +169,21 @@ fn frames_of_all_sorts() {
     let (inside, end) = (4, at(last) + 4);
     assert_eq!(walk(plain + inside, 0, &[9, end]), (Some(vec![last + 4]), 1));
     assert_eq!(walk(plain + inside, 0, &[9, 0]), (Some(vec![]), 1));
-    // Called at the end of a function: the next one has another frame.
+    // The call is the last instruction of a function, and the next function has another frame.
     assert_eq!(walk(plain + inside, 0, &[9, at(loses), 9, 9, end]), (Some(vec![loses, last + 4]), 2));
-    // By rbp, and through one that leaves it alone, and through one that uses it too.
+    // By rbp; through a function that does not use rbp; through one that does.
     assert_eq!(walk(by_pointer + inside, SP + 16, &[9, 9, 7, end]), (Some(vec![last + 4]), 2));
     let through = [9, at(by_pointer) + 4, 9, 7, end];
     assert_eq!(walk(plain + inside, SP + 24, &through), (Some(vec![by_pointer + 4, last + 4]), 3));
     let two = [9, SP + 32, at(by_pointer) + 4, 9, 7, end];
     assert_eq!(walk(by_pointer + inside, SP + 8, &two), (Some(vec![by_pointer + 4, last + 4]), 4));
-    // Aligned: the frame's end is a word, and so is rbp of the caller.
+    // An aligned frame: its end is a word on the stack, and so is rbp of the caller.
     let aligned_stack = [9, SP + 40, SP + 48, 9, at(by_pointer) + 4, 9, 7, end];
     let expected = Some(vec![by_pointer + 4, last + 4]);
     assert_eq!(walk(aligned + inside, SP + 16, &aligned_stack).0, expected);
-    // What cannot be gone on from.
+    // Stacks on which the walk fails.
     for (begin, rbp, stack) in [
-        // No word there, not in a function, in no module, backwards, and a register that is lost.
+        // No such word; an address in no function; in no module; a frame that ends below its beginning; a register that is lost.
         (plain + inside, 0, &[9][..]),
         (plain + inside, 0, &[9, at(gap) + 4]),
         (plain + inside, 0, &[9, 5]),
