@@ -1,6 +1,6 @@
-//! Amounts of memory, read while compiling.
+//! Parses amounts of memory at compile time.
 
-/// Bytes, as `gpumem::Bytes` reads them from a text; a test holds the two together. A sign may stand before it.
+/// Parses an amount of bytes with the rules of `gpumem::Bytes`; a test compares both. Unlike there, `-` may come first.
 pub(crate) fn bytes(text: &str) -> Option<i128> {
     let trimmed = text.trim();
     if let Some(positive) = trimmed.strip_prefix('-') {
@@ -21,7 +21,7 @@ pub(crate) fn bytes(text: &str) -> Option<i128> {
     u64::try_from(bytes).is_ok().then_some(bytes)
 }
 
-/// Hundredths of a per cent: `5%`, `2.5 %`.
+/// Parses a percentage such as `5%` or `2.5 %`. Returns hundredths of a per cent.
 pub(crate) fn percent(text: &str) -> Option<u32> {
     let number = text.trim().strip_suffix('%')?.trim_end();
     let (whole, part) = decimal(number, 2)?;
@@ -30,7 +30,7 @@ pub(crate) fn percent(text: &str) -> Option<u32> {
 
 const PICO: i128 = 1_000_000_000_000;
 
-/// A number without a sign, whole and parts in 10^12, with at most so many decimals.
+/// Parses a number without a sign and with at most `decimals` decimals. Returns the whole part, and the fraction times 10^12.
 fn decimal(text: &str, decimals: usize) -> Option<(i128, i128)> {
     let (whole, part) = text.split_once('.').map_or((text, None), |(whole, part)| (whole, Some(part)));
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -46,7 +46,7 @@ mod tests {
     use super::{bytes, percent};
 
     #[test]
-    fn amounts_are_those_of_the_library() {
+    fn amounts_are_parsed_as_in_the_library() {
         for text in [
             "0",
             "17",
@@ -84,11 +84,11 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_in_per_cent() {
-        for (text, growth) in
+    fn percentages_are_parsed() {
+        for (text, percentage) in
             [("5%", Some(500)), ("2.5 %", Some(250)), ("0%", Some(0)), ("5", None), ("-5%", None), ("%", None)]
         {
-            assert_eq!(percent(text), growth, "{text}");
+            assert_eq!(percent(text), percentage, "{text}");
         }
     }
 }

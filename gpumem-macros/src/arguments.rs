@@ -1,33 +1,33 @@
-//! Moves the arguments of an `async fn` into the async block that is traced.
+//! Moves the arguments of an `async fn` into the async block that is traced, so that they are dropped in the same order as before.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, format_ident, quote_spanned};
 use syn::{Attribute, FnArg, Pat, PatIdent, Signature, parse_quote};
 
-/// Makes each argument a plain name, and gives the statements that make it what it was, as the compiler itself does for an
-/// `async fn`. They are dropped from the last to the first, whether the body names them or not.
-pub(crate) fn moved(sig: &mut Signature) -> TokenStream {
+/// Replaces each argument by a plain name. Returns the statements that declare the user's arguments again inside the block, as the
+/// compiler itself does for an `async fn`. They are dropped from the last to the first, whether the body uses them or not.
+pub(crate) fn moved_into_block(sig: &mut Signature) -> TokenStream {
     let here = Span::mixed_site();
     let mut tokens = TokenStream::new();
     for (number, input) in sig.inputs.iter_mut().enumerate() {
         let argument = match input {
-            // A `let` cannot declare `self`. The block captures it instead, and drops what it captured after its variables: the same
-            // place where the first argument is dropped.
+            // A `let` cannot declare `self`. The block captures it instead. Captured values are dropped after the variables, just as
+            // the first argument is dropped last.
             FnArg::Receiver(receiver) => {
-                let word = receiver.self_token;
-                tokens.extend(quote_spanned!(here=> let _ = &#word;));
+                let self_word = receiver.self_token;
+                tokens.extend(quote_spanned!(here=> let _ = &#self_word;));
                 continue;
             }
             FnArg::Typed(argument) => argument,
         };
-        let (cfgs, lints) = (only(&argument.attrs, is_cfg), only(&argument.attrs, is_lint));
+        let (cfgs, lints) = (filtered(&argument.attrs, is_cfg), filtered(&argument.attrs, is_lint));
         argument.attrs.retain(|attr| !is_lint(attr));
-        let whole = format_ident!("__gpumem_argument_{number}", span = here);
+        let argument_name = format_ident!("__gpumem_argument_{number}", span = here);
         let (name, declared) = match &*argument.pat {
             Pat::Ident(PatIdent { by_ref: None, subpat: None, mutability, ident, .. }) => {
-                // Clippy objects to a use of a name that begins with `_`, and to one that is declared without an effect.
+                // Clippy warns when a name that begins with `_` is used, and when a `let` has no effect. The inner block avoids both.
                 let (name, value) = if ident.to_string().starts_with('_') {
-                    (&whole, quote_spanned!(here=> { let () = (); #whole }))
+                    (&argument_name, quote_spanned!(here=> { let () = (); #argument_name }))
                 } else {
                     (ident, ident.to_token_stream())
                 };
@@ -35,10 +35,10 @@ pub(crate) fn moved(sig: &mut Signature) -> TokenStream {
             }
             pat => {
                 let declared = quote_spanned! {here=>
-                    #(#cfgs)* let #whole = #whole;
-                    #(#cfgs)* #(#lints)* let #pat = #whole;
+                    #(#cfgs)* let #argument_name = #argument_name;
+                    #(#cfgs)* #(#lints)* let #pat = #argument_name;
                 };
-                (whole, declared)
+                (argument_name, declared)
             }
         };
         *argument.pat = parse_quote!(#name);
@@ -47,16 +47,16 @@ pub(crate) fn moved(sig: &mut Signature) -> TokenStream {
     tokens
 }
 
-fn only(attrs: &[Attribute], which: impl Fn(&Attribute) -> bool) -> Vec<Attribute> {
-    attrs.iter().filter(|attr| which(attr)).cloned().collect()
+fn filtered(attrs: &[Attribute], predicate: impl Fn(&Attribute) -> bool) -> Vec<Attribute> {
+    attrs.iter().filter(|attr| predicate(attr)).cloned().collect()
 }
 
-/// Without the argument there is no variable.
+/// The statement has the same condition as the argument.
 fn is_cfg(attr: &Attribute) -> bool {
     attr.path().is_ident("cfg")
 }
 
-/// What is said of the argument, the compiler finds where it is declared.
+/// The compiler applies lint attributes of an argument where its name is declared, so they move to the statement.
 fn is_lint(attr: &Attribute) -> bool {
     ["allow", "expect", "warn", "deny", "forbid"].iter().any(|level| attr.path().is_ident(level))
 }
@@ -66,11 +66,11 @@ mod tests {
     use syn::parse_quote;
 
     #[test]
-    fn arguments_are_moved_as_they_are_declared() {
+    fn each_argument_is_declared_again() {
         let mut sig = parse_quote! {
             async fn f(&self, mut a: A, #[cfg(x)] #[expect(unused)] (b, _): (B, C), ref c: D, #[other] _: E, _d: F)
         };
-        let statements = super::moved(&mut sig).to_string();
+        let statements = super::moved_into_block(&mut sig).to_string();
         let expected: proc_macro2::TokenStream = parse_quote! {
             let _ = &self;
             let mut a = a;

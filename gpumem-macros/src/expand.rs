@@ -1,69 +1,72 @@
-//! Writes the item back: a guard stands around the body that is traced, and a future is wrapped.
+//! Writes the traced function: a guard around the body, or a traced future.
 
 use proc_macro2::{Span, TokenStream};
-use quote::{ToTokens, quote, quote_spanned};
+use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::parse::Parser;
 use syn::token::Brace;
 use syn::visit_mut::{self, VisitMut};
 use syn::{Block, Error, Expr, ExprAsync, Path, Result, ReturnType, Stmt, Type, parse_quote, parse2};
 
-use crate::args::Args;
 use crate::item::{Function, Impl, Item, Member};
-use crate::{arguments, budget, lines};
+use crate::options::Options;
+use crate::{arguments, lines};
 
-/// A mistake becomes one error, followed by the item as it was: nothing else breaks because of it.
-pub(crate) fn expand(args: TokenStream, item: &TokenStream) -> TokenStream {
-    traced(args, item).unwrap_or_else(|error| {
+/// Returns the traced item. A mistake becomes one error, followed by the unchanged item, so that it causes no further errors.
+pub(crate) fn expand(options: &TokenStream, item: &TokenStream) -> TokenStream {
+    traced_item(options, item).unwrap_or_else(|error| {
         let error = error.into_compile_error();
         quote!(#error #item)
     })
 }
 
-fn traced(args: TokenStream, item: &TokenStream) -> Result<TokenStream> {
+fn traced_item(tokens: &TokenStream, item: &TokenStream) -> Result<TokenStream> {
     let parsed = parse2::<Item>(item.clone())?;
-    let options = args.clone();
-    let args = parse2::<Args>(args)?;
-    if args.skip {
+    let options = parse2::<Options>(tokens.clone())?;
+    if options.skip {
         return Ok(item.clone());
     }
     match parsed {
-        Item::Function(function) => match function.refusal() {
+        Item::Function(function) => match function.unsupported() {
             Some(error) => Err(error),
-            None => Ok(traced_function(&function, &Trace::new(&args))),
+            None => Ok(traced_function(&TokenStream::new(), &function, &Trace::new(&options))),
         },
-        Item::Impl(block) => match &args.ctx {
+        Item::Impl(block) => match &options.ctx {
             Some(ctx) => {
-                let message = "on an `impl` block each method reports under its own name";
+                let message = "`ctx` cannot be used on an `impl` block: each method is reported under its own name";
                 Err(Error::new(ctx.key.span(), message))
             }
-            // First it, then this attribute once more: so the methods have arguments as they have without it.
+            // `#[async_trait]` must run first, so this attribute is written again below it. The methods then have the same arguments
+            // as without this attribute.
             None if block.is_async_trait() => {
-                let (attrs, gpumem) = (&block.attrs, library(args.gpumem.as_ref()));
-                let tail = impl_block(&block, |function| with_body(function, &function.body));
-                Ok(quote!(#(#attrs)* #[#gpumem::gpu_mem_trace(#options)] #tail))
+                let (attrs, gpumem) = (&block.attrs, library(options.library.as_ref()));
+                let block = impl_block(&block, |function| with_body(function, &function.body));
+                Ok(quote!(#(#attrs)* #[#gpumem::gpu_mem_trace(#tokens)] #block))
             }
             None => {
-                let (attrs, trace) = (&block.attrs, Trace::new(&args));
-                let traced = impl_block(&block, |function| {
-                    // Some say otherwise, or have no room for a guard.
-                    let is_traced = !function.has_own_attribute() && function.refusal().is_none();
-                    if is_traced { traced_function(function, &trace) } else { with_body(function, &function.body) }
+                let (attrs, trace) = (&block.attrs, Trace::new(&options));
+                let block = impl_block(&block, |function| {
+                    let is_traced = !function.has_own_attribute() && function.unsupported().is_none();
+                    if is_traced {
+                        traced_function(&TokenStream::new(), function, &trace)
+                    } else {
+                        with_body(function, &function.body)
+                    }
                 });
-                Ok(quote!(#(#attrs)* #traced))
+                Ok(quote!(#(#attrs)* #block))
             }
         },
     }
 }
 
-/// The block without its attributes, with each method that has a body as `written` has it.
-fn impl_block(block: &Impl, written: impl Fn(&Function) -> TokenStream) -> TokenStream {
+/// The block without its attributes. `write` returns the tokens of each method that has a body.
+fn impl_block(block: &Impl, write: impl Fn(&Function) -> TokenStream) -> TokenStream {
     let Impl { head, brace, inner_attrs, members, .. } = block;
     let mut tokens = head.clone();
     brace.surround(&mut tokens, |tokens| {
         tokens.extend(quote!(#(#inner_attrs)*));
         for member in members {
             tokens.extend(match member {
-                Member::Function(function) => written(function),
+                Member::Function(function) => write(function),
                 Member::Other(item) => item.to_token_stream(),
             });
         }
@@ -71,70 +74,36 @@ fn impl_block(block: &Impl, written: impl Fn(&Function) -> TokenStream) -> Token
     tokens
 }
 
-fn traced_function(function: &Function, trace: &Trace) -> TokenStream {
-    traced_after(&TokenStream::new(), function, trace)
-}
-
-/// `first` comes before the trace.
-pub(crate) fn traced_after(first: &TokenStream, function: &Function, trace: &Trace) -> TokenStream {
+/// Traces a function. The statements `prelude` run before the trace starts.
+pub(crate) fn traced_function(prelude: &TokenStream, function: &Function, trace: &Trace) -> TokenStream {
     let body = &function.body;
     let Ok(mut stmts) = Block::parse_within.parse2(body.clone()) else {
-        // Syntax newer than syn: its statements cannot be told apart.
+        // The body has syntax that this version of syn does not know, so it cannot be split into statements.
         let trace = Trace { lines: false, ..trace.clone() };
-        return trace.around(function, first, body);
+        return trace.around(function, prelude, body);
     };
     if function.sig.asyncness.is_none()
         && let Some(future) = returned_future(&mut stmts)
         && let Expr::Async(block) = &*future
     {
         *future = Expr::Verbatim(trace.future(function, block.clone()));
-        return with_body(function, &quote!(#first #(#stmts)*));
+        return with_body(function, &quote!(#prelude #(#stmts)*));
     }
-    // Items at the start stay there: clippy wants them before all statements.
+    // Items at the start of the body stay there: clippy wants items before all statements.
     let items = stmts.iter().take_while(|stmt| matches!(stmt, Stmt::Item(_))).count();
     let (items, stmts) = stmts.split_at(items);
-    trace.around(function, &quote!(#(#items)* #first), &trace.statements(stmts))
+    trace.around(function, &quote!(#(#items)* #prelude), &trace.statements(stmts))
 }
 
-/// A function that ends in `async {}` or `Box::pin(async {})`, as `#[async_trait]` writes it, does its work in that block.
+/// The async block of a function that ends in `async {}` or `Box::pin(async {})`, as `#[async_trait]` writes it.
 fn returned_future(stmts: &mut [Stmt]) -> Option<&mut Expr> {
-    let Stmt::Expr(tail, None) = stmts.last_mut()? else { return None };
-    match tail {
-        Expr::Async(_) => Some(tail),
+    let Stmt::Expr(last, None) = stmts.last_mut()? else { return None };
+    match last {
+        Expr::Async(_) => Some(last),
         Expr::Call(call) if is_box_pin(&call.func) => {
             call.args.first_mut().filter(|future| matches!(future, Expr::Async(_)))
         }
         _ => None,
-    }
-}
-
-/// Tells the compiler what the body returns: an async block, unlike the function around it, cannot say so.
-fn returned(function: &Function, gpumem: &TokenStream) -> TokenStream {
-    let mut ty = match &function.sig.output {
-        ReturnType::Default => parse_quote!(()),
-        ReturnType::Type(_, ty) => (**ty).clone(),
-    };
-    HideOpaque.visit_type_mut(&mut ty);
-    if matches!(ty, Type::Never(_) | Type::Infer(_)) {
-        return TokenStream::new();
-    }
-    quote_spanned! {Span::mixed_site()=>
-        if false {
-            return #gpumem::__private::returned::<#ty>();
-        }
-    }
-}
-
-/// `impl Trait` cannot be named in a body.
-struct HideOpaque;
-
-impl VisitMut for HideOpaque {
-    fn visit_type_mut(&mut self, ty: &mut Type) {
-        if matches!(ty, Type::ImplTrait(_)) {
-            *ty = parse_quote!(_);
-        } else {
-            visit_mut::visit_type_mut(self, ty);
-        }
     }
 }
 
@@ -146,6 +115,36 @@ fn is_box_pin(function: &Expr) -> bool {
     names.next().is_some_and(|name| name == "pin") && names.next().is_some_and(|name| name == "Box")
 }
 
+/// A statement that tells the compiler the type of the body. An async block, unlike a function, cannot declare its type.
+fn return_type_hint(function: &Function, gpumem: &TokenStream) -> TokenStream {
+    let mut ty = match &function.sig.output {
+        ReturnType::Default => parse_quote!(()),
+        ReturnType::Type(_, ty) => (**ty).clone(),
+    };
+    ReplaceImplTrait.visit_type_mut(&mut ty);
+    if matches!(ty, Type::Never(_) | Type::Infer(_)) {
+        return TokenStream::new();
+    }
+    quote_spanned! {Span::mixed_site()=>
+        if false {
+            return #gpumem::__private::return_type_hint::<#ty>();
+        }
+    }
+}
+
+/// Replaces `impl Trait`, which cannot be written in a body, by `_`.
+struct ReplaceImplTrait;
+
+impl VisitMut for ReplaceImplTrait {
+    fn visit_type_mut(&mut self, ty: &mut Type) {
+        if matches!(ty, Type::ImplTrait(_)) {
+            *ty = parse_quote!(_);
+        } else {
+            visit_mut::visit_type_mut(self, ty);
+        }
+    }
+}
+
 fn with_body(function: &Function, body: &TokenStream) -> TokenStream {
     let Function { attrs, vis, defaultness, sig, brace, inner_attrs, .. } = function;
     let mut tokens = quote!(#(#attrs)* #vis #defaultness #sig);
@@ -155,118 +154,118 @@ fn with_body(function: &Function, body: &TokenStream) -> TokenStream {
     tokens
 }
 
-/// What is written into a body. It carries no `#[allow]`, which a user's `#![forbid]` would refuse.
+/// The code that is added to a body. It has no `#[allow]`, because a user's `#![forbid]` makes that an error.
 #[derive(Clone)]
 pub(crate) struct Trace {
-    /// Where the library is.
+    /// The path of the library.
     pub(crate) gpumem: TokenStream,
-    /// The settings of the trace.
+    /// An expression: the builder of the trace with its options.
     pub(crate) builder: TokenStream,
     pub(crate) lines: bool,
-    /// `Budget::…`
+    /// An expression: `Budget::…`
     pub(crate) budget: Option<TokenStream>,
 }
 
 impl Trace {
-    fn new(args: &Args) -> Self {
+    fn new(options: &Options) -> Self {
         let here = Span::mixed_site();
-        let gpumem = library(args.gpumem.as_ref());
-        let ctx = args.ctx.as_ref().map_or_else(|| function_name(&gpumem), |ctx| ctx.value.to_token_stream());
+        let gpumem = library(options.library.as_ref());
+        let ctx = options.ctx.as_ref().map_or_else(|| function_name(&gpumem), |ctx| ctx.value.to_token_stream());
         let mut builder = quote_spanned!(here=> #gpumem::__private::GpuMemTrace::builder().ctx(#ctx));
-        if let Some(device) = args.device {
+        if let Some(device) = options.device {
             builder.extend(quote_spanned!(here=> .device(#device)));
         }
-        if let Some(gauge) = &args.gauge {
+        if let Some(gauge) = &options.gauge {
             builder.extend(quote_spanned!(here=> .gauge(#gpumem::__private::Gauge::#gauge)));
         }
-        if let Some(silent) = args.silent {
+        if let Some(silent) = options.silent {
             builder.extend(quote_spanned!(here=> .silent(#silent)));
         }
-        if let Some(report) = args.on_exit_report {
+        if let Some(report) = options.on_exit_report {
             builder.extend(quote_spanned!(here=> .on_exit_report(#report)));
         }
-        if args.thread_local {
+        if options.thread_local {
             builder.extend(quote_spanned!(here=> .thread_local_only()));
         }
-        let budget = args.max_peak.map(|bytes| {
-            let limit = budget::limit(&gpumem, "Peak", "AtMost", &bytes.to_token_stream());
+        let budget = options.max_peak.map(|bytes| {
+            let limit = limit(&gpumem, "Peak", "AtMost", &bytes.to_token_stream());
             quote_spanned! {here=>
                 #gpumem::__private::Budget::of_function(#ctx, |__gpumem_text| #gpumem::__private::fail(__gpumem_text))#limit
             }
         });
-        Self { gpumem, builder, lines: args.lines, budget }
+        Self { gpumem, builder, lines: options.lines, budget }
     }
 
     fn statements(&self, stmts: &[Stmt]) -> TokenStream {
-        if self.lines { lines::marked(stmts) } else { quote!(#(#stmts)*) }
+        if self.lines { lines::with_marks(stmts) } else { quote!(#(#stmts)*) }
     }
 
-    /// The function with its statements behind a guard, or in a future that is awaited. `first` comes before them.
-    pub(crate) fn around(&self, function: &Function, first: &TokenStream, stmts: &TokenStream) -> TokenStream {
+    /// The function with a guard around `stmts`. An `async fn` awaits a traced future instead. `prelude` runs before the trace starts.
+    fn around(&self, function: &Function, prelude: &TokenStream, stmts: &TokenStream) -> TokenStream {
         let here = Span::mixed_site();
-        let (gpumem, lines, body) = (&self.gpumem, self.new_lines(function), self.body());
+        let (gpumem, lines, spec) = (&self.gpumem, self.declare_lines(function), self.spec());
         if function.sig.asyncness.is_some() {
             let mut function = function.clone();
-            let returned = returned(&function, gpumem);
-            let arguments = arguments::moved(&mut function.sig);
+            let type_hint = return_type_hint(&function, gpumem);
+            let arguments = arguments::moved_into_block(&mut function.sig);
             let end = quote_spanned!(here=> let __gpumem_end = __gpumem_end;);
-            let stmts = guarded(&end, function.brace, stmts);
+            let stmts = guarded_block(&end, function.brace, stmts);
             let traced = quote_spanned! {here=>
                 #lines
                 let __gpumem_end = #gpumem::__private::End::new();
                 #gpumem::__private::Traced::new(
-                    #body.ended_by(&__gpumem_end),
+                    #spec.ended_by(&__gpumem_end),
                     async move {
-                        #returned
+                        #type_hint
                         #arguments
                         #stmts
                     },
                 )
                 .await
             };
-            return with_body(&function, &quote!(#first #traced));
+            return with_body(&function, &quote!(#prelude #traced));
         }
         let builder = &self.builder;
         let guard = if self.lines || self.budget.is_some() {
-            quote_spanned!(here=> #body.start())
+            quote_spanned!(here=> #spec.start())
         } else {
             quote_spanned!(here=> #builder.start_or_off())
         };
-        // A temporary that lives as long as a variable: a variable's name could be that of a constant of the user.
+        // A temporary with the lifetime of a variable. The name of a variable could be that of a constant of the user.
         let guards = quote_spanned!(here=> #lines let _ = &#guard;);
-        let stmts = guarded(&guards, function.brace, stmts);
-        with_body(function, &quote!(#first #stmts))
+        let stmts = guarded_block(&guards, function.brace, stmts);
+        with_body(function, &quote!(#prelude #stmts))
     }
 
-    /// The async block, traced. What it owns is dropped after the trace, as the arguments of an `async fn` are.
+    /// The async block as a traced future. The values that it captures are dropped after the trace ends, as arguments are.
     fn future(&self, function: &Function, mut block: ExprAsync) -> TokenStream {
         let here = Span::mixed_site();
-        let (gpumem, body) = (&self.gpumem, self.body());
-        let lines = self.new_lines(function);
-        // The block owns these, whether it says `move` or not.
-        let mut own = quote_spanned!(here=> let __gpumem_end = __gpumem_end;);
+        let (gpumem, spec) = (&self.gpumem, self.spec());
+        let lines = self.declare_lines(function);
+        // These statements make the block own both variables, with `move` and without.
+        let mut owned = quote_spanned!(here=> let __gpumem_end = __gpumem_end;);
         if self.lines {
-            own.extend(quote_spanned!(here=> let __gpumem_lines = __gpumem_lines;));
+            owned.extend(quote_spanned!(here=> let __gpumem_lines = __gpumem_lines;));
         }
         let stmts = std::mem::take(&mut block.block.stmts);
-        let inside = if let Some(at) = lines::of_async_trait(&stmts) {
-            // Its arguments first.
-            let (before, after) = stmts.split_at(at);
-            let after = self.statements(after);
-            quote_spanned!(here=> #(#before)* #own #after)
+        let traced = if let Some(at) = lines::async_trait_body(&stmts) {
+            // The statements before the body declare the arguments of the method. The trace ends before they are dropped.
+            let (arguments, rest) = stmts.split_at(at);
+            let rest = self.statements(rest);
+            quote_spanned!(here=> #(#arguments)* #owned #rest)
         } else {
-            guarded(&own, block.block.brace_token, &self.statements(&stmts))
+            guarded_block(&owned, block.block.brace_token, &self.statements(&stmts))
         };
-        block.block.stmts = vec![Stmt::Expr(Expr::Verbatim(inside), None)];
+        block.block.stmts = vec![Stmt::Expr(Expr::Verbatim(traced), None)];
         quote_spanned! {here=> {
             #lines
             let __gpumem_end = #gpumem::__private::End::new();
-            #gpumem::__private::Traced::new(#body.ended_by(&__gpumem_end), #block)
+            #gpumem::__private::Traced::new(#spec.ended_by(&__gpumem_end), #block)
         }}
     }
 
-    /// The statement that makes what the marks of the statements write to.
-    fn new_lines(&self, function: &Function) -> TokenStream {
+    /// The statement that declares `__gpumem_lines`, which the marks between the statements use.
+    fn declare_lines(&self, function: &Function) -> TokenStream {
         if !self.lines {
             return TokenStream::new();
         }
@@ -275,42 +274,51 @@ impl Trace {
         quote_spanned!(Span::mixed_site()=> let __gpumem_lines = #gpumem::__private::Lines::new(#end);)
     }
 
-    fn body(&self) -> TokenStream {
+    /// An expression: `TraceSpec::…`
+    fn spec(&self) -> TokenStream {
         let here = Span::mixed_site();
         let Self { gpumem, builder, lines, budget } = self;
-        let mut body = quote_spanned!(here=> #gpumem::__private::TraceSpec::new(#builder));
+        let mut spec = quote_spanned!(here=> #gpumem::__private::TraceSpec::new(#builder));
         if *lines {
-            body.extend(quote_spanned!(here=> .lines(&__gpumem_lines)));
+            spec.extend(quote_spanned!(here=> .lines(&__gpumem_lines)));
         }
         if let Some(budget) = budget {
-            body.extend(quote_spanned!(here=> .budget(#budget)));
+            spec.extend(quote_spanned!(here=> .budget(#budget)));
         }
-        body
+        spec
     }
 }
 
-/// The statements in a block of their own, and around it a block in which `guards` are dropped after all that is theirs.
+/// A block that holds `guards`, and in it a block of the user's statements. The guards are dropped last.
 ///
-/// Before edition 2024 the temporaries of a last expression outlive the variables of its block, and would outlive the guards.
+/// Before edition 2024, the temporaries of the last expression outlive the variables of its block, so they would outlive the guards.
 /// The braces of a block decide its edition. The inner braces are the user's, so values are dropped as without the attribute. The
 /// outer braces are ours, of edition 2024, so all temporaries of the user's block are dropped before the guards. A block also
 /// passes the expected type on to its last expression; `match` and `let` do not.
-pub(crate) fn guarded(guards: &TokenStream, brace: Brace, stmts: &TokenStream) -> TokenStream {
+pub(crate) fn guarded_block(guards: &TokenStream, brace: Brace, stmts: &TokenStream) -> TokenStream {
     let here = Span::mixed_site();
     let mut block = TokenStream::new();
     brace.surround(&mut block, |block| {
-        // Around a lone expression the compiler would call the braces unnecessary.
+        // Without a statement, the compiler would warn about unnecessary braces around a single expression.
         block.extend(quote_spanned!(here=> let () = (); #stmts));
     });
     quote_spanned!(here=> { #guards #block })
 }
 
-/// Where the library is.
+/// `.limit(Figure::Peak, Relation::AtMost, 1024)`, a call on a budget.
+pub(crate) fn limit(gpumem: &TokenStream, figure: &str, relation: &str, amount: &TokenStream) -> TokenStream {
+    let (figure, relation) = (format_ident!("{figure}"), format_ident!("{relation}"));
+    quote_spanned! {Span::mixed_site()=>
+        .limit(#gpumem::__private::Figure::#figure, #gpumem::__private::Relation::#relation, #amount)
+    }
+}
+
+/// The path of the library: the option `crate`, or `::gpumem`.
 pub(crate) fn library(path: Option<&Path>) -> TokenStream {
     path.map_or_else(|| quote_spanned!(Span::mixed_site()=> ::gpumem), ToTokens::to_token_stream)
 }
 
-/// The name of the function that this is written into.
+/// An expression: the name of the function in which it is written.
 pub(crate) fn function_name(gpumem: &TokenStream) -> TokenStream {
     quote_spanned!(Span::mixed_site()=> #gpumem::__private::function_name(&|| {}))
 }
@@ -320,9 +328,9 @@ mod tests {
     use quote::quote;
 
     #[test]
-    fn syntax_newer_than_syn_passes_through() {
+    fn a_body_with_syntax_unknown_to_syn_is_kept() {
         for item in [quote!(fn f() { new @ syntax }), quote!(impl T { fn f() { new @ syntax } })] {
-            let written = super::expand(quote!(silent), &item).to_string();
+            let written = super::expand(&quote!(silent), &item).to_string();
             assert!(!written.contains("compile_error"), "{written}");
             assert!(written.contains(". start_or_off () ; { let () = () ; new @ syntax } }"), "{written}");
         }

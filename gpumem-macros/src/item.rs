@@ -1,6 +1,6 @@
-//! Reads what the attribute stands on: a function, or an `impl` block.
+//! Parses the item below the attribute: a function or an `impl` block.
 //!
-//! A body stays the tokens it was written in, so that syntax newer than syn passes through.
+//! A body stays a token stream, so that syntax that this version of syn does not know is kept.
 
 use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
@@ -27,7 +27,7 @@ pub(crate) struct Function {
 
 pub(crate) struct Impl {
     pub(crate) attrs: Vec<Attribute>,
-    /// All that comes before the braces.
+    /// The tokens between the attributes and the braces.
     pub(crate) head: TokenStream,
     pub(crate) brace: token::Brace,
     pub(crate) inner_attrs: Vec<Attribute>,
@@ -47,14 +47,14 @@ impl Parse for Item {
         if ahead.peek(Token![impl]) || ahead.peek2(Token![impl]) {
             return Ok(Self::Impl(input.parse()?));
         }
-        let at = ahead.span();
+        let start = ahead.span();
         ahead.parse::<Option<Token![default]>>()?;
         if ahead.parse::<Signature>().is_err() {
-            let message = "#[gpu_mem_trace] traces functions and `impl` blocks";
-            return Err(Error::new(at, message));
+            let message = "`#[gpu_mem_trace]` works on functions and `impl` blocks";
+            return Err(Error::new(start, message));
         }
         if !ahead.peek(token::Brace) {
-            let message = "#[gpu_mem_trace] traces functions that have a body";
+            let message = "`#[gpu_mem_trace]` needs a function that has a body";
             return Err(Error::new(ahead.span(), message));
         }
         Ok(Self::Function(input.parse()?))
@@ -80,7 +80,7 @@ impl Parse for Impl {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
         let attrs = input.call(Attribute::parse_outer)?;
         let mut head = TokenStream::new();
-        // `impl Trait<{ N }> for Type {}`: only the last braces are the block.
+        // The last braces are the block: `impl Trait<{ N }> for Type {}`.
         while !(input.peek(token::Brace) && input.peek2(End)) {
             input.parse::<TokenTree>()?.to_tokens(&mut head);
         }
@@ -96,7 +96,7 @@ impl Parse for Impl {
 }
 
 impl Impl {
-    /// `#[async_trait]` is yet to rewrite its methods.
+    /// Whether `#[async_trait]` is below this attribute and has not rewritten the methods yet.
     pub(crate) fn is_async_trait(&self) -> bool {
         self.attrs.iter().any(|attr| attr.path().segments.last().is_some_and(|name| name.ident == "async_trait"))
     }
@@ -114,18 +114,18 @@ impl Parse for Member {
 }
 
 impl Function {
-    /// Why no guard can stand in this function, if so.
-    pub(crate) fn refusal(&self) -> Option<Error> {
+    /// The error if this function cannot be traced.
+    pub(crate) fn unsupported(&self) -> Option<Error> {
         if let Some(word) = self.sig.constness {
-            let message = "a `const fn` cannot be traced: it may run in the compiler";
+            let message = "a `const fn` cannot be traced: it may run at compile time";
             return Some(Error::new(word.span, message));
         }
         let naked = self.attrs.iter().find(|attr| is_naked(attr))?;
-        let message = "a naked function cannot be traced: its body is all assembly";
+        let message = "a naked function cannot be traced: its body is only assembly";
         Some(Error::new_spanned(naked.path(), message))
     }
 
-    /// Whether it carries a `#[gpu_mem_trace]` of its own, perhaps behind a `cfg_attr`.
+    /// Whether the function has a `#[gpu_mem_trace]` of its own, with or without a `cfg_attr`.
     pub(crate) fn has_own_attribute(&self) -> bool {
         const NAME: &str = "gpu_mem_trace";
         self.attrs.iter().any(|attr| match &attr.meta {
@@ -135,7 +135,7 @@ impl Function {
     }
 }
 
-/// `#[unsafe(naked)]`, and `#[naked]` as it was before.
+/// `#[unsafe(naked)]`, or `#[naked]` as older compilers write it.
 fn is_naked(attr: &Attribute) -> bool {
     match &attr.meta {
         Meta::List(list) => list.path.is_ident("unsafe") && list.tokens.to_string() == "naked",

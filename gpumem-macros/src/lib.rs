@@ -1,16 +1,17 @@
 //! The macros of [gpumem](https://docs.rs/gpumem), which exports them.
 
 mod amount;
-mod args;
 mod arguments;
-mod budget;
+mod assertion;
 mod expand;
 mod item;
 mod lines;
+mod options;
+mod test_attribute;
 
 use proc_macro::TokenStream;
 
-/// Reports how much GPU memory a function used, each time that it ends: by its last line, by `return` or `?`, by a panic.
+/// Reports how much GPU memory a function used, each time the function ends: by its last line, `return`, `?` or a panic.
 ///
 /// ```
 /// use gpumem::gpu_mem_trace;
@@ -29,33 +30,32 @@ use proc_macro::TokenStream;
 /// # step();
 /// ```
 ///
-/// The function does what it did without the attribute, and drops everything in the same order.
+/// The attribute changes neither what the function does nor the order in which its values are dropped.
 ///
 /// # What is counted
 ///
-/// The trace starts before the first statement and ends when the variables and temporaries of the body are dropped, and before
-/// the arguments are. So in `used`:
+/// The trace starts before the first statement. It ends after the variables and temporaries of the body are dropped, and before
+/// the arguments are dropped. So in `used`:
 ///
-/// - what the function returns counts: it still exists;
-/// - variables and temporaries of the body do not count, in any edition: they are dropped. At their worst moment they show in
-///   `peaked`;
-/// - an argument that the body drops or moves away lowers `used`. An argument that still exists at the end does not change it,
-///   whether the body uses it or not.
+/// - the returned value counts, because it still exists;
+/// - variables and temporaries of the body do not count in any edition, because they are dropped. `peaked` includes them;
+/// - an argument that the body drops or moves away lowers `used`. An argument that still exists at the end does not change
+///   `used`, whether the body uses it or not.
 ///
 /// The same holds for an `async fn`. An async block that a function returns has captured values instead of arguments.
 ///
-/// # Where it can stand
+/// # Where it can be used
 ///
-/// On functions and methods of every kind: generic, `unsafe`, `extern`, with any receiver, and in traits where they have
-/// a body. Only a `const fn` and a naked function are refused.
+/// On functions and methods of every kind: generic, `unsafe`, `extern`, with any receiver, and in traits if they have
+/// a body. A `const fn` and a naked function are errors.
 ///
-/// **`async fn`**: the trace starts at the first poll, lives across every `.await`, and reports when the body has ended or the
-/// future is dropped. So do a function that ends in `async { … }` or `Box::pin(async { … })`, and a method under
-/// `#[async_trait]`, whichever of the two attributes comes first. The attribute moves the arguments of an `async fn` into a
-/// block inside it, so that the future takes more bytes.
+/// **`async fn`**: the trace starts at the first poll and stays open across every `.await`. It reports when the body ends or
+/// the future is dropped. The same holds for a function that ends in `async { … }` or `Box::pin(async { … })`, and for a method
+/// under `#[async_trait]`, in either order of the two attributes. The attribute moves the arguments of an `async fn` into a block
+/// inside it, so the future is larger.
 ///
-/// **`impl` blocks**, of a type or of a trait for it: every method in it is traced, but for a `const fn`. A method that
-/// has a `#[gpu_mem_trace]` of its own, known by this name, follows that one alone.
+/// **`impl` blocks**, with and without a trait: every method is traced, except `const fn`. A method with its own
+/// `#[gpu_mem_trace]`, written with this name, follows only its own attribute.
 ///
 /// ```
 /// # use gpumem::gpu_mem_trace;
@@ -75,12 +75,12 @@ use proc_macro::TokenStream;
 ///
 /// # Options
 ///
-/// They can be combined, each given once. On an `impl` block they hold for all its methods.
+/// Options can be combined. Each may be given once. On an `impl` block they apply to all methods.
 ///
 /// ## `ctx`
 ///
-/// The name in the report. Without it, that is the function's own, after its type's if it is a method: `Model::forward`.
-/// The type is the one that the method runs for, also in a trait's default body. Not on an `impl` block.
+/// The name in the report. By default, it is the name of the function, or for a method the type and the name: `Model::forward`.
+/// In the default body of a trait, the type is the one for which the method runs. Not allowed on an `impl` block.
 ///
 /// ```
 /// # use gpumem::gpu_mem_trace;
@@ -91,7 +91,7 @@ use proc_macro::TokenStream;
 ///
 /// ## `device`
 ///
-/// The CUDA ordinal of the device to watch. Without it, that is the calling thread's current device, else device 0.
+/// The CUDA ordinal of the device to measure. By default, the current device of the calling thread, or device 0 if there is none.
 ///
 /// ```
 /// # use gpumem::gpu_mem_trace;
@@ -102,7 +102,8 @@ use proc_macro::TokenStream;
 ///
 /// ## `gauge`
 ///
-/// How the memory is measured: `"exact"`, `"pool"`, `"sampled"`, or `"off"` to measure nothing. Without it, the best that there is.
+/// How the memory is measured: `"exact"`, `"pool"`, `"sampled"`, or `"off"` to measure nothing. By default, the best gauge that is
+/// available.
 ///
 /// ```
 /// # use gpumem::gpu_mem_trace;
@@ -124,7 +125,7 @@ use proc_macro::TokenStream;
 ///
 /// ## `on_exit_report`
 ///
-/// Whether the line at the end is printed; it is, without this option.
+/// Whether a line is printed when the function ends. `true` by default.
 ///
 /// ```
 /// # use gpumem::gpu_mem_trace;
@@ -135,10 +136,12 @@ use proc_macro::TokenStream;
 ///
 /// ## `thread_local`
 ///
-/// Counts only what the calling thread allocates, wherever it is freed, instead of the whole process: for functions that several
-/// threads run at one time, whose reports would otherwise include each other's memory and end in `[overlaps other threads]`.
-/// It needs exact figures. If there are none, the trace is off, and one line on stderr says why. For an `async fn`, it counts the
-/// thread of the first poll, including other tasks on that thread, and each other thread while it polls the future.
+/// Counts only what the calling thread allocates, no matter which thread frees it. Use it for functions that several threads run
+/// at the same time: without it, each report includes the memory of the other threads and ends in `[overlaps other threads]`.
+///
+/// This option needs exact figures. If they are not available, the trace is off, and one line on stderr says why. For an
+/// `async fn`, the trace counts the thread of the first poll, including other tasks on that thread. It counts every other thread
+/// only while that thread polls the future.
 ///
 /// ```
 /// # use gpumem::gpu_mem_trace;
@@ -149,8 +152,8 @@ use proc_macro::TokenStream;
 ///
 /// ## `lines`
 ///
-/// Tells each statement of the body under the line of the function: what it used and peaked, and what is more in use after
-/// it than at the start of the function. A loop is one statement. What is dropped at the end has a row of its own, `}`.
+/// Prints a table below the line of the function, with one row for each statement: its own `used` and `peaked`, and how much more
+/// is in use after it than at the start of the function. A loop is one statement. The row `}` shows what is dropped at the end.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -174,16 +177,17 @@ use proc_macro::TokenStream;
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// Each row begins at the very reading that ended the one before. The body is not changed but for a statement between two
-/// of its own, so that `return`, `?`, borrows and drops are what they were.
+/// Each row starts from the reading that ended the row before it. The attribute adds a statement between your statements and
+/// changes none of them, so `return`, `?`, borrows and drops work as before.
 ///
 /// ## `max_peak`
 ///
-/// A budget: the most that the function may need on top of what is in use when it starts. A function that needed more
-/// **panics** when it ends, in every build, with the numbers; not while another panic unwinds. The trace counts what the
-/// function's own thread allocates, exactly; where that cannot be measured, one line on stderr says so and the program
-/// goes on. Of an `async fn`, that is the thread of its first poll, other tasks on it included, and every other one while
-/// it polls the future.
+/// A budget: the most memory that the function may need in addition to what is in use when it starts. If the function needed more,
+/// it **panics** when it ends, in debug and release builds, and the message has the numbers. It does not panic while another panic
+/// unwinds.
+///
+/// The trace counts only what the function's own thread allocates, with exact figures. If they are not available, one line on
+/// stderr says so and the program continues. For an `async fn`, threads are counted as described for `thread_local`.
 ///
 /// ```
 /// # use gpumem::gpu_mem_trace;
@@ -194,7 +198,7 @@ use proc_macro::TokenStream;
 ///
 /// ## `skip`
 ///
-/// Leaves the function as it is: for the one method of a traced `impl` block that is not worth a line.
+/// Leaves the function unchanged. Use it for a method of a traced `impl` block that needs no report.
 ///
 /// ```
 /// # use gpumem::gpu_mem_trace;
@@ -209,7 +213,7 @@ use proc_macro::TokenStream;
 ///
 /// ## `crate`
 ///
-/// Where the library is, when your crate does not know it as `gpumem`.
+/// The path of the library, if your crate does not name it `gpumem`.
 ///
 /// ```
 /// mod telemetry {
@@ -222,10 +226,10 @@ use proc_macro::TokenStream;
 /// ```
 #[proc_macro_attribute]
 pub fn gpu_mem_trace(args: TokenStream, item: TokenStream) -> TokenStream {
-    expand::expand(args.into(), &item.into()).into()
+    expand::expand(&args.into(), &item.into()).into()
 }
 
-/// Asserts what the memory of a block comes to, and gives the block's value.
+/// Asserts how much GPU memory a block uses. The macro returns the value of the block.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -240,55 +244,142 @@ pub fn gpu_mem_trace(args: TokenStream, item: TokenStream) -> TokenStream {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// `peak` is the most that was in use on top of the start, `used` what is more in use at the end, the block's value
-/// included, and `leaks` the number of blocks that were allocated inside and are still there. They are compared by `<`,
-/// `<=`, `==`, `!=`, `>=` or `>` to an amount as a text (MB are MiB), or to any integer in bytes. `crate = path` before them
-/// says where the library is, if not at `::gpumem`.
+/// A condition begins with one of three figures:
 ///
-/// It counts what the calling thread allocates, exactly. It panics with the numbers when a condition does not hold, however
-/// the block is left but by a panic, and with the reason when it cannot be measured, unless `GPUMEM_BUDGETS=skip`.
-#[proc_macro]
-pub fn assert_gpu_mem(input: TokenStream) -> TokenStream {
-    budget::assertion(input.into()).into()
-}
-
-/// A test with a budget of GPU memory: `#[test]`, and it fails when it comes to more.
+/// - `peak`: the most memory in use during the block, in addition to what was in use at its start;
+/// - `used`: how much more memory is in use at the end, including the value of the block;
+/// - `leaks`: the number of blocks of memory that were allocated inside and still exist.
+///
+/// Then comes `<`, `<=`, `==`, `!=`, `>=` or `>`, and an amount: a text such as `"20 MB"` (MB means MiB), or any integer, in bytes.
 ///
 /// ```
-/// # #[cfg(any())]
-/// mod tests {
-///     use gpumem::{Bytes, gpu_mem_test, sim::SimGpu};
+/// # use gpumem::assert_gpu_mem;
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// assert_gpu_mem!(leaks == 0, peak >= 4096, {
+///     drop(gpu.alloc(gpumem::Bytes::kib(4))?);
+/// });
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 ///
-///     #[gpu_mem_test(max_peak = "512 MB", max_used = 0, leaks = 0)]
-///     fn forward_is_frugal(gpu: &SimGpu) -> gpumem::Result<()> {
-///         let _scratch = gpu.alloc(Bytes::mib(256))?;
-///         Ok(())
-///     }
+/// The macro counts only what the calling thread allocates, with exact figures. It panics with the numbers if a condition is false,
+/// however the block is left, except by another panic. It also panics, with the reason, if the memory cannot be measured, unless
+/// `GPUMEM_BUDGETS=skip` is set.
+///
+/// `crate = path` before the conditions is the path of the library, if your crate does not name it `gpumem`.
+///
+/// ```
+/// # mod telemetry { pub use gpumem; }
+/// # let _gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// let sum = telemetry::gpumem::assert_gpu_mem!(crate = telemetry::gpumem, used == 0, { 1 + 2 });
+/// assert_eq!(sum, 3);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+#[proc_macro]
+pub fn assert_gpu_mem(input: TokenStream) -> TokenStream {
+    assertion::expand(input.into()).into()
+}
+
+/// A `#[test]` with a budget of GPU memory. The test fails if it needs more.
+///
+/// ```
+/// # use gpumem::gpu_mem_test;
+/// use gpumem::{Bytes, sim::SimGpu};
+///
+/// #[gpu_mem_test(max_peak = "512 MB", max_used = 0, leaks = 0)]
+/// fn forward_is_frugal(gpu: &SimGpu) -> gpumem::Result<()> {
+///     let _scratch = gpu.alloc(Bytes::mib(256))?;
+///     Ok(())
 /// }
 /// ```
 ///
-/// It counts what the test's own thread allocates, exactly, so that tests that run in parallel in one process are each
-/// right. What could not be measured fails, unless `GPUMEM_BUDGETS=skip`, and a line on stderr says that it was skipped.
+/// The test counts only what its own thread allocates, with exact figures, so tests that run in parallel in one process do not
+/// disturb each other. If the memory cannot be measured, the test fails. With `GPUMEM_BUDGETS=skip`, the test runs without its budget
+/// instead, and a line on stderr says so.
 ///
-/// A test that takes a `&SimGpu` (or a `SimGpu`) runs on a simulated device (feature `sim`), with a GPU and without: 16 GiB,
-/// or the first of `GPUMEM_SIM`, which all such tests of a process share. One that takes nothing runs on the GPU that is
-/// there, and on the simulated device where there is none.
+/// A test that takes a `&SimGpu` (or a `SimGpu`) always runs on a simulated device, and needs the feature `sim`. All such tests of
+/// a process share one device of 16 GiB, or the first device of `GPUMEM_SIM`. A test without arguments runs on the GPU, or on the
+/// simulated device if there is no GPU.
 ///
-/// Above the attribute of a runtime, such as `#[tokio::test]`, it stands on async tests.
+/// For an async test, put this attribute above the attribute of a runtime, such as `#[tokio::test]`.
 ///
 /// # Options
 ///
-/// - `max_peak = "512 MB"`: the most in use on top of the start, at any moment.
-/// - `max_used = "20 MB"`: the most in use on top of the start when the test has ended and dropped its variables.
-/// - `leaks = 0`: the most blocks that may be left of those that the test allocated.
-/// - `baseline = "gpumem-baseline.json"`: the peak may not be more than in an earlier run, which this file holds by the name
-///   of the test. Without the option, the file is `GPUMEM_BASELINE`'s, if that is set. Its path counts from the folder that
-///   the test runs in: under Cargo, the package's. `GPUMEM_BASELINE_UPDATE=1` writes the file instead, also from concurrent
-///   tests and processes. Needs the feature `baseline`.
-/// - `fail_on_increase = "5%"`: how much more than the baseline is let pass; nothing, without this option.
-/// - `device = 1`: the CUDA ordinal of the device to watch.
-/// - `crate = path`: where the library is, if not at `::gpumem`.
+/// Options can be combined. Each may be given once.
+///
+/// ## `max_peak`
+///
+/// The most memory that may be in use at any moment, in addition to what is in use when the test starts.
+///
+/// ```
+/// # use gpumem::gpu_mem_test;
+/// #[gpu_mem_test(max_peak = "512 MB")]
+/// fn forward() {}
+/// ```
+///
+/// ## `max_used`
+///
+/// The most memory that may still be in use after the test has ended and dropped its variables, in addition to what is in use when it
+/// starts.
+///
+/// ```
+/// # use gpumem::gpu_mem_test;
+/// #[gpu_mem_test(max_used = "20 MB")]
+/// fn fills_a_cache() {}
+/// ```
+///
+/// ## `leaks`
+///
+/// How many blocks that the test allocated may still exist at its end.
+///
+/// ```
+/// # use gpumem::gpu_mem_test;
+/// #[gpu_mem_test(leaks = 0)]
+/// fn frees_everything() {}
+/// ```
+///
+/// ## `baseline`
+///
+/// A file with the peaks of earlier runs, by the names of the tests. The test fails if its peak is higher than the peak in the file.
+/// By default, the file that `GPUMEM_BASELINE` names, if it is set. A relative path starts at the folder in which the test runs,
+/// which under Cargo is the folder of the package. `GPUMEM_BASELINE_UPDATE=1` writes the file instead; tests and processes may do that
+/// at the same time. Needs the feature `baseline`.
+///
+/// ```
+/// # use gpumem::gpu_mem_test;
+/// #[gpu_mem_test(baseline = "gpumem-baseline.json")]
+/// fn forward() {}
+/// ```
+///
+/// ## `fail_on_increase`
+///
+/// How much higher than the baseline the peak may be. Nothing, by default.
+///
+/// ```
+/// # use gpumem::gpu_mem_test;
+/// #[gpu_mem_test(baseline = "gpumem-baseline.json", fail_on_increase = "5%")]
+/// fn forward() {}
+/// ```
+///
+/// ## `device`
+///
+/// The CUDA ordinal of the device to measure. By default, the current device of the calling thread, or device 0 if there is none.
+///
+/// ```
+/// # use gpumem::gpu_mem_test;
+/// #[gpu_mem_test(max_peak = "512 MB", device = 1)]
+/// fn on_the_second_card() {}
+/// ```
+///
+/// ## `crate`
+///
+/// The path of the library, if your crate does not name it `gpumem`.
+///
+/// ```
+/// # mod telemetry { pub use gpumem; }
+/// #[telemetry::gpumem::gpu_mem_test(max_peak = "512 MB", crate = telemetry::gpumem)]
+/// fn forward() {}
+/// ```
 #[proc_macro_attribute]
 pub fn gpu_mem_test(args: TokenStream, item: TokenStream) -> TokenStream {
-    budget::test(args.into(), &item.into()).into()
+    test_attribute::expand(args.into(), &item.into()).into()
 }

@@ -1,4 +1,4 @@
-//! Marks each statement of a body, for `#[gpu_mem_trace(lines)]`.
+//! `#[gpu_mem_trace(lines)]`: puts a mark between the statements of a body.
 
 use proc_macro2::{Delimiter, LineColumn, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote, quote_spanned};
@@ -6,40 +6,40 @@ use syn::parse::{ParseStream, Parser};
 use syn::spanned::Spanned;
 use syn::{Attribute, Expr, Local, Pat, Stmt, Type};
 
-/// The longest source that is kept of a statement; what is printed is shorter.
-const LONGEST: usize = 200;
+/// How many characters of a statement are kept. The printed text is shorter.
+const MAX_LENGTH: usize = 200;
 
-/// The statements, each with a mark before it, and a last one where the last statement may have variables of its own. A mark
-/// is a temporary that lives as long as a variable would, and needs no name.
-pub(crate) fn marked(stmts: &[Stmt]) -> TokenStream {
+/// Returns the statements with a mark before each, and one after the last statement if that may declare variables. A mark is
+/// a temporary with the lifetime of a variable; it needs no name.
+pub(crate) fn with_marks(stmts: &[Stmt]) -> TokenStream {
     let here = Span::mixed_site();
     let last = stmts.iter().rposition(|stmt| !matches!(stmt, Stmt::Item(_)));
-    let wrapped = of_async_trait(stmts);
+    let async_trait_body = async_trait_body(stmts);
     let mut tokens = TokenStream::new();
     for (at, stmt) in stmts.iter().enumerate() {
-        if let (true, Stmt::Local(local)) = (wrapped == Some(at), stmt) {
-            tokens.extend(marked_inside(local));
+        if let (true, Stmt::Local(local)) = (async_trait_body == Some(at), stmt) {
+            tokens.extend(with_marks_inside(local));
             continue;
         }
-        let has_row = !matches!(stmt, Stmt::Item(_)) && (wrapped.is_none() || !is_around(stmt));
+        let has_row = !matches!(stmt, Stmt::Item(_)) && (async_trait_body.is_none() || !is_async_trait_code(stmt));
         if has_row {
             let Source { attrs, line, text } = source(stmt);
-            // Where the statement is, so that a warning that it is not reached is about it.
+            // With the location of the statement, so that a warning about unreachable code points to the statement.
             let here = here.located_at(stmt.span());
             tokens.extend(quote_spanned!(here=> #(#attrs)* let _ = &__gpumem_lines.line(#line, #text);));
         }
         stmt.to_tokens(&mut tokens);
         if Some(at) == last && may_have_variables(stmt) {
-            // Not reached where the statement never ends, which only the compiler knows.
+            // This is unreachable if the statement never ends. Only the compiler knows that.
             tokens.extend(quote_spanned!(here=> #[allow(unreachable_code)] let () = __gpumem_lines.end();));
         }
     }
     tokens
 }
 
-/// Where `#[async_trait]` has put the body: into `let __ret: T = { … };` or, of a method that returns nothing, into
-/// `let _: () = { … };`, with statements of its own around it.
-pub(crate) fn of_async_trait(stmts: &[Stmt]) -> Option<usize> {
+/// The index of the statement into which `#[async_trait]` has put the body: `let __ret: T = { … };`, or `let _: () = { … };` if the
+/// method returns nothing. The other statements must be those of `#[async_trait]`.
+pub(crate) fn async_trait_body(stmts: &[Stmt]) -> Option<usize> {
     let at = stmts.iter().position(|stmt| match stmt {
         Stmt::Local(local) => {
             let is_body = local.init.as_ref().is_some_and(|init| matches!(*init.expr, Expr::Block(_)));
@@ -48,26 +48,26 @@ pub(crate) fn of_async_trait(stmts: &[Stmt]) -> Option<usize> {
         _ => false,
     })?;
     let others = stmts.iter().enumerate().filter(|(other, _)| *other != at);
-    others.into_iter().all(|(_, stmt)| is_around(stmt)).then_some(at)
+    others.into_iter().all(|(_, stmt)| is_async_trait_code(stmt)).then_some(at)
 }
 
-fn marked_inside(local: &Local) -> TokenStream {
+fn with_marks_inside(local: &Local) -> TokenStream {
     let Local { attrs, let_token, pat, init, .. } = local;
     match init.as_ref().map(|init| &*init.expr) {
         Some(Expr::Block(block)) => {
-            let body = marked(&block.block.stmts);
+            let body = with_marks(&block.block.stmts);
             quote!(#(#attrs)* #let_token #pat = { #body };)
         }
         _ => local.to_token_stream(),
     }
 }
 
-/// The statements of `#[async_trait]` around the body, which are not the user's.
-fn is_around(stmt: &Stmt) -> bool {
+/// Whether a statement was written by `#[async_trait]` and not by the user.
+fn is_async_trait_code(stmt: &Stmt) -> bool {
     match stmt {
         Stmt::Local(local) => {
-            let same = |init: &syn::LocalInit| init.expr.to_token_stream().to_string();
-            let (name, init) = (name(local), local.init.as_ref().map(same));
+            let source = |init: &syn::LocalInit| init.expr.to_token_stream().to_string();
+            let (name, init) = (name(local), local.init.as_ref().map(source));
             name.as_deref() == Some("__self")
                 || name.is_some() && name == init
                 || init.is_some_and(|init| init.contains("__arg"))
@@ -95,7 +95,8 @@ fn name(local: &Local) -> Option<String> {
     }
 }
 
-/// It declares variables, or is a macro that may. A macro without a semicolon may be the value of the body.
+/// Whether a statement declares variables, or is a macro that may do so. A macro without a semicolon is not one of these: it may be
+/// the value of the body.
 fn may_have_variables(stmt: &Stmt) -> bool {
     match stmt {
         Stmt::Local(_) => true,
@@ -105,7 +106,7 @@ fn may_have_variables(stmt: &Stmt) -> bool {
 }
 
 struct Source {
-    /// Under which the statement is there, and what is allowed in it.
+    /// The `cfg` and `allow` attributes of the statement. Its mark needs the same.
     attrs: Vec<Attribute>,
     line: u32,
     text: String,
@@ -117,23 +118,24 @@ fn source(stmt: &Stmt) -> Source {
     let (mut attrs, tokens) = split.parse2(tokens.clone()).unwrap_or((Vec::new(), tokens));
     attrs.retain(|attr| attr.path().is_ident("cfg") || attr.path().is_ident("allow"));
     let line = u32::try_from(tokens.span().start().line).unwrap_or(0);
-    let mut text = Text::default();
-    text.write(tokens);
-    if text.text.chars().count() > LONGEST {
-        text.text = text.text.chars().take(LONGEST - 1).chain(['…']).collect();
+    let mut line_text = OneLine::default();
+    line_text.write(tokens);
+    let mut text = line_text.text;
+    if text.chars().count() > MAX_LENGTH {
+        text = text.chars().take(MAX_LENGTH - 1).chain(['…']).collect();
     }
-    Source { attrs, line, text: text.text }
+    Source { attrs, line, text }
 }
 
-/// Tokens on one line, spaced as they were written.
+/// The source of tokens on one line, with the spaces that the user wrote.
 #[derive(Default)]
-struct Text {
+struct OneLine {
     text: String,
-    /// Where the last token ended.
+    /// The end of the last token.
     end: Option<LineColumn>,
 }
 
-impl Text {
+impl OneLine {
     fn write(&mut self, tokens: TokenStream) {
         for token in tokens {
             match token {
@@ -144,7 +146,7 @@ impl Text {
                         Delimiter::Brace => ("{", "}"),
                         Delimiter::None => ("", ""),
                     };
-                    // Both spans are the whole group where syn has put it together again.
+                    // If syn has rebuilt the group, both spans are the span of the whole group.
                     let (start, end) = (group.span_open().start(), group.span_close().end());
                     self.token(open, start, LineColumn { column: start.column + open.len(), ..start });
                     if open == "{" && start.line != end.line {
@@ -205,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_where_and_when_it_is_there() {
+    fn a_statement_has_its_line_and_its_attributes() {
         let stmts = Block::parse_within.parse_str("a;\n#[cfg(any())]\n#[allow(unused)]\nlet b = 1;").unwrap();
         let b = source(&stmts[1]);
         assert_eq!((b.attrs.len(), b.line), (2, 4));

@@ -1,4 +1,4 @@
-//! What the code written by `#[gpu_mem_trace]` names. It is no part of the public API and may change at any time.
+//! The names that the code of the macros uses. They are not part of the public API and may change at any time.
 
 use std::any::type_name;
 
@@ -9,17 +9,17 @@ pub use crate::session::calls_of_both_sources;
 pub use crate::session::simulated_gpu;
 pub use crate::session::{BodyGuard, Budget, End, Figure, GpuMemTrace, Lines, Relation, TraceSpec, Traced};
 
-/// The name of the function in which the closure `_here` was written: `forward`, `Model::forward`.
+/// The name of the function that contains the closure `_here`: `forward`, `Model::forward`.
 pub fn function_name<F>(_here: &F) -> String {
     readable(type_name::<F>())
 }
 
-/// Stands in a body where nothing gets to, so that the compiler knows what the body returns before it reads it.
-pub fn returned<R>() -> R {
+/// Is never called. A body that returns its value tells the compiler the type of the body.
+pub fn return_type_hint<R>() -> R {
     unreachable!("gpumem: nothing calls this")
 }
 
-/// Panics where it is called, which is in the function that the macro stands on: its user looks for the reason there.
+/// Panics with the location of its caller. The macros call it in the user's function, so the message names a line there.
 ///
 /// # Panics
 /// Always.
@@ -28,9 +28,10 @@ pub fn fail(text: &str) -> ! {
     panic!("{text}")
 }
 
-/// From the compiler's name of a closure to what a report shows: no modules, no generic arguments, no enclosing function.
+/// Shortens the compiler's name of a closure to the name in a report: without modules, generic arguments and enclosing functions.
 ///
-/// `Model` is told from a module or a function around it by its capital, as the compiler's naming lint wants it.
+/// A type such as `Model` is recognised by its capital letter, which the compiler's naming lint asks for. Modules and functions have
+/// none.
 fn readable(mut path: &str) -> String {
     while let Some(outer) = path.strip_suffix("::{{closure}}") {
         path = outer;
@@ -43,7 +44,7 @@ fn readable(mut path: &str) -> String {
     }
 }
 
-/// The type that a segment of a path names, if it is one: `Model<f32>`, `<Model as Trait>`, `<impl Trait for Model>`.
+/// The type in a segment of a path, if there is one: `Model<f32>`, `<Model as Trait>`, `<impl Trait for Model>`.
 fn owner(segment: &str) -> Option<&str> {
     let Some(qualified) = segment.strip_prefix('<') else {
         let named = segment.starts_with(|first: char| first.is_alphabetic() && !first.is_lowercase());
@@ -61,11 +62,11 @@ fn owner(segment: &str) -> Option<&str> {
     let path_end =
         plain.find(|c: char| !(c.is_alphanumeric() || matches!(c, '_' | ':' | '{' | '}' | '#'))).unwrap_or(plain.len());
     let name = split_last(&plain[..path_end]).1;
-    // A slice, a tuple, a raw pointer: they have no name, so they are shown as they are.
+    // Slices, tuples and raw pointers have no name. They are shown in full.
     Some(if name.is_empty() { owner } else { name })
 }
 
-/// `a::b<c::d>::e` → (`a::b<c::d>`, `e`); a path of one segment has nothing before it.
+/// Splits off the last segment: `a::b<c::d>::e` becomes (`a::b<c::d>`, `e`). The first part is empty if there is one segment.
 fn split_last(path: &str) -> (&str, &str) {
     rfind_outside(path, "::").map_or(("", path), |at| (&path[..at], &path[at + 2..]))
 }
@@ -74,7 +75,7 @@ fn without_arguments(segment: &str) -> &str {
     segment.split('<').next().unwrap_or(segment)
 }
 
-/// Where `wanted` last stands outside all brackets; the `>` of an arrow is none.
+/// The last position of `wanted` outside all brackets. The `>` of an arrow is not a bracket.
 fn rfind_outside(text: &str, wanted: &str) -> Option<usize> {
     let text = text.as_bytes();
     let mut depth = 0_usize;
@@ -90,7 +91,7 @@ fn rfind_outside(text: &str, wanted: &str) -> Option<usize> {
     None
 }
 
-/// The inbox and the fold behind it, bare, for the benchmarks.
+/// Parts of the library that the benchmarks measure alone.
 #[cfg(feature = "bench")]
 pub mod bench {
     use std::time::Duration;
@@ -100,21 +101,21 @@ pub mod bench {
         session::Inbox,
     };
 
-    /// Notes down the calling thread's stack, as it is done for a large block.
+    /// Records the calling thread's stack, as for a large block.
     #[cfg(feature = "backtrace")]
     #[inline(never)]
     pub fn stack() -> u32 {
         crate::session::WAYS_TO_A_STACK[0]().0
     }
 
-    /// The same, as if the stack had not been seen before.
+    /// The same for a stack that was not recorded before.
     #[cfg(feature = "backtrace")]
     #[inline(never)]
     pub fn stack_walked() -> u32 {
         crate::session::WAYS_TO_A_STACK[1]().0
     }
 
-    /// The same, by the unwinder of the system, and of 32 functions at most.
+    /// The same with the unwinder of the system, and at most 32 functions.
     #[cfg(feature = "backtrace")]
     #[inline(never)]
     pub fn stack_by_the_system() -> u32 {
@@ -123,7 +124,7 @@ pub mod bench {
 
     const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
-    /// Hooks in the dispatch table that tell nobody anything, for what hooks cost by themselves.
+    /// Puts hooks into the dispatch table that report nothing, to measure the cost of a hook alone.
     ///
     /// # Errors
     /// As for the source `dispatch`.
@@ -132,13 +133,14 @@ pub mod bench {
         crate::session::hook_for_nobody()
     }
 
-    /// A stream-ordered allocation of so many bytes and its free: intercepted, with nothing behind, and not intercepted.
+    /// A stream-ordered allocation of this many bytes and its free: once intercepted by hooks that report nothing, once not
+    /// intercepted.
     #[cfg(feature = "dispatch")]
     pub fn pairs() -> [fn(u64); 2] {
         crate::session::rehearse()
     }
 
-    /// An inbox of its own.
+    /// A separate inbox.
     #[derive(Debug)]
     pub struct Door(Inbox);
 
@@ -149,13 +151,13 @@ pub mod bench {
     }
 
     impl Door {
-        /// Posts an allocation.
+        /// Records an allocation.
         pub fn alloc(&self, address: u64, bytes: u64) {
             let block = Block::new(DEVICE, Bytes::new(bytes), MemKind::Pool);
             self.0.post(&EventKind::Alloc { key: Key::new(Space::Address, address), block });
         }
 
-        /// Posts a free.
+        /// Records a free.
         pub fn free(&self, address: u64) {
             self.0.post(&EventKind::Free { key: Key::new(Space::Address, address), block: None });
         }
@@ -170,7 +172,8 @@ pub mod bench {
             self.open_as(scope, site, false, false);
         }
 
-        /// Opens a scope that asks which allocations make its peak, or counts what the calling thread allocates alone, or both.
+        /// Opens a scope. With `at_peak`, it keeps which allocations made its peak. With `of_this_thread`, it counts only what the calling
+        /// thread allocates.
         pub fn open_as(&self, scope: u64, callsite: u32, at_peak: bool, of_this_thread: bool) {
             let callsite = CallsiteId(callsite);
             let spec = ScopeSpec {
@@ -185,17 +188,17 @@ pub mod bench {
             self.0.post(&EventKind::Open { scope: ScopeId(scope), spec });
         }
 
-        /// The calling thread is in a scope from now on.
+        /// The calling thread enters a scope.
         pub fn enter(&self, scope: u64) {
             self.0.post(&EventKind::Enter { scope: ScopeId(scope) });
         }
 
-        /// It is not any more.
+        /// The calling thread leaves a scope.
         pub fn leave(&self, scope: u64) {
             self.0.post(&EventKind::Leave { scope: ScopeId(scope) });
         }
 
-        /// An event was lost.
+        /// Records that an event was lost.
         pub fn lose(&self) {
             self.0.post(&EventKind::Lost { count: 1 });
         }
@@ -226,7 +229,7 @@ mod tests {
             ("app::Array<3>::forward::{{closure}}", "Array::forward"),
             ("app::Model::match::{{closure}}", "Model::match"),
             ("app::Modèle::passe::{{closure}}", "Modèle::passe"),
-            // of traits, and of types that live elsewhere
+            // of traits, and of types of other modules
             ("<app::nn::Model as app::Layer>::forward::{{closure}}", "Model::forward"),
             ("<app::Model<f32> as app::Layer<fn() -> u8>>::forward::{{closure}}", "Model::forward"),
             ("app::ext::<impl app::Model>::forward::{{closure}}", "Model::forward"),
@@ -247,7 +250,7 @@ mod tests {
             ("app::ext::<impl app::Model>::forward::inner::{{closure}}", "inner"),
             ("app::main::{{closure}}::inner::{{closure}}", "inner"),
             ("app::outer::Local::forward::{{closure}}", "Local::forward"),
-            // nothing to find: shown as it is, never a panic
+            // no function name: shown unchanged, without a panic
             ("", ""),
             ("::", ""),
             ("<", ""),

@@ -1,0 +1,147 @@
+//! `assert_gpu_mem!(peak < "2 GiB", used == 0, { … })`
+
+use proc_macro2::{Ident, Span, TokenStream};
+use quote::{ToTokens, quote_spanned};
+use syn::ext::IdentExt;
+use syn::parse::{Parse, ParseStream};
+use syn::{Error, Expr, ExprLit, Lit, Path, Result, Token, braced, parse2, token};
+
+use crate::amount;
+use crate::expand::{guarded_block, library, limit};
+use crate::options::{AMOUNT, parse_comma, parse_path};
+
+pub(crate) fn expand(input: TokenStream) -> TokenStream {
+    let Assertion { library: path, conditions, brace, block } = match parse2(input) {
+        Ok(assertion) => assertion,
+        Err(error) => return error.into_compile_error(),
+    };
+    let here = Span::mixed_site();
+    let gpumem = library(path.as_ref());
+    let limits =
+        conditions.iter().map(|Condition { figure, relation, amount }| limit(&gpumem, figure, relation, amount));
+    // A temporary with the lifetime of a variable. It needs no name.
+    let guard = quote_spanned! {here=>
+        let _ = &#gpumem::__private::TraceSpec::new(
+            #gpumem::__private::GpuMemTrace::builder().silent(true).on_exit_report(false),
+        )
+        .budget(
+            #gpumem::__private::Budget::of_assertion(
+                ::core::concat!(::core::file!(), ":", ::core::line!()),
+                |__gpumem_text| #gpumem::__private::fail(__gpumem_text),
+            )#(#limits)*,
+        )
+        .start();
+    };
+    guarded_block(&guard, brace, &block)
+}
+
+struct Assertion {
+    /// The path after `crate =`.
+    library: Option<Path>,
+    conditions: Vec<Condition>,
+    brace: token::Brace,
+    /// What is between the braces.
+    block: TokenStream,
+}
+
+/// `peak < "2 GiB"`
+struct Condition {
+    /// A variant of `gpumem::__private::Figure`.
+    figure: &'static str,
+    /// A variant of `gpumem::__private::Relation`.
+    relation: &'static str,
+    amount: TokenStream,
+}
+
+impl Parse for Assertion {
+    fn parse(input: ParseStream<'_>) -> Result<Self> {
+        let (mut library, mut conditions) = (None, Vec::new());
+        loop {
+            if input.is_empty() {
+                let message = r#"the block to measure is missing: `assert_gpu_mem!(peak < "2 GiB", { … })`"#;
+                return Err(Error::new(Span::call_site(), message));
+            }
+            if input.peek(token::Brace) {
+                let block;
+                let brace = braced!(block in input);
+                let block = block.parse()?;
+                input.parse::<Option<Token![,]>>()?;
+                if !input.is_empty() {
+                    return Err(input.error("nothing may follow the block"));
+                }
+                if conditions.is_empty() {
+                    let message = r#"there is no condition; write one before the block, such as `peak < "2 GiB"`"#;
+                    return Err(Error::new(Span::call_site(), message));
+                }
+                return Ok(Self { library, conditions, brace, block });
+            }
+            if input.peek(Token![crate]) {
+                let key = input.call(Ident::parse_any)?;
+                library = Some(parse_path(&key, input)?);
+            } else {
+                conditions.push(input.parse()?);
+            }
+            parse_comma(input)?;
+        }
+    }
+}
+
+impl Parse for Condition {
+    fn parse(input: ParseStream<'_>) -> Result<Self> {
+        const FIGURES: &str = "a condition begins with `peak`, `used` or `leaks`";
+        let word: Ident = input.parse().map_err(|error| Error::new(error.span(), FIGURES))?;
+        let figure = match word.to_string().as_str() {
+            "peak" => "Peak",
+            "used" => "Used",
+            "leaks" => "Leaks",
+            _ => return Err(Error::new(word.span(), FIGURES)),
+        };
+        let relation = parse_relation(input)?;
+        let expr: Expr = input.parse()?;
+        let amount = match &expr {
+            Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => {
+                let is_number_of_blocks = figure == "Leaks";
+                let bytes = amount::bytes(&text.value()).filter(|_| !is_number_of_blocks);
+                let expected = if is_number_of_blocks { "a number of blocks" } else { AMOUNT };
+                let wrong = || Error::new(text.span(), format!("`{word}` is compared to {expected}"));
+                bytes.ok_or_else(wrong)?.to_token_stream()
+            }
+            expr => expr.to_token_stream(),
+        };
+        Ok(Self { figure, relation, amount })
+    }
+}
+
+fn parse_relation(input: ParseStream<'_>) -> Result<&'static str> {
+    let ahead = input.lookahead1();
+    // The longer ones first: `<` is also the beginning of `<=`.
+    if ahead.peek(Token![<=]) {
+        input.parse::<Token![<=]>().map(|_| "AtMost")
+    } else if ahead.peek(Token![>=]) {
+        input.parse::<Token![>=]>().map(|_| "AtLeast")
+    } else if ahead.peek(Token![==]) {
+        input.parse::<Token![==]>().map(|_| "Equal")
+    } else if ahead.peek(Token![!=]) {
+        input.parse::<Token![!=]>().map(|_| "Unequal")
+    } else if ahead.peek(Token![<]) {
+        input.parse::<Token![<]>().map(|_| "Less")
+    } else if ahead.peek(Token![>]) {
+        input.parse::<Token![>]>().map(|_| "More")
+    } else {
+        Err(ahead.error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use syn::parse::Parser as _;
+
+    #[test]
+    fn every_relation_is_parsed() {
+        for (text, relation) in
+            [("<", "Less"), ("<=", "AtMost"), ("==", "Equal"), ("!=", "Unequal"), (">=", "AtLeast"), (">", "More")]
+        {
+            assert_eq!(super::parse_relation.parse_str(text).unwrap(), relation);
+        }
+    }
+}
