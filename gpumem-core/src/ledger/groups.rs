@@ -1,12 +1,12 @@
-//! Where blocks come from. Blocks that agree in everything but their size and their thread share one group, so that a block
-//! needs to remember nothing but its number. Threads that do the same share it too: their events are counted as one pending.
+//! Allocation groups. Blocks that agree in everything but size and thread share a group, so that a block stores only the group's number.
+//! Threads that allocate in the same scope with the same stack share a group as well, so that their events share one pending delta.
 
 use std::collections::{HashMap, HashSet};
 
-use super::{peaks::Saved, tree::NodeId};
+use super::{peaks::GroupHistory, tree::NodeId};
 use crate::model::{MemKind, StackId};
 
-/// What blocks of one group have in common.
+/// What the blocks of one group have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AllocGroup {
     pub node: NodeId,
@@ -22,59 +22,59 @@ pub struct AllocGroup {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct GroupId(pub(super) u32);
 
-/// A block has room for so many numbers.
-pub(super) const MOST: usize = 1 << 24;
-/// So many are not worth a sweep.
-const FEW: usize = 1 << 12;
-/// So many are looked at in one go, for half as many new ones.
-const PART: usize = 1 << 8;
+/// A block has 24 bits for the number of its group.
+pub(super) const MOST_GROUPS: usize = 1 << 24;
+/// With no more groups than this, no sweep is made.
+const NO_SWEEP: usize = 1 << 12;
+/// A sweep looks at so many groups, after half as many new ones.
+const SWEEP: usize = 1 << 8;
 
-/// All allocation groups, and what of them is live.
+/// All allocation groups and the sums of their live blocks.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct AllocGroups {
-    /// By number.
+    /// Indexed by group number.
     all: Vec<GroupState>,
     known: HashMap<AllocGroup, GroupId>,
     unused: Vec<GroupId>,
-    /// The group that was looked at last, whether it can be forgotten.
-    looked_at: usize,
-    /// New ones since then.
+    /// The last group that a sweep looked at.
+    swept: usize,
+    /// New groups since that sweep.
     new: usize,
 }
 
-/// What is live of a group, but for what the newest pending came to: that is ended before this is read or groups are swept.
-/// One lies in one line of the cache.
+/// The live blocks of a group, without the pending delta: that is applied before this is read and before a sweep. The alignment keeps
+/// it within one cache line.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(super) struct GroupState {
     pub(super) group: AllocGroup,
     pub(super) blocks: u64,
     pub(super) bytes: u64,
-    /// What was live of it at peaks.
-    pub(super) saved: Saved,
+    /// Its bytes at peaks.
+    pub(super) history: GroupHistory,
 }
 
 const _: () = assert!(size_of::<GroupState>() == 64);
 
 impl GroupState {
     fn new(group: AllocGroup) -> Self {
-        Self { group, blocks: 0, bytes: 0, saved: Saved::default() }
+        Self { group, blocks: 0, bytes: 0, history: GroupHistory::default() }
     }
 }
 
 impl Default for AllocGroups {
     fn default() -> Self {
-        let nobody =
+        let no_group =
             AllocGroup { node: NodeId::NONE, stack: StackId::NONE, meter: u16::MAX, kind: MemKind::Device, context: 0 };
-        let nobody = GroupState::new(nobody);
-        Self { all: vec![nobody], known: HashMap::new(), unused: Vec::new(), looked_at: 0, new: 0 }
+        let no_group = GroupState::new(no_group);
+        Self { all: vec![no_group], known: HashMap::new(), unused: Vec::new(), swept: 0, new: 0 }
     }
 }
 
 impl AllocGroups {
-    /// The number of a group. A number of which nothing is live may mean something else afterwards, but for those that are in
-    /// use, which are asked for then, and those that a peak needs.
+    /// The number of a group. This may sweep: then the numbers of groups without live blocks are given to other groups, except those in
+    /// `in_use`, which is called then, and those for which `is_needed` is true because of a peak.
     pub(super) fn number(
         &mut self,
         mut group: AllocGroup,
@@ -85,52 +85,52 @@ impl AllocGroups {
             return *known;
         }
         self.new += 1;
-        if self.unused.is_empty() && self.all.len() > FEW && self.new >= PART / 2 {
+        if self.unused.is_empty() && self.all.len() > NO_SWEEP && self.new >= SWEEP / 2 {
             self.sweep(&in_use(), is_needed);
         }
-        if self.known.len() >= MOST / 2 {
-            // Better less said of it than not counted.
+        if self.known.len() >= MOST_GROUPS / 2 {
+            // There are too many groups. Those without a stack are few, and the block is still counted.
             group = AllocGroup { stack: StackId::NONE, ..group };
             if let Some(known) = self.known.get(&group) {
                 return *known;
             }
         }
-        let held = GroupState::new(group);
+        let state = GroupState::new(group);
         let number = if let Some(number) = self.unused.pop() {
-            self.all[number.0 as usize] = held;
+            self.all[number.0 as usize] = state;
             number
         } else {
-            self.all.push(held);
+            self.all.push(state);
             GroupId(u32::try_from(self.all.len() - 1).expect("there are fewer than 2^24"))
         };
         self.known.insert(group, number);
         number
     }
 
-    /// Forgets those of the next groups of which nothing is live, when all numbers are given out. Others wait meanwhile, so these
-    /// are few; there are never more than about twice as many groups as are needed, since two are looked at for each new one.
+    /// Looks at the next groups and forgets those that have no live blocks and are not needed. Other threads wait meanwhile, so a sweep
+    /// looks at few. It looks at two groups for each new one, so there are at most about twice as many groups as are needed.
     fn sweep(&mut self, in_use: &HashSet<GroupId>, is_needed: impl Fn(&GroupState) -> bool) {
         self.new = 0;
-        let Self { all, known, unused, looked_at, .. } = self;
-        for _ in 0..PART {
-            // Number 0 is none.
-            *looked_at = *looked_at % (all.len() - 1) + 1;
-            let (held, number) = (&all[*looked_at], GroupId(u32::try_from(*looked_at).unwrap_or(0)));
-            if held.blocks == 0 && !in_use.contains(&number) && !is_needed(held) {
-                known.remove(&held.group);
+        let Self { all, known, unused, swept, .. } = self;
+        for _ in 0..SWEEP {
+            // Number 0 is no group.
+            *swept = *swept % (all.len() - 1) + 1;
+            let (state, number) = (&all[*swept], GroupId(u32::try_from(*swept).unwrap_or(0)));
+            if state.blocks == 0 && !in_use.contains(&number) && !is_needed(state) {
+                known.remove(&state.group);
                 unused.push(number);
             }
         }
     }
 
-    /// How many numbers were given out, to groups that are known or forgotten.
+    /// How many numbers exist, of known and of forgotten groups.
     #[cfg(test)]
     pub(super) fn numbers(&self) -> usize {
         self.all.len()
     }
 
     #[inline]
-    pub(super) fn held(&mut self, number: GroupId) -> &mut GroupState {
+    pub(super) fn state(&mut self, number: GroupId) -> &mut GroupState {
         &mut self.all[number.0 as usize]
     }
 
@@ -138,7 +138,7 @@ impl AllocGroups {
         &self.all[number.0 as usize].group
     }
 
-    /// So many of all, from this number on, with what was live of them at peaks.
+    /// At most `count` groups from this number on. `None` after the last.
     pub(super) fn range(&self, first: usize, count: usize) -> Option<&[GroupState]> {
         self.all.get(first..).filter(|rest| !rest.is_empty()).map(|rest| &rest[..count.min(rest.len())])
     }

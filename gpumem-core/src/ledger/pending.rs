@@ -1,21 +1,21 @@
-//! Neighbouring events of one group, before they are counted.
+//! The pending delta: the newest events, if all of them are of one group.
 //!
-//! Whatever counts the blocks of a group (its kind, its device, its scopes) moves by the same amounts while no other
-//! group's events come between. So an event is added up here, once, and the counters are told later what all came to, and the
-//! highest that it came to on the way: their peak is what they had before, and that.
+//! A block counts in a dozen places: for its kind, its device and all scopes around it. While events of one group follow each other,
+//! all these counters change by the same amounts. So the events are added up here, and the sum is applied to the counters later. The
+//! sum has the net change and the highest value on the way (`Delta`): the peak of a counter is its old value plus `high`.
 
 use super::groups::GroupId;
 
-/// What several changes come to.
+/// The sum of several changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Delta {
     pub(super) net: i64,
-    /// The highest that `net` was, from 0.
+    /// The highest value of `net` so far; at least 0.
     pub(super) high: i64,
 }
 
 impl Delta {
-    pub(super) const NOTHING: Self = Self { net: 0, high: 0 };
+    pub(super) const ZERO: Self = Self { net: 0, high: 0 };
 
     #[inline]
     fn add(&mut self, by: i64) {
@@ -23,38 +23,38 @@ impl Delta {
         self.high = self.high.max(self.net);
     }
 
-    /// More changes, after these.
+    /// Adds later changes.
     pub(super) fn append(&mut self, next: Self) {
         self.high = self.high.max(self.net + next.high);
         self.net += next.net;
     }
 }
 
-/// What several blocks that came and went come to.
+/// The sum of several events of one group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct GroupDelta {
     pub(super) bytes: Delta,
     pub(super) blocks: Delta,
-    /// Bytes in all of those that were allocated, and how many they are.
+    /// The sum of the bytes of all allocations.
     pub(super) allocated: u64,
     pub(super) allocations: u64,
 }
 
 impl GroupDelta {
-    /// Allocations and frees. Every block that did not stay was freed.
+    /// How many allocations and frees these were. Each block that was allocated and is not live was freed.
     #[inline]
     pub(super) fn events(&self) -> i64 {
         2 * self.allocations.cast_signed() - self.blocks.net
     }
 }
 
-/// Events of this group. It lies in one line of the cache, with the lock and the number of events: when threads allocate by
-/// turns, all that is written travels between their processors.
+/// The sum of the newest events. It shares a cache line with the lock and the number of events: when threads allocate in turn, each cache
+/// line that they write moves between their processors.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct PendingDelta {
     pub(super) group: GroupId,
-    /// Blocks that came less those that went, and the high of them. There is no room for 2^31 live blocks in a computer.
+    /// Allocated minus freed blocks, and the highest value of that. No computer has room for 2^31 live blocks.
     blocks: i32,
     high_blocks: i32,
     bytes: Delta,
@@ -65,7 +65,7 @@ pub(super) struct PendingDelta {
 const _: () = assert!(size_of::<PendingDelta>() == 48);
 
 impl PendingDelta {
-    /// What it came to, if there was one.
+    /// The group and the sum; `None` if there is no event.
     #[inline]
     pub(super) fn delta(&self) -> Option<(GroupId, GroupDelta)> {
         let delta = GroupDelta {
@@ -77,7 +77,7 @@ impl PendingDelta {
         (self.group != GroupId::default()).then_some((self.group, delta))
     }
 
-    /// A block is there, for the first time or still.
+    /// Adds a block: a new one, or one whose free failed.
     #[inline]
     pub(super) fn add(&mut self, bytes: i64) {
         self.bytes.add(bytes);
@@ -85,17 +85,17 @@ impl PendingDelta {
         self.high_blocks = self.high_blocks.max(self.blocks);
     }
 
-    /// A block is there no more.
+    /// Subtracts a block.
     #[inline]
     pub(super) fn subtract(&mut self, bytes: i64) {
         self.bytes.net -= bytes;
         self.blocks -= 1;
     }
 
-    /// The newest net was an allocation.
+    /// Counts an allocation. Its block is added by [`add`](Self::add).
     #[inline]
     pub(super) fn allocated(&mut self, bytes: u64) {
-        // A hook must not panic, in debug builds as well.
+        // Wrapping: a hook must not panic, not even in a debug build.
         self.allocated = self.allocated.wrapping_add(bytes);
         self.allocations += 1;
     }
@@ -109,17 +109,17 @@ mod tests {
     };
 
     fn delta(pending: &PendingDelta) -> GroupDelta {
-        let (_, delta) = PendingDelta { group: GroupId(1), ..*pending }.delta().expect("it has a group");
+        let (_, delta) = PendingDelta { group: GroupId(1), ..*pending }.delta().expect("a group");
         delta
     }
 
-    /// However events are split into runs, the figures are those of each event told by itself.
+    /// The figures do not depend on how many events are applied at once.
     #[test]
-    fn runs_come_to_what_their_events_come_to() {
+    fn several_events_at_once_give_the_figures_of_single_events() {
         let mut random = numbers(1);
         for _ in 0..if cfg!(miri) { 5 } else { 300 } {
-            let (mut by_event, mut by_run) = (Stat::default(), Stat::default());
-            let (mut unapplied, mut told) = (Delta::NOTHING, Delta::NOTHING);
+            let (mut by_event, mut by_delta) = (Stat::default(), Stat::default());
+            let (mut appended, mut expected) = (Delta::ZERO, Delta::ZERO);
             let mut pending = PendingDelta::default();
             let mut live = Vec::new();
             for _ in 0..100 {
@@ -138,11 +138,11 @@ mod tests {
                     }
                 }
                 by_event.apply(&delta(&event));
-                told.append(event.bytes);
+                expected.append(event.bytes);
                 if random(4) == 0 {
-                    unapplied.append(pending.bytes);
-                    by_run.apply(&delta(&std::mem::take(&mut pending)));
-                    assert_eq!((by_run, unapplied), (by_event, told));
+                    appended.append(pending.bytes);
+                    by_delta.apply(&delta(&std::mem::take(&mut pending)));
+                    assert_eq!((by_delta, appended), (by_event, expected));
                 }
             }
         }

@@ -1,14 +1,14 @@
-//! What an allocator would say of itself: bytes and blocks, now, at most, and in all.
+//! The statistics of an allocator: bytes and blocks in use, their peaks, and their totals.
 
 use super::pending::{Delta, GroupDelta};
 
-/// A figure that goes up and down.
+/// A figure that rises and falls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     pub current: u64,
-    /// Since the start, or the last reset of the peaks.
+    /// The highest value since the start, or since the last reset of the peaks.
     pub peak: u64,
-    /// All that was ever added.
+    /// The sum of all that was ever added.
     pub allocated: u64,
 }
 
@@ -20,15 +20,15 @@ pub struct Stat {
 }
 
 impl Count {
-    /// All that was ever taken away.
+    /// The sum of all that was ever removed.
     pub const fn freed(self) -> u64 {
         self.allocated - self.current
     }
 
     #[inline]
-    fn apply(&mut self, sum: Delta, allocated: u64) {
-        self.peak = self.peak.max(moved(self.current, sum.high));
-        self.current = moved(self.current, sum.net);
+    fn apply(&mut self, delta: Delta, allocated: u64) {
+        self.peak = self.peak.max(add_signed(self.current, delta.high));
+        self.current = add_signed(self.current, delta.net);
         self.allocated = self.allocated.saturating_add(allocated);
     }
 }
@@ -46,9 +46,9 @@ impl Stat {
     }
 }
 
-/// Nothing is taken away that was not there.
+/// Adds a change. The result is never below 0, because only counted blocks are removed.
 #[inline]
-pub(super) fn moved(from: u64, by: i64) -> u64 {
+pub(super) fn add_signed(from: u64, by: i64) -> u64 {
     debug_assert!(from.checked_add_signed(by).is_some(), "{from} and {by}");
     from.wrapping_add_signed(by)
 }

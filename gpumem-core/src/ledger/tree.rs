@@ -1,54 +1,53 @@
-//! The tree of scopes: what each path of nested scopes holds, and held at most.
+//! The tree of scope paths: what each path has in use, and its peak. A node is a path of nested scopes on one device.
 //!
-//! An allocation counts for its own node and all nodes above it, but the next event is likely to be of the same node, or of one
-//! nearby. So each outermost scope has a cursor, on the node of its newest event; what came of the events below a node is told
-//! to it when the cursor leaves that way, as one sum and one highest point. An event costs as much as the cursor moves: nothing
-//! within one scope, a step where one is opened or closed, however deep they lie. What is above all scopes, the whole
-//! device, is counted by its meter.
+//! An allocation counts for its own node and for all nodes above it. But the next event is usually of the same node or of a node nearby.
+//! So each outermost scope has a cursor at the node of its newest event. When the cursor leaves a node towards its parent, the changes of
+//! that node are applied to the parent as one `Delta`. So the cost of an event is the number of steps that the cursor makes: none in the
+//! same scope, one where a scope is opened or closed, however deep it is. The meter counts the whole device, above all scopes.
 
 use std::collections::HashMap;
 
 use super::pending::{Delta, GroupDelta};
 use crate::model::CallsiteId;
 
-/// Deeper scopes are not told apart.
+/// Deeper scopes are counted together.
 const DEEPEST: u8 = 64;
-/// Nor are more of them.
-const MOST: usize = 1 << 16;
+/// So are further nodes, when there are so many.
+const MOST_NODES: usize = 1 << 16;
 
-/// A path of nested scopes, on one device.
+/// The number of a scope path on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct NodeId(pub u32);
 
 impl NodeId {
-    /// Outside of all scopes, on no device in particular.
+    /// Outside all scopes, on no device.
     pub const NONE: Self = Self(0);
 }
 
-/// What is known of one path.
+/// The figures of one scope path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScopeNode {
-    /// `NONE` above a device's outermost node, which stands for what is outside of all scopes.
+    /// `NONE` if this is a device's root, which stands for everything outside all scopes.
     pub parent: NodeId,
     /// The innermost scope of the path.
     pub callsite: CallsiteId,
     pub(super) meter: u16,
     depth: u8,
-    /// The outermost scope that it is in; `NONE` outside of all.
+    /// The outermost scope of the path; `NONE` for a root.
     top: NodeId,
-    /// Of an outermost scope: the node of its newest event. Only from there up to it anything is still to be told.
+    /// In an outermost scope: the node of its newest event. Only nodes from there up to the outermost scope have an `unapplied` delta.
     cursor: NodeId,
-    /// What is still to be told to the parent.
+    /// The changes that are not yet applied to the parent.
     unapplied: Delta,
-    /// How often it was opened.
+    /// How often the scope was opened.
     pub calls: u64,
-    /// Here, without the scopes inside.
+    /// Allocations in this scope, without the scopes inside.
     pub allocations: u64,
-    /// Bytes in all, here, without the scopes inside.
+    /// The sum of their bytes.
     pub allocated: u64,
-    /// With the scopes inside.
+    /// Bytes in use, with the scopes inside.
     pub in_use: i64,
-    /// The most that was ever in use, with the scopes inside.
+    /// The highest value of `in_use`.
     pub peak: i64,
     /// The most that the process had in use on the device while the scope was open.
     pub device_peak: i64,
@@ -58,23 +57,23 @@ pub struct ScopeNode {
 #[repr(C)]
 pub(super) struct Tree {
     known: HashMap<(NodeId, CallsiteId), NodeId>,
-    /// By meter: the outermost node.
+    /// The root of each device, indexed by meter.
     roots: Vec<NodeId>,
-    /// Number 0 is nowhere.
+    /// Node 0 is `NodeId::NONE`.
     nodes: Vec<ScopeNode>,
 }
 
 impl Default for Tree {
     fn default() -> Self {
-        let nowhere = ScopeNode::new(NodeId::NONE, CallsiteId::NONE, u16::MAX, 0, NodeId::NONE);
-        Self { nodes: vec![nowhere], known: HashMap::new(), roots: Vec::new() }
+        let none = ScopeNode::new(NodeId::NONE, CallsiteId::NONE, u16::MAX, 0, NodeId::NONE);
+        Self { nodes: vec![none], known: HashMap::new(), roots: Vec::new() }
     }
 }
 
 impl ScopeNode {
     const fn new(parent: NodeId, callsite: CallsiteId, meter: u16, depth: u8, top: NodeId) -> Self {
         let (calls, allocations, allocated, in_use, peak, device_peak) = (0, 0, 0, 0, 0, 0);
-        let (cursor, unapplied) = (top, Delta::NOTHING);
+        let (cursor, unapplied) = (top, Delta::ZERO);
         Self {
             parent,
             callsite,
@@ -93,15 +92,15 @@ impl ScopeNode {
     }
 
     #[inline]
-    fn apply(&mut self, events: Delta) {
-        self.peak = self.peak.max(self.in_use + events.high);
-        self.in_use += events.net;
-        self.unapplied.append(events);
+    fn apply(&mut self, delta: Delta) {
+        self.peak = self.peak.max(self.in_use + delta.high);
+        self.in_use += delta.net;
+        self.unapplied.append(delta);
     }
 }
 
 impl Tree {
-    /// What came of several blocks of a node, one after the other.
+    /// Applies the sum of several events of one node.
     #[inline]
     pub(super) fn apply(&mut self, node: NodeId, delta: &GroupDelta) {
         self.move_cursor(node);
@@ -111,7 +110,7 @@ impl Tree {
         node.apply(delta.bytes);
     }
 
-    /// From wherever the cursor of this node's outermost scope is, by the shortest way.
+    /// Moves the cursor of this node's outermost scope to the node, by the shortest way.
     #[inline]
     fn move_cursor(&mut self, node: NodeId) {
         let top = self.node(node).top;
@@ -140,7 +139,7 @@ impl Tree {
         parent
     }
 
-    /// The node of a scope that is opened inside another; the same one each time.
+    /// The node of a scope that is opened inside another one. The same callsite always has the same node.
     pub(super) fn inside(&mut self, outer: NodeId, callsite: CallsiteId) -> NodeId {
         if let Some(known) = self.known.get(&(outer, callsite)) {
             return *known;
@@ -149,11 +148,12 @@ impl Tree {
         if outer_callsite == CallsiteId::OTHERS {
             return outer;
         }
-        if callsite != CallsiteId::OTHERS && (depth == DEEPEST || self.nodes.len() >= MOST) {
-            // Inside the scope that they are in, which they count for. It is one for each, so there are at most twice as many.
+        if callsite != CallsiteId::OTHERS && (depth == DEEPEST || self.nodes.len() >= MOST_NODES) {
+            // They still count for the scope that they are in. Each node has one such node at most, so the limit is exceeded at most
+            // twofold.
             return self.inside(outer, CallsiteId::OTHERS);
         }
-        let next = NodeId(u32::try_from(self.nodes.len()).expect("fewer nodes than that are made"));
+        let next = NodeId(u32::try_from(self.nodes.len()).expect("there are fewer than 2^32 nodes"));
         let top = if depth == 0 { next } else { self.node(outer).top };
         self.nodes.push(ScopeNode::new(outer, callsite, meter, depth + 1, top));
         self.known.insert((outer, callsite), next);
@@ -179,7 +179,7 @@ impl Tree {
             self.roots.resize(at + 1, NodeId::NONE);
         }
         if self.roots[at] == NodeId::NONE {
-            self.roots[at] = NodeId(u32::try_from(self.nodes.len()).expect("fewer nodes than that are made"));
+            self.roots[at] = NodeId(u32::try_from(self.nodes.len()).expect("there are fewer than 2^32 nodes"));
             self.nodes.push(ScopeNode::new(NodeId::NONE, CallsiteId::NONE, meter, 0, NodeId::NONE));
         }
         self.roots[at]
@@ -189,7 +189,7 @@ impl Tree {
         &self.nodes[node.0 as usize]
     }
 
-    /// The scopes around a node and its own, the outermost first.
+    /// The scopes of a path, the outermost first.
     pub(super) fn path(&self, mut node: NodeId) -> Vec<CallsiteId> {
         let mut path = Vec::new();
         while self.node(node).depth > 0 {
@@ -204,32 +204,31 @@ impl Tree {
         self.nodes[node.0 as usize].calls += 1;
     }
 
-    /// A scope that was opened at one node is at another from now on. It was opened once.
+    /// A scope moves from one node to another. It counts as opened at the new node only.
     pub(super) fn reopened(&mut self, from: NodeId, to: NodeId) {
         let calls = &mut self.nodes[from.0 as usize].calls;
         *calls = calls.saturating_sub(1);
         self.opened(to);
     }
 
-    /// The process had so much in use on the device while the scope was open.
-    pub(super) fn device_had(&mut self, node: NodeId, in_use: i64) {
+    /// Records that the process had so much in use on the device while the scope was open.
+    pub(super) fn raise_device_peak(&mut self, node: NodeId, in_use: i64) {
         let node = &mut self.nodes[node.0 as usize];
         node.device_peak = node.device_peak.max(in_use);
     }
 
-    /// So many nodes from this number on, each after its parent; number 0 is nowhere. What a device's outermost node has in use,
-    /// and had, is not said.
+    /// At most `count` nodes from this number on, each after its parent. `in_use` and `peak` of a root are not set; its meter has them.
     pub(super) fn nodes(&mut self, first: usize, count: usize) -> &[ScopeNode] {
         let first = first.min(self.nodes.len());
         let end = self.nodes.len().min(first + count);
         for at in first..end {
-            // What came of the events below is told to all up to there.
+            // This applies the changes of the nodes below to all nodes up to `top`.
             self.move_cursor(self.nodes[at].top);
         }
         &self.nodes[first..end]
     }
 
-    /// Whether a node is another or lies inside it, by their paths: they may be on different devices.
+    /// Whether the path of `node` is that of `outer` or inside it. The two may be on different devices.
     pub(super) fn is_inside(&self, mut node: NodeId, outer: NodeId) -> bool {
         let depth = self.node(outer).depth;
         while self.node(node).depth > depth {

@@ -1,29 +1,28 @@
-//! Maxima since any number of moments, each of which can be forgotten at any time.
+//! The maxima of a value during any number of open spans of time.
 //!
-//! A new value is compared with one number, whether one span is open or ten thousand: opening a span starts a new
-//! segment of time, a value raises only the newest segment, and the maximum since a moment is the maximum over its own
-//! segment and all newer ones. An older segment whose maximum is no higher than the next one's can never be the answer
-//! to anything, so the two are merged. What is left has falling maxima, and "over its own and all newer ones" is just
-//! "its own", found by binary search.
+//! A new value is compared with one number, however many spans are open. Opening a span starts a new segment of time, and a value raises
+//! the maximum of the newest segment only. The maximum of a span is the maximum over the segment that it began in and all newer segments.
+//! If an older segment has no higher maximum than the next one, it cannot change any result, so the two are merged. The remaining maxima
+//! fall from the oldest segment to the newest. So the maximum of a span is that of the segment that it began in, found by binary search.
 
-/// Maxima of a value since several moments.
+/// The maxima of a value during several open spans.
 #[derive(Debug, Default)]
 pub(super) struct Watermark<T> {
-    /// The newest segment's maximum, here for the sake of [`raise`](Self::raise).
+    /// The newest segment's maximum. It is here so that [`raise`](Self::raise) reads one cache line only.
     top: T,
-    /// Oldest first; `last` rises, `max` falls, and the newest is never empty. The newest one's `max` is `top`.
+    /// Oldest first: `last` rises, `max` falls. The newest segment always has an open span, and its maximum is `top`; its `max` may be old.
     segments: Vec<Segment<T>>,
-    /// Segments with no open span, left until they are half of all.
+    /// How many segments have no open span. They are removed when they are more than half of all.
     empty: usize,
     marks: u64,
 }
 
 #[derive(Debug)]
 struct Segment<T> {
-    /// The newest mark that lies in this segment.
+    /// The newest mark in this segment.
     last: u64,
     max: T,
-    /// Spans that began here and are still open.
+    /// How many open spans began in this segment.
     open: usize,
 }
 
@@ -32,41 +31,41 @@ struct Segment<T> {
 pub(super) struct Mark(u64);
 
 impl<T: Copy + Ord> Watermark<T> {
-    /// Opens a span; its maximum begins with `now`.
+    /// Opens a span. Its maximum begins with `now`.
     pub(super) fn open(&mut self, now: T) -> Mark {
         self.marks += 1;
-        self.settle();
+        self.store_top();
         self.segments.push(Segment { last: self.marks, max: now, open: 1 });
         self.top = now;
         self.merge();
         Mark(self.marks)
     }
 
-    /// The value is now `value`.
+    /// Sets the value.
     #[inline]
     pub(super) fn raise(&mut self, value: T) {
         if self.top < value {
-            self.rise(value);
+            self.raise_top(value);
         }
     }
 
-    /// Not on the way of values that are no maxima, which are most.
+    /// Not inlined: most values are no new maxima, and their code stays small in the instruction cache.
     #[inline(never)]
-    fn rise(&mut self, value: T) {
+    fn raise_top(&mut self, value: T) {
         self.top = value;
         self.merge();
     }
 
-    /// The highest value since `mark`, which is open.
+    /// The highest value since the span of `mark` was opened.
     pub(super) fn max_since(&self, mark: Mark) -> T {
         let segment = self.segment_of(mark);
         if segment + 1 == self.segments.len() { self.top } else { self.segments[segment].max }
     }
 
-    /// Closes the span that began at `mark`.
+    /// Closes the span of `mark`.
     pub(super) fn close(&mut self, mark: Mark) {
         let segment = self.segment_of(mark);
-        self.settle();
+        self.store_top();
         self.segments[segment].open -= 1;
         if self.segments[segment].open > 0 {
             return;
@@ -91,19 +90,19 @@ impl<T: Copy + Ord> Watermark<T> {
         Some((oldest, self.top))
     }
 
-    /// The first maximum of which something is not true that is true of all before it, once it is [settled](Self::settle).
+    /// The oldest maximum for which `is_before` is false; it must be true for all older ones. Call [`store_top`](Self::store_top) first.
     pub(super) fn first(&self, is_before: impl Fn(&T) -> bool) -> Option<T> {
         let at = self.segments.partition_point(|segment| is_before(&segment.max));
         self.segments.get(at).map(|segment| segment.max)
     }
 
-    /// How many maxima there are.
+    /// How many segments there are.
     pub(super) fn len(&self) -> usize {
         self.segments.len()
     }
 
-    /// Writes the newest segment's maximum to where the others have theirs.
-    pub(super) fn settle(&mut self) {
+    /// Stores `top` in the newest segment.
+    pub(super) fn store_top(&mut self) {
         if let Some(newest) = self.segments.last_mut() {
             newest.max = self.top;
         }
@@ -113,7 +112,7 @@ impl<T: Copy + Ord> Watermark<T> {
         self.segments.partition_point(|segment| segment.last < mark.0)
     }
 
-    /// Restores falling maxima after the newest segment rose or was added.
+    /// Merges segments until the maxima fall, after the newest segment was raised or added.
     fn merge(&mut self) {
         while let [.., older, newest] = self.segments.as_mut_slice()
             && older.max <= self.top
@@ -130,13 +129,13 @@ impl<T: Copy + Ord> Watermark<T> {
 mod tests {
     use super::{super::tests::numbers, *};
 
-    /// The obvious way: every open span keeps its own maximum.
+    /// The simple way: each open span keeps its own maximum.
     #[derive(Default)]
-    struct Obvious {
+    struct Simple {
         open: Vec<(Mark, i64)>,
     }
 
-    impl Obvious {
+    impl Simple {
         fn raise(&mut self, value: i64) {
             for (_, max) in &mut self.open {
                 *max = value.max(*max);
@@ -145,29 +144,29 @@ mod tests {
     }
 
     #[test]
-    fn agrees_with_the_obvious_way() {
+    fn agrees_with_the_simple_way() {
         for seed in 1..if cfg!(miri) { 5 } else { 400 } {
             let mut random = numbers(seed);
-            let (mut watermark, mut obvious) = (Watermark::default(), Obvious::default());
+            let (mut watermark, mut simple) = (Watermark::default(), Simple::default());
             let (mut now, mut most_open) = (0_i64, 0);
             for _ in 0..300 {
                 match random(5) {
-                    0 => obvious.open.push((watermark.open(now), now)),
-                    1 if !obvious.open.is_empty() => {
-                        let at = usize::try_from(random(obvious.open.len() as u64)).unwrap();
-                        watermark.close(obvious.open.swap_remove(at).0);
+                    0 => simple.open.push((watermark.open(now), now)),
+                    1 if !simple.open.is_empty() => {
+                        let at = usize::try_from(random(simple.open.len() as u64)).unwrap();
+                        watermark.close(simple.open.swap_remove(at).0);
                     }
                     _ => {
                         now += random(21).cast_signed() - 10;
                         watermark.raise(now);
-                        obvious.raise(now);
+                        simple.raise(now);
                     }
                 }
-                for (mark, max) in &obvious.open {
+                for (mark, max) in &simple.open {
                     assert_eq!(watermark.max_since(*mark), *max, "seed {seed}");
                 }
                 let open: usize = watermark.segments.iter().map(|segment| segment.open).sum();
-                assert_eq!(open, obvious.open.len());
+                assert_eq!(open, simple.open.len());
                 let empty = watermark.segments.iter().filter(|segment| segment.open == 0).count();
                 assert_eq!(empty, watermark.empty);
                 most_open = most_open.max(open);

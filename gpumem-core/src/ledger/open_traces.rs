@@ -1,20 +1,21 @@
-//! Which threads have traces open on a device.
+//! Which threads have open traces on a device.
 
 use std::collections::HashMap;
 
 use crate::model::OwnerThread;
 
-/// The threads that have traces open on a device, and which closed one last. Asking costs the same however many traces there are.
+/// The threads that have open traces on a device, and the threads that closed one last. A query costs the same however many traces
+/// there are.
 #[derive(Debug, Default)]
-pub(super) struct Openers {
-    /// How many of each thread, and of all.
+pub(super) struct OpenTraces {
+    /// How many traces each thread has.
     open: HashMap<OwnerThread, usize>,
     all: usize,
-    /// The newest event that closed one, and the newest of another thread.
+    /// The thread and the number of the newest event that closed a trace, and of the newest one by another thread.
     closed: [Option<(OwnerThread, u64)>; 2],
 }
 
-impl Openers {
+impl OpenTraces {
     pub(super) fn opened(&mut self, thread: OwnerThread) {
         *self.open.entry(thread).or_default() += 1;
         self.all += 1;
@@ -35,7 +36,7 @@ impl Openers {
         self.closed[0] = Some((thread, number));
     }
 
-    /// A trace of another thread was open at some time since the event of this number.
+    /// Another thread had a trace open at some time since the event with this number.
     pub(super) fn others_since(&self, thread: OwnerThread, number: u64) -> bool {
         self.all > self.open.get(&thread).copied().unwrap_or(0)
             || self.closed.iter().flatten().any(|(of, closed)| *of != thread && *closed > number)

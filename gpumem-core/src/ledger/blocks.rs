@@ -1,0 +1,236 @@
+//! Allocations and frees.
+
+use super::{
+    Ledger,
+    groups::{AllocGroup, GroupId, GroupState},
+    live::{Attribution, Entry},
+    meters::Meter,
+    pending::PendingDelta,
+    signed,
+    stats::add_signed,
+    threads::{Freed, Thread},
+};
+use crate::model::{Answer, Block, Bytes, Device, Gauge, Key, Tag, ThreadId};
+
+impl Ledger {
+    /// Applies an allocation that differs from the newest events in its key and size only; most do. If it differs in more, this returns
+    /// `false` and changes nothing, and the caller calls [`alloc`](Self::alloc). It calls nothing and cannot panic.
+    #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
+    #[inline(always)]
+    pub fn alloc_like_newest(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
+        let Some(Thread { newest: (newest, attribution), .. }) = self.threads.get(thread.0 as usize) else {
+            return false;
+        };
+        if *newest != tag || attribution.group() != self.pending.group || self.has_thread_scopes {
+            return false;
+        }
+        if !self.live.insert_in_front(key, Entry::new(bytes, number, self.tenths, *attribution)) {
+            return false;
+        }
+        self.pending.add(signed(bytes));
+        self.pending.allocated(bytes.get());
+        true
+    }
+
+    /// Like [`alloc_like_newest`](Self::alloc_like_newest), for the free of a block that is in the front cache.
+    #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
+    #[inline(always)]
+    pub fn free_like_newest(&mut self, key: Key, thread: ThreadId) -> bool {
+        let Some(record) = self.threads.get_mut(thread.0 as usize) else { return false };
+        if self.has_thread_scopes {
+            return false;
+        }
+        let Some(entry) = self.live.remove_from_front(key, self.pending.group) else { return false };
+        self.pending.subtract(signed(entry.bytes));
+        // Built in place to avoid a store-forwarding stall: a temporary would be written in words and copied in wider registers.
+        record.freed = Freed::Block(key, entry);
+        true
+    }
+
+    /// Applies an allocation. `number` is the number of its event.
+    pub fn alloc(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) {
+        let attribution = self.attribution(tag, thread);
+        self.insert_block(key, Entry::new(bytes, number, self.tenths, attribution));
+        self.pending.allocated(bytes.get());
+    }
+
+    /// Inserts a new block, or one whose free has failed.
+    fn insert_block(&mut self, key: Key, entry: Entry) {
+        if let Some(missed) = self.live.insert(key, entry) {
+            self.remove_without_free(&missed);
+        }
+        self.count(&entry);
+    }
+
+    fn count(&mut self, entry: &Entry) {
+        self.pending_of(entry.group()).add(signed(entry.bytes));
+        if self.has_thread_scopes {
+            self.count_for_thread_scopes(entry.attribution(), signed(entry.bytes));
+        }
+    }
+
+    /// Subtracts a block whose free was not observed.
+    #[cold]
+    pub(super) fn remove_without_free(&mut self, entry: &Entry) {
+        self.remove_block(entry);
+        self.counts.events = self.counts.events.wrapping_sub(1);
+    }
+
+    /// Subtracts a block that is no longer live.
+    fn remove_block(&mut self, entry: &Entry) {
+        self.pending_of(entry.group()).subtract(signed(entry.bytes));
+        if self.has_thread_scopes {
+            self.count_for_thread_scopes(entry.attribution(), -signed(entry.bytes));
+        }
+    }
+
+    #[inline]
+    fn pending_of(&mut self, group: GroupId) -> &mut PendingDelta {
+        if self.pending.group != group {
+            self.start_pending(group);
+        }
+        &mut self.pending
+    }
+
+    #[cold]
+    fn start_pending(&mut self, group: GroupId) {
+        self.flush_pending();
+        self.pending.group = group;
+    }
+
+    /// Applies the pending delta to the group, the meter and the tree. It must run before an event of another group, and before any
+    /// of these figures is read.
+    #[inline]
+    pub(super) fn flush_pending(&mut self) {
+        let Self { pending, groups, meters, tree, counts, .. } = self;
+        let Some((number, delta)) = pending.delta() else { return };
+        counts.events = counts.events.wrapping_add_signed(delta.events());
+        let state = groups.state(number);
+        state.blocks = add_signed(state.blocks, delta.blocks.net);
+        state.bytes = add_signed(state.bytes, delta.bytes.net);
+        let group = &state.group;
+        let Meter { level, peaks, on_device, kinds, .. } = &mut meters.0[usize::from(group.meter)];
+        kinds[group.kind as usize].apply(&delta);
+        if group.kind.is_on_device() {
+            let high = level.in_use.saturating_add(delta.bytes.high);
+            if state.history.must_save(peaks) || peaks.is_new_peak(high) {
+                peaks.apply(&mut state.history, state.bytes.cast_signed(), delta.bytes, high);
+            }
+            on_device.apply(&delta);
+            level.apply(high, delta.bytes.net);
+            tree.apply(group.node, &delta);
+        }
+        *pending = PendingDelta::default();
+    }
+
+    /// The owner thread and the group of an allocation.
+    fn attribution(&mut self, tag: Tag, thread: ThreadId) -> Attribution {
+        let (newest, attribution) = self.thread(thread).newest;
+        if newest == tag { attribution } else { self.find_attribution(tag, thread) }
+    }
+
+    #[cold]
+    fn find_attribution(&mut self, tag: Tag, thread: ThreadId) -> Attribution {
+        self.flush_pending();
+        let Thread { node, owner, .. } = *self.thread(thread);
+        let meter = self.meters.index(tag.device(), Gauge::Exact);
+        let node = self.tree.on(meter, node);
+        let group = AllocGroup { node, stack: tag.stack(), meter, kind: tag.kind(), context: tag.context() };
+        let Self { threads, thread_levels, meters, groups, .. } = self;
+        let in_use = || {
+            let newest = threads.iter().map(|thread| thread.newest.1.group());
+            let freed = threads.iter().filter_map(|thread| match &thread.freed {
+                Freed::Block(_, entry) => Some(entry.group()),
+                _ => None,
+            });
+            let groups = thread_levels.values_mut().filter_map(|level| level.groups.as_mut());
+            newest.chain(freed).chain(groups.flat_map(|groups| groups.needed())).collect()
+        };
+        let is_needed = |state: &GroupState| state.history.is_needed(&meters.0[usize::from(state.group.meter)].peaks);
+        let number = groups.number(group, in_use, is_needed);
+        let attribution = Attribution::new(owner, number);
+        self.thread(thread).newest = (tag, attribution);
+        attribution
+    }
+
+    /// A block that is older than the session is freed, or its free failed. It belongs to no thread and to no scope.
+    fn change_older(&mut self, device: Device, by: i64) {
+        self.flush_pending();
+        let Meter { level, peaks, .. } = self.meters.of(device, Gauge::Exact);
+        peaks.change_older(by);
+        level.change(by);
+        peaks.raise(level.in_use);
+    }
+
+    /// Applies a free. `older` is what the source knows of a block that is older than the session.
+    pub fn free(&mut self, key: Key, older: Option<&Block>, thread: ThreadId) -> Answer {
+        let Some(entry) = self.live.remove(key) else { return self.free_unknown(older, thread) };
+        self.remove_block(&entry);
+        self.thread(thread).freed = Freed::Block(key, entry);
+        Answer::Applied
+    }
+
+    #[cold]
+    fn free_unknown(&mut self, older: Option<&Block>, thread: ThreadId) -> Answer {
+        self.counts.events = self.counts.events.wrapping_add(1);
+        let (freed, answer) = match older {
+            Some(block) => (self.free_older(block), Answer::Applied),
+            // Counted when the late lookup has ended: a scope that opens until then begins before this free.
+            None => (Freed::Uncounted, Answer::Untracked),
+        };
+        self.thread(thread).freed = freed;
+        answer
+    }
+
+    pub(super) fn free_older(&mut self, block: &Block) -> Freed {
+        if !block.kind.is_on_device() {
+            return Freed::Uncounted;
+        }
+        self.change_older(block.device, -signed(block.bytes));
+        Freed::Older(block.device, block.bytes)
+    }
+
+    /// Undoes the newest free of a thread, which failed. It is not counted as an event.
+    pub(super) fn free_failed(&mut self, thread: ThreadId) {
+        match std::mem::take(&mut self.thread(thread).freed) {
+            Freed::Nothing => return,
+            // The pending delta gets a block without an allocation, which lowers the number of events by one (see
+            // `GroupDelta::events`). So the failed free is not counted.
+            Freed::Block(key, entry) => {
+                self.guests.mark_used([entry.attribution().owner()]);
+                return self.insert_block(key, entry);
+            }
+            Freed::Older(device, bytes) => self.change_older(device, signed(bytes)),
+            Freed::Uncounted => {}
+            Freed::Untracked(number) => {
+                self.counts.untracked = self.counts.untracked.saturating_sub(1);
+                // Scopes that began after this event have it in the count that they began with.
+                for scope in self.scopes.values_mut().filter(|scope| scope.start.number > number) {
+                    let before = &mut scope.start.before.untracked;
+                    *before = before.saturating_sub(1);
+                }
+            }
+        }
+        self.counts.events = self.counts.events.wrapping_sub(1);
+    }
+
+    /// Changes the size of a block. Its entry keeps its attribution and its place in the tables, so a thread that reads the blocks in
+    /// parts finds it once.
+    pub(super) fn shrink(&mut self, key: Key, bytes: Bytes) {
+        if let Some(entry) = self.live.get_mut(key) {
+            let (before, now) = (*entry, entry.with_bytes(bytes));
+            *entry = now;
+            self.remove_block(&before);
+            self.count(&now);
+        }
+    }
+
+    /// Removes the blocks of a context that was destroyed: one part of the blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS).
+    pub fn remove_context(&mut self, context: u8, part: usize) {
+        let groups = &self.groups;
+        for entry in self.live.drain(part, |entry| groups.get(entry.group()).context == context) {
+            self.counts.removed_with_context += 1;
+            self.remove_without_free(&entry);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What each event does. Allocations and frees are in `blocks.rs`, scopes in `scopes.rs`.
+
+use super::{
+    BLOCK_PARTS, Counts, Ledger,
+    live::tenths,
+    meters::{DeviceStats, Meter},
+    stats::Stat,
+    threads::Freed,
+};
+use crate::model::{Answer, Event, EventKind, Gauge, Time, Trace};
+
+impl Ledger {
+    /// Applies one event.
+    #[inline]
+    pub fn apply(&mut self, event: &Event<'_>) -> Answer {
+        match event.kind {
+            EventKind::Alloc { key, block } => {
+                self.set_time(event.time);
+                let (bytes, tag) = (block.bytes, block.tag());
+                if !self.alloc_like_newest(*key, bytes, tag, event.number, event.thread) {
+                    self.alloc(*key, bytes, tag, event.number, event.thread);
+                }
+                Answer::Applied
+            }
+            EventKind::Free { key, .. } if self.free_like_newest(*key, event.thread) => Answer::Applied,
+            EventKind::Free { key, block } => self.free(*key, block.as_ref(), event.thread),
+            _ => {
+                self.flush_pending();
+                self.last_trace = self.apply_rare(event);
+                Answer::Applied
+            }
+        }
+    }
+
+    /// Sets the time of the allocations that follow.
+    pub fn set_time(&mut self, time: Time) {
+        self.tenths = tenths(time);
+    }
+
+    /// Applies all other events. It is a function of its own, so that the code of allocations and frees stays small in the instruction
+    /// cache.
+    #[cold]
+    fn apply_rare(&mut self, event: &Event<'_>) -> Option<Trace> {
+        match *event.kind {
+            EventKind::Alloc { .. } | EventKind::Free { .. } => {}
+            EventKind::FreeFailed => self.free_failed(event.thread),
+            EventKind::Untracked => {
+                self.counts.untracked += 1;
+                self.thread(event.thread).freed = Freed::Untracked(event.number);
+            }
+            EventKind::Shrink { key, bytes } => self.shrink(key, bytes),
+            EventKind::LateLookup { block } => {
+                let freed = self.free_older(&block);
+                self.thread(event.thread).freed = freed;
+            }
+            EventKind::ContextDestroyed { context } => {
+                (0..BLOCK_PARTS).for_each(|part| self.remove_context(context, part));
+            }
+            EventKind::Sample { device, memory } => {
+                self.meters.of(device, Gauge::Sampled).apply_sample(event.time, &memory);
+            }
+            EventKind::PoolUsage { device, usage } => self.meters.of(device, Gauge::Pool).apply_pool_usage(&usage),
+            EventKind::ReadFailed { device, gauge } => self.meters.of(device, gauge).samples.failed = true,
+            EventKind::Open { scope, spec } => self.open(scope, spec, event),
+            EventKind::Enter { scope } => self.enter(scope, event),
+            EventKind::Leave { scope } => self.thread(event.thread).leave(scope),
+            EventKind::Read { scope } => {
+                return self.scopes.get(&scope).map(|open| self.trace(open));
+            }
+            EventKind::Reset { scope } => return self.reset(scope, event.number, false),
+            EventKind::ResetKeepingPeak { scope } => return self.reset(scope, event.number, true),
+            EventKind::Close { scope } => return self.close(scope, event.number),
+            EventKind::ResetPeaks { device } => {
+                let Meter { on_device, kinds, .. } = self.meters.of(device, Gauge::Exact);
+                kinds.iter_mut().chain([on_device]).for_each(Stat::reset_peaks);
+            }
+            EventKind::PoolMarkDisturbed { device } => self.meters.of(device, Gauge::Pool).samples.disturbed += 1,
+            EventKind::Lost { count } => self.lost(count, event.number),
+            EventKind::Displaced { now, more } => {
+                let before = std::mem::replace(&mut self.displaced, now);
+                if more > 0 || (now > 0) != (before > 0) {
+                    self.lost(more, event.number);
+                }
+            }
+        }
+        None
+    }
+
+    /// So many events before the one with this number were missed. While functions are displaced, later frees may be missed as well.
+    fn lost(&mut self, count: u64, number: u64) {
+        self.counts.lost += count;
+        let until = if self.displaced > 0 { u64::MAX } else { number };
+        for missed in self.live.frees_missed_until(until) {
+            self.remove_without_free(&missed);
+        }
+    }
+
+    /// Removes the result of the newest event, if that event was a query of an open scope.
+    pub fn last_trace(&mut self) -> Option<Trace> {
+        self.last_trace.take()
+    }
+
+    /// How many events were applied or missed so far.
+    pub fn counts(&mut self) -> Counts {
+        self.flush_pending();
+        self.counts
+    }
+
+    /// The statistics of each device on which allocations were observed.
+    pub fn stats(&mut self) -> Vec<DeviceStats> {
+        self.flush_pending();
+        self.meters.stats()
+    }
+}

@@ -1,0 +1,144 @@
+//! Peaks that are kept, so that their groups can be read in parts: of an open scope, of a closed scope, or of a device.
+
+use super::{
+    Ledger,
+    groups::AllocGroup,
+    meters::Meter,
+    peaks::{PeakRange, Peaks},
+    scopes::Scope,
+    thread_levels::ThreadLevel,
+};
+use crate::model::{ByteDelta, Device, Gauge, OwnerThread, ScopeId};
+
+/// A kept peak. Its scope may be closed already.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KeptPeak {
+    meter: u16,
+    of_thread: Option<OwnerThread>,
+    range: PeakRange,
+}
+
+/// How much more one group had in use at a peak than at the start of the scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupAtPeak {
+    pub group: AllocGroup,
+    pub bytes: ByteDelta,
+}
+
+/// The sum of a peak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeakTotal {
+    pub device: Device,
+    /// The sum of all groups and of `older`.
+    pub bytes: ByteDelta,
+    /// The change by frees of blocks that are older than the session. It is above 0 only if such a free failed.
+    pub older: ByteDelta,
+    /// The sum counts what is above the start of a scope. `false` for the peak of a device.
+    pub is_over_start: bool,
+}
+
+impl Ledger {
+    /// The peaks that the peak of a scope is among, and the level that they belong to.
+    fn peaks(&mut self, of_thread: Option<OwnerThread>, meter: u16) -> (&mut Peaks, i64) {
+        match of_thread {
+            None => {
+                let Meter { level, peaks, .. } = &mut self.meters.0[usize::from(meter)];
+                (peaks, level.in_use)
+            }
+            Some(thread) => {
+                let ThreadLevel { level, groups, .. } = self.thread_levels.entry((thread, meter)).or_default();
+                (&mut groups.get_or_insert_default().peaks, level.in_use)
+            }
+        }
+    }
+
+    /// Records from now on which allocations make the scope's peak, if that was requested.
+    pub(super) fn watch_peak(&mut self, open: &mut Scope) {
+        if open.spec.at_peak && open.spec.gauge == Gauge::Exact {
+            let (peaks, in_use) = self.peaks(open.of_thread, open.meter);
+            open.watched = Some(peaks.watch(in_use));
+        }
+    }
+
+    pub(super) fn unwatch_peak(&mut self, open: &mut Scope) {
+        if let Some(watched) = open.watched.take() {
+            self.peaks(open.of_thread, open.meter).0.unwatch(&watched);
+        }
+    }
+
+    /// Keeps the peak of a scope under the number `under`.
+    pub(super) fn keep(&mut self, under: ScopeId, open: &Scope) -> Option<()> {
+        let Scope { of_thread, meter, .. } = *open;
+        let watched = open.watched?;
+        let (peaks, _) = self.peaks(of_thread, meter);
+        let range = peaks.range_of(&watched);
+        peaks.keep(&range);
+        if let Some(thread) = of_thread {
+            self.thread_levels.entry((thread, meter)).or_default().users += 1;
+        }
+        self.kept_peaks.insert(under, KeptPeak { meter, of_thread, range });
+        Some(())
+    }
+
+    /// Keeps the peak of an open scope under the number `under` until it is [released](Self::release_peak). When the scope is closed, the
+    /// ledger does this by itself, under the scope's number. `None` if the scope was not opened with `at_peak`.
+    pub fn keep_peak(&mut self, scope: ScopeId, under: ScopeId) -> Option<()> {
+        self.flush_pending();
+        let open = self.scopes.remove(&scope)?;
+        let kept = self.keep(under, &open);
+        self.scopes.insert(scope, open);
+        kept
+    }
+
+    /// Like [`keep_peak`](Self::keep_peak), for the most that the live blocks of a device ever were. `None` if there were none.
+    pub fn keep_device_peak(&mut self, device: Device, under: ScopeId) -> Option<()> {
+        self.flush_pending();
+        let meter = self.meters.index(device, Gauge::Exact);
+        let peaks = &mut self.meters.0[usize::from(meter)].peaks;
+        let range = peaks.range_of_record()?;
+        peaks.keep(&range);
+        self.kept_peaks.insert(under, KeptPeak { meter, of_thread: None, range });
+        Some(())
+    }
+
+    /// The sum of a kept peak.
+    pub fn kept_peak(&self, under: ScopeId) -> Option<PeakTotal> {
+        let KeptPeak { meter, of_thread, range } = self.kept_peaks.get(&under)?;
+        let Meter { device, peaks, .. } = &self.meters.0[usize::from(*meter)];
+        let has_older = of_thread.is_none() && !range.is_record();
+        let older = if has_older { peaks.older.change_over(range) } else { 0 };
+        let is_over_start = !range.is_record();
+        let [bytes, older] = [range.bytes(), older].map(ByteDelta::new);
+        Some(PeakTotal { device: *device, bytes, older, is_over_start })
+    }
+
+    /// One part of the groups of a kept peak; `None` after the last part. Later events do not change these figures.
+    pub fn peak_part(&mut self, under: ScopeId, part: usize) -> Option<Vec<GroupAtPeak>> {
+        /// Groups in one part. A thread that allocates waits until the part is read.
+        const GROUPS: usize = if cfg!(test) { 4 } else { 1024 };
+        self.flush_pending();
+        let KeptPeak { meter, of_thread, range } = self.kept_peaks.get(&under)?;
+        let first = part * GROUPS;
+        let at_peak = |group: &AllocGroup, bytes: i64| {
+            (bytes != 0).then(|| GroupAtPeak { group: *group, bytes: ByteDelta::new(bytes) })
+        };
+        if let Some(thread) = of_thread {
+            let all = &self.thread_levels.get(&(*thread, *meter))?.groups.as_ref()?.all;
+            let groups = all.get(first..).filter(|rest| !rest.is_empty())?.iter().take(GROUPS);
+            let part = groups.filter_map(|(number, group)| at_peak(self.groups.get(*number), group.change_over(range)));
+            return Some(part.collect());
+        }
+        let groups = self.groups.range(first, GROUPS)?.iter();
+        let on_meter = groups.filter(|state| state.group.meter == *meter && state.group.kind.is_on_device());
+        let part = on_meter
+            .filter_map(|state| at_peak(&state.group, range.change_of(&state.history, state.bytes.cast_signed())));
+        Some(part.collect())
+    }
+
+    /// Releases a kept peak.
+    pub fn release_peak(&mut self, under: ScopeId) {
+        let Some(KeptPeak { meter, of_thread, range }) = self.kept_peaks.remove(&under) else { return };
+        self.peaks(of_thread, meter).0.release(&range);
+        self.release_thread_level(of_thread, meter);
+    }
+}

@@ -1,0 +1,78 @@
+//! What is kept of a live block.
+
+use super::super::groups::GroupId;
+use crate::model::{Bytes, OwnerThread, Time};
+
+/// What is kept of a live block, in three words.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in super::super) struct Entry {
+    pub(in super::super) bytes: Bytes,
+    /// The number of the event that allocated it, in 48 bits; then the upper 16 bits of the time.
+    pub(super) when: u64,
+    /// Its lower 8 bits are the lower bits of the time. An empty slot has group 0.
+    pub(super) attribution: Attribution,
+}
+
+/// The owner thread of a block, in the upper 32 bits; then its group, in 24 bits. The lower 8 bits are free for [`Entry`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in super::super) struct Attribution(pub(super) u64);
+
+impl Attribution {
+    pub(in super::super) fn new(owner: OwnerThread, group: GroupId) -> Self {
+        Self(u64::from(owner.0) << 32 | u64::from(group.0) << 8)
+    }
+
+    pub(in super::super) fn owner(self) -> OwnerThread {
+        OwnerThread((self.0 >> 32) as u32)
+    }
+
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "24 bits are used")]
+    pub(in super::super) fn group(self) -> GroupId {
+        GroupId((self.0 >> 8) as u32 & 0x00ff_ffff)
+    }
+}
+
+/// A time in the unit of [`Entry`]: tenths of a second, in 24 bits. A time after 19 days is stored as the largest value.
+pub(in super::super) fn tenths(time: Time) -> u32 {
+    u32::try_from(time.as_millis() / 100).unwrap_or(u32::MAX).min((1 << 24) - 1)
+}
+
+impl Entry {
+    /// `number` is the number of the event, below 2^48; `tenths` is its time.
+    #[inline]
+    pub(in super::super) fn new(bytes: Bytes, number: u64, tenths: u32, attribution: Attribution) -> Self {
+        let tenths = u64::from(tenths);
+        Self { bytes, when: number << 16 | tenths >> 8, attribution: Attribution(attribution.0 | tenths & 0xff) }
+    }
+
+    /// The same block with another size.
+    pub(in super::super) fn with_bytes(self, bytes: Bytes) -> Self {
+        Self { bytes, ..self }
+    }
+
+    #[inline]
+    pub(in super::super) fn group(&self) -> GroupId {
+        self.attribution.group()
+    }
+
+    #[inline]
+    pub(in super::super) fn attribution(&self) -> Attribution {
+        self.attribution
+    }
+
+    /// The number of the event that allocated it.
+    pub(in super::super) fn number(&self) -> u64 {
+        self.when >> 16
+    }
+
+    pub(in super::super) fn time(&self) -> Time {
+        Time::from_millis(((self.when & 0xffff) << 8 | self.attribution.0 & 0xff) * 100)
+    }
+
+    /// The slot is empty.
+    #[inline]
+    pub(super) fn is_none(&self) -> bool {
+        self.attribution.group() == GroupId(0)
+    }
+}

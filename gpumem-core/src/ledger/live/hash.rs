@@ -1,0 +1,53 @@
+//! The hash of keys.
+
+use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::model::Key;
+
+/// 2^64 divided by the golden ratio, odd.
+const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+
+pub(in super::super) type KeyHashBuilder = BuildHasherDefault<KeyHasher>;
+
+/// Multiplies. Keys are addresses that the driver chooses, so no attacker chooses them; a hash that protects against attackers costs
+/// more than the rest of an event.
+#[derive(Default)]
+pub(in super::super) struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u16(&mut self, number: u16) {
+        self.write_u64(number.into());
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(number.into());
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // The upper half of the product depends on all bits of the number, the lower half does not. The halves are swapped, because a
+        // hash table uses the lower bits first.
+        self.0 = (number ^ self.0).wrapping_mul(GOLDEN).rotate_left(32);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// The upper 8 bits of the product, which depend on all bits of the key. They choose the slot of the front cache and the shard.
+#[inline]
+pub(super) fn upper_bits(key: Key) -> usize {
+    (key.get().wrapping_mul(GOLDEN) >> 56) as usize
+}
+
+/// The next bits of the product, after those that choose the shard: a word of a filter with `bits` bits, and a bit in it.
+pub(super) fn filter_bit(key: Key, bits: usize) -> (usize, u64) {
+    let bit = (key.get().wrapping_mul(GOLDEN) >> 48) as usize % bits;
+    (bit / 64, 1 << (bit % 64))
+}

@@ -1,0 +1,235 @@
+//! The live blocks, found by their keys. The tables are made for a million blocks: a block takes 32 bytes and its share of the empty
+//! slots. They are split into shards: a table that grows moves a few thousand entries and not all of them, and other threads wait for
+//! the lock meanwhile.
+//!
+//! Most blocks are freed soon. So a new block goes to the front cache, which has one slot for each hash; there its free finds it with
+//! one look. The block moves to its shard when another block needs the slot.
+//!
+//! After events were lost, the free of a live block may be among them: the block is *possibly freed*. If a new block has its key, the
+//! old one was freed, and the new one replaces it.
+
+mod entry;
+pub(super) mod hash;
+mod shard;
+
+pub(super) use self::entry::{Attribution, Entry, tenths};
+use self::{hash::upper_bits, shard::Shard};
+use super::groups::GroupId;
+use crate::model::{Bytes, Key};
+
+/// So a table of a million blocks moves about 4,000 entries at a time.
+const SHARDS: usize = 256;
+
+/// 8 KiB, which fits into the first-level cache of a processor.
+const FRONT_CACHE: usize = 256;
+
+/// How many parts the live blocks are read in; see `LiveBlocks::part`. A block moves from the first part to another one, and back only
+/// if its free fails.
+pub const BLOCK_PARTS: usize = 1 + SHARDS;
+
+/// See the [module](self).
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct LiveBlocks {
+    /// Some blocks in the shards are possibly freed, so a new block may have the key of one of them.
+    frees_may_be_missing: bool,
+    front: Box<[FrontSlot; FRONT_CACHE]>,
+    shards: Box<[Shard]>,
+    /// How many blocks in all shards are possibly freed.
+    possibly_freed: usize,
+    /// The number of the newest event that reported missed frees; the highest number while frees are still being missed. Blocks that
+    /// were allocated before are possibly freed.
+    lost_at: u64,
+}
+
+/// A slot for one block. Its alignment keeps it within one cache line.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(32))]
+struct FrontSlot {
+    key: Key,
+    entry: Entry,
+}
+
+const _: () = assert!(size_of::<FrontSlot>() == 32);
+
+impl Default for LiveBlocks {
+    fn default() -> Self {
+        let shards = (0..SHARDS).map(|_| Shard::default()).collect();
+        Self {
+            frees_may_be_missing: false,
+            front: Box::new([Self::EMPTY; FRONT_CACHE]),
+            shards,
+            possibly_freed: 0,
+            lost_at: 0,
+        }
+    }
+}
+
+impl LiveBlocks {
+    const EMPTY: FrontSlot =
+        FrontSlot { key: Key::NONE, entry: Entry { bytes: Bytes::ZERO, when: 0, attribution: Attribution(0) } };
+
+    /// Inserts a block, if its slot in the front cache is empty and no free may be missing. Returns whether it is inserted.
+    #[inline]
+    pub(super) fn insert_in_front(&mut self, key: Key, entry: Entry) -> bool {
+        let Entry { bytes, when, attribution } = entry;
+        let slot = &mut self.front[upper_bits(key)];
+        if self.frees_may_be_missing || !slot.entry.is_none() {
+            return false;
+        }
+        *slot = FrontSlot { key, entry: Entry { bytes, when, attribution } };
+        true
+    }
+
+    /// Inserts a block. Returns a block with the same key whose free was not observed. If `frees_may_be_missing` is false, such a block
+    /// may be returned only later, when the new one moves to its shard.
+    pub(super) fn insert(&mut self, key: Key, entry: Entry) -> Option<Entry> {
+        let slot = &mut self.front[upper_bits(key)];
+        if slot.key == key && !slot.entry.is_none() {
+            return Some(std::mem::replace(&mut slot.entry, entry));
+        }
+        if self.frees_may_be_missing
+            && let Some(missed) = self.remove_possibly_freed(key)
+        {
+            // Not to the front cache: the block in that slot would move to its shard, and could replace a second block.
+            self.move_to_shard(key, entry);
+            return Some(missed);
+        }
+        let old = std::mem::replace(&mut self.front[upper_bits(key)], FrontSlot { key, entry });
+        if old.entry.is_none() { None } else { self.move_to_shard(old.key, old.entry) }
+    }
+
+    fn move_to_shard(&mut self, key: Key, entry: Entry) -> Option<Entry> {
+        let is_possibly_freed = entry.number() <= self.lost_at;
+        let shard = self.shard(key);
+        let replaced = shard.blocks.insert(key, entry);
+        // Either frees are still being missed, or the block is back because its free failed.
+        if is_possibly_freed {
+            shard.possibly_freed += 1;
+            shard.add_to_filter(key);
+            self.possibly_freed += 1;
+            self.frees_may_be_missing = true;
+        }
+        if let Some(replaced) = &replaced {
+            self.left_shard(key, replaced);
+        }
+        replaced
+    }
+
+    fn remove_possibly_freed(&mut self, key: Key) -> Option<Entry> {
+        let lost_at = self.lost_at;
+        if self.shard(key).may_be_freed(key, lost_at) { self.remove_from_shard(key) } else { None }
+    }
+
+    /// A block was removed from its shard.
+    #[inline]
+    fn left_shard(&mut self, key: Key, entry: &Entry) {
+        if entry.number() <= self.lost_at {
+            self.possibly_freed_left_shard(key);
+        }
+    }
+
+    #[cold]
+    fn possibly_freed_left_shard(&mut self, key: Key) {
+        self.shard(key).possibly_freed -= 1;
+        self.possibly_freed -= 1;
+        self.frees_may_be_missing = self.possibly_freed > 0;
+    }
+
+    /// Removes a block of this group, if it is in the front cache.
+    #[inline]
+    pub(super) fn remove_from_front(&mut self, key: Key, group: GroupId) -> Option<Entry> {
+        let slot = &mut self.front[upper_bits(key)];
+        if slot.key != key || slot.entry.group() != group || slot.entry.is_none() {
+            return None;
+        }
+        let entry = slot.entry;
+        slot.entry.attribution = Attribution(0);
+        Some(entry)
+    }
+
+    /// Removes a block, if it is known.
+    pub(super) fn remove(&mut self, key: Key) -> Option<Entry> {
+        let slot = &self.front[upper_bits(key)];
+        let group = slot.entry.group();
+        self.remove_from_front(key, group).or_else(|| self.remove_from_shard(key))
+    }
+
+    fn remove_from_shard(&mut self, key: Key) -> Option<Entry> {
+        let entry = self.shard(key).blocks.remove(&key)?;
+        self.left_shard(key, &entry);
+        Some(entry)
+    }
+
+    pub(super) fn get(&self, key: Key) -> Option<&Entry> {
+        let FrontSlot { key: in_front, entry } = &self.front[upper_bits(key)];
+        if *in_front == key && !entry.is_none() { Some(entry) } else { self.shards[upper_bits(key)].blocks.get(&key) }
+    }
+
+    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut Entry> {
+        let FrontSlot { key: in_front, entry } = &mut self.front[upper_bits(key)];
+        if *in_front == key && !entry.is_none() {
+            Some(entry)
+        } else {
+            self.shards[upper_bits(key)].blocks.get_mut(&key)
+        }
+    }
+
+    /// Frees were missed before the event with this number; with the highest number, they are still being missed. All live blocks that
+    /// were allocated before are possibly freed. Returns blocks that are replaced now, as [`insert`](Self::insert) does.
+    pub(super) fn frees_missed_until(&mut self, number: u64) -> Vec<Entry> {
+        let in_front: Vec<_> = self.front.iter_mut().map(|slot| std::mem::replace(slot, Self::EMPTY)).collect();
+        let replaced = in_front
+            .into_iter()
+            .filter(|slot| !slot.entry.is_none())
+            .filter_map(|FrontSlot { key, entry }| self.move_to_shard(key, entry))
+            .collect();
+        self.lost_at = number;
+        for shard in &mut self.shards {
+            (shard.possibly_freed, shard.filter_of) = (shard.blocks.len(), 0);
+        }
+        self.possibly_freed = self.shards.iter().map(|shard| shard.possibly_freed).sum();
+        self.frees_may_be_missing = self.possibly_freed > 0;
+        replaced
+    }
+
+    /// Removes the blocks of a [part](Self::part) that `is_removed` selects, and returns them.
+    pub(super) fn drain(&mut self, part: usize, is_removed: impl Fn(&Entry) -> bool) -> Vec<Entry> {
+        let Some(shard) = part.checked_sub(1) else {
+            let in_front = self.front.iter_mut().map(|slot| &mut slot.entry);
+            return in_front.filter(|entry| !entry.is_none() && is_removed(entry)).map(std::mem::take).collect();
+        };
+        let removed: Vec<_> = self.shards[shard].blocks.extract_if(|_, entry| is_removed(entry)).collect();
+        removed
+            .into_iter()
+            .map(|(key, entry)| {
+                self.left_shard(key, &entry);
+                entry
+            })
+            .collect()
+    }
+
+    /// One part of the blocks, of [`BLOCK_PARTS`]: part 0 is the front cache, each other part is a shard.
+    pub(super) fn part(&self, part: usize) -> impl Iterator<Item = (Key, &Entry)> {
+        let in_front = self.front.iter().filter(move |slot| part == 0 && !slot.entry.is_none());
+        let shard = part.checked_sub(1).map(|shard| &self.shards[shard].blocks);
+        in_front
+            .map(|slot| (slot.key, &slot.entry))
+            .chain(shard.into_iter().flatten().map(|(key, entry)| (*key, entry)))
+    }
+
+    #[inline]
+    fn shard(&mut self, key: Key) -> &mut Shard {
+        &mut self.shards[upper_bits(key)]
+    }
+}
+
+#[cfg(test)]
+impl LiveBlocks {
+    pub(super) fn frees_may_be_missing(&self) -> bool {
+        self.frees_may_be_missing
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,56 @@
+//! One of the hash tables of live blocks.
+
+use std::collections::HashMap;
+
+use super::{
+    entry::Entry,
+    hash::{KeyHashBuilder, filter_bit},
+};
+use crate::model::Key;
+
+/// Bits in the filter of a shard. A program keeps a few blocks in each shard for long, so few other keys have the bit of one of them.
+const FILTER: usize = 256;
+
+/// One part of the live blocks.
+#[derive(Debug, Default)]
+pub(super) struct Shard {
+    pub(super) blocks: HashMap<Key, Entry, KeyHashBuilder>,
+    /// How many of `blocks` are possibly freed.
+    pub(super) possibly_freed: usize,
+    /// The bits of the keys of all possibly freed blocks, and of some that are not possibly freed any more.
+    filter: [u64; FILTER / 64],
+    /// How many keys were added to the filter. The filter is built again when half of them are left; 0: before its next use.
+    pub(super) filter_of: usize,
+}
+
+impl Shard {
+    /// Whether the key may be that of a possibly freed block, one of an event until `lost_at`. It is `true` if it is one.
+    pub(super) fn may_be_freed(&mut self, key: Key, lost_at: u64) -> bool {
+        if self.possibly_freed == 0 {
+            return false;
+        }
+        if self.possibly_freed * 2 <= self.filter_of || self.filter_of == 0 {
+            self.build_filter(lost_at);
+        }
+        let (word, bit) = filter_bit(key, FILTER);
+        self.filter[word] & bit != 0
+    }
+
+    fn build_filter(&mut self, lost_at: u64) {
+        let Self { blocks, filter, .. } = self;
+        *filter = Default::default();
+        for (key, _) in blocks.iter().filter(|(_, entry)| entry.number() <= lost_at) {
+            let (word, bit) = filter_bit(*key, FILTER);
+            filter[word] |= bit;
+        }
+        self.filter_of = self.possibly_freed;
+    }
+
+    pub(super) fn add_to_filter(&mut self, key: Key) {
+        if self.filter_of > 0 {
+            let (word, bit) = filter_bit(key, FILTER);
+            self.filter[word] |= bit;
+            self.filter_of += 1;
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Bytes in use on each device: what allocations add up to, what samples show, what a pool's usage shows.
+
+use std::time::Duration;
+
+use super::{open_traces::OpenTraces, peaks::Peaks, signed, stats::Stat, watermark::Watermark};
+use crate::model::{Device, Gauge, GpuMemory, MemKind, PoolUsage, Time};
+
+/// One meter for each device and gauge. There are few, so a linear search is faster than a hash table.
+#[derive(Debug, Default)]
+pub(super) struct Meters(pub(super) Vec<Meter>);
+
+/// Bytes in use on one device as one gauge measures them.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Meter {
+    pub(super) level: Level,
+    /// Used by [`Gauge::Exact`] only, as are `on_device` and `kinds`.
+    pub(super) peaks: Peaks,
+    /// The memory that traces count.
+    pub(super) on_device: Stat,
+    /// Indexed as [`MemKind::ALL`].
+    pub(super) kinds: [Stat; MemKind::ALL.len()],
+    pub(super) device: Device,
+    pub(super) gauge: Gauge,
+    pub(super) samples: Samples,
+    /// The open traces of all gauges on the device. Used at the meter of [`Gauge::Exact`] only.
+    pub(super) open_traces: OpenTraces,
+}
+
+/// Bytes in use, and the most of them since each open scope began.
+#[derive(Debug, Default)]
+pub(super) struct Level {
+    /// May be negative: blocks that are older than the session may be freed, and samples count down from what is free.
+    pub(super) in_use: i64,
+    pub(super) peaks: Watermark<i64>,
+}
+
+/// How a device was read. A scope reports the readings since it began.
+#[derive(Debug, Default)]
+pub(super) struct Samples {
+    pub(super) count: u64,
+    pub(super) newest: Option<Time>,
+    pub(super) gaps: Watermark<Duration>,
+    /// The newest reading failed.
+    pub(super) failed: bool,
+    /// How often another library reset the pool's high-water mark or replaced the pool.
+    pub(super) disturbed: u64,
+}
+
+/// The allocator's statistics of one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceStats {
+    pub device: Device,
+    pub on_device: Stat,
+    pub kinds: [Stat; MemKind::ALL.len()],
+}
+
+impl Meters {
+    #[inline]
+    pub(super) fn index(&mut self, device: Device, gauge: Gauge) -> u16 {
+        let known = self.0.iter().position(|meter| meter.device == device && meter.gauge == gauge);
+        let index = known.unwrap_or_else(|| {
+            self.0.push(Meter {
+                level: Level::default(),
+                peaks: Peaks::of_device(),
+                on_device: Stat::default(),
+                kinds: Default::default(),
+                device,
+                gauge,
+                samples: Samples::default(),
+                open_traces: OpenTraces::default(),
+            });
+            self.0.len() - 1
+        });
+        u16::try_from(index).expect("fewer than 2^16 devices")
+    }
+
+    pub(super) fn of(&mut self, device: Device, gauge: Gauge) -> &mut Meter {
+        let index = self.index(device, gauge);
+        &mut self.0[usize::from(index)]
+    }
+
+    /// The statistics of each device on which allocations were observed.
+    pub(super) fn stats(&self) -> Vec<DeviceStats> {
+        let exact = self.0.iter().filter(|meter| meter.gauge == Gauge::Exact);
+        exact
+            .map(|Meter { device, on_device, kinds, .. }| DeviceStats {
+                device: *device,
+                on_device: *on_device,
+                kinds: *kinds,
+            })
+            .collect()
+    }
+}
+
+impl Level {
+    /// Changes by `net`; `high` is the most that was in use meanwhile.
+    #[inline]
+    pub(super) fn apply(&mut self, high: i64, net: i64) {
+        self.peaks.raise(high);
+        self.in_use = self.in_use.saturating_add(net);
+    }
+
+    pub(super) fn change(&mut self, by: i64) {
+        self.set(self.in_use.saturating_add(by));
+    }
+
+    fn set(&mut self, in_use: i64) {
+        self.in_use = in_use;
+        self.peaks.raise(in_use);
+    }
+}
+
+impl Meter {
+    /// A sample counts the bytes that are no longer free: this is the one figure on which both versions of NVML and `cuMemGetInfo`
+    /// agree.
+    pub(super) fn apply_sample(&mut self, time: Time, memory: &GpuMemory) {
+        self.level.set(-signed(memory.free));
+        if let Some(before) = self.samples.newest.replace(time) {
+            self.samples.gaps.raise(time.saturating_sub(before));
+        }
+        self.samples.count += 1;
+        self.samples.failed = false;
+    }
+
+    /// The high-water mark comes first, because it was read before the current usage.
+    pub(super) fn apply_pool_usage(&mut self, usage: &PoolUsage) {
+        self.level.peaks.raise(signed(usage.used_high));
+        self.level.set(signed(usage.used));
+        self.samples.failed = false;
+    }
+}

@@ -1,0 +1,315 @@
+//! Which allocations made a peak: for this, groups keep what they had in use at earlier moments.
+//!
+//! A moment gets a number if its figures may be read later: the peak of a device, the start and the peak of a watched scope. A new peak
+//! costs one number. When a group changes for the first time after a moment, it first saves its bytes, once for all moments since it was
+//! saved last (copy-on-write). So the cost of an event does not depend on the number of groups and moments. A moment between two saved
+//! ones has the bytes of the later one, because the group did not change between them.
+//!
+//! Several scopes may be watched at once. Their peaks are kept as in `watermark.rs`: scopes with the same peak share its moment, and only
+//! the newest moment can move to a higher level. Saved bytes that no moment needs are removed when the group is saved again.
+
+mod history;
+
+use std::{cmp::Ordering, collections::VecDeque};
+
+pub(super) use self::history::{GroupBytes, GroupHistory};
+use super::{
+    pending::Delta,
+    watermark::{Mark, Watermark},
+};
+
+/// The number of a moment; 0 is before all moments.
+type Moment = u64;
+
+/// A level of bytes in use, and the moment at which it was reached. Compared by the bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Peak {
+    pub(super) bytes: i64,
+    moment: Moment,
+}
+
+/// The needed moments of one level of bytes in use.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Peaks {
+    /// The newest needed moment.
+    newest: Moment,
+    /// A level above this is a new peak.
+    highest: i64,
+    /// The oldest needed moment.
+    oldest: Moment,
+    /// No moment between this one and the newest is needed.
+    second: Moment,
+    /// The newest number given to a moment.
+    last: Moment,
+    /// The most that the live blocks ever were, without the blocks that are older than the session. Not used for the level of one thread.
+    record: Peak,
+    /// The frees of blocks that are older than the session. They are a group whose bytes are below 0.
+    pub(super) older: GroupBytes,
+    watched: Watermark<Peak>,
+    /// How many scopes are watched.
+    scopes: usize,
+    /// The starts of watched scopes and the moments of kept peaks. Sorted; a moment may be in it twice. A deque, because usually the oldest
+    /// or the newest is removed.
+    kept: VecDeque<Moment>,
+}
+
+/// An open scope whose peak is watched.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WatchedScope {
+    start: Peak,
+    mark: Mark,
+}
+
+/// A peak, and the start that it is compared with. The record of a device has no start.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PeakRange {
+    start: Option<Peak>,
+    peak: Peak,
+}
+
+impl PartialEq for Peak {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl Eq for Peak {}
+
+impl PartialOrd for Peak {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Peak {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.bytes.cmp(&other.bytes)
+    }
+}
+
+impl PeakRange {
+    /// How much more a group, which has `bytes` now, had at the peak than at the start.
+    pub(super) fn change_of(&self, history: &GroupHistory, bytes: i64) -> i64 {
+        let start = self.start.map_or(0, |start| history.at(start.moment, bytes));
+        history.at(self.peak.moment, bytes) - start
+    }
+
+    pub(super) fn is_record(&self) -> bool {
+        self.start.is_none()
+    }
+
+    /// How much more all groups had at the peak than at the start.
+    pub(super) fn bytes(&self) -> i64 {
+        self.peak.bytes - self.start.map_or(0, |start| start.bytes)
+    }
+
+    fn moments(&self) -> impl Iterator<Item = Moment> {
+        self.start.into_iter().chain([self.peak]).map(|peak| peak.moment)
+    }
+}
+
+impl Peaks {
+    /// The peaks of a device. Its record is always kept.
+    pub(super) fn of_device() -> Self {
+        Self { highest: 0, record: Peak::default(), ..Self::of_thread() }
+    }
+
+    /// The peaks of what one thread has in use.
+    pub(super) fn of_thread() -> Self {
+        Self {
+            newest: 0,
+            highest: i64::MAX,
+            oldest: Moment::MAX,
+            second: 0,
+            last: 0,
+            record: Peak { bytes: i64::MAX, moment: 0 },
+            older: GroupBytes::default(),
+            watched: Watermark::default(),
+            scopes: 0,
+            kept: VecDeque::new(),
+        }
+    }
+
+    /// This level is a new peak.
+    #[inline]
+    pub(super) fn is_new_peak(&self, in_use: i64) -> bool {
+        self.highest < in_use
+    }
+
+    /// Applies a pending delta: its group has `bytes` now, and the level was at most `level_high` meanwhile. `#[cold]` keeps this code
+    /// out of the instruction cache of deltas that change no peak.
+    #[inline]
+    pub(super) fn apply(&mut self, history: &mut GroupHistory, bytes: i64, delta: Delta, level_high: i64) {
+        self.apply_in_registers(history, bytes, delta.net, delta.high, level_high);
+    }
+
+    #[cold]
+    fn apply_in_registers(&mut self, history: &mut GroupHistory, bytes: i64, net: i64, high: i64, level_high: i64) {
+        let before = bytes - net;
+        // If the record is all that is needed and this raises it, no earlier moment stays needed.
+        if !self.is_new_peak(level_high) || !self.needs_record_only() {
+            history.save(before, self);
+        }
+        // At a peak within the delta, its group had `before + high`; the other groups have what they had then.
+        if self.raise(level_high) && net < high {
+            history.save(before + high, self);
+        }
+    }
+
+    /// No moment but that of the record is needed.
+    fn needs_record_only(&self) -> bool {
+        self.scopes == 0 && self.kept.is_empty()
+    }
+
+    /// The level was `in_use` after a group had changed, or while it changed. Returns whether that is a new peak; its moment then has just
+    /// got its number.
+    #[inline]
+    pub(super) fn raise(&mut self, in_use: i64) -> bool {
+        let is_new = self.is_new_peak(in_use);
+        if is_new {
+            self.add_peak(in_use);
+        }
+        is_new
+    }
+
+    #[inline(never)]
+    fn add_peak(&mut self, in_use: i64) {
+        self.last += 1;
+        let moment = self.last;
+        let live = in_use.saturating_sub(self.older.bytes);
+        if self.record.bytes < live {
+            self.record = Peak { bytes: live, moment };
+        }
+        if self.needs_record_only() {
+            (self.newest, self.oldest, self.second, self.highest) = (moment, moment, moment, in_use);
+        } else {
+            self.add_watched_peak(Peak { bytes: in_use, moment });
+        }
+    }
+
+    fn add_watched_peak(&mut self, peak: Peak) {
+        if self.scopes > 0 {
+            self.watched.raise(peak);
+        }
+        self.update_bounds();
+    }
+
+    /// A block that is older than the session is freed (`by` is below 0), or its free failed (`by` is above 0).
+    pub(super) fn change_older(&mut self, by: i64) {
+        let mut older = std::mem::take(&mut self.older);
+        older.change(by, self);
+        self.older = older;
+        self.update_bounds();
+    }
+
+    /// The most that the live blocks of a device ever were.
+    pub(super) fn record(&self) -> i64 {
+        self.record.bytes
+    }
+
+    /// Updates the fields before `last`, after the needed moments have changed.
+    fn update_bounds(&mut self) {
+        self.watched.store_top();
+        self.highest = self.record.bytes.saturating_add(self.older.bytes);
+        (self.oldest, self.newest) = (Moment::MAX, 0);
+        if self.record.moment > 0 {
+            (self.oldest, self.newest) = (self.record.moment, self.record.moment);
+        }
+        if let Some((oldest, newest)) = self.watched.ends().filter(|_| self.scopes > 0) {
+            self.highest = self.highest.min(newest.bytes);
+            self.oldest = self.oldest.min(oldest.moment);
+            self.newest = self.newest.max(newest.moment);
+        }
+        if let (Some(oldest), Some(newest)) = (self.kept.front(), self.kept.back()) {
+            self.oldest = self.oldest.min(*oldest);
+            self.newest = self.newest.max(*newest);
+        }
+        // Usually one scope is watched, and `second` is found at once. For several scopes a search costs more than it saves.
+        self.second = match self.kept.back() {
+            Some(kept)
+                if self.watched.len() == 1
+                    && self.watched.ends().is_some_and(|(peak, _)| peak.moment == self.newest) =>
+            {
+                if self.record.moment == self.newest { *kept } else { self.record.moment.max(*kept) }
+            }
+            _ => self.newest,
+        };
+    }
+
+    /// How many moments are needed, at most.
+    fn moments(&self) -> usize {
+        1 + self.watched.len() + self.kept.len()
+    }
+
+    /// A moment after `after`, up to `until`, is needed.
+    fn has_moment(&self, after: Moment, until: Moment) -> bool {
+        let lies_between = |moment: Moment| (after + 1..=until).contains(&moment);
+        let kept = self.kept.partition_point(|moment| *moment <= after);
+        lies_between(self.record.moment)
+            || self.kept.get(kept).is_some_and(|moment| lies_between(*moment))
+            || self.watched.first(|peak| peak.moment <= after).is_some_and(|peak| lies_between(peak.moment))
+    }
+
+    /// Begins to watch the peak of a scope.
+    pub(super) fn watch(&mut self, in_use: i64) -> WatchedScope {
+        self.last += 1;
+        let start = Peak { bytes: in_use, moment: self.last };
+        let mark = self.watched.open(start);
+        self.scopes += 1;
+        self.keep_moment(start.moment);
+        WatchedScope { start, mark }
+    }
+
+    /// The peak of a watched scope so far, and its start.
+    pub(super) fn range_of(&self, scope: &WatchedScope) -> PeakRange {
+        PeakRange { start: Some(scope.start), peak: self.watched.max_since(scope.mark) }
+    }
+
+    /// Stops watching a scope.
+    pub(super) fn unwatch(&mut self, scope: &WatchedScope) {
+        self.watched.close(scope.mark);
+        self.scopes -= 1;
+        self.release_moment(scope.start.moment);
+    }
+
+    /// The record; `None` if nothing was ever allocated.
+    pub(super) fn range_of_record(&self) -> Option<PeakRange> {
+        (self.record.moment > 0).then_some(PeakRange { start: None, peak: self.record })
+    }
+
+    /// Keeps the moments of a peak until it is [released](Self::release), although its scope may be closed.
+    pub(super) fn keep(&mut self, range: &PeakRange) {
+        range.moments().for_each(|moment| self.keep_moment(moment));
+    }
+
+    /// A kept peak is not released yet.
+    pub(super) fn has_kept(&self) -> bool {
+        self.kept.len() > self.scopes
+    }
+
+    pub(super) fn release(&mut self, range: &PeakRange) {
+        range.moments().for_each(|moment| self.release_moment(moment));
+    }
+
+    fn keep_moment(&mut self, moment: Moment) {
+        let at = self.kept.partition_point(|kept| *kept <= moment);
+        self.kept.insert(at, moment);
+        self.update_bounds();
+    }
+
+    fn release_moment(&mut self, moment: Moment) {
+        if let Ok(at) = self.kept.binary_search(&moment) {
+            self.kept.remove(at);
+        }
+        self.update_bounds();
+    }
+
+    /// No moment is needed.
+    pub(super) fn is_idle(&self) -> bool {
+        self.newest == 0
+    }
+}
+
+#[cfg(test)]
+mod tests;

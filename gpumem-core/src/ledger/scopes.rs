@@ -1,0 +1,215 @@
+//! Open scopes: they open, are read, begin anew and close. How threads enter and leave them is in `threads.rs`.
+
+use std::time::Duration;
+
+use super::{
+    Counts, Ledger,
+    meters::{Level, Meter},
+    peaks::WatchedScope,
+    threads::{Entered, Thread},
+    tree::NodeId,
+    watermark::Mark,
+};
+use crate::model::{
+    ByteDelta, Bytes, Event, Family, Gauge, OwnerThread, Sampling, ScopeId, ScopeSpec, ThreadId, Trace,
+};
+
+/// An open scope.
+#[derive(Debug)]
+pub(super) struct Scope {
+    pub(super) spec: ScopeSpec,
+    pub(super) meter: u16,
+    /// The only thread that it counts; `None` if it counts the whole process.
+    pub(super) of_thread: Option<OwnerThread>,
+    pub(super) node: NodeId,
+    /// The paths that it had before a scope around it was closed first.
+    pub(super) previous_nodes: Vec<NodeId>,
+    /// The meter of [`Gauge::Exact`] on its device.
+    pub(super) exact_meter: u16,
+    /// The owner thread of what is allocated in it.
+    pub(super) owner: OwnerThread,
+    /// The thread that opened it.
+    pub(super) opener: ThreadId,
+    /// The opener's own owner thread. The opener may have ended, and its number may belong to another thread.
+    pub(super) own: OwnerThread,
+    /// The number of the event that opened it.
+    pub(super) number: u64,
+    pub(super) start: ScopeStart,
+    /// Set if it was requested which allocations make its peak.
+    pub(super) watched: Option<WatchedScope>,
+}
+
+/// The figures at the start of a scope, or at its last reset.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ScopeStart {
+    /// The number of the event.
+    pub(super) number: u64,
+    in_use: i64,
+    peak: Mark,
+    /// The peak of the device by [`Gauge::Exact`].
+    device_peak: Mark,
+    gap: Mark,
+    /// How often the device was sampled before. The sample that the scope begins with is its own.
+    samples_before: u64,
+    disturbed_before: u64,
+    /// The device could not be read at this moment (this happens at a reset), so the figures at the start are not known.
+    is_unread: bool,
+    pub(super) before: Counts,
+}
+
+impl Ledger {
+    /// Opens a scope inside the scope that its thread is in.
+    pub(super) fn open(&mut self, scope: ScopeId, spec: ScopeSpec, event: &Event<'_>) {
+        let meter = self.meters.index(spec.device, spec.gauge);
+        let exact_meter = self.meters.index(spec.device, Gauge::Exact);
+        let outer = self.thread(event.thread).node;
+        let outer = self.tree.on(exact_meter, outer);
+        let node = self.tree.inside(outer, spec.callsite);
+        self.tree.opened(node);
+        let Thread { owner, own, .. } = *self.thread(event.thread);
+        let of_thread = spec.thread.map(|thread| self.thread(thread).own);
+        if let Some(thread) = of_thread {
+            self.thread_levels.entry((thread, meter)).or_default().users += 1;
+            self.has_thread_scopes = true;
+        }
+        let opener = event.thread;
+        let mut open = Scope {
+            spec,
+            meter,
+            of_thread,
+            node,
+            previous_nodes: Vec::new(),
+            exact_meter,
+            owner,
+            opener,
+            own,
+            number: event.number,
+            start: ScopeStart::default(),
+            watched: None,
+        };
+        self.meters.0[usize::from(exact_meter)].open_traces.opened(own);
+        open.start = self.begin(&open, event.number);
+        self.watch_peak(&mut open);
+        self.scopes.insert(scope, open);
+        self.thread(opener).enter(Entered { number: event.number, scope, node, owner, by_opening: true });
+    }
+
+    /// The figures that a scope begins with now.
+    fn begin(&mut self, scope: &Scope, number: u64) -> ScopeStart {
+        let exact = &mut self.meters.0[usize::from(scope.exact_meter)].level;
+        let device_peak = exact.peaks.open(exact.in_use);
+        let Meter { level, samples, .. } = &mut self.meters.0[usize::from(scope.meter)];
+        let (gap, samples_before, disturbed_before, is_unread) =
+            (samples.gaps.open(Duration::ZERO), samples.count.saturating_sub(1), samples.disturbed, samples.failed);
+        let level = match scope.of_thread {
+            None => level,
+            Some(thread) => &mut self.thread_levels.entry((thread, scope.meter)).or_default().level,
+        };
+        let (in_use, peak) = (level.in_use, level.peaks.open(level.in_use));
+        let mut before = self.counts;
+        before.lost -= self.displaced;
+        ScopeStart { number, in_use, peak, device_peak, gap, samples_before, disturbed_before, is_unread, before }
+    }
+
+    /// Reads a scope, which then begins anew. The question which allocations made its peak begins anew unless `keep_peak`.
+    pub(super) fn reset(&mut self, scope: ScopeId, number: u64, keep_peak: bool) -> Option<Trace> {
+        let mut open = self.scopes.remove(&scope)?;
+        let trace = self.end(&open);
+        open.start = self.begin(&open, number);
+        if !keep_peak {
+            self.unwatch_peak(&mut open);
+            self.watch_peak(&mut open);
+        }
+        self.scopes.insert(scope, open);
+        Some(trace)
+    }
+
+    pub(super) fn close(&mut self, scope: ScopeId, number: u64) -> Option<Trace> {
+        let mut open = self.scopes.remove(&scope)?;
+        let trace = self.end(&open);
+        self.meters.0[usize::from(open.exact_meter)].open_traces.closed(open.own, number);
+        if open.watched.is_some() {
+            self.keep(scope, &open);
+            self.unwatch_peak(&mut open);
+        }
+        self.release_thread_level(open.of_thread, open.meter);
+        if let Some(at) = self.thread(open.opener).leave_opened(scope, open.number)
+            && at < self.thread(open.opener).entered.len()
+        {
+            self.move_out(open.opener, at, open.node);
+        }
+        Some(trace)
+    }
+
+    /// Reads a scope and closes its marks.
+    fn end(&mut self, scope: &Scope) -> Trace {
+        let trace = self.trace(scope);
+        let device_peak = self.device_peak(scope);
+        self.tree.raise_device_peak(scope.node, device_peak);
+        self.meters.0[usize::from(scope.exact_meter)].level.peaks.close(scope.start.device_peak);
+        let Meter { level, samples, .. } = &mut self.meters.0[usize::from(scope.meter)];
+        samples.gaps.close(scope.start.gap);
+        match scope.of_thread {
+            None => level.peaks.close(scope.start.peak),
+            Some(thread) => {
+                let level = &mut self.thread_levels.entry((thread, scope.meter)).or_default().level;
+                level.peaks.close(scope.start.peak);
+            }
+        }
+        trace
+    }
+
+    fn level(&self, scope: &Scope) -> &Level {
+        match scope.of_thread {
+            None => &self.meters.0[usize::from(scope.meter)].level,
+            Some(thread) => &self.thread_levels[&(thread, scope.meter)].level,
+        }
+    }
+
+    /// The most that the process had in use on the device since a scope began.
+    pub(super) fn device_peak(&self, scope: &Scope) -> i64 {
+        self.meters.0[usize::from(scope.exact_meter)].level.peaks.max_since(scope.start.device_peak)
+    }
+
+    /// The figures of a scope since it began.
+    pub(super) fn trace(&self, scope: &Scope) -> Trace {
+        let Meter { device, gauge, samples, .. } = &self.meters.0[usize::from(scope.meter)];
+        let ScopeStart { in_use: start, peak, gap, samples_before, disturbed_before, is_unread, before, .. } =
+            scope.start;
+        let level = self.level(scope);
+        let (peak, end) = (level.peaks.max_since(peak), level.in_use);
+        let peaked = peak_above(peak, start.max(end));
+        debug_assert!(peaked.is_some(), "a peak of {peak} is below {start} or {end}");
+        let sampled = *gauge == Gauge::Sampled;
+        let open_traces = &self.meters.0[usize::from(scope.exact_meter)].open_traces;
+        Trace {
+            device: device.ordinal,
+            simulated: device.family == Family::Simulated,
+            gauge: *gauge,
+            source: scope.spec.source,
+            used: ByteDelta::new(end - start),
+            peaked: Bytes::new(peaked.unwrap_or(0)),
+            sampling: sampled.then(|| Sampling {
+                every: scope.spec.every,
+                readings: samples.count - samples_before,
+                longest_gap: samples.gaps.max_since(gap),
+            }),
+            stale: samples.failed || is_unread,
+            overlapped: scope.of_thread.is_none() && open_traces.others_since(scope.own, scope.start.number),
+            untracked: if *gauge == Gauge::Exact { self.counts.untracked.saturating_sub(before.untracked) } else { 0 },
+            // A peak below the figures at the start or the end is an error of ours. `lost` makes it visible.
+            lost: u64::from(peaked.is_none())
+                + match gauge {
+                    Gauge::Exact => self.counts.lost - before.lost,
+                    Gauge::Pool => samples.disturbed - disturbed_before,
+                    // Samples are readings of the device and do not depend on intercepted calls.
+                    Gauge::Sampled | Gauge::Off => 0,
+                },
+        }
+    }
+}
+
+/// How far a peak is above the larger of the figures at the start and at the end; `None` if it is below.
+pub(super) fn peak_above(peak: i64, ends: i64) -> Option<u64> {
+    peak.checked_sub(ends).and_then(|above| u64::try_from(above).ok())
+}

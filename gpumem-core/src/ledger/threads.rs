@@ -1,0 +1,205 @@
+//! What the ledger keeps of each thread: its newest allocation and free, and the scopes that it is in.
+
+use std::{collections::VecDeque, ops::Bound};
+
+use super::{
+    BLOCK_PARTS, Ledger, PART_LEN,
+    live::{Attribution, Entry},
+    tree::NodeId,
+};
+use crate::model::{Bytes, CallsiteId, Device, Event, Key, OwnerThread, ScopeId, Tag, ThreadId};
+
+/// One thread. It fills whole cache lines, so that threads that allocate at the same time do not share one (false sharing).
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Thread {
+    /// The tag of its newest allocation, and the attribution that was found for it. The next allocation is likely to have the same.
+    pub(super) newest: (Tag, Attribution),
+    /// What its newest free removed, in case that free fails.
+    pub(super) freed: Freed,
+    /// The scope path that it is in.
+    pub(super) node: NodeId,
+    /// The owner thread of what it allocates: its own, unless it is in a scope of another thread.
+    pub(super) owner: OwnerThread,
+    pub(super) own: OwnerThread,
+    /// The scopes that it is in, the innermost last. Programs that do not leave the last one first usually leave the first one, so this
+    /// is a deque.
+    pub(super) entered: VecDeque<Entered>,
+}
+
+/// A scope that a thread is in.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entered {
+    /// The number of the event by which the thread entered it. These numbers rise.
+    pub(super) number: u64,
+    pub(super) scope: ScopeId,
+    pub(super) node: NodeId,
+    pub(super) owner: OwnerThread,
+    /// The thread opened the scope, and leaves it when the scope is closed. Otherwise it entered an open scope, and leaves it by an
+    /// event of its own.
+    pub(super) by_opening: bool,
+}
+
+/// What the newest free of a thread removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Freed {
+    #[default]
+    Nothing,
+    Block(Key, Entry),
+    /// A block that is older than the session.
+    Older(Device, Bytes),
+    /// A block that is older than the session and changes no figure: it is not on a device, or its late lookup has not ended.
+    Uncounted,
+    /// A block of unknown size, counted by the event with this number.
+    Untracked(u64),
+}
+
+impl Ledger {
+    #[inline]
+    pub(super) fn thread(&mut self, thread: ThreadId) -> &mut Thread {
+        let at = thread.0 as usize;
+        if at >= self.threads.len() {
+            self.add_threads(at);
+        }
+        &mut self.threads[at]
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn add_threads(&mut self, last: usize) {
+        while self.threads.len() <= last {
+            let own = next_owner(&mut self.owner_threads);
+            self.threads.push(Thread::new(own));
+        }
+    }
+
+    /// How many threads it keeps a record of.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// A thread begins and has the number of a thread that has ended. It gets an owner thread of its own, so that it does not own what
+    /// the other one allocated.
+    pub fn begin_thread(&mut self, thread: ThreadId) {
+        let own = next_owner(&mut self.owner_threads);
+        if let Some(ended) = self.threads.get_mut(thread.0 as usize) {
+            *ended = Thread::new(own);
+        }
+    }
+
+    /// The scope path that a thread is in.
+    #[cfg(test)]
+    pub fn node_of(&mut self, thread: ThreadId) -> NodeId {
+        self.thread(thread).node
+    }
+
+    /// The scopes that a thread is in, the outermost first.
+    pub fn path_of(&mut self, thread: ThreadId) -> Vec<CallsiteId> {
+        let node = self.thread(thread).node;
+        self.tree.path(node)
+    }
+
+    /// A thread enters an open scope.
+    pub(super) fn enter(&mut self, scope: ScopeId, event: &Event<'_>) {
+        let open = self.scopes.get(&scope).map(|open| (open.node, open.owner));
+        let open = open.map(|(node, host)| (node, self.owner_in(host, event.thread)));
+        let thread = self.thread(event.thread);
+        // If the scope is closed already, the thread stays where it is.
+        let (node, owner) = open.unwrap_or((thread.node, thread.owner));
+        thread.enter(Entered { number: event.number, scope, node, owner, by_opening: false });
+    }
+
+    /// The owner thread of what `thread` allocates in a scope that was opened on the owner thread `host`.
+    fn owner_in(&mut self, host: OwnerThread, thread: ThreadId) -> OwnerThread {
+        let own = self.thread(thread).own;
+        if own == host {
+            return own;
+        }
+        if self.guests.must_scan() {
+            self.scan_for_guests();
+        }
+        let Self { guests, owner_threads, .. } = self;
+        guests.owner(own, host, || next_owner(owner_threads))
+    }
+
+    /// Makes one step of the scan that finds out which owner threads of guests are in use; its last step forgets the others. A block that
+    /// is allocated during the scan has an owner thread that its thread had at the start, or has entered since.
+    #[cold]
+    fn scan_for_guests(&mut self) {
+        /// Parts of the blocks in one step. More in tests, which have few guests, so that their scans end.
+        const STEP: usize = if cfg!(test) { 64 } else { 1 };
+        let Self { guests, live, threads, scopes, .. } = self;
+        let of_threads = threads.iter().flat_map(|thread| {
+            let freed =
+                if let Freed::Block(_, entry) = &thread.freed { Some(entry.attribution().owner()) } else { None };
+            thread.entered.iter().map(|entered| entered.owner).chain(freed)
+        });
+        let (scan, is_new) = guests.scan();
+        if is_new {
+            return guests.mark_used(of_threads);
+        }
+        if scan.next_part < BLOCK_PARTS {
+            let first = scan.next_part;
+            scan.next_part = BLOCK_PARTS.min(first + STEP);
+            let parts = (first..scan.next_part).flat_map(|part| live.part(part));
+            return guests.mark_used(parts.map(|(_, entry)| entry.attribution().owner()));
+        }
+        let rest = (scan.last_scope.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let part: Vec<_> = scopes.range(rest).take(PART_LEN).map(|(id, scope)| (*id, scope.owner)).collect();
+        if let Some((last, _)) = part.last() {
+            scan.last_scope = Some(*last);
+            return guests.mark_used(part.iter().map(|(_, owner)| *owner));
+        }
+        guests.mark_used(of_threads);
+        guests.end_scan();
+    }
+}
+
+impl Thread {
+    fn new(own: OwnerThread) -> Self {
+        let (entered, freed) = (VecDeque::new(), Freed::Nothing);
+        Self { node: NodeId::NONE, owner: own, newest: (Tag::NONE, Attribution::default()), freed, own, entered }
+    }
+
+    pub(super) fn enter(&mut self, entered: Entered) {
+        self.entered.push_back(entered);
+        self.update_scope();
+    }
+
+    /// Leaves the scope where the thread entered it last, if it is in it.
+    pub(super) fn leave(&mut self, scope: ScopeId) {
+        if let Some(at) = self.entered.iter().rposition(|entered| entered.scope == scope) {
+            self.leave_at(at);
+        }
+    }
+
+    /// Leaves the scope that the thread opened by the event with this number, if it is still in it, and returns its index in `entered`.
+    /// A binary search, because `entered` may be long.
+    pub(super) fn leave_opened(&mut self, scope: ScopeId, number: u64) -> Option<usize> {
+        let at = self.entered.binary_search_by_key(&number, |entered| entered.number).ok()?;
+        if (self.entered[at].scope, self.entered[at].by_opening) != (scope, true) {
+            return None;
+        }
+        self.leave_at(at);
+        Some(at)
+    }
+
+    fn leave_at(&mut self, at: usize) {
+        self.entered.remove(at);
+        self.update_scope();
+    }
+
+    /// Sets the path and the owner thread to those of the innermost scope in `entered`.
+    pub(super) fn update_scope(&mut self) {
+        (self.node, self.owner) =
+            self.entered.back().map_or((NodeId::NONE, self.own), |Entered { node, owner, .. }| (*node, *owner));
+        self.newest.0 = Tag::NONE;
+    }
+}
+
+/// A new owner thread. After 2^32 of them, all later threads and guests share the last one.
+fn next_owner(owner_threads: &mut u32) -> OwnerThread {
+    let next = *owner_threads;
+    *owner_threads = next.saturating_add(1);
+    OwnerThread(next)
+}

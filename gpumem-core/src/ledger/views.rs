@@ -1,0 +1,141 @@
+//! What is read from the ledger in parts: the tree of scopes, the groups and the live blocks.
+
+use std::ops::Bound;
+
+use super::{
+    Ledger, PART_LEN,
+    groups::{AllocGroup, GroupState},
+    live::Entry,
+    meters::Meter,
+    scopes::Scope,
+    tree::{NodeId, ScopeNode},
+};
+use crate::model::{Bytes, Device, Key, OwnerThread, ScopeId, Time};
+
+/// A live block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownBlock {
+    pub key: Key,
+    /// The number of the event that allocated it. It is unique, whereas a key may be reused.
+    pub number: u64,
+    /// The owner thread of the scope that it was allocated in, or of the thread that allocated it.
+    pub thread: OwnerThread,
+    pub bytes: Bytes,
+    pub device: Device,
+    pub group: AllocGroup,
+    /// When it was allocated, to a tenth of a second.
+    pub time: Time,
+}
+
+/// The time during which one scope was open. It selects the blocks that were allocated in that scope.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScopePeriod {
+    node: NodeId,
+    previous_nodes: Vec<NodeId>,
+    owner: OwnerThread,
+    /// The numbers of the first and the last event.
+    since: u64,
+    until: u64,
+}
+
+/// The live blocks of one group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupUsage {
+    pub device: Device,
+    pub group: AllocGroup,
+    pub blocks: u64,
+    pub bytes: Bytes,
+}
+
+impl Ledger {
+    /// Stores in the tree how much the device had in use while the open scopes were open: for one part of these scopes, after the
+    /// given one. Returns the last scope of the part; `None` if the part is empty.
+    pub fn store_device_peaks(&mut self, after: Option<ScopeId>) -> Option<ScopeId> {
+        self.flush_pending();
+        let rest = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let part: Vec<_> = self.scopes.range(rest).take(PART_LEN).collect();
+        let part: Vec<_> = part.iter().map(|(id, scope)| (**id, scope.node, self.device_peak(scope))).collect();
+        for (_, node, in_use) in &part {
+            self.tree.raise_device_peak(*node, *in_use);
+        }
+        part.last().map(|(id, ..)| *id)
+    }
+
+    /// One part of the scope paths, from this number on, each with its device. Number 0 stands for no path and has no device. The part
+    /// is empty after the last path.
+    pub fn nodes_from(&mut self, first: usize) -> Vec<(Option<Device>, ScopeNode)> {
+        self.flush_pending();
+        let meters = &self.meters.0;
+        let with_device = |node: &ScopeNode| {
+            let Some(Meter { device, on_device, peaks, .. }) = meters.get(usize::from(node.meter)) else {
+                return (None, *node);
+            };
+            let mut node = *node;
+            if node.parent == NodeId::NONE {
+                (node.in_use, node.peak) = (on_device.bytes.current.cast_signed(), peaks.record());
+            }
+            (Some(*device), node)
+        };
+        self.tree.nodes(first, PART_LEN).iter().map(with_device).collect()
+    }
+
+    /// One part of the groups, from this number on; groups without live blocks are left out. `None` after the last group.
+    pub fn groups_from(&mut self, first: usize) -> Option<Vec<GroupUsage>> {
+        self.flush_pending();
+        let usage = |state: &GroupState| GroupUsage {
+            device: self.meters.0[usize::from(state.group.meter)].device,
+            group: state.group,
+            blocks: state.blocks,
+            bytes: Bytes::new(state.bytes),
+        };
+        let part = self.groups.range(first, PART_LEN)?;
+        Some(part.iter().filter(|state| state.blocks > 0).map(usage).collect())
+    }
+
+    /// One part of the live blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS): all of them, or those that were allocated in a scope.
+    pub fn blocks(&self, part: usize, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock> {
+        let entries = self.live.part(part);
+        let selected =
+            entries.filter(|(_, entry)| allocated_in.is_none_or(|period| self.is_allocated_in(entry, period)));
+        selected.map(|(key, entry)| self.known_block(key, entry)).collect()
+    }
+
+    /// The live block with this key.
+    pub fn block(&self, key: Key) -> Option<KnownBlock> {
+        self.live.get(key).map(|entry| self.known_block(key, entry))
+    }
+
+    fn known_block(&self, key: Key, entry: &Entry) -> KnownBlock {
+        let group = *self.groups.get(entry.group());
+        let device = self.meters.0[usize::from(group.meter)].device;
+        let owner = entry.attribution().owner();
+        KnownBlock {
+            key,
+            number: entry.number(),
+            thread: self.guests.hosts(owner).last().unwrap_or(owner),
+            bytes: entry.bytes,
+            device,
+            group,
+            time: entry.time(),
+        }
+    }
+
+    fn is_allocated_in(&self, entry: &Entry, period: &ScopePeriod) -> bool {
+        let node = self.groups.get(entry.group()).node;
+        (period.since..=period.until).contains(&entry.number())
+            && self.guests.hosts(entry.attribution().owner()).any(|owner| owner == period.owner)
+            && period.nodes().any(|outer| self.tree.is_inside(node, outer))
+    }
+
+    /// The period of an open scope until the event with the number `now`.
+    pub fn scope_period(&self, scope: ScopeId, now: u64) -> Option<ScopePeriod> {
+        let Scope { node, ref previous_nodes, owner, number: since, .. } = *self.scopes.get(&scope)?;
+        Some(ScopePeriod { node, previous_nodes: previous_nodes.clone(), owner, since, until: now })
+    }
+}
+
+impl ScopePeriod {
+    fn nodes(&self) -> impl Iterator<Item = NodeId> {
+        self.previous_nodes.iter().copied().chain([self.node])
+    }
+}
