@@ -4,13 +4,13 @@ use std::cmp::Reverse;
 
 use super::{LedgerView, Names, Paths};
 use crate::{
-    ledger::{KnownBlock, Within},
+    ledger::{KnownBlock, ScopePeriod},
     model::Family,
     report::LiveBlock,
 };
 
 /// Live blocks with the names of where they come from, the largest first: all, or what was allocated in one scope.
-pub fn live_blocks(view: &dyn LedgerView, names: &dyn Names, within: Option<&Within>) -> Vec<LiveBlock> {
+pub fn live_blocks(view: &dyn LedgerView, names: &dyn Names, within: Option<&ScopePeriod>) -> Vec<LiveBlock> {
     let mut known = view.blocks(within);
     // The order is the same in each run: what was allocated first stands first among blocks that are alike.
     known.sort_by_key(|block| block.number);

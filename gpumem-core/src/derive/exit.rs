@@ -9,7 +9,7 @@ use crate::{
 /// What was not freed: `GPUMEM_LEAKS=1`.
 pub fn leaks(view: &dyn LedgerView, names: &dyn Names, pid: u32, is_intercepted: bool) -> String {
     let leaks = Leaks::of(&live_blocks(view, names, None));
-    let gone = match view.counts().gone {
+    let gone = match view.counts().removed_with_context {
         0 => String::new(),
         count => format!("gpumem: blocks that went with their CUDA context, freed by nobody: {count}\n"),
     };

@@ -2,7 +2,7 @@
 
 use super::{KeptPeak, LedgerView, Names};
 use crate::{
-    ledger::{AtPeak, NodeId, ScopeNode},
+    ledger::{GroupAtPeak, NodeId, ScopeNode},
     model::{Bytes, CallsiteId, Device, Family, ScopeId},
     report::{Path, ScopeSummary, Summary},
 };
@@ -57,7 +57,7 @@ impl Paths {
             // Both of one moment: it may have risen since the paths were read.
             self.all[*root].own.peak = peak;
             self.all[*root].own.device_peak = peak;
-            for AtPeak { group, bytes } in groups {
+            for GroupAtPeak { group, bytes } in groups {
                 // In scopes that are newer than the paths, it is of the process at least.
                 let at = self.at.get(group.node.0 as usize).copied().flatten().unwrap_or(*root);
                 let own = &mut self.all[at].own;

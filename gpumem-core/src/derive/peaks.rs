@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{LedgerView, Names, Paths};
 use crate::{
-    ledger::AtPeak,
+    ledger::GroupAtPeak,
     model::{Bytes, Device, Family, ScopeId},
     report::{PeakHolder, PeakHolders},
 };
@@ -44,7 +44,7 @@ impl<'a> KeptPeak<'a> {
     }
 
     /// How much it was, and of which groups.
-    pub fn groups(&self) -> Option<(Bytes, Vec<AtPeak>)> {
+    pub fn groups(&self) -> Option<(Bytes, Vec<GroupAtPeak>)> {
         let (peak, groups) = self.view.kept_peak(self.under)?;
         Some((Bytes::new(peak.bytes.get().max(0).unsigned_abs()), groups))
     }
@@ -53,7 +53,7 @@ impl<'a> KeptPeak<'a> {
     pub fn holders(&self, names: &dyn Names) -> Option<PeakHolders> {
         let (peak, groups) = self.view.kept_peak(self.under)?;
         let paths = Paths::now(self.view, names);
-        let holder = |at: &AtPeak| {
+        let holder = |at: &GroupAtPeak| {
             let stack = names.stack(at.group.stack);
             PeakHolder {
                 path: paths.names_of(at.group.node),

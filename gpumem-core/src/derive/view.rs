@@ -2,7 +2,7 @@
 
 use crate::{
     inbox::{Inbox, Primitives, Tap},
-    ledger::{AtPeak, Counts, DeviceStats, GroupUsage, KnownBlock, PeakOf, ScopeNode, Within},
+    ledger::{Counts, DeviceStats, GroupAtPeak, GroupUsage, KnownBlock, PeakTotal, ScopeNode, ScopePeriod},
     model::{Device, Key, ScopeId},
 };
 
@@ -19,13 +19,13 @@ pub trait LedgerView: Send + Sync {
     /// The live block with this key.
     fn block(&self, key: Key) -> Option<KnownBlock>;
     /// The live blocks: all, or what was allocated within a scope.
-    fn blocks(&self, within: Option<&Within>) -> Vec<KnownBlock>;
+    fn blocks(&self, within: Option<&ScopePeriod>) -> Vec<KnownBlock>;
     /// Keeps which groups make the peak of an open scope, under a number of its own: false if that is not known.
     fn keep_peak(&self, scope: ScopeId, under: ScopeId) -> bool;
     /// As [`keep_peak`](Self::keep_peak), of the most that was live on a device.
     fn keep_device_peak(&self, device: Device, under: ScopeId) -> bool;
     /// A kept peak, and the groups that it is made of.
-    fn kept_peak(&self, under: ScopeId) -> Option<(PeakOf, Vec<AtPeak>)>;
+    fn kept_peak(&self, under: ScopeId) -> Option<(PeakTotal, Vec<GroupAtPeak>)>;
     /// A kept peak is not needed any more.
     fn release_peak(&self, under: ScopeId);
 }
@@ -54,7 +54,7 @@ where
         self.block(key)
     }
 
-    fn blocks(&self, within: Option<&Within>) -> Vec<KnownBlock> {
+    fn blocks(&self, within: Option<&ScopePeriod>) -> Vec<KnownBlock> {
         self.blocks(within)
     }
 
@@ -66,7 +66,7 @@ where
         self.keep_device_peak(device, under)
     }
 
-    fn kept_peak(&self, under: ScopeId) -> Option<(PeakOf, Vec<AtPeak>)> {
+    fn kept_peak(&self, under: ScopeId) -> Option<(PeakTotal, Vec<GroupAtPeak>)> {
         self.kept_peak(under)
     }
 

@@ -1,4 +1,4 @@
-//! Events enter here, one after the other, whichever threads they come from.
+//! The inbox records the events of all threads, one after the other.
 
 mod primitives;
 mod readings;
@@ -20,15 +20,15 @@ pub use self::{
     thread::{LentNumber, ThreadState},
 };
 use crate::{
-    ledger::{Ledger, PARTS},
+    ledger::{BLOCK_PARTS, Ledger},
     model::{Answer, Block, Bytes, Event, EventKind, Key, Tag, ThreadId, Time, Trace},
 };
 
-/// Numbers events, adds the time and applies them to the ledger, all under one short lock: no call of a driver, no I/O and no
-/// formatting happens under it.
+/// Records events: gives each a number and a time and applies it to the ledger, under one lock that is held for a short time. No call of
+/// a driver, no I/O and no formatting happens under it.
 ///
-/// The lock, the number of events and the ledger's pending delta lie in one cache line. Besides it an event writes only its block
-/// and its thread's own record: when threads allocate by turns, each line that they all write travels between their processors.
+/// The lock, the number of events and the ledger's pending delta are in one cache line. Besides it, an event writes only its block and the
+/// record of its thread. When threads allocate in turn, each cache line that all of them write moves between their processors.
 #[repr(C, align(128))]
 pub struct Inbox<T: Tap = NoTap, P: Primitives = Std> {
     state: P::SpinLock<State<T>>,
@@ -44,7 +44,7 @@ struct State<T> {
     tap: T,
 }
 
-/// Leaves the inbox if the ledger panics. The event that was about to be applied may be counted wrong, so it counts as lost.
+/// Leaves the inbox if the ledger panics. The event may be applied in part, so it counts as lost.
 struct LeaveOnPanic<P: Primitives>(std::marker::PhantomData<P>);
 
 impl<P: Primitives> Drop for LeaveOnPanic<P> {
@@ -57,10 +57,11 @@ impl<P: Primitives> Drop for LeaveOnPanic<P> {
     }
 }
 
-/// Runs what is rare, away from what is frequent. `None` if it panicked, which counts as lost: hooks and callbacks must not unwind.
+/// Runs rare code in a function of its own, so that the code of frequent events stays small in the instruction cache. `None` if the code
+/// panics; then an event counts as lost. Hooks and callbacks must not unwind.
 #[cold]
 #[inline(never)]
-fn unlikely<P: Primitives, R>(code: impl FnOnce() -> R) -> Option<R> {
+fn run_rare<P: Primitives, R>(code: impl FnOnce() -> R) -> Option<R> {
     let lose = |panic| {
         mem::forget(panic);
         P::with_thread(|thread| thread.lose(1));
@@ -68,14 +69,14 @@ fn unlikely<P: Primitives, R>(code: impl FnOnce() -> R) -> Option<R> {
     catch_unwind(AssertUnwindSafe(code)).map_err(lose).ok()
 }
 
-type Guard<'a, T, P> = <<P as Primitives>::SpinLock<State<T>> as SpinLock<State<T>>>::Guard<'a>;
+type StateGuard<'a, T, P> = <<P as Primitives>::SpinLock<State<T>> as SpinLock<State<T>>>::Guard<'a>;
 
 impl<T: Tap, P: Primitives> Inbox<T, P> {
     pub fn new() -> Self {
         Self::with(T::default(), false)
     }
 
-    /// An inbox that passes all events to this tap, from the first one on.
+    /// An inbox that passes all events to this tap, from the first event on.
     pub fn tapped(tap: T) -> Self {
         Self::with(tap, true)
     }
@@ -88,14 +89,15 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         Self { state: P::SpinLock::new(state), began: P::Instant::now() }
     }
 
-    /// Records an allocation of a kind that needs no time. Must not be called in the child of a fork. It does not panic.
+    /// Records an allocation of a kind that needs no time (see `EventKind::needs_time`). It must not be called in the child of a fork. It
+    /// does not panic.
     #[inline]
     pub fn alloc(&self, key: Key, bytes: Bytes, tag: Tag) {
         self.enter_alive(1, |state, thread| {
             self.prepare(state, false);
             let (number, ledger) = (state.number, &mut state.ledger);
             if !ledger.alloc_like_newest(key, bytes, tag, number, thread) {
-                unlikely::<P, _>(move || ledger.alloc(key, bytes, tag, number, thread));
+                run_rare::<P, _>(move || ledger.alloc(key, bytes, tag, number, thread));
             }
             if T::IS_USED && state.ledger.is_tapped {
                 let block = Block::from_tag(bytes, tag);
@@ -104,7 +106,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         });
     }
 
-    /// Records a free. Must not be called in the child of a fork. It does not panic.
+    /// Records a free. It must not be called in the child of a fork. It does not panic.
     #[inline]
     pub fn free(&self, key: Key) -> Answer {
         let free = |state: &mut State<T>, thread| {
@@ -113,7 +115,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
                 Answer::Applied
             } else {
                 let ledger = &mut state.ledger;
-                unlikely::<P, _>(move || ledger.free(key, None, thread)).unwrap_or(Answer::Applied)
+                run_rare::<P, _>(move || ledger.free(key, None, thread)).unwrap_or(Answer::Applied)
             };
             if T::IS_USED && state.ledger.is_tapped {
                 state.pass_to_tap(thread, &EventKind::Free { key, block: None });
@@ -132,7 +134,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter(1, |state, thread| self.apply(state, thread, event)).unwrap_or(Answer::Applied)
     }
 
-    /// Records a reading and a query of a scope, with no event between them. Returns the figures of the scope.
+    /// Records a reading, if there is one, and a query of a scope; no other event comes between them. Returns the figures of the scope.
     pub fn ask(&self, reading: Option<&EventKind>, query: &EventKind) -> Option<Trace> {
         let ask = |state: &mut State<T>, thread| {
             if let Some(reading) = reading {
@@ -157,8 +159,8 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     /// Numbers the next event.
     #[inline]
     fn prepare(&self, state: &mut State<T>, needs_time: bool) {
-        // Reading the clock costs more than the rest of an allocation. Where the exact time does not matter, the newest reading is
-        // used.
+        // Reading the clock costs more than the rest of an allocation. Events that need no exact time get the time of the newest event
+        // that needed one.
         if needs_time {
             state.time = self.began.elapsed();
             state.ledger.set_time(state.time);
@@ -166,8 +168,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         state.number += 1;
     }
 
-    /// Applies an event of a recording, with the number, the time and the thread that it had. Returns the figures, if it is a query
-    /// of a scope.
+    /// Applies an event of a recording, with its recorded number, time and thread. Returns the figures if the event is a query of a scope.
     pub fn replay(&self, event: &Event<'_>) -> Option<Trace> {
         let replay = |state: &mut State<T>, _| {
             (state.number, state.time) = (event.number, event.time);
@@ -178,16 +179,16 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter(1, replay).flatten()
     }
 
-    /// In a recording, a thread begins that has the number of a thread that has ended.
+    /// Applies the start of a thread in a recording. The thread has the number of a thread that has ended.
     pub fn replay_thread(&self, thread: ThreadId) {
         self.enter(0, |state, _| state.ledger.begin_thread(thread));
     }
 
-    /// The blocks of a context are removed in parts, and other threads are served in between. Their keys do not come back
-    /// meanwhile: the end of a context is posted before the driver reuses its addresses or its number.
+    /// Removes the blocks of a context in parts. Other threads are served in between; they cannot reuse the keys of these blocks yet, because
+    /// the end of a context is recorded before the driver reuses its addresses or its number.
     #[cold]
     fn post_context_destroyed(&self, context: u8) {
-        for part in 0..PARTS {
+        for part in 0..BLOCK_PARTS {
             let remove = |state: &mut State<T>, thread: ThreadId| {
                 if part == 0 {
                     self.prepare(state, false);
@@ -195,7 +196,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
                         state.pass_to_tap(thread, &EventKind::ContextDestroyed { context });
                     }
                 }
-                state.ledger.gone(context, part);
+                state.ledger.remove_context(context, part);
             };
             if self.enter(u32::from(part == 0), remove).is_none() {
                 return;
@@ -205,11 +206,11 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
 
     #[cold]
     fn post_lost(&self) {
-        let count = P::with_thread(ThreadState::take_lost).into();
-        unlikely::<P, _>(|| self.post(&EventKind::Lost { count }));
+        let count = P::with_thread(ThreadState::reset_lost).into();
+        run_rare::<P, _>(|| self.post(&EventKind::Lost { count }));
     }
 
-    /// Passes all later events to the tap as well, or no longer. `change` is called under the lock.
+    /// Starts or stops passing events to the tap. `change` is called under the lock; it returns whether later events are passed.
     pub fn with_tap<R>(&self, change: impl FnOnce(&mut T) -> (bool, R)) -> Option<R> {
         let change = |state: &mut State<T>, _| {
             let (is_tapped, result) = change(&mut state.tap);
@@ -219,9 +220,9 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter(0, change)
     }
 
-    /// Runs `inside` under the lock; `None` if this thread is inside already, and `events` count as lost.
+    /// Runs `inside` under the lock. `None` if this thread is inside the inbox already; then so many `events` count as lost.
     fn enter<R>(&self, events: u32, inside: impl FnOnce(&mut State<T>, ThreadId) -> R) -> Option<R> {
-        // A thread that does not exist in this copy of the process may hold the lock for ever.
+        // In the child of a fork, a thread that does not exist there may hold the lock for ever.
         if P::is_forked() { None } else { self.enter_alive(events, inside) }
     }
 
@@ -231,7 +232,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     )]
     #[inline(always)]
     fn enter_alive<R>(&self, events: u32, inside: impl FnOnce(&mut State<T>, ThreadId) -> R) -> Option<R> {
-        // A short closure: a long one is not inlined into `with`.
+        // The closure is short because the compiler does not inline a long one into `with`.
         let Some(number) = P::with_thread(|thread| thread.enter().then(|| thread.number())) else {
             P::with_thread(|thread| thread.lose(events));
             return None;
@@ -265,18 +266,18 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         number
     }
 
-    /// The lock is held for some ten nanoseconds, and its release is one store: a lock that wakes its waiters would cost more than
-    /// the work under it. A waiting thread spins, then yields, then sleeps, in case the holder lost its processor.
+    /// The lock is held for about ten nanoseconds, and one store releases it. A lock that wakes its waiters costs more than the work under
+    /// it. A waiting thread spins, then yields, then sleeps, because the holder may have lost its processor.
     #[inline]
-    fn lock(&self) -> Guard<'_, T, P> {
+    fn lock(&self) -> StateGuard<'_, T, P> {
         self.state.try_lock().unwrap_or_else(|| self.wait())
     }
 
     #[cold]
-    fn wait(&self) -> Guard<'_, T, P> {
+    fn wait(&self) -> StateGuard<'_, T, P> {
         let wait = P::Wait::new();
         loop {
-            // A look first: an attempt takes the lock's cache line away from its holder.
+            // Reads the lock before it tries to lock: the attempt would move the cache line away from the holder's processor.
             if !self.state.is_locked()
                 && let Some(state) = self.state.try_lock()
             {
@@ -286,7 +287,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         }
     }
 
-    /// As if there had been so many events.
+    /// Sets the number of the newest event, for tests of large numbers.
     #[doc(hidden)]
     pub fn pretend_events(&self, number: u64) {
         self.lock().number = number;

@@ -1,5 +1,5 @@
-//! The locks, the clock and the thread state that an inbox is built of. A program uses [`Std`]; the model checker of the tests
-//! has its own, so that it can choose which thread takes the next step.
+//! The locks, the clock and the thread state that an inbox uses. A program uses [`Std`]. The model checker of the tests has its own, so
+//! that it can choose which thread runs next.
 
 use std::{
     fmt::Debug,
@@ -18,37 +18,37 @@ use super::thread::ThreadState;
 
 /// What an inbox needs from its environment.
 pub trait Primitives: Debug + Sized + 'static {
-    /// The lock around the ledger. It is held for some ten nanoseconds.
+    /// The lock around the ledger. It is held for about ten nanoseconds.
     type SpinLock<T>: SpinLock<T>;
-    /// A lock that may be held for long: a waiting thread sleeps.
+    /// A lock that may be held for a long time. Waiting threads sleep.
     type Lock<T>: Lock<T>;
-    /// A counter that all threads see in one order.
+    /// A counter whose changes all threads see in the same order.
     type Counter: Counter;
     /// The clock.
     type Instant: Clock;
     /// How a thread waits for the spin lock.
     type Wait: Wait;
 
-    /// The state of the calling thread, or `None` while the thread ends.
+    /// Calls `use_it` with the state of the calling thread.
     fn with_thread<R>(use_it: impl FnOnce(&ThreadState) -> R) -> R;
 
-    /// As [`with_thread`](Self::with_thread); `None` if the thread ends and its state is gone.
+    /// Like [`with_thread`](Self::with_thread); `None` if the thread is ending and its state is gone.
     fn try_with_thread<R>(use_it: impl FnOnce(&ThreadState) -> R) -> Option<R>;
 
-    /// A number for the calling thread, and whether another thread had it before.
+    /// Lends a number to the calling thread. Returns it, and whether another thread had it before.
     fn lend_number() -> (u32, bool);
 
-    /// The number is [returned](Self::return_number) when the calling thread ends.
+    /// Arranges that the number is [returned](Self::return_number) when the calling thread ends.
     fn return_at_thread_end(number: u32);
 
-    /// The thread with this number has ended.
+    /// Returns the number of a thread that has ended.
     fn return_number(number: u32);
 
-    /// An inbox is created (`true`) or dropped (`false`). While there are several, no number is lent twice: one inbox would not
-    /// know that another thread has the number now.
+    /// Counts the inboxes: one is created (`true`) or dropped (`false`). While there are several, no number is lent again, because only the
+    /// inbox that lends it would know that it belongs to another thread now.
     fn inbox(created: bool);
 
-    /// This process is the child of a fork, where other threads may hold locks for ever.
+    /// Whether this process is the child of a fork. Threads that do not exist there may hold locks for ever.
     fn is_forked() -> bool;
 }
 
@@ -64,7 +64,7 @@ pub trait SpinLock<T> {
     fn try_lock(&self) -> Option<Self::Guard<'_>>;
 }
 
-/// A lock whose waiting threads sleep. A panic of its holder does not matter.
+/// A lock whose waiting threads sleep. It is not poisoned if its holder panics.
 pub trait Lock<T> {
     /// Access to the value until it is dropped.
     type Guard<'a>: DerefMut<Target = T>
@@ -88,13 +88,13 @@ pub trait Clock: Debug {
 
 pub trait Wait {
     fn new() -> Self;
-    /// Waits a little longer than the last time.
+    /// Waits, a little longer with each call.
     fn wait(&self);
 }
 
 crate::thread_variables!(std::thread_local, Std);
 
-/// The primitives of a program: std's, and a spin lock whose release is one store.
+/// The primitives of a program: those of `std`, and a spin lock that one store releases.
 #[derive(Clone, Copy, Debug)]
 pub struct Std;
 
@@ -172,11 +172,11 @@ impl Wait for Backoff {
     }
 }
 
-/// The numbers of threads.
+/// Which thread numbers are lent.
 struct Numbers {
-    /// How many were lent so far, from 1 on.
+    /// The largest number that was lent; they begin with 1.
     lent: u32,
-    /// Those of threads that have ended.
+    /// The numbers of threads that have ended.
     returned: Vec<u32>,
     /// How many inboxes there are.
     inboxes: usize,

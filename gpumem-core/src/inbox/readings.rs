@@ -1,10 +1,9 @@
-//! Readings of devices are folded in the order in which they are made: an older one after a newer one would bring back what was in
-//! use before.
+//! Readings of a device are recorded in the order in which they are made. Otherwise an old reading could replace a newer one.
 
 use super::{Inbox, Lock, Primitives, Std, Tap};
 use crate::model::{Device, EventKind, Trace};
 
-/// Locked from the reading to the fold. A device that does not answer keeps only those waiting that would ask it too.
+/// One lock for each device, locked until a reading is recorded. If a device does not answer, only threads that read the same device wait.
 pub struct Readings<P: Primitives = Std>([P::Lock<()>; 16]);
 
 impl<P: Primitives> Default for Readings<P> {
@@ -18,13 +17,13 @@ impl<P: Primitives> Readings<P> {
         Self(std::array::from_fn(|_| P::Lock::new(())))
     }
 
-    /// Reads a device, for whatever is open on it.
+    /// Reads a device and records the reading.
     pub fn post(&self, inbox: &Inbox<impl Tap, P>, device: Device, read: impl FnOnce() -> EventKind) {
         let _reading = self.lock(device);
         inbox.post(&read());
     }
 
-    /// Reads a device and asks a scope a query, or opens it.
+    /// Reads a device and records the reading, then a query of a scope or its opening.
     pub fn ask<E>(
         &self,
         inbox: &Inbox<impl Tap, P>,

@@ -1,19 +1,20 @@
-//! Whether allocations are intercepted. Threads begin it and give it up while others open scopes.
+//! Whether allocations are intercepted. One thread may begin or stop interception while another one opens a scope.
 
 use super::{Counter, Lock, Primitives, Std};
 
-/// `E` is why allocations are not intercepted.
+/// Whether allocations are intercepted. `E` is the reason why they are not.
 pub struct Subscription<E, P: Primitives = Std> {
-    /// Held while somebody begins or gives up: what was wanted last is then what is.
-    state: P::Lock<State<E>>,
-    /// How often it was given up.
+    /// Locked while a thread begins or stops interception, so that the last request decides.
+    state: P::Lock<SubscriptionState<E>>,
+    /// How often interception was stopped.
     interruptions: P::Counter,
 }
 
 #[derive(Debug)]
-struct State<E> {
-    is_given_up: bool,
-    /// Why the newest attempt failed.
+struct SubscriptionState<E> {
+    /// Interception was stopped on request, and does not begin again by itself.
+    is_stopped: bool,
+    /// Why the newest attempt to begin failed.
     refused: Option<E>,
 }
 
@@ -25,52 +26,52 @@ impl<E: Clone, P: Primitives> Default for Subscription<E, P> {
 
 impl<E: Clone, P: Primitives> Subscription<E, P> {
     pub fn new() -> Self {
-        let state = State { is_given_up: false, refused: None };
+        let state = SubscriptionState { is_stopped: false, refused: None };
         Self { state: P::Lock::new(state), interruptions: P::Counter::new(0) }
     }
 
-    /// Begins, unless it was given up; `anew` also then. `given_up` is the error in the first case.
+    /// Begins interception by `subscribe`. If it was stopped, this fails with the error `stopped`, unless `again` is true.
     pub fn begin<T>(
         &self,
-        anew: bool,
-        given_up: impl FnOnce() -> E,
+        again: bool,
+        stopped: impl FnOnce() -> E,
         subscribe: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
         let mut state = self.lock();
-        state.is_given_up &= !anew;
-        if state.is_given_up {
-            return Err(given_up());
+        state.is_stopped &= !again;
+        if state.is_stopped {
+            return Err(stopped());
         }
         let subscribed = subscribe();
         state.refused = subscribed.as_ref().err().cloned();
         subscribed
     }
 
-    /// Gives up, until it is begun anew. If something is intercepted, `tell` says that events will be lost, before `unsubscribe`: so
-    /// no trace is read in between that missed something and was not told.
-    pub fn give_up(&self, is_live: impl FnOnce() -> bool, tell: impl FnOnce(), unsubscribe: impl FnOnce()) {
+    /// Stops interception until it is begun again. If allocations are being intercepted, `report_loss` records that events will be lost, and
+    /// then `unsubscribe` is called. In this order, a trace that is read in between and has missed events reports the loss.
+    pub fn stop(&self, is_live: impl FnOnce() -> bool, report_loss: impl FnOnce(), unsubscribe: impl FnOnce()) {
         let mut state = self.lock();
-        state.is_given_up = true;
+        state.is_stopped = true;
         if is_live() {
             self.interruptions.add(1);
-            tell();
+            report_loss();
             unsubscribe();
         }
     }
 
-    /// How often it was given up so far. Who reads this before it begins, and another number after it is open, was perhaps opened
-    /// after `tell`.
+    /// How often interception was stopped so far. A scope compares this number before interception begins and after the scope is open. If
+    /// it has changed, the scope may have opened after `report_loss`, so the loss must be recorded again.
     pub fn interruptions(&self) -> u64 {
         self.interruptions.get()
     }
 
-    /// Why nothing is intercepted, if it was tried or given up.
-    pub fn why_not(&self, given_up: impl FnOnce() -> E) -> Option<E> {
+    /// Why allocations are not intercepted. `None` if they are, or if interception was neither tried nor stopped.
+    pub fn why_not(&self, stopped: impl FnOnce() -> E) -> Option<E> {
         let state = self.lock();
-        if state.is_given_up { Some(given_up()) } else { state.refused.clone() }
+        if state.is_stopped { Some(stopped()) } else { state.refused.clone() }
     }
 
-    fn lock(&self) -> <P::Lock<State<E>> as Lock<State<E>>>::Guard<'_> {
+    fn lock(&self) -> <P::Lock<SubscriptionState<E>> as Lock<SubscriptionState<E>>>::Guard<'_> {
         self.state.lock()
     }
 }

@@ -1,19 +1,19 @@
-//! What receives a copy of each event, in their order.
+//! A tap receives a copy of each event, in the order of their numbers.
 
 use crate::model::{Event, ThreadId};
 
-/// Receives a copy of each event, under the lock of the inbox: it must be fast, and must not call back.
+/// Receives a copy of each event, under the lock of the inbox. It must be fast and must not call the inbox.
 pub trait Tap: Default {
-    /// False: the code that calls the tap is not compiled.
+    /// If `false`, the code that calls the tap is not compiled.
     const IS_USED: bool = true;
 
-    /// False: [`begin_thread`](Self::begin_thread) is not called.
+    /// If `false`, [`begin_thread`](Self::begin_thread) is not called.
     const NEEDS_THREADS: bool = Self::IS_USED;
 
-    /// An event was applied.
+    /// Receives an event that was applied.
     fn record(&mut self, event: &Event<'_>);
 
-    /// A thread begins. Its number may be that of a thread that has ended.
+    /// A thread begins. It may have the number of a thread that has ended.
     fn begin_thread(&mut self, _: ThreadId) {}
 }
 

@@ -4,9 +4,9 @@ use std::{
     time::Duration,
 };
 
-use super::{NoTap, Std, unlikely};
+use super::{NoTap, Std, run_rare};
 use crate::{
-    ledger::{NodeId, SLICE},
+    ledger::{NodeId, PART_LEN},
     model::{
         Answer, Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, ScopeSpec, Source,
         Space,
@@ -87,7 +87,7 @@ fn open_at(scope: u64, callsite: u32) -> EventKind {
 }
 
 /// More than are looked at while others wait.
-const MANY: u64 = 3 * SLICE as u64 + 7;
+const MANY: u64 = 3 * PART_LEN as u64 + 7;
 
 #[test]
 fn many_paths_and_origins_are_told_whole() {
@@ -121,7 +121,7 @@ fn many_paths_and_origins_are_told_whole() {
     (1..=MANY).for_each(|block| _ = inbox.post(&of_context(block << 32, 7)));
     let before = inbox.lock().number;
     inbox.post(&EventKind::ContextDestroyed { context: 7 });
-    assert_eq!((inbox.counts().gone, inbox.lock().number), (MANY, before + 1));
+    assert_eq!((inbox.counts().removed_with_context, inbox.lock().number), (MANY, before + 1));
     assert_eq!(inbox.groups().iter().map(|live| live.bytes.get()).sum::<u64>(), total);
 }
 
@@ -168,7 +168,7 @@ fn what_makes_the_fold_panic_is_lost_and_nobody_waits_for_it() {
     inbox.post(&open(1));
     assert!(
         inbox
-            .enter(0, |_, _| unlikely::<Std, _>(|| panic!("in a hook")))
+            .enter(0, |_, _| run_rare::<Std, _>(|| panic!("in a hook")))
             .is_some_and(|done: Option<()>| done.is_none())
     );
     let panics = AssertUnwindSafe(|| inbox.enter(0, |_, _| panic!("elsewhere")));

@@ -1,4 +1,4 @@
-//! What a thread knows about itself.
+//! The state of a thread: whether it is inside an inbox, and its number.
 
 use std::{cell::Cell, marker::PhantomData};
 
@@ -7,10 +7,10 @@ use super::Primitives;
 /// The state of one thread.
 #[derive(Debug, Default)]
 pub struct ThreadState {
-    /// The thread is inside an inbox. A global allocator or a signal handler that allocates GPU memory would come back while the
-    /// ledger is changed, and would wait for its own thread for ever.
+    /// The thread is inside an inbox. A global allocator or a signal handler that allocates GPU memory may call the inbox again while the
+    /// ledger is being changed; without this flag the thread would wait for itself for ever.
     inside: Cell<bool>,
-    /// How many events of this thread came while it was inside, or made the ledger panic. It posts them as lost when it leaves.
+    /// How many events of this thread were lost: they came while it was inside, or the ledger panicked. It records the loss when it leaves.
     lost: Cell<u32>,
     /// Its number; 0 until it has one.
     number: Cell<u32>,
@@ -21,13 +21,13 @@ impl ThreadState {
         Self { inside: Cell::new(false), lost: Cell::new(0), number: Cell::new(0) }
     }
 
-    /// Enters; false if the thread is inside already.
+    /// Enters the inbox; `false` if the thread is inside already.
     #[inline]
     pub(super) fn enter(&self) -> bool {
         !self.inside.replace(true)
     }
 
-    /// Leaves; says whether events were lost while the thread was inside.
+    /// Leaves the inbox. Returns whether events were lost meanwhile.
     #[inline]
     pub(super) fn leave(&self) -> bool {
         self.inside.set(false);
@@ -39,7 +39,8 @@ impl ThreadState {
         self.lost.set(self.lost.get().saturating_add(events));
     }
 
-    pub(super) fn take_lost(&self) -> u32 {
+    /// Returns the number of lost events and sets it to 0.
+    pub(super) fn reset_lost(&self) -> u32 {
         self.lost.take()
     }
 
@@ -58,10 +59,10 @@ impl ThreadState {
     }
 }
 
-/// Returns the number that a thread was lent when the thread ends.
+/// Holds the number that a thread was lent, and returns it when the thread ends.
 #[derive(Debug)]
 pub struct LentNumber<P: Primitives> {
-    /// 0 if it has none.
+    /// 0 if no number is lent.
     number: Cell<u32>,
     primitives: PhantomData<P>,
 }
@@ -82,7 +83,7 @@ impl<P: Primitives> Drop for LentNumber<P> {
         if number == 0 || P::is_forked() {
             return;
         }
-        // While the number is returned, an allocator that allocates GPU memory must not enter the inbox.
+        // Returning the number may allocate, and an allocator that allocates GPU memory must not enter the inbox then.
         let is_inside = |inside| P::try_with_thread(|thread| (thread.set_number(0), thread.set_inside(inside)));
         is_inside(true);
         P::return_number(number);
@@ -90,7 +91,8 @@ impl<P: Primitives> Drop for LentNumber<P> {
     }
 }
 
-/// The functions of [`Primitives`] about the thread's state; the variables are those of [`thread_variables`](crate::thread_variables).
+/// Implements the functions of [`Primitives`] that access the state of a thread. It uses the variables of
+/// [`thread_variables`](crate::thread_variables).
 #[macro_export]
 macro_rules! thread_state {
     ($primitives:ty) => {
@@ -106,21 +108,21 @@ macro_rules! thread_state {
 
         fn return_at_thread_end(number: u32) {
             let keep = |lent: &$crate::inbox::LentNumber<$primitives>| lent.keep(number);
-            // Where neither is there any more, the number stays lent.
+            // If both variables are gone, the number stays lent.
             let _ = LENT.try_with(keep).or_else(|_| LENT_AT_END.try_with(keep));
         }
     };
 }
 
-/// The variables that [`thread_state`](crate::thread_state) uses, made by the given `thread_local!`.
+/// Declares the variables that [`thread_state`](crate::thread_state) uses, with the given `thread_local!`.
 #[macro_export]
 macro_rules! thread_variables {
     ($($thread_local:ident)::+, $primitives:ty) => {
         $($thread_local)::+! {
-            // It has nothing to drop, so it is there as long as the thread.
+            // It has no destructor, so it exists as long as the thread.
             static STATE: $crate::inbox::ThreadState = const { $crate::inbox::ThreadState::new() };
             static LENT: $crate::inbox::LentNumber<$primitives> = const { $crate::inbox::LentNumber::none() };
-            // For a thread that frees memory of its other variables after the first is gone.
+            // For a thread whose other variables free GPU memory when they are dropped, after `LENT` is gone.
             static LENT_AT_END: $crate::inbox::LentNumber<$primitives> = const { $crate::inbox::LentNumber::none() };
         }
     };

@@ -1,57 +1,61 @@
-//! What can be asked of an inbox. What grows with the number of scopes, groups or blocks is read in parts, and other threads are
-//! served in between.
+//! Queries of an inbox. What grows with the number of scopes, groups or blocks is read in parts, and other threads are served in between.
+//! So each item of a result is correct for some moment during the call, but not all items are of the same moment.
 
 use std::{collections::HashMap, time::Duration};
 
 use super::{Clock, Inbox, Primitives, Tap};
 use crate::{
-    ledger::{AtPeak, Counts, DeviceStats, GroupUsage, KnownBlock, NodeId, PARTS, PeakOf, SLICE, ScopeNode, Within},
+    ledger::{
+        BLOCK_PARTS, Counts, DeviceStats, GroupAtPeak, GroupUsage, KnownBlock, NodeId, PART_LEN, PeakTotal, ScopeNode,
+        ScopePeriod,
+    },
     model::{CallsiteId, Device, Key, ScopeId, ThreadId},
 };
 
 impl<T: Tap, P: Primitives> Inbox<T, P> {
+    /// The time since the inbox was created.
     pub fn age(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// What was observed so far.
+    /// How many events were recorded or lost so far.
     pub fn counts(&self) -> Counts {
         self.enter(0, |state, _| state.ledger.counts()).unwrap_or_default()
     }
 
-    /// What the allocators of each device have done.
+    /// The statistics of each device.
     pub fn stats(&self) -> Vec<DeviceStats> {
         self.enter(0, |state, _| state.ledger.stats()).unwrap_or_default()
     }
 
-    /// The tree of scopes. Other threads are served in between: each path is as it was at some moment of the call, and where
-    /// that makes a difference, raised to what the paths inside it come to.
+    /// The tree of scope paths, read in parts. A path that was read before the paths inside it may have less in use than they have; its
+    /// figures are then raised to theirs.
     pub fn nodes(&self) -> Vec<(Option<Device>, ScopeNode)> {
         let mut last = None;
-        while let Some(next) = self.enter(0, |state, _| state.ledger.note_device_peaks(last)).flatten() {
+        while let Some(next) = self.enter(0, |state, _| state.ledger.store_device_peaks(last)).flatten() {
             last = Some(next);
         }
         let mut nodes = Vec::new();
         loop {
             let part = self.enter(0, |state, _| state.ledger.nodes_from(nodes.len())).unwrap_or_default();
-            let is_last = part.len() < SLICE;
+            let is_last = part.len() < PART_LEN;
             nodes.extend(part);
             if is_last {
                 break;
             }
         }
-        if nodes.len() > SLICE {
-            raise_to_what_is_inside(&mut nodes);
+        if nodes.len() > PART_LEN {
+            raise_to_inner_paths(&mut nodes);
         }
         nodes
     }
 
-    /// How many records of threads the ledger keeps: as many as ever ran at one time.
+    /// How many threads the ledger keeps a record of: as many as ran at the same time.
     pub fn thread_records(&self) -> usize {
         self.enter(0, |state, _| state.ledger.threads()).unwrap_or_default()
     }
 
-    /// The calling thread's number; 0 if it is inside already.
+    /// The number of the calling thread; 0 if the thread is inside the inbox already.
     pub fn this_thread(&self) -> ThreadId {
         self.enter(0, |_, thread| thread).unwrap_or_default()
     }
@@ -61,55 +65,56 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter(0, |state, thread| state.ledger.path_of(thread)).unwrap_or_default()
     }
 
-    /// What is live, by where it comes from. As in [`blocks`](Self::blocks), each is as it was at some moment of the call.
+    /// The groups that have live blocks, read in parts.
     pub fn groups(&self) -> Vec<GroupUsage> {
         let part = |first| self.enter(0, |state, _| state.ledger.groups_from(first)).flatten();
-        (0..).step_by(SLICE).map_while(part).flatten().collect()
+        (0..).step_by(PART_LEN).map_while(part).flatten().collect()
     }
 
-    /// What tells the blocks that were allocated in an open scope until now.
-    pub fn within(&self, scope: ScopeId) -> Option<Within> {
-        self.enter(0, |state, _| state.ledger.within(scope, state.number)).flatten()
+    /// The period of an open scope until now, which selects the blocks that were allocated in it.
+    pub fn scope_period(&self, scope: ScopeId) -> Option<ScopePeriod> {
+        self.enter(0, |state, _| state.ledger.scope_period(scope, state.number)).flatten()
     }
 
-    /// Keeps what the peak of an open scope is made of, under a number of its own: false if that is not known.
+    /// Keeps the peak of an open scope under the number `under`. `false` if the scope does not record which allocations make its peak.
     pub fn keep_peak(&self, scope: ScopeId, under: ScopeId) -> bool {
         self.enter(0, |state, _| state.ledger.keep_peak(scope, under)).flatten().is_some()
     }
 
-    /// As [`keep_peak`](Self::keep_peak), of the most that was live on a device.
+    /// Like [`keep_peak`](Self::keep_peak), for the most that the live blocks of a device ever were.
     pub fn keep_device_peak(&self, device: Device, under: ScopeId) -> bool {
         self.enter(0, |state, _| state.ledger.keep_device_peak(device, under)).flatten().is_some()
     }
 
+    /// Releases a kept peak.
     pub fn release_peak(&self, under: ScopeId) {
         self.enter(0, |state, _| state.ledger.release_peak(under));
     }
 
-    /// A kept peak and the groups that it is made of. Other threads are served in between: it does not change.
-    pub fn kept_peak(&self, under: ScopeId) -> Option<(PeakOf, Vec<AtPeak>)> {
+    /// A kept peak and its groups, read in parts. Later events do not change them.
+    pub fn kept_peak(&self, under: ScopeId) -> Option<(PeakTotal, Vec<GroupAtPeak>)> {
         let peak = self.enter(0, |state, _| state.ledger.kept_peak(under)).flatten()?;
         let parts = (0..).map_while(|part| self.enter(0, |state, _| state.ledger.peak_part(under, part)).flatten());
         Some((peak, parts.flatten().collect()))
     }
 
-    /// The live block of that key.
+    /// The live block with this key.
     pub fn block(&self, key: Key) -> Option<KnownBlock> {
         self.enter(0, |state, _| state.ledger.block(key)).flatten()
     }
 
-    /// The live blocks: all, or what was allocated within a scope. Other threads are served in between, so that nobody
-    /// waits for a million of them: each block was live at some moment of the call.
-    pub fn blocks(&self, within: Option<&Within>) -> Vec<KnownBlock> {
-        let part = |part| self.enter(0, |state, _| state.ledger.blocks(part, within)).unwrap_or_default();
-        // Removes duplicates: a block may move to another part during the scan.
-        let met: HashMap<Key, KnownBlock> = (0..PARTS).flat_map(part).map(|held| (held.key, held)).collect();
-        met.into_values().collect()
+    /// The live blocks, read in parts: all of them, or those that were allocated in a scope.
+    pub fn blocks(&self, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock> {
+        let part = |part| self.enter(0, |state, _| state.ledger.blocks(part, allocated_in)).unwrap_or_default();
+        // Removes duplicates: a block may move to another part meanwhile.
+        let blocks: HashMap<Key, KnownBlock> =
+            (0..BLOCK_PARTS).flat_map(part).map(|block| (block.key, block)).collect();
+        blocks.into_values().collect()
     }
 }
 
-/// What each path has in use, and had, is no less than what those inside it have. Paths stand after their parents.
-fn raise_to_what_is_inside(nodes: &mut [(Option<Device>, ScopeNode)]) {
+/// Raises the figures of each path to the sum of the paths inside it. Each path is after its parent in the list.
+fn raise_to_inner_paths(nodes: &mut [(Option<Device>, ScopeNode)]) {
     let mut inside = vec![0; nodes.len()];
     for at in (0..nodes.len()).rev() {
         let (_, node) = &mut nodes[at];

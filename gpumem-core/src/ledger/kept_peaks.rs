@@ -12,7 +12,7 @@ use crate::model::{ByteDelta, Device, Gauge, OwnerThread, ScopeId};
 
 /// A kept peak. Its scope may be closed already.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct KeptPeak {
+pub(super) struct KeptRange {
     meter: u16,
     of_thread: Option<OwnerThread>,
     range: PeakRange,
@@ -76,7 +76,7 @@ impl Ledger {
         if let Some(thread) = of_thread {
             self.thread_levels.entry((thread, meter)).or_default().users += 1;
         }
-        self.kept_peaks.insert(under, KeptPeak { meter, of_thread, range });
+        self.kept_peaks.insert(under, KeptRange { meter, of_thread, range });
         Some(())
     }
 
@@ -97,13 +97,13 @@ impl Ledger {
         let peaks = &mut self.meters.0[usize::from(meter)].peaks;
         let range = peaks.range_of_record()?;
         peaks.keep(&range);
-        self.kept_peaks.insert(under, KeptPeak { meter, of_thread: None, range });
+        self.kept_peaks.insert(under, KeptRange { meter, of_thread: None, range });
         Some(())
     }
 
     /// The sum of a kept peak.
     pub fn kept_peak(&self, under: ScopeId) -> Option<PeakTotal> {
-        let KeptPeak { meter, of_thread, range } = self.kept_peaks.get(&under)?;
+        let KeptRange { meter, of_thread, range } = self.kept_peaks.get(&under)?;
         let Meter { device, peaks, .. } = &self.meters.0[usize::from(*meter)];
         let has_older = of_thread.is_none() && !range.is_record();
         let older = if has_older { peaks.older.change_over(range) } else { 0 };
@@ -117,7 +117,7 @@ impl Ledger {
         /// Groups in one part. A thread that allocates waits until the part is read.
         const GROUPS: usize = if cfg!(test) { 4 } else { 1024 };
         self.flush_pending();
-        let KeptPeak { meter, of_thread, range } = self.kept_peaks.get(&under)?;
+        let KeptRange { meter, of_thread, range } = self.kept_peaks.get(&under)?;
         let first = part * GROUPS;
         let at_peak = |group: &AllocGroup, bytes: i64| {
             (bytes != 0).then(|| GroupAtPeak { group: *group, bytes: ByteDelta::new(bytes) })
@@ -137,7 +137,7 @@ impl Ledger {
 
     /// Releases a kept peak.
     pub fn release_peak(&mut self, under: ScopeId) {
-        let Some(KeptPeak { meter, of_thread, range }) = self.kept_peaks.remove(&under) else { return };
+        let Some(KeptRange { meter, of_thread, range }) = self.kept_peaks.remove(&under) else { return };
         self.peaks(of_thread, meter).0.release(&range);
         self.release_thread_level(of_thread, meter);
     }

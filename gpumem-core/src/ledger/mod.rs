@@ -32,7 +32,7 @@ pub use self::{
     views::{GroupUsage, KnownBlock, ScopePeriod},
 };
 use self::{
-    groups::AllocGroups, guests::Guests, kept_peaks::KeptPeak, live::LiveBlocks, live::hash::KeyHashBuilder,
+    groups::AllocGroups, guests::Guests, kept_peaks::KeptRange, live::LiveBlocks, live::hash::KeyHashBuilder,
     meters::Meters, pending::PendingDelta, scopes::Scope, thread_levels::ThreadLevel, threads::Thread, tree::Tree,
 };
 use crate::model::{Bytes, OwnerThread, ScopeId, Trace};
@@ -70,7 +70,7 @@ pub struct Ledger {
     owner_threads: u32,
     guests: Guests,
     /// Peaks that are read while their scopes go on, or after they are closed.
-    kept_peaks: HashMap<ScopeId, KeptPeak>,
+    kept_peaks: HashMap<ScopeId, KeptRange>,
 }
 
 /// How many events the ledger has applied or missed.

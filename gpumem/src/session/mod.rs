@@ -58,7 +58,7 @@ pub use crate::source::calls_of_both_sources;
 use crate::{
     derive::KeptPeak,
     error::{Error, Kind, Result},
-    ledger::Within,
+    ledger::ScopePeriod,
     model::{Answer, Bytes, Device, EventKind, Family, Gauge, Key, ScopeId, ScopeSpec, Source, Tag, Trace},
     source::{self, Devices, RecordEvents},
     sys::process,
@@ -175,7 +175,7 @@ pub fn unsubscribe() {
         // Blocks that came meanwhile may be freed and nobody hears it, as those before; this counts nothing more as lost.
         session.inbox.post(&EventKind::Lost { count: 0 });
     };
-    session.subscription.give_up(|| devices.subscribed().is_some(), tell, unsubscribe);
+    session.subscription.stop(|| devices.subscribed().is_some(), tell, unsubscribe);
 }
 
 /// The session, begun at the first use.
@@ -438,8 +438,8 @@ impl OpenScope {
     }
 
     /// What it has come to, what tells the blocks that were allocated in it, and what made its peak.
-    fn close(self) -> (Trace, Option<Within>, Option<KeptPeak<'static>>) {
-        let within = session().inbox.within(self.id);
+    fn close(self) -> (Trace, Option<ScopePeriod>, Option<KeptPeak<'static>>) {
+        let within = session().inbox.scope_period(self.id);
         let trace = self.ask(EventKind::Close { scope: self.id });
         if self.gauge == Gauge::Sampled {
             session().sampler.unwatch(self.device);

@@ -85,7 +85,7 @@ pub fn status() -> Status {
         why_not_dispatch,
         heard_by,
         since: begun().map(|session| session.inbox.age()).unwrap_or_default(),
-        heard: counts.heard,
+        heard: counts.events,
         untracked: counts.untracked,
         lost: counts.lost,
         live: live.filter(|live| live.blocks > 0).collect(),

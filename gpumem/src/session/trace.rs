@@ -15,7 +15,7 @@ use super::{
 use crate::{
     derive::{KeptPeak, live_blocks},
     error::Result,
-    ledger::Within,
+    ledger::ScopePeriod,
     model::{Gauge, Source, Trace},
     report::{Line, LiveBlock, PeakHolders, Report},
     sys::process,
@@ -59,7 +59,7 @@ pub struct GpuMemTrace {
 enum State {
     Off,
     Running(OpenScope),
-    Stopped(Trace, Option<Within>, Option<KeptPeak<'static>>),
+    Stopped(Trace, Option<ScopePeriod>, Option<KeptPeak<'static>>),
 }
 
 impl GpuMemTrace {
@@ -212,7 +212,7 @@ impl GpuMemTrace {
     pub fn live(&self) -> Vec<LiveBlock> {
         let within = match &self.state {
             State::Off => None,
-            State::Running(scope) => session().inbox.within(scope.id),
+            State::Running(scope) => session().inbox.scope_period(scope.id),
             State::Stopped(_, within, _) => within.clone(),
         };
         within.map(|within| live_blocks(&session().inbox, &SessionNames, Some(&within))).unwrap_or_default()

@@ -249,7 +249,7 @@ fn nothing_is_dropped_doubled_or_moved() {
         let threads: BTreeSet<_> = all.iter().map(|(thread, ..)| thread.0).collect();
         assert!(threads.into_iter().eq(1..=4), "each thread has its own number");
         // Frees that fail are none.
-        assert_eq!(inbox.counts().heard, 2 * 3 * 2 - 2);
+        assert_eq!(inbox.counts().events, 2 * 3 * 2 - 2);
         assert_eq!(live(&inbox), all.iter().map(|(.., kept)| kept).sum::<u64>());
     });
 }
@@ -500,9 +500,9 @@ fn give_up(subscription: &Subscription, inbox: &Arc<Inbox>, subscribed: &AtomicB
     let unsubscribe = || subscribed.store(false, SeqCst);
     let is_live = || subscribed.load(SeqCst);
     if said_first {
-        subscription.give_up(is_live, tell, unsubscribe);
+        subscription.stop(is_live, tell, unsubscribe);
     } else {
-        subscription.give_up(is_live, unsubscribe, tell);
+        subscription.stop(is_live, unsubscribe, tell);
     }
 }
 

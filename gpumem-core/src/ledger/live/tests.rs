@@ -1,5 +1,5 @@
-use super::*;
-use crate::model::Space;
+use super::{hash::upper_bits, *};
+use crate::model::{OwnerThread, Space, Time};
 
 fn entry(bytes: u64) -> Entry {
     Entry::new(Bytes::new(bytes), 1, 0, Attribution::new(OwnerThread(1), GroupId(1)))
@@ -9,21 +9,21 @@ fn key(address: u64) -> Key {
     Key::new(Space::Address, address)
 }
 
-/// A key that wants the same place in the front cache.
-fn rival(of: Key) -> Key {
+/// Another key with the same slot in the front cache.
+fn same_slot(of: Key) -> Key {
     (1..10_000).map(|at| key(of.get() + at * 512)).find(|other| upper_bits(*other) == upper_bits(of)).unwrap()
 }
 
-fn drain(live: &mut Live, gone: impl Fn(&Entry) -> bool) -> Vec<Entry> {
-    (0..PARTS).flat_map(|part| live.drain(part, &gone)).collect()
+fn drain(live: &mut LiveBlocks, is_removed: impl Fn(&Entry) -> bool) -> Vec<Entry> {
+    (0..BLOCK_PARTS).flat_map(|part| live.drain(part, &is_removed)).collect()
 }
 
-fn all(live: &Live) -> usize {
-    (0..PARTS).map(|part| live.part(part).count()).sum()
+fn all(live: &LiveBlocks) -> usize {
+    (0..BLOCK_PARTS).map(|part| live.part(part).count()).sum()
 }
 
 #[test]
-fn an_entry_remembers() {
+fn an_entry_keeps_all_its_parts() {
     let (thread, group) = (OwnerThread(u32::MAX - 1), GroupId(0x00ab_cdef));
     let of = |time| Entry::new(Bytes::new(u64::MAX), 0x1234_5678_9abc, tenths(time), Attribution::new(thread, group));
     let entry = of(Time::from_millis(123_456));
@@ -34,8 +34,8 @@ fn an_entry_remembers() {
 
 #[test]
 fn blocks_are_found_once() {
-    let mut live = Live::default();
-    assert_eq!(live.remove(Key::NONE), None, "an empty place is no block");
+    let mut live = LiveBlocks::default();
+    assert_eq!(live.remove(Key::NONE), None, "an empty slot is no block");
     assert_eq!(live.insert(key(512), entry(1)), None);
     assert_eq!(live.insert(key(512), entry(2)), Some(entry(1)));
     assert_eq!(live.insert(Key::new(Space::Handle, 512), entry(3)), None, "a handle is no address");
@@ -47,9 +47,9 @@ fn blocks_are_found_once() {
 }
 
 #[test]
-fn blocks_are_found_when_they_have_left_the_nursery() {
-    let (a, b) = (key(512), rival(key(512)));
-    let mut live = Live::default();
+fn blocks_are_found_after_they_have_left_the_front_cache() {
+    let (a, b) = (key(512), same_slot(key(512)));
+    let mut live = LiveBlocks::default();
     assert_eq!((live.insert(a, entry(1)), live.insert(b, entry(2))), (None, None));
     assert_eq!((all(&live), live.part(0).count()), (2, 1));
     assert_eq!(live.remove(a), Some(entry(1)));
@@ -61,14 +61,14 @@ fn blocks_are_found_when_they_have_left_the_nursery() {
 }
 
 #[test]
-fn a_block_whose_free_was_missed_is_given_back_in_the_end() {
-    let (a, b) = (key(512), rival(key(512)));
+fn a_block_whose_free_was_missed_is_returned_later() {
+    let (a, b) = (key(512), same_slot(key(512)));
     for frees_may_be_missing in [false, true] {
-        let mut live = Live::default();
+        let mut live = LiveBlocks::default();
         live.insert(a, entry(1));
         live.insert(b, entry(2));
         if frees_may_be_missing {
-            assert_eq!(live.suspect_until(1), []);
+            assert_eq!(live.frees_missed_until(1), []);
         }
         let at_once = live.insert(a, entry(3));
         let later = live.insert(b, entry(4));
@@ -78,15 +78,15 @@ fn a_block_whose_free_was_missed_is_given_back_in_the_end() {
     }
 }
 
-impl Live {
-    /// As it keeps it, counted anew.
-    fn check_suspects(&self) {
+impl LiveBlocks {
+    /// Compares the counts with new ones.
+    fn check_possibly_freed(&self) {
         for shard in &self.shards {
-            let is_suspect = |entry: &Entry| entry.number() <= self.lost_at;
-            assert_eq!(shard.suspects, shard.blocks.values().filter(|entry| is_suspect(entry)).count());
+            let is_possibly_freed = |entry: &Entry| entry.number() <= self.lost_at;
+            assert_eq!(shard.possibly_freed, shard.blocks.values().filter(|entry| is_possibly_freed(entry)).count());
         }
-        assert_eq!(self.suspects, self.shards.iter().map(|shard| shard.suspects).sum::<usize>());
-        assert_eq!(self.frees_may_be_missing, self.suspects > 0);
+        assert_eq!(self.possibly_freed, self.shards.iter().map(|shard| shard.possibly_freed).sum::<usize>());
+        assert_eq!(self.frees_may_be_missing, self.possibly_freed > 0);
     }
 }
 
@@ -95,17 +95,17 @@ fn numbered(number: u64) -> Entry {
 }
 
 #[test]
-fn doubt_ends_with_the_last_block_from_before_the_loss() {
+fn no_free_is_missing_when_the_last_block_from_before_the_loss_is_gone() {
     let blocks = if cfg!(miri) { 40 } else { 4000 };
-    let mut live = Live::default();
+    let mut live = LiveBlocks::default();
     for block in 1..=blocks {
         live.insert(key(block * 512), numbered(block));
     }
-    assert_eq!(live.suspect_until(blocks + 1), []);
-    assert_eq!(live.suspects, usize::try_from(blocks).unwrap());
-    // Freed, freed in vain, replaced, or gone with their context.
+    assert_eq!(live.frees_missed_until(blocks + 1), []);
+    assert_eq!(live.possibly_freed, usize::try_from(blocks).unwrap());
+    // Freed, freed by a call that failed, replaced, or removed with their context.
     for block in 1..=blocks {
-        live.check_suspects();
+        live.check_possibly_freed();
         let (key, number) = (key(block * 512), blocks + 10 + block);
         match block % 4 {
             0 => assert_eq!(live.remove(key), Some(numbered(block))),
@@ -118,57 +118,57 @@ fn doubt_ends_with_the_last_block_from_before_the_loss() {
             _ => assert_eq!(drain(&mut live, |entry| entry.number() == block), [numbered(block)]),
         }
     }
-    assert_eq!((live.suspects, live.frees_may_be_missing), (0, false));
-    // What is left came after the loss, until the next one.
+    assert_eq!((live.possibly_freed, live.frees_may_be_missing), (0, false));
+    // The blocks that are left are newer than the loss, but older than the next one.
     let left = all(&live);
-    assert_eq!(live.suspect_until(3 * blocks), []);
-    assert_eq!((live.suspects, all(&live)), (left, left));
-    live.check_suspects();
+    assert_eq!(live.frees_missed_until(3 * blocks), []);
+    assert_eq!((live.possibly_freed, all(&live)), (left, left));
+    live.check_possibly_freed();
 }
 
 #[test]
-fn blocks_that_come_while_frees_are_missed_are_suspects_too() {
-    let mut live = Live::default();
-    assert_eq!(live.suspect_until(u64::MAX), []);
+fn blocks_that_are_allocated_while_frees_are_missed_are_possibly_freed_too() {
+    let mut live = LiveBlocks::default();
+    assert_eq!(live.frees_missed_until(u64::MAX), []);
     for round in 1..=3 {
         for block in 1..=600 {
             let missed = live.insert(key(block * 512), numbered(round * 1000 + block));
             assert_eq!(missed, (round > 1).then(|| numbered((round - 1) * 1000 + block)));
         }
-        live.check_suspects();
+        live.check_possibly_freed();
     }
-    assert_eq!(live.suspect_until(5000), []);
+    assert_eq!(live.frees_missed_until(5000), []);
     live.insert(key(1 << 40), numbered(5001));
-    assert_eq!(live.suspects, 600);
+    assert_eq!(live.possibly_freed, 600);
     assert!((1..=600).all(|block| live.remove(key(block * 512)).is_some()));
     assert!(!live.frees_may_be_missing);
 }
 
 #[test]
-fn few_keys_look_like_those_of_blocks_that_stay() {
-    let mut live = Live::default();
+fn the_filter_excludes_most_keys() {
+    let mut live = LiveBlocks::default();
     (1..=500).for_each(|block| assert_eq!(live.insert(key(block << 20), numbered(block)), None));
-    live.suspect_until(1000);
-    let looked = (1..=10_000).filter(|block| {
+    live.frees_missed_until(1000);
+    let matches = (1..=10_000).filter(|block| {
         let key = key((1 << 40) + block * 512);
-        live.shard(key).may_suspect(key, 1000)
+        live.shard(key).may_be_freed(key, 1000)
     });
-    assert!(looked.count() < 200, "of 10,000");
+    assert!(matches.count() < 200, "of 10,000");
     assert!((1..=500).all(|block| live.insert(key(block << 20), numbered(2000)) == Some(numbered(block))));
     assert!(!live.frees_may_be_missing);
 }
 
 #[test]
-fn a_million_blocks_take_little_room_and_lie_evenly() {
+fn a_million_blocks_take_little_memory_and_are_spread_evenly() {
     let blocks = if cfg!(miri) { 20_000 } else { 1_000_000 };
-    let mut live = Live::default();
+    let mut live = LiveBlocks::default();
     for block in 0..blocks as u64 {
         live.insert(key(0x7000_0000_0000 + block * 512), entry(512));
     }
     let sizes: Vec<_> = live.shards.iter().map(|shard| shard.blocks.len()).collect();
     assert!(*sizes.iter().max().unwrap() < 2 * blocks / SHARDS, "{sizes:?}");
-    // A table has room for 7 entries in 8 places, each with a byte of its own.
-    let places: usize = live.shards.iter().map(|shard| (shard.blocks.capacity() * 8).div_ceil(7)).sum();
-    let room = places * (size_of::<(Key, Entry)>() + 1);
-    assert!(room <= 80 * blocks, "{} bytes for each block", room / blocks);
+    // A table fills at most 7 of 8 slots, and each slot has one more byte.
+    let slots: usize = live.shards.iter().map(|shard| (shard.blocks.capacity() * 8).div_ceil(7)).sum();
+    let size = slots * (size_of::<(Key, Entry)>() + 1);
+    assert!(size <= 80 * blocks, "{} bytes for each block", size / blocks);
 }

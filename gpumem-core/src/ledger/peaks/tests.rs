@@ -1,25 +1,25 @@
-//! What a peak is made of, compared with the obvious way: a copy of all groups at each new maximum.
+//! The groups of peaks, compared with a simple implementation that copies all groups at each new maximum.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{
-    super::{
-        AllocGroup, AtPeak, Block, Bytes, Device, Event, EventKind, Family, Gauge, Key, Ledger, MemKind, NodeId,
-        ScopeId, ScopeNode, ScopeSpec, ThreadId, Trace, tests::numbers,
-    },
-    Group, Peaks,
+    super::{AllocGroup, GroupAtPeak, Ledger, NodeId, ScopeNode, tests::numbers},
+    GroupBytes, Peaks,
 };
-use crate::model::{CallsiteId, OwnerThread, Source, Space, StackId};
+use crate::model::{
+    Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Gauge, Key, MemKind, OwnerThread, ScopeId, ScopeSpec,
+    Source, Space, StackId, ThreadId, Trace,
+};
 
 const THREADS: usize = 3;
 
-/// What blocks are grouped by: their scopes, and what else a group knows.
+/// What a group is identified by: scopes, stack, kind, context.
 type Name = (Vec<CallsiteId>, StackId, usize, u8);
-/// Bytes of each group; 0 is left out. `None`: blocks that are older than the session.
+/// Bytes of each group that has some. `None` stands for blocks that are older than the session.
 type Table = BTreeMap<Option<Name>, i64>;
 
 #[derive(Clone)]
-struct Plain {
+struct WatchedBlock {
     name: Name,
     device: usize,
     owner: u32,
@@ -55,18 +55,18 @@ impl Now {
     }
 }
 
-struct PlainScope {
+struct SimpleScope {
     device: usize,
     of_thread: Option<u32>,
     is_watched: bool,
     opener: usize,
     start: Now,
     most: i64,
-    /// All that was in use at one of the moments when that was the most.
+    /// The groups at each moment at which that was the level.
     at_most: Vec<Table>,
 }
 
-impl PlainScope {
+impl SimpleScope {
     fn reach(&mut self, now: &Now) {
         if now.in_use > self.most {
             self.at_most.clear();
@@ -81,22 +81,22 @@ impl PlainScope {
     }
 }
 
-struct Entered {
+struct SimpleEntered {
     scope: u64,
     by_opening: bool,
 }
 
-/// What a kept peak must be: its bytes, and one of these tables.
+/// The expected peak: its bytes, and the possible tables.
 type Expected = (i64, Vec<Table>);
 
-/// A kept peak that is read in parts, while other things happen.
-struct Kept {
+/// A kept peak that is read in parts, between other events.
+struct ReadPeak {
     expected: Expected,
-    groups: Vec<AtPeak>,
+    groups: Vec<GroupAtPeak>,
     next_part: usize,
 }
 
-impl From<Expected> for Kept {
+impl From<Expected> for ReadPeak {
     fn from(expected: Expected) -> Self {
         Self { expected, groups: Vec::new(), next_part: 0 }
     }
@@ -106,16 +106,16 @@ impl From<Expected> for Kept {
 struct History {
     ledger: Ledger,
     number: u64,
-    live: BTreeMap<u64, Plain>,
-    freed: [Option<(u64, Option<Plain>)>; THREADS],
-    /// By device: the newest free, if it was of an older block.
+    live: BTreeMap<u64, WatchedBlock>,
+    freed: [Option<(u64, Option<WatchedBlock>)>; THREADS],
+    /// The newest free of each thread, if it was of an older block: the device and the bytes.
     older_freed: [Option<(usize, i64)>; THREADS],
     now: BTreeMap<(usize, Option<u32>), Now>,
-    /// The most that the live blocks of a device were, and all groups when they first were.
+    /// The most that the live blocks of each device were, and the groups when that was reached first.
     records: [(i64, Table); 2],
-    scopes: BTreeMap<u64, PlainScope>,
-    entered: [Vec<Entered>; THREADS],
-    kept: BTreeMap<u64, Kept>,
+    scopes: BTreeMap<u64, SimpleScope>,
+    entered: [Vec<SimpleEntered>; THREADS],
+    kept: BTreeMap<u64, ReadPeak>,
     ids: u64,
     compared: usize,
 }
@@ -140,10 +140,10 @@ impl History {
         self.now.entry((device, of_thread)).or_default()
     }
 
-    fn change(&mut self, plain: &Plain, sign: i64) {
+    fn change(&mut self, plain: &WatchedBlock, sign: i64) {
         if plain.on_device {
             let mut threads = vec![None];
-            self.ledger.guests.each(OwnerThread(plain.owner), |thread| threads.push(Some(thread.0)));
+            self.ledger.guests.for_each_thread(OwnerThread(plain.owner), |thread| threads.push(Some(thread.0)));
             for of_thread in threads {
                 self.now(plain.device, of_thread).change(Some(&plain.name), sign * plain.bytes);
             }
@@ -154,8 +154,8 @@ impl History {
         self.now(device, None).change(None, by);
     }
 
-    /// An event is over.
-    fn look(&mut self) {
+    /// Compares the levels after an event.
+    fn update_peaks(&mut self) {
         for scope in self.scopes.values_mut().filter(|scope| scope.is_watched) {
             scope.reach(self.now.entry((scope.device, scope.of_thread)).or_default());
         }
@@ -180,7 +180,7 @@ impl History {
         ScopeId(self.ids)
     }
 
-    /// Reads one part of what a kept peak is made of, and after the last compares it; true then.
+    /// Reads one part of a kept peak. Compares the peak after the last part and then returns `true`.
     fn read(&mut self, id: u64, seed: u64) -> bool {
         let kept = self.kept.get_mut(&id).unwrap();
         let Some(part) = self.ledger.peak_part(ScopeId(id), kept.next_part) else {
@@ -193,25 +193,25 @@ impl History {
     }
 
     fn compare(&mut self, id: u64, seed: u64) {
-        let Some(Kept { expected: (most, tables), groups, .. }) = self.kept.remove(&id) else { return };
+        let Some(ReadPeak { expected: (most, tables), groups, .. }) = self.kept.remove(&id) else { return };
         let id = ScopeId(id);
         let peak = self.ledger.kept_peak(id).expect("it is kept");
         assert_eq!(peak.bytes.get(), most, "seed {seed}");
         self.ledger.release_peak(id);
         let name = |group: &AllocGroup| Some((self.path(group.node), group.stack, group.kind as usize, group.context));
-        let mut told = Table::new();
-        for AtPeak { group, bytes } in groups {
-            assert_eq!(told.insert(name(&group), bytes.get()), None, "seed {seed}: each group once");
+        let mut table = Table::new();
+        for GroupAtPeak { group, bytes } in groups {
+            assert_eq!(table.insert(name(&group), bytes.get()), None, "seed {seed}: each group once");
         }
         if peak.older != 0 {
-            told.insert(None, peak.older.get());
+            table.insert(None, peak.older.get());
         }
-        assert_eq!(told.values().sum::<i64>(), most, "seed {seed}: it adds up");
-        assert!(tables.contains(&told), "seed {seed}: {told:#?}\nis none of {tables:#?}");
+        assert_eq!(table.values().sum::<i64>(), most, "seed {seed}: it adds up");
+        assert!(tables.contains(&table), "seed {seed}: {table:#?}\nis none of {tables:#?}");
         self.compared += 1;
     }
 
-    /// Other tests say that it is right, as are owner threads.
+    /// Other tests check the paths and the owner threads.
     fn path(&self, mut node: NodeId) -> Vec<CallsiteId> {
         let mut path = Vec::new();
         while node != NodeId::NONE {
@@ -242,7 +242,7 @@ impl History {
         let own = self.ledger.thread(thread_id(thread)).own.0;
         let of_thread = of_thread.then_some(own);
         let start = self.now(on, of_thread).clone();
-        let scope = PlainScope {
+        let scope = SimpleScope {
             device: on,
             of_thread,
             is_watched,
@@ -252,11 +252,11 @@ impl History {
             start,
         };
         self.scopes.insert(id.0, scope);
-        self.entered[thread].push(Entered { scope: id.0, by_opening: true });
+        self.entered[thread].push(SimpleEntered { scope: id.0, by_opening: true });
     }
 
-    /// How it is with a scope, and what it has come to if that ends it.
-    fn ask(&mut self, scope: u64, thread: usize, how: usize) {
+    /// Queries a scope: keeps its peak, resets it or closes it.
+    fn query(&mut self, scope: u64, thread: usize, how: usize) {
         let id = ScopeId(scope);
         let is_watched = self.scopes[&scope].is_watched;
         match how {
@@ -288,7 +288,7 @@ impl History {
         }
     }
 
-    #[allow(clippy::too_many_lines, reason = "it is a list of what may happen")]
+    #[allow(clippy::too_many_lines, reason = "it is a list of possible events")]
     fn step(&mut self, seed: u64, stacks: usize, random: &mut impl FnMut(usize) -> usize) {
         let thread = random(THREADS);
         match random(21) {
@@ -298,11 +298,11 @@ impl History {
                 let stack = StackId(u32::try_from(random(stacks)).unwrap());
                 let context = u8::try_from(random(2)).unwrap();
                 let on = random(8) / 7;
-                // Few amounts, so that one is reached again.
+                // Few different sizes, so that the same level is reached again.
                 let bytes = [0, 1, 1, 2, 3, 5, 8][random(7)];
                 let block = Block { context, stack, ..Block::new(device(on), Bytes::new(bytes), kind) };
                 let node = self.ledger.node_of(thread_id(thread));
-                let plain = Plain {
+                let plain = WatchedBlock {
                     name: (self.path(node), stack, kind as usize, context),
                     device: on,
                     owner: self.owner(thread),
@@ -325,23 +325,23 @@ impl History {
                 let block =
                     older.map(|(on, bytes)| Block::new(device(on), Bytes::new(bytes.unsigned_abs()), MemKind::Device));
                 self.post(&EventKind::Free { key: Key::new(Space::Address, name), block }, thread);
-                let taken = self.live.remove(&name);
-                if let Some(taken) = &taken {
-                    self.change(taken, -1);
+                let removed = self.live.remove(&name);
+                if let Some(removed) = &removed {
+                    self.change(removed, -1);
                 }
                 self.older_freed[thread] = None;
-                if let (Some((on, bytes)), None) = (older, &taken) {
+                if let (Some((on, bytes)), None) = (older, &removed) {
                     self.change_older(on, -bytes);
                     self.older_freed[thread] = Some((on, bytes));
                 }
-                self.freed[thread] = Some((name, taken));
+                self.freed[thread] = Some((name, removed));
             }
             10 => {
-                let Some((name, taken)) = self.freed[thread].take() else { return };
+                let Some((name, removed)) = self.freed[thread].take() else { return };
                 if self.live.contains_key(&name) {
                     return;
                 }
-                if random(3) == 0 && taken.is_none() && self.older_freed[thread].is_none() {
+                if random(3) == 0 && removed.is_none() && self.older_freed[thread].is_none() {
                     let (on, bytes) = (random(2), 2);
                     self.post(
                         &EventKind::LateLookup { block: Block::new(device(on), Bytes::new(2), MemKind::Device) },
@@ -354,7 +354,7 @@ impl History {
                     if let Some((on, bytes)) = self.older_freed[thread].take() {
                         self.change_older(on, bytes);
                     }
-                    if let Some(plain) = taken {
+                    if let Some(plain) = removed {
                         self.change(&plain, 1);
                         self.live.insert(name, plain);
                     }
@@ -374,8 +374,8 @@ impl History {
             }
             11 if random(3) == 0 => {
                 self.post(&EventKind::ContextDestroyed { context: 1 }, thread);
-                let gone: Vec<_> = self.live.extract_if(.., |_, plain| plain.context == 1).collect();
-                for (_, plain) in &gone {
+                let destroyed: Vec<_> = self.live.extract_if(.., |_, plain| plain.context == 1).collect();
+                for (_, plain) in &destroyed {
                     self.change(plain, -1);
                 }
             }
@@ -385,14 +385,14 @@ impl History {
             }
             14 if self.entered[thread].len() < 8 => {
                 let Some((scope, _)) = self.scopes.iter().nth(random(self.scopes.len().max(1))) else { return };
-                let entered = Entered { scope: *scope, by_opening: false };
+                let entered = SimpleEntered { scope: *scope, by_opening: false };
                 self.entered[thread].push(entered);
                 let scope = ScopeId(*scope);
                 self.post(&EventKind::Enter { scope }, thread);
             }
             15 => {
                 let Some(at) = self.entered[thread].iter().rposition(|entered| !entered.by_opening) else { return };
-                let Entered { scope, .. } = self.entered[thread].remove(at);
+                let SimpleEntered { scope, .. } = self.entered[thread].remove(at);
                 self.post(&EventKind::Leave { scope: ScopeId(scope) }, thread);
             }
             16 => {
@@ -414,57 +414,60 @@ impl History {
             }
             _ => {
                 let Some(scope) = self.scopes.keys().nth(random(self.scopes.len().max(1))).copied() else { return };
-                self.ask(scope, thread, random(4));
+                self.query(scope, thread, random(4));
             }
         }
     }
 }
 
-/// A history of several threads, scopes, devices, kinds, contexts that go, frees that fail; how many peaks were compared.
+/// A random history of several threads, scopes, devices, kinds, contexts and failed frees. Returns how many peaks were compared.
 fn history(seed: u64, stacks: usize, steps: usize) -> usize {
     let mut numbers = numbers(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let mut random = |below: usize| usize::try_from(numbers(below as u64)).unwrap();
     let mut history = History::default();
-    // While functions are displaced, an allocation at an address that is in use first gives back the block whose free was missed.
+    // While functions are displaced, an allocation at an address that is in use first removes the block whose free was missed.
     history.post(&EventKind::Displaced { now: 1, more: 1 }, 0);
     for _ in 0..steps {
         history.step(seed, stacks, &mut random);
-        history.look();
+        history.update_peaks();
     }
     for scope in history.scopes.keys().copied().collect::<Vec<_>>() {
-        history.ask(scope, 0, 2);
+        history.query(scope, 0, 2);
     }
     for kept in history.kept.keys().copied().collect::<Vec<_>>() {
         while !history.read(kept, seed) {}
     }
     let ledger = &history.ledger;
-    assert!(ledger.kept.is_empty() && ledger.locals.is_empty() && !ledger.has_locals, "seed {seed}");
-    assert!(ledger.meters.0.iter().all(|meter| !meter.peaks.is_held()), "seed {seed}");
+    assert!(
+        ledger.kept_peaks.is_empty() && ledger.thread_levels.is_empty() && !ledger.has_thread_scopes,
+        "seed {seed}"
+    );
+    assert!(ledger.meters.0.iter().all(|meter| !meter.peaks.has_kept()), "seed {seed}");
     history.compared
 }
 
 #[test]
-fn ten_thousand_histories_agree_with_the_obvious_way() {
+fn ten_thousand_histories_agree_with_the_simple_way() {
     let histories = if cfg!(miri) { 3 } else { 10_000 };
     let compared: usize = (1..=histories).map(|seed| history(seed, 1 << (seed % 3), 80)).sum();
     assert!(compared as u64 > 5 * histories, "{compared}");
 }
 
-/// So many groups come and go that their numbers are given out again.
+/// There are so many groups that their numbers are reused.
 #[test]
-fn groups_that_are_forgotten_are_none_of_a_peak() {
+fn forgotten_groups_are_not_part_of_a_peak() {
     for seed in 1..if cfg!(miri) { 1 } else { 2 } {
         history(seed, 20_000, 30_000);
     }
 }
 
-/// Spans that overlap and close in the order of their start leave saved amounts between those that are needed.
+/// Scopes that overlap and close in the order of their start leave unneeded saved bytes between needed ones.
 #[test]
-fn what_no_span_needs_is_dropped() {
+fn unneeded_saved_bytes_are_removed() {
     let mut numbers = numbers(7);
     let mut peaks = Peaks::of_device();
-    let mut groups = [Group::default(), Group::default()];
-    let mut spans = std::collections::VecDeque::new();
+    let mut groups = [GroupBytes::default(), GroupBytes::default()];
+    let mut scopes = std::collections::VecDeque::new();
     let mut longest = 0;
     for round in 0..if cfg!(miri) { 50 } else { 3000_usize } {
         for group in &mut groups {
@@ -473,19 +476,19 @@ fn what_no_span_needs_is_dropped() {
             }
         }
         let in_use = groups.iter().map(|group| group.bytes).sum();
-        peaks.reach(in_use);
-        // What is asked for by many goes down, so that they do not have one peak in common.
+        peaks.raise(in_use);
+        // The peaks of the scopes fall, so that they are different moments.
         if round % 4 == 0 {
-            spans.push_back(peaks.open(in_use));
+            scopes.push_back(peaks.watch(in_use));
         }
-        if spans.len() > 8 {
-            let over = spans.pop_front().unwrap();
-            let rise = peaks.of(&over);
-            assert_eq!(groups.iter().map(|group| group.at(&rise)).sum::<i64>(), rise.bytes());
-            peaks.close(&over);
+        if scopes.len() > 8 {
+            let over = scopes.pop_front().unwrap();
+            let range = peaks.range_of(&over);
+            assert_eq!(groups.iter().map(|group| group.change_over(&range)).sum::<i64>(), range.bytes());
+            peaks.unwatch(&over);
         }
-        for Group { saved, .. } in &groups {
-            let earlier = saved.earlier.as_ref().map_or(0, |earlier| earlier.len());
+        for GroupBytes { history, .. } in &groups {
+            let earlier = history.earlier.as_ref().map_or(0, |earlier| earlier.len());
             longest = longest.max(earlier);
             assert!(earlier <= 2 * 19 + 1, "round {round}: {earlier}");
         }

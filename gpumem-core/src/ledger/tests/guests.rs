@@ -1,0 +1,72 @@
+//! Threads in scopes of other threads.
+
+use super::*;
+
+#[test]
+fn guests_whose_blocks_are_freed_are_forgotten() {
+    let mut runner = Runner::default();
+    runner.line("open t of 1");
+    for round in 0..20_000_u32 {
+        let thread = ThreadId(2 + round % 7);
+        if round >= 7 {
+            runner.ledger.begin_thread(thread);
+        }
+        let key = Key::new(Space::Address, u64::from(round) << 9);
+        runner.post(&EventKind::Enter { scope: ScopeId(1) }, thread);
+        let block = Block::new(Device { family: Family::Cuda, ordinal: 0 }, Bytes::mib(1), MemKind::Device);
+        runner.post(&EventKind::Alloc { key, block }, thread);
+        runner.post(&EventKind::Leave { scope: ScopeId(1) }, thread);
+        // One block in a hundred is not freed.
+        if round % 100 > 0 {
+            runner.post(&EventKind::Free { key, block: None }, thread);
+        }
+        // At most 200 guests have live blocks, and a few entered during the last scan. The next scan begins at twice as many, and a few
+        // enter during it.
+        assert!(runner.ledger.guests.len() < 2 * (200 + 10) + 10, "round {round}");
+    }
+    runner.line("read t = 200 1");
+    assert_eq!(runner.ledger.guests.len(), runner.ledger.guests.owners());
+}
+
+/// New threads enter the scope `t`, so that guests are forgotten.
+fn guests_of_t(runner: &mut Runner, count: usize) {
+    for _ in 0..count {
+        runner.ledger.begin_thread(ThreadId(9));
+        runner.line("enter t %9");
+        runner.line("leave t %9");
+    }
+}
+
+/// After 2^32 threads and guests, all that follow share one owner thread.
+#[test]
+fn the_last_owner_thread_has_no_host() {
+    let mut runner = Runner::default();
+    runner.line("alloc w 1 %2");
+    runner.ledger.owner_threads = OwnerThread::LAST.0;
+    "open t of 3 %3; enter t %2; alloc x 5 %2; leave t %2; enter t %2; alloc y 5 %2; read t = 10 0; free x; close t = 5 5"
+        .split(';')
+        .for_each(|line| runner.line(line));
+}
+
+#[test]
+fn a_scope_of_a_guest_keeps_its_hosts_after_the_guest_has_ended() {
+    let mut runner = Runner::default();
+    "open t of 1; enter t %2; open s %2".split(';').for_each(|line| runner.line(line));
+    runner.ledger.begin_thread(ThreadId(2));
+    guests_of_t(&mut runner, 100);
+    "enter s %3; alloc x 5 %3; read t = 5 0".split(';').for_each(|line| runner.line(line));
+}
+
+#[test]
+fn a_block_whose_free_fails_repeatedly_keeps_its_hosts() {
+    let mut runner = Runner::default();
+    "open t of 1; enter t %2; alloc x 1 %2; leave t %2".split(';').for_each(|line| runner.line(line));
+    for round in 0..200 {
+        runner.line("free x %2");
+        runner.line("read t = 0 1");
+        guests_of_t(&mut runner, round % 13);
+        runner.line("free_failed %2");
+        guests_of_t(&mut runner, round % 7);
+        runner.line("read t = 1 0");
+    }
+}

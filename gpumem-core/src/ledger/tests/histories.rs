@@ -1,0 +1,242 @@
+//! Random histories, compared with a simple implementation that keeps everything.
+
+use super::*;
+
+/// A block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct PlainBlock {
+    owner: PlainOwner,
+    number: u64,
+    bytes: u64,
+    block: Block,
+}
+
+/// The threads for which a block counts: the host of the first scope, and all of them as bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PlainOwner {
+    first: u32,
+    all: u32,
+}
+
+impl PlainOwner {
+    fn own(thread: ThreadId) -> Self {
+        Self { first: thread.0, all: 1 << thread.0 }
+    }
+
+    fn with(self, thread: ThreadId) -> Self {
+        Self { all: self.all | 1 << thread.0, ..self }
+    }
+}
+
+/// A scope: what it counts, its start in the history, and its owner.
+struct PlainScope {
+    device: usize,
+    of_thread: Option<u32>,
+    began: usize,
+    owner: PlainOwner,
+    opener: usize,
+    /// The number of the event that it began with.
+    number: u64,
+}
+
+/// The simple way: all levels of bytes in use are kept, and each query reads all of them.
+#[test]
+#[allow(clippy::too_many_lines, reason = "it is a list of possible events")]
+fn all_figures_agree_with_the_simple_way() {
+    const THREADS: usize = 4;
+    for seed in 1..if cfg!(miri) { 2 } else { 40_u64 } {
+        let mut numbers = numbers(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let mut random = |below: usize| usize::try_from(numbers(below as u64)).unwrap();
+        // Some histories are so long that groups are forgotten.
+        let (stacks, steps) = if seed % 20 == 19 { (9000, 30_000) } else { ([1, 3, 50][random(3)], 1000) };
+        let mut runner = Runner::default();
+        let devices = [0, 1].map(|ordinal| Device { family: Family::Cuda, ordinal });
+        let is_displaced = seed % 2 == 0;
+        if is_displaced {
+            runner.post(&EventKind::Displaced { now: 1, more: 1 }, ThreadId(1));
+        }
+        let mut live: HashMap<u64, PlainBlock> = HashMap::new();
+        // The block of the newest free, or the number of the event that counted it as untracked.
+        let mut freed: [Option<(u64, std::result::Result<PlainBlock, u64>)>; THREADS] = [None; THREADS];
+        // The numbers of the events that counted untracked frees.
+        let mut untracked: Vec<u64> = Vec::new();
+        // Bytes in use of the process and of each thread, on both devices.
+        let mut history = vec![[[0_i64; 2]; THREADS + 1]];
+        let mut scopes: HashMap<u64, PlainScope> = HashMap::new();
+        let mut entered: [Vec<(u64, PlainOwner, bool)>; THREADS] = Default::default();
+        let (mut events, mut allocated, mut next_scope) = (0, 0, 1000);
+        let change = |history: &mut Vec<[[i64; 2]; THREADS + 1]>, plain: &PlainBlock, sign: i64| {
+            let mut now = *history.last().unwrap();
+            let device = plain.block.device.ordinal as usize;
+            if plain.block.kind.is_on_device() {
+                for at in (0..=THREADS).filter(|at| *at == 0 || plain.owner.all & 1 << at > 0) {
+                    now[at][device] += sign * plain.bytes.cast_signed();
+                }
+            }
+            history.push(now);
+        };
+        for step in 0..if cfg!(miri) { 200 } else { steps } {
+            let thread = random(THREADS);
+            let id = ThreadId(u32::try_from(thread).unwrap() + 1);
+            let owner = entered[thread].last().map_or(PlainOwner::own(id), |(_, owner, _)| *owner);
+            match random(14) {
+                0..4 => {
+                    let name = random(600) as u64 * 512;
+                    let kind = MemKind::ALL[random(5)];
+                    let bytes = random(1000) as u64;
+                    let stack = StackId(u32::try_from(random(stacks)).unwrap());
+                    let context = u8::try_from(random(3)).unwrap();
+                    let block = Block { context, stack, ..Block::new(devices[random(2)], Bytes::new(bytes), kind) };
+                    if let Some(missed) = live.remove(&name) {
+                        change(&mut history, &missed, -1);
+                        // After a loss, or while functions are displaced, an allocation at an address that is in use first removes
+                        // the block whose free was missed.
+                        if !is_displaced {
+                            runner.post(&EventKind::Lost { count: 1 }, id);
+                        }
+                    }
+                    runner.post(&EventKind::Alloc { key: Key::new(Space::Address, name), block }, id);
+                    let plain = PlainBlock { owner, number: runner.number, bytes, block };
+                    live.insert(name, plain);
+                    change(&mut history, &plain, 1);
+                    events += 1;
+                    allocated += u64::from(kind.is_on_device());
+                }
+                4..7 => {
+                    let mut names: Vec<u64> = live.keys().copied().collect();
+                    names.sort_unstable();
+                    let is_known = !names.is_empty() && random(8) > 0;
+                    let name = if is_known { names[random(names.len())] } else { 1 << 40 };
+                    runner.post(&EventKind::Free { key: Key::new(Space::Address, name), block: None }, id);
+                    let removed = live.remove(&name);
+                    if let Some(removed) = &removed {
+                        change(&mut history, removed, -1);
+                    }
+                    if removed.is_none() {
+                        runner.post(&EventKind::Untracked, id);
+                        untracked.push(runner.number);
+                    }
+                    freed[thread] = Some((name, removed.ok_or(runner.number)));
+                    events += 1;
+                }
+                7 => {
+                    // The driver has not reused the address, because the block was not freed.
+                    if let Some((name, block)) = freed[thread].filter(|(name, _)| !live.contains_key(name)) {
+                        runner.post(&EventKind::FreeFailed, id);
+                        freed[thread] = None;
+                        match block {
+                            Ok(block) => {
+                                live.insert(name, block);
+                                change(&mut history, &block, 1);
+                            }
+                            Err(number) => untracked.retain(|untracked| *untracked != number),
+                        }
+                        events -= 1;
+                    }
+                }
+                8 if random(6) == 0 => {
+                    let context = u8::try_from(1 + random(2)).unwrap();
+                    runner.post(&EventKind::ContextDestroyed { context }, id);
+                    // As one event: no scope is read in between.
+                    live.retain(|_, plain| {
+                        let is_removed = plain.block.context == context;
+                        if is_removed {
+                            change(&mut history, plain, -1);
+                        }
+                        !is_removed
+                    });
+                }
+                9 => {
+                    let device = random(2);
+                    let of_thread = (random(2) == 0).then_some(id);
+                    let spec = ScopeSpec {
+                        device: devices[device],
+                        gauge: Gauge::Exact,
+                        every: Duration::ZERO,
+                        thread: of_thread,
+                        callsite: CallsiteId(2 + u32::try_from(random(3)).unwrap()),
+                        source: crate::model::Source::Dispatch,
+                        at_peak: false,
+                    };
+                    next_scope += 1;
+                    runner.post(&EventKind::Open { scope: ScopeId(next_scope), spec }, id);
+                    let (began, of_thread) = (history.len() - 1, of_thread.map(|thread| thread.0));
+                    let number = runner.number;
+                    let scope = PlainScope { device, of_thread, began, owner, opener: thread, number };
+                    scopes.insert(next_scope, scope);
+                    entered[thread].push((next_scope, owner, true));
+                }
+                10 => {
+                    let Some((scope, open)) = scopes.iter().min_by_key(|(scope, _)| *scope ^ step) else { continue };
+                    entered[thread].push((*scope, open.owner.with(id), false));
+                    runner.post(&EventKind::Enter { scope: ScopeId(*scope) }, id);
+                }
+                11 => {
+                    let Some(at) = entered[thread].iter().rposition(|(.., by_opening)| !by_opening) else { continue };
+                    let (scope, ..) = entered[thread].remove(at);
+                    runner.post(&EventKind::Leave { scope: ScopeId(scope) }, id);
+                }
+                _ => {
+                    let Some(scope) = scopes.keys().min_by_key(|scope| **scope ^ step).copied() else { continue };
+                    let queries =
+                        [EventKind::Read { scope: ScopeId(scope) }, EventKind::Reset { scope: ScopeId(scope) }];
+                    let how = random(4);
+                    let close = EventKind::Close { scope: ScopeId(scope) };
+                    let trace = runner.post(queries.get(how).unwrap_or(&close), id).expect("it is open");
+                    let open = scopes.get_mut(&scope).unwrap();
+                    let of = |moment: &[[i64; 2]; THREADS + 1]| {
+                        moment[open.of_thread.map_or(0, |thread| thread as usize)][open.device]
+                    };
+                    let levels = &history[open.began..];
+                    let (start, end) = (of(&levels[0]), of(levels.last().unwrap()));
+                    let most = levels.iter().map(of).max().unwrap();
+                    let missed = untracked.iter().filter(|number| **number > open.number).count() as u64;
+                    let expected = (end - start, most.abs_diff(start.max(end)), missed);
+                    let figures = (trace.used.get(), trace.peaked.get(), trace.untracked);
+                    assert_eq!(figures, expected, "seed {seed}, step {step}, scope {scope}");
+                    if how == 1 {
+                        (open.began, open.number) = (history.len() - 1, runner.number);
+                    } else if how > 1 {
+                        let opener = &mut entered[open.opener];
+                        opener.retain(|(of, _, by_opening)| (*of, *by_opening) != (scope, true));
+                        scopes.remove(&scope);
+                    }
+                }
+            }
+            if step % 50 == 0 {
+                let counts = runner.ledger.counts();
+                assert_eq!(
+                    (counts.events, counts.untracked),
+                    (events, untracked.len() as u64),
+                    "seed {seed}, step {step}"
+                );
+                let mut blocks: Vec<_> = (0..BLOCK_PARTS).flat_map(|part| runner.ledger.blocks(part, None)).collect();
+                blocks.sort_by_key(|block| block.number);
+                let blocks = blocks.iter().map(|known| {
+                    let KnownBlock { group: AllocGroup { stack, kind, context, .. }, device, bytes, .. } = *known;
+                    let block = Block { device, bytes, kind, context, stack };
+                    (known.key.get(), known.thread.0, known.number, bytes.get(), block)
+                });
+                let plain = |(name, plain): (&u64, &PlainBlock)| {
+                    (*name, plain.owner.first, plain.number, plain.bytes, plain.block)
+                };
+                let mut expected: Vec<_> = live.iter().map(plain).collect();
+                expected.sort_by_key(|(_, _, number, ..)| *number);
+                assert_eq!(blocks.collect::<Vec<_>>(), expected, "seed {seed}, step {step}");
+                let of_all: (u64, u64) = runner
+                    .ledger
+                    .groups()
+                    .iter()
+                    .fold((0, 0), |(blocks, bytes), live| (blocks + live.blocks, bytes + live.bytes.get()));
+                let expected = live.values().fold((0, 0), |(blocks, bytes), plain| (blocks + 1, bytes + plain.bytes));
+                assert_eq!(of_all, expected, "seed {seed}, step {step}");
+                let stats = runner.ledger.stats();
+                assert_eq!(stats.iter().map(|stat| stat.on_device.blocks.allocated).sum::<u64>(), allocated);
+                for DeviceStats { device, on_device, .. } in stats {
+                    let most = history.iter().map(|now| now[0][device.ordinal as usize]).max().unwrap();
+                    assert_eq!(on_device.bytes.peak.cast_signed(), most, "seed {seed}, step {step}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Tests of the ledger with scripts. A line is one event, one millisecond after the line before; a line with `=` is a query of a scope
+//! and its expected figures. Sizes are in MiB. `@` is the device (0 by default), `%` the thread that posts the event (1 by default).
+//!
+//! ```text
+//! open a                               opens a scope with exact figures
+//! open a of 2                          one that counts thread 2 only
+//! open a sampled, open a pool          one that is sampled, or reads the usage of a pool
+//! enter a %2, leave a %2               a thread enters and leaves an open scope
+//! read a = 10 15, reset a = 10 15, close a = 10 15 [stale] [overlapped, alone] [lost=1]
+//!                                      used and peaked
+//! alloc x 10 [kind], free x            an allocation, a free
+//! free_failed, untracked, found 10     what follows a free: it failed; the size is not known; a late lookup
+//! gone 1                               context 1 is destroyed
+//! sample 100, unread                   a sample (MiB in use of 1000); a reading that failed
+//! usage 30 10, unread pool             the usage of a pool: high-water mark and current; a reading that failed
+//! lost 1, displaced 2 1                lost events; displaced functions of the driver: how many, and how many new ones
+//! inside a = 10 20                     the sizes of the live blocks that were allocated in a scope
+//! tree /a/b = calls used peak device-peak allocated allocations    (the last two without the scopes inside)
+//! ```
+
+mod blocks;
+mod fast_path;
+mod groups;
+mod guests;
+mod histories;
+mod samples;
+mod scopes;
+mod tree;
+
+use std::{collections::HashMap, fmt::Write, time::Duration};
+
+use super::{scopes::peak_above, stats::Count, *};
+use crate::model::{
+    Answer, Block, CallsiteId, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, MemKind, PoolUsage, ScopeSpec,
+    Space, StackId, Tag, ThreadId,
+};
+
+const MIB: i64 = 1 << 20;
+
+/// A small random generator. A fixed seed makes each failure repeatable.
+pub(super) fn numbers(mut seed: u64) -> impl FnMut(u64) -> u64 {
+    move |below| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed % below
+    }
+}
+
+#[derive(Default)]
+struct Runner {
+    ledger: Ledger,
+    names: HashMap<String, u64>,
+    number: u64,
+}
+
+impl Runner {
+    fn id(&mut self, name: &str) -> u64 {
+        let next = self.names.len() as u64 + 1;
+        *self.names.entry(name.to_owned()).or_insert(next)
+    }
+
+    /// Scopes `a` and `a.2` have the same callsite.
+    fn callsite(&mut self, scope: &str) -> CallsiteId {
+        let name = scope.split('.').next().unwrap_or(scope);
+        CallsiteId(u32::try_from(self.id(name)).unwrap() + 1)
+    }
+
+    /// `calls used peak device_peak allocated allocations` of a path, in MiB.
+    fn tree(&mut self, path: &str, ordinal: u32) -> Option<String> {
+        let nodes = self.ledger.nodes();
+        let path: Vec<CallsiteId> =
+            path.split('/').filter(|scope| !scope.is_empty()).map(|scope| self.callsite(scope)).collect();
+        let at = |ordinal| {
+            let root = nodes.iter().position(|(device, node)| {
+                node.parent == NodeId::NONE && device.is_some_and(|device| device.ordinal == ordinal)
+            })?;
+            path.iter().try_fold(root, |outer, callsite| {
+                nodes.iter().position(|(_, node)| node.parent.0 as usize == outer && node.callsite == *callsite)
+            })
+        };
+        let ScopeNode { calls, in_use, peak, device_peak, allocated, allocations, .. } = nodes[at(ordinal)?].1;
+        let [in_use, peak, device_peak] = [in_use, peak, device_peak].map(|bytes| bytes / MIB);
+        Some(format!("{calls} {in_use} {peak} {device_peak} {} {allocations}", allocated >> 20))
+    }
+
+    fn key(&mut self, name: &str) -> Key {
+        Key::new(Space::Address, self.id(name))
+    }
+
+    fn open(&mut self, scope: &str, device: Device, gauge: Gauge, thread: Option<&str>) -> EventKind {
+        let every = Duration::from_millis(u64::from(gauge == Gauge::Sampled));
+        let thread = thread.map(|number| ThreadId(number.parse().expect("a number")));
+        EventKind::Open {
+            scope: ScopeId(self.id(scope)),
+            spec: ScopeSpec {
+                device,
+                gauge,
+                every,
+                thread,
+                callsite: self.callsite(scope),
+                source: crate::model::Source::Dispatch,
+                at_peak: false,
+            },
+        }
+    }
+
+    fn alloc(&mut self, block: &str, device: Device, bytes: Bytes, kind: MemKind) -> EventKind {
+        EventKind::Alloc { key: self.key(block), block: Block::new(device, bytes, kind) }
+    }
+
+    fn post(&mut self, kind: &EventKind, thread: ThreadId) -> Option<Trace> {
+        self.number += 1;
+        self.ledger.apply(&Event { number: self.number, time: Duration::from_millis(self.number), thread, kind });
+        self.ledger.last_trace()
+    }
+
+    fn line(&mut self, line: &str) {
+        let (event, expected) = line.split_once('=').map_or((line, None), |_| {
+            let (event, expected) = line.split_once(" = ").expect(line);
+            (event, Some(expected))
+        });
+        let mut words: Vec<&str> = event.split_whitespace().collect();
+        let ordinal = match words.iter().position(|word| word.starts_with('@')) {
+            Some(at) => words.remove(at)[1..].parse().expect(line),
+            None => 0,
+        };
+        let device = Device { family: Family::Cuda, ordinal };
+        let thread = match words.iter().position(|word| word.starts_with('%')) {
+            Some(at) => ThreadId(words.remove(at)[1..].parse().expect(line)),
+            None => ThreadId(1),
+        };
+        let mib = |text: &str| Bytes::mib(text.parse().expect(line));
+        let kind = match words[..] {
+            ["open", scope] => self.open(scope, device, Gauge::Exact, None),
+            ["open", scope, "sampled"] => self.open(scope, device, Gauge::Sampled, None),
+            ["open", scope, "pool"] => self.open(scope, device, Gauge::Pool, None),
+            ["open", scope, "of", thread] => self.open(scope, device, Gauge::Exact, Some(thread)),
+            ["alloc", block, size] => self.alloc(block, device, mib(size), MemKind::Device),
+            ["alloc", block, size, "pool"] => self.alloc(block, device, mib(size), MemKind::Pool),
+            ["alloc", block, size, "managed"] => self.alloc(block, device, mib(size), MemKind::Managed),
+            ["alloc", block, size, "pinned"] => self.alloc(block, device, mib(size), MemKind::PinnedHost),
+            ["alloc", block, size, "graph"] => self.alloc(block, device, mib(size), MemKind::Graph),
+            ["shrink", block, size] => EventKind::Shrink { key: self.key(block), bytes: mib(size) },
+            ["alloc", block, size, "vmm"] => self.alloc(block, device, mib(size), MemKind::Vmm),
+            ["free", block] => EventKind::Free { key: self.key(block), block: None },
+            ["free", block, size] => {
+                let known = Block::new(device, mib(size), MemKind::Device);
+                EventKind::Free { key: self.key(block), block: Some(known) }
+            }
+            ["free_failed"] => EventKind::FreeFailed,
+            ["untracked"] => EventKind::Untracked,
+            ["alloc", block, size, "in", context] => {
+                let context = context.parse().expect(line);
+                let block_of = Block { context, ..Block::new(device, mib(size), MemKind::Device) };
+                EventKind::Alloc { key: self.key(block), block: block_of }
+            }
+            ["found", size] => EventKind::LateLookup { block: Block::new(device, mib(size), MemKind::Device) },
+            ["gone", context] => EventKind::ContextDestroyed { context: context.parse().expect(line) },
+            ["sample", used] => {
+                let (total, used) = (Bytes::mib(1000), mib(used));
+                let free = total.checked_sub(used).expect(line);
+                EventKind::Sample { device, memory: GpuMemory { total, free, used, reserved: None } }
+            }
+            ["usage", high, used] => {
+                let (used_high, used) = (mib(high), mib(used));
+                let usage = PoolUsage { pool: 0, used, used_high, reserved: used_high, reserved_high: used_high };
+                EventKind::PoolUsage { device, usage }
+            }
+            ["unread"] => EventKind::ReadFailed { device, gauge: Gauge::Sampled },
+            ["unread", "pool"] => EventKind::ReadFailed { device, gauge: Gauge::Pool },
+            ["read", scope] => EventKind::Read { scope: ScopeId(self.id(scope)) },
+            ["reset", scope] => EventKind::Reset { scope: ScopeId(self.id(scope)) },
+            ["close", scope] => EventKind::Close { scope: ScopeId(self.id(scope)) },
+            ["enter", scope] => EventKind::Enter { scope: ScopeId(self.id(scope)) },
+            ["leave", scope] => EventKind::Leave { scope: ScopeId(self.id(scope)) },
+            ["reset-peaks"] => EventKind::ResetPeaks { device },
+            ["tree", path] => {
+                assert_eq!(self.tree(path, ordinal).as_deref(), expected, "{line}");
+                return;
+            }
+            ["inside", scope] => {
+                let scope = ScopeId(self.id(scope));
+                let period = self.ledger.scope_period(scope, self.number).expect("it is open");
+                let blocks = (0..BLOCK_PARTS).flat_map(|part| self.ledger.blocks(part, Some(&period)));
+                let mut sizes: Vec<_> = blocks.map(|block| block.bytes.mb()).collect();
+                sizes.sort_unstable();
+                let sizes: Vec<_> = sizes.iter().map(ToString::to_string).collect();
+                let sizes = if sizes.is_empty() { "none".to_owned() } else { sizes.join(" ") };
+                assert_eq!(Some(sizes.as_str()), expected, "{line}");
+                return;
+            }
+            ["mark-disturbed"] => EventKind::PoolMarkDisturbed { device },
+            ["displaced", now, more] => {
+                EventKind::Displaced { now: now.parse().expect(line), more: more.parse().expect(line) }
+            }
+            ["lost", count] => EventKind::Lost { count: count.parse().expect(line) },
+            _ => panic!("not an event: {line}"),
+        };
+        let trace = self.post(&kind, thread);
+        match (trace, expected) {
+            (None, None) => {}
+            (Some(trace), Some(expected)) => {
+                let figures = figures(&trace);
+                for word in expected.split_whitespace() {
+                    assert!(figures.split_whitespace().any(|figure| figure == word), "{line}\ngives: {figures}");
+                }
+                assert!(
+                    figures.starts_with(&expected.split_whitespace().take(2).collect::<Vec<_>>().join(" ")),
+                    "{line}"
+                );
+                let peak = trace.peak_over_start().get().cast_signed();
+                assert_eq!(peak, trace.used.get().max(0) + trace.peaked.get().cast_signed(), "{line}");
+            }
+            (trace, _) => panic!("{line}: gives {trace:?}"),
+        }
+    }
+}
+
+impl Ledger {
+    fn nodes(&mut self) -> Vec<(Option<Device>, ScopeNode)> {
+        let mut last = None;
+        while let Some(next) = self.store_device_peaks(last) {
+            last = Some(next);
+        }
+        let mut nodes = Vec::new();
+        loop {
+            let part = self.nodes_from(nodes.len());
+            if part.is_empty() {
+                return nodes;
+            }
+            assert!(part.len() <= PART_LEN);
+            nodes.extend(part);
+        }
+    }
+
+    fn groups(&mut self) -> Vec<GroupUsage> {
+        (0..).step_by(PART_LEN).map_while(|first| self.groups_from(first)).flatten().collect()
+    }
+}
+
+fn figures(trace: &Trace) -> String {
+    let peaked = trace.peaked.get().cast_signed();
+    assert_eq!((trace.used.get() % MIB, peaked % MIB), (0, 0));
+    let mut text = format!("{} {} lost={} untracked={}", trace.used.mb(), peaked / MIB, trace.lost, trace.untracked);
+    text.push_str(if trace.overlapped { " overlapped" } else { " alone" });
+    if trace.stale {
+        text.push_str(" stale");
+    }
+    if let Some(sampling) = trace.sampling {
+        let gap = sampling.longest_gap.as_millis();
+        let _ = write!(text, " readings={} gap={gap}", sampling.readings);
+    }
+    text
+}
+
+fn check(script: &str) -> Ledger {
+    let mut runner = Runner::default();
+    for line in script.split([';', '\n']).map(str::trim).filter(|line| !line.is_empty()) {
+        runner.line(line);
+    }
+    runner.ledger
+}

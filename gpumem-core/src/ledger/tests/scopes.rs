@@ -1,0 +1,190 @@
+//! Scopes: their figures, resets, threads that enter and leave them, and the order in which they are closed.
+
+use super::*;
+
+#[test]
+fn fastai_deleted_test_sequence() {
+    check(
+        "open t; alloc a 10; alloc b 15; free b; read t = 10 15
+         free a; read t = 0 25
+         alloc c 10; reset t = 10 15; free c; read t = -10 0",
+    );
+}
+
+#[test]
+fn ipyexperiments_examples() {
+    check("open t; alloc a 256; close t = 256 0");
+    check("open t; alloc a 256; alloc b 256; free a; close t = 256 256");
+}
+
+#[test]
+fn nothing_happened() {
+    check("open t; close t = 0 0");
+    check("alloc a 10; open t; read t = 0 0; close t = 0 0");
+}
+
+#[test]
+fn nested_and_overlapping_scopes_each_keep_their_own_peak() {
+    check(
+        "open outer; alloc a 10; open inner; alloc b 50; free b; close inner = 0 50
+         alloc c 20; free c; close outer = 10 50",
+    );
+    check("open a; alloc x 30; free x; open b; alloc y 10; close a = 10 20; alloc z 5; close b = 15 0");
+    check("open a; open b; open c; alloc x 7; close b = 7 0; free x; close a = 0 7; close c = 0 7");
+    check("alloc x 40; open a; free x; open b; alloc y 20; free y; close a = -40 0; close b = 0 20");
+}
+
+#[test]
+fn a_reset_begins_anew_and_misses_nothing() {
+    check("open t; alloc a 5; reset t = 5 0; alloc b 7; reset t = 7 0; free a; free b; close t = -12 0");
+    check("open o; open t; alloc a 9; free a; reset t = 0 9; read t = 0 0; close o = 0 9");
+}
+
+#[test]
+fn a_closed_or_unknown_scope_has_no_figures() {
+    check("open t; close t = 0 0; close t; read t; reset t; alloc a 1");
+}
+
+#[test]
+fn devices_are_counted_separately() {
+    check("open a @0; open b @1; alloc x @1 10; close a = 0 0; close b = 10 0");
+    check("open a @0; open b @1; alloc x @0 10; alloc y @1 20; free x; close a = 0 10; close b = 20 0");
+}
+
+/// For example two cells of a notebook that use one variable, or `mem::replace`.
+#[test]
+fn scopes_closed_in_the_order_in_which_they_were_opened() {
+    check(
+        "open a; alloc x 1; open b; alloc y 2; close a = 3 0
+         alloc z 30; open c; alloc w 400; tree /a = 1 3 3 3 1 1; tree /a/b = 0 2 2 3 2 1
+         tree /b = 1 430 430 433 30 1; tree /b/c = 1 400 400 433 400 1
+         inside b = 2 30 400; inside c = 400
+         close b = 432 0; free z; tree /b = 1 400 430 433 30 1; alloc v 1; close c = 371 29; tree /c = 1 1 1 433 1 1",
+    );
+    // Several scopes of one callsite, each opened before the last is closed.
+    check(
+        "open t; alloc a 1; open t.2; close t = 1 0; alloc b 2; open t.3; close t.2 = 2 0; alloc c 4; close t.3 = 4 0
+         tree /t = 3 7 7 7 7 3; tree /t/t = 0 0 0 3 0 0",
+    );
+    // Scopes on another device, and two inside the closed one.
+    check(
+        "open a; open b @1; open c; close a = 0 0; alloc x 1; close b = 0 0; alloc y 2; tree /b/c = 0 1 1 1 1 1
+         tree /c = 1 2 2 3 2 1; inside c = 1 2; close c = 3 0",
+    );
+    // A scope inside one that was entered, not opened, does not move.
+    check(
+        "open o %2; open a; enter o; open b; close a = 0 0; alloc x 5; tree /o/b = 1 5 5 5 5 1; close b = 5 0; leave o
+         alloc y 1; tree / = 0 6 6 0 1 1",
+    );
+    // A scope that its own thread has entered again.
+    check(
+        "open a; open b; enter b; close a = 0 0; alloc x 5; tree /b = 1 5 5 5 5 1; inside b = 5; leave b; close b = 5 0",
+    );
+}
+
+#[test]
+fn a_scope_of_one_thread_counts_what_that_thread_allocated() {
+    check("open t of 2; alloc a 10; alloc b 20 %2; alloc c 40 %3; free a %2; close t = 20 0");
+    check("open t of 2; alloc b 20 %2; free b %1; close t = 0 20");
+    check("alloc b 20 %2; open t of 2; free b %1; alloc c 5 %2; close t = -15 0");
+    check("open p; open t of 1; open u of 2; alloc a 1; alloc b 2 %2; close t = 1 0; close u = 2 0; close p = 3 0");
+    check(
+        "open t of 2; open u of 2; alloc a 7 %2; close t = 7 0; free a %2; close u = 0 7; open v of 2; close v = 0 0",
+    );
+    check("open t of 2 @1; alloc a 7 %2; alloc b 9 @1 %2; reset t = 9 0; free b; close t = -9 0");
+}
+
+#[test]
+fn a_thread_is_in_the_last_scope_that_it_entered_and_did_not_leave() {
+    check("open a; open b; leave a; alloc x 1; leave b; alloc y 2; tree /a/b = 1 1 1 3 1 1; tree / = 0 3 3 0 2 1");
+    check("open a; close a = 0 0; enter a; alloc x 1; leave a; leave a; tree / = 0 1 1 0 1 1");
+    check("open a; enter a %2; open b %2; alloc x 1 %2; close b %3 = 1 0; alloc y 2 %2; tree /a = 1 3 3 3 2 1");
+    check("open a; leave a; alloc x 1; enter a; alloc y 2; leave a; alloc z 4; close a = 7 0; tree /a = 1 2 2 7 2 1");
+    check("open a; enter a; close a = 0 0; alloc x 1; leave a; alloc y 2; tree /a = 1 1 1 0 1 1");
+    check("open a; leave a; enter a; close a %2 = 0 0; alloc x 1; leave a; alloc y 2; tree /a = 1 1 1 0 1 1");
+}
+
+#[test]
+fn a_scope_of_one_thread_counts_the_threads_that_enter_it() {
+    check(
+        "open t of 1; enter t %2; alloc a 10 %2; leave t %2; alloc b 20 %2; read t = 10 0; free a %3; close t = 0 10",
+    );
+    check("open t of 1; enter t %2; open u of 2 %2; alloc a 1 %2; alloc b 2; close u = 1 0; close t = 3 0");
+    // A thread's own blocks count for it in any scope, whichever thread frees them.
+    check(
+        "alloc o 8 %2; open t of 1; enter t %2; alloc h 4 %2; open u of 2 %2; free o %3; free h; alloc a 1 %2; inside u = 1
+         close u = -11 0; inside t = 1; close t = 1 3",
+    );
+    // A third thread enters, and the first thread enters the guest's scope.
+    check(
+        "open t of 1; enter t %2; open u of 2 %2; enter u %3; alloc a 1 %3; alloc b 2 %2; alloc c 4; enter u; alloc d 8
+         inside t = 1 2 4 8; inside u = 1 2 8; free a; close u = 10 1; close t = 14 1",
+    );
+    check("open u of 2 %2; open t; enter t %2; alloc a 1 %2; leave t %2; close t = 1 0; free a; close u %2 = 0 1");
+}
+
+#[test]
+fn a_trace_reports_that_it_overlaps_a_trace_of_another_thread() {
+    check("open a; open b; alloc x 1; close b = 1 0 alone; close a = 1 0 alone");
+    check("open a; open b %2; close b %2 = 0 0 overlapped; close a = 0 0 overlapped");
+    check("open a; close a = 0 0 alone; open b %2; close b %2 = 0 0 alone; open a.2; close a.2 = 0 0 alone");
+    check("open a; open b %2; read a = 0 0 overlapped; close a = 0 0 overlapped; close b %2 = 0 0 overlapped");
+    // Traces overlap on the same device, with any gauge.
+    check("open a; open b @1 %2; close b %2 = 0 0 alone; close a = 0 0 alone");
+    check("sample 10; open a; open b sampled %2; close b %2 = 0 0 overlapped; close a = 0 0 overlapped");
+    // A reset begins anew.
+    check(
+        "open a; open b %2; close b %2 = 0 0 overlapped; reset a = 0 0 overlapped; read a = 0 0 alone; close a = 0 0 alone",
+    );
+    check("open a; open b %2; reset a = 0 0 overlapped; close b %2 = 0 0 overlapped; close a = 0 0 overlapped");
+    // The trace's own thread closed the newest trace; another thread closed one before.
+    check("open a; open b %2; close b %2 = 0 0 overlapped; open c; close c = 0 0 alone; close a = 0 0 overlapped");
+    check(
+        "open b %2; open c %3; open a; reset a = 0 0 overlapped; close c = 0 0 overlapped; close b = 0 0 overlapped; close a = 0 0 overlapped",
+    );
+    // A trace that counts one thread does not include other threads.
+    check("open a of 1; open b %2; alloc x 1 %2; close b %2 = 1 0 overlapped; close a = 0 0 alone");
+    check("open a; open b of 2 %2; close b %2 = 0 0 alone; close a = 0 0 overlapped");
+    // It does not matter which thread closes a trace.
+    check("open a; close a %2 = 0 0 alone; open b; close b %3 = 0 0 alone");
+}
+
+#[test]
+fn lost_events_are_reported_by_the_scopes_that_were_open() {
+    check("open a; lost 3; open b; lost 1; close b = 0 0 lost=1; close a = 0 0 lost=4");
+    // A disturbed high-water mark is reported by scopes of that pool only.
+    check(
+        "open a; open p pool; mark-disturbed; open q pool; read q = 0 0 lost=0; read p = 0 0 lost=1; close a = 0 0 lost=0",
+    );
+    check("open p pool; open o @1 pool; lost 1; mark-disturbed @1; close p = 0 0 lost=0; close o = 0 0 lost=1");
+}
+
+#[test]
+fn closed_scopes_leave_no_records() {
+    let ledger = check("open a; open b; alloc x 1; alloc y 2; free y; close a = 1 2; close b = 1 2; free x");
+    assert!(ledger.scopes.is_empty());
+    let ledger = check("open a of 1; open b of 1; open c of 2; close a = 0 0; close c = 0 0; close b = 0 0");
+    assert!(ledger.thread_levels.is_empty());
+}
+
+/// They are closed in the order in which they were opened. If the cost grew with the number of scopes, this would take 10^10 steps.
+#[test]
+fn closing_the_oldest_of_many_scopes_looks_at_few_of_them() {
+    let scopes = if cfg!(miri) { 100 } else { 100_000 };
+    let mut runner = Runner::default();
+    for scope in 0..scopes {
+        runner.line(&format!("open s.{scope}"));
+    }
+    runner.line("alloc a 1");
+    for scope in 0..scopes {
+        runner.line(&format!("close s.{scope} = 1 0"));
+    }
+    assert!(runner.ledger.thread(ThreadId(1)).entered.is_empty());
+}
+
+/// An unsigned difference would become a very high peak.
+#[test]
+fn a_peak_below_the_bytes_in_use_is_no_peak() {
+    assert_eq!((peak_above(10, 10), peak_above(11, 10), peak_above(-10, -30)), (Some(0), Some(1), Some(20)));
+    assert_eq!((peak_above(9, 10), peak_above(i64::MIN, 1), peak_above(i64::MAX, -1)), (None, None, None));
+}
