@@ -7,7 +7,7 @@ use ::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DeviceRepr, DriverError
 use crate::{
     error::{Kind, Result},
     model::Shape,
-    session::{self, Notice, notify},
+    session::{self, Notice, current},
 };
 
 /// Labels for cudarc's slices: see [`label`](crate::label).
@@ -27,7 +27,7 @@ pub trait LabelExt: Sized {
         if let Err(error) = self.label(name, shape)
             && error.is_invalid_setting()
         {
-            notify(Notice::WrongShape, &error);
+            current().notify(Notice::WrongShape, &error);
         }
         self
     }

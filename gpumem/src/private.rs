@@ -5,9 +5,9 @@ use std::any::type_name;
 pub use crate::model::Gauge;
 #[cfg(all(feature = "bench", feature = "cupti", feature = "dispatch"))]
 pub use crate::session::calls_of_both_sources;
-#[cfg(feature = "sim")]
-pub use crate::session::simulated_gpu;
 pub use crate::session::{BodyGuard, Budget, End, Figure, GpuMemTrace, Lines, Relation, TraceSpec, Traced};
+#[cfg(feature = "sim")]
+pub use crate::session::{TestSession, simulated_gpu};
 
 /// The name of the function that contains the closure `_here`: `forward`, `Model::forward`.
 pub fn function_name<F>(_here: &F) -> String {

@@ -5,7 +5,7 @@
 use crate::{
     error::Result,
     model::{Bytes, GpuMemory, GpuProcess},
-    session::{self, devices},
+    session::{self, current},
     source::Devices,
 };
 
@@ -60,7 +60,7 @@ impl std::fmt::Debug for GpuHandle {
 }
 
 pub(crate) fn device(id: Option<u32>) -> Result<GpuHandle> {
-    let devices = devices()?;
+    let devices = current().devices()?;
     Ok(GpuHandle { devices, ordinal: devices.device(id)?.ordinal })
 }
 
@@ -220,7 +220,7 @@ pub fn preload() {
 pub fn try_preload() -> Result<()> {
     let GpuHandle { devices, ordinal } = device(None)?;
     devices.preload(ordinal)?;
-    session::prepare(devices);
+    current().prepare(devices);
     Ok(())
 }
 
@@ -250,7 +250,7 @@ pub fn device_count() -> u32 {
 /// # Errors
 /// Without a driver, or when it cannot be initialised.
 pub fn try_device_count() -> Result<u32> {
-    devices()?.count()
+    current().devices()?.count()
 }
 
 /// The number of the calling thread's current device. 0 if it has chosen none.
@@ -259,7 +259,7 @@ pub fn try_device_count() -> Result<u32> {
 /// Without a driver, or when it cannot be initialised.
 #[doc(alias("cuCtxGetDevice", "torch.cuda.current_device"))]
 pub fn current_device() -> Result<u32> {
-    devices()?.current()
+    current().devices()?.current()
 }
 
 /// The name of a device, such as `NVIDIA H200`: the one with this CUDA ordinal, or with `None` the calling thread's

@@ -277,7 +277,8 @@ impl fmt::Debug for Settings {
 }
 
 impl Settings {
-    fn read(value: impl Fn(&str) -> Option<OsString>) -> Self {
+    /// What these variables say, by name.
+    pub(crate) fn read(value: impl Fn(&str) -> Option<OsString>) -> Self {
         let mut settings = Self::default();
         for variable in VARIABLES {
             let Some(text) = value(variable.name).filter(|text| !text.to_string_lossy().trim().is_empty()) else {

@@ -9,7 +9,7 @@ mod views;
 
 use std::{
     fmt, mem,
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::{AssertUnwindSafe, RefUnwindSafe, catch_unwind},
 };
 
 pub use self::{
@@ -312,6 +312,9 @@ impl<T: Tap, P: Primitives> Default for Inbox<T, P> {
         Self::new()
     }
 }
+
+/// A panic of the ledger counts as a lost event, and the state stays usable.
+impl<T: Tap, P: Primitives> RefUnwindSafe for Inbox<T, P> {}
 
 impl<T: Tap, P: Primitives> Drop for Inbox<T, P> {
     fn drop(&mut self) {

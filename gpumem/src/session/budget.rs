@@ -6,8 +6,8 @@ use std::{fmt::Display, path::PathBuf, thread};
 use once_cell::sync::OnceCell;
 
 use super::{
-    GpuMemTrace, GpuMemTraceBuilder, baseline,
-    notice::{Notice, notify, say, settings},
+    GpuMemTrace, GpuMemTraceBuilder, baseline, current,
+    notice::{Notice, say},
 };
 use crate::{
     model::{Gauge, Trace},
@@ -75,7 +75,7 @@ impl Budget {
         fail: Fail,
     ) -> Self {
         let name = name.into();
-        let file = file.map(PathBuf::from).or_else(|| settings().baseline.clone());
+        let file = file.map(PathBuf::from).or_else(|| current().settings().baseline.clone());
         let key = binary.map_or_else(|| name.clone(), |binary| format!("{name} (bin {binary})"));
         let baseline = file.map(|file| Baseline { file, key, growth });
         Self { baseline, real_if_any: !simulated, ..Self::of_assertion(name, fail) }
@@ -147,7 +147,7 @@ impl Budget {
 
     /// Adds the limit of the baseline; true if the baseline is to be written instead.
     fn against_baseline(&mut self, Baseline { file, key, growth }: &Baseline) -> bool {
-        if settings().update_baseline {
+        if current().settings().update_baseline {
             return true;
         }
         let peak = baseline::read(file, key).unwrap_or_else(|error| self.panic(&error));
@@ -170,14 +170,17 @@ impl Budget {
         if process::is_forked() && !self.strict {
             return;
         }
-        if settings().skip_budgets {
+        if current().settings().skip_budgets {
             say(&format_args!("gpumem: the GPU memory budget of `{name}` was skipped: {reason}\n"));
         } else if self.strict {
             self.panic(&format_args!(
                 "the GPU memory budget of `{name}` cannot be measured: {reason}; GPUMEM_BUDGETS=skip runs without it"
             ));
         } else {
-            notify(Notice::Budget, &format_args!("the GPU memory budget of `{name}` cannot be measured: {reason}"));
+            current().notify(
+                Notice::Budget,
+                &format_args!("the GPU memory budget of `{name}` cannot be measured: {reason}"),
+            );
         }
     }
 }

@@ -7,8 +7,6 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use once_cell::sync::Lazy;
-
 use crate::{derive::Callsite, model::CallsiteId};
 
 /// Names that are made while a program runs may be without end: one place has so many, and all places together.
@@ -34,20 +32,24 @@ struct Place {
     more: Option<CallsiteId>,
 }
 
-static SITES: Lazy<Mutex<Callsites>> = Lazy::new(Mutex::default);
+/// The callsites of a session.
+#[derive(Default)]
+pub(super) struct CallsiteTable(Mutex<Callsites>);
 
-fn callsites() -> MutexGuard<'static, Callsites> {
-    SITES.lock().unwrap_or_else(PoisonError::into_inner)
-}
+impl CallsiteTable {
+    /// The number of a callsite; the same each time.
+    pub(super) fn number(&self, ctx: Option<&str>, location: &'static Location<'static>) -> CallsiteId {
+        self.lock().number(ctx, location)
+    }
 
-/// The number of a callsite; the same each time.
-pub(super) fn number(ctx: Option<&str>, location: &'static Location<'static>) -> CallsiteId {
-    callsites().number(ctx, location)
-}
+    /// What a number stands for.
+    pub(super) fn get(&self, number: CallsiteId) -> Callsite {
+        self.lock().callsite(number)
+    }
 
-/// What a number stands for.
-pub(super) fn callsite(number: CallsiteId) -> Callsite {
-    callsites().callsite(number)
+    fn lock(&self) -> MutexGuard<'_, Callsites> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Callsites {

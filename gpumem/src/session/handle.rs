@@ -10,7 +10,7 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-use super::session;
+use super::Session;
 use crate::model::{EventKind, ScopeId};
 
 /// A scope to be entered elsewhere: the answer of [`GpuMemTrace::handle`](super::GpuMemTrace::handle). Cheap to clone.
@@ -19,27 +19,33 @@ use crate::model::{EventKind, ScopeId};
 /// trace that is [`thread_local_only`](super::GpuMemTraceBuilder::thread_local_only) counts them as its own thread's. So does
 /// one that the thread which entered opens.
 /// When the scope is closed, or was off, entering it does nothing.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ScopeHandle {
-    scope: Option<ScopeId>,
+    scope: Option<(&'static Session, ScopeId)>,
+}
+
+impl fmt::Debug for ScopeHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ScopeHandle").field(&self.scope.map(|(_, scope)| scope)).finish()
+    }
 }
 
 impl ScopeHandle {
-    pub(super) fn of(scope: Option<ScopeId>) -> Self {
+    pub(super) fn of(scope: Option<(&'static Session, ScopeId)>) -> Self {
         Self { scope }
     }
 
     /// The calling thread is in the scope no longer.
     pub(super) fn leave(&self) {
-        if let Some(scope) = self.scope {
-            session().inbox.post(&EventKind::Leave { scope });
+        if let Some((session, scope)) = self.scope {
+            session.inbox.post(&EventKind::Leave { scope });
         }
     }
 
     /// Enters the scope on the calling thread, until what this returns is dropped.
     pub fn enter(&self) -> Entered {
-        if let Some(scope) = self.scope {
-            session().inbox.post(&EventKind::Enter { scope });
+        if let Some((session, scope)) = self.scope {
+            session.inbox.post(&EventKind::Enter { scope });
         }
         Entered { scope: self.clone(), of_this_thread: PhantomData }
     }
@@ -76,7 +82,7 @@ pub struct Entered {
 
 impl fmt::Debug for Entered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Entered").field(&self.scope.scope).finish()
+        f.debug_tuple("Entered").field(&self.scope.scope.map(|(_, scope)| scope)).finish()
     }
 }
 

@@ -1,21 +1,19 @@
 //! What the program calls its blocks.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{MutexGuard, PoisonError};
 
-use once_cell::sync::Lazy;
-
-use super::{alive, begun, status};
+use super::{Session, alive, current, status};
 use crate::{
     derive::Labels,
     error::{Kind, Result},
     model::{Key, Label, Space},
 };
 
-static LABELS: Lazy<Mutex<Labels>> = Lazy::new(Mutex::default);
-
-/// Labels by block. Hold it briefly.
-pub(super) fn labels() -> MutexGuard<'static, Labels> {
-    LABELS.lock().unwrap_or_else(PoisonError::into_inner)
+impl Session {
+    /// Labels by block. The lock must be held briefly.
+    pub(super) fn labels(&self) -> MutexGuard<'_, Labels> {
+        self.labels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Tells what a block of memory is, so that [`MemTracker`](super::MemTracker) can say so: its name, shape and element type,
@@ -44,10 +42,11 @@ pub fn label(name: impl Into<String>, shape: &[usize], dtype: impl Into<String>,
 
 fn label_block(key: Key, label: Label, address: u64) -> Result<()> {
     alive()?;
-    if begun().is_some_and(|session| labels().set(&session.inbox, key, label).is_some()) {
+    let session = current();
+    if session.is_begun() && session.labels().set(&session.inbox, key, label).is_some() {
         return Ok(());
     }
-    Err(Kind::UnknownBlock { address, why: status::not_heard().map(Box::new) }.into())
+    Err(Kind::UnknownBlock { address, why: status::not_heard(session).map(Box::new) }.into())
 }
 
 #[cfg(feature = "sim")]

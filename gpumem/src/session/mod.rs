@@ -16,25 +16,27 @@ mod sink;
 pub(crate) mod statistics;
 mod status;
 mod task;
+#[cfg(feature = "sim")]
+mod testing;
 mod trace;
 mod tracker;
 
 use std::{
+    cell::Cell,
+    collections::HashMap,
     convert::Infallible,
-    panic::Location,
+    panic::{AssertUnwindSafe, Location, catch_unwind},
     sync::{
-        Mutex, PoisonError,
+        Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use crate::inbox::{Readings, Subscription};
-use once_cell::sync::OnceCell;
+use once_cell::{race::OnceBox, sync::OnceCell};
 
-#[cfg(feature = "sim")]
-pub use self::budget::simulated_gpu;
-pub(crate) use self::notice::{Notice, notify};
+pub(crate) use self::notice::Notice;
 pub use self::{
     body::{BodyGuard, End, Lines, TraceSpec},
     budget::Budget,
@@ -48,7 +50,9 @@ pub use self::{
     trace::{GpuMemTrace, GpuMemTraceBuilder},
     tracker::{MemTracker, MemTrackerBuilder},
 };
-use self::{notice::settings, pools::Pools, sampler::Sampler};
+#[cfg(feature = "sim")]
+pub use self::{budget::simulated_gpu, testing::TestSession};
+use self::{callsites::CallsiteTable, notice::Notices, oom::Refusals, pools::Pools, sampler::Sampler};
 pub(crate) use crate::inbox::Inbox;
 pub use crate::report::{Figure, Relation};
 #[cfg(all(feature = "bench", feature = "backtrace"))]
@@ -56,36 +60,133 @@ pub(crate) use crate::source::WAYS_TO_A_STACK;
 #[cfg(all(feature = "bench", feature = "cupti", feature = "dispatch"))]
 pub use crate::source::calls_of_both_sources;
 use crate::{
-    derive::KeptPeak,
+    derive::{KeptPeak, Labels, Stack},
     error::{Error, Kind, Result},
     ledger::ScopePeriod,
-    model::{Answer, Bytes, Device, EventKind, Family, Gauge, Key, ScopeId, ScopeSpec, Source, Tag, Trace},
-    source::{self, Devices, RecordEvents},
+    model::{
+        Answer, Bytes, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, ScopeSpec, Source, StackId, Tag, Trace,
+    },
+    settings::{self, Settings},
+    source::{self, Devices, RecordEvents, StackTable},
     sys::process,
 };
 
 const UNSUBSCRIBED: &str = "gpumem::unsubscribe() was called; call gpumem::subscribe()";
 
-static SESSION: OnceCell<Session> = OnceCell::new();
+/// The session of the process.
+static SESSION: OnceBox<Session> = OnceBox::new();
 
-struct Session {
+thread_local! {
+    /// The session that a test put in the place of the process's, on this thread.
+    static OVERRIDE: Cell<Option<&'static Session>> = const { Cell::new(None) };
+}
+
+/// Everything that a run of gpumem owns. The process has one; tests make their own.
+pub(crate) struct Session {
+    settings: &'static Settings,
     inbox: Inbox,
+    callsites: CallsiteTable,
+    stacks: StackTable,
+    /// What stacks mean, as far as that was asked.
+    stack_texts: Mutex<HashMap<StackId, Stack>>,
+    labels: Mutex<Labels>,
+    sink: RwLock<Option<Sink>>,
+    notices: Notices,
+    refusals: Refusals,
     sampler: Sampler,
     readings: Readings,
     pools: Pools,
-    /// The wanted time between two readings of the sampler.
-    every: Duration,
+    /// The next number for a scope or a kept peak.
     scopes: AtomicU64,
     subscription: Subscription<Error>,
     /// CUPTI was subscribed to at some time.
     is_cupti_heard: AtomicBool,
-    /// Which functions other tools had taken from us at the last look.
+    /// Which functions other tools had replaced at the last look.
     displaced: Mutex<u128>,
     /// There was one.
     is_displaced: AtomicBool,
+    /// Set when the sources post to it.
+    begun: OnceCell<()>,
+    /// Its own devices. A session without them uses the process's.
+    devices: OnceCell<&'static dyn Devices>,
 }
 
 impl Session {
+    fn new(settings: &'static Settings) -> Self {
+        Self {
+            settings,
+            inbox: Inbox::new(),
+            callsites: CallsiteTable::default(),
+            stacks: StackTable::default(),
+            stack_texts: Mutex::default(),
+            labels: Mutex::default(),
+            sink: RwLock::new(None),
+            notices: Notices::default(),
+            refusals: Refusals::default(),
+            sampler: Sampler::default(),
+            readings: Readings::new(),
+            pools: Pools::default(),
+            scopes: AtomicU64::new(0),
+            subscription: Subscription::new(),
+            is_cupti_heard: AtomicBool::new(false),
+            displaced: Mutex::new(0),
+            is_displaced: AtomicBool::new(false),
+            begun: OnceCell::new(),
+            devices: OnceCell::new(),
+        }
+    }
+
+    /// The session, to which the sources of its devices post from now on.
+    fn begun(&'static self) -> &'static Self {
+        self.begun.get_or_init(|| {
+            // Another session has devices of its own, which post to it by themselves.
+            if self.devices.get().is_none() {
+                source::record_to::<ToSession>(source::min_bytes_of(self.settings));
+                source::handle_refusals(source::RefusalHandler { refused, obtained });
+                process::at_exit(at_exit);
+            }
+        });
+        self
+    }
+
+    /// Whether the sources post to it.
+    fn is_begun(&self) -> bool {
+        self.begun.get().is_some()
+    }
+
+    /// Its devices, announced where they are simulated.
+    pub(crate) fn devices(&self) -> Result<&'static dyn Devices> {
+        alive()?;
+        process::notice_forks();
+        self.settings();
+        let devices = self.devices.get().map_or_else(source::devices, |own| Ok(*own))?;
+        if devices.family() == Family::Simulated {
+            let text = "figures are those of a simulated GPU (GPUMEM_SIM or SimGpu::install), not of a real one";
+            self.notify(Notice::Simulated, &text);
+        }
+        Ok(devices)
+    }
+
+    /// The number of the calling thread's stack.
+    #[cfg_attr(
+        not(feature = "sim"),
+        expect(clippy::unused_self, reason = "only simulated devices have other sessions")
+    )]
+    fn stack_here(&self) -> StackId {
+        #[cfg(feature = "sim")]
+        if self.devices.get().is_some() {
+            return source::uncached_stack(|addresses| self.stacks.number(addresses));
+        }
+        source::current_stack()
+    }
+
+    /// Begins to intercept allocations if traces will want that; if it fails, they will say why.
+    pub(crate) fn prepare(&'static self, devices: &dyn Devices) {
+        if matches!(self.settings().gauge(), Ok(None | Some(Gauge::Exact))) {
+            let _ = self.subscribe(devices, None, false);
+        }
+    }
+
     /// A number for a scope, or for a peak that is kept.
     fn next_scope(&self) -> ScopeId {
         ScopeId(self.scopes.fetch_add(1, Relaxed))
@@ -93,18 +194,24 @@ impl Session {
 
     /// Intercepts allocations from now on, unless that was given up: through the wanted source, else through that of
     /// `GPUMEM_SOURCE`, else through the best. If it is needed, a `GPUMEM_SOURCE` that means nothing is passed over.
-    fn subscribe(&self, devices: &dyn Devices, wanted: Option<Source>, is_needed: bool) -> Result<Source> {
+    fn subscribe(&'static self, devices: &dyn Devices, wanted: Option<Source>, is_needed: bool) -> Result<Source> {
         self.begin(devices, wanted, is_needed, false)
     }
 
     /// The same, `anew` also if it was given up.
-    fn begin(&self, devices: &dyn Devices, wanted: Option<Source>, is_needed: bool, anew: bool) -> Result<Source> {
-        let subscribed = self.subscription.begin(anew, given_up, || {
+    fn begin(
+        &'static self,
+        devices: &dyn Devices,
+        wanted: Option<Source>,
+        is_needed: bool,
+        anew: bool,
+    ) -> Result<Source> {
+        let subscribed = self.begun().subscription.begin(anew, given_up, || {
             // Whichever source is in use serves who wants none in particular.
             if let (None, Some(live)) = (wanted, devices.subscribed()) {
                 return Ok(live);
             }
-            let wanted = wanted.map_or_else(|| settings().source(), |wanted| Ok(Some(wanted)));
+            let wanted = wanted.map_or_else(|| self.settings().source(), |wanted| Ok(Some(wanted)));
             let subscribed = devices.subscribe(unless_needed(wanted, is_needed)?)?;
             if subscribed.source == Source::Cupti && !self.is_cupti_heard.swap(true, Relaxed) {
                 // libcupti began now. Its subscription has to end before it is torn down.
@@ -147,15 +254,8 @@ fn given_up() -> Error {
 /// or another tool has its one subscription ([`Error::is_busy`]).
 #[doc(alias = "cuptiSubscribe")]
 pub fn subscribe() -> Result<()> {
-    let devices = devices()?;
-    session().begin(devices, None, false, true).map(|_| ())
-}
-
-/// Begins to intercept allocations if traces will want that; if it fails, they will say why.
-pub(crate) fn prepare(devices: &dyn Devices) {
-    if matches!(settings().gauge(), Ok(None | Some(Gauge::Exact))) {
-        let _ = session().subscribe(devices, None, false);
-    }
+    let session = current();
+    session.begin(session.devices()?, None, false, true).map(|_| ())
 }
 
 /// Intercepts no allocations until [`subscribe`] is called: the driver's own pointers are put back into its dispatch table, or
@@ -164,11 +264,12 @@ pub(crate) fn prepare(devices: &dyn Devices) {
 /// themselves, and go on.
 #[doc(alias = "cuptiUnsubscribe")]
 pub fn unsubscribe() {
-    let Ok(devices) = devices() else { return };
+    let session = current();
+    let Ok(devices) = session.devices() else { return };
     if devices.family() == Family::Simulated {
         return;
     }
-    let session = session();
+    let session = session.begun();
     let tell = || _ = session.inbox.post(&EventKind::Lost { count: 1 });
     let unsubscribe = || {
         devices.unsubscribe();
@@ -178,26 +279,24 @@ pub fn unsubscribe() {
     session.subscription.stop(|| devices.subscribed().is_some(), tell, unsubscribe);
 }
 
-/// The session, begun at the first use.
+/// The session of the calling thread: the process's, unless a test put another one in its place.
 #[inline]
-fn session() -> &'static Session {
-    SESSION.get_or_init(|| {
-        source::record_to::<ToSession>();
-        source::handle_refusals(source::RefusalHandler { refused: oom::refused, obtained: oom::obtained });
-        process::at_exit(at_exit);
-        Session {
-            inbox: Inbox::new(),
-            sampler: Sampler::default(),
-            readings: Readings::new(),
-            pools: Pools::default(),
-            every: settings().sample_every,
-            scopes: AtomicU64::new(0),
-            subscription: Subscription::new(),
-            is_cupti_heard: AtomicBool::new(false),
-            displaced: Mutex::new(0),
-            is_displaced: AtomicBool::new(false),
-        }
-    })
+pub(crate) fn current() -> &'static Session {
+    OVERRIDE.get().unwrap_or_else(of_process)
+}
+
+/// The session of the process. Threads that come first together may each make one, of which one stays: none waits for another,
+/// which the child of a fork may lack.
+fn of_process() -> &'static Session {
+    SESSION.get_or_init(|| Box::new(Session::new(settings::settings())))
+}
+
+fn refused(device: Option<Device>, bytes: Bytes, kind: MemKind) {
+    oom::refused(of_process(), device, bytes, kind);
+}
+
+fn obtained(device: Device, bytes: Bytes) {
+    oom::obtained(of_process(), device, bytes);
 }
 
 /// Hands what sources intercept to the session.
@@ -207,7 +306,7 @@ impl RecordEvents for ToSession {
     #[allow(clippy::inline_always, reason = "a hook is one function, which takes fewer lines of the instruction cache")]
     #[inline(always)]
     fn alloc(key: Key, bytes: Bytes, tag: Tag) {
-        if let Some(session) = begun() {
+        if let Some(session) = SESSION.get() {
             session.inbox.alloc(key, bytes, tag);
         }
     }
@@ -215,12 +314,16 @@ impl RecordEvents for ToSession {
     #[allow(clippy::inline_always, reason = "as above")]
     #[inline(always)]
     fn free(key: Key) -> Answer {
-        let Some(session) = begun() else { return Answer::Applied };
+        let Some(session) = SESSION.get() else { return Answer::Applied };
         session.inbox.free(key)
     }
 
     fn record(event: &EventKind) -> Answer {
-        session().inbox.post(event)
+        of_process().inbox.post(event)
+    }
+
+    fn number_stack(addresses: &[usize]) -> StackId {
+        of_process().stacks.number(addresses)
     }
 }
 
@@ -241,7 +344,7 @@ pub(crate) fn rehearse() -> [fn(u64); 2] {
         source: Source::Dispatch,
         at_peak: false,
     };
-    session().inbox.post(&EventKind::Open { scope: ScopeId(u64::MAX), spec });
+    of_process().begun().inbox.post(&EventKind::Open { scope: ScopeId(u64::MAX), spec });
     source::rehearse::<ToSession>()
 }
 
@@ -249,13 +352,13 @@ pub(crate) fn rehearse() -> [fn(u64); 2] {
 /// nothing is called any more. Handlers run in reverse order, so this is set again for libraries that begin later than the session.
 extern "C" fn at_exit() {
     static REPORTED: AtomicBool = AtomicBool::new(false);
-    if let (Some(session), false) = (begun(), process::is_forked()) {
+    if let (Some(session), false) = (SESSION.get(), process::is_forked()) {
         session.sampler.stop();
         if !REPORTED.swap(true, Relaxed) {
             // Nothing unwinds into C.
-            let _ = std::panic::catch_unwind(oom::report_pending);
-            let _ = std::panic::catch_unwind(oom::report_leaks);
-            let _ = std::panic::catch_unwind(peaks::report_at_exit);
+            let _ = catch_unwind(AssertUnwindSafe(|| oom::report_pending(session)));
+            let _ = catch_unwind(AssertUnwindSafe(|| oom::report_leaks(session)));
+            let _ = catch_unwind(AssertUnwindSafe(|| peaks::report_at_exit(session)));
         }
         if let Ok(devices) = source::devices() {
             devices.unsubscribe();
@@ -265,33 +368,14 @@ extern "C" fn at_exit() {
 
 /// NVML and the driver may have begun later than the session.
 extern "C" fn stop_sampling() {
-    if let (Some(session), false) = (begun(), process::is_forked()) {
+    if let (Some(session), false) = (SESSION.get(), process::is_forked()) {
         session.sampler.stop();
     }
-}
-
-fn begun() -> Option<&'static Session> {
-    SESSION.get()
 }
 
 /// In the child of a fork locks may be held by threads that are not there, and CUDA does not work.
 pub(crate) fn alive() -> Result<()> {
     if process::is_forked() { Err(Kind::Forked.into()) } else { Ok(()) }
-}
-
-/// The devices of this process, announced where they are simulated.
-pub(crate) fn devices() -> Result<&'static dyn Devices> {
-    alive()?;
-    process::notice_forks();
-    settings();
-    let devices = source::devices()?;
-    if devices.family() == Family::Simulated {
-        notify(
-            Notice::Simulated,
-            &"figures are those of a simulated GPU (GPUMEM_SIM or SimGpu::install), not of a real one",
-        );
-    }
-    Ok(devices)
 }
 
 /// What a new scope is asked to be.
@@ -311,6 +395,7 @@ struct ScopeRequest {
 
 /// A scope that is open, on a device that is fixed.
 struct OpenScope {
+    session: &'static Session,
     id: ScopeId,
     device: Device,
     gauge: Gauge,
@@ -322,10 +407,15 @@ struct OpenScope {
 impl OpenScope {
     /// Opens a scope by the gauge that was wished for, else by that of `GPUMEM_GAUGE`, else by the best that the devices
     /// offer. None where the gauge is `Off`.
-    fn open(request: ScopeRequest, ctx: Option<&str>, location: &'static Location<'static>) -> Result<Option<Self>> {
+    fn open(
+        session: &'static Session,
+        request: ScopeRequest,
+        ctx: Option<&str>,
+        location: &'static Location<'static>,
+    ) -> Result<Option<Self>> {
         // First: a thread that is not in the child of a fork may have been reading the environment.
         alive()?;
-        let gauge = match (request.gauge, unless_needed(settings().gauge(), request.of_thread)) {
+        let gauge = match (request.gauge, unless_needed(session.settings().gauge(), request.of_thread)) {
             (Some(gauge), _) => Some(gauge),
             // One thread can be counted by exact figures alone: that is asked for, whatever the environment says.
             (None, set) if request.of_thread && set != Ok(Some(Gauge::Off)) => Some(Gauge::Exact),
@@ -334,10 +424,10 @@ impl OpenScope {
         if gauge == Some(Gauge::Off) {
             return Ok(None);
         }
-        let devices = devices()?;
+        let devices = session.devices()?;
         let device = devices.device(request.device)?;
         let ordinal = device.ordinal;
-        let session = session();
+        session.begun();
         let asked_for = |gauge: Gauge| match request.gauge {
             Some(_) => format!("the gauge `{gauge}` was asked for"),
             None => format!("GPUMEM_GAUGE says {gauge}"),
@@ -364,9 +454,9 @@ impl OpenScope {
             let detail = format!("it needs exact figures, and {}; leave one of them out", asked_for(gauge));
             return Err(not_exact.unwrap_or_else(|| Kind::BadSetting { setting, detail }.into()));
         }
-        let every = if sampled { session.every } else { Duration::ZERO };
+        let every = if sampled { session.settings.sample_every } else { Duration::ZERO };
         let thread = request.of_thread.then(|| session.inbox.this_thread());
-        let callsite = callsites::number(ctx, location);
+        let callsite = session.callsites.number(ctx, location);
         let spec = ScopeSpec { device, gauge, every, thread, callsite, source, at_peak: request.at_peak };
         let id = session.next_scope();
         let open = EventKind::Open { scope: id, spec };
@@ -379,7 +469,7 @@ impl OpenScope {
                 };
                 session.readings.ask(&session.inbox, device, read, &open)?;
             }
-            Gauge::Pool => session.pools.open(&session.inbox, device, devices, &open)?,
+            Gauge::Pool => session.pools.open(session, device, devices, &open)?,
             _ => {
                 devices.check(ordinal)?;
                 if gauge == Gauge::Exact && !process::is_forked() {
@@ -393,14 +483,14 @@ impl OpenScope {
             }
         }
         // What a setting that cannot be used leads to is in its notice.
-        if let Some(why) = not_exact.filter(|why| !settings().is_problem(why)) {
+        if let Some(why) = not_exact.filter(|why| !session.settings.is_problem(why)) {
             let text = format_args!(
                 "{device} is sampled every {every:?}, all processes on it, and shorter peaks are missed, because {why}"
             );
-            notify(Notice::Sampled, &text);
+            session.notify(Notice::Sampled, &text);
         }
         let at_peak = request.at_peak && gauge == Gauge::Exact;
-        Ok(Some(Self { id, device, gauge, at_peak, devices }))
+        Ok(Some(Self { session, id, device, gauge, at_peak, devices }))
     }
 
     fn read(&self) -> Trace {
@@ -419,18 +509,18 @@ impl OpenScope {
     }
 
     fn ask(&self, question: EventKind) -> Trace {
-        let Self { device, devices, .. } = *self;
-        let session @ Session { inbox, pools, readings, .. } = session();
+        let Self { session, device, devices, .. } = *self;
+        let Session { inbox, pools, readings, .. } = session;
         if self.gauge == Gauge::Exact && !process::is_forked() {
             session.post_asked(device, devices);
         }
         let trace = match self.gauge {
             Gauge::Sampled if !process::is_forked() => {
-                let read = || Ok::<_, Infallible>(sampler::reading(device, devices));
+                let read = || Ok::<_, Infallible>(sampler::reading(session, device, devices));
                 let Ok(trace) = readings.ask(inbox, device, read, &question);
                 trace
             }
-            Gauge::Pool if !process::is_forked() => pools.ask(inbox, device, devices, &question),
+            Gauge::Pool if !process::is_forked() => pools.ask(session, device, devices, &question),
             _ => inbox.ask(None, &question),
         };
         // Only a thread that is inside the inbox gets no answer, or a process that was forked.
@@ -439,12 +529,12 @@ impl OpenScope {
 
     /// What it has come to, what tells the blocks that were allocated in it, and what made its peak.
     fn close(self) -> (Trace, Option<ScopePeriod>, Option<KeptPeak<'static>>) {
-        let within = session().inbox.scope_period(self.id);
+        let within = self.session.inbox.scope_period(self.id);
         let trace = self.ask(EventKind::Close { scope: self.id });
         if self.gauge == Gauge::Sampled {
-            session().sampler.unwatch(self.device);
+            self.session.sampler.unwatch(self.device);
         }
-        (trace, within, self.at_peak.then(|| KeptPeak::of_closed(&session().inbox, self.id)))
+        (trace, within, self.at_peak.then(|| KeptPeak::of_closed(&self.session.inbox, self.id)))
     }
 }
 
@@ -453,3 +543,6 @@ fn unless_needed<T>(set: Result<Option<T>>, is_needed: bool) -> Result<Option<T>
     // The notice of the settings says what is wrong.
     if is_needed { Ok(set.unwrap_or(None)) } else { set }
 }
+
+#[cfg(all(test, feature = "sim"))]
+mod tests;

@@ -9,13 +9,8 @@ use std::{
     },
 };
 
-use super::sink;
-use crate::{
-    error::Error,
-    model::Device,
-    settings::{self, Settings},
-    sys::process,
-};
+use super::Session;
+use crate::{error::Error, model::Device, settings::Settings, sys::process};
 
 /// What a notice is about.
 #[derive(Clone, Copy, Debug)]
@@ -36,65 +31,73 @@ pub(crate) enum Notice {
     WrongShape,
 }
 
-/// The settings of this process. The first use says which of them cannot be used, in one notice; errors that these cause are
-/// not said again.
-pub(super) fn settings() -> &'static Settings {
-    let settings = settings::settings();
-    if let Some(problems) = settings.problems() {
-        notify(Notice::Settings, &problems);
-    }
-    settings
+/// The notices that a session has printed.
+#[derive(Debug, Default)]
+pub(super) struct Notices {
+    /// A bit for each [`Notice`].
+    given: AtomicU32,
+    /// Why traces are off.
+    off: Mutex<Vec<Error>>,
 }
 
-/// Says why a trace is off, once for each reason, of the first few.
-pub(super) fn notify_off(error: &Error) {
-    static GIVEN: Mutex<Vec<Error>> = Mutex::new(Vec::new());
-    if process::is_forked() {
-        return;
+impl Session {
+    /// The settings. The first use prints one notice about the values that cannot be used; the errors that these cause are not
+    /// printed again.
+    pub(crate) fn settings(&self) -> &'static Settings {
+        if let Some(problems) = self.settings.problems() {
+            self.notify(Notice::Settings, &problems);
+        }
+        self.settings
     }
-    if error.is_unavailable() {
-        return notify(Notice::Off, &format_args!("traces are off: {error}"));
-    }
-    if settings().is_problem(error) {
-        return;
-    }
-    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
-    if given.len() < 8 && !given.contains(error) && !sink::is_off() {
-        given.push(error.clone());
-        drop(given);
-        say(&format_args!("gpumem: a trace is off: {error}\n"));
-    }
-}
 
-/// Says why figures are unknown.
-pub(super) fn notify_stale(device: Device, error: &Error) {
-    notify(Notice::Stale, &format_args!("reports show ? while {device} cannot be read: {error}"));
-}
+    /// Prints why a trace is off, once for each reason, of the first few.
+    pub(super) fn notify_off(&self, error: &Error) {
+        if process::is_forked() {
+            return;
+        }
+        if error.is_unavailable() {
+            return self.notify(Notice::Off, &format_args!("traces are off: {error}"));
+        }
+        if self.settings().is_problem(error) {
+            return;
+        }
+        let mut off = self.notices.off.lock().unwrap_or_else(PoisonError::into_inner);
+        if off.len() < 8 && !off.contains(error) && !self.is_silent() {
+            off.push(error.clone());
+            drop(off);
+            say(&format_args!("gpumem: a trace is off: {error}\n"));
+        }
+    }
 
-/// Says that figures may be wrong, if so many events or blocks were missed while they were taken.
-pub(super) fn notify_missed(lost: u64, untracked: u64) {
-    if lost > 0 {
-        notify(Notice::Lost, &"allocations were missed while a trace was open; its figures may be wrong");
+    /// Prints why figures are unknown.
+    pub(super) fn notify_stale(&self, device: Device, error: &Error) {
+        self.notify(Notice::Stale, &format_args!("reports show ? while {device} cannot be read: {error}"));
     }
-    if untracked > 0 {
-        let text = "blocks older than the first trace were freed, and nobody knows their size: `used` may be too high; \
-                    call gpumem::subscribe() before they are allocated";
-        notify(Notice::Untracked, &text);
-    }
-}
 
-/// Says it on stderr, unless the same notice was given before, reports are off, or this is the child of a fork.
-pub(crate) fn notify(notice: Notice, text: &dyn Display) {
-    static GIVEN: AtomicU32 = AtomicU32::new(0);
-    let bit = 1 << notice as u32;
-    if GIVEN.load(Relaxed) & bit != 0
-        || process::is_forked()
-        || sink::is_off()
-        || GIVEN.fetch_or(bit, Relaxed) & bit != 0
-    {
-        return;
+    /// Prints that figures may be wrong, if so many events or blocks were missed while they were measured.
+    pub(super) fn notify_missed(&self, lost: u64, untracked: u64) {
+        if lost > 0 {
+            self.notify(Notice::Lost, &"allocations were missed while a trace was open; its figures may be wrong");
+        }
+        if untracked > 0 {
+            let text = "blocks older than the first trace were freed, and nobody knows their size: `used` may be too high; \
+                        call gpumem::subscribe() before they are allocated";
+            self.notify(Notice::Untracked, &text);
+        }
     }
-    say(&format_args!("gpumem: {text}\n"));
+
+    /// Prints a notice on stderr, unless the same notice was printed before, reports are off, or this is the child of a fork.
+    pub(crate) fn notify(&self, notice: Notice, text: &dyn Display) {
+        let (given, bit) = (&self.notices.given, 1 << notice as u32);
+        if given.load(Relaxed) & bit != 0
+            || process::is_forked()
+            || self.is_silent()
+            || given.fetch_or(bit, Relaxed) & bit != 0
+        {
+            return;
+        }
+        say(&format_args!("gpumem: {text}\n"));
+    }
 }
 
 /// Writes to stderr, all at once: what other processes and libraries write there does not come in between.

@@ -14,14 +14,9 @@ use std::{
 
 use crossbeam::channel::{self, Sender};
 
-use super::{
-    Session, begun, devices,
-    notice::say,
-    places::{self, SessionNames},
-    prepare, settings, sink,
-};
+use super::{Session, current, notice::say, places};
 use crate::{
-    derive::{self, KeptPeak, Snapshot, Stack},
+    derive::{self, KeptPeak, Names, Snapshot, Stack},
     error::{Error, Kind, Result},
     model::{Bytes, Device, MemKind, StackId},
     report::{Breakdown, Known, OutOfMemory},
@@ -52,8 +47,24 @@ const MOST_ASKING: usize = 4;
 
 type Hook = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
 
-static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
-static PRINTED: AtomicU64 = AtomicU64::new(0);
+/// The refused allocations of a session: the program's function, and the reports.
+#[derive(Default)]
+pub(super) struct Refusals {
+    hook: RwLock<Option<Hook>>,
+    /// How many reports were printed.
+    printed: AtomicU64,
+    reporter: Mutex<Reporter>,
+    /// What is pending has changed.
+    changed: Condvar,
+    /// How many threads wait for the driver.
+    asking: AtomicUsize,
+}
+
+impl Refusals {
+    fn reporter(&self) -> MutexGuard<'_, Reporter> {
+        self.reporter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 thread_local! {
     /// This thread is telling of one: what is refused meanwhile is not told of.
@@ -94,7 +105,7 @@ pub fn on_oom(hook: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
         return;
     }
     let hook: Hook = Arc::new(hook);
-    let replaced = HOOK.write().unwrap_or_else(PoisonError::into_inner).replace(hook);
+    let replaced = current().refusals.hook.write().unwrap_or_else(PoisonError::into_inner).replace(hook);
     // Not under the lock: what it owns may itself set another.
     drop(replaced);
 }
@@ -118,8 +129,9 @@ pub fn on_oom(hook: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
 /// The second attempt's, or the first one's if that was of another kind. Waits for the devices on which this process
 /// has a context; not while a stream is being captured.
 pub fn retry_after_trim<T, E>(mut attempt: impl FnMut() -> std::result::Result<T, E>) -> std::result::Result<T, E> {
-    let Ok(devices) = devices() else { return attempt() };
-    prepare(devices);
+    let session = current();
+    let Ok(devices) = session.devices() else { return attempt() };
+    session.prepare(devices);
     let is_heard = devices.subscribed().is_some();
     let before = REFUSED.get();
     let outer = TRYING.replace(true);
@@ -150,21 +162,21 @@ fn trim(devices: &dyn Devices) {
 }
 
 /// An allocation was refused. Of the host's memory nothing is known here, nor of pools of which it is not known where they are.
-pub(super) fn refused(device: Option<Device>, bytes: Bytes, kind: MemKind) {
+pub(super) fn refused(session: &'static Session, device: Option<Device>, bytes: Bytes, kind: MemKind) {
     REFUSED.set(REFUSED.get() + 1);
     let Some(device) = device.filter(|_| kind != MemKind::PinnedHost) else { return };
     if process::is_forked() || TRYING.get() || TELLING.replace(true) {
         return;
     }
     // The panic hook has spoken; the allocation's caller is to get its error.
-    let _ = catch_unwind(AssertUnwindSafe(|| tell(device, bytes, kind)));
+    let _ = catch_unwind(AssertUnwindSafe(|| report(session, device, bytes, kind)));
     TELLING.set(false);
 }
 
 /// This thread, which was refused something, was given so much.
-pub(super) fn obtained(device: Device, bytes: Bytes) {
+pub(super) fn obtained(session: &Session, device: Device, bytes: Bytes) {
     let thread = thread::current().id();
-    let mut reporter = reporter();
+    let mut reporter = session.refusals.reporter();
     reporter.pending.retain(|pending| {
         let Pending { refusal, .. } = pending;
         (refusal.thread, refusal.device) != (thread, device) || refusal.asked > bytes
@@ -172,12 +184,14 @@ pub(super) fn obtained(device: Device, bytes: Bytes) {
     source::watch_allocations(reporter.pending.iter().any(|pending| pending.refusal.thread == thread));
 }
 
-fn tell(device: Device, asked: Bytes, kind: MemKind) {
-    let hook = HOOK.read().unwrap_or_else(PoisonError::into_inner).clone();
-    let print = !sink::is_off() && PRINTED.load(Relaxed) < MOST;
-    let Some(session) = begun().filter(|_| hook.is_some() || print) else { return };
+fn report(session: &'static Session, device: Device, asked: Bytes, kind: MemKind) {
+    let hook = session.refusals.hook.read().unwrap_or_else(PoisonError::into_inner).clone();
+    let print = !session.is_silent() && session.refusals.printed.load(Relaxed) < MOST;
+    if !session.is_begun() || hook.is_none() && !print {
+        return;
+    }
     let until = Instant::now() + FOR_THE_THREAD;
-    let refusal = Refusal { thread: thread::current().id(), device, asked, kind, stack: source::current_stack() };
+    let refusal = Refusal { thread: thread::current().id(), device, asked, kind, stack: session.stack_here() };
     let mut oom = refusal.told(places::path_of_this_thread(session));
     let (reply, replies) = channel::unbounded();
     if let Err(error) = look(session, refusal, &oom, print, reply) {
@@ -253,10 +267,10 @@ struct Seen {
 
 impl Seen {
     /// All that can be known. Reads files, unless that was done before.
-    fn resolved(self, oom: OutOfMemory, refusal: &Refusal) -> OutOfMemory {
-        let groups = self.snapshot.groups(places::stack);
-        let line = places::stack(refusal.stack).line;
-        let peak = self.peak.and_then(|peak| peak.holders(&SessionNames));
+    fn resolved(self, session: &Session, oom: OutOfMemory, refusal: &Refusal) -> OutOfMemory {
+        let groups = self.snapshot.groups(|stack| session.stack(stack));
+        let line = session.stack(refusal.stack).line;
+        let peak = self.peak.and_then(|peak| peak.holders(session));
         let oom = OutOfMemory { line, peak, ..oom }.with_holders(&groups);
         let breakdown = self.known.map(|known| Breakdown::of(&Known { live: groups, ..known }));
         OutOfMemory { breakdown, ..oom }
@@ -281,6 +295,7 @@ struct Pending {
 }
 
 /// Refusals, and the thread that finds out about lines and prints reports. It runs only while there is something to do.
+#[derive(Default)]
 struct Reporter {
     pending: Vec<Pending>,
     next: u64,
@@ -289,15 +304,6 @@ struct Reporter {
     is_printing: bool,
     /// The process ends.
     is_over: bool,
-}
-
-static REPORTER: Mutex<Reporter> =
-    Mutex::new(Reporter { pending: Vec::new(), next: 0, is_running: false, is_printing: false, is_over: false });
-/// What is pending has changed.
-static CHANGED: Condvar = Condvar::new();
-
-fn reporter() -> MutexGuard<'static, Reporter> {
-    REPORTER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Reporter {
@@ -357,12 +363,12 @@ fn look(
     print: bool,
     reply: Sender<Found>,
 ) -> Result<()> {
-    static ASKING: AtomicUsize = AtomicUsize::new(0);
     let spawn = |body: Box<dyn FnOnce() + Send>| {
         let thread = thread::Builder::new().name("gpumem-oom".to_owned());
         thread.spawn(body).map_err(|error| Error::from(Kind::NoThread { detail: error.to_string() }))
     };
-    let mut reporter = reporter();
+    let Refusals { asking, changed, .. } = &session.refusals;
+    let mut reporter = session.refusals.reporter();
     let mut started = Ok(());
     if !reporter.is_running {
         started = spawn(Box::new(move || run(session))).map(|_| ());
@@ -376,24 +382,24 @@ fn look(
     reporter.next += 1;
     // The driver may never answer, so it is asked on a thread of its own, and not by many.
     let mut patience = Instant::now();
-    let may_ask = ASKING.fetch_add(1, Relaxed) < MOST_ASKING;
+    let may_ask = asking.fetch_add(1, Relaxed) < MOST_ASKING;
     let ask = {
         let (oom, reply) = (oom.clone(), reply.clone());
         move || {
             let _ = catch_unwind(AssertUnwindSafe(|| see(session, number, &refusal, &oom, &reply)));
-            ASKING.fetch_sub(1, Relaxed);
+            asking.fetch_sub(1, Relaxed);
         }
     };
     if may_ask && spawn(Box::new(ask)).is_ok() {
         patience += FOR_THE_DRIVER;
     } else {
-        ASKING.fetch_sub(1, Relaxed);
+        asking.fetch_sub(1, Relaxed);
     }
     // Without the thread, it waits for the next one that starts, or the end of the process.
     if started.is_ok() || due.is_some() {
         let oom = oom.clone();
         reporter.pending.push(Pending { number, refusal, reply, oom, seen: None, patience, is_found: false, due });
-        CHANGED.notify_all();
+        changed.notify_all();
     }
     started
 }
@@ -401,48 +407,49 @@ fn look(
 /// Finds out what takes little time, unless the driver takes its.
 fn see(session: &'static Session, number: u64, refusal: &Refusal, oom: &OutOfMemory, reply: &Sender<Found>) {
     let device = refusal.device;
-    let snapshot = Snapshot::now(&session.inbox, &SessionNames, device);
+    let snapshot = Snapshot::now(&session.inbox, session, device);
     let peak = KeptPeak::of_device(&session.inbox, device, session.next_scope());
-    let is_resolved = snapshot.stacks().all(places::is_resolved);
-    let groups = snapshot.groups(|stack| if is_resolved { places::stack(stack) } else { Stack::default() });
+    let is_resolved = snapshot.stacks().all(|stack| session.is_resolved(stack));
+    let groups = snapshot.groups(|stack| if is_resolved { session.stack(stack) } else { Stack::default() });
     let mut soon = oom.clone().with_holders(&groups);
     if !is_resolved {
         soon.places.clear();
     }
     let note = |soon: &OutOfMemory, stage| {
-        if let Some(pending) = reporter().find(number).filter(|pending| !pending.is_found) {
+        if let Some(pending) = session.refusals.reporter().find(number).filter(|pending| !pending.is_found) {
             pending.oom = soon.clone();
         }
         let _ = reply.send(Found { oom: soon.clone(), stage });
     };
     note(&soon, Stage::Live);
-    let known = devices().and_then(|devices| places::read(devices, device));
+    let known = session.devices().and_then(|devices| places::read(devices, device));
     // Libraries are not told apart before their stacks are resolved.
     if is_resolved {
         let live = groups;
         soon.breakdown = known.clone().map(|known| Breakdown::of(&Known { live, ..known }));
     }
     note(&soon, Stage::Read);
-    if let Some(pending) = reporter().find(number).filter(|pending| !pending.is_found) {
+    if let Some(pending) = session.refusals.reporter().find(number).filter(|pending| !pending.is_found) {
         pending.seen = Some(Seen { snapshot, peak, known });
-        CHANGED.notify_all();
+        session.refusals.changed.notify_all();
     }
 }
 
 /// Until nothing is pending any more.
 fn run(session: &'static Session) {
-    let mut reporter = reporter();
+    let (refusals, changed) = (&session.refusals, &session.refusals.changed);
+    let mut reporter = refusals.reporter();
     loop {
         if let Some((number, refusal, oom, seen)) = reporter.take_seen() {
             drop(reporter);
             let unanswered = || Seen {
-                snapshot: Snapshot::now(&session.inbox, &SessionNames, refusal.device),
+                snapshot: Snapshot::now(&session.inbox, session, refusal.device),
                 peak: KeptPeak::of_device(&session.inbox, refusal.device, session.next_scope()),
                 known: Err(no_answer(FOR_THE_DRIVER)),
             };
-            let resolve = || seen.unwrap_or_else(unanswered).resolved(oom, &refusal);
+            let resolve = || seen.unwrap_or_else(unanswered).resolved(session, oom, &refusal);
             let found = catch_unwind(AssertUnwindSafe(resolve)).ok();
-            reporter = self::reporter();
+            reporter = refusals.reporter();
             if let (Some(pending), Some(oom)) = (reporter.find(number), found) {
                 pending.oom = oom.clone();
                 let _ = pending.reply.send(Found { oom, stage: Stage::All });
@@ -451,13 +458,13 @@ fn run(session: &'static Session) {
         } else if let Some(Pending { oom, .. }) = reporter.take_due() {
             reporter.is_printing = true;
             drop(reporter);
-            print(&oom);
-            reporter = self::reporter();
+            print(session, &oom);
+            reporter = refusals.reporter();
             reporter.is_printing = false;
-            CHANGED.notify_all();
+            changed.notify_all();
         } else if let Some(moment) = reporter.next_moment() {
             let wait = moment.saturating_duration_since(Instant::now());
-            (reporter, _) = CHANGED.wait_timeout(reporter, wait).unwrap_or_else(PoisonError::into_inner);
+            (reporter, _) = changed.wait_timeout(reporter, wait).unwrap_or_else(PoisonError::into_inner);
         } else {
             reporter.is_running = false;
             return;
@@ -465,11 +472,11 @@ fn run(session: &'static Session) {
     }
 }
 
-fn print(oom: &OutOfMemory) {
-    if sink::is_off() {
+fn print(session: &Session, oom: &OutOfMemory) {
+    if session.is_silent() {
         return;
     }
-    let before = PRINTED.fetch_add(1, Relaxed);
+    let before = session.refusals.printed.fetch_add(1, Relaxed);
     let last = if before + 1 == MOST { "gpumem: more of them are not reported\n" } else { "" };
     if before < MOST {
         say(&format_args!("gpumem: {oom}{last}"));
@@ -477,21 +484,24 @@ fn print(oom: &OutOfMemory) {
 }
 
 /// The process ends: who was refused is given nothing any more.
-pub(super) fn report_pending() {
-    let mut reporter = reporter();
+pub(super) fn report_pending(session: &Session) {
+    let changed = &session.refusals.changed;
+    let mut reporter = session.refusals.reporter();
     reporter.is_over = true;
-    CHANGED.notify_all();
+    changed.notify_all();
     let will_print = |reporter: &mut Reporter| reporter.will_print();
     (reporter, _) =
-        CHANGED.wait_timeout_while(reporter, AT_THE_END, will_print).unwrap_or_else(PoisonError::into_inner);
+        changed.wait_timeout_while(reporter, AT_THE_END, will_print).unwrap_or_else(PoisonError::into_inner);
     let rest = mem::take(&mut reporter.pending);
     drop(reporter);
-    rest.iter().filter(|pending| pending.due.is_some()).for_each(|pending| print(&pending.oom));
+    rest.iter().filter(|pending| pending.due.is_some()).for_each(|pending| print(session, &pending.oom));
 }
 
 /// `GPUMEM_LEAKS=1`: says at the end of the process what was not freed.
-pub(super) fn report_leaks() {
-    let Some(session) = begun().filter(|_| settings().leaks) else { return };
-    let is_intercepted = super::status::Now::find().is_intercepted();
-    say(&derive::leaks(&session.inbox, &SessionNames, std::process::id(), is_intercepted));
+pub(super) fn report_leaks(session: &'static Session) {
+    if !session.settings.leaks || !session.is_begun() {
+        return;
+    }
+    let is_intercepted = super::status::Now::find(session).is_intercepted(session);
+    say(&derive::leaks(&session.inbox, session, std::process::id(), is_intercepted));
 }

@@ -2,13 +2,14 @@
 
 use std::process;
 
-use super::{begun, notice::say, places::SessionNames, settings, status::Now};
+use super::{Session, notice::say, status::Now};
 use crate::derive;
 
-/// Reports it at the end of the process.
-pub(super) fn report_at_exit() {
-    let Some(session) = begun().filter(|_| settings().peak) else { return };
-    let is_intercepted = Now::find().is_intercepted();
-    let under = session.next_scope();
-    say(&derive::device_peaks(&session.inbox, &SessionNames, under, process::id(), is_intercepted));
+/// Prints, at the end of the process, what the peak of each device was made of.
+pub(super) fn report_at_exit(session: &'static Session) {
+    if !session.settings.peak || !session.is_begun() {
+        return;
+    }
+    let is_intercepted = Now::find(session).is_intercepted(session);
+    say(&derive::device_peaks(&session.inbox, session, session.next_scope(), process::id(), is_intercepted));
 }

@@ -3,12 +3,12 @@
 use std::{
     collections::HashMap,
     env,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{MutexGuard, PoisonError},
 };
 
 use once_cell::sync::Lazy;
 
-use super::{Session, begun, callsites, devices, prepare, status::Now};
+use super::{Session, current, status::Now};
 use crate::{
     derive::{self, Callsite, Names, Snapshot, Stack},
     error::Result,
@@ -36,10 +36,13 @@ use crate::{
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 pub fn summary() -> Summary {
-    let now = Now::find();
-    let unheard = if now.is_intercepted() { None } else { now.why_not_exact.map(|why| why.to_string()) };
-    let Some(session) = begun() else { return Summary::of(Vec::new(), 0, 0, unheard) };
-    derive::summary(&session.inbox, &SessionNames, session.next_scope(), unheard)
+    let session = current();
+    let now = Now::find(session);
+    let unheard = if now.is_intercepted(session) { None } else { now.why_not_exact.map(|why| why.to_string()) };
+    if !session.is_begun() {
+        return Summary::of(Vec::new(), 0, 0, unheard);
+    }
+    derive::summary(&session.inbox, session, session.next_scope(), unheard)
 }
 
 /// Where the device's memory went: other processes, this one by scope, by library, by what the driver keeps it for. With
@@ -64,12 +67,12 @@ pub fn summary() -> Summary {
 /// When there is no such device, or it cannot be read.
 #[doc(alias = "nvidia-smi")]
 pub fn breakdown(device: impl Into<Option<u32>>) -> Result<Breakdown> {
-    let devices = devices()?;
+    let session = current();
+    let devices = session.devices()?;
     let device = devices.device(device.into())?;
-    // What cannot be heard is a part of the rest, which says so.
-    prepare(devices);
-    let live =
-        begun().map(|session| Snapshot::now(&session.inbox, &SessionNames, device).groups(stack)).unwrap_or_default();
+    // What cannot be observed is a part of the rest, which says so.
+    session.prepare(devices);
+    let live = Snapshot::now(&session.inbox, session, device).groups(|stack| session.stack(stack));
     Ok(Breakdown::of(&Known { live, ..read(devices, device)? }))
 }
 
@@ -92,52 +95,51 @@ pub(super) fn read(devices: &dyn Devices, device: Device) -> Result<Known> {
 
 /// The path of scopes that the calling thread is in.
 pub(super) fn path_of_this_thread(session: &Session) -> Vec<String> {
-    session.inbox.path_of_this_thread().into_iter().map(|callsite| callsites::callsite(callsite).to_string()).collect()
-}
-
-/// Names from the tables of the session.
-pub(super) struct SessionNames;
-
-impl Names for SessionNames {
-    fn callsite(&self, id: CallsiteId) -> Callsite {
-        callsites::callsite(id)
-    }
-
-    fn stack(&self, id: StackId) -> Stack {
-        stack(id)
-    }
+    session
+        .inbox
+        .path_of_this_thread()
+        .into_iter()
+        .map(|callsite| session.callsites.get(callsite).to_string())
+        .collect()
 }
 
 /// So many stacks are remembered in words.
 const MOST_STACKS: usize = 1 << 12;
 
-/// What stacks say, as far as that was asked.
-fn known() -> MutexGuard<'static, HashMap<StackId, Stack>> {
-    static KNOWN: Lazy<Mutex<HashMap<StackId, Stack>>> = Lazy::new(Mutex::default);
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+impl Names for Session {
+    fn callsite(&self, id: CallsiteId) -> Callsite {
+        self.callsites.get(id)
+    }
+
+    /// What a stack means. It is resolved once, since that reads files.
+    fn stack(&self, id: StackId) -> Stack {
+        if id == StackId::NONE {
+            return Stack::default();
+        }
+        if let Some(stack) = self.stack_texts().get(&id) {
+            return stack.clone();
+        }
+        // No lock is held meanwhile: allocations go on.
+        let stack = Stack::new(&source::frames(&self.stacks.get(id)), folder(), source::own_module().as_deref());
+        let mut texts = self.stack_texts();
+        // The text takes much more room than the addresses, and can be found out again.
+        if texts.len() >= MOST_STACKS {
+            texts.clear();
+        }
+        texts.insert(id, stack.clone());
+        stack
+    }
 }
 
-/// Whether no file has to be read for it.
-pub(super) fn is_resolved(number: StackId) -> bool {
-    number == StackId::NONE || known().contains_key(&number)
-}
+impl Session {
+    fn stack_texts(&self) -> MutexGuard<'_, HashMap<StackId, Stack>> {
+        self.stack_texts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
-/// What a stack says; found out once, since that reads files.
-pub(super) fn stack(number: StackId) -> Stack {
-    if number == StackId::NONE {
-        return Stack::default();
+    /// Whether no file has to be read to describe the stack.
+    pub(super) fn is_resolved(&self, id: StackId) -> bool {
+        id == StackId::NONE || self.stack_texts().contains_key(&id)
     }
-    if let Some(stack) = known().get(&number) {
-        return stack.clone();
-    }
-    let stack = Stack::new(&source::frames(number), folder(), source::own_module().as_deref());
-    let mut known = known();
-    // Its text takes much more room than its addresses, and can be found out again.
-    if known.len() >= MOST_STACKS {
-        known.clear();
-    }
-    known.insert(number, stack.clone());
-    stack
 }
 
 /// The folder that the program was in when this was first asked: files below it are named from there.

@@ -3,10 +3,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{
-    Inbox,
-    notice::{Notice, notify, notify_stale},
-};
+use super::{Inbox, Session, notice::Notice};
 use crate::{
     error::Result,
     model::{Bytes, Device, EventKind, Gauge, PoolUsage, Trace},
@@ -30,7 +27,14 @@ struct Watched {
 
 impl Pools {
     /// Posts a scope that opens, and has the mark begin anew for it.
-    pub(super) fn open(&self, inbox: &Inbox, device: Device, devices: &dyn Devices, open: &EventKind) -> Result<()> {
+    pub(super) fn open(
+        &self,
+        session: &Session,
+        device: Device,
+        devices: &dyn Devices,
+        open: &EventKind,
+    ) -> Result<()> {
+        let inbox = &session.inbox;
         let mut pools = self.lock();
         let usage = devices.reset_pool(device.ordinal)?;
         let reset_by_others = if let Some(watched) = pools.iter_mut().find(|watched| watched.device == device) {
@@ -42,20 +46,21 @@ impl Pools {
         };
         inbox.ask(Some(&EventKind::PoolUsage { device, usage }), open);
         drop(pools);
-        tell(device, reset_by_others);
+        notify(session, device, reset_by_others);
         Ok(())
     }
 
     /// Asks an open scope what it has come to, after a reading. A reset has the mark begin anew.
     pub(super) fn ask(
         &self,
-        inbox: &Inbox,
+        session: &Session,
         device: Device,
         devices: &dyn Devices,
-        question: &EventKind,
+        query: &EventKind,
     ) -> Option<Trace> {
+        let inbox = &session.inbox;
         let mut pools = self.lock();
-        let reset = matches!(question, EventKind::Reset { .. });
+        let reset = matches!(query, EventKind::Reset { .. });
         let usage = if reset { devices.reset_pool(device.ordinal) } else { devices.read_pool(device.ordinal) };
         let watched = pools.iter_mut().find(|watched| watched.device == device);
         let (reading, reset_by_others) = match &usage {
@@ -65,17 +70,17 @@ impl Pools {
             }
             Err(_) => (EventKind::ReadFailed { device, gauge: Gauge::Pool }, false),
         };
-        let trace = inbox.ask(Some(&reading), question);
-        if matches!(question, EventKind::Close { .. }) {
+        let trace = inbox.ask(Some(&reading), query);
+        if matches!(query, EventKind::Close { .. }) {
             pools.retain_mut(|watched| {
                 watched.scopes -= usize::from(watched.device == device);
                 watched.scopes > 0
             });
         }
         drop(pools);
-        tell(device, reset_by_others);
+        notify(session, device, reset_by_others);
         if let Err(error) = usage {
-            notify_stale(device, &error);
+            session.notify_stale(device, &error);
         }
         trace
     }
@@ -99,12 +104,12 @@ impl Watched {
     }
 }
 
-fn tell(device: Device, reset_by_others: bool) {
+fn notify(session: &Session, device: Device, reset_by_others: bool) {
     if reset_by_others {
         let text = format_args!(
             "the high-water mark of {device}'s pool was reset by others, or another pool was made current: peaks before that \
              are missed; leave both to gpumem, or use GPUMEM_GAUGE=exact"
         );
-        notify(Notice::PoolReset, &text);
+        session.notify(Notice::PoolReset, &text);
     }
 }

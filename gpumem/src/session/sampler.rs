@@ -13,7 +13,7 @@ use std::{
 
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
 
-use super::{Session, notice::notify_stale};
+use super::Session;
 use crate::{
     error::{Error, Kind, Result},
     model::{Device, EventKind, Gauge},
@@ -166,12 +166,12 @@ fn start(session: &'static Session) -> Result<Thread> {
 }
 
 fn run(session: &'static Session, woken: &Receiver<()>) {
-    let mut due = Instant::now() + session.every;
+    let mut due = Instant::now() + session.settings.sample_every;
     loop {
         let targets = session.sampler.targets();
         let until = if targets.is_empty() { Instant::now() + LINGER } else { due };
         match woken.recv_deadline(until) {
-            Ok(()) => due = Instant::now() + session.every,
+            Ok(()) => due = Instant::now() + session.settings.sample_every,
             Err(RecvTimeoutError::Disconnected) => return,
             Err(RecvTimeoutError::Timeout) if targets.is_empty() => {
                 if session.sampler.leave() {
@@ -180,21 +180,21 @@ fn run(session: &'static Session, woken: &Receiver<()>) {
             }
             Err(RecvTimeoutError::Timeout) => {
                 for Watched { device, devices, .. } in targets {
-                    session.readings.post(&session.inbox, device, || reading(device, devices));
+                    session.readings.post(&session.inbox, device, || reading(session, device, devices));
                 }
                 // A reading that took longer than the interval is not made up for.
-                due = (due + session.every).max(Instant::now());
+                due = (due + session.settings.sample_every).max(Instant::now());
             }
         }
     }
 }
 
 /// One reading as a fact, also where it failed.
-pub(super) fn reading(device: Device, devices: &dyn Devices) -> EventKind {
+pub(super) fn reading(session: &Session, device: Device, devices: &dyn Devices) -> EventKind {
     match devices.read(device.ordinal) {
         Ok(memory) => EventKind::Sample { device, memory },
         Err(error) => {
-            notify_stale(device, &error);
+            session.notify_stale(device, &error);
             EventKind::ReadFailed { device, gauge: Gauge::Sampled }
         }
     }

@@ -4,14 +4,17 @@ use std::{
     cell::Cell,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, PoisonError},
 };
 
-use super::notice::{Notice, Quiet, notify};
+use super::{
+    Session, current,
+    notice::{Notice, Quiet},
+};
 use crate::{
     export::{self, Format},
     report::{Report, Tracked},
-    settings::{ReportTo, settings},
+    settings::ReportTo,
     sys::process,
 };
 
@@ -66,84 +69,87 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-static SINK: RwLock<Option<Sink>> = RwLock::new(None);
-
 /// Sends the reports of all traces there from now on, whatever `GPUMEM_REPORT` says. The child of a fork reports nothing.
 pub fn set_sink(sink: Sink) {
-    // A thread that is not there may hold the lock for ever.
-    if process::is_forked() {
-        return;
+    current().set_sink(sink);
+}
+
+impl Session {
+    fn set_sink(&self, sink: Sink) {
+        // A thread that does not exist in this copy of the process may hold the lock for ever.
+        if process::is_forked() {
+            return;
+        }
+        let replaced = self.sink.write().unwrap_or_else(PoisonError::into_inner).replace(sink);
+        // Not under the lock: what a sink owns may itself report when it is dropped.
+        drop(replaced);
     }
-    let replaced = SINK.write().unwrap_or_else(PoisonError::into_inner).replace(sink);
-    // Not under the lock: what a sink owns may itself report when it is dropped.
-    drop(replaced);
-}
 
-fn sink() -> Sink {
-    // Cloned, not borrowed: a sink may itself set another.
-    let set = SINK.read().unwrap_or_else(PoisonError::into_inner).clone();
-    set.unwrap_or_else(of_environment)
-}
-
-/// The sink of `GPUMEM_REPORT`.
-fn of_environment() -> Sink {
-    match settings().report {
-        ReportTo::Stdout => Sink::Stdout,
-        ReportTo::Stderr => Sink::Stderr,
-        #[cfg(feature = "json")]
-        ReportTo::Json => Sink::Json,
-        ReportTo::Off => Sink::Off,
+    fn sink(&self) -> Sink {
+        // Cloned, not borrowed: a sink may itself set another.
+        let set = self.sink.read().unwrap_or_else(PoisonError::into_inner).clone();
+        set.unwrap_or(match self.settings.report {
+            ReportTo::Stdout => Sink::Stdout,
+            ReportTo::Stderr => Sink::Stderr,
+            #[cfg(feature = "json")]
+            ReportTo::Json => Sink::Json,
+            ReportTo::Off => Sink::Off,
+        })
     }
-}
 
-pub(super) fn is_off() -> bool {
-    matches!(sink(), Sink::Off)
-}
+    /// Nothing is printed.
+    pub(super) fn is_silent(&self) -> bool {
+        matches!(self.sink(), Sink::Off)
+    }
 
-/// Writes one report.
-pub(super) fn write(report: &Report) {
-    match sink() {
-        Sink::Off => {}
-        sink @ (Sink::Stdout | Sink::Stderr) => print(&export::TEXT.line(report), matches!(sink, Sink::Stderr)),
-        #[cfg(feature = "json")]
-        Sink::Json => print(&export::JSON.line(report), false),
-        Sink::Custom(to) => {
-            // A trace inside a sink would report to it without end.
-            if INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true) {
-                return;
+    /// Writes one report.
+    pub(super) fn write(&self, report: &Report) {
+        match self.sink() {
+            Sink::Off => {}
+            sink @ (Sink::Stdout | Sink::Stderr) => {
+                self.print(&export::TEXT.line(report), matches!(sink, Sink::Stderr));
             }
-            // The panic hook has spoken; going on is what a guard's drop owes its host.
-            let _ = catch_unwind(AssertUnwindSafe(|| to(report)));
-            let _ = INSIDE.try_with(|inside| inside.set(false));
+            #[cfg(feature = "json")]
+            Sink::Json => self.print(&export::JSON.line(report), false),
+            Sink::Custom(to) => {
+                // A trace inside a sink would report to it without end.
+                if INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true) {
+                    return;
+                }
+                // The panic hook has printed it. A guard's drop must not make its program panic.
+                let _ = catch_unwind(AssertUnwindSafe(|| to(report)));
+                let _ = INSIDE.try_with(|inside| inside.set(false));
+            }
         }
     }
-}
 
-/// Writes what a tracker saw. A custom sink takes the reports of traces alone; with one this goes to stdout.
-pub(super) fn write_tracked(tracked: &Tracked) {
-    match sink() {
-        Sink::Off => {}
-        sink => print(&format().tracked(tracked), matches!(sink, Sink::Stderr)),
+    /// Writes what a tracker saw. A custom sink receives the reports of traces only; with one this goes to stdout.
+    pub(super) fn write_tracked(&self, tracked: &Tracked) {
+        match self.sink() {
+            Sink::Off => {}
+            sink => self.print(&self.format().tracked(tracked), matches!(sink, Sink::Stderr)),
+        }
     }
-}
 
-/// What the sink is written in.
-pub(super) fn format() -> &'static Format {
-    match sink() {
-        #[cfg(feature = "json")]
-        Sink::Json => &export::JSON,
-        _ => &export::TEXT,
+    /// The format of the sink.
+    pub(super) fn format(&self) -> &'static Format {
+        match self.sink() {
+            #[cfg(feature = "json")]
+            Sink::Json => &export::JSON,
+            _ => &export::TEXT,
+        }
     }
-}
 
-fn print(text: &str, to_stderr: bool) {
-    let quiet = Quiet::new(&text);
-    if to_stderr {
-        eprint!("{quiet}");
-    } else {
-        print!("{quiet}");
-    }
-    if quiet.failed() && !to_stderr {
-        notify(Notice::Unwritten, &"cannot write reports to stdout (a closed pipe or a full disk?); they are lost");
+    fn print(&self, text: &str, to_stderr: bool) {
+        let quiet = Quiet::new(&text);
+        if to_stderr {
+            eprint!("{quiet}");
+        } else {
+            print!("{quiet}");
+        }
+        if quiet.failed() && !to_stderr {
+            let text = "cannot write reports to stdout (a closed pipe or a full disk?); they are lost";
+            self.notify(Notice::Unwritten, &text);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What the allocators of a device have done, for PyTorch's names.
 
-use super::{Session, begun, devices, places::SessionNames, session, settings, status::not_exact_by_wish};
+use super::{Session, current, status::not_exact_by_wish};
 use crate::{
     derive,
     error::Result,
@@ -20,10 +20,12 @@ impl Heard {
     /// The one with this number, else the current one. Begins to hear allocations if traces would: figures of allocations
     /// that nobody heard would be wrong.
     pub(crate) fn on(id: Option<u32>) -> Result<Self> {
-        let devices = devices()?;
+        let session = current();
+        let devices = session.devices()?;
         let device = devices.device(id)?;
         devices.check(device.ordinal)?;
-        Ok(Self { session: hear(devices)?, devices, device })
+        intercept(session, devices)?;
+        Ok(Self { session, devices, device })
     }
 
     pub(crate) fn stats(&self) -> MemoryStats {
@@ -63,17 +65,17 @@ fn without_pools<T>(read: Result<T>) -> Result<Option<T>> {
     }
 }
 
-fn hear(devices: &dyn Devices) -> Result<&'static Session> {
-    if let Some(why) = not_exact_by_wish(settings().gauge()?) {
+fn intercept(session: &'static Session, devices: &dyn Devices) -> Result<()> {
+    if let Some(why) = not_exact_by_wish(session.settings().gauge()?) {
         // A program may have subscribed by itself.
-        return begun().filter(|_| devices.subscribed().is_some()).ok_or(why);
+        return if session.is_begun() && devices.subscribed().is_some() { Ok(()) } else { Err(why) };
     }
-    let session = session();
-    session.subscribe(devices, None, false)?;
-    Ok(session)
+    session.subscribe(devices, None, false).map(|_| ())
 }
 
 /// What is live on all devices, the largest first.
 pub(crate) fn live_blocks() -> Result<Vec<LiveBlock>> {
-    Ok(derive::live_blocks(&hear(devices()?)?.inbox, &SessionNames, None))
+    let session = current();
+    intercept(session, session.devices()?)?;
+    Ok(derive::live_blocks(&session.inbox, session, None))
 }

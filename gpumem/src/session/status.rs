@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use super::{begun, devices, settings};
+use super::{Session, current};
 use crate::{
     error::{Error, Kind, Result},
     model::{Bytes, Gauge, MemKind, Source},
@@ -67,9 +67,9 @@ pub struct LiveMemory {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 pub fn status() -> Status {
-    let Now { gauge, source, why_not_exact, why_not_dispatch, heard_by } = Now::find();
-    let counts = begun().map(|session| session.inbox.counts()).unwrap_or_default();
-    let stats = begun().map(|session| session.inbox.stats()).unwrap_or_default();
+    let session = current();
+    let Now { gauge, source, why_not_exact, why_not_dispatch, heard_by } = Now::find(session);
+    let (counts, stats) = (session.inbox.counts(), session.inbox.stats());
     let live = MemKind::ALL.into_iter().map(|kind| {
         let of_kind = || stats.iter().map(|device| &device.kinds[kind as usize]);
         LiveMemory {
@@ -84,18 +84,18 @@ pub fn status() -> Status {
         why_not_exact,
         why_not_dispatch,
         heard_by,
-        since: begun().map(|session| session.inbox.age()).unwrap_or_default(),
+        since: if session.is_begun() { session.inbox.age() } else { Duration::ZERO },
         heard: counts.events,
         untracked: counts.untracked,
         lost: counts.lost,
         live: live.filter(|live| live.blocks > 0).collect(),
-        settings: (!process::is_forked()).then(settings),
+        settings: (!process::is_forked()).then(|| session.settings()),
     }
 }
 
 /// Why live blocks are not known, if they are not.
-pub(super) fn not_heard() -> Option<Error> {
-    Now::find().why_not_exact
+pub(super) fn not_heard(session: &'static Session) -> Option<Error> {
+    Now::find(session).why_not_exact
 }
 
 /// What a new trace would be.
@@ -109,22 +109,22 @@ pub(super) struct Now {
 }
 
 impl Now {
-    pub(super) fn find() -> Self {
-        Self::of_devices().unwrap_or_else(|why| Self::inexact(Gauge::Off, Some(why)))
+    pub(super) fn find(session: &'static Session) -> Self {
+        Self::of_devices(session).unwrap_or_else(|why| Self::inexact(Gauge::Off, Some(why)))
     }
 
     /// Allocations are intercepted and counted, or will be from the next trace on. Simulated devices report theirs also while nobody
     /// counts.
-    pub(super) fn is_intercepted(&self) -> bool {
-        self.gauge == Gauge::Exact || self.heard_by.is_some() && begun().is_some()
+    pub(super) fn is_intercepted(&self, session: &Session) -> bool {
+        self.gauge == Gauge::Exact || self.heard_by.is_some() && session.is_begun()
     }
 
-    fn of_devices() -> Result<Self> {
+    fn of_devices(session: &'static Session) -> Result<Self> {
         if process::is_forked() {
             return Err(Kind::Forked.into());
         }
-        let request = settings().gauge()?;
-        let devices = devices()?;
+        let request = session.settings().gauge()?;
+        let devices = session.devices()?;
         // With a driver and no device there is nothing to trace.
         devices.check(0)?;
         let live = devices.subscribed();
@@ -132,14 +132,14 @@ impl Now {
         if let Some(gauge @ (Gauge::Off | Gauge::Pool | Gauge::Sampled)) = request {
             return Ok(Self { heard_by, ..Self::inexact(gauge, not_exact_by_wish(request)) });
         }
-        let source = match (live, refused()) {
+        let source = match (live, refused(session)) {
             (Some(live), _) => Ok(live.source),
             (None, Some(why)) => Err(why),
-            (None, None) => settings().source().and_then(|wanted| devices.can_subscribe(wanted)),
+            (None, None) => session.settings().source().and_then(|wanted| devices.can_subscribe(wanted)),
         };
         match source {
             Ok(source) => {
-                let why_not_dispatch = why_not_dispatch(devices, source);
+                let why_not_dispatch = why_not_dispatch(session, devices, source);
                 Ok(Self { gauge: Gauge::Exact, source, why_not_exact: None, why_not_dispatch, heard_by })
             }
             Err(why) if request.is_none() => Ok(Self::inexact(Gauge::Sampled, Some(why))),
@@ -158,8 +158,8 @@ impl Now {
 }
 
 /// Why CUPTI is used and not the dispatch table, unless that was wanted.
-fn why_not_dispatch(devices: &dyn Devices, source: Source) -> Option<Error> {
-    let by_itself = source == Source::Cupti && matches!(settings().source(), Ok(None));
+fn why_not_dispatch(session: &Session, devices: &dyn Devices, source: Source) -> Option<Error> {
+    let by_itself = source == Source::Cupti && matches!(session.settings().source(), Ok(None));
     by_itself.then(|| devices.can_subscribe(Some(Source::Dispatch)).err()).flatten()
 }
 
@@ -175,8 +175,8 @@ pub(super) fn not_exact_by_wish(request: Option<Gauge>) -> Option<Error> {
 }
 
 /// Why the session does not intercept allocations, if it was tried or given up.
-fn refused() -> Option<Error> {
-    begun()?.subscription.why_not(super::given_up)
+fn refused(session: &Session) -> Option<Error> {
+    session.subscription.why_not(super::given_up)
 }
 
 impl fmt::Display for Status {

@@ -6,12 +6,7 @@ use std::{
     panic::Location,
 };
 
-use super::{
-    OpenScope, ScopeHandle, ScopeRequest,
-    notice::{notify_missed, notify_off},
-    places::SessionNames,
-    session, sink,
-};
+use super::{OpenScope, ScopeHandle, ScopeRequest, Session, current};
 use crate::{
     derive::{KeptPeak, live_blocks},
     error::Result,
@@ -52,6 +47,7 @@ use crate::{
 /// [`data`](Self::data) is zeros under [`Gauge::Off`].
 #[must_use = "a trace measures until it is dropped; bind it to a name"]
 pub struct GpuMemTrace {
+    session: &'static Session,
     state: State,
     settings: GpuMemTraceBuilder,
 }
@@ -125,7 +121,7 @@ impl GpuMemTrace {
     pub fn start(&mut self) {
         match &self.state {
             State::Running(_) => self.reset(),
-            State::Stopped(..) | State::Off => self.state = self.settings.open_or_off(),
+            State::Stopped(..) | State::Off => self.state = self.settings.open_or_off(self.session),
         }
     }
 
@@ -212,10 +208,10 @@ impl GpuMemTrace {
     pub fn live(&self) -> Vec<LiveBlock> {
         let within = match &self.state {
             State::Off => None,
-            State::Running(scope) => session().inbox.scope_period(scope.id),
+            State::Running(scope) => self.session.inbox.scope_period(scope.id),
             State::Stopped(_, within, _) => within.clone(),
         };
-        within.map(|within| live_blocks(&session().inbox, &SessionNames, Some(&within))).unwrap_or_default()
+        within.map(|within| live_blocks(&self.session.inbox, self.session, Some(&within))).unwrap_or_default()
     }
 
     /// Which allocations made the trace's peak: by scope and line, what was in use at the peak and was not at the start, since
@@ -239,12 +235,13 @@ impl GpuMemTrace {
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn peak_holders(&self) -> Option<PeakHolders> {
+        let session = self.session;
         let peak = match &self.state {
             State::Off => None,
             State::Running(scope) => {
-                KeptPeak::of_open(&session().inbox, scope.id, session().next_scope())?.holders(&SessionNames)
+                KeptPeak::of_open(&session.inbox, scope.id, session.next_scope())?.holders(session)
             }
-            State::Stopped(_, _, peak) => peak.as_ref()?.holders(&SessionNames),
+            State::Stopped(_, _, peak) => peak.as_ref()?.holders(session),
         };
         let Trace { untracked, lost, .. } = self.data();
         Some(PeakHolders { untracked, lost, ..peak? })
@@ -266,7 +263,7 @@ impl GpuMemTrace {
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn handle(&self) -> ScopeHandle {
-        ScopeHandle::of(if let State::Running(scope) = &self.state { Some(scope.id) } else { None })
+        ScopeHandle::of(if let State::Running(scope) = &self.state { Some((self.session, scope.id)) } else { None })
     }
 
     fn read_n_reset(&self) -> Trace {
@@ -290,11 +287,11 @@ impl GpuMemTrace {
         if self.settings.silent || trace.gauge == Gauge::Off || process::is_forked() {
             return;
         }
-        notify_missed(trace.lost, trace.untracked);
+        self.session.notify_missed(trace.lost, trace.untracked);
         let subctx = subctx.map(ToString::to_string);
         let mut report = Report::new(trace, self.settings.ctx.as_deref(), subctx.as_deref());
         report.lines = lines;
-        sink::write(&report);
+        self.session.write(&report);
     }
 }
 
@@ -422,31 +419,33 @@ impl GpuMemTraceBuilder {
     /// When there is no such device, it cannot be read, or the gauge is not available on it.
     #[track_caller]
     pub fn start(self) -> Result<GpuMemTrace> {
-        let state = self.open()?;
-        Ok(GpuMemTrace { state, settings: self })
+        let session = current();
+        let state = self.open(session)?;
+        Ok(GpuMemTrace { session, state, settings: self })
     }
 
     /// Starts the trace, or one that is off, where [`start`](Self::start) would give an error; the error is then said
     /// once on stderr.
     #[track_caller]
     pub fn start_or_off(self) -> GpuMemTrace {
-        let state = self.open_or_off();
-        GpuMemTrace { state, settings: self }
+        let session = current();
+        let state = self.open_or_off(session);
+        GpuMemTrace { session, state, settings: self }
     }
 
     #[track_caller]
-    fn open(&self) -> Result<State> {
+    fn open(&self, session: &'static Session) -> Result<State> {
         // Handed to `unwrap_or_else`, it would be called from within the standard library.
         let caller = Location::caller();
         let at = self.at.unwrap_or(caller);
-        let scope = OpenScope::open(self.request, self.ctx.as_deref(), at)?;
+        let scope = OpenScope::open(session, self.request, self.ctx.as_deref(), at)?;
         Ok(scope.map_or(State::Off, State::Running))
     }
 
     #[track_caller]
-    fn open_or_off(&self) -> State {
-        self.open().unwrap_or_else(|error| {
-            notify_off(&error);
+    fn open_or_off(&self, session: &'static Session) -> State {
+        self.open(session).unwrap_or_else(|error| {
+            session.notify_off(&error);
             State::Off
         })
     }

@@ -6,13 +6,7 @@ use std::{
     panic::Location,
 };
 
-use super::{
-    Session, devices,
-    labels::labels,
-    notice::{Notice, notify, notify_missed, notify_off, notify_stale},
-    places::SessionNames,
-    session, settings, sink, status,
-};
+use super::{Session, current, notice::Notice, status};
 use crate::{
     derive::tracked_groups,
     error::Result,
@@ -55,6 +49,7 @@ use crate::{
 ///
 /// The device is fixed when the tracker starts. Without a GPU a tracker is off, as a [`GpuMemTrace`](super::GpuMemTrace) is.
 pub struct MemTracker {
+    session: &'static Session,
     /// None is off.
     device: Option<(Device, &'static dyn Devices)>,
     to: Option<Box<dyn Write + Send>>,
@@ -106,23 +101,24 @@ impl MemTracker {
             return Tracked::at(at.into(), word, self.device.map_or(nothing, |(device, _)| device));
         };
         let mut tracked = Tracked::at(at.into(), word, device);
+        let session = self.session;
         tracked.is_first = std::mem::replace(&mut self.is_first, false);
         tracked.used = match of.read(device.ordinal) {
             Ok(memory) => Some(memory.used),
             Err(error) => {
-                notify_stale(device, &error);
+                session.notify_stale(device, &error);
                 None
             }
         };
-        if let Some(why) = status::not_heard() {
-            notify(Notice::NoBlocks, &format_args!("which blocks came and went is not known, because {why}"));
+        if let Some(why) = status::not_heard(session) {
+            session.notify(Notice::NoBlocks, &format_args!("which blocks came and went is not known, because {why}"));
         } else {
-            let counts = session().inbox.counts();
-            let groups = groups(session(), device);
+            let counts = session.inbox.counts();
+            let groups = groups(session, device);
             tracked.live = Some(live(&groups));
             tracked.changes = Some(difference(&self.groups, &groups));
             tracked.lost = counts.lost - self.counts.lost;
-            notify_missed(tracked.lost, counts.untracked.saturating_sub(self.counts.untracked));
+            session.notify_missed(tracked.lost, counts.untracked.saturating_sub(self.counts.untracked));
             (self.groups, self.counts) = (groups, counts);
         }
         self.tell(&tracked);
@@ -131,11 +127,12 @@ impl MemTracker {
 
     /// One write for each call, so that lines of several trackers do not mix.
     fn tell(&mut self, tracked: &Tracked) {
-        let Some(to) = &mut self.to else { return sink::write_tracked(tracked) };
-        let text = sink::format().tracked(tracked);
+        let Some(to) = &mut self.to else { return self.session.write_tracked(tracked) };
+        let text = self.session.format().tracked(tracked);
         // Who reads the file while the program runs, or after it was killed, finds all of it.
         if let Err(error) = to.write_all(text.as_bytes()).and_then(|()| to.flush()) {
-            notify(Notice::UnwrittenTracker, &format_args!("cannot write what a tracker saw: {error}; it is lost"));
+            let text = format_args!("cannot write what a tracker saw: {error}; it is lost");
+            self.session.notify(Notice::UnwrittenTracker, &text);
         }
     }
 }
@@ -143,7 +140,7 @@ impl MemTracker {
 /// The blocks on a device that are live now.
 fn groups(session: &Session, device: Device) -> Groups {
     let inbox = &session.inbox;
-    tracked_groups(inbox, &SessionNames, device, |blocks| labels().of_blocks(inbox, blocks))
+    tracked_groups(inbox, session, device, |blocks| session.labels().of_blocks(inbox, blocks))
 }
 
 impl Default for MemTracker {
@@ -190,39 +187,45 @@ impl MemTrackerBuilder {
     /// When there is no such device.
     pub fn start(self) -> Result<MemTracker> {
         let Self { device, to } = self;
-        let device = of_number(device)?;
-        Ok(MemTracker::started(device, to))
+        let session = current();
+        let device = of_number(session, device)?;
+        Ok(MemTracker::started(session, device, to))
     }
 
     /// Starts the tracker, or one that is off, where [`start`](Self::start) would give an error; the error is then said once on
     /// stderr.
     pub fn start_or_off(self) -> MemTracker {
         let Self { device, to } = self;
-        let device = of_number(device).unwrap_or_else(|error| {
-            notify_off(&error);
+        let session = current();
+        let device = of_number(session, device).unwrap_or_else(|error| {
+            session.notify_off(&error);
             None
         });
-        MemTracker::started(device, to)
+        MemTracker::started(session, device, to)
     }
 }
 
 impl MemTracker {
-    fn started(device: Option<(Device, &'static dyn Devices)>, to: Option<Box<dyn Write + Send>>) -> Self {
-        let counts = device.map(|_| session().inbox.counts()).unwrap_or_default();
-        Self { device, to, groups: Groups::new(), counts, is_first: true }
+    fn started(
+        session: &'static Session,
+        device: Option<(Device, &'static dyn Devices)>,
+        to: Option<Box<dyn Write + Send>>,
+    ) -> Self {
+        let counts = device.map(|_| session.begun().inbox.counts()).unwrap_or_default();
+        Self { session, device, to, groups: Groups::new(), counts, is_first: true }
     }
 }
 
 /// The device of that number, or the current one, and whatever is intercepted there. None where `GPUMEM_GAUGE` says off.
-fn of_number(ordinal: Option<u32>) -> Result<Option<(Device, &'static dyn Devices)>> {
+fn of_number(session: &'static Session, ordinal: Option<u32>) -> Result<Option<(Device, &'static dyn Devices)>> {
     super::alive()?;
-    if settings().gauge()? == Some(Gauge::Off) {
+    if session.settings().gauge()? == Some(Gauge::Off) {
         return Ok(None);
     }
-    let devices = devices()?;
+    let devices = session.devices()?;
     let device = devices.device(ordinal)?;
     devices.check(device.ordinal)?;
-    super::prepare(devices);
+    session.prepare(devices);
     Ok(Some((device, devices)))
 }
 

@@ -28,8 +28,10 @@ pub(crate) use self::{
     devices::Devices,
     recorder::RecordEvents,
     refusals::{RefusalHandler, handle_refusals, watch_allocations},
-    stacks::{current_stack, frames, own_module},
+    stacks::{StackTable, current_stack, frames, min_bytes_of, own_module},
 };
+#[cfg(feature = "sim")]
+pub(crate) use self::{refusals::is_watched, stacks::uncached_stack};
 
 use self::devices::Selection;
 use crate::error::{Error, Kind, Result};
@@ -48,12 +50,14 @@ pub(crate) fn devices() -> Result<&'static dyn Devices> {
     selected.unwrap_or_else(|| Err(Error::from(Kind::NotBuilt { feature: "cuda" })))
 }
 
-/// From now on all sources record to `R`. The session calls this when it begins.
-pub(crate) fn record_to<R: RecordEvents>() {
+/// From now on all sources record to `R`, with the stacks of blocks of at least `min_bytes`. The session of the process calls this
+/// when it begins.
+pub(crate) fn record_to<R: RecordEvents>(min_bytes: u64) {
     recorder::set(recorder::EventRecorder {
         record: R::record,
+        number_stack: R::number_stack,
         #[cfg(any(feature = "cupti", feature = "dispatch"))]
         subscribe: driver::subscribe_to::<R>,
     });
-    stacks::begin();
+    stacks::begin(min_bytes);
 }

@@ -2,7 +2,7 @@
 
 use once_cell::sync::OnceCell;
 
-use crate::model::{Answer, Bytes, EventKind, Key, Tag};
+use crate::model::{Answer, Bytes, EventKind, Key, StackId, Tag};
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
 use crate::{error::Result, model::Source};
 
@@ -16,11 +16,15 @@ pub(crate) trait RecordEvents: 'static {
 
     /// Any event, including these two.
     fn record(event: &EventKind) -> Answer;
+
+    /// The number of a stack.
+    fn number_stack(addresses: &[usize]) -> StackId;
 }
 
 /// The functions of the type that receives events.
 pub(super) struct EventRecorder {
     pub(super) record: fn(&EventKind) -> Answer,
+    pub(super) number_stack: fn(&[usize]) -> StackId,
     /// From now on it receives the calls that this source intercepts.
     #[cfg(any(feature = "cupti", feature = "dispatch"))]
     pub(super) subscribe: fn(Source) -> Result<()>,
@@ -43,4 +47,9 @@ pub(super) fn get() -> Option<&'static EventRecorder> {
 #[cfg(any(feature = "sim", feature = "cupti", feature = "dispatch"))]
 pub(super) fn record(event: &EventKind) -> Answer {
     RECORDER.get().map_or(Answer::Applied, |recorder| (recorder.record)(event))
+}
+
+#[cfg(feature = "backtrace")]
+pub(super) fn number_stack(addresses: &[usize]) -> StackId {
+    RECORDER.get().map_or(StackId::NONE, |recorder| (recorder.number_stack)(addresses))
 }

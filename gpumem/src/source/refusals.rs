@@ -32,8 +32,8 @@ pub(crate) fn watch_allocations(watch: bool) {
     IS_WATCHED.set(watch);
 }
 
-#[cfg(any(feature = "cupti", feature = "dispatch"))]
-pub(super) fn is_watched() -> bool {
+#[cfg(any(feature = "sim", feature = "cupti", feature = "dispatch"))]
+pub(crate) fn is_watched() -> bool {
     IS_WATCHED.get()
 }
 

@@ -22,18 +22,20 @@ mod devices;
 use std::{
     cell::Cell,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    panic::RefUnwindSafe,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use once_cell::sync::OnceCell;
 
+pub(crate) use self::devices::SimDevices;
 pub(super) use self::devices::select;
 
 use super::{recorder::record, refusals, stacks};
 use crate::{
     device_model::{DeviceModel, ModelError},
     error::{Error, Kind, Result},
-    model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, Space},
+    model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, Space, StackId},
     settings::settings,
     sys::process,
 };
@@ -45,6 +47,24 @@ use crate::{
 pub struct SimGpu {
     ordinal: u32,
     model: Arc<Mutex<SimState>>,
+    to: To,
+}
+
+/// Where simulated devices record: to the session of the process, or to another one.
+pub(super) type To = Option<&'static dyn RecordSimulated>;
+
+/// Receives the events of simulated devices, for a session that is not the process's.
+pub(crate) trait RecordSimulated: Send + Sync + RefUnwindSafe {
+    fn record(&self, event: &EventKind);
+
+    /// The number of the calling thread's stack, if stacks are recorded for blocks of this size.
+    fn stack_for(&self, bytes: u64) -> StackId;
+
+    /// An allocation was refused.
+    fn refused(&'static self, device: Device, bytes: Bytes, kind: MemKind);
+
+    /// A block was allocated.
+    fn allocated(&self, block: &Block);
 }
 
 struct SimState {
@@ -57,8 +77,6 @@ struct SimState {
 const ADDRESS_BITS: u32 = 48;
 const MAX_DEVICES: usize = 1 << 9;
 
-static GPUS: RwLock<Vec<SimGpu>> = RwLock::new(Vec::new());
-
 thread_local! {
     static CURRENT: Cell<u32> = const { Cell::new(0) };
 }
@@ -70,7 +88,7 @@ impl SimGpu {
     /// If `GPUMEM_SIM` is set and is not valid, or if there are 512 devices already.
     pub fn install(total: Bytes) -> Result<Self> {
         from_environment()?;
-        add(total)
+        devices::OF_PROCESS.add(total)
     }
 
     /// The simulated devices of this process, by number.
@@ -79,7 +97,7 @@ impl SimGpu {
     /// If `GPUMEM_SIM` is set and is not valid.
     pub fn all() -> Result<Vec<Self>> {
         from_environment()?;
-        Ok(GPUS.read().unwrap_or_else(PoisonError::into_inner).clone())
+        Ok(devices::OF_PROCESS.all())
     }
 
     /// The device number.
@@ -138,14 +156,21 @@ impl SimGpu {
         let device = Device { family: Family::Simulated, ordinal: self.ordinal };
         let address = allocated.inspect_err(|error| {
             if error.is_out_of_memory() {
-                refusals::refused(Some(device), bytes, kind);
+                match self.to {
+                    None => refusals::refused(Some(device), bytes, kind),
+                    Some(to) => to.refused(device, bytes, kind),
+                }
             }
         })?;
         // All devices use the same addresses, so the key has the device as well.
         let key = Key::new(Space::Address, address + (u64::from(self.ordinal) << ADDRESS_BITS));
-        let block = Block { stack: stacks::stack_for(bytes.get()), ..Block::new(device, bytes, kind) };
-        record(&EventKind::Alloc { key, block });
-        refusals::allocated(&block);
+        let stack = self.to.map_or_else(|| stacks::stack_for(bytes.get()), |to| to.stack_for(bytes.get()));
+        let block = Block { stack, ..Block::new(device, bytes, kind) };
+        self.record(&EventKind::Alloc { key, block });
+        match self.to {
+            None => refusals::allocated(&block),
+            Some(to) => to.allocated(&block),
+        }
         Ok(SimBlock { gpu: self.clone(), address, key, block })
     }
 
@@ -161,6 +186,13 @@ impl SimGpu {
             _ => Kind::SimulatedMisuse { device, detail: "an allocation of 0 bytes, which CUDA refuses; ask for more" },
         }
         .into()
+    }
+
+    fn record(&self, event: &EventKind) {
+        match self.to {
+            None => _ = record(event),
+            Some(to) => to.record(event),
+        }
     }
 
     /// The state for a reading; an error after [`set_lost`](Self::set_lost).
@@ -216,7 +248,7 @@ impl Drop for SimBlock {
             return;
         }
         // Recorded before the free: as soon as the model has freed the block, another thread may get the same address.
-        record(&EventKind::Free { key: self.key, block: Some(self.block) });
+        self.gpu.record(&EventKind::Free { key: self.key, block: Some(self.block) });
         let memory = &mut self.gpu.state().memory;
         let freed = match self.block.kind {
             MemKind::Pool => memory.free_async(self.address),
@@ -232,21 +264,6 @@ impl fmt::Debug for SimBlock {
     }
 }
 
-fn add(total: Bytes) -> Result<SimGpu> {
-    process::notice_forks();
-    let mut gpus = GPUS.write().unwrap_or_else(PoisonError::into_inner);
-    let ordinal = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
-    if gpus.len() == MAX_DEVICES {
-        return Err(
-            Kind::SimulatedMisuse { device: ordinal, detail: "a process can have 512 of them; use fewer" }.into()
-        );
-    }
-    let state = SimState { memory: DeviceModel::new(total.get()), lost: false };
-    let gpu = SimGpu { ordinal, model: Arc::new(Mutex::new(state)) };
-    gpus.push(gpu.clone());
-    Ok(gpu)
-}
-
 /// Adds the devices of `GPUMEM_SIM` at the first call.
 fn from_environment() -> Result<()> {
     static READ: OnceCell<Result<()>> = OnceCell::new();
@@ -254,6 +271,7 @@ fn from_environment() -> Result<()> {
     if process::is_forked() {
         return Err(Kind::Forked.into());
     }
-    let read = READ.get_or_init(|| settings().sim()?.iter().try_for_each(|total| add(*total).map(|_| ())));
+    let read =
+        READ.get_or_init(|| settings().sim()?.iter().try_for_each(|total| devices::OF_PROCESS.add(*total).map(|_| ())));
     read.clone()
 }

@@ -10,11 +10,11 @@ use std::{
     },
 };
 
-use once_cell::sync::Lazy;
-
+#[cfg(feature = "backtrace")]
+use super::recorder;
 use crate::{
     model::{Frame, StackId},
-    settings::{self, settings},
+    settings::{self, Settings},
 };
 
 /// By default, stacks are recorded for blocks of at least this size. A program allocates such blocks in few places, whose stacks
@@ -45,27 +45,45 @@ impl Hasher for AddressHasher {
     }
 }
 
+/// The stacks of a session.
 #[derive(Default)]
-struct StackTable {
+pub(crate) struct StackTable(Mutex<Stacks>);
+
+#[derive(Default)]
+struct Stacks {
     numbers: HashMap<Arc<[usize]>, StackId, BuildHasherDefault<AddressHasher>>,
     /// By number; the first one has number 1.
     stacks: Vec<Arc<[usize]>>,
 }
 
-static STACKS: Lazy<Mutex<StackTable>> = Lazy::new(Mutex::default);
+impl StackTable {
+    /// The number of a stack; the same each time. 0 if the stack is empty, or if there are too many stacks.
+    pub(crate) fn number(&self, addresses: &[usize]) -> StackId {
+        self.lock().number(addresses)
+    }
 
-fn table() -> MutexGuard<'static, StackTable> {
-    STACKS.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The return addresses of a stack, innermost first. Empty if the number is 0.
+    pub(crate) fn get(&self, number: StackId) -> Arc<[usize]> {
+        self.lock().get(number)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Stacks> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-/// From now on stacks are recorded, as the settings say.
-pub(super) fn begin() {
-    let min_bytes = match settings().stacks {
+/// From now on the stacks of the process's blocks are recorded, if the block has at least this size.
+pub(super) fn begin(min_bytes: u64) {
+    MIN_BYTES.store(min_bytes, Relaxed);
+}
+
+/// The size from which on the stack of a block is recorded.
+pub(crate) fn min_bytes_of(settings: &Settings) -> u64 {
+    match settings.stacks {
         settings::Stacks::Large => LARGE,
         settings::Stacks::None => u64::MAX,
         settings::Stacks::All => 0,
-    };
-    MIN_BYTES.store(min_bytes, Relaxed);
+    }
 }
 
 /// The size from which on the stack of a block is recorded. It does not change after [`begin`].
@@ -87,7 +105,7 @@ pub(super) fn stack_for(bytes: u64) -> StackId {
 pub(crate) fn current_stack() -> StackId {
     // The driver's functions are left out, since they are the same on each stack, and so are the hook or callback inside them.
     let is_driver = |file: &[u8]| std::str::from_utf8(file).is_ok_and(crate::model::is_driver);
-    StackId(crate::sys::stack::number(is_driver, |addresses| table().number(addresses).0))
+    StackId(crate::sys::stack::number(is_driver, |addresses| recorder::number_stack(addresses).0))
 }
 
 #[cfg(not(feature = "backtrace"))]
@@ -103,23 +121,28 @@ pub(crate) const WAYS_TO_A_STACK: [fn() -> StackId; 3] = [
         crate::sys::stack::forget();
         current_stack()
     },
-    || StackId(crate::sys::stack::captured(|addresses| table().number(addresses).0)),
+    || StackId(crate::sys::stack::captured(|addresses| recorder::number_stack(addresses).0)),
 ];
 
-/// The functions on a stack, innermost first. Slow, so only for printing.
-pub(crate) fn frames(stack: StackId) -> Vec<Frame> {
-    // The lock is released before the slow part, so that other threads can record stacks meanwhile.
-    let addresses = table().get(stack);
-    resolve(&addresses)
+/// The stack of the calling thread, without the thread's cache: the numbers in the cache are those of the process's session.
+#[cfg(all(feature = "backtrace", feature = "sim"))]
+pub(crate) fn uncached_stack(number: impl Fn(&[usize]) -> StackId) -> StackId {
+    StackId(crate::sys::stack::captured(|addresses| number(addresses).0))
 }
 
+#[cfg(all(not(feature = "backtrace"), feature = "sim"))]
+pub(crate) fn uncached_stack(_: impl Fn(&[usize]) -> StackId) -> StackId {
+    StackId::NONE
+}
+
+/// The functions at these return addresses, innermost first. Slow, so only for printing.
 #[cfg(feature = "backtrace")]
-fn resolve(addresses: &[usize]) -> Vec<Frame> {
+pub(crate) fn frames(addresses: &[usize]) -> Vec<Frame> {
     super::stack::frames(addresses)
 }
 
 #[cfg(not(feature = "backtrace"))]
-fn resolve(_: &[usize]) -> Vec<Frame> {
+pub(crate) fn frames(_: &[usize]) -> Vec<Frame> {
     Vec::new()
 }
 
@@ -139,7 +162,7 @@ pub(crate) fn own_module() -> Option<String> {
     None
 }
 
-impl StackTable {
+impl Stacks {
     fn number(&mut self, addresses: &[usize]) -> StackId {
         if let Some(number) = self.numbers.get(addresses) {
             return *number;

@@ -1,12 +1,13 @@
 //! What simulated devices answer.
 
-use std::sync::PoisonError;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
-use super::{CURRENT, DeviceModel, GPUS, SimGpu, from_environment};
+use super::{CURRENT, DeviceModel, MAX_DEVICES, RecordSimulated, SimGpu, SimState, To, from_environment};
 use crate::{
     error::{Kind, Result},
     model::{Bytes, Family, GpuMemory, GpuProcess, PoolUsage, ProcessKind, Source},
     source::devices::{Devices, Interception, Selection},
+    sys::process,
 };
 
 const SIMULATION: Interception = Interception { source: Source::Simulation, library: "the simulated device" };
@@ -22,38 +23,72 @@ fn usage_of(memory: &DeviceModel) -> PoolUsage {
     }
 }
 
-#[derive(Debug)]
-struct Simulated;
+/// The simulated devices of a session.
+pub(crate) struct SimDevices {
+    gpus: RwLock<Vec<SimGpu>>,
+    to: To,
+}
+
+/// The simulated devices of the process.
+pub(super) static OF_PROCESS: SimDevices = SimDevices { gpus: RwLock::new(Vec::new()), to: None };
 
 pub(in crate::source) fn select() -> Selection {
-    match count() {
+    match OF_PROCESS.count() {
         Ok(0) => None,
-        Ok(_) => Some(Ok(&Simulated)),
+        Ok(_) => Some(Ok(&OF_PROCESS)),
         Err(error) => Some(Err(error)),
     }
 }
 
-fn count() -> Result<u32> {
-    from_environment()?;
-    let gpus = GPUS.read().unwrap_or_else(PoisonError::into_inner);
-    Ok(u32::try_from(gpus.len()).unwrap_or(u32::MAX))
+impl SimDevices {
+    /// The devices of a session that is not the process's.
+    pub(crate) fn new(to: &'static dyn RecordSimulated) -> Self {
+        Self { gpus: RwLock::new(Vec::new()), to: Some(to) }
+    }
+
+    pub(crate) fn add(&self, total: Bytes) -> Result<SimGpu> {
+        process::notice_forks();
+        let mut gpus = self.gpus.write().unwrap_or_else(PoisonError::into_inner);
+        let ordinal = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
+        if gpus.len() == MAX_DEVICES {
+            let detail = "a process can have 512 of them; use fewer";
+            return Err(Kind::SimulatedMisuse { device: ordinal, detail }.into());
+        }
+        let state = SimState { memory: DeviceModel::new(total.get()), lost: false };
+        let gpu = SimGpu { ordinal, model: Arc::new(Mutex::new(state)), to: self.to };
+        gpus.push(gpu.clone());
+        Ok(gpu)
+    }
+
+    /// All of them, by number.
+    pub(super) fn all(&self) -> Vec<SimGpu> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> RwLockReadGuard<'_, Vec<SimGpu>> {
+        self.gpus.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn gpu(&self, ordinal: u32) -> Result<SimGpu> {
+        let gpus = self.lock();
+        gpus.get(ordinal as usize).cloned().ok_or_else(|| {
+            let count = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
+            Kind::NoDevice { ordinal, count, simulated: true }.into()
+        })
+    }
 }
 
-fn gpu(ordinal: u32) -> Result<SimGpu> {
-    let gpus = GPUS.read().unwrap_or_else(PoisonError::into_inner);
-    gpus.get(ordinal as usize).cloned().ok_or_else(|| {
-        let count = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
-        Kind::NoDevice { ordinal, count, simulated: true }.into()
-    })
-}
-
-impl Devices for Simulated {
+impl Devices for SimDevices {
     fn family(&self) -> Family {
         Family::Simulated
     }
 
     fn count(&self) -> Result<u32> {
-        count()
+        // The environment may add devices to those of the process.
+        if self.to.is_none() {
+            from_environment()?;
+        }
+        Ok(u32::try_from(self.lock().len()).unwrap_or(u32::MAX))
     }
 
     fn current(&self) -> Result<u32> {
@@ -61,16 +96,16 @@ impl Devices for Simulated {
     }
 
     fn check(&self, ordinal: u32) -> Result<()> {
-        gpu(ordinal).map(|_| ())
+        self.gpu(ordinal).map(|_| ())
     }
 
     fn name(&self, ordinal: u32) -> Result<String> {
-        let total = Bytes::new(gpu(ordinal)?.state().memory.total());
+        let total = Bytes::new(self.gpu(ordinal)?.state().memory.total());
         Ok(format!("simulated GPU ({total})"))
     }
 
     fn read(&self, ordinal: u32) -> Result<GpuMemory> {
-        let gpu = gpu(ordinal)?;
+        let gpu = self.gpu(ordinal)?;
         let memory = &gpu.readable()?.memory;
         Ok(GpuMemory {
             total: Bytes::new(memory.total()),
@@ -82,18 +117,18 @@ impl Devices for Simulated {
 
     /// This process is the only one that uses the device.
     fn processes(&self, ordinal: u32) -> Result<Vec<GpuProcess>> {
-        let used = Bytes::new(gpu(ordinal)?.readable()?.memory.used());
+        let used = Bytes::new(self.gpu(ordinal)?.readable()?.memory.used());
         let pid = std::process::id();
         let name = std::env::current_exe().ok().map(|program| program.to_string_lossy().into_owned());
         Ok(vec![GpuProcess { pid, name, used: Some(used), kind: ProcessKind::Compute }])
     }
 
     fn read_pool(&self, ordinal: u32) -> Result<PoolUsage> {
-        gpu(ordinal)?.readable().map(|state| usage_of(&state.memory))
+        self.gpu(ordinal)?.readable().map(|state| usage_of(&state.memory))
     }
 
     fn reset_pool(&self, ordinal: u32) -> Result<PoolUsage> {
-        let gpu = gpu(ordinal)?;
+        let gpu = self.gpu(ordinal)?;
         let memory = &mut gpu.readable()?.memory;
         let usage = usage_of(memory);
         memory.reset_pool_used_high();
@@ -101,12 +136,12 @@ impl Devices for Simulated {
     }
 
     fn reset_pool_reserved(&self, ordinal: u32) -> Result<()> {
-        gpu(ordinal)?.readable()?.memory.reset_pool_reserved_high();
+        self.gpu(ordinal)?.readable()?.memory.reset_pool_reserved_high();
         Ok(())
     }
 
     fn trim(&self, ordinal: u32) -> Result<()> {
-        let gpu = gpu(ordinal)?;
+        let gpu = self.gpu(ordinal)?;
         let memory = &mut gpu.state().memory;
         memory.synchronize();
         memory.trim_to(0);

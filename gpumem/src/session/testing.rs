@@ -1,0 +1,82 @@
+//! Sessions for tests: each has its own simulated devices, settings and tables, so that tests need no process of their own.
+
+use super::{OVERRIDE, Session, oom};
+use crate::{
+    error::Result,
+    model::{Block, Bytes, Device, EventKind, MemKind, StackId},
+    settings::Settings,
+    source::{
+        self,
+        sim::{RecordSimulated, SimDevices, SimGpu},
+    },
+};
+
+/// A session of its own, with simulated devices. It is never freed: guards refer to their session for as long as the process runs.
+pub struct TestSession {
+    session: &'static Session,
+    devices: &'static SimDevices,
+}
+
+impl TestSession {
+    /// A session in which these environment variables, and no others, are set. `GPUMEM_SIM` adds devices.
+    ///
+    /// # Errors
+    /// When `GPUMEM_SIM` is not valid.
+    pub fn new(variables: &[(&str, &str)]) -> Result<Self> {
+        let value = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
+        let settings: &'static Settings = Box::leak(Box::new(Settings::read(value)));
+        let session: &'static Session = Box::leak(Box::new(Session::new(settings)));
+        let devices: &'static SimDevices = Box::leak(Box::new(SimDevices::new(session)));
+        let _ = session.devices.set(devices);
+        for total in settings.sim()? {
+            devices.add(*total)?;
+        }
+        Ok(Self { session, devices })
+    }
+
+    /// Adds a device.
+    ///
+    /// # Errors
+    /// When there are 512 already.
+    pub fn add(&self, total: Bytes) -> Result<SimGpu> {
+        self.devices.add(total)
+    }
+
+    /// Runs `code` in this session: what it does on this thread is not seen by other sessions.
+    pub fn run<R>(&self, code: impl FnOnce() -> R) -> R {
+        struct Restore(Option<&'static Session>);
+
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                OVERRIDE.set(self.0);
+            }
+        }
+
+        let _restore = Restore(OVERRIDE.replace(Some(self.session)));
+        code()
+    }
+}
+
+impl RecordSimulated for Session {
+    fn record(&self, event: &EventKind) {
+        if self.is_begun() {
+            self.inbox.post(event);
+        }
+    }
+
+    fn stack_for(&self, bytes: u64) -> StackId {
+        if bytes < source::min_bytes_of(self.settings) { StackId::NONE } else { self.stack_here() }
+    }
+
+    fn refused(&'static self, device: Device, bytes: Bytes, kind: MemKind) {
+        if self.is_begun() {
+            oom::refused(self, Some(device), bytes, kind);
+        }
+    }
+
+    fn allocated(&self, block: &Block) {
+        if source::is_watched() {
+            oom::obtained(self, block.device, block.bytes);
+        }
+    }
+}
