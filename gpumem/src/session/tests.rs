@@ -1,8 +1,9 @@
 //! Sessions beside each other, in one process.
 
-use super::{TestSession, current};
-use crate::{Bytes, Gauge, GpuMemTrace, MemTracker, Sink, label, set_sink, status, summary};
 use std::sync::{Arc, Mutex};
+
+use super::{GpuMemTrace, MemTracker, Sink, TestSession, current, label, set_sink, status, summary};
+use crate::model::{Bytes, Gauge};
 
 /// A session whose reports are collected.
 fn session(variables: &[(&str, &str)]) -> (TestSession, Arc<Mutex<Vec<String>>>) {
