@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt};
 
-use crate::model::{CallsiteId, Frame, StackId, library, of_program, users_line};
+use crate::model::{CallsiteId, Frame, StackId, library, program_frames, user_line};
 
 /// What the numbers in a ledger stand for.
 pub trait Names {
@@ -63,13 +63,13 @@ impl Stack {
     /// Of these frames, the innermost first. Files in `folder` are named as from there. `own_module` is the file name of the module
     /// that gpumem is in: it counts as the program.
     pub fn new(frames: &[Frame], folder: &str, own_module: Option<&str>) -> Self {
-        let seen = |frame: &Frame| frame.seen_from(folder).to_string();
-        let (line, caller) = users_line(frames).map_or((None, None), |(line, caller)| (Some(line), caller));
+        let seen = |frame: &Frame| frame.relative_to(folder).to_string();
+        let (line, caller) = user_line(frames).map_or((None, None), |(line, caller)| (Some(line), caller));
         Self {
             library: library(frames).filter(|library| Some(*library) != own_module).map(str::to_owned),
             line: line.map(seen),
             caller: caller.map(seen),
-            frames: of_program(frames).iter().map(|frame| frame.seen_from(folder).in_words()).collect(),
+            frames: program_frames(frames).iter().map(|frame| frame.relative_to(folder).with_function()).collect(),
         }
     }
 }

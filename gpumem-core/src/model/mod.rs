@@ -1,5 +1,6 @@
-//! Plain data: what every floor above may name, and which names nothing but `std`.
+//! Plain data. All other modules may use it; it uses `std` only.
 
+mod attribution;
 mod bytes;
 mod callsite;
 mod device;
@@ -12,18 +13,17 @@ mod process;
 mod source;
 mod trace;
 
+pub use attribution::{is_driver, library, program_frames, user_line};
 pub use bytes::{ByteDelta, Bytes, ParseBytesError};
 pub use callsite::{CallsiteId, StackId};
 pub use device::{Device, Family};
 pub use event::{
     Answer, Block, Event, EventKind, Key, MemKind, OwnerThread, ScopeId, ScopeSpec, Space, Tag, ThreadId, Time,
 };
-pub use frame::is_driver;
-pub use frame::{Frame, library, of_program, users_line};
+pub use frame::Frame;
 pub use gauge::{Gauge, ParseGaugeError, Sampling};
 pub use label::{Label, Shape};
-pub use memory::GpuMemory;
-pub use memory::PoolUsage;
+pub use memory::{GpuMemory, PoolUsage};
 pub use process::{GpuProcess, ProcessKind};
 pub use source::{ParseSourceError, Source};
 pub use trace::Trace;

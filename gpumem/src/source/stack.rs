@@ -27,7 +27,7 @@ fn at(address: usize) -> Vec<Frame> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{library, users_line};
+    use crate::model::{library, user_line};
 
     #[test]
     fn this_test_has_no_line_of_its_own_in_gpumem() {
@@ -37,7 +37,7 @@ mod tests {
         assert!(frames[0].file.as_ref().unwrap().ends_with("source/stack.rs"), "{frames:#?}");
         assert!(frames.iter().all(|frame| frame.module.is_some()), "{frames:#?}");
         // The tests of the library are its own code.
-        let line = users_line(&frames).map(|(line, _)| line);
+        let line = user_line(&frames).map(|(line, _)| line);
         assert!(line.is_none_or(|frame| frame.function.as_ref().unwrap().starts_with("test::")), "{line:#?}");
         let program = std::env::current_exe().unwrap();
         let program = program.file_name().unwrap().to_string_lossy();

@@ -1,0 +1,126 @@
+//! What a stack shows: which library allocated, and on which line of the user.
+
+mod tables;
+
+pub(super) use self::tables::REGISTRIES;
+use self::tables::{CRATES, DRIVER, ENTRANCE, LIBRARIES, STARTUP, STD_FOLDERS, SYSTEM};
+use super::Frame;
+
+/// Whether a module, given by the path of its file, belongs to NVIDIA's driver or runtime. Its frames do not show which library allocates.
+pub fn is_driver(module: &str) -> bool {
+    DRIVER.iter().any(|pattern| fits(module, pattern))
+}
+
+/// Which library allocated: that of the innermost frame outside the driver and gpumem. It is named as in the table of libraries; other
+/// modules are named by their file. `None` if no module is known.
+pub fn library(frames: &[Frame]) -> Option<&str> {
+    let is_entrance = |frame: &Frame| frame.is_in(ENTRANCE);
+    let entered = frames.iter().position(is_entrance).unwrap_or(0);
+    let mut outside = frames[entered..].iter().filter(|frame| !frame.is_in(DRIVER) && !frame.is_of(&["gpumem"]));
+    let module = outside.find_map(|frame| frame.module.as_deref())?;
+    let known = LIBRARIES.iter().find(|(pattern, _)| fits(module, pattern));
+    Some(known.map_or_else(|| file_name(module), |(_, name)| *name))
+}
+
+/// The frames of the program: those outside the driver, its callback and gpumem.
+pub fn program_frames(frames: &[Frame]) -> &[Frame] {
+    let entered = frames.iter().rposition(|frame| frame.is_in(ENTRANCE)).map_or(0, |at| at + 1);
+    let own = frames[entered..].iter().take_while(|frame| frame.is_of(&["gpumem"])).count();
+    &frames[entered + own..]
+}
+
+/// The user's line: the innermost known frame that is not in the standard library, gpumem, cudarc or a library of the tables. Frames of
+/// crates that cargo fetched are used only if there is no other, because a user of a framework looks for their own line.
+///
+/// The second frame is the line of another function or file that called it: programs often allocate through helper functions.
+pub fn user_line(frames: &[Frame]) -> Option<(&Frame, Option<&Frame>)> {
+    let lines = frames.iter().filter(|frame| {
+        let elsewhere = frame.is_in(DRIVER) || frame.is_in(SYSTEM) || frame.is_in_library();
+        !elsewhere && frame.is_known() && !frame.is_of(CRATES)
+    });
+    let mut own = lines.clone().filter(|frame| !frame.is_fetched());
+    if let Some(line) = own.next() {
+        let is_caller = |frame: &&Frame| frame.file.is_some() && (&frame.file, frame.line) != (&line.file, line.line);
+        return Some((line, own.find(is_caller)));
+    }
+    lines.clone().next().map(|line| (line, None))
+}
+
+impl Frame {
+    fn is_in(&self, modules: &[&str]) -> bool {
+        self.module.as_deref().is_some_and(|module| modules.iter().any(|pattern| fits(module, pattern)))
+    }
+
+    /// Cargo fetched its crate from a registry or a repository.
+    fn is_fetched(&self) -> bool {
+        self.file.as_ref().is_some_and(|file| REGISTRIES.iter().any(|registry| file.contains(registry)))
+    }
+
+    fn is_in_library(&self) -> bool {
+        LIBRARIES.iter().any(|(pattern, _)| self.is_in(&[pattern]))
+    }
+
+    /// A user can find the code by what is known of it.
+    fn is_known(&self) -> bool {
+        self.file.is_some() || self.function.as_deref().is_some_and(|function| !STARTUP.contains(&function))
+    }
+
+    /// Its code belongs to one of these crates, by its file or its function.
+    fn is_of(&self, crates: &[&str]) -> bool {
+        let file = self.file.as_deref().unwrap_or_default();
+        let in_std = crates.contains(&"std") && STD_FOLDERS.iter().any(|folder| file.contains(folder));
+        let written_in = crates.iter().any(|name| is_in_crate(file, name));
+        let named = self.function.as_deref().map(crates_of).unwrap_or_default();
+        in_std || written_in || !named.is_empty() && named.iter().all(|name| crates.contains(name))
+    }
+}
+
+/// Whether a pattern of the tables fits the file of a module: `libcudart` fits `libcudart.so.12` and `libcudart-d0da41ae.so.11.0`.
+fn fits(module: &str, pattern: &str) -> bool {
+    let file = file_name(module);
+    pattern.strip_suffix('*').map_or_else(
+        || file.strip_prefix(pattern).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '-'])),
+        |beginning| file.starts_with(beginning),
+    )
+}
+
+pub(super) fn file_name(path: &str) -> &str {
+    path.rsplit(['/', '\\']).next().unwrap_or(path)
+}
+
+/// Whether a source file is in the folder `src` of a crate, in a registry, a git checkout or a workspace: `cudarc-0.19.10/src/`,
+/// `cudarc-3f2a91c07be4d586/41d0a5b/src/`, `cudarc/src/`. The crates of the standard library are in other folders.
+fn is_in_crate(file: &str, name: &str) -> bool {
+    let mut folders = file.split(['/', '\\']);
+    let is_version = |rest: &str| {
+        let number = rest.strip_prefix('-').unwrap_or_default();
+        number.starts_with(|c: char| c.is_ascii_digit())
+            || number.len() == 16 && number.bytes().all(|c| c.is_ascii_hexdigit())
+    };
+    let is_std = ["std", "core", "alloc"].contains(&name);
+    !is_std
+        && folders.any(|folder| folder.strip_prefix(name).is_some_and(|rest| rest.is_empty() || is_version(rest)))
+        && folders.take(2).any(|folder| folder == "src")
+}
+
+/// The crates at the beginning of a function's path: `core` in `core::mem::drop`, `cudarc` in `<&cudarc::X>::f`. Both `a` and `b` in
+/// `<a::T as b::Trait>::f`, because the code may be in either.
+fn crates_of(function: &str) -> Vec<&str> {
+    let is_qualified = function.starts_with(['<', '_']);
+    let of_trait = function.split_once(" as ").filter(|_| is_qualified).map(|(_, path)| path);
+    [Some(function), of_trait].into_iter().flatten().filter_map(leading_crate).collect()
+}
+
+/// The first name of a path, if another name follows. A single name is a generic parameter or a function of C.
+fn leading_crate(path: &str) -> Option<&str> {
+    const SIGNS: &[&str] = &["_<", "<", "&", "*const ", "*mut ", "mut ", "dyn ", "impl ", "[", "("];
+    let mut path = path;
+    while let Some(rest) = SIGNS.iter().find_map(|sign| path.strip_prefix(sign)) {
+        path = rest;
+    }
+    let end = path.find(|c: char| !c.is_alphanumeric() && c != '_')?;
+    path[end..].starts_with("::").then_some(&path[..end])
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,58 @@
+//! The names by which modules, crates and folders are recognized. A pattern such as `libcudart` fits `libcudart.so.12`; `libcudnn*` fits all
+//! names that begin so.
+
+/// Folders in which cargo keeps the sources of other crates. After it comes a folder for the index or repository, then the crate.
+pub(in super::super) const REGISTRIES: &[&str] = &["/registry/src/", "/git/checkouts/"];
+
+/// NVIDIA's modules that all allocations go through. So they do not show which library allocates.
+pub(super) const DRIVER: &[&str] = &["libcupti", "libcuda", "libcudart", "libnvidia*", "libcudadebugger"];
+
+/// The modules in which a call enters the driver. All frames further inside belong to the callback that observes the call.
+pub(super) const ENTRANCE: &[&str] = &["libcupti", "libcuda"];
+
+/// Modules and the names of their libraries. The first pattern that fits is used.
+pub(super) const LIBRARIES: &[(&str, &str)] = &[
+    ("libcublasLt", "cuBLASLt"),
+    ("libcublas", "cuBLAS"),
+    ("libcublasMp", "cuBLASMp"),
+    ("libcudnn*", "cuDNN"),
+    ("libcufft*", "cuFFT"),
+    ("libcurand", "cuRAND"),
+    ("libcusolver*", "cuSOLVER"),
+    ("libcusparseLt", "cuSPARSELt"),
+    ("libcusparse", "cuSPARSE"),
+    ("libcutensor*", "cuTENSOR"),
+    ("libcufile*", "cuFile"),
+    ("libnccl*", "NCCL"),
+    ("libnpp*", "NPP"),
+    ("libnvinfer*", "TensorRT"),
+    ("libnvonnxparser", "TensorRT"),
+    ("libnvJitLink", "nvJitLink"),
+    ("libnvjpeg*", "nvJPEG"),
+    ("libnvrtc*", "NVRTC"),
+    ("libnvshmem*", "NVSHMEM"),
+    ("libtorch*", "PyTorch"),
+    ("libc10*", "PyTorch"),
+    ("libjax*", "XLA"),
+    ("libxla*", "XLA"),
+    ("xla_*", "XLA"),
+    ("libtensorflow*", "TensorFlow"),
+    ("_pywrap_tensorflow*", "TensorFlow"),
+    ("libonnxruntime*", "ONNX Runtime"),
+    ("libggml*", "GGML"),
+    ("libcudf", "cuDF"),
+    ("librmm", "RMM"),
+];
+
+/// Modules of the operating system, which contain no line of a user.
+pub(super) const SYSTEM: &[&str] =
+    &["libc", "libm", "libpthread", "libdl", "libgcc_s", "libstdc++", "ld-linux*", "linux-vdso"];
+
+/// Crates between a user's line and the driver.
+pub(super) const CRATES: &[&str] = &["std", "core", "alloc", "gpumem", "cudarc"];
+
+/// Folders of the standard library's sources. Their full paths are needed, because a folder of a user may be called `core` as well.
+pub(super) const STD_FOLDERS: &[&str] = &["/rustc/", "/rustlib/src/rust/", "/rust/deps/"];
+
+/// Functions that run before any code of the user. Needed where the file is not known.
+pub(super) const STARTUP: &[&str] = &["main", "_start", "__rust_try", "__rust_begin_short_backtrace"];

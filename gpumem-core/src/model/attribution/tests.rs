@@ -1,0 +1,226 @@
+use super::*;
+
+/// One frame in each line, innermost first: `module | function | file:line`; `-` if it is not known.
+fn stack(text: &str) -> Vec<Frame> {
+    let frame = |line: &str| {
+        let mut parts = line.split(" | ").map(|part| Some(part.trim().to_owned()).filter(|part| part != "-"));
+        let (module, function) = (parts.next().flatten(), parts.next().flatten());
+        let place = parts.next().flatten();
+        let (file, number) = match place.as_deref().and_then(|place| place.rsplit_once(':')) {
+            Some((file, number)) => (Some(file.to_owned()), number.parse().ok()),
+            None => (place, None),
+        };
+        Frame { function, file, line: number, column: None, module }
+    };
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).map(frame).collect()
+}
+
+#[track_caller]
+fn check(text: &str, attribution: Option<&str>, line: Option<&str>) {
+    let frames = stack(text);
+    assert_eq!(library(&frames), attribution, "{text}");
+    assert_eq!(user_line(&frames).map(|(line, _)| line).map(ToString::to_string).as_deref(), line, "{text}");
+}
+
+const CUDARC: &str =
+    "/home/me/.cargo/registry/src/index.crates.io-0123456789abcdef/cudarc-0.19.10/src/driver/result.rs";
+
+#[test]
+fn the_frames_of_the_program_are_outside_the_driver() {
+    let frame = |function: &str, module: &str| Frame {
+        function: Some(function.to_owned()),
+        module: Some(module.to_owned()),
+        ..Frame::default()
+    };
+    let driver = frame("cuMemAlloc_v2", "/lib/libcuda.so.1");
+    let (user, own) = (frame("app::train", "/bin/app"), frame("gpumem::sim::SimGpu::alloc", "/bin/app"));
+    let observed =
+        [frame("gpumem::sys::cupti::callback", "/bin/app"), frame("", "libcupti.so.13"), driver, user.clone()];
+    assert_eq!(program_frames(&observed), &observed[3..]);
+    let simulated = [own.clone(), own, user];
+    assert_eq!(program_frames(&simulated), &simulated[2..]);
+    assert_eq!(program_frames(&[]), []);
+}
+
+#[test]
+fn files_are_relative_to_the_folder() {
+    for (file, short) in [
+        ("/home/me/app/src/main.rs", "src/main.rs"),
+        ("/home/me/apples/src/main.rs", "/home/me/apples/src/main.rs"),
+        ("src/main.rs", "src/main.rs"),
+        ("/home/me/.cargo/registry/src/index.crates.io-19/candle-core-0.9/src/lib.rs", "candle-core-0.9/src/lib.rs"),
+        ("/home/me/.cargo/git/checkouts/burn-3f2a/41d0a5b/src/lib.rs", "41d0a5b/src/lib.rs"),
+    ] {
+        let frame = Frame { file: Some(file.to_owned()), ..Frame::default() };
+        assert_eq!(frame.relative_to("/home/me/app").file.as_deref(), Some(short));
+        assert_eq!(frame.relative_to("").file.as_deref() == Some(file), !file.contains(".cargo"));
+    }
+}
+
+#[test]
+fn a_program_that_allocates_through_cudarc() {
+    let text = format!(
+        "/app/train | gpumem::sys::cupti::callback | /app/gpumem/src/sys/cupti.rs:10
+         /cuda/libcupti.so.13 | - | -
+         /lib/libcuda.so.580.159 | - | -
+         /lib/libcuda.so.580.159 | cuMemAlloc_v2 | -
+         /app/train | cudarc::driver::result::malloc_sync | {CUDARC}:812
+         /app/train | alloc_zeros<f32> | {CUDARC}:1290
+         /app/train | <core::result::Result<T,E> as core::ops::try_trait::Try>::branch | /rustc/59807/library/core/src/result.rs:2
+         /app/train | train::model::Layer::new | src/model.rs:42
+         /app/train | train::main | src/main.rs:7
+         /app/train | core::ops::function::FnOnce::call_once | /rustc/59807/library/core/src/ops/function.rs:250"
+    );
+    check(&text, Some("train"), Some("src/model.rs:42"));
+}
+
+#[test]
+fn a_program_that_allocates_through_a_framework() {
+    const CANDLE: &str = "/home/me/.cargo/registry/src/index.crates.io-0123456789abcdef/candle-core-0.9.1/src/cuda.rs";
+    let framework = format!(
+        "/app/train | cudarc::driver::result::malloc_sync | {CUDARC}:812
+         /app/train | candle_core::cuda_backend::alloc | {CANDLE}:70
+         /app/train | <T as candle_core::Module>::forward | {CANDLE}:90"
+    );
+    let program = "\n/app/train | train::forward | src/model.rs:42\n/app/train | train::main | src/main.rs:7";
+    check(&format!("{framework}{program}"), Some("train"), Some("src/model.rs:42"));
+    // On a thread of the framework there are no other lines.
+    check(&framework, Some("train"), Some(&format!("{CANDLE}:70")));
+}
+
+#[test]
+fn a_program_without_symbols() {
+    let text = "/app/train | - | -
+         /cuda/libcupti.so.13 | - | -
+         /lib/libcuda.so.1 | cuMemAlloc_v2 | -
+         /app/train | - | -
+         /lib/libc.so.6 | __libc_start_call_main | ./csu/libc_start_call_main.h:58
+         /app/train | _start | -";
+    check(text, Some("train"), None);
+    // The program contains the callback as well, which is not what allocated.
+    check(&text.replace("cuMemAlloc_v2 | -", "- | -\n/env/libcublas.so.13 | - | -"), Some("cuBLAS"), None);
+    // Only names of functions are known, from the symbol table.
+    let text = "/app/train | cudarc::driver::result::malloc_sync | -
+         /app/train | train::forward | -
+         /app/train | main | -";
+    check(text, Some("train"), Some("train::forward"));
+    check("/app/train | std::rt::lang_start | -\n/app/train | main | -", Some("train"), None);
+}
+
+#[test]
+fn a_library_that_allocates_for_itself() {
+    let text = "/app/train | gpumem::sys::cupti::callback | -
+         /cuda/libcupti.so.13 | - | -
+         /lib/libcuda.so.1 | cuMemAlloc_v2 | -
+         /env/libcudart.so.13 | cudaMalloc | -
+         /env/libcublasLt.so.13 | - | -
+         /env/libcublas.so.13 | cublasCreate_v2 | -
+         /app/train | cudarc::cublas::result::create_handle | -
+         /app/train | train::Blas::new | src/blas.rs:9";
+    check(text, Some("cuBLASLt"), Some("src/blas.rs:9"));
+}
+
+#[test]
+fn a_simulated_device_has_no_driver() {
+    let text = "/app/train | gpumem::source::sim::SimGpu::alloc | /home/me/gpumem/gpumem/src/source/sim.rs:91
+         /app/train | alloc | /home/me/.cargo/registry/src/x/gpumem-0.1.0/src/source/sim.rs:91
+         /app/train | quickstart::main | examples/examples/quickstart.rs:12";
+    check(text, Some("train"), Some("examples/examples/quickstart.rs:12"));
+}
+
+#[test]
+fn unknown_frames_have_no_library_and_no_line() {
+    check("", None, None);
+    check("- | - | -", None, None);
+    check("/lib/libcuda.so.1 | cuMemAlloc_v2 | -", None, None);
+}
+
+#[test]
+fn libraries_have_their_usual_names() {
+    for (module, name) in [
+        ("/env/nvidia/cublas/lib/libcublas.so.13", "cuBLAS"),
+        ("/env/nvidia/cublas/lib/libcublasLt.so.13.0.2", "cuBLASLt"),
+        ("libcudnn_engines_precompiled.so.9", "cuDNN"),
+        ("libnccl.so.2", "NCCL"),
+        ("libcufft.so.12", "cuFFT"),
+        ("libcusparse.so.12", "cuSPARSE"),
+        ("libcusparseLt.so.0", "cuSPARSELt"),
+        ("libcusolverMg.so.12", "cuSOLVER"),
+        ("libcurand-1a2b3c4d.so.10", "cuRAND"),
+        ("libnvrtc.so.13", "NVRTC"),
+        ("libnvinfer_plugin.so.10", "TensorRT"),
+        ("libtorch_cuda.so", "PyTorch"),
+        ("libc10_cuda.so", "PyTorch"),
+        ("xla_cuda_plugin.so", "XLA"),
+        ("/opt/libmine.so.2", "libmine.so.2"),
+        ("/usr/bin/python3.12", "python3.12"),
+        // These begin like known ones.
+        ("libcudaq.so", "libcudaq.so"),
+        ("libcublasser.so", "libcublasser.so"),
+    ] {
+        check(&format!("/lib/libcuda.so.1 | - | -\n{module} | - | -"), Some(name), None);
+    }
+    for driver in ["libcupti.so.13", "libcuda.so.1", "libcuda.so.580.159.01", "libcudart-d0da41ae.so.11.0"] {
+        check(&format!("/lib/{driver} | cudaMalloc | -"), None, None);
+    }
+}
+
+#[test]
+fn the_crates_of_a_function() {
+    for (function, crates) in [
+        ("core::mem::drop", &["core"][..]),
+        ("<cudarc::driver::CudaStream>::alloc::<f32>", &["cudarc"]),
+        ("<&mut cudarc::driver::CudaStream as core::fmt::Debug>::fmt", &["cudarc", "core"]),
+        ("_<train::Model as core::ops::drop::Drop>::drop", &["train", "core"]),
+        ("<F as core::ops::function::FnOnce<A>>::call_once", &["core"]),
+        ("<&dyn core::ops::function::Fn() as core::ops::function::FnOnce<()>>::call_once", &["core", "core"]),
+        ("<[T] as train::Shape>::rank", &["train"]),
+        ("train::cast::<u8 as core::Any>", &["train"]),
+        ("cuMemAlloc_v2", &[]),
+        ("call_once<fn(), ()>", &[]),
+        ("", &[]),
+    ] {
+        assert_eq!(crates_of(function), crates, "{function}");
+    }
+}
+
+#[test]
+fn the_crate_of_a_file() {
+    let of = |file: &str, function: Option<&str>| {
+        let frame = Frame { file: Some(file.into()), function: function.map(Into::into), ..Frame::default() };
+        frame.is_of(CRATES)
+    };
+    for file in [
+        CUDARC,
+        "/home/me/.cargo/git/checkouts/cudarc-3f2a91c07be4d586/41d0a5b/src/lib.rs",
+        "/home/me/app/vendor/cudarc/src/driver/result.rs",
+        "/rustc/59807616e1fa2540724bfbac14d7976d7e4a3860/library/alloc/src/boxed.rs",
+        "/home/me/.rustup/toolchains/stable/lib/rustlib/src/rust/library/core/src/iter/mod.rs",
+        "/rust/deps/hashbrown-0.16.1/src/raw.rs",
+    ] {
+        assert!(of(file, None), "{file}");
+    }
+    for file in [
+        "src/main.rs",
+        "/home/me/app/core/src/lib.rs",
+        "/home/me/cudarc-experiments/src/main.rs",
+        "/home/me/gpumem/examples/examples/quickstart.rs",
+        "/home/me/gpumem-demo/src/main.rs",
+    ] {
+        assert!(!of(file, Some("demo::main")), "{file}");
+    }
+    // A trait of the user for a type of cudarc, and the other way round.
+    assert!(!of("src/ext.rs", Some("<cudarc::driver::CudaStream as demo::Ext>::zeros")));
+    assert!(!of("src/ext.rs", Some("<demo::Buffer as core::ops::drop::Drop>::drop")));
+}
+
+#[test]
+fn a_frame_is_printed_like_compilers_do() {
+    let frame = Frame { file: Some("src/a.rs".into()), line: Some(3), column: Some(9), ..Frame::default() };
+    assert_eq!(frame.to_string(), "src/a.rs:3:9");
+    assert_eq!(Frame { line: None, ..frame }.to_string(), "src/a.rs");
+    let frame = Frame { module: Some("/lib/libcublas.so.13".into()), ..Frame::default() };
+    assert_eq!(frame.to_string(), "libcublas.so.13");
+    assert_eq!(Frame { function: Some("a::b".into()), ..frame }.to_string(), "a::b");
+    assert_eq!(Frame::default().to_string(), "?");
+}
