@@ -1,11 +1,15 @@
-//! What simulated devices answer.
+//! The simulated devices of a session, and what they answer.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
-use super::{CURRENT, DeviceModel, MAX_DEVICES, RecordSimulated, SimGpu, SimState, To, from_environment};
+use once_cell::sync::OnceCell;
+
+use super::gpu::{CURRENT, Destination, MAX_DEVICES, RecordSimulated, SimGpu, SimState};
 use crate::{
+    device_model::DeviceModel,
     error::{Kind, Result},
     model::{Bytes, Family, GpuMemory, GpuProcess, PoolUsage, ProcessKind, Source},
+    settings::settings,
     source::devices::{Devices, Interception, Selection},
     sys::process,
 };
@@ -26,11 +30,11 @@ fn usage_of(memory: &DeviceModel) -> PoolUsage {
 /// The simulated devices of a session.
 pub(crate) struct SimDevices {
     gpus: RwLock<Vec<SimGpu>>,
-    to: To,
+    to: Destination,
 }
 
 /// The simulated devices of the process.
-pub(super) static OF_PROCESS: SimDevices = SimDevices { gpus: RwLock::new(Vec::new()), to: None };
+static OF_PROCESS: SimDevices = SimDevices { gpus: RwLock::new(Vec::new()), to: None };
 
 pub(in crate::source) fn select() -> Selection {
     match OF_PROCESS.count() {
@@ -41,7 +45,7 @@ pub(in crate::source) fn select() -> Selection {
 }
 
 impl SimDevices {
-    /// The devices of a session that is not the process's.
+    /// The devices of a session other than that of the process.
     pub(crate) fn new(to: &'static dyn RecordSimulated) -> Self {
         Self { gpus: RwLock::new(Vec::new()), to: Some(to) }
     }
@@ -61,7 +65,7 @@ impl SimDevices {
     }
 
     /// All of them, by number.
-    pub(super) fn all(&self) -> Vec<SimGpu> {
+    fn all(&self) -> Vec<SimGpu> {
         self.lock().clone()
     }
 
@@ -76,6 +80,37 @@ impl SimDevices {
             Kind::NoDevice { ordinal, count, simulated: true }.into()
         })
     }
+}
+
+impl SimGpu {
+    /// Adds a simulated device with this much memory. The first one is device 0, unless `GPUMEM_SIM` has added some already.
+    ///
+    /// # Errors
+    /// If `GPUMEM_SIM` is set and is not valid, or if there are 512 devices already.
+    pub fn install(total: Bytes) -> Result<Self> {
+        from_environment()?;
+        OF_PROCESS.add(total)
+    }
+
+    /// The simulated devices of this process, by number.
+    ///
+    /// # Errors
+    /// If `GPUMEM_SIM` is set and is not valid.
+    pub fn all() -> Result<Vec<Self>> {
+        from_environment()?;
+        Ok(OF_PROCESS.all())
+    }
+}
+
+/// Adds the devices of `GPUMEM_SIM` at the first call.
+fn from_environment() -> Result<()> {
+    static READ: OnceCell<Result<()>> = OnceCell::new();
+    // In the child of a fork, threads that do not exist there may hold the locks.
+    if process::is_forked() {
+        return Err(Kind::Forked.into());
+    }
+    let read = READ.get_or_init(|| settings().sim()?.iter().try_for_each(|total| OF_PROCESS.add(*total).map(|_| ())));
+    read.clone()
 }
 
 impl Devices for SimDevices {

@@ -1,4 +1,7 @@
-//! Holds the sources of the library to the picture in `docs/ARCHITECTURE.md`.
+//! Compares the sources of the library with the floors in `docs/ARCHITECTURE.md`, and finds import cycles between files.
+
+mod cycles;
+mod imports;
 
 use std::{
     collections::BTreeSet,
@@ -48,19 +51,24 @@ fn library() -> Vec<(String, PathBuf, String)> {
     CRATES.iter().flat_map(|name| sources_of(name)).collect()
 }
 
-fn sources_of(name: &str) -> Vec<(String, PathBuf, String)> {
+/// The files of a crate: each as a path from `lib.rs`, and where it is.
+fn source_files(name: &str) -> Vec<(PathBuf, PathBuf)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name).join("src");
     let mut files = Vec::new();
     sources(&root, &mut files);
-    let read = |path: PathBuf| {
-        let inside = path.strip_prefix(&root).expect("it was found there");
+    let inside = |path: PathBuf| (path.strip_prefix(&root).expect("it was found there").to_owned(), path);
+    files.into_iter().map(inside).collect()
+}
+
+fn sources_of(name: &str) -> Vec<(String, PathBuf, String)> {
+    let read = |(inside, path): (PathBuf, PathBuf)| {
         let floor = inside.iter().next().expect("a file has a name").to_string_lossy();
         let floor = floor.trim_end_matches(".rs").to_owned();
         let text = fs::read_to_string(&path).expect("sources are text");
         let code = text.lines().map(|line| line.split("//").next().unwrap_or("")).collect::<Vec<_>>().join("\n");
         (floor, path, code)
     };
-    files.into_iter().map(read).collect()
+    source_files(name).into_iter().map(read).collect()
 }
 
 /// What follows each `crate::`, two names deep, groups in braces included. Macros have no floor.

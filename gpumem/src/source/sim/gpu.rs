@@ -1,0 +1,222 @@
+//! One simulated device, and its blocks.
+
+use std::{
+    cell::Cell,
+    fmt,
+    panic::RefUnwindSafe,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use super::super::{recorder::record, refusals, stacks};
+use crate::{
+    device_model::{DeviceModel, ModelError},
+    error::{Error, Kind, Result},
+    model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, Space, StackId},
+    sys::process,
+};
+
+/// A simulated device, which allocates memory from itself or from its stream-ordered pool.
+///
+/// Cheap to clone; all clones are the same device. It exists until the process ends, as a real device does.
+#[derive(Clone)]
+pub struct SimGpu {
+    pub(super) ordinal: u32,
+    pub(super) model: Arc<Mutex<SimState>>,
+    pub(super) to: Destination,
+}
+
+/// Where simulated devices record: to the session of the process, or to another one.
+pub(super) type Destination = Option<&'static dyn RecordSimulated>;
+
+/// Receives the events of simulated devices, for a session other than that of the process.
+pub(crate) trait RecordSimulated: Send + Sync + RefUnwindSafe {
+    fn record(&self, event: &EventKind);
+
+    /// The number of the calling thread's stack, if stacks are recorded for blocks of this size.
+    fn stack_for(&self, bytes: u64) -> StackId;
+
+    /// An allocation was refused.
+    fn refused(&'static self, device: Device, bytes: Bytes, kind: MemKind);
+
+    /// A block was allocated.
+    fn allocated(&self, block: &Block);
+}
+
+pub(super) struct SimState {
+    pub(super) memory: DeviceModel,
+    /// All readings fail, as with a GPU that has fallen off the bus.
+    pub(super) lost: bool,
+}
+
+/// The model's addresses are below 2^48. The bits above them in a key hold the device, up to 2^9 of them.
+const ADDRESS_BITS: u32 = 48;
+pub(super) const MAX_DEVICES: usize = 1 << 9;
+
+thread_local! {
+    pub(super) static CURRENT: Cell<u32> = const { Cell::new(0) };
+}
+
+impl SimGpu {
+    /// The device number.
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// Makes this the current device of the calling thread, as `cudaSetDevice` does.
+    pub fn make_current(&self) {
+        CURRENT.set(self.ordinal);
+    }
+
+    /// Allocates memory, as `cuMemAlloc` does. Dropping the block frees it.
+    ///
+    /// # Errors
+    /// If the device is full ([`Error::is_out_of_memory`]), or if `bytes` is 0.
+    pub fn alloc(&self, bytes: Bytes) -> Result<SimBlock> {
+        self.allocate(bytes, MemKind::Device)
+    }
+
+    /// Allocates memory from the stream-ordered pool, as `cuMemAllocAsync` does. The pool reserves memory on the device in steps of
+    /// 32 MiB and keeps it until [`synchronize`](Self::synchronize).
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_async(&self, bytes: Bytes) -> Result<SimBlock> {
+        self.allocate(bytes, MemKind::Pool)
+    }
+
+    /// Releases the unused memory of the pool, as a synchronisation of the device does.
+    pub fn synchronize(&self) {
+        if !process::is_forked() {
+            self.state().memory.synchronize();
+        }
+    }
+
+    /// From now on every reading fails (or no longer), as with a GPU that has fallen off the bus.
+    pub fn set_lost(&self, lost: bool) {
+        if !process::is_forked() {
+            self.state().lost = lost;
+        }
+    }
+
+    fn allocate(&self, bytes: Bytes, kind: MemKind) -> Result<SimBlock> {
+        if process::is_forked() {
+            return Err(Kind::Forked.into());
+        }
+        let allocated = {
+            let memory = &mut self.state().memory;
+            let address = match kind {
+                MemKind::Pool => memory.alloc_async(bytes.get()),
+                _ => memory.alloc(bytes.get()),
+            };
+            address.map_err(|error| self.error_of(error, bytes, memory))
+        };
+        let device = Device { family: Family::Simulated, ordinal: self.ordinal };
+        let address = allocated.inspect_err(|error| {
+            if error.is_out_of_memory() {
+                match self.to {
+                    None => refusals::refused(Some(device), bytes, kind),
+                    Some(to) => to.refused(device, bytes, kind),
+                }
+            }
+        })?;
+        // All devices use the same addresses, so the key has the device as well.
+        let key = Key::new(Space::Address, address + (u64::from(self.ordinal) << ADDRESS_BITS));
+        let stack = self.to.map_or_else(|| stacks::stack_for(bytes.get()), |to| to.stack_for(bytes.get()));
+        let block = Block { stack, ..Block::new(device, bytes, kind) };
+        self.record(&EventKind::Alloc { key, block });
+        match self.to {
+            None => refusals::allocated(&block),
+            Some(to) => to.allocated(&block),
+        }
+        Ok(SimBlock { gpu: self.clone(), address, key, block })
+    }
+
+    fn error_of(&self, error: ModelError, asked: Bytes, memory: &DeviceModel) -> Error {
+        let device = self.ordinal;
+        match error {
+            ModelError::OutOfMemory => Kind::SimulatedOutOfMemory {
+                device,
+                asked: asked.to_string(),
+                free: Bytes::new(memory.free()).to_string(),
+                total: Bytes::new(memory.total()).to_string(),
+            },
+            _ => Kind::SimulatedMisuse { device, detail: "an allocation of 0 bytes, which CUDA refuses; ask for more" },
+        }
+        .into()
+    }
+
+    fn record(&self, event: &EventKind) {
+        match self.to {
+            None => _ = record(event),
+            Some(to) => to.record(event),
+        }
+    }
+
+    /// The state for a reading; an error after [`set_lost`](Self::set_lost).
+    pub(super) fn readable(&self) -> Result<MutexGuard<'_, SimState>> {
+        let state = self.state();
+        if state.lost {
+            let detail = "its readings were made to fail (SimGpu::set_lost)";
+            return Err(Kind::SimulatedMisuse { device: self.ordinal, detail }.into());
+        }
+        Ok(state)
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, SimState> {
+        self.model.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for SimGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimGpu").field("ordinal", &self.ordinal).finish_non_exhaustive()
+    }
+}
+
+/// Memory of a simulated device. Dropping it frees the memory.
+#[must_use = "dropping it frees the memory at once"]
+pub struct SimBlock {
+    gpu: SimGpu,
+    address: u64,
+    key: Key,
+    block: Block,
+}
+
+impl SimBlock {
+    /// The size that was requested.
+    pub fn bytes(&self) -> Bytes {
+        self.block.bytes
+    }
+
+    /// The address on the device.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub(crate) fn key(&self) -> Key {
+        self.key
+    }
+}
+
+impl Drop for SimBlock {
+    fn drop(&mut self) {
+        // In the child of a fork, a thread that does not exist there may hold the lock of the model.
+        if process::is_forked() {
+            return;
+        }
+        // Recorded before the free: as soon as the model has freed the block, another thread may get the same address.
+        self.gpu.record(&EventKind::Free { key: self.key, block: Some(self.block) });
+        let memory = &mut self.gpu.state().memory;
+        let freed = match self.block.kind {
+            MemKind::Pool => memory.free_async(self.address),
+            _ => memory.free_block(self.address),
+        };
+        debug_assert!(freed.is_ok(), "a block of the model is freed once");
+    }
+}
+
+impl fmt::Debug for SimBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SimBlock({:#x}, {})", self.address, self.block.bytes)
+    }
+}
