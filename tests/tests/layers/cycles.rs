@@ -31,6 +31,7 @@ const KNOWN: &[(&str, &str, &str)] = &[
     ("gpumem-core", "ledger/mod.rs", "ledger/*"),
     ("gpumem-core", "ledger/pending.rs", "ledger/groups.rs"),
     ("gpumem-core", "ledger/peaks/mod.rs", "ledger/peaks/history.rs"),
+    ("gpumem-core", "model/frame.rs", "model/attribution/mod.rs"),
     // The same with `Session`.
     ("gpumem", "session/mod.rs", "session/*"),
 ];
