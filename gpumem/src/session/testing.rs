@@ -1,6 +1,6 @@
 //! Sessions for tests: each has its own simulated devices, settings and tables, so that tests need no process of their own.
 
-use super::{OVERRIDE, Session, oom};
+use super::{OVERRIDE, Session, output::oom};
 use crate::{
     error::Result,
     model::{Block, Bytes, Device, EventKind, MemKind, StackId},

@@ -6,7 +6,7 @@ use std::{
     panic::Location,
 };
 
-use super::{Session, current, notice::Notice, status};
+use crate::session::{Session, current, output::Notice, views};
 use crate::{
     derive::tracked_groups,
     error::Result,
@@ -47,7 +47,7 @@ use crate::{
 /// out again, the allocator's blocks are seen. A block that gets its label after a call has been there under its size before: it
 /// leaves one group for another.
 ///
-/// The device is fixed when the tracker starts. Without a GPU a tracker is off, as a [`GpuMemTrace`](super::GpuMemTrace) is.
+/// The device is fixed when the tracker starts. Without a GPU a tracker is off, as a [`GpuMemTrace`](crate::session::GpuMemTrace) is.
 pub struct MemTracker {
     session: &'static Session,
     /// None is off.
@@ -96,7 +96,7 @@ impl MemTracker {
     }
 
     fn track_now(&mut self, at: impl Into<SourceLine>, word: Option<String>) -> Tracked {
-        let Some((device, of)) = self.device.filter(|_| super::alive().is_ok()) else {
+        let Some((device, of)) = self.device.filter(|_| crate::session::alive().is_ok()) else {
             let nothing = Device { family: Family::Cuda, ordinal: 0 };
             return Tracked::at(at.into(), word, self.device.map_or(nothing, |(device, _)| device));
         };
@@ -110,7 +110,7 @@ impl MemTracker {
                 None
             }
         };
-        if let Some(why) = status::not_heard(session) {
+        if let Some(why) = views::not_heard(session) {
             session.notify(Notice::NoBlocks, &format_args!("which blocks came and went is not known, because {why}"));
         } else {
             let counts = session.inbox.counts();
@@ -218,7 +218,7 @@ impl MemTracker {
 
 /// The device of that number, or the current one, and whatever is intercepted there. None where `GPUMEM_GAUGE` says off.
 fn of_number(session: &'static Session, ordinal: Option<u32>) -> Result<Option<(Device, &'static dyn Devices)>> {
-    super::alive()?;
+    crate::session::alive()?;
     if session.settings().gauge()? == Some(Gauge::Off) {
         return Ok(None);
     }

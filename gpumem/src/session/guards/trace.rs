@@ -6,7 +6,10 @@ use std::{
     panic::Location,
 };
 
-use super::{OpenScope, ScopeHandle, ScopeRequest, Session, current};
+use crate::session::{
+    ScopeHandle, Session, current,
+    recording::{OpenScope, ScopeRequest},
+};
 use crate::{
     derive::{KeptPeak, live_blocks},
     error::Result,
@@ -271,7 +274,7 @@ impl GpuMemTrace {
     }
 
     /// As [`read_n_reset`](Self::read_n_reset), but [`peak_holders`](Self::peak_holders) are still those since the start.
-    pub(super) fn read_next(&self) -> Trace {
+    pub(in crate::session) fn read_next(&self) -> Trace {
         if let State::Running(scope) = &self.state { scope.next() } else { self.data() }
     }
 
@@ -282,7 +285,7 @@ impl GpuMemTrace {
         }
     }
 
-    pub(super) fn tell(&self, subctx: Option<&dyn Display>, trace: Trace, lines: Vec<Line>) {
+    pub(in crate::session) fn tell(&self, subctx: Option<&dyn Display>, trace: Trace, lines: Vec<Line>) {
         // In the child of a fork traces are off, and a thread that it does not have may hold the lock of stdout.
         if self.settings.silent || trace.gauge == Gauge::Off || process::is_forked() {
             return;
@@ -340,9 +343,9 @@ pub struct GpuMemTraceBuilder {
     ctx: Option<String>,
     request: ScopeRequest,
     /// Where the trace is in the sources, if not where it is started.
-    pub(super) at: Option<&'static Location<'static>>,
+    pub(in crate::session) at: Option<&'static Location<'static>>,
     silent: bool,
-    pub(super) on_exit_report: bool,
+    pub(in crate::session) on_exit_report: bool,
 }
 
 impl GpuMemTraceBuilder {

@@ -7,9 +7,9 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-use super::{
+use crate::session::{
     Session, current,
-    notice::{Notice, Quiet},
+    output::notice::{Notice, Quiet},
 };
 use crate::{
     export::{self, Format},
@@ -98,12 +98,12 @@ impl Session {
     }
 
     /// Nothing is printed.
-    pub(super) fn is_silent(&self) -> bool {
+    pub(in crate::session) fn is_silent(&self) -> bool {
         matches!(self.sink(), Sink::Off)
     }
 
     /// Writes one report.
-    pub(super) fn write(&self, report: &Report) {
+    pub(in crate::session) fn write(&self, report: &Report) {
         match self.sink() {
             Sink::Off => {}
             sink @ (Sink::Stdout | Sink::Stderr) => {
@@ -124,7 +124,7 @@ impl Session {
     }
 
     /// Writes what a tracker saw. A custom sink receives the reports of traces only; with one this goes to stdout.
-    pub(super) fn write_tracked(&self, tracked: &Tracked) {
+    pub(in crate::session) fn write_tracked(&self, tracked: &Tracked) {
         match self.sink() {
             Sink::Off => {}
             sink => self.print(&self.format().tracked(tracked), matches!(sink, Sink::Stderr)),
@@ -132,7 +132,7 @@ impl Session {
     }
 
     /// The format of the sink.
-    pub(super) fn format(&self) -> &'static Format {
+    pub(in crate::session) fn format(&self) -> &'static Format {
         match self.sink() {
             #[cfg(feature = "json")]
             Sink::Json => &export::JSON,

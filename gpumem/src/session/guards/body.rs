@@ -6,8 +6,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use super::{GpuMemTrace, GpuMemTraceBuilder, ScopeHandle, budget::Budget};
 use crate::report;
+use crate::session::{Budget, GpuMemTrace, GpuMemTraceBuilder, ScopeHandle};
 
 /// What is to be measured, before it starts.
 #[must_use = "nothing is measured before `start`"]
@@ -45,7 +45,7 @@ impl TraceSpec {
     }
 
     /// Starts the trace. What is returned beside the guard is where the guard is to be put, if the body ends it.
-    pub(super) fn start_shared(mut self) -> (BodyGuard, Option<Shared>) {
+    pub(in crate::session) fn start_shared(mut self) -> (BodyGuard, Option<Shared>) {
         let end = self.end.take();
         (self.start(), end)
     }
@@ -83,7 +83,7 @@ pub struct BodyGuard {
 
 impl BodyGuard {
     /// What carries the scope of the trace to other threads and tasks.
-    pub(super) fn handle(&self) -> ScopeHandle {
+    pub(in crate::session) fn handle(&self) -> ScopeHandle {
         let handle = match &self.lines {
             None => self.trace.as_ref().map(GpuMemTrace::handle),
             Some(lines) => lines.recorder().trace.as_ref().map(GpuMemTrace::handle),
@@ -118,7 +118,7 @@ impl Drop for BodyGuard {
 }
 
 /// The guard of an async body, while it runs.
-pub(super) type Shared = Arc<Mutex<Option<BodyGuard>>>;
+pub(in crate::session) type Shared = Arc<Mutex<Option<BodyGuard>>>;
 
 /// Ends the measurement of an async body: a variable of the body, declared after its arguments and before all else, so that
 /// it is dropped where the guard of any other function is.

@@ -13,7 +13,7 @@ use std::{
 
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
 
-use super::Session;
+use crate::session::Session;
 use crate::{
     error::{Error, Kind, Result},
     model::{Device, EventKind, Gauge},
@@ -28,7 +28,7 @@ const LINGER: Duration = Duration::from_millis(200);
 const PATIENCE: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
-pub(super) struct Sampler {
+pub(in crate::session) struct Sampler {
     state: Mutex<State>,
 }
 
@@ -66,7 +66,12 @@ struct Watched {
 
 impl Sampler {
     /// Polls the device from now on, at least until [`unwatch`](Self::unwatch) is called as often.
-    pub(super) fn watch(&self, session: &'static Session, device: Device, devices: &'static dyn Devices) -> Result<()> {
+    pub(in crate::session) fn watch(
+        &self,
+        session: &'static Session,
+        device: Device,
+        devices: &'static dyn Devices,
+    ) -> Result<()> {
         let mut state = self.state();
         if let Thread::Running { parked, wake, .. } = &mut state.thread {
             if mem::take(parked) {
@@ -76,7 +81,7 @@ impl Sampler {
         } else if !state.over {
             // What the thread calls has begun by now: who starts it has read the device.
             if !mem::replace(&mut state.ends, true) {
-                process::at_exit(super::stop_sampling);
+                process::at_exit(crate::session::exit::stop_sampling);
             }
             let running = start(session)?;
             if let Thread::Ended(handle) = mem::replace(&mut state.thread, running) {
@@ -91,7 +96,7 @@ impl Sampler {
     }
 
     /// One scope less watches the device.
-    pub(super) fn unwatch(&self, device: Device) {
+    pub(in crate::session) fn unwatch(&self, device: Device) {
         if process::is_forked() {
             return;
         }
@@ -103,7 +108,7 @@ impl Sampler {
     }
 
     /// Ends the thread, for good.
-    pub(super) fn stop(&self) {
+    pub(in crate::session) fn stop(&self) {
         let thread = {
             let mut state = self.state();
             state.over = true;
@@ -190,7 +195,7 @@ fn run(session: &'static Session, woken: &Receiver<()>) {
 }
 
 /// One reading as a fact, also where it failed.
-pub(super) fn reading(session: &Session, device: Device, devices: &dyn Devices) -> EventKind {
+pub(in crate::session) fn reading(session: &Session, device: Device, devices: &dyn Devices) -> EventKind {
     match devices.read(device.ordinal) {
         Ok(memory) => EventKind::Sample { device, memory },
         Err(error) => {

@@ -8,7 +8,8 @@ use std::{
 
 use once_cell::sync::Lazy;
 
-use super::{Session, current, status::Now};
+use super::status::Now;
+use crate::session::{Session, current};
 use crate::{
     derive::{self, Callsite, Names, Snapshot, Stack},
     error::Result,
@@ -20,7 +21,7 @@ use crate::{
 /// What each scope holds, and held at most: by device and path of nested scopes, over all times that it was open.
 ///
 /// A scope holds what was allocated while it was the innermost one on its thread, or inside of such a scope; see
-/// [`GpuMemTrace::handle`](super::GpuMemTrace::handle) for other threads and for tasks. Only what is intercepted counts, which is
+/// [`GpuMemTrace::handle`](crate::session::GpuMemTrace::handle) for other threads and for tasks. Only what is intercepted counts, which is
 /// what exact traces count.
 ///
 /// ```
@@ -61,7 +62,7 @@ pub fn summary() -> Summary {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// Allocations are told apart from the first trace on (or [`subscribe`](super::subscribe)).
+/// Allocations are told apart from the first trace on (or [`subscribe`](crate::session::subscribe)).
 ///
 /// # Errors
 /// When there is no such device, or it cannot be read.
@@ -77,7 +78,7 @@ pub fn breakdown(device: impl Into<Option<u32>>) -> Result<Breakdown> {
 }
 
 /// What is known of a device's memory, without what is live.
-pub(super) fn read(devices: &dyn Devices, device: Device) -> Result<Known> {
+pub(in crate::session) fn read(devices: &dyn Devices, device: Device) -> Result<Known> {
     let ordinal = device.ordinal;
     let memory = devices.read(ordinal)?;
     let simulated = device.family == Family::Simulated;
@@ -94,7 +95,7 @@ pub(super) fn read(devices: &dyn Devices, device: Device) -> Result<Known> {
 }
 
 /// The path of scopes that the calling thread is in.
-pub(super) fn path_of_this_thread(session: &Session) -> Vec<String> {
+pub(in crate::session) fn path_of_this_thread(session: &Session) -> Vec<String> {
     session
         .inbox
         .path_of_this_thread()
@@ -137,7 +138,7 @@ impl Session {
     }
 
     /// Whether no file has to be read to describe the stack.
-    pub(super) fn is_resolved(&self, id: StackId) -> bool {
+    pub(in crate::session) fn is_resolved(&self, id: StackId) -> bool {
         id == StackId::NONE || self.stack_texts().contains_key(&id)
     }
 }

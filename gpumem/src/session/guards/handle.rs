@@ -10,13 +10,13 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-use super::Session;
 use crate::model::{EventKind, ScopeId};
+use crate::session::Session;
 
-/// A scope to be entered elsewhere: the answer of [`GpuMemTrace::handle`](super::GpuMemTrace::handle). Cheap to clone.
+/// A scope to be entered elsewhere: the answer of [`GpuMemTrace::handle`](crate::session::GpuMemTrace::handle). Cheap to clone.
 ///
 /// A thread that has entered allocates in the scope: its blocks are the scope's in every report of where memory is, and a
-/// trace that is [`thread_local_only`](super::GpuMemTraceBuilder::thread_local_only) counts them as its own thread's. So does
+/// trace that is [`thread_local_only`](crate::session::GpuMemTraceBuilder::thread_local_only) counts them as its own thread's. So does
 /// one that the thread which entered opens.
 /// When the scope is closed, or was off, entering it does nothing.
 #[derive(Clone)]
@@ -31,12 +31,12 @@ impl fmt::Debug for ScopeHandle {
 }
 
 impl ScopeHandle {
-    pub(super) fn of(scope: Option<(&'static Session, ScopeId)>) -> Self {
+    pub(in crate::session) fn of(scope: Option<(&'static Session, ScopeId)>) -> Self {
         Self { scope }
     }
 
     /// The calling thread is in the scope no longer.
-    pub(super) fn leave(&self) {
+    pub(in crate::session) fn leave(&self) {
         if let Some((session, scope)) = self.scope {
             session.inbox.post(&EventKind::Leave { scope });
         }
@@ -114,11 +114,11 @@ pin_project! {
 
 impl<F> InScope<F> {
     /// In no scope until it is given one.
-    pub(super) fn yet_to_enter(future: F) -> Self {
+    pub(in crate::session) fn yet_to_enter(future: F) -> Self {
         Self { handle: ScopeHandle::of(None), future: Some(future) }
     }
 
-    pub(super) fn set_scope(self: Pin<&mut Self>, handle: ScopeHandle) {
+    pub(in crate::session) fn set_scope(self: Pin<&mut Self>, handle: ScopeHandle) {
         *self.project().handle = handle;
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{Inbox, Session, notice::Notice};
+use crate::session::{Inbox, Notice, Session};
 use crate::{
     error::Result,
     model::{Bytes, Device, EventKind, Gauge, PoolUsage, Trace},
@@ -12,7 +12,7 @@ use crate::{
 
 /// Locked from the reading to the fold: facts reach the inbox in the order in which the marks were read and reset.
 #[derive(Debug, Default)]
-pub(super) struct Pools(Mutex<Vec<Watched>>);
+pub(in crate::session) struct Pools(Mutex<Vec<Watched>>);
 
 /// The pool of a device that open scopes watch.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ struct Watched {
 
 impl Pools {
     /// Posts a scope that opens, and has the mark begin anew for it.
-    pub(super) fn open(
+    pub(in crate::session) fn open(
         &self,
         session: &Session,
         device: Device,
@@ -51,7 +51,7 @@ impl Pools {
     }
 
     /// Asks an open scope what it has come to, after a reading. A reset has the mark begin anew.
-    pub(super) fn ask(
+    pub(in crate::session) fn ask(
         &self,
         session: &Session,
         device: Device,

@@ -14,7 +14,11 @@ use std::{
 
 use crossbeam::channel::{self, Sender};
 
-use super::{Session, current, notice::say, places};
+use super::say;
+use crate::session::{
+    Session, current,
+    views::{self, Now},
+};
 use crate::{
     derive::{self, KeptPeak, Names, Snapshot, Stack},
     error::{Error, Kind, Result},
@@ -49,7 +53,7 @@ type Hook = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
 
 /// The refused allocations of a session: the program's function, and the reports.
 #[derive(Default)]
-pub(super) struct Refusals {
+pub(in crate::session) struct Refusals {
     hook: RwLock<Option<Hook>>,
     /// How many reports were printed.
     printed: AtomicU64,
@@ -162,7 +166,7 @@ fn trim(devices: &dyn Devices) {
 }
 
 /// An allocation was refused. Of the host's memory nothing is known here, nor of pools of which it is not known where they are.
-pub(super) fn refused(session: &'static Session, device: Option<Device>, bytes: Bytes, kind: MemKind) {
+pub(in crate::session) fn refused(session: &'static Session, device: Option<Device>, bytes: Bytes, kind: MemKind) {
     REFUSED.set(REFUSED.get() + 1);
     let Some(device) = device.filter(|_| kind != MemKind::PinnedHost) else { return };
     if process::is_forked() || TRYING.get() || TELLING.replace(true) {
@@ -174,7 +178,7 @@ pub(super) fn refused(session: &'static Session, device: Option<Device>, bytes: 
 }
 
 /// This thread, which was refused something, was given so much.
-pub(super) fn obtained(session: &Session, device: Device, bytes: Bytes) {
+pub(in crate::session) fn obtained(session: &Session, device: Device, bytes: Bytes) {
     let thread = thread::current().id();
     let mut reporter = session.refusals.reporter();
     reporter.pending.retain(|pending| {
@@ -192,7 +196,7 @@ fn report(session: &'static Session, device: Device, asked: Bytes, kind: MemKind
     }
     let until = Instant::now() + FOR_THE_THREAD;
     let refusal = Refusal { thread: thread::current().id(), device, asked, kind, stack: session.stack_here() };
-    let mut oom = refusal.told(places::path_of_this_thread(session));
+    let mut oom = refusal.told(views::path_of_this_thread(session));
     let (reply, replies) = channel::unbounded();
     if let Err(error) = look(session, refusal, &oom, print, reply) {
         oom.breakdown = Err(error);
@@ -422,7 +426,7 @@ fn see(session: &'static Session, number: u64, refusal: &Refusal, oom: &OutOfMem
         let _ = reply.send(Found { oom: soon.clone(), stage });
     };
     note(&soon, Stage::Live);
-    let known = session.devices().and_then(|devices| places::read(devices, device));
+    let known = session.devices().and_then(|devices| views::read(devices, device));
     // Libraries are not told apart before their stacks are resolved.
     if is_resolved {
         let live = groups;
@@ -484,7 +488,7 @@ fn print(session: &Session, oom: &OutOfMemory) {
 }
 
 /// The process ends: who was refused is given nothing any more.
-pub(super) fn report_pending(session: &Session) {
+pub(in crate::session) fn report_pending(session: &Session) {
     let changed = &session.refusals.changed;
     let mut reporter = session.refusals.reporter();
     reporter.is_over = true;
@@ -498,10 +502,10 @@ pub(super) fn report_pending(session: &Session) {
 }
 
 /// `GPUMEM_LEAKS=1`: says at the end of the process what was not freed.
-pub(super) fn report_leaks(session: &'static Session) {
+pub(in crate::session) fn report_leaks(session: &'static Session) {
     if !session.settings.leaks || !session.is_begun() {
         return;
     }
-    let is_intercepted = super::status::Now::find(session).is_intercepted(session);
+    let is_intercepted = Now::find(session).is_intercepted(session);
     say(&derive::leaks(&session.inbox, session, std::process::id(), is_intercepted));
 }

@@ -34,16 +34,16 @@ struct Place {
 
 /// The callsites of a session.
 #[derive(Default)]
-pub(super) struct CallsiteTable(Mutex<Callsites>);
+pub(in crate::session) struct CallsiteTable(Mutex<Callsites>);
 
 impl CallsiteTable {
     /// The number of a callsite; the same each time.
-    pub(super) fn number(&self, ctx: Option<&str>, location: &'static Location<'static>) -> CallsiteId {
+    pub(in crate::session) fn number(&self, ctx: Option<&str>, location: &'static Location<'static>) -> CallsiteId {
         self.lock().number(ctx, location)
     }
 
     /// What a number stands for.
-    pub(super) fn get(&self, number: CallsiteId) -> Callsite {
+    pub(in crate::session) fn get(&self, number: CallsiteId) -> Callsite {
         self.lock().callsite(number)
     }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use super::{Session, current};
+use crate::session::{Session, current};
 use crate::{
     error::{Error, Kind, Result},
     model::{Bytes, Gauge, MemKind, Source},
@@ -28,7 +28,7 @@ pub struct Status {
     pub why_not_dispatch: Option<Error>,
     /// The library in which allocations are intercepted, or the simulated device. `None` if they are not, or not yet.
     pub heard_by: Option<String>,
-    /// How long ago the first trace (or [`subscribe`](super::subscribe)) began to count. Zero before.
+    /// How long ago the first trace (or [`subscribe`](crate::session::subscribe)) began to count. Zero before.
     pub since: Duration,
     /// Allocations and frees that were intercepted since then.
     pub heard: u64,
@@ -94,28 +94,28 @@ pub fn status() -> Status {
 }
 
 /// Why live blocks are not known, if they are not.
-pub(super) fn not_heard(session: &'static Session) -> Option<Error> {
+pub(in crate::session) fn not_heard(session: &'static Session) -> Option<Error> {
     Now::find(session).why_not_exact
 }
 
 /// What a new trace would be.
 #[derive(Clone, Debug)]
-pub(super) struct Now {
+pub(in crate::session) struct Now {
     gauge: Gauge,
     source: Source,
-    pub(super) why_not_exact: Option<Error>,
+    pub(in crate::session) why_not_exact: Option<Error>,
     why_not_dispatch: Option<Error>,
     heard_by: Option<String>,
 }
 
 impl Now {
-    pub(super) fn find(session: &'static Session) -> Self {
+    pub(in crate::session) fn find(session: &'static Session) -> Self {
         Self::of_devices(session).unwrap_or_else(|why| Self::inexact(Gauge::Off, Some(why)))
     }
 
     /// Allocations are intercepted and counted, or will be from the next trace on. Simulated devices report theirs also while nobody
     /// counts.
-    pub(super) fn is_intercepted(&self, session: &Session) -> bool {
+    pub(in crate::session) fn is_intercepted(&self, session: &Session) -> bool {
         self.gauge == Gauge::Exact || self.heard_by.is_some() && session.is_begun()
     }
 
@@ -164,7 +164,7 @@ fn why_not_dispatch(session: &Session, devices: &dyn Devices, source: Source) ->
 }
 
 /// Why new traces are not exact, if that is what `GPUMEM_GAUGE` says.
-pub(super) fn not_exact_by_wish(request: Option<Gauge>) -> Option<Error> {
+pub(in crate::session) fn not_exact_by_wish(request: Option<Gauge>) -> Option<Error> {
     let why = match request {
         None | Some(Gauge::Exact) => return None,
         Some(Gauge::Off) => "GPUMEM_GAUGE says off",
@@ -176,7 +176,7 @@ pub(super) fn not_exact_by_wish(request: Option<Gauge>) -> Option<Error> {
 
 /// Why the session does not intercept allocations, if it was tried or given up.
 fn refused(session: &Session) -> Option<Error> {
-    session.subscription.why_not(super::given_up)
+    session.subscription.why_not(crate::session::recording::given_up)
 }
 
 impl fmt::Display for Status {

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use super::Session;
+use crate::session::Session;
 use crate::{error::Error, model::Device, settings::Settings, sys::process};
 
 /// What a notice is about.
@@ -33,7 +33,7 @@ pub(crate) enum Notice {
 
 /// The notices that a session has printed.
 #[derive(Debug, Default)]
-pub(super) struct Notices {
+pub(in crate::session) struct Notices {
     /// A bit for each [`Notice`].
     given: AtomicU32,
     /// Why traces are off.
@@ -51,7 +51,7 @@ impl Session {
     }
 
     /// Prints why a trace is off, once for each reason, of the first few.
-    pub(super) fn notify_off(&self, error: &Error) {
+    pub(in crate::session) fn notify_off(&self, error: &Error) {
         if process::is_forked() {
             return;
         }
@@ -70,12 +70,12 @@ impl Session {
     }
 
     /// Prints why figures are unknown.
-    pub(super) fn notify_stale(&self, device: Device, error: &Error) {
+    pub(in crate::session) fn notify_stale(&self, device: Device, error: &Error) {
         self.notify(Notice::Stale, &format_args!("reports show ? while {device} cannot be read: {error}"));
     }
 
     /// Prints that figures may be wrong, if so many events or blocks were missed while they were measured.
-    pub(super) fn notify_missed(&self, lost: u64, untracked: u64) {
+    pub(in crate::session) fn notify_missed(&self, lost: u64, untracked: u64) {
         if lost > 0 {
             self.notify(Notice::Lost, &"allocations were missed while a trace was open; its figures may be wrong");
         }
@@ -101,23 +101,23 @@ impl Session {
 }
 
 /// Writes to stderr, all at once: what other processes and libraries write there does not come in between.
-pub(super) fn say(text: &dyn Display) {
+pub(in crate::session) fn say(text: &dyn Display) {
     eprint!("{}", Quiet::new(&text.to_string()));
 }
 
 /// Text for `print!` that does not make it panic when nobody can be written to (a closed pipe, a full disk): the error
 /// stays here. `print!` and not a write to stdout, because the test harness captures that alone.
-pub(super) struct Quiet<'a> {
+pub(in crate::session) struct Quiet<'a> {
     text: &'a dyn Display,
     failed: Cell<bool>,
 }
 
 impl<'a> Quiet<'a> {
-    pub(super) fn new(text: &'a dyn Display) -> Self {
+    pub(in crate::session) fn new(text: &'a dyn Display) -> Self {
         Self { text, failed: Cell::new(false) }
     }
 
-    pub(super) fn failed(&self) -> bool {
+    pub(in crate::session) fn failed(&self) -> bool {
         self.failed.get()
     }
 }

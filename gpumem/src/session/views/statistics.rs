@@ -1,6 +1,7 @@
 //! What the allocators of a device have done, for PyTorch's names.
 
-use super::{Session, current, status::not_exact_by_wish};
+use super::status::not_exact_by_wish;
+use crate::session::{Session, current};
 use crate::{
     derive,
     error::Result,

@@ -5,13 +5,11 @@ use std::{fmt::Display, path::PathBuf, thread};
 #[cfg(feature = "sim")]
 use once_cell::sync::OnceCell;
 
-use super::{
-    GpuMemTrace, GpuMemTraceBuilder, baseline, current,
-    notice::{Notice, say},
-};
+use super::baseline;
 use crate::{
     model::{Gauge, Trace},
     report::{Figure, Found, Limit, Place, Relation, Verdict, by_place, judge},
+    session::{GpuMemTrace, GpuMemTraceBuilder, Notice, current, output::say},
     sys::process,
 };
 
@@ -90,7 +88,7 @@ impl Budget {
     }
 
     /// Starts the trace that the budget needs, or any, if the body is to run without its budget.
-    pub(super) fn start(self, builder: GpuMemTraceBuilder) -> (GpuMemTrace, Option<Self>) {
+    pub(in crate::session) fn start(self, builder: GpuMemTraceBuilder) -> (GpuMemTrace, Option<Self>) {
         #[cfg(feature = "sim")]
         if self.real_if_any {
             if !is_there() {
@@ -121,7 +119,7 @@ impl Budget {
     }
 
     /// Panics if the budget was not kept, unless a panic is on its way already.
-    pub(super) fn check(mut self, figures: Trace, trace: &GpuMemTrace) {
+    pub(in crate::session) fn check(mut self, figures: Trace, trace: &GpuMemTrace) {
         if thread::panicking() {
             return;
         }

@@ -2,11 +2,12 @@
 
 use std::process;
 
-use super::{Session, notice::say, status::Now};
+use super::say;
 use crate::derive;
+use crate::session::{Session, views::Now};
 
 /// Prints, at the end of the process, what the peak of each device was made of.
-pub(super) fn report_at_exit(session: &'static Session) {
+pub(in crate::session) fn report_at_exit(session: &'static Session) {
     if !session.settings.peak || !session.is_begun() {
         return;
     }

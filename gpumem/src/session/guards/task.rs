@@ -9,7 +9,7 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-use super::{BodyGuard, GpuMemTraceBuilder, InScope, TraceSpec};
+use crate::session::{BodyGuard, GpuMemTraceBuilder, InScope, TraceSpec};
 
 pin_project! {
     /// The future of [`GpuMemTraceBuilder::wrap`] and of traced async functions: runs a future under a trace, which starts at

@@ -2,7 +2,7 @@
 
 use std::sync::{MutexGuard, PoisonError};
 
-use super::{Session, alive, current, status};
+use crate::session::{Session, alive, current, views};
 use crate::{
     derive::Labels,
     error::{Kind, Result},
@@ -11,12 +11,12 @@ use crate::{
 
 impl Session {
     /// Labels by block. The lock must be held briefly.
-    pub(super) fn labels(&self) -> MutexGuard<'_, Labels> {
+    pub(in crate::session) fn labels(&self) -> MutexGuard<'_, Labels> {
         self.labels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Tells what a block of memory is, so that [`MemTracker`](super::MemTracker) can say so: its name, shape and element type,
+/// Tells what a block of memory is, so that [`MemTracker`](crate::session::MemTracker) can say so: its name, shape and element type,
 /// and the address on the device at which it begins. The label goes when the block is freed; a second one replaces it.
 ///
 /// ```
@@ -46,7 +46,7 @@ fn label_block(key: Key, label: Label, address: u64) -> Result<()> {
     if session.is_begun() && session.labels().set(&session.inbox, key, label).is_some() {
         return Ok(());
     }
-    Err(Kind::UnknownBlock { address, why: status::not_heard(session).map(Box::new) }.into())
+    Err(Kind::UnknownBlock { address, why: views::not_heard(session).map(Box::new) }.into())
 }
 
 #[cfg(feature = "sim")]

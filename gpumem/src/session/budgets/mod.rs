@@ -1,0 +1,8 @@
+//! Limits that code is held to, and the peaks of earlier runs.
+
+mod baseline;
+mod budget;
+
+pub use self::budget::Budget;
+#[cfg(feature = "sim")]
+pub use self::budget::simulated_gpu;

@@ -1,0 +1,38 @@
+//! The end of the process: reports, and what must stop before libraries are torn down.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use super::{
+    SESSION,
+    output::{oom, peaks},
+};
+use crate::{source, sys::process};
+
+/// While the process exits, libraries are torn down by handlers that they registered when they were loaded. No thread may be inside
+/// them then, and none may call them later. Handlers run in reverse order, so this one is registered again for each library that is
+/// loaded after the session began.
+pub(super) extern "C" fn at_exit() {
+    static REPORTED: AtomicBool = AtomicBool::new(false);
+    if let (Some(session), false) = (SESSION.get(), process::is_forked()) {
+        session.sampler.stop();
+        if !REPORTED.swap(true, Relaxed) {
+            // Nothing unwinds into C.
+            let _ = catch_unwind(AssertUnwindSafe(|| oom::report_pending(session)));
+            let _ = catch_unwind(AssertUnwindSafe(|| oom::report_leaks(session)));
+            let _ = catch_unwind(AssertUnwindSafe(|| peaks::report_at_exit(session)));
+        }
+        if let Ok(devices) = source::devices() {
+            devices.unsubscribe();
+        }
+    }
+}
+
+/// NVML and the driver may have been loaded after the session began.
+pub(super) extern "C" fn stop_sampling() {
+    if let (Some(session), false) = (SESSION.get(), process::is_forked()) {
+        session.sampler.stop();
+    }
+}

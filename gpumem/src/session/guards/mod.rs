@@ -1,0 +1,15 @@
+//! What a program holds while it measures: traces, trackers, handles of scopes, the bodies of attributes.
+
+mod body;
+mod handle;
+mod task;
+mod trace;
+mod tracker;
+
+pub use self::{
+    body::{BodyGuard, End, Lines, TraceSpec},
+    handle::{Entered, InScope, ScopeHandle},
+    task::Traced,
+    trace::{GpuMemTrace, GpuMemTraceBuilder},
+    tracker::{MemTracker, MemTrackerBuilder},
+};

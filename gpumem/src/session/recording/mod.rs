@@ -1,0 +1,24 @@
+//! What a session records: scopes, callsites, labels, readings of devices, and the allocations that sources intercept.
+
+mod callsites;
+mod labels;
+mod pools;
+mod process;
+mod sampler;
+mod scope;
+mod subscribe;
+
+#[cfg(all(feature = "bench", feature = "dispatch"))]
+pub(crate) use self::process::{hook_for_nobody, rehearse};
+pub(super) use self::{
+    callsites::CallsiteTable,
+    pools::Pools,
+    process::record as record_process,
+    sampler::Sampler,
+    scope::{OpenScope, ScopeRequest},
+    subscribe::given_up,
+};
+pub use self::{
+    labels::label,
+    subscribe::{subscribe, unsubscribe},
+};

@@ -1,0 +1,74 @@
+//! The sources of the process record to its session.
+
+#[cfg(all(feature = "bench", feature = "dispatch"))]
+use std::time::Duration;
+
+#[cfg(all(feature = "bench", feature = "dispatch"))]
+use crate::model::{Family, Gauge, ScopeId, ScopeSpec, Source};
+#[cfg(all(feature = "bench", feature = "dispatch"))]
+pub(crate) use crate::source::hook_for_nobody;
+use crate::{
+    model::{Answer, Bytes, Device, EventKind, Key, MemKind, StackId, Tag},
+    session::{SESSION, of_process, output::oom},
+    source::{self, RecordEvents},
+};
+
+/// From now on the sources record to the session of the process, with the stacks of blocks of at least this size.
+pub(in crate::session) fn record(min_bytes: u64) {
+    source::record_to::<ToSession>(min_bytes);
+    source::handle_refusals(source::RefusalHandler { refused, obtained });
+}
+
+fn refused(device: Option<Device>, bytes: Bytes, kind: MemKind) {
+    oom::refused(of_process(), device, bytes, kind);
+}
+
+fn obtained(device: Device, bytes: Bytes) {
+    oom::obtained(of_process(), device, bytes);
+}
+
+/// Hands what sources intercept to the session.
+struct ToSession;
+
+impl RecordEvents for ToSession {
+    #[allow(clippy::inline_always, reason = "a hook is one function, which takes fewer lines of the instruction cache")]
+    #[inline(always)]
+    fn alloc(key: Key, bytes: Bytes, tag: Tag) {
+        if let Some(session) = SESSION.get() {
+            session.inbox.alloc(key, bytes, tag);
+        }
+    }
+
+    #[allow(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
+    fn free(key: Key) -> Answer {
+        let Some(session) = SESSION.get() else { return Answer::Applied };
+        session.inbox.free(key)
+    }
+
+    fn record(event: &EventKind) -> Answer {
+        of_process().inbox.post(event)
+    }
+
+    fn number_stack(addresses: &[usize]) -> StackId {
+        of_process().stacks.number(addresses)
+    }
+}
+
+/// For benchmarks: a stream-ordered allocation and its free through the hooks of the dispatch table, with a function of its own
+/// in the driver's place, and the same without hooks.
+#[cfg(all(feature = "bench", feature = "dispatch"))]
+pub(crate) fn rehearse() -> [fn(u64); 2] {
+    let device = Device { family: Family::Cuda, ordinal: 0 };
+    let spec = ScopeSpec {
+        device,
+        gauge: Gauge::Exact,
+        every: Duration::ZERO,
+        thread: None,
+        callsite: crate::model::CallsiteId::NONE,
+        source: Source::Dispatch,
+        at_peak: false,
+    };
+    of_process().begun().inbox.post(&EventKind::Open { scope: ScopeId(u64::MAX), spec });
+    source::rehearse::<ToSession>()
+}

@@ -1,0 +1,179 @@
+//! Open scopes: what a guard holds.
+
+use std::{convert::Infallible, panic::Location, time::Duration};
+
+use crate::{
+    derive::KeptPeak,
+    error::{Error, Kind, Result},
+    ledger::ScopePeriod,
+    model::{Device, EventKind, Gauge, ScopeId, ScopeSpec, Source, Trace},
+    session::{Notice, Session, alive, recording::sampler},
+    source::Devices,
+    sys::process,
+};
+
+/// What is requested for a new scope.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::session) struct ScopeRequest {
+    /// Else the calling thread's current device.
+    pub(in crate::session) device: Option<u32>,
+    /// Else the best.
+    pub(in crate::session) gauge: Option<Gauge>,
+    /// Of exact figures; else the best, or the one in use.
+    pub(in crate::session) source: Option<Source>,
+    /// Only what the calling thread allocates.
+    pub(in crate::session) of_thread: bool,
+    /// The ledger is to keep which allocations make its peak.
+    pub(in crate::session) at_peak: bool,
+}
+
+/// A scope that is open, on a device that is fixed.
+pub(in crate::session) struct OpenScope {
+    pub(in crate::session) session: &'static Session,
+    pub(in crate::session) id: ScopeId,
+    pub(in crate::session) device: Device,
+    pub(in crate::session) gauge: Gauge,
+    /// The ledger keeps which allocations made its peak.
+    pub(in crate::session) at_peak: bool,
+    pub(in crate::session) devices: &'static dyn Devices,
+}
+
+impl OpenScope {
+    /// Opens a scope by the gauge that was requested, else by that of `GPUMEM_GAUGE`, else by the best that the devices
+    /// offer. None where the gauge is `Off`.
+    pub(in crate::session) fn open(
+        session: &'static Session,
+        request: ScopeRequest,
+        ctx: Option<&str>,
+        location: &'static Location<'static>,
+    ) -> Result<Option<Self>> {
+        // First, because in the child of a fork another thread may hold the lock of the environment.
+        alive()?;
+        let gauge = match (request.gauge, unless_needed(session.settings().gauge(), request.of_thread)) {
+            (Some(gauge), _) => Some(gauge),
+            // The scope of one thread needs exact figures. The program requests them, whatever the environment says.
+            (None, set) if request.of_thread && set != Ok(Some(Gauge::Off)) => Some(Gauge::Exact),
+            (None, set) => set?,
+        };
+        if gauge == Some(Gauge::Off) {
+            return Ok(None);
+        }
+        let devices = session.devices()?;
+        let device = devices.device(request.device)?;
+        let ordinal = device.ordinal;
+        session.begun();
+        let asked_for = |gauge: Gauge| match request.gauge {
+            Some(_) => format!("the gauge `{gauge}` was asked for"),
+            None => format!("GPUMEM_GAUGE says {gauge}"),
+        };
+        if let (Some(gauge @ (Gauge::Sampled | Gauge::Pool)), Some(source)) = (gauge, request.source) {
+            let detail = format!("`{source}` gives exact figures, and {}; leave one of them out", asked_for(gauge));
+            return Err(Kind::BadSetting { setting: "source", detail }.into());
+        }
+        let interruptions = session.subscription.interruptions();
+        let (gauge, source, not_exact) = match gauge {
+            Some(Gauge::Sampled) => (Gauge::Sampled, Source::Sampling, None),
+            Some(Gauge::Pool) => (Gauge::Pool, Source::PoolMark, None),
+            _ => match session.subscribe(devices, request.source, request.of_thread) {
+                Ok(source) => (Gauge::Exact, source, None),
+                Err(why) if gauge.is_none() && request.source.is_none() => {
+                    (Gauge::Sampled, Source::Sampling, Some(why))
+                }
+                Err(why) => return Err(why),
+            },
+        };
+        let sampled = gauge == Gauge::Sampled;
+        if gauge != Gauge::Exact && request.of_thread {
+            let setting = "thread_local_only";
+            let detail = format!("it needs exact figures, and {}; leave one of them out", asked_for(gauge));
+            return Err(not_exact.unwrap_or_else(|| Kind::BadSetting { setting, detail }.into()));
+        }
+        let every = if sampled { session.settings.sample_every } else { Duration::ZERO };
+        let thread = request.of_thread.then(|| session.inbox.this_thread());
+        let callsite = session.callsites.number(ctx, location);
+        let spec = ScopeSpec { device, gauge, every, thread, callsite, source, at_peak: request.at_peak };
+        let id = session.next_scope();
+        let open = EventKind::Open { scope: id, spec };
+        match gauge {
+            Gauge::Sampled => {
+                let read = || {
+                    let memory = devices.read(ordinal)?;
+                    session.sampler.watch(session, device, devices)?;
+                    Ok::<_, Error>(EventKind::Sample { device, memory })
+                };
+                session.readings.ask(&session.inbox, device, read, &open)?;
+            }
+            Gauge::Pool => session.pools.open(session, device, devices, &open)?,
+            _ => {
+                devices.check(ordinal)?;
+                if gauge == Gauge::Exact && !process::is_forked() {
+                    session.post_polled(device, devices);
+                }
+                session.inbox.post(&open);
+                // `unsubscribe` may have recorded its loss before this scope opened.
+                if session.subscription.interruptions() != interruptions {
+                    session.inbox.post(&EventKind::Lost { count: 1 });
+                }
+            }
+        }
+        // The notice about an invalid setting says already what happens instead.
+        if let Some(why) = not_exact.filter(|why| !session.settings.is_problem(why)) {
+            let text = format_args!(
+                "{device} is sampled every {every:?}, all processes on it, and shorter peaks are missed, because {why}"
+            );
+            session.notify(Notice::Sampled, &text);
+        }
+        let at_peak = request.at_peak && gauge == Gauge::Exact;
+        Ok(Some(Self { session, id, device, gauge, at_peak, devices }))
+    }
+
+    pub(in crate::session) fn read(&self) -> Trace {
+        self.ask(EventKind::Read { scope: self.id })
+    }
+
+    /// As [`reset`](Self::reset), but which allocations made the peak is still kept since the start.
+    pub(in crate::session) fn next(&self) -> Trace {
+        let scope = self.id;
+        self.ask(if self.at_peak { EventKind::ResetKeepingPeak { scope } } else { EventKind::Reset { scope } })
+    }
+
+    /// Returns the figures and begins anew. One reading serves both, so that no event falls between.
+    pub(in crate::session) fn reset(&self) -> Trace {
+        self.ask(EventKind::Reset { scope: self.id })
+    }
+
+    fn ask(&self, query: EventKind) -> Trace {
+        let Self { session, device, devices, .. } = *self;
+        let Session { inbox, pools, readings, .. } = session;
+        if self.gauge == Gauge::Exact && !process::is_forked() {
+            session.post_polled(device, devices);
+        }
+        let trace = match self.gauge {
+            Gauge::Sampled if !process::is_forked() => {
+                let read = || Ok::<_, Infallible>(sampler::reading(session, device, devices));
+                let Ok(trace) = readings.ask(inbox, device, read, &query);
+                trace
+            }
+            Gauge::Pool if !process::is_forked() => pools.ask(session, device, devices, &query),
+            _ => inbox.ask(None, &query),
+        };
+        // There is no answer for a thread that is inside the inbox already, and in the child of a fork.
+        trace.unwrap_or_else(|| Trace::stale(self.device.ordinal, self.gauge))
+    }
+
+    /// Closes the scope. Returns its figures, its period (which identifies the blocks that were allocated in it), and what made its peak.
+    pub(in crate::session) fn close(self) -> (Trace, Option<ScopePeriod>, Option<KeptPeak<'static>>) {
+        let within = self.session.inbox.scope_period(self.id);
+        let trace = self.ask(EventKind::Close { scope: self.id });
+        if self.gauge == Gauge::Sampled {
+            self.session.sampler.unwatch(self.device);
+        }
+        (trace, within, self.at_peak.then(|| KeptPeak::of_closed(&self.session.inbox, self.id)))
+    }
+}
+
+/// An invalid environment variable must not make a request of the program itself fail.
+pub(in crate::session) fn unless_needed<T>(set: Result<Option<T>>, is_needed: bool) -> Result<Option<T>> {
+    // The notice about the settings names the problem.
+    if is_needed { Ok(set.unwrap_or(None)) } else { set }
+}

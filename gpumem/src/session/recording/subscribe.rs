@@ -1,0 +1,115 @@
+//! When allocations are intercepted.
+
+use std::sync::{PoisonError, atomic::Ordering::Relaxed};
+
+use super::scope::unless_needed;
+#[cfg(doc)]
+use crate::model::Trace;
+use crate::{
+    error::{Error, Kind, Result},
+    model::{Device, EventKind, Family, Gauge, Source},
+    session::{Session, current, exit},
+    source::Devices,
+    sys::process,
+};
+
+const UNSUBSCRIBED: &str = "gpumem::unsubscribe() was called; call gpumem::subscribe()";
+
+pub(in crate::session) fn given_up() -> Error {
+    Kind::NoGauge { gauge: "exact", why: UNSUBSCRIBED }.into()
+}
+
+/// Intercepts every allocation from now on: through the source that `GPUMEM_SOURCE` names, else through the driver's dispatch
+/// table, else through CUPTI. The first exact trace does this by itself; a program that allocates before its first trace calls
+/// this (or [`preload`](crate::preload)) first, so that these blocks are known.
+///
+/// # Errors
+/// When allocations cannot be intercepted: there is no driver; or the dispatch table cannot be used, and CUPTI is not installed
+/// or another tool has its one subscription ([`Error::is_busy`]).
+#[doc(alias = "cuptiSubscribe")]
+pub fn subscribe() -> Result<()> {
+    let session = current();
+    session.begin(session.devices()?, None, false, true).map(|_| ())
+}
+
+/// Intercepts no allocations until [`subscribe`] is called: the driver's own pointers are put back into its dispatch table, or
+/// CUPTI's only subscription is released, so that another tool can have it. The known live blocks are kept. Open traces count a
+/// loss ([`Trace::lost`]), and new ones are sampled. Simulated devices are not affected.
+#[doc(alias = "cuptiUnsubscribe")]
+pub fn unsubscribe() {
+    let session = current();
+    let Ok(devices) = session.devices() else { return };
+    if devices.family() == Family::Simulated {
+        return;
+    }
+    let session = session.begun();
+    let record_loss = || _ = session.inbox.post(&EventKind::Lost { count: 1 });
+    let unsubscribe = || {
+        devices.unsubscribe();
+        // From now on frees of known blocks may be missed. The event counts no further loss.
+        session.inbox.post(&EventKind::Lost { count: 0 });
+    };
+    session.subscription.stop(|| devices.subscribed().is_some(), record_loss, unsubscribe);
+}
+
+impl Session {
+    /// Begins to intercept allocations, unless [`unsubscribe`] was called: through the wanted source, else through that of
+    /// `GPUMEM_SOURCE`, else through the best. If exact figures are needed, an invalid `GPUMEM_SOURCE` is ignored.
+    pub(in crate::session) fn subscribe(
+        &'static self,
+        devices: &dyn Devices,
+        wanted: Option<Source>,
+        is_needed: bool,
+    ) -> Result<Source> {
+        self.begin(devices, wanted, is_needed, false)
+    }
+
+    /// The same; `anew` also after [`unsubscribe`].
+    fn begin(
+        &'static self,
+        devices: &dyn Devices,
+        wanted: Option<Source>,
+        is_needed: bool,
+        anew: bool,
+    ) -> Result<Source> {
+        let subscribed = self.begun().subscription.begin(anew, given_up, || {
+            // If no source is wanted, the one in use serves.
+            if let (None, Some(live)) = (wanted, devices.subscribed()) {
+                return Ok(live);
+            }
+            let wanted = wanted.map_or_else(|| self.settings().source(), |wanted| Ok(Some(wanted)));
+            let subscribed = devices.subscribe(unless_needed(wanted, is_needed)?)?;
+            if subscribed.source == Source::Cupti && !self.is_cupti_heard.swap(true, Relaxed) {
+                // libcupti is loaded now. Its subscription must end before its own exit handler runs.
+                process::at_exit(exit::at_exit);
+            }
+            Ok(subscribed)
+        });
+        subscribed.map(|interception| interception.source)
+    }
+
+    /// Posts what no call reports: how much memory graphs hold on the device, and the functions that other tools have replaced, whose
+    /// calls may be missed.
+    pub(in crate::session) fn post_polled(&self, device: Device, devices: &dyn Devices) {
+        devices.poll(device.ordinal);
+        if devices.displaced() == 0 && !self.is_displaced.load(Relaxed) {
+            return;
+        }
+        // Locked until the event is posted: an older observation must not be posted after a newer one.
+        let mut before = self.displaced.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = devices.displaced();
+        if now != *before {
+            let more = (now & !*before).count_ones().into();
+            self.inbox.post(&EventKind::Displaced { now: now.count_ones().into(), more });
+            *before = now;
+            self.is_displaced.store(now != 0, Relaxed);
+        }
+    }
+
+    /// Begins to intercept allocations if traces will want that. If it fails, they report why.
+    pub(crate) fn prepare(&'static self, devices: &dyn Devices) {
+        if matches!(self.settings().gauge(), Ok(None | Some(Gauge::Exact))) {
+            let _ = self.subscribe(devices, None, false);
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! What a program asks: where the memory is, what is measured, what the allocators have done.
+
+mod places;
+pub(crate) mod statistics;
+mod status;
+
+pub use self::{
+    places::{breakdown, summary},
+    status::{LiveMemory, Status, status},
+};
+pub(super) use self::{
+    places::{path_of_this_thread, read},
+    status::{Now, not_heard},
+};
