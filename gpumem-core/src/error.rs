@@ -47,6 +47,8 @@ pub enum Kind {
     BadBaseline { file: String, detail: String },
     /// The driver, or who reads debug information, did not answer in time.
     NoAnswer { within: Duration },
+    /// The error of a recorded program, as it was written there.
+    Recorded { message: String },
     /// The operating system gave no thread.
     NoThread { detail: String },
     /// The simulated device is full.
@@ -56,6 +58,11 @@ pub enum Kind {
 }
 
 impl Error {
+    /// The error of a recorded program.
+    pub fn recorded(message: String) -> Self {
+        Kind::Recorded { message }.into()
+    }
+
     /// There is nothing to measure here: no driver, no device, or a build without them. Most programs go on.
     pub fn is_unavailable(&self) -> bool {
         match &*self.0 {
@@ -212,6 +219,7 @@ impl fmt::Display for Error {
             Kind::NoAnswer { within } => {
                 write!(f, "that was not found out within {within:?}; ask gpumem::breakdown() or nvidia-smi later")
             }
+            Kind::Recorded { message } => f.write_str(message),
             Kind::NoThread { detail } => {
                 write!(f, "cannot start a thread: {detail}; raise the limit on threads (ulimit -u)")
             }

@@ -11,6 +11,8 @@
     reason = "`gpumem` re-exports what users name, and documents it; the rest is for our own crates"
 )]
 
+#[cfg(feature = "capture")]
+pub mod capture;
 pub mod derive;
 pub mod device_model;
 pub mod error;

@@ -26,6 +26,12 @@ impl Default for Labels {
 }
 
 impl Labels {
+    /// How many there are, with some of blocks that are gone.
+    #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
+    pub fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
     /// What the program calls a block.
     pub fn get(&self, block: &KnownBlock) -> Option<&Arc<Label>> {
         let (number, label) = self.by_key.get(&block.key)?;

@@ -9,6 +9,7 @@ mod labels;
 mod names;
 mod paths;
 mod peaks;
+mod refusal;
 mod snapshot;
 mod statistics;
 mod tracker;
@@ -20,7 +21,8 @@ pub use self::{
     labels::Labels,
     names::{Callsite, Names, Stack},
     paths::{Paths, summary},
-    peaks::KeptPeak,
+    peaks::{KeptPeak, peak_holders},
+    refusal::Refusal,
     snapshot::Snapshot,
     statistics::{memory_stats, of_device},
     tracker::tracked_groups,

@@ -51,30 +51,35 @@ impl<'a> KeptPeak<'a> {
 
     /// The same under its names.
     pub fn holders(&self, names: &dyn Names) -> Option<PeakHolders> {
-        let (peak, groups) = self.view.kept_peak(self.under)?;
-        let paths = Paths::now(self.view, names);
-        let holder = |at: &GroupAtPeak| {
-            let stack = names.stack(at.group.stack);
-            PeakHolder {
-                path: paths.names_of(at.group.node),
-                scope_place: paths.place_of(at.group.node),
-                caller: stack.caller.filter(|_| stack.library.is_none()),
-                line: stack.line.filter(|_| stack.library.is_none()),
-                library: stack.library,
-                is_older: false,
-                bytes: at.bytes,
-            }
-        };
-        let older = PeakHolder { is_older: true, bytes: peak.older, ..PeakHolder::default() };
-        let counts = self.view.counts();
-        Some(PeakHolders {
-            device: peak.device.ordinal,
-            simulated: peak.device.family == Family::Simulated,
-            bytes: Bytes::new(peak.bytes.get().max(0).unsigned_abs()),
-            is_over_start: peak.is_over_start,
-            holders: PeakHolder::largest(groups.iter().map(holder).chain([older])),
-            untracked: counts.untracked,
-            lost: counts.lost,
-        })
+        peak_holders(self.view, names, self.under)
     }
+}
+
+/// Which allocations made a peak that the ledger keeps under this number.
+pub fn peak_holders(view: &dyn LedgerView, names: &dyn Names, under: ScopeId) -> Option<PeakHolders> {
+    let (peak, groups) = view.kept_peak(under)?;
+    let paths = Paths::now(view, names);
+    let holder = |at: &GroupAtPeak| {
+        let stack = names.stack(at.group.stack);
+        PeakHolder {
+            path: paths.names_of(at.group.node),
+            scope_place: paths.place_of(at.group.node),
+            caller: stack.caller.filter(|_| stack.library.is_none()),
+            line: stack.line.filter(|_| stack.library.is_none()),
+            library: stack.library,
+            is_older: false,
+            bytes: at.bytes,
+        }
+    };
+    let older = PeakHolder { is_older: true, bytes: peak.older, ..PeakHolder::default() };
+    let counts = view.counts();
+    Some(PeakHolders {
+        device: peak.device.ordinal,
+        simulated: peak.device.family == Family::Simulated,
+        bytes: Bytes::new(peak.bytes.get().max(0).unsigned_abs()),
+        is_over_start: peak.is_over_start,
+        holders: PeakHolder::largest(groups.iter().map(holder).chain([older])),
+        untracked: counts.untracked,
+        lost: counts.lost,
+    })
 }

@@ -260,7 +260,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
                 state.ledger.begin_thread(ThreadId(number));
             }
             if state.ledger.is_tapped {
-                state.tap.begin_thread(ThreadId(number));
+                state.tap.begin_thread(ThreadId(number), was_anothers);
             }
         }
         number

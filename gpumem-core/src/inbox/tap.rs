@@ -13,8 +13,8 @@ pub trait Tap: Default {
     /// Receives an event that was applied.
     fn record(&mut self, event: &Event<'_>);
 
-    /// A thread begins. It may have the number of a thread that has ended.
-    fn begin_thread(&mut self, _: ThreadId) {}
+    /// The calling thread begins, under this number. `is_reused`: a thread that has ended had the number before.
+    fn begin_thread(&mut self, _thread: ThreadId, _is_reused: bool) {}
 }
 
 /// No tap.

@@ -1,0 +1,177 @@
+//! Numbers and texts as bytes: little-endian base 128 (LEB128) for whole numbers, a length before each text.
+
+use std::{fmt, io};
+
+/// Bytes that are not what the format says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Malformed(pub(super) &'static str);
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl From<Malformed> for io::Error {
+    fn from(error: Malformed) -> Self {
+        Self::new(io::ErrorKind::InvalidData, error.0)
+    }
+}
+
+pub(super) type Result<T> = std::result::Result<T, Malformed>;
+
+/// A text that is longer is cut when it is written.
+pub(super) const LONGEST_TEXT: usize = 1 << 14;
+
+/// Appends a number: seven bits in each byte, the lowest first; the top bit says that more follow.
+#[inline]
+pub(super) fn put_number(to: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        #[expect(clippy::cast_possible_truncation, reason = "the lowest bits are meant")]
+        to.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "it is below 128")]
+    to.push(number as u8);
+}
+
+/// A difference as a number that is small where the difference is: 0, -1, 1, -2 are 0, 1, 2, 3.
+#[inline]
+pub(super) fn put_difference(to: &mut Vec<u8>, now: u64, before: u64) {
+    let difference = now.wrapping_sub(before).cast_signed();
+    put_number(to, ((difference << 1) ^ (difference >> 63)).cast_unsigned());
+}
+
+/// Appends a text after its length.
+pub(super) fn put_text(to: &mut Vec<u8>, text: &str) {
+    let text = &text[..text.floor_char_boundary_stable(LONGEST_TEXT)];
+    put_number(to, text.len() as u64);
+    to.extend_from_slice(text.as_bytes());
+}
+
+/// `str::floor_char_boundary` is newer than the oldest supported compiler.
+trait FloorCharBoundary {
+    fn floor_char_boundary_stable(&self, at: usize) -> usize;
+}
+
+impl FloorCharBoundary for str {
+    fn floor_char_boundary_stable(&self, at: usize) -> usize {
+        (0..=at.min(self.len())).rev().find(|at| self.is_char_boundary(*at)).unwrap_or(0)
+    }
+}
+
+/// What is left to be read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    pub(super) const fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    #[inline]
+    pub(super) fn byte(&mut self) -> Result<u8> {
+        let (first, rest) = self.0.split_first().ok_or(Malformed("it ends within an item"))?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    #[inline]
+    pub(super) fn number(&mut self) -> Result<u64> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            let bits = u64::from(byte & 0x7f);
+            if shift == 63 && bits > 1 {
+                return Err(Malformed("a number is above 2^64"));
+            }
+            number |= bits << shift;
+            if byte & 0x80 == 0 {
+                return Ok(number);
+            }
+        }
+        Err(Malformed("a number has more than ten bytes"))
+    }
+
+    /// A number of at most 32 bits.
+    pub(super) fn small(&mut self) -> Result<u32> {
+        self.number()?.try_into().map_err(|_| Malformed("a number is above 2^32"))
+    }
+
+    #[inline]
+    pub(super) fn difference(&mut self, before: u64) -> Result<u64> {
+        let number = self.number()?;
+        let difference = (number >> 1) ^ (number & 1).wrapping_neg();
+        Ok(before.wrapping_add(difference))
+    }
+
+    /// So many bytes.
+    pub(super) fn part(&mut self, length: u64) -> Result<Self> {
+        let length = usize::try_from(length).ok().filter(|length| *length <= self.0.len());
+        let (part, rest) = self.0.split_at(length.ok_or(Malformed("a length is above what there is"))?);
+        self.0 = rest;
+        Ok(Self(part))
+    }
+
+    pub(super) fn text(&mut self) -> Result<String> {
+        let length = self.number()?;
+        Ok(String::from_utf8_lossy(self.part(length)?.0).into_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_back() {
+        for number in [0, 1, 127, 128, 16_383, 16_384, u64::from(u32::MAX), u64::MAX / 2, u64::MAX] {
+            let mut bytes = Vec::new();
+            put_number(&mut bytes, number);
+            let mut input = Input::new(&bytes);
+            assert_eq!((input.number(), input.len()), (Ok(number), 0));
+            for before in [0, 1, number, u64::MAX] {
+                let mut bytes = Vec::new();
+                put_difference(&mut bytes, number, before);
+                assert_eq!(Input::new(&bytes).difference(before), Ok(number));
+            }
+        }
+    }
+
+    #[test]
+    fn small_differences_take_one_byte() {
+        for (now, before) in [(5, 5), (5, 6), (64, 1), (1, 64), (63, 0)] {
+            let mut bytes = Vec::new();
+            put_difference(&mut bytes, now, before);
+            assert_eq!(bytes.len(), 1, "{now} after {before}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_is_an_error() {
+        for bytes in [&[][..], &[0x80], &[0xff; 10], &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2]] {
+            assert!(Input::new(bytes).number().is_err(), "{bytes:x?}");
+        }
+        assert!(Input::new(&[0xff, 0xff, 0xff, 0xff, 0x1f]).small().is_err());
+    }
+
+    #[test]
+    fn lengths_are_checked_before_anything_is_reserved() {
+        let mut bytes = Vec::new();
+        put_number(&mut bytes, 1 << 60);
+        assert!(Input::new(&bytes).text().is_err());
+    }
+
+    #[test]
+    fn long_texts_are_cut_between_characters() {
+        let text = "△".repeat(LONGEST_TEXT);
+        let mut bytes = Vec::new();
+        put_text(&mut bytes, &text);
+        let read = Input::new(&bytes).text().unwrap();
+        assert!(read.len() <= LONGEST_TEXT && read.len() > LONGEST_TEXT - 3 && text.starts_with(&read));
+    }
+}

@@ -1,0 +1,329 @@
+//! What a recording may ask of its reader. A recording of gpumem is within these limits; a damaged or a hostile one must not make
+//! the reader panic, take memory without end or run for ever.
+
+use std::collections::{HashMap, HashSet};
+
+use super::event::RecordedEvent;
+use crate::model::{Block, Bytes, Device, EventKind, Gauge, GpuMemory, Key, PoolUsage, ScopeId, ScopeSpec, ThreadId};
+
+/// Threads that run at one time.
+const MOST_THREADS: u32 = 1 << 16;
+/// Devices of one family.
+const MOST_DEVICES: u32 = 1 << 8;
+/// Scopes that are open at one time, and peaks that are kept of closed ones.
+const MOST_SCOPES: usize = 1 << 17;
+/// Scopes that one thread is in.
+const DEEPEST: u32 = 1 << 14;
+/// Live blocks.
+const MOST_BLOCKS: u64 = 1 << 24;
+/// Live blocks whose keys have the same hash, as far as it decides where they lie.
+const MOST_ALIKE: u32 = 1 << 12;
+/// The ledger keeps 48 bits of the number of an event.
+const MOST_EVENTS: u64 = 1 << 48;
+/// The ledger keeps 28 bits of the number of a stack.
+const MOST_STACKS: u32 = 1 << 28;
+/// Bytes of one block, or of one reading of a device: 64 TiB.
+const MOST_BYTES: u64 = 1 << 46;
+/// Bytes that are live, or of blocks older than the session.
+const MOST_LIVE: u64 = 1 << 54;
+/// Bytes that were ever allocated.
+const MOST_ALLOCATED: u64 = 1 << 62;
+/// Events that were lost.
+const MOST_LOST: u64 = 1 << 48;
+/// Functions that the driver has.
+const MOST_FUNCTIONS: u64 = 1 << 10;
+/// Scopes that own numbers of the reader are from here on.
+pub(super) const FIRST_OWN_SCOPE: u64 = 1 << 62;
+
+/// Why an item is left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// It contradicts what came before.
+    Contradiction,
+    /// It is above a limit.
+    Limit,
+}
+
+type Result<T = ()> = std::result::Result<T, Refusal>;
+
+/// What the checks remember of the events so far. It follows the ledger, but need not be exact: all is bounded here.
+#[derive(Debug)]
+pub(super) struct Checks {
+    number: u64,
+    /// Scopes that are open, and by which thread.
+    open: HashMap<ScopeId, (ThreadId, bool)>,
+    /// Scopes that are closed, of which the ledger keeps the peak.
+    kept: HashSet<ScopeId>,
+    entered: HashMap<(ThreadId, ScopeId), u32>,
+    depths: HashMap<ThreadId, u32>,
+    blocks: u64,
+    live: u64,
+    allocated: u64,
+    older: u64,
+    /// Of each hash.
+    alike: Vec<u32>,
+    freed: HashMap<ThreadId, (Key, u64)>,
+    lost: u64,
+    displaced: u64,
+}
+
+impl Default for Checks {
+    fn default() -> Self {
+        Self {
+            number: 0,
+            open: HashMap::new(),
+            kept: HashSet::new(),
+            entered: HashMap::new(),
+            depths: HashMap::new(),
+            blocks: 0,
+            live: 0,
+            allocated: 0,
+            older: 0,
+            alike: vec![0; 1 << 16],
+            freed: HashMap::new(),
+            lost: 0,
+            displaced: 0,
+        }
+    }
+}
+
+fn limit(is_within: bool) -> Result {
+    if is_within { Ok(()) } else { Err(Refusal::Limit) }
+}
+
+fn agree(is_so: bool) -> Result {
+    if is_so { Ok(()) } else { Err(Refusal::Contradiction) }
+}
+
+fn hash(key: Key) -> usize {
+    // As the ledger's tables: the bits of the product that choose the place in a table.
+    (key.get().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize & 0xffff
+}
+
+pub(super) fn check_device(device: Device) -> Result {
+    limit(device.ordinal < MOST_DEVICES)
+}
+
+pub(super) fn check_thread(thread: ThreadId) -> Result {
+    limit(thread.0 < MOST_THREADS)
+}
+
+pub(super) fn check_memory(memory: &GpuMemory) -> Result {
+    let GpuMemory { total, free, used, reserved } = *memory;
+    [total, free, used, reserved.unwrap_or_default()].into_iter().try_for_each(check_bytes)
+}
+
+pub(super) fn check_usage(usage: &PoolUsage) -> Result {
+    let PoolUsage { pool: _, used, used_high, reserved, reserved_high } = *usage;
+    [used, used_high, reserved, reserved_high].into_iter().try_for_each(check_bytes)
+}
+
+fn check_bytes(bytes: Bytes) -> Result {
+    limit(bytes.get() < MOST_BYTES)
+}
+
+fn check_block(block: &Block) -> Result {
+    check_device(block.device)?;
+    check_bytes(block.bytes)?;
+    limit(block.stack.0 < MOST_STACKS)
+}
+
+fn check_key(key: Key) -> Result {
+    agree(key != Key::NONE)
+}
+
+impl Checks {
+    /// Whether the ledger can have an event. `known` is how many bytes the block of a key has, if it is live.
+    pub(super) fn event(&mut self, event: &RecordedEvent, known: impl Fn(Key) -> Option<u64>) -> Result {
+        limit(event.number < MOST_EVENTS)?;
+        agree(event.number > self.number)?;
+        check_thread(event.thread)?;
+        self.kind(event, known)?;
+        self.number = event.number;
+        Ok(())
+    }
+
+    fn kind(&mut self, event: &RecordedEvent, known: impl Fn(Key) -> Option<u64>) -> Result {
+        let thread = event.thread;
+        match event.kind {
+            EventKind::Alloc { key, block } => {
+                check_key(key)?;
+                check_block(&block)?;
+                limit(self.allocated + block.bytes.get() < MOST_ALLOCATED)?;
+                self.insert(key, block.bytes.get(), known(key))?;
+                self.allocated += block.bytes.get();
+            }
+            EventKind::Free { key, block } => {
+                check_key(key)?;
+                if let Some(bytes) = known(key) {
+                    self.remove(key, bytes);
+                    self.freed.insert(thread, (key, bytes));
+                } else {
+                    block.as_ref().map_or(Ok(()), |block| self.older(block))?;
+                    self.freed.remove(&thread);
+                }
+            }
+            EventKind::LateLookup { block } => self.older(&block)?,
+            EventKind::FreeFailed => {
+                if let Some((key, bytes)) = self.freed.remove(&thread) {
+                    self.insert(key, bytes, known(key))?;
+                }
+            }
+            EventKind::Shrink { key, bytes } => {
+                check_key(key)?;
+                let before = known(key).unwrap_or(0);
+                agree(bytes.get() <= before)?;
+                self.live = self.live.saturating_sub(before - bytes.get());
+            }
+            EventKind::Sample { device, memory } => {
+                check_device(device)?;
+                check_memory(&memory)?;
+            }
+            EventKind::PoolUsage { device, usage } => {
+                check_device(device)?;
+                check_usage(&usage)?;
+            }
+            EventKind::ReadFailed { device, .. }
+            | EventKind::ResetPeaks { device }
+            | EventKind::PoolMarkDisturbed { device } => check_device(device)?,
+            EventKind::Open { scope, spec } => self.open(scope, &spec, thread)?,
+            EventKind::Enter { scope } => {
+                limit(scope.0 < FIRST_OWN_SCOPE)?;
+                self.enter(scope, thread)?;
+            }
+            EventKind::Leave { scope } => self.leave(scope, thread),
+            EventKind::Read { scope } | EventKind::Reset { scope } | EventKind::ResetKeepingPeak { scope } => {
+                agree(self.open.contains_key(&scope))?;
+            }
+            EventKind::Close { scope } => {
+                let (opener, is_kept) = self.open.remove(&scope).ok_or(Refusal::Contradiction)?;
+                if is_kept {
+                    self.kept.insert(scope);
+                }
+                self.leave(scope, opener);
+            }
+            EventKind::Lost { count } => self.lost(count)?,
+            EventKind::Displaced { now, more } => {
+                limit(now < MOST_FUNCTIONS && more < MOST_FUNCTIONS)?;
+                agree(now <= self.displaced + more)?;
+                self.lost(more)?;
+                self.displaced = now;
+            }
+            EventKind::Untracked | EventKind::ContextDestroyed { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn insert(&mut self, key: Key, bytes: u64, before: Option<u64>) -> Result {
+        let live = self.live.saturating_sub(before.unwrap_or(0)) + bytes;
+        limit(live < MOST_LIVE)?;
+        if before.is_none() {
+            let alike = &mut self.alike[hash(key)];
+            limit(self.blocks < MOST_BLOCKS && *alike < MOST_ALIKE)?;
+            *alike += 1;
+            self.blocks += 1;
+        }
+        self.live = live;
+        Ok(())
+    }
+
+    fn remove(&mut self, key: Key, bytes: u64) {
+        let alike = &mut self.alike[hash(key)];
+        *alike = alike.saturating_sub(1);
+        self.blocks = self.blocks.saturating_sub(1);
+        self.live = self.live.saturating_sub(bytes);
+    }
+
+    /// A block that is older than the session is freed.
+    fn older(&mut self, block: &Block) -> Result {
+        check_block(block)?;
+        limit(self.older + block.bytes.get() < MOST_LIVE)?;
+        self.older += block.bytes.get();
+        Ok(())
+    }
+
+    fn open(&mut self, scope: ScopeId, spec: &ScopeSpec, thread: ThreadId) -> Result {
+        check_device(spec.device)?;
+        spec.thread.map_or(Ok(()), check_thread)?;
+        limit(scope.0 < FIRST_OWN_SCOPE && self.open.len() + self.kept.len() < MOST_SCOPES)?;
+        agree(!self.open.contains_key(&scope) && !self.kept.contains(&scope))?;
+        self.enter(scope, thread)?;
+        self.open.insert(scope, (thread, spec.at_peak && spec.gauge == Gauge::Exact));
+        Ok(())
+    }
+
+    fn enter(&mut self, scope: ScopeId, thread: ThreadId) -> Result {
+        let depth = self.depths.entry(thread).or_default();
+        limit(*depth < DEEPEST && self.entered.len() < 4 * MOST_SCOPES)?;
+        *depth += 1;
+        *self.entered.entry((thread, scope)).or_default() += 1;
+        Ok(())
+    }
+
+    fn leave(&mut self, scope: ScopeId, thread: ThreadId) {
+        let Some(times) = self.entered.get_mut(&(thread, scope)) else { return };
+        *times -= 1;
+        if *times == 0 {
+            self.entered.remove(&(thread, scope));
+        }
+        if let Some(depth) = self.depths.get_mut(&thread) {
+            *depth = depth.saturating_sub(1);
+        }
+    }
+
+    /// The thread with this number has ended, and so it is in no scope any more.
+    pub(super) fn reuse(&mut self, thread: ThreadId) -> Result {
+        check_thread(thread)?;
+        if self.depths.remove(&thread).is_some() {
+            self.entered.retain(|(of, _), _| *of != thread);
+        }
+        self.freed.remove(&thread);
+        Ok(())
+    }
+
+    pub(super) fn lost(&mut self, count: u64) -> Result {
+        limit(count < MOST_LOST && self.lost + count < MOST_LOST)?;
+        self.lost += count;
+        Ok(())
+    }
+
+    /// True if the ledger keeps the peak of this scope, which it does not from now on.
+    pub(super) fn release(&mut self, scope: ScopeId) -> bool {
+        self.kept.remove(&scope)
+    }
+
+    /// Blocks were removed with their context: these are left.
+    pub(super) fn recount(&mut self, blocks: impl Iterator<Item = (Key, u64)>) {
+        self.alike.fill(0);
+        (self.blocks, self.live) = (0, 0);
+        for (key, bytes) in blocks {
+            self.alike[hash(key)] += 1;
+            self.blocks += 1;
+            self.live += bytes;
+        }
+    }
+
+    pub(super) fn is_open(&self, scope: ScopeId) -> bool {
+        self.open.contains_key(&scope)
+    }
+
+    pub(super) fn is_kept(&self, scope: ScopeId) -> bool {
+        self.kept.contains(&scope)
+    }
+
+    /// The number of the newest event.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// How much the ledger has to look at for an event, beyond what each event costs.
+    pub(super) fn work(&self, kind: &EventKind) -> u64 {
+        match kind {
+            EventKind::ContextDestroyed { .. } => 2 * self.blocks,
+            EventKind::Lost { .. } | EventKind::Displaced { .. } => self.blocks / 16,
+            EventKind::FreeFailed => self.open.len() as u64,
+            EventKind::Leave { .. } | EventKind::Close { .. } => 64,
+            _ => 1,
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! What the numbers in a recording stand for.
+
+use std::{
+    cell::RefCell,
+    collections::{HashMap, hash_map::Entry},
+    hash::Hash,
+};
+
+use super::item::{
+    CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item,
+    ModuleDefinition, PoolDefinition, Process, Symbol, ThreadDefinition,
+};
+use crate::{
+    derive::{Callsite, Names, Stack},
+    model::{CallsiteId, Device, Frame, StackId, ThreadId, Time},
+};
+
+/// Definitions take so much memory at most, by the bytes that they have in the file; what is beyond is left out.
+const MOST_BYTES: u64 = 1 << 28;
+
+/// What a definition takes besides its own bytes, about.
+const OVERHEAD: u64 = 128;
+
+/// So many stacks are remembered in words.
+const MOST_STACKS_IN_WORDS: usize = 1 << 12;
+
+/// The definitions of a recording. The first one of a number counts; one that differs from it is a contradiction.
+#[derive(Debug, Default)]
+pub struct Definitions {
+    process: Process,
+    clocks: Vec<ClockPair>,
+    threads: HashMap<ThreadId, ThreadDefinition>,
+    callsites: HashMap<CallsiteId, CallsiteDefinition>,
+    modules: HashMap<u32, ModuleDefinition>,
+    stacks: HashMap<StackId, Vec<CodeAddress>>,
+    symbols: HashMap<CodeAddress, Vec<Symbol>>,
+    devices: HashMap<Device, DeviceDefinition>,
+    contexts: HashMap<u8, ContextDefinition>,
+    pools: HashMap<u64, PoolDefinition>,
+    interceptions: Vec<Interception>,
+    in_words: RefCell<HashMap<StackId, Stack>>,
+    bytes: u64,
+    pub(super) left_out: u64,
+    pub(super) contradictions: u64,
+}
+
+impl Definitions {
+    /// Takes a definition, which has so many bytes in the file.
+    pub(super) fn add(&mut self, item: Item, bytes: u64) {
+        let is_definition = !matches!(
+            item,
+            Item::Label(_)
+                | Item::Event(_)
+                | Item::ThreadReused(_)
+                | Item::PeakReleased(_)
+                | Item::Missed(_)
+                | Item::Request(_)
+        );
+        if !is_definition {
+            return;
+        }
+        if self.bytes + bytes + OVERHEAD > MOST_BYTES {
+            self.left_out += 1;
+            return;
+        }
+        self.bytes += bytes + OVERHEAD;
+        let is_new = match item {
+            Item::Process(process) => {
+                let is_new = self.process == Process::default() || self.process == process;
+                self.process = process;
+                is_new
+            }
+            Item::Clock(pair) => {
+                let is_later = self.clocks.last().is_none_or(|last| last.ticks < pair.ticks && last.time <= pair.time);
+                if is_later {
+                    self.clocks.push(pair);
+                }
+                is_later
+            }
+            // Numbers of threads and contexts are given again.
+            Item::Thread(thread) => {
+                self.threads.insert(thread.thread, thread);
+                true
+            }
+            Item::Context(context) => {
+                self.contexts.insert(context.context, context);
+                true
+            }
+            Item::Pool(pool) => {
+                self.pools.insert(pool.pool, pool);
+                true
+            }
+            Item::Interception(interception) => {
+                self.interceptions.push(interception);
+                true
+            }
+            Item::Callsite(callsite) => add_first(&mut self.callsites, callsite.id, callsite),
+            Item::Module(module) => add_first(&mut self.modules, module.id, module),
+            Item::Stack(stack) => add_first(&mut self.stacks, stack.id, stack.addresses),
+            Item::Symbols(symbols) => add_first(&mut self.symbols, symbols.address, symbols.symbols),
+            Item::Device(device) => add_first(&mut self.devices, device.device, device),
+            _ => true,
+        };
+        self.contradictions += u64::from(!is_new);
+    }
+
+    /// The recorded process.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// A thread; the newest one of that number.
+    pub fn thread(&self, thread: ThreadId) -> Option<&ThreadDefinition> {
+        self.threads.get(&thread)
+    }
+
+    /// A device.
+    pub fn device(&self, device: Device) -> Option<&DeviceDefinition> {
+        self.devices.get(&device)
+    }
+
+    /// All devices.
+    pub fn devices(&self) -> impl Iterator<Item = &DeviceDefinition> {
+        self.devices.values()
+    }
+
+    /// All modules.
+    pub fn modules(&self) -> impl Iterator<Item = &ModuleDefinition> {
+        self.modules.values()
+    }
+
+    /// A CUDA context; the newest one of that number.
+    pub fn context(&self, context: u8) -> Option<&ContextDefinition> {
+        self.contexts.get(&context)
+    }
+
+    /// A pool.
+    pub fn pool(&self, pool: u64) -> Option<&PoolDefinition> {
+        self.pools.get(&pool)
+    }
+
+    /// Through what allocations were intercepted, one after the other.
+    pub fn interceptions(&self) -> &[Interception] {
+        &self.interceptions
+    }
+
+    /// The addresses of a stack.
+    pub fn addresses(&self, stack: StackId) -> &[CodeAddress] {
+        self.stacks.get(&stack).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// When it was, by the counter of the processor: between two pairs of the clocks, interpolated; before and after them by the
+    /// nearest two. `None` if there are fewer than two.
+    pub fn time(&self, ticks: u64) -> Option<Time> {
+        let after = self.clocks.partition_point(|pair| pair.ticks < ticks).clamp(1, self.clocks.len().max(1));
+        let at = after.min(self.clocks.len().checked_sub(1)?);
+        let [first, second] = [self.clocks.get(at.checked_sub(1)?)?, self.clocks.get(at)?];
+        let signed = |ticks: u64| i128::from(ticks) - i128::from(first.ticks);
+        let (first_time, second_time) = (first.time.as_nanos().cast_signed(), second.time.as_nanos().cast_signed());
+        let nanoseconds = first_time + signed(ticks) * (second_time - first_time) / signed(second.ticks).max(1);
+        Some(Time::from_nanos(nanoseconds.try_into().unwrap_or(0)))
+    }
+
+    /// The functions on a stack, the innermost first.
+    pub fn frames(&self, stack: StackId) -> Vec<Frame> {
+        self.addresses(stack).iter().flat_map(|address| self.frames_at(*address)).collect()
+    }
+
+    fn frames_at(&self, address: CodeAddress) -> Vec<Frame> {
+        let module = || self.modules.get(&address.module).map(|module| module.path.clone());
+        let frame = |symbol: &Symbol| {
+            let Symbol { function, file, line, column } = symbol.clone();
+            Frame { function, file, line, column, module: module() }
+        };
+        match self.symbols.get(&address).map(Vec::as_slice) {
+            None | Some([]) => vec![frame(&Symbol::default())],
+            Some(symbols) => symbols.iter().map(frame).collect(),
+        }
+    }
+}
+
+/// False if there is another one of that number.
+fn add_first<K: Eq + Hash, T: PartialEq>(known: &mut HashMap<K, T>, id: K, definition: T) -> bool {
+    match known.entry(id) {
+        Entry::Vacant(vacant) => {
+            vacant.insert(definition);
+            true
+        }
+        Entry::Occupied(known) => *known.get() == definition,
+    }
+}
+
+impl Names for Definitions {
+    fn callsite(&self, id: CallsiteId) -> Callsite {
+        let defined = || {
+            let CallsiteDefinition { name, file, line, .. } = self.callsites.get(&id)?.clone();
+            Some(Callsite { name: name.map(Into::into), file: file.into(), line })
+        };
+        let missing =
+            || Callsite { name: Some(format!("(scope {}, not in the recording)", id.0).into()), ..Callsite::default() };
+        Callsite::built_in(id).or_else(defined).unwrap_or_else(missing)
+    }
+
+    fn stack(&self, id: StackId) -> Stack {
+        if id == StackId::NONE || !self.stacks.contains_key(&id) {
+            return Stack::default();
+        }
+        if let Some(stack) = self.in_words.borrow().get(&id) {
+            return stack.clone();
+        }
+        let stack = Stack::new(&self.frames(id), &self.process.folder, self.process.own_module.as_deref());
+        let mut in_words = self.in_words.borrow_mut();
+        if in_words.len() >= MOST_STACKS_IN_WORDS {
+            in_words.clear();
+        }
+        in_words.insert(id, stack.clone());
+        stack
+    }
+}

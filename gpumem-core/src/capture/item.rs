@@ -1,0 +1,476 @@
+//! What a recording consists of: definitions of what numbers stand for, events, and the reports that the program asked for.
+
+use std::time::Duration;
+
+use super::{
+    bytes::{Input, Malformed, Result, put_number},
+    event::{EventReader, EventWriter, RecordedEvent, is_short},
+    wire::{Wire, fields},
+};
+use crate::model::{
+    Bytes, CallsiteId, Device, GpuMemory, GpuProcess, Key, Label, MemKind, PoolUsage, ScopeId, Source, StackId,
+    ThreadId, Time,
+};
+
+/// One thing in a recording, in the order in which the program did it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Item {
+    /// Which process was recorded. Near the beginning of a file.
+    Process(Process),
+    /// What the counter of the processor means.
+    Clock(ClockPair),
+    /// A thread.
+    Thread(ThreadDefinition),
+    /// Where a scope is opened, and its name.
+    Callsite(CallsiteDefinition),
+    /// The program or a library.
+    Module(ModuleDefinition),
+    /// A stack of return addresses.
+    Stack(StackDefinition),
+    /// What an address in a module stands for. It may come long after the stack that has it.
+    Symbols(SymbolsDefinition),
+    /// A device.
+    Device(DeviceDefinition),
+    /// A CUDA context.
+    Context(ContextDefinition),
+    /// A stream-ordered pool.
+    Pool(PoolDefinition),
+    /// Through what allocations are intercepted.
+    Interception(Interception),
+    /// What the program calls a block.
+    Label(BlockLabel),
+    /// What happened.
+    Event(RecordedEvent),
+    /// Another thread has the number of one that has ended.
+    ThreadReused(ThreadId),
+    /// Nobody asks any more which allocations made the peak of a scope that is closed.
+    PeakReleased(ScopeId),
+    /// The recording missed so many items: the writer did not keep up.
+    Missed(u64),
+    /// The program asked for a report.
+    Request(Request),
+}
+
+/// The recorded process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// The path of its file.
+    pub executable: String,
+    /// As it was started.
+    pub arguments: Vec<String>,
+    /// The folder that it ran in: files below it are named from there.
+    pub folder: String,
+    /// The file name of the module that gpumem is in, which is not told apart from the program.
+    pub own_module: Option<String>,
+    /// When the session began, since 1970.
+    pub began: Duration,
+    /// The version of gpumem.
+    pub version: String,
+}
+
+/// One moment by two clocks. Between two pairs, times are interpolated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClockPair {
+    /// By the counter of the processor.
+    pub ticks: u64,
+    /// Since the session began.
+    pub time: Time,
+}
+
+/// A thread. A number may be another thread's later.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadDefinition {
+    /// In events.
+    pub thread: ThreadId,
+    /// As the operating system numbers it.
+    pub os_id: u64,
+    /// Its name.
+    pub name: Option<String>,
+}
+
+/// Where a scope is opened, and its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallsiteDefinition {
+    /// In events.
+    pub id: CallsiteId,
+    /// The name of the scope.
+    pub name: Option<String>,
+    /// As the compiler names it.
+    pub file: String,
+    /// The line, from 1 on.
+    pub line: u32,
+    /// The column, from 1 on.
+    pub column: u32,
+    /// The path of the Rust module, where it is known.
+    pub module_path: Option<String>,
+}
+
+/// A file with code in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModuleDefinition {
+    /// In stacks; 0 is no module.
+    pub id: u32,
+    /// Of its file.
+    pub path: String,
+    /// What its linker calls this build. Empty if it does not say.
+    pub build_id: Vec<u8>,
+    /// The address in the process that its offset 0 has.
+    pub base: u64,
+}
+
+/// One address of a stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CodeAddress {
+    /// 0 if no module is known; the offset is then the address.
+    pub module: u32,
+    /// From the module's base.
+    pub offset: u64,
+}
+
+/// A stack, innermost first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StackDefinition {
+    /// In events.
+    pub id: StackId,
+    /// Return addresses.
+    pub addresses: Vec<CodeAddress>,
+}
+
+/// One function that an address is in.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Symbol {
+    /// Demangled.
+    pub function: Option<String>,
+    /// The source file.
+    pub file: Option<String>,
+    /// The line, from 1 on.
+    pub line: Option<u32>,
+    /// The column, from 1 on.
+    pub column: Option<u32>,
+}
+
+/// What an address stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SymbolsDefinition {
+    /// Which one.
+    pub address: CodeAddress,
+    /// The functions that were inlined there, the innermost first, and the function that they were inlined into.
+    pub symbols: Vec<Symbol>,
+}
+
+/// A device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceDefinition {
+    /// In events.
+    pub device: Device,
+    /// As the driver names it.
+    pub name: Option<String>,
+    /// All of its memory.
+    pub total: Option<Bytes>,
+    /// As in `GPU-f3a9…`.
+    pub uuid: Option<String>,
+}
+
+/// A CUDA context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContextDefinition {
+    /// In blocks. The number of a context that is gone is given to another.
+    pub context: u8,
+    /// Where it is.
+    pub device: Device,
+}
+
+/// A stream-ordered pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolDefinition {
+    /// The driver's name for it.
+    pub pool: u64,
+    /// Where it is.
+    pub device: Device,
+}
+
+/// Through what allocations are intercepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interception {
+    /// Which way.
+    pub source: Source,
+    /// In which library.
+    pub library: String,
+}
+
+/// What the program calls a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockLabel {
+    /// Of the block.
+    pub key: Key,
+    /// Of the event that the block came with: a key may be given out again.
+    pub number: u64,
+    /// What it is called.
+    pub label: Label,
+}
+
+/// What was read of a device for a report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceReading {
+    /// Which one.
+    pub device: Device,
+    /// As the driver names it.
+    pub name: Option<String>,
+    /// All processes together.
+    pub memory: GpuMemory,
+    /// Each process, where the driver tells them.
+    pub processes: Option<Vec<GpuProcess>>,
+    /// The current pool, if it could be read.
+    pub pool: Option<PoolUsage>,
+}
+
+/// The program asked for a report at this point. What the report says besides is in the ledger and the definitions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Request {
+    /// The line of a trace, of the newest answer that its scope had.
+    Report {
+        /// Of the trace.
+        scope: ScopeId,
+        /// The trace's own context.
+        ctx: Option<String>,
+        /// Of this report.
+        subctx: Option<String>,
+        /// If each statement is reported: the last line of the function.
+        lines: Option<u32>,
+    },
+    /// A statement of a function is over, by the newest answer that its scope had.
+    Line {
+        /// Of the function's trace.
+        scope: ScopeId,
+        /// On which it begins.
+        number: u32,
+        /// Its text.
+        source: String,
+    },
+    /// Where the memory is, by scope.
+    Summary {
+        /// Why nothing is intercepted, if that is so.
+        not_intercepted: Option<String>,
+    },
+    /// Where a device's memory is.
+    Breakdown(DeviceReading),
+    /// The allocator's statistics.
+    MemoryStats {
+        /// Which one.
+        device: Device,
+        /// The library.
+        intercepted_by: String,
+        /// How long ago counting began.
+        since: Duration,
+        /// The current pool; `Some(None)` where there are none, and `None` if it could not be read.
+        pool: Option<Option<PoolUsage>>,
+    },
+    /// Blocks that are live: of a scope, or all.
+    LiveBlocks {
+        /// Open, or the newest that was closed under this number.
+        scope: Option<ScopeId>,
+    },
+    /// What was not freed, at the end of the process.
+    Leaks {
+        /// Allocations are intercepted.
+        is_intercepted: bool,
+    },
+    /// Which allocations made the peak of each device, at the end of the process.
+    Peaks {
+        /// Allocations are intercepted.
+        is_intercepted: bool,
+    },
+    /// Which allocations made the peak of a scope.
+    PeakHolders {
+        /// Open or closed.
+        scope: ScopeId,
+    },
+    /// A tracker begins.
+    TrackerStarted {
+        /// Its number.
+        tracker: u64,
+        /// What it looks at.
+        device: Device,
+    },
+    /// A tracker reports what came and went.
+    Tracked {
+        /// Its number.
+        tracker: u64,
+        /// The file of the line that called it.
+        file: String,
+        /// The line.
+        line: u32,
+        /// The column.
+        column: u32,
+        /// What the line was called.
+        word: Option<String>,
+        /// In use on the device, if it could be read.
+        used: Option<Bytes>,
+        /// Allocations are intercepted.
+        is_intercepted: bool,
+    },
+    /// A tracker is gone.
+    TrackerEnded {
+        /// Its number.
+        tracker: u64,
+    },
+    /// An allocation was refused: what is live now is what its report says.
+    Refused {
+        /// A number for it.
+        refusal: u64,
+        /// Where.
+        device: Device,
+        /// How much was asked for.
+        asked: Bytes,
+        /// Of which kind.
+        kind: MemKind,
+        /// Of the call.
+        stack: StackId,
+        /// The scopes that the thread was in.
+        path: Vec<String>,
+    },
+    /// A refusal is reported.
+    OutOfMemory {
+        /// Its number.
+        refusal: u64,
+        /// What the driver said, or why it said nothing.
+        reading: std::result::Result<DeviceReading, String>,
+    },
+}
+
+fields!(Process { pid, executable, arguments, folder, own_module, began, version });
+fields!(ClockPair { ticks, time });
+fields!(ThreadDefinition { thread, os_id, name });
+fields!(CallsiteDefinition { id, name, file, line, column, module_path });
+fields!(ModuleDefinition { id, path, build_id, base });
+fields!(CodeAddress { module, offset });
+fields!(StackDefinition { id, addresses });
+fields!(Symbol { function, file, line, column });
+fields!(SymbolsDefinition { address, symbols });
+fields!(DeviceDefinition { device, name, total, uuid });
+fields!(ContextDefinition { context, device });
+fields!(PoolDefinition { pool, device });
+fields!(Interception { source, library });
+fields!(BlockLabel { key, number, label });
+fields!(DeviceReading { device, name, memory, processes, pool });
+
+/// The number of each sort of request, and its fields.
+macro_rules! requests {
+    ($($variant:ident = $code:literal { $($field:ident),* })*) => {
+        impl Wire for Request {
+            fn put(&self, to: &mut Vec<u8>) {
+                match self {
+                    Self::Breakdown(reading) => {
+                        to.push(4);
+                        reading.put(to);
+                    }
+                    $(Self::$variant { $($field),* } => {
+                        to.push($code);
+                        $($field.put(to);)*
+                    })*
+                }
+            }
+
+            fn get(from: &mut Input<'_>) -> Result<Self> {
+                match from.byte()? {
+                    4 => DeviceReading::get(from).map(Self::Breakdown),
+                    $($code => Ok(Self::$variant { $($field: Wire::get(from)?),* }),)*
+                    _ => Err(Malformed("a number stands for no request")),
+                }
+            }
+        }
+    };
+}
+
+requests! {
+    Report = 1 { scope, ctx, subctx, lines }
+    Line = 2 { scope, number, source }
+    Summary = 3 { not_intercepted }
+    MemoryStats = 5 { device, intercepted_by, since, pool }
+    LiveBlocks = 6 { scope }
+    Leaks = 7 { is_intercepted }
+    Peaks = 8 { is_intercepted }
+    PeakHolders = 9 { scope }
+    TrackerStarted = 10 { tracker, device }
+    Tracked = 11 { tracker, file, line, column, word, used, is_intercepted }
+    TrackerEnded = 12 { tracker }
+    Refused = 13 { refusal, device, asked, kind, stack, path }
+    OutOfMemory = 14 { refusal, reading }
+}
+
+/// The type of each item. From 128 on it is an allocation or a free.
+macro_rules! items {
+    ($($variant:ident = $code:literal),* $(,)?) => {
+        fn code(item: &Item) -> u8 {
+            match item {
+                Item::Event(_) => EVENT,
+                $(Item::$variant(_) => $code,)*
+            }
+        }
+
+        fn put_fields(item: &Item, events: &mut EventWriter, to: &mut Vec<u8>) {
+            match item {
+                Item::Event(event) => events.put_plain(event, to),
+                $(Item::$variant(value) => value.put(to),)*
+            }
+        }
+
+        fn get_fields(code: u8, events: &mut EventReader, from: &mut Input<'_>) -> Result<Option<Item>> {
+            Ok(Some(match code {
+                EVENT => Item::Event(events.get_plain(from)?),
+                $($code => Item::$variant(Wire::get(from)?),)*
+                _ => return Ok(None),
+            }))
+        }
+    };
+}
+
+const EVENT: u8 = 1;
+
+items! {
+    Process = 2,
+    Clock = 3,
+    Thread = 4,
+    Callsite = 5,
+    Module = 6,
+    Stack = 7,
+    Symbols = 8,
+    Device = 9,
+    Context = 10,
+    Pool = 11,
+    Interception = 12,
+    Label = 13,
+    ThreadReused = 14,
+    PeakReleased = 15,
+    Missed = 16,
+    Request = 17,
+}
+
+/// Appends an item. `scratch` is for what comes after its length.
+pub(super) fn put(item: &Item, events: &mut EventWriter, scratch: &mut Vec<u8>, to: &mut Vec<u8>) {
+    if let Item::Event(event) = item
+        && events.put_short(event, to)
+    {
+        return;
+    }
+    scratch.clear();
+    put_fields(item, events, scratch);
+    to.push(code(item));
+    put_number(to, scratch.len() as u64);
+    to.extend_from_slice(scratch);
+}
+
+/// Reads an item; `Ok(None)` if this version does not understand it. After an error, the rest of the record is of no use.
+pub(super) fn get(events: &mut EventReader, from: &mut Input<'_>) -> Result<Option<Item>> {
+    let first = from.byte()?;
+    if is_short(first) {
+        return events.get_short(first, from).map(|event| Some(Item::Event(event)));
+    }
+    let length = from.number()?;
+    let mut fields = from.part(length)?;
+    Ok(get_fields(first, events, &mut fields).unwrap_or(None))
+}

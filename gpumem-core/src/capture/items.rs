@@ -1,0 +1,84 @@
+//! Reads the items of a file, one after the other.
+
+use std::io::{self, Read};
+
+use super::{
+    bytes::Input,
+    event::EventReader,
+    item::{self, Item},
+    record::{End, Records},
+};
+
+/// Reads the items of a file, one after the other.
+#[derive(Debug)]
+pub(super) struct Items<R> {
+    records: Records<R>,
+    events: EventReader,
+    /// The items of this record.
+    plain: Vec<u8>,
+    /// Where the next one begins.
+    at: usize,
+    /// Items that this version does not understand.
+    pub(super) not_understood: u64,
+}
+
+impl<R: Read> Items<R> {
+    pub(super) fn new(from: R) -> io::Result<Self> {
+        Ok(Self {
+            records: Records::new(from)?,
+            events: EventReader::default(),
+            plain: Vec::new(),
+            at: 0,
+            not_understood: 0,
+        })
+    }
+
+    /// The next item, and how many bytes it has. `None` after the last.
+    pub(super) fn next(&mut self) -> io::Result<Option<(Item, u64)>> {
+        loop {
+            if self.at >= self.plain.len() {
+                if !self.records.next(&mut self.plain)? {
+                    return Ok(None);
+                }
+                self.at = 0;
+                self.events.begin_record();
+                continue;
+            }
+            let mut input = Input::new(&self.plain[self.at..]);
+            let item = item::get(&mut self.events, &mut input);
+            let bytes = self.plain.len() - self.at - input.len();
+            self.at += bytes;
+            match item {
+                Ok(Some(item)) => return Ok(Some((item, bytes as u64))),
+                Ok(None) => self.not_understood += 1,
+                // Where the next one begins is not known.
+                Err(_) => {
+                    self.not_understood += 1;
+                    self.at = self.plain.len();
+                }
+            }
+        }
+    }
+
+    pub(super) fn end(&self) -> Option<&End> {
+        self.records.end()
+    }
+
+    /// Records of types that this version does not know.
+    pub(super) fn unknown_records(&self) -> u64 {
+        self.records.unknown
+    }
+}
+
+/// All items of a file, and how it ends. Items that this version does not understand are left out.
+///
+/// # Errors
+/// Of reading, and if this is no recording.
+pub fn items_of(from: impl Read) -> io::Result<(Vec<Item>, End)> {
+    let mut items = Items::new(from)?;
+    let mut all = Vec::new();
+    while let Some((item, _)) = items.next()? {
+        all.push(item);
+    }
+    Ok((all, items.end().cloned().unwrap_or(End::Complete)))
+}

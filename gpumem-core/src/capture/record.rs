@@ -1,0 +1,339 @@
+//! The outer layer of a file: a header, then records, each with its length and a checksum. A record holds items, compressed.
+
+use std::{
+    io::{self, Read, Write},
+    iter,
+};
+
+use miniz_oxide::inflate;
+
+use super::bytes::Malformed;
+
+/// The first bytes of a file. The first one is not ASCII and the last one is a line feed, so that a transfer as text is noticed.
+pub(super) const MAGIC: [u8; 8] = *b"\x89gpumem\n";
+
+/// A reader of this version understands files of this one and of all before it.
+pub const VERSION: u16 = 1;
+
+/// Magic, version, six bytes that are 0.
+pub(super) const FILE_HEADER: usize = 16;
+
+/// Type, method, two bytes that are 0, stored length, plain length, checksum.
+pub(super) const RECORD_HEADER: usize = 16;
+
+/// The items of a record have at most so many bytes before compression: that bounds what a reader reserves.
+pub(super) const LARGEST: usize = 1 << 20;
+
+/// A record that holds items.
+pub(super) const ITEMS: u8 = 1;
+
+/// A record has at most so many bytes for each byte that is stored, and [`FREE`] besides: a small file cannot keep its reader busy for
+/// long.
+const MOST_FOR_A_BYTE: usize = 64;
+const FREE: usize = 1 << 12;
+
+/// How the items of a record are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Method {
+    /// As they are.
+    Plain = 0,
+    /// Compressed by DEFLATE, without a header.
+    Deflate = 1,
+}
+
+/// Writes the header of a file.
+pub(super) fn write_header(to: &mut impl Write) -> io::Result<()> {
+    let mut header = [0; FILE_HEADER];
+    header[..8].copy_from_slice(&MAGIC);
+    header[8..10].copy_from_slice(&VERSION.to_le_bytes());
+    to.write_all(&header)
+}
+
+/// Makes a record of items: header and stored bytes, to be written by one call.
+pub(super) fn pack(plain: &[u8], to: &mut Vec<u8>) {
+    let compressed = miniz_oxide::deflate::compress_to_vec(plain, 1);
+    let is_used = compressed.len() < plain.len() && !is_bomb(compressed.len(), plain.len());
+    let (method, stored) = if is_used { (Method::Deflate, &*compressed) } else { (Method::Plain, plain) };
+    let length = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX).to_le_bytes();
+    let mut header = [0; RECORD_HEADER];
+    header[0] = ITEMS;
+    header[1] = method as u8;
+    header[4..8].copy_from_slice(&length(stored.len()));
+    header[8..12].copy_from_slice(&length(plain.len()));
+    let checksum = checksum(&header[..12], stored);
+    header[12..16].copy_from_slice(&checksum.to_le_bytes());
+    to.clear();
+    to.extend_from_slice(&header);
+    to.extend_from_slice(stored);
+}
+
+const fn is_bomb(stored: usize, plain: usize) -> bool {
+    plain > FREE + stored * MOST_FOR_A_BYTE
+}
+
+/// Of the header up to the checksum, and of the stored bytes.
+fn checksum(header: &[u8], stored: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(header);
+    hasher.update(stored);
+    hasher.finalize()
+}
+
+/// Where a file ends for a reader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// After a complete record.
+    Complete,
+    /// Within a record, which is not read: the program was killed, or the file was cut.
+    Cut {
+        /// Where the incomplete record begins.
+        at: u64,
+    },
+    /// At a record that is not what its checksum says, or that no version of the format has. What follows is not read.
+    Damaged {
+        /// Where it begins.
+        at: u64,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+/// Reads the records of a file, one after the other.
+#[derive(Debug)]
+pub(super) struct Records<R> {
+    from: R,
+    /// Where the next record begins.
+    at: u64,
+    end: Option<End>,
+    stored: Vec<u8>,
+    /// Records of types that this version does not know.
+    pub(super) unknown: u64,
+}
+
+impl<R: Read> Records<R> {
+    /// Reads the header.
+    pub(super) fn new(mut from: R) -> io::Result<Self> {
+        let mut header = [0; FILE_HEADER];
+        let read = fill(&mut from, &mut header)?;
+        let no = |why: String| Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        if header[..8] != MAGIC {
+            return no("this is no recording of gpumem".to_owned());
+        }
+        if read < FILE_HEADER {
+            return no("this recording is cut within its header".to_owned());
+        }
+        let version = u16::from_le_bytes([header[8], header[9]]);
+        if !(1..=VERSION).contains(&version) {
+            return no(format!(
+                "this recording is of version {version}, and this gpumem reads up to version {VERSION}; use a newer gpumem"
+            ));
+        }
+        Ok(Self { from, at: FILE_HEADER as u64, end: None, stored: Vec::new(), unknown: 0 })
+    }
+
+    /// Where the file ends, when that was reached.
+    pub(super) fn end(&self) -> Option<&End> {
+        self.end.as_ref()
+    }
+
+    /// Puts the items of the next record into `plain`: false if there is none.
+    pub(super) fn next(&mut self, plain: &mut Vec<u8>) -> io::Result<bool> {
+        plain.clear();
+        while self.end.is_none() {
+            let mut header = [0; RECORD_HEADER];
+            match fill(&mut self.from, &mut header)? {
+                0 => self.end = Some(End::Complete),
+                RECORD_HEADER => {
+                    if self.read(&header, plain)? {
+                        return Ok(true);
+                    }
+                }
+                _ => self.end = Some(End::Cut { at: self.at }),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Reads what follows the header of a record: false if it holds no items that can be read.
+    fn read(&mut self, header: &[u8; RECORD_HEADER], plain: &mut Vec<u8>) -> io::Result<bool> {
+        let number = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let [stored, length] = [number(4), number(8)].map(|length| length as usize);
+        if stored > LARGEST || length > LARGEST || is_bomb(stored, length) {
+            self.end = Some(self.damaged("its length is above what a record can have"));
+            return Ok(false);
+        }
+        self.stored.resize(stored, 0);
+        if fill(&mut self.from, &mut self.stored)? < stored {
+            self.end = Some(End::Cut { at: self.at });
+            return Ok(false);
+        }
+        if checksum(&header[..12], &self.stored) != number(12) {
+            self.end = Some(self.damaged("its checksum does not fit its bytes"));
+            return Ok(false);
+        }
+        let at = self.at;
+        self.at += (RECORD_HEADER + stored) as u64;
+        if header[0] != ITEMS {
+            self.unknown += 1;
+            return Ok(false);
+        }
+        if let Err(Malformed(why)) = self.unpack(header[1], length, plain) {
+            self.end = Some(End::Damaged { at, why });
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    fn unpack(&self, method: u8, length: usize, plain: &mut Vec<u8>) -> Result<(), Malformed> {
+        plain.resize(length, 0);
+        let is_whole = if method == Method::Plain as u8 {
+            plain.clone_from(&self.stored);
+            true
+        } else if method == Method::Deflate as u8 {
+            let stored = iter::once(self.stored.as_slice());
+            inflate::decompress_slice_iter_to_slice(plain, stored, false, true).is_ok_and(|read| read == length)
+        } else {
+            return Err(Malformed("it is compressed in a way that this version does not know"));
+        };
+        if is_whole && plain.len() == length { Ok(()) } else { Err(Malformed("it cannot be decompressed")) }
+    }
+
+    fn damaged(&self, why: &'static str) -> End {
+        End::Damaged { at: self.at, why }
+    }
+}
+
+/// Reads until the buffer is full or there is no more; gives how much that is.
+fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut read = 0;
+    while read < buffer.len() {
+        match from.read(&mut buffer[read..]) {
+            Ok(0) => break,
+            Ok(more) => read += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(read)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(records: &[&[u8]]) -> Vec<u8> {
+        let mut file = Vec::new();
+        write_header(&mut file).unwrap();
+        let mut packed = Vec::new();
+        for plain in records {
+            pack(plain, &mut packed);
+            file.extend_from_slice(&packed);
+        }
+        file
+    }
+
+    fn read(file: &[u8]) -> (Vec<Vec<u8>>, End) {
+        let mut records = Records::new(file).unwrap();
+        let (mut all, mut plain) = (Vec::new(), Vec::new());
+        while records.next(&mut plain).unwrap() {
+            all.push(plain.clone());
+        }
+        (all, records.end().unwrap().clone())
+    }
+
+    /// Bytes that repeat, though not more than a record's may.
+    fn repeated() -> Vec<u8> {
+        (0..100_u8).flat_map(|round| (0..100_u8).map(move |at| at.wrapping_mul(round / 10 + 1))).collect()
+    }
+
+    #[test]
+    fn records_are_read_back() {
+        let random: Vec<u8> = (0..1000_u32).map(|at| at.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect();
+        let repeated = repeated();
+        let records: [&[u8]; 4] = [&repeated, &random, b"", b"x"];
+        let file = file(&records);
+        assert!(file.len() < 3_000, "what repeats takes no room: {}", file.len());
+        let (read, end) = read(&file);
+        assert_eq!((read, end), (records.map(<[u8]>::to_vec).to_vec(), End::Complete));
+    }
+
+    #[test]
+    fn a_cut_file_is_readable_up_to_the_last_complete_record() {
+        let file = file(&[&repeated(), b"abc", &repeated()]);
+        let ends: Vec<usize> = (0..file.len())
+            .filter(|at| Records::new(&file[..*at]).is_ok_and(|_| read(&file[..*at]).1 == End::Complete))
+            .collect();
+        assert_eq!(ends.len(), 3, "the header and two records end before the file does");
+        for at in FILE_HEADER..file.len() {
+            let (records, end) = read(&file[..at]);
+            let complete = ends.iter().filter(|end| **end <= at).count() - 1;
+            assert_eq!(records.len(), complete);
+            let begin = ends[complete] as u64;
+            assert_eq!(end, if ends.contains(&at) { End::Complete } else { End::Cut { at: begin } });
+        }
+        assert!((0..FILE_HEADER).all(|at| Records::new(&file[..at]).is_err()));
+    }
+
+    #[test]
+    fn each_changed_bit_is_noticed() {
+        let file = file(&[b"abcabcabcabcabcabcabcabcabcabcabcabc"]);
+        for bit in 0..(file.len() - FILE_HEADER) * 8 {
+            let mut file = file.clone();
+            file[FILE_HEADER + bit / 8] ^= 1 << (bit % 8);
+            let (records, end) = read(&file);
+            assert!(records.is_empty() && end != End::Complete, "bit {bit}: {end:?}");
+        }
+    }
+
+    #[test]
+    fn records_of_later_versions_are_skipped() {
+        let mut file = file(&[b"a", b"b"]);
+        let first = FILE_HEADER..FILE_HEADER + RECORD_HEADER + 1;
+        file[first.start] = 200;
+        let sum = checksum(&file[first.start..first.start + 12], &file[first.start + RECORD_HEADER..first.end]);
+        file[first.start + 12..first.start + 16].copy_from_slice(&sum.to_le_bytes());
+        let mut records = Records::new(file.as_slice()).unwrap();
+        let mut plain = Vec::new();
+        assert!(records.next(&mut plain).unwrap());
+        assert_eq!((plain.as_slice(), records.unknown), (&b"b"[..], 1));
+    }
+
+    #[test]
+    fn what_claims_to_be_large_reserves_nothing() {
+        let mut file = file(&[b"abc"]);
+        file[FILE_HEADER + 4..FILE_HEADER + 8].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(matches!(read(&file).1, End::Damaged { at: 16, .. }));
+    }
+
+    #[test]
+    fn a_small_file_does_not_keep_its_reader_busy() {
+        let mut file = file(&[]);
+        let zeros = vec![0; LARGEST];
+        let bomb = miniz_oxide::deflate::compress_to_vec(&zeros, 9);
+        let mut header = [0; RECORD_HEADER];
+        (header[0], header[1]) = (ITEMS, Method::Deflate as u8);
+        header[4..8].copy_from_slice(&u32::try_from(bomb.len()).unwrap().to_le_bytes());
+        header[8..12].copy_from_slice(&u32::try_from(LARGEST).unwrap().to_le_bytes());
+        let sum = checksum(&header[..12], &bomb);
+        header[12..16].copy_from_slice(&sum.to_le_bytes());
+        file.extend_from_slice(&header);
+        file.extend_from_slice(&bomb);
+        assert!(matches!(read(&file), (records, End::Damaged { .. }) if records.is_empty()));
+        // What is written is never refused.
+        let mut packed = Vec::new();
+        pack(&zeros, &mut packed);
+        let mut whole = self::file(&[]);
+        whole.extend_from_slice(&packed);
+        assert_eq!(read(&whole), (vec![zeros], End::Complete));
+    }
+
+    #[test]
+    fn other_files_are_refused_with_a_reason() {
+        let refused = |file: &[u8]| Records::new(file).unwrap_err().to_string();
+        assert!(refused(b"").contains("no recording"));
+        assert!(refused(b"PK\x03\x04 something else entirely").contains("no recording"));
+        let mut newer = file(&[]);
+        newer[8] = 9;
+        assert!(refused(&newer).contains("version 9"));
+    }
+}

@@ -1,0 +1,325 @@
+//! Derives what the program asked for.
+
+use super::{
+    check::{Refusal, check_device, check_memory, check_usage},
+    item::{DeviceReading, Request},
+    output::Output,
+    state::{Answer, MOST_LINES, Refused, State, Tracker},
+};
+use crate::{
+    derive::{self, KeptPeak, Names, Snapshot},
+    error::Error,
+    ledger::NodeId,
+    model::{Device, Family, ScopeId},
+    report::{
+        Breakdown, Groups, Known, LiveBlock, MemoryStats, OutOfMemory, PeakHolders, Report, SourceLine, Summary,
+        Tracked, difference, live,
+    },
+};
+
+/// Trackers, and sorts of blocks that they remember.
+const MOST_TRACKERS: usize = 1 << 10;
+const MOST_SORTS: usize = 1 << 21;
+/// Refusals that wait to be reported.
+const MOST_REFUSALS: usize = 32;
+/// The texts of one report have at most so many bytes.
+const LARGEST: u64 = 1 << 30;
+
+/// What a report looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Extent {
+    Paths,
+    Groups,
+    Blocks,
+}
+
+type Result<T> = std::result::Result<T, Refusal>;
+
+impl State {
+    /// What the program asked for; `None` if that is nothing to be reported.
+    pub(super) fn output(&mut self, request: Request) -> Result<Option<Output>> {
+        Ok(match request {
+            Request::Report { scope, ctx, subctx, lines } => {
+                Some(Output::Report(self.report(scope, ctx.as_deref(), subctx.as_deref(), lines)?))
+            }
+            Request::Line { scope, number, source } => {
+                self.line(scope, number, source)?;
+                None
+            }
+            Request::Summary { not_intercepted } => {
+                self.charge(Extent::Groups)?;
+                let under = self.next_scope();
+                Some(Output::Summary(derive::summary(&self.inbox, &self.definitions, under, not_intercepted)))
+            }
+            Request::Breakdown(reading) => Some(Output::Breakdown(self.breakdown(&reading)?)),
+            Request::MemoryStats { device, intercepted_by, since, pool } => {
+                check_device(device)?;
+                pool.flatten().as_ref().map_or(Ok(()), check_usage)?;
+                let stats = derive::memory_stats(&self.inbox, device, intercepted_by, since, pool);
+                Some(Output::MemoryStats(Box::new(stats)))
+            }
+            Request::LiveBlocks { scope } => Some(Output::LiveBlocks(self.blocks_of(scope)?)),
+            Request::Leaks { is_intercepted } => {
+                self.charge(Extent::Blocks)?;
+                let pid = self.definitions.process().pid;
+                Some(Output::AtExit(derive::leaks(&self.inbox, &self.definitions, pid, is_intercepted)))
+            }
+            Request::Peaks { is_intercepted } => {
+                self.charge(Extent::Groups)?;
+                let (under, pid) = (self.next_scope(), self.definitions.process().pid);
+                let peaks = derive::device_peaks(&self.inbox, &self.definitions, under, pid, is_intercepted);
+                Some(Output::AtExit(peaks))
+            }
+            Request::PeakHolders { scope } => Some(Output::PeakHolders(self.peak_holders(scope)?)),
+            Request::TrackerStarted { tracker, device } => {
+                check_device(device)?;
+                if self.trackers.len() >= MOST_TRACKERS {
+                    return Err(Refusal::Limit);
+                }
+                let lost = self.inbox.counts().lost;
+                let new = Tracker { device, groups: Groups::new(), lost, is_first: true };
+                if self.trackers.insert(tracker, new).is_some() {
+                    return Err(Refusal::Contradiction);
+                }
+                None
+            }
+            Request::Tracked { tracker, file, line, column, word, used, is_intercepted } => {
+                let mut tracked =
+                    self.came_and_went(tracker, SourceLine::new(file, line, column), word, is_intercepted)?;
+                tracked.used = used;
+                Some(Output::Tracked(tracked))
+            }
+            Request::TrackerEnded { tracker } => {
+                self.trackers.remove(&tracker).ok_or(Refusal::Contradiction)?;
+                None
+            }
+            Request::Refused { refusal, device, asked, kind, stack, path } => {
+                check_device(device)?;
+                self.charge(Extent::Groups)?;
+                self.refused(refusal, derive::Refusal { device, asked, kind, stack, path });
+                None
+            }
+            Request::OutOfMemory { refusal, reading } => {
+                Some(Output::OutOfMemory(self.out_of_memory(refusal, reading)?))
+            }
+        })
+    }
+
+    fn answer(&mut self, scope: ScopeId) -> Result<&mut Answer> {
+        self.answers.get_mut(&scope).ok_or(Refusal::Contradiction)
+    }
+
+    fn report(
+        &mut self,
+        scope: ScopeId,
+        ctx: Option<&str>,
+        subctx: Option<&str>,
+        lines: Option<u32>,
+    ) -> Result<Report> {
+        let answer = self.answer(scope)?;
+        let trace = answer.trace.ok_or(Refusal::Contradiction)?;
+        let Some(end) = lines else { return Ok(Report::new(trace, ctx, subctx)) };
+        let number_of_lines = std::mem::take(&mut answer.number_of_lines);
+        let (trace, lines) = std::mem::take(&mut answer.lines).finish(end, trace);
+        self.lines -= number_of_lines;
+        Ok(Report { lines, ..Report::new(trace, ctx, subctx) })
+    }
+
+    fn line(&mut self, scope: ScopeId, number: u32, source: String) -> Result<()> {
+        if self.lines >= MOST_LINES {
+            return Err(Refusal::Limit);
+        }
+        let answer = self.answer(scope)?;
+        let trace = answer.trace.ok_or(Refusal::Contradiction)?;
+        answer.lines.push(number, source, trace);
+        answer.number_of_lines += 1;
+        self.lines += 1;
+        Ok(())
+    }
+
+    fn known(&self, reading: &DeviceReading) -> Result<Known> {
+        let DeviceReading { device, name, memory, processes, pool } = reading.clone();
+        check_device(device)?;
+        check_memory(&memory)?;
+        pool.as_ref().map_or(Ok(()), check_usage)?;
+        let sum =
+            |used: u64, process: &crate::model::GpuProcess| used.checked_add(process.used.unwrap_or_default().get());
+        processes.iter().flatten().try_fold(0, sum).ok_or(Refusal::Limit)?;
+        Ok(Known {
+            device: device.ordinal,
+            name,
+            simulated: device.family == Family::Simulated,
+            memory,
+            processes,
+            own_pid: self.definitions.process().pid,
+            pool,
+            live: Vec::new(),
+        })
+    }
+
+    /// Where a device's memory is now, by what was read of it.
+    fn breakdown(&mut self, reading: &DeviceReading) -> Result<Breakdown> {
+        let known = self.known(reading)?;
+        self.charge(Extent::Groups)?;
+        let snapshot = Snapshot::now(&self.inbox, &self.definitions, reading.device);
+        let live = snapshot.groups(|stack| self.definitions.stack(stack));
+        Ok(Breakdown::of(&Known { live, ..known }))
+    }
+
+    fn blocks_of(&mut self, scope: Option<ScopeId>) -> Result<Vec<LiveBlock>> {
+        let within = match scope {
+            None => None,
+            Some(scope) if self.is_open(scope) => self.inbox.scope_period(scope),
+            Some(scope) => Some(self.answer(scope)?.within.clone().ok_or(Refusal::Contradiction)?),
+        };
+        self.charge(Extent::Blocks)?;
+        Ok(derive::live_blocks(&self.inbox, &self.definitions, within.as_ref()))
+    }
+
+    fn peak_holders(&mut self, scope: ScopeId) -> Result<PeakHolders> {
+        self.charge(Extent::Groups)?;
+        let under = self.next_scope();
+        let holders = if self.is_kept(scope) {
+            derive::peak_holders(&self.inbox, &self.definitions, scope)
+        } else {
+            KeptPeak::of_open(&self.inbox, scope, under).and_then(|kept| kept.holders(&self.definitions))
+        };
+        let trace = self.answer(scope)?.trace.ok_or(Refusal::Contradiction)?;
+        let holders = holders.ok_or(Refusal::Contradiction)?;
+        Ok(PeakHolders { untracked: trace.untracked, lost: trace.lost, ..holders })
+    }
+
+    fn came_and_went(
+        &mut self,
+        number: u64,
+        at: SourceLine,
+        word: Option<String>,
+        is_intercepted: bool,
+    ) -> Result<Tracked> {
+        let device = self.trackers.get(&number).ok_or(Refusal::Contradiction)?.device;
+        self.charge(Extent::Blocks)?;
+        let groups = is_intercepted.then(|| {
+            let Self { inbox, definitions, labels, .. } = self;
+            derive::tracked_groups(&*inbox, &*definitions, device, |blocks| labels.of_blocks(&*inbox, blocks))
+        });
+        let sorts: usize = self.trackers.values().map(|tracker| tracker.groups.len()).sum();
+        if sorts + groups.as_ref().map_or(0, Groups::len) > MOST_SORTS {
+            return Err(Refusal::Limit);
+        }
+        let now = self.inbox.counts().lost;
+        let Tracker { groups: before, lost, is_first, .. } =
+            self.trackers.get_mut(&number).ok_or(Refusal::Contradiction)?;
+        let mut tracked = Tracked::at(at, word, device);
+        tracked.is_first = std::mem::replace(is_first, false);
+        if let Some(groups) = groups {
+            tracked.live = Some(live(&groups));
+            tracked.changes = Some(difference(before, &groups));
+            tracked.lost = now - *lost;
+            (*before, *lost) = (groups, now);
+        }
+        Ok(tracked)
+    }
+
+    fn refused(&mut self, number: u64, refusal: derive::Refusal) {
+        let device = refusal.device;
+        let snapshot = Snapshot::now(&self.inbox, &self.definitions, device);
+        let under = self.next_scope();
+        let peak = self.inbox.keep_device_peak(device, under).then_some(under);
+        self.refusals.push_back((number, Refused { refusal, snapshot, peak }));
+        if self.refusals.len() > MOST_REFUSALS
+            && let Some((_, Refused { peak: Some(under), .. })) = self.refusals.pop_front()
+        {
+            self.inbox.release_peak(under);
+        }
+    }
+
+    fn out_of_memory(
+        &mut self,
+        number: u64,
+        reading: std::result::Result<DeviceReading, String>,
+    ) -> Result<OutOfMemory> {
+        let at = self.refusals.iter().position(|(of, _)| *of == number).ok_or(Refusal::Contradiction)?;
+        let known = match reading {
+            Ok(reading) => Ok(self.known(&reading)?),
+            Err(message) => Err(Error::recorded(message)),
+        };
+        let (_, Refused { refusal, snapshot, peak }) = self.refusals.remove(at).ok_or(Refusal::Contradiction)?;
+        let is_allowed = self.charge(Extent::Groups);
+        let holders = peak
+            .filter(|_| is_allowed.is_ok())
+            .and_then(|under| derive::peak_holders(&self.inbox, &self.definitions, under));
+        if let Some(under) = peak {
+            self.inbox.release_peak(under);
+        }
+        is_allowed?;
+        Ok(refusal.resolved(&snapshot, holders, known, &self.definitions))
+    }
+
+    /// Refuses a report that would be too large, or too much work after all that the file asked for.
+    fn charge(&mut self, extent: Extent) -> Result<()> {
+        let names = &self.definitions;
+        let mut paths: Vec<u64> = Vec::new();
+        let mut texts = 0_u64;
+        for (_, node) in self.inbox.nodes() {
+            let outer = paths.get(node.parent.0 as usize).copied().unwrap_or(0);
+            let path = outer.saturating_add(32 + names.callsite(node.callsite).to_string().len() as u64);
+            texts = texts.saturating_add(path);
+            paths.push(path);
+        }
+        if extent != Extent::Paths {
+            for usage in self.inbox.groups() {
+                let NodeId(node) = usage.group.node;
+                let stack = names.stack(usage.group.stack);
+                let frames = if extent == Extent::Blocks { stack.frames.as_slice() } else { &[] };
+                let words = stack.library.iter().chain(&stack.line).chain(&stack.caller).chain(frames);
+                let words: u64 = words.map(|word| 32 + word.len() as u64).sum();
+                let each = paths.get(node as usize).copied().unwrap_or(0).saturating_add(256 + words);
+                let times = if extent == Extent::Blocks { usage.blocks } else { 1 };
+                texts = texts.saturating_add(each.saturating_mul(times));
+            }
+        }
+        if texts > LARGEST || !self.may_do(texts / 16) {
+            return Err(Refusal::Limit);
+        }
+        Ok(())
+    }
+}
+
+/// Reports of the moment that was read last, whatever the program asked for.
+impl State {
+    /// What each scope holds, and held at most.
+    pub(super) fn summary(&mut self) -> Option<Summary> {
+        self.charge(Extent::Groups).ok()?;
+        let under = self.next_scope();
+        Some(derive::summary(&self.inbox, &self.definitions, under, None))
+    }
+
+    /// The live blocks, the largest first.
+    pub(super) fn live_blocks(&mut self) -> Option<Vec<LiveBlock>> {
+        self.blocks_of(None).ok()
+    }
+
+    /// What was live, as it is reported when a process ends.
+    pub(super) fn leaks(&mut self) -> Option<String> {
+        self.charge(Extent::Blocks).ok()?;
+        Some(derive::leaks(&self.inbox, &self.definitions, self.definitions.process().pid, true))
+    }
+
+    /// The statistics of a device.
+    pub(super) fn memory_stats(&self, device: Device) -> MemoryStats {
+        let intercepted_by = self.definitions.interceptions().last().map(|by| by.library.clone()).unwrap_or_default();
+        derive::memory_stats(&self.inbox, device, intercepted_by, self.time, None)
+    }
+
+    /// Which allocations made the peak of a device; `None` also if there were none.
+    pub(super) fn device_peak(&mut self, device: Device) -> Option<PeakHolders> {
+        self.charge(Extent::Groups).ok()?;
+        let under = self.next_scope();
+        KeptPeak::of_device(&self.inbox, device, under)?.holders(&self.definitions)
+    }
+
+    /// The devices on which something was allocated.
+    pub(super) fn used_devices(&self) -> Vec<Device> {
+        self.inbox.stats().iter().map(|stats| stats.device).collect()
+    }
+}

@@ -1,0 +1,207 @@
+//! What the reader of a recording knows: a ledger to which the events were applied, names, and what was asked so far.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::{
+    check::{Checks, FIRST_OWN_SCOPE, Refusal},
+    definitions::Definitions,
+    event::RecordedEvent,
+    item::BlockLabel,
+};
+use crate::{
+    derive::{self, Labels, Snapshot},
+    inbox::Inbox,
+    ledger::ScopePeriod,
+    model::{Device, Event, EventKind, ScopeId, ThreadId, Time, Trace},
+    report::{Groups, Lines},
+};
+
+/// So many closed scopes can still be reported.
+const MOST_CLOSED: usize = 1 << 14;
+/// So many statements wait for the report of their function.
+pub(super) const MOST_LINES: usize = 1 << 18;
+/// Labels of live blocks, and the bytes of one.
+const MOST_LABELS: u64 = 1 << 20;
+const LONGEST_LABEL: u64 = 1 << 10;
+/// What a file may have its reader look at, beyond what each item costs: this much, and so much for each item.
+const FREE_WORK: u64 = 1 << 30;
+const WORK_FOR_AN_ITEM: u64 = 1 << 12;
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) definitions: Definitions,
+    pub(super) inbox: Inbox,
+    checks: Checks,
+    pub(super) labels: Labels,
+    labelled: u64,
+    /// Of scopes that are open or were closed lately.
+    pub(super) answers: HashMap<ScopeId, Answer>,
+    closed: VecDeque<ScopeId>,
+    pub(super) lines: usize,
+    pub(super) trackers: HashMap<u64, Tracker>,
+    pub(super) refusals: VecDeque<(u64, Refused)>,
+    next_own: u64,
+    /// What the ledger was told of the time last.
+    pub(super) time: Time,
+    /// Items that were read.
+    pub(super) read: u64,
+    work: u64,
+    /// Items that the recording itself says it missed.
+    pub(super) missed: u64,
+}
+
+/// What a scope came to at its newest query.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    pub(super) trace: Option<Trace>,
+    /// What was allocated in it, of one that is closed.
+    pub(super) within: Option<ScopePeriod>,
+    /// Its statements so far.
+    pub(super) lines: Lines,
+    pub(super) number_of_lines: usize,
+}
+
+/// What a tracker saw last.
+#[derive(Debug)]
+pub(super) struct Tracker {
+    pub(super) device: Device,
+    pub(super) groups: Groups,
+    pub(super) lost: u64,
+    pub(super) is_first: bool,
+}
+
+/// What was live when an allocation was refused.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) refusal: derive::Refusal,
+    pub(super) snapshot: Snapshot,
+    /// Under which the ledger keeps the peak of the device.
+    pub(super) peak: Option<ScopeId>,
+}
+
+impl State {
+    pub(super) fn new(definitions: Definitions) -> Self {
+        Self {
+            definitions,
+            inbox: Inbox::new(),
+            checks: Checks::default(),
+            labels: Labels::default(),
+            labelled: 0,
+            answers: HashMap::new(),
+            closed: VecDeque::new(),
+            lines: 0,
+            trackers: HashMap::new(),
+            refusals: VecDeque::new(),
+            next_own: FIRST_OWN_SCOPE,
+            time: Time::ZERO,
+            read: 0,
+            work: 0,
+            missed: 0,
+        }
+    }
+
+    /// A number that no scope has, for a peak that is kept for a while.
+    pub(super) fn next_scope(&mut self) -> ScopeId {
+        self.next_own += 1;
+        ScopeId(self.next_own)
+    }
+
+    /// Work beyond what each item costs; false if the file had its reader do too much.
+    pub(super) fn may_do(&mut self, work: u64) -> bool {
+        let allowed = FREE_WORK.saturating_add(self.read.saturating_mul(WORK_FOR_AN_ITEM));
+        let is_allowed = self.work.saturating_add(work) <= allowed;
+        if is_allowed {
+            self.work += work;
+        }
+        is_allowed
+    }
+
+    pub(super) fn apply(&mut self, event: &RecordedEvent) -> Result<Option<Trace>, Refusal> {
+        let work = self.checks.work(&event.kind);
+        if work > 1 && !self.may_do(work) {
+            return Err(Refusal::Limit);
+        }
+        let inbox = &self.inbox;
+        self.checks.event(event, |key| inbox.block(key).map(|block| block.bytes.get()))?;
+        let closing = match event.kind {
+            EventKind::Close { scope } => self.inbox.scope_period(scope).map(|within| (scope, within)),
+            _ => None,
+        };
+        self.time = event.time;
+        let RecordedEvent { number, time, thread, ref kind, .. } = *event;
+        let trace = self.inbox.replay(&Event { number, time, thread, kind });
+        match *kind {
+            EventKind::ContextDestroyed { .. } => {
+                let blocks = self.inbox.blocks(None);
+                self.checks.recount(blocks.iter().map(|block| (block.key, block.bytes.get())));
+            }
+            EventKind::Read { scope }
+            | EventKind::Reset { scope }
+            | EventKind::ResetKeepingPeak { scope }
+            | EventKind::Close { scope } => self.answers.entry(scope).or_default().trace = trace,
+            _ => {}
+        }
+        if let Some((scope, within)) = closing {
+            self.answers.entry(scope).or_default().within = Some(within);
+            self.closed.push_back(scope);
+            if self.closed.len() > MOST_CLOSED {
+                self.forget_closed();
+            }
+        }
+        Ok(trace)
+    }
+
+    fn forget_closed(&mut self) {
+        // One that was opened again meanwhile is not closed.
+        if let Some(scope) = self.closed.pop_front().filter(|scope| !self.checks.is_open(*scope))
+            && let Some(answer) = self.answers.remove(&scope)
+        {
+            self.lines -= answer.number_of_lines;
+        }
+    }
+
+    /// The recording missed so many items: events may be among them.
+    pub(super) fn miss(&mut self, count: u64) -> Result<(), Refusal> {
+        self.checks.lost(count)?;
+        self.missed += count;
+        let kind = &EventKind::Lost { count };
+        self.inbox.replay(&Event { number: self.checks.number(), time: self.time, thread: ThreadId(0), kind });
+        Ok(())
+    }
+
+    pub(super) fn label(&mut self, label: &BlockLabel, bytes: u64) -> Result<(), Refusal> {
+        let BlockLabel { key, number, ref label } = *label;
+        if bytes > LONGEST_LABEL || self.labelled >= MOST_LABELS && self.labels.len() as u64 >= MOST_LABELS {
+            return Err(Refusal::Limit);
+        }
+        if self.inbox.block(key).is_none_or(|block| block.number != number) {
+            return Err(Refusal::Contradiction);
+        }
+        self.labels.set(&self.inbox, key, label.clone());
+        self.labelled += 1;
+        Ok(())
+    }
+
+    pub(super) fn reuse_thread(&mut self, thread: ThreadId) -> Result<(), Refusal> {
+        self.checks.reuse(thread)?;
+        self.inbox.replay_thread(thread);
+        Ok(())
+    }
+
+    pub(super) fn release_peak(&mut self, scope: ScopeId) -> Result<(), Refusal> {
+        if !self.checks.release(scope) {
+            return Err(Refusal::Contradiction);
+        }
+        self.inbox.release_peak(scope);
+        Ok(())
+    }
+
+    /// A scope of the recording, open or closed, of which the ledger keeps the peak.
+    pub(super) fn is_kept(&self, scope: ScopeId) -> bool {
+        self.checks.is_kept(scope)
+    }
+
+    pub(super) fn is_open(&self, scope: ScopeId) -> bool {
+        self.checks.is_open(scope)
+    }
+}

@@ -1,0 +1,230 @@
+//! How values lie in a file. Each type of the model has its numbers and its order of fields here, so that the model can change
+//! while the format does not.
+
+use std::time::Duration;
+
+use super::bytes::{Input, Malformed, Result, put_number, put_text};
+use crate::model::{
+    Block, Bytes, CallsiteId, Device, Family, Frame, Gauge, GpuMemory, GpuProcess, Key, Label, MemKind, PoolUsage,
+    ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId,
+};
+
+/// A value that can be written and read back.
+pub(super) trait Wire: Sized {
+    fn put(&self, to: &mut Vec<u8>);
+    fn get(from: &mut Input<'_>) -> Result<Self>;
+}
+
+/// Fields in the order in which they are written. A later version adds fields at the end.
+macro_rules! fields {
+    ($type:ty { $($field:ident),* $(,)? }) => {
+        impl $crate::capture::wire::Wire for $type {
+            fn put(&self, to: &mut Vec<u8>) {
+                $($crate::capture::wire::Wire::put(&self.$field, to);)*
+            }
+
+            fn get(from: &mut $crate::capture::bytes::Input<'_>) -> $crate::capture::bytes::Result<Self> {
+                Ok(Self { $($field: $crate::capture::wire::Wire::get(from)?),* })
+            }
+        }
+    };
+}
+pub(super) use fields;
+
+/// The number of each value, in one byte.
+macro_rules! codes {
+    ($type:ty { $($variant:ident = $code:literal),* $(,)? }) => {
+        impl Wire for $type {
+            fn put(&self, to: &mut Vec<u8>) {
+                to.push(match self {
+                    $(Self::$variant => $code,)*
+                });
+            }
+
+            fn get(from: &mut Input<'_>) -> Result<Self> {
+                match from.byte()? {
+                    $($code => Ok(Self::$variant),)*
+                    _ => Err(Malformed(concat!("a number stands for no ", stringify!($type)))),
+                }
+            }
+        }
+    };
+}
+
+codes!(MemKind { Device = 0, Pool = 1, Managed = 2, PinnedHost = 3, Vmm = 4, Graph = 5 });
+codes!(Family { Cuda = 0, Simulated = 1 });
+codes!(Gauge { Exact = 0, Pool = 1, Sampled = 2, Off = 3 });
+codes!(Source { Dispatch = 0, Cupti = 1, Simulation = 2, PoolMark = 3, Sampling = 4, Off = 5 });
+codes!(ProcessKind { Compute = 0, Graphics = 1, Both = 2 });
+
+fields!(Device { family, ordinal });
+fields!(Block { device, bytes, kind, context, stack });
+fields!(GpuMemory { total, free, used, reserved });
+fields!(PoolUsage { pool, used, used_high, reserved, reserved_high });
+fields!(GpuProcess { pid, name, used, kind });
+fields!(ScopeSpec { device, gauge, every, thread, callsite, source, at_peak });
+fields!(Label { name, shape, dtype });
+fields!(Frame { function, file, line, column, module });
+
+impl Wire for u64 {
+    fn put(&self, to: &mut Vec<u8>) {
+        put_number(to, *self);
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        from.number()
+    }
+}
+
+impl Wire for u32 {
+    fn put(&self, to: &mut Vec<u8>) {
+        put_number(to, (*self).into());
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        from.small()
+    }
+}
+
+impl Wire for u8 {
+    fn put(&self, to: &mut Vec<u8>) {
+        to.push(*self);
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        from.byte()
+    }
+}
+
+impl Wire for usize {
+    fn put(&self, to: &mut Vec<u8>) {
+        put_number(to, *self as u64);
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        from.number()?.try_into().map_err(|_| Malformed("a number is above what this machine has"))
+    }
+}
+
+impl Wire for bool {
+    fn put(&self, to: &mut Vec<u8>) {
+        to.push((*self).into());
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        match from.byte()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(Malformed("a truth value is neither 0 nor 1")),
+        }
+    }
+}
+
+impl Wire for String {
+    fn put(&self, to: &mut Vec<u8>) {
+        put_text(to, self);
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        from.text()
+    }
+}
+
+impl<T: Wire> Wire for Option<T> {
+    fn put(&self, to: &mut Vec<u8>) {
+        self.is_some().put(to);
+        if let Some(value) = self {
+            value.put(to);
+        }
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        if bool::get(from)? { T::get(from).map(Some) } else { Ok(None) }
+    }
+}
+
+/// The error is a text.
+impl<T: Wire> Wire for std::result::Result<T, String> {
+    fn put(&self, to: &mut Vec<u8>) {
+        self.is_ok().put(to);
+        match self {
+            Ok(value) => value.put(to),
+            Err(error) => error.put(to),
+        }
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        Ok(if bool::get(from)? { Ok(T::get(from)?) } else { Err(String::get(from)?) })
+    }
+}
+
+/// Their number first. Each takes a byte at least, so that a number that is too large is noticed before anything is reserved.
+impl<T: Wire> Wire for Vec<T> {
+    fn put(&self, to: &mut Vec<u8>) {
+        self.len().put(to);
+        for value in self {
+            value.put(to);
+        }
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        let length = usize::get(from)?;
+        if length > from.len() {
+            return Err(Malformed("a list is longer than its item"));
+        }
+        (0..length).map(|_| T::get(from)).collect()
+    }
+}
+
+/// In nanoseconds.
+impl Wire for Duration {
+    fn put(&self, to: &mut Vec<u8>) {
+        nanoseconds(*self).put(to);
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        from.number().map(Self::from_nanos)
+    }
+}
+
+/// 584 years have room in 64 bits.
+pub(super) fn nanoseconds(time: Duration) -> u64 {
+    time.as_nanos().try_into().unwrap_or(u64::MAX)
+}
+
+impl Wire for Bytes {
+    fn put(&self, to: &mut Vec<u8>) {
+        self.get().put(to);
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        from.number().map(Self::new)
+    }
+}
+
+impl Wire for Key {
+    fn put(&self, to: &mut Vec<u8>) {
+        self.get().put(to);
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        from.number().map(Self::from_raw)
+    }
+}
+
+/// Numbers of things.
+macro_rules! ids {
+    ($($type:ident),*) => {$(
+        impl Wire for $type {
+            fn put(&self, to: &mut Vec<u8>) {
+                self.0.put(to);
+            }
+
+            fn get(from: &mut Input<'_>) -> Result<Self> {
+                Wire::get(from).map(Self)
+            }
+        }
+    )*};
+}
+
+ids!(CallsiteId, ScopeId, StackId, ThreadId);

@@ -1,0 +1,123 @@
+//! Writes a recording.
+
+use std::io::{self, Write};
+
+use super::{
+    event::{EventWriter, RecordedEvent},
+    item::{self, Item},
+    record,
+};
+
+/// A record is written when its items have so many bytes. Larger records compress better, smaller ones lose less when a program is
+/// killed.
+const RECORD: usize = 1 << 16;
+
+/// One item has at most so many bytes; a longer one is left out. Texts are cut before that.
+const LONGEST_ITEM: usize = record::LARGEST - RECORD - 64;
+
+/// Writes a recording, item by item.
+///
+/// After an error, what was written before is readable, and nothing more should be written.
+#[derive(Debug)]
+pub struct Writer<W> {
+    to: W,
+    events: EventWriter,
+    /// The items of the next record.
+    plain: Vec<u8>,
+    packed: Vec<u8>,
+    scratch: Vec<u8>,
+    written: Written,
+}
+
+/// What a [`Writer`] has written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Written {
+    /// Items, of which some may still wait for their record to be written.
+    pub items: u64,
+    /// Items that are longer than an item can be, and were left out.
+    pub left_out: u64,
+    /// Records.
+    pub records: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl<W: Write> Writer<W> {
+    /// Writes the header of a recording.
+    ///
+    /// # Errors
+    /// Of writing.
+    pub fn new(mut to: W) -> io::Result<Self> {
+        record::write_header(&mut to)?;
+        Ok(Self {
+            to,
+            events: EventWriter::default(),
+            plain: Vec::with_capacity(2 * RECORD),
+            packed: Vec::new(),
+            scratch: Vec::new(),
+            written: Written { bytes: record::FILE_HEADER as u64, ..Written::default() },
+        })
+    }
+
+    /// Writes an item, now or with those that follow.
+    ///
+    /// # Errors
+    /// Of writing.
+    pub fn write(&mut self, item: &Item) -> io::Result<()> {
+        let before = self.plain.len();
+        item::put(item, &mut self.events, &mut self.scratch, &mut self.plain);
+        if self.plain.len() - before > LONGEST_ITEM {
+            self.plain.truncate(before);
+            self.written.left_out += 1;
+            return Ok(());
+        }
+        self.wrote_one()
+    }
+
+    /// Writes an event, as [`write`](Self::write) does.
+    ///
+    /// # Errors
+    /// Of writing.
+    pub fn write_event(&mut self, event: &RecordedEvent) -> io::Result<()> {
+        if self.events.put_short(event, &mut self.plain) { self.wrote_one() } else { self.write(&Item::Event(*event)) }
+    }
+
+    #[inline]
+    fn wrote_one(&mut self) -> io::Result<()> {
+        self.written.items += 1;
+        if self.plain.len() < RECORD { Ok(()) } else { self.flush() }
+    }
+
+    /// Writes all items that wait, as one record: a reader of the file finds them from now on.
+    ///
+    /// # Errors
+    /// Of writing.
+    pub fn flush(&mut self) -> io::Result<()> {
+        if self.plain.is_empty() {
+            return self.to.flush();
+        }
+        record::pack(&self.plain, &mut self.packed);
+        self.plain.clear();
+        self.events.begin_record();
+        // One call: what another process reads meanwhile is mostly a whole number of records.
+        self.to.write_all(&self.packed)?;
+        self.written.records += 1;
+        self.written.bytes += self.packed.len() as u64;
+        self.to.flush()
+    }
+
+    /// What was written so far.
+    pub fn written(&self) -> Written {
+        self.written
+    }
+
+    /// Writes all items that wait, and gives back what was written to.
+    ///
+    /// # Errors
+    /// Of writing.
+    pub fn finish(mut self) -> io::Result<W> {
+        self.flush()?;
+        Ok(self.to)
+    }
+}

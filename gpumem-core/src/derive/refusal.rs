@@ -1,0 +1,50 @@
+//! An allocation that was refused.
+
+use super::{Names, Snapshot};
+use crate::{
+    error::Result,
+    model::{Bytes, Device, MemKind, StackId},
+    report::{Breakdown, Known, OutOfMemory, PeakHolders},
+};
+
+/// Which allocation was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub device: Device,
+    pub asked: Bytes,
+    pub kind: MemKind,
+    pub stack: StackId,
+    /// The scopes that the thread was in.
+    pub path: Vec<String>,
+}
+
+impl Refusal {
+    /// What is known at once; `breakdown` says why no more is known.
+    pub fn report(&self, breakdown: Result<Breakdown>) -> OutOfMemory {
+        OutOfMemory {
+            device: self.device.ordinal,
+            asked: self.asked,
+            kind: self.kind.name(),
+            path: self.path.clone(),
+            line: None,
+            breakdown,
+            scopes: Vec::new(),
+            places: Vec::new(),
+            peak: None,
+        }
+    }
+
+    /// All that can be known: what was live then, and what the driver said. It may read files.
+    pub fn resolved(
+        &self,
+        snapshot: &Snapshot,
+        peak: Option<PeakHolders>,
+        known: Result<Known>,
+        names: &dyn Names,
+    ) -> OutOfMemory {
+        let groups = snapshot.groups(|stack| names.stack(stack));
+        let breakdown = known.map(|known| Breakdown::of(&Known { live: groups.clone(), ..known }));
+        let line = names.stack(self.stack).line;
+        OutOfMemory { line, peak, ..self.report(breakdown) }.with_holders(&groups)
+    }
+}

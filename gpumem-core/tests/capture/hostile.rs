@@ -1,0 +1,373 @@
+//! Damaged and hostile files: they are read as far as they make sense, and do no harm.
+
+use std::{
+    env,
+    io::Cursor,
+    time::{Duration, Instant},
+};
+
+use gpumem_core::{
+    capture::{CallsiteDefinition, End, Item, Reader, RecordedEvent, Request, Skipped, VERSION, Writer, items_of},
+    model::{
+        Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, ScopeId, ScopeSpec,
+        Source, StackId, ThreadId,
+    },
+};
+
+use crate::{
+    Random,
+    live::recording,
+    round_trip::{items, written},
+};
+
+/// Items in records of at most so many.
+fn written_in_parts(items: &[Item], part: usize) -> Vec<u8> {
+    let mut writer = Writer::new(Vec::new()).unwrap();
+    for items in items.chunks(part) {
+        for item in items {
+            writer.write(item).unwrap();
+        }
+        writer.flush().unwrap();
+    }
+    writer.finish().unwrap()
+}
+
+/// Reads all of it, and asks for everything.
+fn read(file: &[u8]) -> Option<(u64, Skipped)> {
+    let mut reader = Reader::new(Cursor::new(file)).ok()?;
+    let mut outputs = 0;
+    reader.replay(|output| outputs += u64::from(!output.to_string().is_empty())).unwrap();
+    for device in reader.used_devices() {
+        let _ = (reader.device_peak(device), reader.memory_stats(device).to_string());
+    }
+    let _ = (reader.summary().map(|summary| summary.to_string()), reader.live_blocks(), reader.leaks());
+    assert!(reader.end().is_some());
+    Some((outputs, reader.skipped()))
+}
+
+#[test]
+fn a_file_that_is_cut_is_readable_up_to_the_last_complete_record() {
+    const PART: usize = 50;
+    let (items, _) = recording(1, 300);
+    let file = written_in_parts(&items, PART);
+    let mut random = Random::new(1);
+    for _ in 0..1_000 {
+        let at = random.index(file.len() + 1);
+        match items_of(Cursor::new(&file[..at])) {
+            Ok((read, end)) => {
+                assert_eq!(read, items[..read.len()]);
+                let is_at_end = read.len() % PART == 0 || read.len() == items.len();
+                assert!(is_at_end, "whole records are read: {} items", read.len());
+                match end {
+                    End::Complete => {}
+                    End::Cut { at: record } => {
+                        assert!(record <= at as u64);
+                        let whole = items_of(Cursor::new(&file[..usize::try_from(record).unwrap()])).unwrap();
+                        assert_eq!(whole, (read, End::Complete), "nothing that is complete is left out");
+                    }
+                    damaged @ End::Damaged { .. } => panic!("{damaged:?}"),
+                }
+            }
+            Err(error) => assert!(at < 16, "{at}: {error}"),
+        }
+        read(&file[..at]);
+    }
+}
+
+/// A file with one record that holds these bytes, whatever they are.
+fn file_of(plain: &[u8]) -> Vec<u8> {
+    let mut file = b"\x89gpumem\n".to_vec();
+    file.extend_from_slice(&VERSION.to_le_bytes());
+    file.extend_from_slice(&[0; 6]);
+    for plain in plain.chunks(1 << 20) {
+        let length = u32::try_from(plain.len()).unwrap().to_le_bytes();
+        let mut header = vec![1, 0, 0, 0];
+        header.extend_from_slice(&length);
+        header.extend_from_slice(&length);
+        let mut checksum = crc32fast::Hasher::new();
+        checksum.update(&header);
+        checksum.update(plain);
+        header.extend_from_slice(&checksum.finalize().to_le_bytes());
+        file.extend_from_slice(&header);
+        file.extend_from_slice(plain);
+    }
+    file
+}
+
+/// The items of a file, as bytes.
+fn plain_of(items: &[Item]) -> Vec<u8> {
+    let file = written_in_parts(items, items.len());
+    let [method, stored] = [file[17], file[32]];
+    let plain = if method == 0 {
+        file[32..].to_vec()
+    } else {
+        miniz_oxide::inflate::decompress_to_vec(&file[32..]).expect("it was compressed")
+    };
+    assert!(!plain.is_empty(), "{stored}");
+    plain
+}
+
+/// Changes some bytes.
+fn mutate(plain: &mut Vec<u8>, random: &mut Random) {
+    for _ in 0..=random.below(6) {
+        if plain.is_empty() {
+            return;
+        }
+        let at = random.index(plain.len());
+        let length = 1 + random.index((plain.len() - at).min(40));
+        match random.below(7) {
+            0 => plain[at] ^= 1 << random.below(8),
+            1 => plain[at] = (random.next() & 0xff) as u8,
+            2 => drop(plain.drain(at..at + length)),
+            3 => {
+                let copy = plain[at..at + length].to_vec();
+                let to = random.index(plain.len());
+                plain.splice(to..to, copy);
+            }
+            4 => drop(plain.splice(at..at, [0xff; 9].into_iter().chain([1]))),
+            5 => drop(plain.splice(at..at, [0x80, 0x80, 0x80, 0x80, 0x10])),
+            _ => plain.truncate(at),
+        }
+    }
+}
+
+/// Items that contradict each other: left out, there twice, in another order, of another recording.
+fn shuffle(items: &mut Vec<Item>, others: &[Item], random: &mut Random) {
+    for _ in 0..=random.below(20) {
+        let at = random.index(items.len());
+        match random.below(5) {
+            0 => drop(items.remove(at)),
+            1 => items.insert(at, items[random.index(items.len())].clone()),
+            2 => items.insert(at, others[random.index(others.len())].clone()),
+            3 => {
+                let other = random.index(items.len());
+                items.swap(at, other);
+            }
+            _ => {
+                if let Item::Event(event) = &mut items[at] {
+                    match random.below(4) {
+                        0 => event.number = random.any(),
+                        1 => event.thread = ThreadId(random.small()),
+                        2 => event.time = Duration::from_nanos(random.any()),
+                        _ => event.kind = EventKind::FreeFailed,
+                    }
+                }
+            }
+        }
+        if items.is_empty() {
+            return;
+        }
+    }
+    // As if the order were right.
+    let numbers =
+        (1..).zip(items.iter_mut().filter_map(|item| if let Item::Event(event) = item { Some(event) } else { None }));
+    if random.is(2) {
+        numbers.for_each(|(number, event)| event.number = number);
+    }
+}
+
+/// `GPUMEM_FUZZ_SECONDS=600 cargo test --release … hostile::files` looks for so long, from a seed of the clock.
+#[test]
+fn files_that_make_no_sense_do_no_harm() {
+    let seconds: Option<u64> = env::var("GPUMEM_FUZZ_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    let until = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let first = if seconds.is_some() { std::process::id().into() } else { 0 };
+    let recordings: Vec<_> = (1..=4).map(|seed| recording(seed, 250).0).collect();
+    let (mut files, mut refused, mut outputs, mut slowest) = (0_u64, 0_u64, 0_u64, Duration::ZERO);
+    let mut skipped = Skipped::default();
+    while until.map_or(files < 600, |until| Instant::now() < until) {
+        let seed = first + files + 1;
+        let mut random = Random::new(seed);
+        let mut all = recordings[random.index(recordings.len())].clone();
+        let others = items(&mut random, 100);
+        if random.is(2) {
+            shuffle(&mut all, &others, &mut random);
+        }
+        let file = match random.below(4) {
+            0 => written(&all),
+            1 => written(&others),
+            2 => {
+                let mut file = written_in_parts(&all, 1 + random.index(200));
+                mutate(&mut file, &mut random);
+                file
+            }
+            _ => {
+                let mut plain = plain_of(&all);
+                mutate(&mut plain, &mut random);
+                file_of(&plain)
+            }
+        };
+        let began = Instant::now();
+        match read(&file) {
+            None => refused += 1,
+            Some((reports, left_out)) => {
+                outputs += reports;
+                skipped.contradictions += left_out.contradictions;
+                skipped.above_limits += left_out.above_limits;
+                skipped.not_understood += left_out.not_understood;
+            }
+        }
+        slowest = slowest.max(began.elapsed());
+        files += 1;
+    }
+    println!("{files} files, {refused} refused, {outputs} reports, {skipped:?}, slowest {slowest:?}");
+    assert!(
+        outputs > 1_000 && skipped.contradictions > 100 && skipped.above_limits > 100 && skipped.not_understood > 10
+    );
+}
+
+const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
+
+fn event(number: u64, kind: EventKind) -> Item {
+    Item::Event(RecordedEvent { number, ticks: number, time: Duration::ZERO, thread: ThreadId(1), kind })
+}
+
+fn block(bytes: u64) -> Block {
+    Block { device: DEVICE, bytes: Bytes::new(bytes), kind: MemKind::Pool, context: 0, stack: StackId::NONE }
+}
+
+fn alloc(number: u64, key: u64, bytes: u64) -> Item {
+    event(number, EventKind::Alloc { key: Key::from_raw(key), block: block(bytes) })
+}
+
+fn open(number: u64, scope: u64) -> Item {
+    let spec = ScopeSpec {
+        device: DEVICE,
+        gauge: Gauge::Exact,
+        every: Duration::ZERO,
+        thread: None,
+        callsite: CallsiteId(2),
+        source: Source::Dispatch,
+        at_peak: true,
+    };
+    event(number, EventKind::Open { scope: ScopeId(scope), spec })
+}
+
+#[track_caller]
+fn check(what: &str, items: &[Item], is_left_out: impl Fn(Skipped) -> bool) {
+    // Each by itself: within a record numbers cannot fall.
+    let part = if items.len() < 10 { 1 } else { items.len() };
+    let (_, skipped) = read(&written_in_parts(items, part)).expect("it is a recording");
+    assert!(is_left_out(skipped), "{what}: {skipped:?}");
+}
+
+#[test]
+fn what_contradicts_itself_is_left_out_and_counted() {
+    let contradicts = |count: u64| move |skipped: Skipped| skipped.contradictions == count && skipped.above_limits == 0;
+    let close = |number, scope| event(number, EventKind::Close { scope: ScopeId(scope) });
+    let read_of = |number, scope| event(number, EventKind::Read { scope: ScopeId(scope) });
+    check("scopes that nobody opened", &[close(1, 9), read_of(2, 9)], contradicts(2));
+    check("a scope that is opened twice", &[open(1, 9), open(2, 9), close(3, 9), close(4, 9)], contradicts(2));
+    check(
+        "a scope that is opened again while its peak is kept",
+        &[open(1, 9), close(2, 9), open(3, 9)],
+        contradicts(1),
+    );
+    check(
+        "numbers that fall",
+        &[alloc(5, 512, 1), alloc(5, 1024, 1), alloc(4, 2048, 1), alloc(6, 512, 1)],
+        contradicts(2),
+    );
+    let free = event(1, EventKind::Free { key: Key::from_raw(512), block: None });
+    check("a free of an unknown block is what happens at the start of a session", &[free], contradicts(0));
+    check("the key of no block", &[alloc(1, u64::MAX, 1)], contradicts(1));
+    let shrink = event(2, EventKind::Shrink { key: Key::from_raw(512), bytes: Bytes::new(9) });
+    check("a block that grows", &[alloc(1, 512, 8), shrink], contradicts(1));
+    check("more functions than were taken", &[event(1, EventKind::Displaced { now: 3, more: 2 })], contradicts(1));
+    check("a peak that nobody keeps", &[Item::PeakReleased(ScopeId(4))], contradicts(1));
+    check("a report of no scope", &[Item::Request(Request::PeakHolders { scope: ScopeId(1) })], contradicts(1));
+    let named = |name: &str| {
+        let (id, file) = (CallsiteId(2), String::new());
+        let name = Some(name.to_owned());
+        Item::Callsite(CallsiteDefinition { id, name, file, line: 1, column: 1, module_path: None })
+    };
+    check("two names of one scope", &[named("a"), named("b"), named("a")], contradicts(1));
+    let ended = Item::Request(Request::TrackerEnded { tracker: 1 });
+    check("a tracker that is not there", &[ended], contradicts(1));
+}
+
+#[test]
+fn what_is_above_a_limit_is_left_out_and_counted() {
+    let above = |count: u64| move |skipped: Skipped| skipped.above_limits == count;
+    let of_thread = |thread| {
+        let Item::Event(event) = alloc(1, 512, 1) else { unreachable!() };
+        Item::Event(RecordedEvent { thread: ThreadId(thread), ..event })
+    };
+    check("a thread of that number", &[of_thread(u32::MAX)], above(1));
+    check("a thread of that number, again", &[Item::ThreadReused(ThreadId(u32::MAX))], above(1));
+    check("an event of that number", &[alloc(1 << 48, 512, 1)], above(1));
+    check("a block of that size", &[alloc(1, 512, 1 << 60)], above(1));
+    let lost = |number, count| event(number, EventKind::Lost { count });
+    check("so many lost events", &[lost(1, u64::MAX), lost(2, 1), Item::Missed(u64::MAX)], above(2));
+    let memory = GpuMemory { free: Bytes::new(1 << 63), ..GpuMemory::default() };
+    check("a reading of so much", &[event(1, EventKind::Sample { device: DEVICE, memory })], above(1));
+    let device = Device { family: Family::Cuda, ordinal: 1 << 31 };
+    check("a device of that number", &[event(1, EventKind::ResetPeaks { device })], above(1));
+    check("a scope of the reader's", &[open(1, 1 << 63)], above(1));
+    let deep: Vec<_> = (1..20_000).map(|number| open(number, number)).collect();
+    check("a thread in so many scopes", &deep, |skipped| skipped.above_limits > 1_000);
+}
+
+/// Addresses that all lie in one place of a hash table would make each event cost as much as there are blocks.
+#[test]
+fn keys_that_collide_are_left_out() {
+    const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+    let mut inverse = 1_u64;
+    for _ in 0..6 {
+        inverse = inverse.wrapping_mul(2_u64.wrapping_sub(GOLDEN.wrapping_mul(inverse)));
+    }
+    assert_eq!(GOLDEN.wrapping_mul(inverse), 1);
+    let colliding: Vec<_> = (1..=10_000).map(|at| alloc(at, inverse.wrapping_mul(7 << 32 | at), 1)).collect();
+    check("keys that collide", &colliding, |skipped| skipped.above_limits > 5_000);
+    let usual: Vec<_> = (1..=10_000).map(|at| alloc(at, at << 21, 1)).collect();
+    check("addresses", &usual, |skipped| skipped.is_nothing());
+}
+
+/// Paths of long names, one inside the other: their texts would fill the memory.
+#[test]
+fn reports_that_would_be_too_large_are_left_out() {
+    let name = |id| CallsiteDefinition {
+        id: CallsiteId(id),
+        name: Some("x".repeat(16_000)),
+        file: String::new(),
+        line: 1,
+        column: 1,
+        module_path: None,
+    };
+    let mut items: Vec<_> = (2..66).map(|id| Item::Callsite(name(id))).collect();
+    let mut number = 0;
+    let mut next = || {
+        number += 1;
+        number
+    };
+    for tree in 0..200_u64 {
+        for depth in 0..60 {
+            let (at, scope) = (next(), tree * 100 + depth);
+            let Item::Event(RecordedEvent { kind: EventKind::Open { spec, .. }, .. }) = open(at, scope) else {
+                unreachable!()
+            };
+            let callsite =
+                CallsiteId(2 + u32::try_from(if depth == 0 { tree % 64 } else { (tree * depth) % 64 }).unwrap());
+            items.push(event(
+                at,
+                EventKind::Open { scope: ScopeId(scope), spec: ScopeSpec { callsite, at_peak: false, ..spec } },
+            ));
+        }
+        for depth in (0..60).rev() {
+            items.push(event(next(), EventKind::Close { scope: ScopeId(tree * 100 + depth) }));
+        }
+    }
+    items.push(alloc(next(), 512, 1));
+    items.push(Item::Request(Request::Summary { not_intercepted: None }));
+    check("a summary of gigabytes", &items, |skipped| skipped.above_limits == 1);
+}
+
+#[test]
+fn files_of_other_kinds_are_refused_with_a_reason() {
+    for (file, word) in
+        [(&b""[..], "no recording"), (b"\x89PNG\r\n\x1a\n", "no recording"), (b"\x89gpumem\n\x01", "cut")]
+    {
+        let error = Reader::new(Cursor::new(file)).map(|_| ()).unwrap_err();
+        assert!(error.to_string().contains(word), "{error}");
+    }
+}
