@@ -1,6 +1,6 @@
 //! The paths of nested scopes, by name, and the summary that is made of them.
 
-use super::{KeptPeak, LedgerView, Names};
+use super::{LedgerView, Names};
 use crate::{
     ledger::{GroupAtPeak, NodeId, ScopeNode},
     model::{Bytes, CallsiteId, Device, Family, ScopeId},
@@ -51,9 +51,13 @@ impl Paths {
     /// Fills in what each path, without the paths inside it, had in use at the peak of its device.
     fn find_peaks(&mut self, view: &dyn LedgerView, under: ScopeId) {
         for (device, root) in &self.roots {
-            let Some((peak, groups)) = KeptPeak::of_device(view, *device, under).and_then(|kept| kept.groups()) else {
+            if !view.keep_device_peak(*device, under) {
                 continue;
-            };
+            }
+            let kept = view.kept_peak(under);
+            view.release_peak(under);
+            let Some((peak, groups)) = kept else { continue };
+            let peak = Bytes::new(peak.bytes.get().max(0).unsigned_abs());
             // Both of one moment: it may have risen since the paths were read.
             self.all[*root].own.peak = peak;
             self.all[*root].own.device_peak = peak;

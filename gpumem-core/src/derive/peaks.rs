@@ -43,13 +43,7 @@ impl<'a> KeptPeak<'a> {
         view.keep_device_peak(device, under).then_some(Self { view, under })
     }
 
-    /// How much it was, and of which groups.
-    pub fn groups(&self) -> Option<(Bytes, Vec<GroupAtPeak>)> {
-        let (peak, groups) = self.view.kept_peak(self.under)?;
-        Some((Bytes::new(peak.bytes.get().max(0).unsigned_abs()), groups))
-    }
-
-    /// The same under its names.
+    /// Which allocations made it.
     pub fn holders(&self, names: &dyn Names) -> Option<PeakHolders> {
         peak_holders(self.view, names, self.under)
     }
