@@ -16,7 +16,6 @@ pub(super) use self::{
     process::record as record_process,
     sampler::Sampler,
     scope::{OpenScope, ScopeRequest},
-    subscribe::given_up,
 };
 pub use self::{
     labels::label,

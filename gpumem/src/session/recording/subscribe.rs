@@ -6,18 +6,12 @@ use super::scope::unless_needed;
 #[cfg(doc)]
 use crate::model::Trace;
 use crate::{
-    error::{Error, Kind, Result},
+    error::Result,
     model::{Device, EventKind, Family, Gauge, Source},
-    session::{Session, current, exit},
+    session::{Session, current, exit, views::given_up},
     source::Devices,
     sys::process,
 };
-
-const UNSUBSCRIBED: &str = "gpumem::unsubscribe() was called; call gpumem::subscribe()";
-
-pub(in crate::session) fn given_up() -> Error {
-    Kind::NoGauge { gauge: "exact", why: UNSUBSCRIBED }.into()
-}
 
 /// Intercepts every allocation from now on: through the source that `GPUMEM_SOURCE` names, else through the driver's dispatch
 /// table, else through CUPTI. The first exact trace does this by itself; a program that allocates before its first trace calls

@@ -10,5 +10,5 @@ pub use self::{
 };
 pub(super) use self::{
     places::{path_of_this_thread, read},
-    status::{Now, not_heard},
+    status::{Now, given_up, not_heard},
 };

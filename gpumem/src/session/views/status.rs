@@ -174,9 +174,15 @@ pub(in crate::session) fn not_exact_by_wish(request: Option<Gauge>) -> Option<Er
     Some(Kind::NoGauge { gauge: "exact", why }.into())
 }
 
-/// Why the session does not intercept allocations, if it was tried or given up.
+/// The error of a session after `unsubscribe`.
+pub(in crate::session) fn given_up() -> Error {
+    let why = "gpumem::unsubscribe() was called; call gpumem::subscribe()";
+    Kind::NoGauge { gauge: "exact", why }.into()
+}
+
+/// Why the session does not intercept allocations, if that was tried or given up.
 fn refused(session: &Session) -> Option<Error> {
-    session.subscription.why_not(crate::session::recording::given_up)
+    session.subscription.why_not(given_up)
 }
 
 impl fmt::Display for Status {
