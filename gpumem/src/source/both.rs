@@ -39,7 +39,7 @@ impl<const AT: usize> Observe for KeepCalls<AT> {
 /// are together, in their order; the order between threads may differ between the two sources.
 ///
 /// # Errors
-/// When one of the sources cannot be used, or is in use.
+/// If one of the sources cannot be used, or is in use.
 pub fn calls_of_both_sources(program: impl FnOnce()) -> Result<[Vec<String>; 2]> {
     if let Some(live) = driver::subscribed() {
         return Err(Kind::OtherSource { asked: "both", using: live.source.name() }.into());

@@ -138,7 +138,7 @@ fn usage_of(figures: PoolFigures) -> PoolUsage {
     PoolUsage { pool, used, used_high, reserved, reserved_high }
 }
 
-/// NVML's handle of each device, looked up once.
+/// NVML's handle of this device. It is looked up once.
 #[cfg(feature = "nvml")]
 fn handle(device: CudaDevice) -> Result<&'static nvml::Handle> {
     static HANDLES: OnceCell<Vec<OnceCell<nvml::Handle>>> = OnceCell::new();

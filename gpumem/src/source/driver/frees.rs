@@ -99,7 +99,7 @@ pub(super) fn context_gone(handle: usize) {
         GENERATION.fetch_add(1, Relaxed);
         state.contexts.remove(handle)
     };
-    // If the context has no number, nothing was allocated in it.
+    // Nothing was allocated in a context that is not in `contexts`, so it needs no event.
     for owner in removed {
         if owner.number == 0 {
             // There were too many contexts to number this one, so its blocks are not known.

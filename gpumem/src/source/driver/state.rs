@@ -47,7 +47,7 @@ pub(super) fn state() -> MutexGuard<'static, DriverState> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a stream is being captured, as far as the calls were intercepted.
+/// Whether a stream is being captured, as far as intercepted calls show.
 pub(super) fn is_capture_active() -> bool {
     CAPTURES.load(SeqCst) > 0
 }
