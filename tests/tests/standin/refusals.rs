@@ -1,6 +1,8 @@
 //! Where memory is on the stand-in driver: who is told that an allocation was refused, and of what; a device's memory by
 //! what NVML knows of its processes.
 
+use std::thread;
+
 use gpumem::Bytes;
 use gpumem_tests::{CONTEXT, Library, Machines, Outcome, Standin, ensure_answer, ensure_clean};
 
@@ -13,6 +15,9 @@ fn heard_by_both() -> Machines {
 fn heard() -> Standin {
     Standin::new().cupti()
 }
+
+/// No stacks are recorded. Finding their lines takes most of the time of a report, since gpumem is not optimised here.
+const NO_STACKS: (&str, &str) = ("GPUMEM_BACKTRACE", "0");
 
 /// Runs a script, in which nothing panics and no callback asks the driver anything.
 #[track_caller]
@@ -215,7 +220,7 @@ fn what_is_obtained_soon_is_told_and_not_reported() {
             let call =
                 |script: &str, size| script.replace(&format!("ALLOC {size}"), &format!("{alloc} {size}{stream}"));
             let script = sizes.into_iter().fold(script.to_owned(), |script, size| call(&script, size));
-            for machine in heard_by_both().all() {
+            for machine in heard_by_both().env(NO_STACKS.0, NO_STACKS.1).all() {
                 let outcome = run_any(machine, &format!("{CACHE}; {script}"));
                 assert_eq!(outcome.answers("refused").len(), refused, "{outcome}");
                 assert_eq!(outcome.stderr.matches("is out of memory").count(), reports, "{outcome}");
@@ -227,24 +232,26 @@ fn what_is_obtained_soon_is_told_and_not_reported() {
 /// What is not obtained is reported while the process goes on, so that its end does not matter.
 #[test]
 fn what_is_not_obtained_is_reported_after_a_while() {
-    let outcome = heard().run(&format!("{CONTEXT}; exact; call cuMemAlloc_v2 &a 99999999999999; sleep 4000; abort"));
-    assert!(!outcome.succeeded(), "{outcome}");
+    let outcome = heard().run(&format!("{CONTEXT}; exact; call cuMemAlloc_v2 &a 99999999999999; await stderr; abort"));
+    assert!(!outcome.succeeded() && outcome.answer("await stderr") == "so", "{outcome}");
     assert_eq!(outcome.stderr.matches("is out of memory").count(), 1, "{outcome}");
 }
 
 /// The thread that was refused goes on, and the report waits for the driver.
 #[test]
 fn a_driver_that_takes_its_time_keeps_nobody_waiting() {
-    let outcome = run(&heard().set("slow=1000"), "scope train; tell_refusals; call cuMemAlloc_v2 &a 99999999999999");
+    let slow = || run(&heard().set("slow=1000"), "scope train; tell_refusals; call cuMemAlloc_v2 &a 99999999999999");
+    let stuck = || run(&heard().set("slow=20000"), "scope train; call cuMemAlloc_v2 &a 99999999999999");
+    let (outcome, of_stuck) = thread::scope(|scope| {
+        let of_stuck = scope.spawn(stuck);
+        (slow(), of_stuck.join().expect("it ends well"))
+    });
     let told = outcome.answer("refused");
     assert!(told.starts_with("99999999999999 device, device 0, ") && told.contains("within 50ms"), "{outcome}");
     assert!(outcome.stderr.contains("\n  in train\n") && outcome.stderr.contains(" in use, "), "{outcome}");
     // One that never answers is not waited for.
-    let outcome = run(&heard().set("slow=20000"), "scope train; call cuMemAlloc_v2 &a 99999999999999");
-    assert!(
-        outcome.stderr.contains("where the memory is cannot be read: that was not found out within 2s"),
-        "{outcome}"
-    );
+    let says = "where the memory is cannot be read: that was not found out within 2s";
+    assert!(of_stuck.stderr.contains(says), "{of_stuck}");
 }
 
 #[test]
@@ -328,7 +335,7 @@ fn parts_add_up_whatever_nvml_knows_of_processes() {
             format!("709 MiB, adds up: others `other processes` 527 MiB (2), {own}"),
         ),
     ] {
-        let outcome = run(&machine, script);
+        let outcome = run(&machine.env(NO_STACKS.0, NO_STACKS.1), script);
         ensure_answer(&outcome, "breakdown", &expected);
         ensure_answer(&outcome, "breakdown 0", &expected);
         // What is not on the device for certain is in no scope of it.

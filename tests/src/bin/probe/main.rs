@@ -38,6 +38,7 @@
 //!   `at_thread_exit …`: while another thread's locals are destroyed; `fork …`: in a child of this process;
 //! - `await stale`, `await fresh`: until the last trace is so; `await readable`: until the current device can be
 //!   read; `await a_thread`, `await no_threads`: until that many of gpumem's threads run;
+//!   `await stderr`: until something was written to stderr, which is a file;
 //! - `tracker`, `track`, `label …` and what else there is of trackers: see `track.rs`;
 //! - `by_dispatch [device]`, `by_cupti [device]`, `sampled_by_dispatch [device]`: a trace by that source;
 //! - `hold_stderr ms`: another thread writes to stderr for so long, and nobody else does meanwhile;
@@ -434,6 +435,7 @@ impl Probe {
                 "readable" => gpumem::try_gpu_mem_get(None).is_ok(),
                 "a_thread" => threads()? == 1,
                 "no_threads" => threads()? == 0,
+                "stderr" => fs::metadata("/proc/self/fd/2")?.len() > 0,
                 _ => return Err("no such thing to wait for".into()),
             };
             if is_so {
