@@ -30,7 +30,7 @@ mod tests {
     use crate::model::{library, user_line};
 
     #[test]
-    fn this_test_has_no_line_of_its_own_in_gpumem() {
+    fn the_line_of_this_test_is_not_a_line_of_the_user() {
         let mut addresses = [0; 64];
         let count = stack::capture(&mut addresses, 0);
         let frames = frames(&addresses[..count]);
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_nothing_is_a_frame_of_nothing() {
+    fn an_unknown_address_is_an_empty_frame() {
         assert_eq!(frames(&[1]), [Frame::default()]);
     }
 }

@@ -47,10 +47,10 @@ impl Hasher for AddressHasher {
 
 /// The stacks of a session.
 #[derive(Default)]
-pub(crate) struct StackTable(Mutex<Stacks>);
+pub(crate) struct StackTable(Mutex<NumberedStacks>);
 
 #[derive(Default)]
-struct Stacks {
+struct NumberedStacks {
     numbers: HashMap<Arc<[usize]>, StackId, BuildHasherDefault<AddressHasher>>,
     /// By number; the first one has number 1.
     stacks: Vec<Arc<[usize]>>,
@@ -67,7 +67,7 @@ impl StackTable {
         self.lock().get(number)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Stacks> {
+    fn lock(&self) -> MutexGuard<'_, NumberedStacks> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -162,7 +162,7 @@ pub(crate) fn own_module() -> Option<String> {
     None
 }
 
-impl Stacks {
+impl NumberedStacks {
     fn number(&mut self, addresses: &[usize]) -> StackId {
         if let Some(number) = self.numbers.get(addresses) {
             return *number;

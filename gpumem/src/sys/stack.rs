@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_frame_is_the_caller_and_says_its_line() {
+    fn the_first_frame_is_the_caller_with_its_line() {
         let mut addresses = [0; 16];
         let (count, line) = here(&mut addresses, 0);
         assert!(count > 2, "{count} frames");
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn it_stops_when_there_is_no_room() {
+    fn capture_stops_when_the_array_is_full() {
         for room in [0, 1, 8, 32] {
             let (mut addresses, mut count) = ([0; 33], 0);
             deeper(40, &mut || count = capture(&mut addresses[..room], 0));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn it_allocates_nothing() {
+    fn capture_allocates_nothing() {
         let mut addresses = [0; 32];
         let allocations = allocation_counter::measure(|| {
             deeper(40, &mut || assert_eq!(capture(&mut addresses, 0), 32));
@@ -247,10 +247,10 @@ mod tests {
     }
 
     #[test]
-    fn on_another_thread_and_while_its_locals_are_destroyed() {
-        struct Late(Option<crossbeam::channel::Sender<usize>>);
+    fn capture_works_on_another_thread_and_while_its_locals_are_destroyed() {
+        struct CaptureOnDrop(Option<crossbeam::channel::Sender<usize>>);
 
-        impl Drop for Late {
+        impl Drop for CaptureOnDrop {
             fn drop(&mut self) {
                 let sender = self.0.take().expect("sent once");
                 sender.send(capture(&mut [0; 32], 0)).expect("somebody waits");
@@ -258,19 +258,19 @@ mod tests {
         }
 
         thread_local! {
-            static LATE: std::cell::RefCell<Option<Late>> = const { std::cell::RefCell::new(None) };
+            static LATE: std::cell::RefCell<Option<CaptureOnDrop>> = const { std::cell::RefCell::new(None) };
         }
         let (sender, receiver) = crossbeam::channel::unbounded();
         thread::spawn(move || {
             sender.send(capture(&mut [0; 32], 0)).expect("somebody waits");
-            LATE.set(Some(Late(Some(sender))));
+            LATE.set(Some(CaptureOnDrop(Some(sender))));
         });
         let counts: Vec<usize> = receiver.iter().collect();
         assert!(counts.len() == 2 && counts.iter().all(|count| *count > 0), "{counts:?}");
     }
 
     #[test]
-    fn modules_are_files() {
+    fn module_of_returns_the_file() {
         let program = module_of(here as *const () as usize).expect("this test is in a file");
         assert_eq!(program, std::env::current_exe().unwrap());
         let malloc = {

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_mapped_before_is_older() {
+    fn memory_mapped_before_the_subscription_is_older() {
         let mut memory = GraphMemory::UNREAD;
         assert_eq!(events(&mut memory, &[64, 96, 80, 32]), ["+32", "=16", "-", "older -32"]);
         memory.unread = true;

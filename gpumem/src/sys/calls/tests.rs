@@ -42,7 +42,7 @@ fn address<T>(of: &T) -> u64 {
 }
 
 #[test]
-fn an_allocation_is_read_when_it_has_succeeded() {
+fn an_allocation_is_decoded_after_it_succeeded() {
     let out = 0x7000_u64;
     let params = [address(&out), 512];
     assert_eq!(call("cuMemAlloc_v2", Enter, &params), None, "nothing is read before the call");
@@ -54,7 +54,7 @@ fn an_allocation_is_read_when_it_has_succeeded() {
 }
 
 #[test]
-fn what_was_refused_is_read_without_out_parameters() {
+fn refused_calls_are_decoded_without_out_parameters() {
     let of_context = |bytes, memory| Call::Refused { bytes, memory: Some(memory), pool: None, stream: 0 };
     assert_eq!(call("cuMemAlloc_v2", Exit(2), &[8, 512]), Some(of_context(512, Memory::Device)));
     assert_eq!(call("cuMemAllocManaged", Exit(2), &[8, 512]), Some(of_context(512, Memory::Managed)));
@@ -69,7 +69,7 @@ fn what_was_refused_is_read_without_out_parameters() {
 }
 
 #[test]
-fn a_free_is_read_before_the_call_and_its_result_after() {
+fn a_free_is_decoded_before_the_call_and_its_result_after() {
     for name in ["cuMemFree_v2", "cuMemFreeAsync", "cuMemFreeAsync_ptsz", "cuMemFreeHost"] {
         let freeing = Call::Freeing { id_kind: IdKind::Address, id: 7 };
         assert_eq!(call(name, Enter, &[7, 0]), Some(freeing));
@@ -82,7 +82,7 @@ fn a_free_is_read_before_the_call_and_its_result_after() {
 }
 
 #[test]
-fn arguments_are_read_from_their_places() {
+fn each_argument_is_read_at_its_index() {
     let (out, pitch) = (0x7000_u64, 1024_u64);
     let pitched = Call::Allocated { id_kind: IdKind::Address, id: out, bytes: 10_240, memory: Memory::Device };
     assert_eq!(call("cuMemAllocPitch_v2", Exit(0), &[address(&out), address(&pitch), 1000, 10, 4]), Some(pitched));
@@ -106,7 +106,7 @@ fn arguments_are_read_from_their_places() {
 }
 
 #[test]
-fn arrays_are_as_large_as_their_elements() {
+fn the_size_of_an_array_is_that_of_its_elements() {
     let out = 0x7000_u64;
     let flat = ArrayDescriptor { width: 10, height: 0, format: 0x20, channels: 2 };
     let expected = |bytes| Call::Allocated { id_kind: IdKind::Array, id: out, bytes, memory: Memory::Device };
@@ -129,7 +129,7 @@ fn the_end_of_a_context_is_recorded_before_the_call() {
 }
 
 #[test]
-fn what_the_observer_calls_is_uncounted_unless_it_is_as_program() {
+fn calls_of_the_observer_are_uncounted_except_in_as_program() {
     thread_local! {
         static RECORDED: std::cell::RefCell<Vec<Call>> = const { std::cell::RefCell::new(Vec::new()) };
     }
@@ -175,7 +175,7 @@ fn what_the_observer_calls_is_uncounted_unless_it_is_as_program() {
 }
 
 #[test]
-fn captures_graphs_and_imports_are_read() {
+fn captures_graphs_and_imports_are_decoded() {
     let out = 0x7000_u64;
     let at = address(&out);
     for (name, stream) in [("cuStreamBeginCapture_v2", 0), ("cuStreamBeginCapture_v2_ptsz", 2)] {

@@ -51,14 +51,14 @@ pub(in crate::sys) fn as_library<T>(code: impl FnOnce() -> T) -> T {
 /// Runs code in this state, and restores the state before it.
 #[inline]
 pub(in crate::sys) fn in_state<T>(state: ThreadState, code: impl FnOnce() -> T) -> T {
-    struct Restore(ThreadState);
+    struct RestoreState(ThreadState);
 
-    impl Drop for Restore {
+    impl Drop for RestoreState {
         fn drop(&mut self) {
             STATE.set(self.0);
         }
     }
 
-    let _restore = Restore(STATE.replace(state));
+    let _restore = RestoreState(STATE.replace(state));
     code()
 }

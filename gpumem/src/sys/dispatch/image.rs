@@ -168,9 +168,9 @@ mod tests {
     }
 
     #[test]
-    fn this_test_is_in_a_library() {
+    fn the_program_is_a_library_as_well() {
         static DATA: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
-        let here = this_test_is_in_a_library as *const () as usize;
+        let here = the_program_is_a_library_as_well as *const () as usize;
         let image = Image::around(here).expect("the loader knows the program");
         assert!(image.is_code(here) && image.code(here..here + 16).is_some_and(|code| code.len() == 16));
         let data = (&raw const DATA) as usize;

@@ -61,7 +61,7 @@ fn compare() -> (usize, bool) {
 }
 
 #[test]
-fn it_walks_where_the_unwinder_of_the_system_walks() {
+fn the_walk_equals_that_of_the_system_s_unwinder() {
     let (here, _) = compare();
     assert!(here > 3);
     for depth in 0..60 {
@@ -124,9 +124,9 @@ fn through_c_and_on_other_threads() {
 }
 
 /// Loads a library that calls a callback: a copy of the library with the system's unwinder.
-struct Late(*mut c_void);
+struct LoadedCopy(*mut c_void);
 
-impl Late {
+impl LoadedCopy {
     fn load(name: &str) -> Self {
         let unwinder = stack::module_of(libc_unwind as *const () as usize + 1).expect("it is a library");
         let file = env::temp_dir().join(format!("gpumem-{}-{name}.so", process::id()));
@@ -160,7 +160,7 @@ impl Late {
     }
 }
 
-impl Drop for Late {
+impl Drop for LoadedCopy {
     fn drop(&mut self) {
         // SAFETY: nothing of it is used any more.
         unsafe { libc::dlclose(self.0) };
@@ -173,7 +173,7 @@ unsafe extern "C" {
 }
 
 #[test]
-fn libraries_come_and_go() {
+fn a_stack_of_an_unloaded_library_is_not_reused() {
     let mut library = None;
     let twice = [true, false];
     let known = [false, false];
@@ -190,7 +190,7 @@ fn libraries_come_and_go() {
         ("call", known),
     ] {
         match step {
-            "load" => library = Some(Late::load("late")),
+            "load" => library = Some(LoadedCopy::load("late")),
             "unload" => library = None,
             "walk" => assert!(deeper(6, &mut compare).1),
             "call" => {
@@ -208,7 +208,7 @@ fn libraries_come_and_go() {
 }
 
 #[test]
-fn a_stack_that_is_known_takes_no_memory_and_a_thread_takes_little() {
+fn a_cached_stack_allocates_nothing_and_a_thread_allocates_little() {
     compare();
     let of_thread = thread::spawn(|| {
         let first = allocation_counter::measure(|| assert_eq!(number(|_| false, |_| 7), Some(7)));
@@ -225,7 +225,7 @@ fn a_stack_that_is_known_takes_no_memory_and_a_thread_takes_little() {
 }
 
 #[test]
-fn on_a_stack_that_is_not_the_threads() {
+fn another_stack_than_the_thread_s_is_not_walked() {
     thread_local! {
         static SEEN: RefCell<Option<(bool, usize)>> = const { RefCell::new(None) };
     }
@@ -262,9 +262,9 @@ fn on_a_stack_that_is_not_the_threads() {
 
 #[test]
 fn while_the_locals_of_a_thread_are_destroyed() {
-    struct Late;
+    struct WalkOnDrop;
 
-    impl Drop for Late {
+    impl Drop for WalkOnDrop {
         fn drop(&mut self) {
             assert_eq!(number(|_| false, |_| 7), None);
             assert_eq!(stack::number(|_| false, |stack| u32::from(!stack.is_empty())), 1);
@@ -272,11 +272,11 @@ fn while_the_locals_of_a_thread_are_destroyed() {
     }
 
     thread_local! {
-        static LATE: RefCell<Option<Late>> = const { RefCell::new(None) };
+        static LATE: RefCell<Option<WalkOnDrop>> = const { RefCell::new(None) };
     }
     let thread = thread::spawn(|| {
         // Thread-locals are destroyed in the reverse order of their first use.
-        LATE.set(Some(Late));
+        LATE.set(Some(WalkOnDrop));
         assert_eq!(number(|_| false, |_| 7), Some(7));
     });
     // A panic in a destructor of a thread-local would abort the process.

@@ -177,7 +177,7 @@ fn code(words: &[u32]) -> [u8; LENGTH] {
 
 /// `cuMemAlloc_v2` of driver 580.159.04.
 #[test]
-fn a_stub_of_driver_580_is_read() {
+fn a_stub_of_driver_580_is_decoded() {
     let code = bytes(
         "55 48 89 e5 41 54 48 83 ec 08 81 3d 3c a4 8a 05 00 ba 1c 32 0f 84 96 00 00 00 ff 15 58 48 8a 05 41 89 c4 85 c0 74 0f",
     );
@@ -192,7 +192,7 @@ fn a_stub_of_driver_580_is_read() {
 }
 
 #[test]
-fn stubs_of_drivers_470_to_555_are_read() {
+fn stubs_of_drivers_470_to_555_are_decoded() {
     let code = bytes("81 3d 00 10 00 00 00 ba 1c 32 74 06 ff 25 f0 ff ff ff b8 04 00 00 00 c3");
     let stub = Stub { slot: 0x4002, flag: 0x500a, refusal: 0x4012 };
     assert_eq!(Processor::X86_64.decode(&code, 0x4000), Some(stub));
@@ -206,7 +206,7 @@ fn stubs_of_drivers_470_to_555_are_read() {
 }
 
 #[test]
-fn stubs_of_arm64_are_read() {
+fn stubs_of_arm64_are_decoded() {
     let stub = Stub { slot: 0x1_2345_6678, flag: 0x1_2000_0abc, refusal: 0x1_0000_0128 };
     let address = 0x1_0000_0100;
     for order in [Order::Azkl, Order::Zkal, Order::Azlk, Order::Alzk] {
@@ -226,7 +226,7 @@ fn stubs_of_arm64_are_read() {
 
 /// Words encoded by hand from the Arm manual, and not by the functions above.
 #[test]
-fn instructions_of_arm64_are_told_apart() {
+fn instructions_of_arm64_are_distinguished() {
     // adrp x0, 0x5000; mov w1, #0xba00; movk w1, #0x321c, lsl #16; ldr w2, [x0, #2748]; cmp w2, w1; b.eq +20;
     // adrp x3, 0x3000 (backwards); ldr x3, [x3, #8]; mov x16, x3; br x16
     let good = [

@@ -82,7 +82,7 @@ impl Library for Driver {
 }
 
 #[test]
-fn drivers_of_every_known_form_are_read_right() {
+fn drivers_of_every_known_form_are_accepted() {
     for form in Form::all() {
         let driver = Driver::new(form);
         let read = driver.verify().unwrap_or_else(|why| panic!("{form:?}: {why}"));
@@ -133,7 +133,7 @@ fn changed_stubs_are_refused() {
 
 /// Changes each single bit.
 #[test]
-fn no_bit_is_overlooked() {
+fn changing_any_bit_of_a_stub_is_noticed() {
     for form in Form::all() {
         for bit in 0..form.length() * 8 {
             let mut driver = Driver::new(form);
@@ -148,7 +148,7 @@ fn no_bit_is_overlooked() {
 }
 
 #[test]
-fn the_reason_is_told() {
+fn the_error_names_the_reason() {
     let form = Form::X86_64 { framed: true };
     let reason = |change: &dyn Fn(&mut Driver)| {
         let mut driver = Driver::new(form);

@@ -29,7 +29,7 @@ fn find(cache: &mut StackCache, words: &[u64]) -> Option<u32> {
 }
 
 #[test]
-fn it_is_known_while_all_words_that_were_read_are_the_same() {
+fn a_stack_is_found_only_if_all_its_words_are_the_same() {
     let mut cache = StackCache::new();
     let mut words: Vec<u64> = (100..140).collect();
     let places = [3, 0, 17, 17, 39];

@@ -31,7 +31,7 @@ fn module_of(address: u64) -> (Arc<Modules>, Module) {
 }
 
 #[test]
-fn compilers_say_nothing_that_it_does_not_rule_for() {
+fn all_tables_of_compilers_are_supported() {
     let mut context = UnwindContext::new_in();
     for address in [addresses as *const () as usize, libc::qsort as *const () as usize] {
         let (_modules, module) = module_of(address as u64);
@@ -44,7 +44,7 @@ fn compilers_say_nothing_that_it_does_not_rule_for() {
 
 /// Damaged tables: the walk may fail, but it reads no other memory and does not panic.
 #[test]
-fn broken_tables_do_no_harm() {
+fn damaged_tables_are_safe() {
     let (modules, _) = module_of(addresses as *const () as u64);
     let size = |module: &&Module| module.readable_up_to(module.index.start).unwrap() - module.index.start;
     let smallest = modules.all().iter().min_by_key(size).expect("there are some");
@@ -130,7 +130,7 @@ fn entry(content: &[u8]) -> Vec<u8> {
 
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn frames_of_all_sorts() {
+fn frames_of_all_kinds_are_walked() {
     const SP: u64 = 0x7fff_0000;
     let (plain, by_pointer, aligned, last, no_return, loses, gap) = (0x00, 0x10, 0x20, 0x30, 0x40, 0x50, 0x60);
     let functions: [Function<'_>; 6] = [
