@@ -1,4 +1,4 @@
-//! Threads that have ended. In a process of its own: while there are several inboxes, no thread number is used again.
+//! Threads that have ended. This needs a process of its own: while there are several inboxes, no thread number is reused.
 
 use std::{
     cell::{Cell, OnceCell},
@@ -38,7 +38,7 @@ fn free(address: u64) -> EventKind {
     EventKind::Free { key: Key::new(Space::Address, address), block: None }
 }
 
-/// Frees a block when its thread ends, as a cache in a thread's variable does.
+/// Frees a block when its thread ends, like a cache in a thread-local variable.
 struct Cached(Cell<u64>, Arc<Inbox>);
 
 impl Drop for Cached {
@@ -52,7 +52,7 @@ thread_local! {
 }
 
 #[test]
-fn threads_that_have_ended_leave_nothing() {
+fn threads_that_have_ended_leave_no_records() {
     let inbox: Arc<Inbox> = Arc::new(Inbox::new());
     for address in 1..=3_000 {
         let inbox = Arc::clone(&inbox);

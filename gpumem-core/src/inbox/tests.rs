@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-type Inbox = super::Inbox<NoTap, Std>;
+type TestInbox = super::Inbox<NoTap, Std>;
 
 const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
@@ -44,10 +44,10 @@ fn free(address: u64) -> EventKind {
 }
 
 #[test]
-fn totals_are_conserved_under_contention() {
+fn no_event_is_lost_when_threads_compete() {
     const THREADS: u64 = 8;
     const ROUNDS: u64 = 2_000;
-    let inbox = Inbox::new();
+    let inbox = TestInbox::new();
     inbox.post(&open(1));
     thread::scope(|threads| {
         for thread in 0..THREADS {
@@ -75,8 +75,8 @@ fn totals_are_conserved_under_contention() {
 }
 
 #[test]
-fn a_reading_and_its_question_are_neighbours() {
-    let inbox = Inbox::new();
+fn no_event_comes_between_a_reading_and_its_query() {
+    let inbox = TestInbox::new();
     inbox.post(&open(1));
     assert!(inbox.ask(Some(&alloc(1, 10)), &close(1)).is_some_and(|trace| trace.used == 10));
 }
@@ -86,34 +86,34 @@ fn open_at(scope: u64, callsite: u32) -> EventKind {
     EventKind::Open { scope, spec: ScopeSpec { callsite: CallsiteId(callsite), ..spec } }
 }
 
-/// More than are looked at while others wait.
+/// More than one part.
 const MANY: u64 = 3 * PART_LEN as u64 + 7;
 
 #[test]
-fn many_paths_and_origins_are_told_whole() {
-    let inbox = Inbox::new();
+fn many_paths_and_groups_are_read_in_parts() {
+    let inbox = TestInbox::new();
     for scope in 1..=MANY {
         inbox.post(&open_at(scope, 1 + u32::try_from(scope).unwrap()));
         inbox.post(&alloc(scope * 512, scope));
         if scope % 2 == 0 {
             inbox.ask(None, &close(scope));
         }
-        // All lie beside each other.
+        // So the scopes are not nested.
         inbox.post(&EventKind::Leave { scope: ScopeId(scope) });
     }
     let (nodes, total) = (inbox.nodes(), MANY * (MANY + 1) / 2);
-    let [nowhere, root, scopes @ ..] = nodes.as_slice() else { panic!("there is a root") };
-    assert_eq!((nowhere.0, root.1.in_use.unsigned_abs(), scopes.len() as u64), (None, total, MANY));
+    let [none, root, scopes @ ..] = nodes.as_slice() else { panic!("there is a root") };
+    assert_eq!((none.0, root.1.in_use.unsigned_abs(), scopes.len() as u64), (None, total, MANY));
     for (at, (_, node)) in scopes.iter().enumerate() {
         let number = at as u64 + 1;
         assert_eq!((node.parent, node.in_use.unsigned_abs(), node.calls), (NodeId(1), number, 1));
         let until = if number.is_multiple_of(2) { number } else { MANY };
-        assert_eq!(node.device_peak.unsigned_abs(), until * (until + 1) / 2, "an open scope sees what came since");
+        assert_eq!(node.device_peak.unsigned_abs(), until * (until + 1) / 2, "an open scope has the newest level");
     }
     let groups = inbox.groups();
     assert_eq!(groups.len() as u64, MANY);
     assert_eq!(groups.iter().map(|live| live.bytes.get()).sum::<u64>(), total);
-    // And all blocks of a context go.
+    // A destroyed context removes all its blocks.
     let of_context = |address, context| {
         let EventKind::Alloc { key, block } = alloc(address, 1) else { unreachable!() };
         EventKind::Alloc { key, block: Block { context, ..block } }
@@ -125,10 +125,10 @@ fn many_paths_and_origins_are_told_whole() {
     assert_eq!(inbox.groups().iter().map(|live| live.bytes.get()).sum::<u64>(), total);
 }
 
-/// While others allocate in between, what is told of a path contradicts nothing that is told of those inside it.
+/// The figures of a path are at least those of the paths inside it, although another thread allocates while they are read.
 #[test]
 fn paths_agree_with_those_inside_them() {
-    let inbox = Inbox::new();
+    let inbox = TestInbox::new();
     inbox.post(&open_at(0, 2));
     for scope in 1..=MANY {
         inbox.post(&open_at(scope, 2 + u32::try_from(scope).unwrap()));
@@ -138,7 +138,7 @@ fn paths_agree_with_those_inside_them() {
     thread::scope(|threads| {
         threads.spawn(|| {
             for block in (1..).take_while(|_| !is_over.load(std::sync::atomic::Ordering::Relaxed)) {
-                // Each stays for a while, in the last scope or another.
+                // Each block lives for a while, in the last scope or in another one.
                 inbox.post(&EventKind::Enter { scope: ScopeId(if block % 3 == 0 { 1 } else { MANY }) });
                 inbox.post(&alloc(block << 20, block % 1000));
                 inbox.post(&EventKind::Leave { scope: ScopeId(if block % 3 == 0 { 1 } else { MANY }) });
@@ -147,9 +147,9 @@ fn paths_agree_with_those_inside_them() {
                 }
             }
         });
-        let told: Vec<_> = (0..50).map(|_| inbox.nodes()).collect();
+        let results: Vec<_> = (0..50).map(|_| inbox.nodes()).collect();
         is_over.store(true, std::sync::atomic::Ordering::Relaxed);
-        for nodes in told {
+        for nodes in results {
             let mut inside = vec![(0, 0); nodes.len()];
             for (_, node) in nodes.iter().skip(2) {
                 let parent = &mut inside[node.parent.0 as usize];
@@ -163,8 +163,8 @@ fn paths_agree_with_those_inside_them() {
 }
 
 #[test]
-fn what_makes_the_fold_panic_is_lost_and_nobody_waits_for_it() {
-    let inbox = Inbox::new();
+fn an_event_that_makes_the_ledger_panic_is_lost_and_blocks_no_thread() {
+    let inbox = TestInbox::new();
     inbox.post(&open(1));
     assert!(
         inbox
@@ -179,8 +179,8 @@ fn what_makes_the_fold_panic_is_lost_and_nobody_waits_for_it() {
 }
 
 #[test]
-fn a_thread_that_comes_back_while_inside_loses_its_fact_and_says_so() {
-    let inbox = Inbox::new();
+fn an_event_of_a_thread_that_is_inside_already_is_lost_and_reported() {
+    let inbox = TestInbox::new();
     inbox.post(&open(1));
     inbox.enter(0, |_, _| {
         assert_eq!(inbox.post(&alloc(1, 10)), Answer::Applied);

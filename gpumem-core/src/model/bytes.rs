@@ -1,4 +1,4 @@
-//! Amounts of memory. Sums and differences are taken in bytes; rounding happens where a number is printed.
+//! Amounts of memory. All arithmetic is in bytes; only printing rounds.
 
 use std::{fmt, iter::Sum, ops, str::FromStr};
 
@@ -9,8 +9,8 @@ const TIB: u64 = 1 << 40;
 
 /// An amount of memory in bytes.
 ///
-/// `Display` is for people (`256 MiB`, `1.50 GiB`), [`get`](Bytes::get) is exact, [`mb`](Bytes::mb) is the whole
-/// number of MiB (2^20 bytes) that fastai calls MB.
+/// `Display` prints a unit (`256 MiB`, `1.50 GiB`). [`get`](Bytes::get) is exact. [`mb`](Bytes::mb) is the whole number of MiB (2^20
+/// bytes), which fastai calls MB.
 ///
 /// ```
 /// use gpumem::Bytes;
@@ -25,31 +25,31 @@ impl Bytes {
     /// No bytes.
     pub const ZERO: Self = Self(0);
 
-    /// So many bytes.
+    /// An amount in bytes.
     pub const fn new(bytes: u64) -> Self {
         Self(bytes)
     }
 
-    /// So many KiB (2^10 bytes).
+    /// An amount in KiB (2^10 bytes).
     ///
     /// # Panics
-    /// When the result is over 2^64 bytes, in every build.
+    /// If the result is 2^64 bytes or more, in every build.
     pub const fn kib(kib: u64) -> Self {
         Self::of(kib, KIB)
     }
 
-    /// So many MiB (2^20 bytes).
+    /// An amount in MiB (2^20 bytes).
     ///
     /// # Panics
-    /// When the result is over 2^64 bytes, in every build.
+    /// If the result is 2^64 bytes or more, in every build.
     pub const fn mib(mib: u64) -> Self {
         Self::of(mib, MIB)
     }
 
-    /// So many GiB (2^30 bytes).
+    /// An amount in GiB (2^30 bytes).
     ///
     /// # Panics
-    /// When the result is over 2^64 bytes, in every build.
+    /// If the result is 2^64 bytes or more, in every build.
     pub const fn gib(gib: u64) -> Self {
         Self::of(gib, GIB)
     }
@@ -66,12 +66,12 @@ impl Bytes {
         self.0
     }
 
-    /// Whole MiB, rounded down: fastai's MB.
+    /// Whole MiB, rounded down. fastai calls this MB.
     pub const fn mb(self) -> u64 {
         self.0 / MIB
     }
 
-    /// What is left after taking `other` away, or `None` if that is less than nothing.
+    /// This amount minus `other`, or `None` if `other` is larger.
     pub const fn checked_sub(self, other: Self) -> Option<Self> {
         match self.0.checked_sub(other.0) {
             Some(bytes) => Some(Self(bytes)),
@@ -94,7 +94,7 @@ impl ByteDelta {
     /// No difference.
     pub const ZERO: Self = Self(0);
 
-    /// A difference of so many bytes.
+    /// A difference in bytes.
     pub const fn new(bytes: i64) -> Self {
         Self(bytes)
     }
@@ -104,7 +104,7 @@ impl ByteDelta {
         self.0
     }
 
-    /// Whole MiB, rounded towards zero as Python's `int()` does: fastai's MB.
+    /// Whole MiB, rounded towards zero like Python's `int()`. fastai calls this MB.
     pub const fn mb(self) -> i64 {
         self.0 / MIB.cast_signed()
     }
@@ -146,7 +146,7 @@ impl From<ByteDelta> for i128 {
     }
 }
 
-/// A sum over 2^64 bytes is 2^64 − 1 bytes: it is made while reports are, which must not panic.
+/// A sum of 2^64 bytes or more becomes 2^64 − 1 bytes, because a report must not panic.
 impl ops::Add for Bytes {
     type Output = Self;
     fn add(self, other: Self) -> Self {
@@ -223,7 +223,7 @@ impl fmt::Debug for ByteDelta {
     }
 }
 
-/// A text that is not an amount of memory.
+/// The error of a text that is not an amount of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseBytesError(String);
 
@@ -238,10 +238,10 @@ impl std::error::Error for ParseBytesError {}
 impl FromStr for Bytes {
     type Err = ParseBytesError;
 
-    /// A number, whole or with decimals, and a unit: `B`, `KiB`, `MiB`, `GiB`, `TiB` in any case, with or without the
-    /// `i` (`MB` is 2^20 bytes everywhere in this crate), or no unit for bytes.
+    /// Reads a number, with or without decimals, and a unit: `B`, `KiB`, `MiB`, `GiB` or `TiB`, in upper or lower case, with or without the
+    /// `i` (`MB` is 2^20 bytes in this crate). A number without a unit is in bytes.
     fn from_str(text: &str) -> Result<Self, ParseBytesError> {
-        let refused = || ParseBytesError(text.to_owned());
+        let error = || ParseBytesError(text.to_owned());
         let trimmed = text.trim();
         let split = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_').unwrap_or(trimmed.len());
         let (number, unit) = trimmed.split_at(split);
@@ -252,24 +252,22 @@ impl FromStr for Bytes {
             "m" | "mb" | "mib" => MIB,
             "g" | "gb" | "gib" => GIB,
             "t" | "tb" | "tib" => TIB,
-            _ => return Err(refused()),
+            _ => return Err(error()),
         };
         let (whole, decimals) = number.split_once('.').unwrap_or((&number, ""));
         if whole.is_empty() || (number.contains('.') && decimals.is_empty()) || decimals.len() > 12 {
-            return Err(refused());
+            return Err(error());
         }
-        let whole: u128 = whole.parse().map_err(|_| refused())?;
+        let whole: u128 = whole.parse().map_err(|_| error())?;
         let part = if decimals.is_empty() {
             0
         } else {
-            let digits: u128 = decimals.parse().map_err(|_| refused())?;
-            let scale = 10_u128.pow(u32::try_from(decimals.len()).map_err(|_| refused())?);
+            let digits: u128 = decimals.parse().map_err(|_| error())?;
+            let scale = 10_u128.pow(u32::try_from(decimals.len()).map_err(|_| error())?);
             digits * u128::from(unit) / scale
         };
-        let bytes = whole
-            .checked_mul(u128::from(unit))
-            .and_then(|bytes| u64::try_from(bytes + part).ok())
-            .ok_or_else(refused)?;
+        let bytes =
+            whole.checked_mul(u128::from(unit)).and_then(|bytes| u64::try_from(bytes + part).ok()).ok_or_else(error)?;
         Ok(Self(bytes))
     }
 }
@@ -298,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_amount_is_refused_by_name() {
+    fn the_error_contains_the_text() {
         for text in ["", "MiB", "-1", "1.", ".5GiB", "1.2.3", "12 parsecs", "16777216TiB", "1e9", "0x10", "٣"] {
             let refused = text.parse::<Bytes>().expect_err(text);
             assert!(refused.to_string().contains(&format!("`{text}`")), "{refused}");
@@ -325,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_wraps() {
+    fn sums_do_not_wrap() {
         assert_eq!(Bytes(u64::MAX) + Bytes(1), Bytes(u64::MAX));
         assert_eq!([Bytes(u64::MAX), Bytes(2)].into_iter().sum::<Bytes>(), Bytes(u64::MAX));
         let largest = u64::MAX >> 10;

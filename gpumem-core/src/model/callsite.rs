@@ -1,16 +1,16 @@
-//! Where things come from, by number: what a number stands for is kept by the session, outside of the fold.
+//! The numbers of callsites and stacks. The ledger knows only the numbers; the session or the recording knows what they mean.
 
-/// Where a scope was opened, and under which name. 0 is nowhere.
+/// A callsite: the source location where a scope is opened, and the scope's name. 0 is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CallsiteId(pub u32);
 
 impl CallsiteId {
     pub const NONE: Self = Self(0);
-    /// Stands for scopes that are too deep or too many to be told apart.
+    /// Stands for all scopes beyond the limits of depth and number.
     pub const OTHERS: Self = Self(1);
 }
 
-/// The stack that a call was made from. 0 if nobody looked.
+/// The stack of a call. 0 if it was not recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StackId(pub u32);
 

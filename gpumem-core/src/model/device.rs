@@ -1,13 +1,13 @@
 use std::fmt;
 
-/// Where a device number belongs to: the CUDA driver's devices, or the simulated ones.
+/// Whether a device is one of the CUDA driver or simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     Cuda,
     Simulated,
 }
 
-/// One device of this process: a CUDA ordinal, or the number of a simulated device.
+/// One device of this process. The ordinal is CUDA's, or the number of a simulated device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Device {
     pub family: Family,

@@ -4,23 +4,22 @@ use std::{fmt, str::FromStr, time::Duration};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Gauge {
-    /// Every allocation of this process on the device was intercepted, through the driver's dispatch table or CUPTI (see
-    /// [`Source`](super::Source)), or reported by the simulated device: used and peaked are right to the byte.
+    /// Each allocation of this process on the device is intercepted, by the driver's dispatch table or CUPTI (see
+    /// [`Source`](super::Source)), or reported by the simulated device. The figures are exact to the byte.
     Exact,
-    /// The driver's own high-water mark of one stream-ordered pool: what this process has in the device's current pool
-    /// (cudarc's `alloc`, `cudaMallocAsync`) and the most of it, however short a block's life. Allocations are
-    /// not intercepted for it. Only where it is asked for, because **all other memory is not in it**: `cuMemAlloc`, other pools,
-    /// other processes.
+    /// The usage of the device's current stream-ordered pool by this process (cudarc's `alloc`, `cudaMallocAsync`), and its high-water mark,
+    /// which the driver keeps. It includes blocks that live very shortly. Allocations are not intercepted. It is used only on request,
+    /// because **it does not include any other memory**: `cuMemAlloc`, other pools, other processes.
     ///
-    /// There is one mark for each pool, so it is reset when a trace starts and when one is reset; what was read before is kept
-    /// for the traces that are open. A program that reads `CU_MEMPOOL_ATTR_USED_MEM_HIGH` itself sees these resets. Not seen
-    /// is memory that other threads take *and* give back between the reading and the reset: some 30 ns, longer if the thread
-    /// loses its processor just there. A reset by others, or another pool made current, is told by
-    /// [`Trace::lost`](super::Trace::lost) where it shows: when the mark reads lower than it is known to have been.
+    /// A pool has one high-water mark, so gpumem resets it when a trace starts or is reset, and keeps the value that it read before for all
+    /// open traces. A program that reads `CU_MEMPOOL_ATTR_USED_MEM_HIGH` itself sees these resets. Memory that other threads allocate *and*
+    /// free between the reading and the reset is missed: about 30 ns, longer if the thread loses its processor there. If another library
+    /// resets the mark or makes another pool current and gpumem notices it, because the mark is lower than before,
+    /// [`Trace::lost`](super::Trace::lost) is not 0.
     Pool,
-    /// The whole device was polled, all processes on it: a peak between two readings is missed.
+    /// The whole device is sampled, with all its processes. A peak between two samples is missed.
     Sampled,
-    /// Nothing was measured: there is no GPU, or it cannot be read. The numbers are zeros and mean nothing.
+    /// Nothing is measured, because there is no GPU or it cannot be read. All numbers are 0 and have no meaning.
     Off,
 }
 
@@ -42,7 +41,7 @@ impl fmt::Display for Gauge {
     }
 }
 
-/// A text that names no [`Gauge`].
+/// The error of a text that is not the name of a [`Gauge`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseGaugeError(String);
 
@@ -65,13 +64,13 @@ impl FromStr for Gauge {
     }
 }
 
-/// How well a [`Gauge::Sampled`] trace was sampled.
+/// How often a trace with [`Gauge::Sampled`] was sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampling {
-    /// The wanted time between two readings (`GPUMEM_SAMPLE_MS`, 1 ms unless told otherwise).
+    /// The requested time between two samples (`GPUMEM_SAMPLE_MS`, 1 ms by default).
     pub every: Duration,
-    /// Readings taken between start and end, both included.
+    /// The number of samples, with those at the start and at the end.
     pub readings: u64,
-    /// The longest time between two neighbouring readings: a peak shorter than this can have been missed.
+    /// The longest time between two samples. A peak that was shorter may have been missed.
     pub longest_gap: Duration,
 }

@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// What a program calls a block of memory.
+/// A name that the program gives to a block of memory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Label {
     pub name: String,
@@ -8,7 +8,7 @@ pub struct Label {
     pub dtype: String,
 }
 
-/// `(512, 512, 3, 3)`, and `(64,)` where there is one dimension.
+/// Prints a shape: `(512, 512, 3, 3)`, and `(64,)` if there is one dimension.
 pub struct Shape<'a>(pub &'a [usize]);
 
 impl fmt::Display for Shape<'_> {

@@ -2,9 +2,9 @@ use std::fmt;
 
 use super::Bytes;
 
-/// What one device has, as of one moment: the whole device, all processes on it.
+/// The memory of one device at one moment: the whole device, with all its processes.
 ///
-/// `Display` is the line that fastai prints, in whole MiB:
+/// `Display` prints fastai's line, in whole MiB:
 ///
 /// ```
 /// use gpumem::{Bytes, GpuMemory};
@@ -15,12 +15,12 @@ use super::Bytes;
 pub struct GpuMemory {
     /// All memory of the device.
     pub total: Bytes,
-    /// What an allocation can still get.
+    /// What can still be allocated.
     pub free: Bytes,
     /// In use by any process, as `nvidia-smi` shows it.
     pub used: Bytes,
-    /// Kept by the driver for itself: `total = free + used + reserved`. `None` where the source does not tell it apart;
-    /// it is then part of `used`.
+    /// Reserved by the driver for itself: `total = free + used + reserved`. `None` if the source does not report it; then it is part of
+    /// `used`.
     pub reserved: Option<Bytes>,
 }
 
@@ -31,17 +31,17 @@ impl fmt::Display for GpuMemory {
     }
 }
 
-/// What the driver itself counts of one stream-ordered pool.
+/// The usage of one stream-ordered pool, as the driver counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolUsage {
-    /// The driver's name for the pool.
+    /// The driver's handle of the pool.
     pub pool: u64,
-    /// In the hands of the program.
+    /// In use by the program.
     pub used: Bytes,
-    /// The most of that since the mark was reset.
+    /// The high-water mark of `used`.
     pub used_high: Bytes,
-    /// Taken from the device: what is used, and what is kept for later.
+    /// The backing that the pool has from the device: the used part and the part that it keeps for later.
     pub reserved: Bytes,
-    /// The most of that since its own mark was reset.
+    /// The high-water mark of `reserved`.
     pub reserved_high: Bytes,
 }

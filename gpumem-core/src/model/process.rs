@@ -2,14 +2,14 @@ use std::fmt;
 
 use super::Bytes;
 
-/// A process that uses a device, as the driver tells of it.
+/// A process that uses a device, as the driver reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuProcess {
-    /// As the driver numbers it: in a container it may be the number that the process has outside.
+    /// The process id that the driver reports. In a container this may be the id outside the container.
     pub pid: u32,
-    /// What it was started as, or its short name. `None` where neither can be read.
+    /// The command that started it, or its short name. `None` if neither can be read.
     pub name: Option<String>,
-    /// What it holds on the device. `None` where the driver does not tell (virtual GPUs, WSL).
+    /// Its memory on the device. `None` if the driver does not report it (virtual GPUs, WSL).
     pub used: Option<Bytes>,
     /// What it uses the device for.
     pub kind: ProcessKind,
@@ -18,9 +18,9 @@ pub struct GpuProcess {
 /// What a process uses a device for. `Display` is the letter that `nvidia-smi` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ProcessKind {
-    /// It computes: `C`.
+    /// Computing: `C`.
     Compute,
-    /// It draws: `G`.
+    /// Graphics: `G`.
     Graphics,
     /// Both: `C+G`.
     Both,

@@ -1,26 +1,26 @@
 use std::{fmt, str::FromStr};
 
-/// What the numbers of a trace come from.
+/// What measures the numbers of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Source {
-    /// gpumem's own functions in the driver's dispatch table: every allocation of this process, at almost no cost, beside any
-    /// profiler. Linux only.
+    /// gpumem's hooks in the driver's dispatch table. They observe each allocation of this process, cost almost nothing, and work while a
+    /// profiler runs. Linux only.
     Dispatch,
-    /// CUPTI's callbacks: every allocation of this process. Each driver call is slower from the moment CUPTI is loaded.
+    /// CUPTI's callbacks. They observe each allocation of this process. Once CUPTI is loaded, each driver call is slower.
     Cupti,
     /// The simulated device, which reports its allocations itself.
     Simulation,
-    /// The high-water mark that the driver keeps of one stream-ordered pool.
+    /// The high-water mark of one stream-ordered pool, which the driver keeps.
     PoolMark,
-    /// Readings of the whole device, a millisecond apart (`GPUMEM_SAMPLE_MS`).
+    /// Samples of the whole device, one in each millisecond (`GPUMEM_SAMPLE_MS`).
     Sampling,
-    /// None: nothing is measured.
+    /// Nothing is measured.
     Off,
 }
 
 impl Source {
-    /// The name in JSON and, of the first two, in `GPUMEM_SOURCE`.
+    /// The name in JSON. For the first two also the name in `GPUMEM_SOURCE`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Dispatch => "dispatch",
@@ -39,7 +39,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// A text that names no [`Source`] which can be chosen.
+/// The error of a text that is not the name of a [`Source`] that can be chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseSourceError(String);
 
@@ -51,7 +51,7 @@ impl fmt::Display for ParseSourceError {
 
 impl std::error::Error for ParseSourceError {}
 
-/// Of the sources that can be chosen: `dispatch` and `cupti`.
+/// Reads the names of the sources that can be chosen: `dispatch` and `cupti`.
 impl FromStr for Source {
     type Err = ParseSourceError;
 
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_that_can_be_chosen_are_read() {
+    fn the_sources_that_can_be_chosen_are_read() {
         for (text, source) in [("dispatch", Source::Dispatch), (" CUPTI ", Source::Cupti)] {
             assert_eq!(text.parse(), Ok(source));
         }

@@ -1,54 +1,53 @@
 use super::{ByteDelta, Bytes, Gauge, Sampling, Source};
 
-/// What a trace comes to at one reading.
+/// The figures of a trace at one reading.
 ///
-/// With S in use at the start (or the last reset), E at the reading and P the most in use in between, both ends
-/// folded in: `used = E − S`, `peaked = P − max(S, E)`. So `peaked` is the memory that was needed on top of what
-/// stayed, it is never negative, and `P − S = max(used, 0) + peaked`.
+/// S is the memory in use at the start (or at the last reset), E at the reading, and P the most in between, S and E included. Then
+/// `used = E − S` and `peaked = P − max(S, E)`. So `peaked` is the memory that was needed for some time in addition to the larger of S and E.
+/// It is never negative, and `P − S = max(used, 0) + peaked`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Trace {
     /// The CUDA ordinal of the device.
     pub device: u32,
-    /// The device is a simulated one.
+    /// Whether the device is simulated.
     pub simulated: bool,
     /// How far the numbers can be trusted.
     pub gauge: Gauge,
-    /// What the numbers come from.
+    /// What measured the numbers.
     pub source: Source,
-    /// More in use than at the start; negative when memory was given back.
+    /// The change of the memory in use since the start. Negative if more was freed than allocated.
     pub used: ByteDelta,
-    /// Needed at the worst moment on top of what stayed.
+    /// The memory that was needed at the peak in addition to what was in use at the start or is in use now, whichever is more.
     pub peaked: Bytes,
-    /// How well it was sampled; `None` unless the gauge is [`Gauge::Sampled`].
+    /// How often the device was sampled. `None` unless the gauge is [`Gauge::Sampled`].
     pub sampling: Option<Sampling>,
-    /// The device could not be read at this reading, or at the start: the numbers are those of the readings that were
-    /// good. Reports print `?`.
+    /// The device could not be read now, or at the start. The numbers are from the last readings that succeeded. Reports print `?`.
     pub stale: bool,
-    /// While it was open, a trace of another thread was open on the same device, and this one counts the whole process: the numbers
-    /// may include what the other thread allocated. Reports say so. Always `false` of a trace that counts one thread.
+    /// This trace counts the whole process, and a trace of another thread was open on the same device at the same time. So the numbers may
+    /// include allocations of that thread. Reports show this. Always `false` for a trace that counts one thread.
     pub overlapped: bool,
-    /// Frees, while the trace was open, of blocks whose size nobody knows, in the whole process: blocks that are older than
-    /// the first trace and could not be looked up. Not 0: `used` may be too high.
+    /// Frees of blocks of unknown size in the whole process, while the trace was open. These blocks are older than the first trace, and their
+    /// lookup failed. If this is not 0, `used` may be too high.
     pub untracked: u64,
-    /// Events that could not be counted while the trace was open, in the whole process, and functions of the driver that another
-    /// tool took from gpumem, so that calls may be missing; of a [`Gauge::Pool`] trace, how often somebody else reset the pool's
-    /// mark or changed the pool. Not 0: the numbers may be wrong.
+    /// Events of the whole process that were not recorded while the trace was open, plus functions of the driver that another tool replaced, so
+    /// that their calls are missed. For [`Gauge::Pool`]: how often another library reset the high-water mark or replaced the pool. If this is
+    /// not 0, the numbers may be wrong.
     pub lost: u64,
 }
 
 impl Trace {
-    /// `P − S`: the most that was in use on top of the start, whatever was given back since.
+    /// `P − S`: how far the peak was above the memory in use at the start.
     pub fn peak_over_start(&self) -> Bytes {
         Bytes::new(self.used.get().max(0).unsigned_abs()) + self.peaked
     }
 
-    /// The numbers say something: the gauge was on and the last reading worked.
+    /// The numbers are valid: the gauge is not `Off`, and the readings succeeded.
     pub fn is_measured(&self) -> bool {
         self.gauge != Gauge::Off && !self.stale
     }
 
-    /// This trace and one that began at its last reading, as one.
+    /// This trace and one that began at its last reading, as one trace.
     #[must_use]
     pub fn then(self, next: Self) -> Self {
         let over_start = |trace: &Self| trace.peak_over_start().get().cast_signed();
@@ -71,7 +70,7 @@ impl Trace {
         }
     }
 
-    /// Figures that could not be read, under this gauge.
+    /// The figures of a trace whose device could not be read.
     #[doc(hidden)]
     pub fn stale(device: u32, gauge: Gauge) -> Self {
         Self { stale: true, gauge, ..Self::off(device) }

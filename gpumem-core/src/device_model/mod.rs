@@ -1,0 +1,247 @@
+//! A model of the memory of one GPU. Its behaviour was measured on a real one. It has no clock, no lock and no I/O.
+//!
+//! The simulated device wraps this model in guards; the stand-in driver of the tests wraps it in the C ABI. So it uses `std` only and counts
+//! bytes as `u64`.
+//!
+//! The figures are those of NVML's second version: `total = free + used + reserved`.
+
+mod blocks;
+mod pool;
+
+use self::{
+    blocks::{BLOCKS, Blocks},
+    pool::Pool,
+};
+
+/// The size of a page: `used` changes in steps of it.
+const PAGE: u64 = 2 << 20;
+/// The backing of a stream-ordered pool changes in steps of this size.
+const POOL_STEP: u64 = 32 << 20;
+/// Each address is a multiple of this.
+const ALIGNMENT: u64 = 512;
+
+/// Why an operation failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModelError {
+    /// The operation needs more memory than is free.
+    OutOfMemory,
+    /// No live block starts at this address.
+    UnknownAddress,
+    /// 0 bytes were requested. CUDA calls this an invalid value.
+    ZeroBytes,
+}
+
+/// The memory of one device: blocks, one stream-ordered pool, and the memory of other processes.
+#[derive(Debug, Clone)]
+pub struct DeviceModel {
+    total: u64,
+    reserved: u64,
+    held: u64,
+    blocks: Blocks,
+    /// The pages of all blocks that have at least the size of a page.
+    large_backing: u64,
+    /// The sum of all smaller blocks. They share pages, packed without gaps.
+    small_bytes: u64,
+    pool: Pool,
+}
+
+impl DeviceModel {
+    /// A device with nothing in use.
+    pub fn new(total: u64) -> Self {
+        Self {
+            total,
+            reserved: 0,
+            held: 0,
+            blocks: Blocks::within(BLOCKS),
+            large_backing: 0,
+            small_bytes: 0,
+            pool: Pool::new(),
+        }
+    }
+
+    /// Sets how much the driver reserves for itself. This is neither free nor used.
+    #[must_use]
+    pub fn with_reserved(mut self, bytes: u64) -> Self {
+        self.reserved = bytes.min(self.total);
+        self
+    }
+
+    /// All memory of the device.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// All pages in use, as NVML shows them. This is more than the sum of the requested bytes.
+    pub fn used(&self) -> u64 {
+        self.held + self.large_backing + self.small_backing() + self.pool.reserved
+    }
+
+    /// The memory that is not in use.
+    pub fn free(&self) -> u64 {
+        self.total - self.reserved - self.used()
+    }
+
+    /// What the driver reserves for itself.
+    pub fn reserved(&self) -> u64 {
+        self.reserved
+    }
+
+    /// `cuMemAlloc`. Like a real driver, it reuses the address of the last freed block of this size.
+    pub fn alloc(&mut self, bytes: u64) -> Result<u64, ModelError> {
+        if bytes == 0 {
+            return Err(ModelError::ZeroBytes);
+        }
+        let growth = if bytes < PAGE {
+            round_up(self.small_bytes + packed(bytes)?, PAGE)? - self.small_backing()
+        } else {
+            round_up(bytes, PAGE)?
+        };
+        if growth > self.free() {
+            return Err(ModelError::OutOfMemory);
+        }
+        let address = self.blocks.insert(bytes)?;
+        if bytes < PAGE {
+            self.small_bytes += packed(bytes)?;
+        } else {
+            self.large_backing += growth;
+        }
+        Ok(address)
+    }
+
+    /// `cuMemFree`: the memory is free at once. Returns the requested bytes.
+    pub fn free_block(&mut self, address: u64) -> Result<u64, ModelError> {
+        let bytes = self.blocks.remove(address)?;
+        if bytes < PAGE {
+            self.small_bytes -= packed(bytes)?;
+        } else {
+            self.large_backing -= round_up(bytes, PAGE)?;
+        }
+        Ok(bytes)
+    }
+
+    /// `cuMemAllocAsync` from the device's pool. The model has one stream.
+    pub fn alloc_async(&mut self, bytes: u64) -> Result<u64, ModelError> {
+        if bytes == 0 {
+            return Err(ModelError::ZeroBytes);
+        }
+        let pool = &self.pool;
+        let used = add(pool.used, bytes)?;
+        // Memory that was freed in stream order can be reused in stream order, before any synchronise.
+        let freed = pool.freed.saturating_sub(bytes);
+        let backing = round_up(add(used, freed)?, POOL_STEP)?;
+        if backing.saturating_sub(pool.reserved) > self.free() {
+            return Err(ModelError::OutOfMemory);
+        }
+        let address = self.pool.blocks.insert(bytes)?;
+        self.pool.used = used;
+        self.pool.freed = freed;
+        self.pool.reserved = self.pool.reserved.max(backing);
+        self.pool.used_high = self.pool.used_high.max(used);
+        self.pool.reserved_high = self.pool.reserved_high.max(self.pool.reserved);
+        Ok(address)
+    }
+
+    /// `cuMemFreeAsync`: the usage of the pool falls at once, its backing stays. Returns the requested bytes.
+    pub fn free_async(&mut self, address: u64) -> Result<u64, ModelError> {
+        let bytes = self.pool.blocks.remove(address)?;
+        self.pool.used -= bytes;
+        self.pool.freed += bytes;
+        Ok(bytes)
+    }
+
+    /// Waits for all work: unused backing above the release threshold is returned to the device.
+    pub fn synchronize(&mut self) {
+        self.pool.freed = 0;
+        self.pool.shrink_to(self.pool.release_threshold);
+    }
+
+    /// `cuMemPoolTrimTo`. Memory that was freed since the last synchronise may still be used by work in flight, so it is not returned.
+    pub fn trim_to(&mut self, keep: u64) {
+        self.pool.shrink_to(keep);
+    }
+
+    /// The bytes in use in the pool.
+    pub fn pool_used(&self) -> u64 {
+        self.pool.used
+    }
+
+    /// The backing of the pool.
+    pub fn pool_reserved(&self) -> u64 {
+        self.pool.reserved
+    }
+
+    /// The highest usage of the pool since the last reset.
+    pub fn pool_used_high(&self) -> u64 {
+        self.pool.used_high
+    }
+
+    /// The largest backing of the pool since the last reset.
+    pub fn pool_reserved_high(&self) -> u64 {
+        self.pool.reserved_high
+    }
+
+    /// Sets the high-water mark to the current usage.
+    pub fn reset_pool_used_high(&mut self) {
+        self.pool.used_high = self.pool.used;
+    }
+
+    /// Sets the high-water mark to the current backing.
+    pub fn reset_pool_reserved_high(&mut self) {
+        self.pool.reserved_high = self.pool.reserved;
+    }
+
+    /// How much unused backing a synchronise leaves to the pool; 0 by default.
+    pub fn pool_release_threshold(&self) -> u64 {
+        self.pool.release_threshold
+    }
+
+    /// Sets the release threshold.
+    pub fn set_pool_release_threshold(&mut self, bytes: u64) {
+        self.pool.release_threshold = bytes;
+    }
+
+    /// Uses memory that is no block of this process: a context, another process.
+    pub fn hold(&mut self, bytes: u64) -> Result<(), ModelError> {
+        if bytes > self.free() {
+            return Err(ModelError::OutOfMemory);
+        }
+        self.held += bytes;
+        Ok(())
+    }
+
+    /// Frees memory that [`hold`](Self::hold) uses; at most all of it.
+    pub fn release(&mut self, bytes: u64) {
+        self.held = self.held.saturating_sub(bytes);
+    }
+
+    /// Frees all blocks, as the end of a context does.
+    pub fn clear(&mut self) {
+        let (total, reserved, held) = (self.total, self.reserved, self.held);
+        *self = Self { held, ..Self::new(total).with_reserved(reserved) };
+    }
+
+    /// The start and size of the live block that contains this address, like `cuMemGetAddressRange`.
+    pub fn block_at(&self, address: u64) -> Option<(u64, u64)> {
+        self.blocks.containing(address).or_else(|| self.pool.blocks.containing(address))
+    }
+
+    fn small_backing(&self) -> u64 {
+        self.small_bytes.next_multiple_of(PAGE)
+    }
+}
+
+/// The size of a block with its alignment.
+fn packed(bytes: u64) -> Result<u64, ModelError> {
+    round_up(bytes, ALIGNMENT)
+}
+
+fn add(a: u64, b: u64) -> Result<u64, ModelError> {
+    a.checked_add(b).ok_or(ModelError::OutOfMemory)
+}
+
+fn round_up(bytes: u64, step: u64) -> Result<u64, ModelError> {
+    bytes.checked_next_multiple_of(step).ok_or(ModelError::OutOfMemory)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,41 @@
+//! The stream-ordered pool of a device.
+
+use std::ops::Range;
+
+use super::{POOL_STEP, blocks::Blocks, round_up};
+
+/// The addresses of blocks in the pool. They end below 2^48.
+const POOLED: Range<u64> = 0x7800_0000_0000..0x8000_0000_0000;
+
+/// The device's stream-ordered pool.
+#[derive(Debug, Clone)]
+pub(super) struct Pool {
+    pub(super) blocks: Blocks,
+    pub(super) used: u64,
+    /// Freed in stream order since the last synchronise. It is not used, but cannot be returned to the device yet.
+    pub(super) freed: u64,
+    pub(super) reserved: u64,
+    pub(super) used_high: u64,
+    pub(super) reserved_high: u64,
+    pub(super) release_threshold: u64,
+}
+
+impl Pool {
+    pub(super) fn new() -> Self {
+        Self {
+            blocks: Blocks::within(POOLED),
+            used: 0,
+            freed: 0,
+            reserved: 0,
+            used_high: 0,
+            reserved_high: 0,
+            release_threshold: 0,
+        }
+    }
+
+    /// Returns unused backing to the device, except `keep` bytes.
+    pub(super) fn shrink_to(&mut self, keep: u64) {
+        let keep = round_up(keep.max(self.used + self.freed), POOL_STEP).unwrap_or(u64::MAX);
+        self.reserved = self.reserved.min(keep);
+    }
+}
