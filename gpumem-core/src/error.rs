@@ -11,6 +11,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, PartialEq, Eq)]
 pub struct Error(Box<Kind>);
 
+/// What an [`Error`] is about. `gpumem` does not export it.
+#[allow(missing_docs, reason = "the fields have plain names")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A driver library is not there or cannot be loaded.

@@ -1,23 +1,25 @@
-//! The pure parts of [gpumem](https://docs.rs/gpumem): what an event is, how the ledger folds events, what reports are derived
-//! from it, and how they are written. No clock, no driver, no `unsafe`.
+//! The pure parts of [gpumem](https://docs.rs/gpumem): events, the ledger that applies them, the reports that are derived from it, and the
+//! formats in which they are written. No clock, no driver, no `unsafe`.
 //!
-//! Programs use the crate `gpumem`. This crate is for its companions (the estimator, the command, the tests), and its interface
-//! may change with each release.
+//! Programs use the crate `gpumem`. This crate is for its companions (the estimator, the command, the tests), and its interface may change
+//! with each release.
 
 #![forbid(unsafe_code)]
-#![allow(
-    missing_docs,
-    clippy::missing_errors_doc,
-    reason = "`gpumem` re-exports what users name, and documents it; the rest is for our own crates"
-)]
+#![allow(clippy::missing_errors_doc, reason = "`gpumem` documents the errors of its functions")]
 
 #[cfg(feature = "capture")]
+#[allow(missing_docs, reason = "for our own crates")]
 pub mod capture;
+#[allow(missing_docs, reason = "for our own crates")]
 pub mod derive;
 pub mod device_model;
 pub mod error;
+#[allow(missing_docs, reason = "for our own crates")]
 pub mod export;
+#[allow(missing_docs, reason = "for our own crates")]
 pub mod inbox;
+#[allow(missing_docs, reason = "for our own crates")]
 pub mod ledger;
 pub mod model;
+#[allow(missing_docs, reason = "`gpumem` re-exports a part; the rest is for our own crates")]
 pub mod report;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, iter, ops::Range};
 
-use super::{ALIGNMENT, ModelError, packed};
+use super::units::{ALIGNMENT, ModelError, packed};
 
 /// The addresses of blocks that are not in the pool, far from 0.
 pub(super) const BLOCKS: Range<u64> = 0x7000_0000_0000..0x7800_0000_0000;

@@ -7,29 +7,14 @@
 
 mod blocks;
 mod pool;
+mod units;
 
+pub use self::units::ModelError;
 use self::{
     blocks::{BLOCKS, Blocks},
     pool::Pool,
+    units::{PAGE, POOL_STEP, add, packed, round_up},
 };
-
-/// The size of a page: `used` changes in steps of it.
-const PAGE: u64 = 2 << 20;
-/// The backing of a stream-ordered pool changes in steps of this size.
-const POOL_STEP: u64 = 32 << 20;
-/// Each address is a multiple of this.
-const ALIGNMENT: u64 = 512;
-
-/// Why an operation failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ModelError {
-    /// The operation needs more memory than is free.
-    OutOfMemory,
-    /// No live block starts at this address.
-    UnknownAddress,
-    /// 0 bytes were requested. CUDA calls this an invalid value.
-    ZeroBytes,
-}
 
 /// The memory of one device: blocks, one stream-ordered pool, and the memory of other processes.
 #[derive(Debug, Clone)]
@@ -228,19 +213,6 @@ impl DeviceModel {
     fn small_backing(&self) -> u64 {
         self.small_bytes.next_multiple_of(PAGE)
     }
-}
-
-/// The size of a block with its alignment.
-fn packed(bytes: u64) -> Result<u64, ModelError> {
-    round_up(bytes, ALIGNMENT)
-}
-
-fn add(a: u64, b: u64) -> Result<u64, ModelError> {
-    a.checked_add(b).ok_or(ModelError::OutOfMemory)
-}
-
-fn round_up(bytes: u64, step: u64) -> Result<u64, ModelError> {
-    bytes.checked_next_multiple_of(step).ok_or(ModelError::OutOfMemory)
 }
 
 #[cfg(test)]

@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use super::{POOL_STEP, blocks::Blocks, round_up};
+use super::{
+    blocks::Blocks,
+    units::{POOL_STEP, round_up},
+};
 
 /// The addresses of blocks in the pool. They end below 2^48.
 const POOLED: Range<u64> = 0x7800_0000_0000..0x8000_0000_0000;

@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 
-use super::{ALIGNMENT, DeviceModel, ModelError};
+use super::{DeviceModel, ModelError, units::ALIGNMENT};
 
 const MIB: u64 = 1 << 20;
 

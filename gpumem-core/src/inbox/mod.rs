@@ -5,6 +5,7 @@ mod readings;
 mod subscription;
 mod tap;
 mod thread;
+mod thread_state;
 mod views;
 
 use std::{
@@ -17,7 +18,8 @@ pub use self::{
     readings::Readings,
     subscription::Subscription,
     tap::{NoTap, Tap},
-    thread::{LentNumber, ThreadState},
+    thread::LentNumber,
+    thread_state::ThreadState,
 };
 use crate::{
     ledger::{BLOCK_PARTS, Ledger},

@@ -14,7 +14,7 @@ use std::{
 use crossbeam::utils::Backoff;
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 
-use super::thread::ThreadState;
+use super::thread_state::ThreadState;
 
 /// What an inbox needs from its environment.
 pub trait Primitives: Debug + Sized + 'static {

@@ -1,63 +1,8 @@
-//! The state of a thread: whether it is inside an inbox, and its number.
+//! The number that a thread is lent, and the thread-local variables of an inbox.
 
 use std::{cell::Cell, marker::PhantomData};
 
 use super::Primitives;
-
-/// The state of one thread.
-#[derive(Debug, Default)]
-pub struct ThreadState {
-    /// The thread is inside an inbox. A global allocator or a signal handler that allocates GPU memory may call the inbox again while the
-    /// ledger is being changed; without this flag the thread would wait for itself for ever.
-    inside: Cell<bool>,
-    /// How many events of this thread were lost: they came while it was inside, or the ledger panicked. It records the loss when it leaves.
-    lost: Cell<u32>,
-    /// Its number; 0 until it has one.
-    number: Cell<u32>,
-}
-
-impl ThreadState {
-    pub const fn new() -> Self {
-        Self { inside: Cell::new(false), lost: Cell::new(0), number: Cell::new(0) }
-    }
-
-    /// Enters the inbox; `false` if the thread is inside already.
-    #[inline]
-    pub(super) fn enter(&self) -> bool {
-        !self.inside.replace(true)
-    }
-
-    /// Leaves the inbox. Returns whether events were lost meanwhile.
-    #[inline]
-    pub(super) fn leave(&self) -> bool {
-        self.inside.set(false);
-        self.lost.get() > 0
-    }
-
-    #[cold]
-    pub(super) fn lose(&self, events: u32) {
-        self.lost.set(self.lost.get().saturating_add(events));
-    }
-
-    /// Returns the number of lost events and sets it to 0.
-    pub(super) fn reset_lost(&self) -> u32 {
-        self.lost.take()
-    }
-
-    /// The thread's number; 0 if it has none yet.
-    #[inline]
-    pub(super) fn number(&self) -> u32 {
-        self.number.get()
-    }
-
-    pub(super) fn set_number(&self, number: u32) {
-        self.number.set(number);
-    }
-
-    fn set_inside(&self, inside: bool) {
-        self.inside.set(inside);
-    }
-}
 
 /// Holds the number that a thread was lent, and returns it when the thread ends.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 //! no clock, no lock and no I/O, so that a live run and a replayed run give the same figures.
 
 mod blocks;
+mod delta;
 mod events;
 mod groups;
 mod guests;

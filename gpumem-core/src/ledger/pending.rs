@@ -4,49 +4,10 @@
 //! all these counters change by the same amounts. So the events are added up here, and the sum is applied to the counters later. The
 //! sum has the net change and the highest value on the way (`Delta`): the peak of a counter is its old value plus `high`.
 
-use super::groups::GroupId;
-
-/// The sum of several changes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Delta {
-    pub(super) net: i64,
-    /// The highest value of `net` so far; at least 0.
-    pub(super) high: i64,
-}
-
-impl Delta {
-    pub(super) const ZERO: Self = Self { net: 0, high: 0 };
-
-    #[inline]
-    fn add(&mut self, by: i64) {
-        self.net += by;
-        self.high = self.high.max(self.net);
-    }
-
-    /// Adds later changes.
-    pub(super) fn append(&mut self, next: Self) {
-        self.high = self.high.max(self.net + next.high);
-        self.net += next.net;
-    }
-}
-
-/// The sum of several events of one group.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct GroupDelta {
-    pub(super) bytes: Delta,
-    pub(super) blocks: Delta,
-    /// The sum of the bytes of all allocations.
-    pub(super) allocated: u64,
-    pub(super) allocations: u64,
-}
-
-impl GroupDelta {
-    /// How many allocations and frees these were. Each block that was allocated and is not live was freed.
-    #[inline]
-    pub(super) fn events(&self) -> i64 {
-        2 * self.allocations.cast_signed() - self.blocks.net
-    }
-}
+use super::{
+    delta::{Delta, GroupDelta},
+    groups::GroupId,
+};
 
 /// The sum of the newest events. It shares a cache line with the lock and the number of events: when threads allocate in turn, each cache
 /// line that they write moves between their processors.

@@ -1,6 +1,6 @@
 //! The statistics of an allocator: bytes and blocks in use, their peaks, and their totals.
 
-use super::pending::{Delta, GroupDelta};
+use super::delta::{Delta, GroupDelta};
 
 /// A figure that rises and falls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use super::pending::{Delta, GroupDelta};
+use super::delta::{Delta, GroupDelta};
 use crate::model::CallsiteId;
 
 /// Deeper scopes are counted together.

@@ -5,6 +5,7 @@
 pub struct CallsiteId(pub u32);
 
 impl CallsiteId {
+    /// No callsite.
     pub const NONE: Self = Self(0);
     /// Stands for all scopes beyond the limits of depth and number.
     pub const OTHERS: Self = Self(1);
@@ -15,5 +16,6 @@ impl CallsiteId {
 pub struct StackId(pub u32);
 
 impl StackId {
+    /// No stack.
     pub const NONE: Self = Self(0);
 }

@@ -3,14 +3,18 @@ use std::fmt;
 /// Whether a device is one of the CUDA driver or simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
+    /// A device of the CUDA driver.
     Cuda,
+    /// A simulated device.
     Simulated,
 }
 
 /// One device of this process. The ordinal is CUDA's, or the number of a simulated device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Device {
+    /// Whether it is simulated.
     pub family: Family,
+    /// Its number, from 0 on.
     pub ordinal: u32,
 }
 

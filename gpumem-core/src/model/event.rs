@@ -1,4 +1,4 @@
-//! What the fold is told, in order. A live run and a replayed one differ in nothing but where these come from.
+//! Events. A live run and a replayed run differ only in where the events come from.
 
 use std::time::Duration;
 
@@ -7,22 +7,21 @@ use super::{Bytes, CallsiteId, Device, Family, Gauge, GpuMemory, PoolUsage, Sour
 /// Time since the session began.
 pub type Time = Duration;
 
-/// One span of program time that is open. Never given out twice in a process.
+/// The number of an open scope, or of a kept peak. It is never reused in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ScopeId(pub u64);
 
-/// A thread of the process that has posted something, numbered from 1. The number of a thread that has ended is given to
-/// another one.
+/// The number of a thread that has recorded an event, from 1 on. The number of a thread that has ended is given to another thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ThreadId(pub u32);
 
-/// The thread that allocates something, and on whose behalf it does. Other than a [`ThreadId`], it is never given to another thread, since
+/// An owner thread: the thread that allocates a block, and the thread in whose scope it does. Unlike a [`ThreadId`] it is never reused, because
 /// blocks outlive the threads that allocated them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct OwnerThread(pub u32);
 
 impl OwnerThread {
-    /// What follows it is this one as well.
+    /// The last one. All later threads share it.
     pub const LAST: Self = Self(u32::MAX);
 }
 
@@ -63,36 +62,41 @@ impl MemKind {
     }
 }
 
-/// What a block is known by while it lives: unique among the live blocks of the process.
+/// Identifies a live block in its process. The key may be reused after the block is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key(u64);
 
-/// The sorts of names that blocks have. Addresses are unique in a process across devices and host, but a handle may be
-/// the same number as an address.
+/// The kinds of numbers that identify blocks. Addresses are unique in a process, over all devices and the host, but a handle may be the same
+/// number as an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
+    /// An address of memory.
     Address,
+    /// The handle of physical memory.
     Handle,
+    /// The handle of an array.
     Array,
+    /// The address of host memory that was registered.
     Registered,
-    /// Of graphs, the driver tells only how much there is: these names are ours.
+    /// A number of ours: the driver reports only how much memory graphs have.
     Graph,
 }
 
 impl Key {
-    /// No block's.
+    /// The key of no block.
     pub const NONE: Self = Self(u64::MAX);
 
+    /// The key as a number.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The key that [`get`](Self::get) gave this number for.
+    /// The key of a number that [`get`](Self::get) returned.
     pub const fn from_raw(key: u64) -> Self {
         Self(key)
     }
 
-    /// User space ends at 2^57, so the bits above tell the spaces apart.
+    /// User space ends at 2^57, so the bits above are free for the kind of the number.
     pub const fn new(space: Space, name: u64) -> Self {
         Self(name ^ ((space as u64) << 58))
     }
@@ -101,17 +105,19 @@ impl Key {
 /// One allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
+    /// The device that it is on.
     pub device: Device,
+    /// Its size.
     pub bytes: Bytes,
+    /// Its kind of memory.
     pub kind: MemKind,
-    /// The context that it goes with, as its source numbers them; 0 if with none.
+    /// The context whose end frees it, as the source numbers contexts; 0 if there is none.
     pub context: u8,
-    /// Where it was asked for.
+    /// The stack of the call that allocated it.
     pub stack: StackId,
 }
 
-/// What the blocks of one call have in common besides their size, in one word: it is passed in a register and compared at
-/// once.
+/// What a block has besides its size, in one word: it is passed in a register and compared in one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tag(u64);
 
@@ -119,104 +125,112 @@ impl Tag {
     /// The tag of no block.
     pub const NONE: Self = Self(u64::MAX);
 
+    /// The tag of a block.
     #[inline]
     pub const fn new(device: Device, kind: MemKind, context: u8, stack: StackId) -> Self {
         let device = (device.ordinal as u64) << 48 | (device.family as u64) << 16;
         Self(device | (stack.0 as u64) << 20 | (context as u64) << 8 | kind as u64)
     }
 
+    /// The device.
     pub fn device(self) -> Device {
         let family = if self.0 & 1 << 16 == 0 { Family::Cuda } else { Family::Simulated };
         Device { family, ordinal: (self.0 >> 48) as u32 }
     }
 
+    /// The kind of memory.
     #[inline]
     pub const fn kind(self) -> MemKind {
         MemKind::ALL[(self.0 & 0xff) as usize]
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "the parts are taken out as they were put in")]
+    /// The context; see [`Block::context`].
+    #[expect(clippy::cast_possible_truncation, reason = "only the bits of this part are kept")]
     pub const fn context(self) -> u8 {
         (self.0 >> 8) as u8
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "the parts are taken out as they were put in")]
+    /// The stack of the call.
+    #[expect(clippy::cast_possible_truncation, reason = "only the bits of this part are kept")]
     pub const fn stack(self) -> StackId {
         StackId((self.0 >> 20) as u32 & Self::MOST_STACKS)
     }
 
-    /// Stacks have 28 bits, more than are told apart.
+    /// A stack has 28 bits; there are fewer different stacks.
     const MOST_STACKS: u32 = (1 << 28) - 1;
 }
 
 impl Block {
-    /// The block of so many bytes that has this tag.
+    /// A block with this size and tag.
     pub fn from_tag(bytes: Bytes, tag: Tag) -> Self {
         Self { device: tag.device(), bytes, kind: tag.kind(), context: tag.context(), stack: tag.stack() }
     }
 
+    /// Its tag.
     #[inline]
     pub const fn tag(&self) -> Tag {
         Tag::new(self.device, self.kind, self.context, self.stack)
     }
 
-    /// One that goes with no context, and of which nobody knows where it was asked for.
+    /// A block without a context and without a stack.
     pub const fn new(device: Device, bytes: Bytes, kind: MemKind) -> Self {
         Self { device, bytes, kind, context: 0, stack: StackId::NONE }
     }
 }
 
+/// What happened.
+#[allow(missing_docs, reason = "the fields of the variants have the names of their types")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// Memory was given out; posted when the call has succeeded.
+    /// Memory was allocated. Recorded after the call has succeeded.
     Alloc { key: Key, block: Block },
-    /// Memory is given back; posted before its name can be given out again. The source says what the block is where it
-    /// knows, for blocks that are older than the session. The answer is whether the block is known; if it is not, one of the next
-    /// three follows.
+    /// Memory is being freed. Recorded before the call, because its address may be reused afterwards. `block` is set if the source knows the
+    /// block, for blocks that are older than the session. The answer says whether the ledger knows the block; if it does not, one of the next
+    /// three events follows.
     Free { key: Key, block: Option<Block> },
-    /// The block of this thread's newest free, which is not known, was looked up.
+    /// The newest free of this thread was of an unknown block, and a late lookup has found it.
     LateLookup { block: Block },
-    /// The block of this thread's newest free is not known, and nobody knows its size.
+    /// The newest free of this thread was of an unknown block, whose size is not known either.
     Untracked,
-    /// The newest free of this thread failed after all: its block is still there, as whoever allocated it has it.
+    /// The newest free of this thread failed: its block is still live and belongs to the same owner.
     FreeFailed,
-    /// A part of a block is given back: it has only so many bytes from now on.
+    /// A part of a block was freed, so that it has this size now.
     Shrink { key: Key, bytes: Bytes },
-    /// A context is gone, and with it all its blocks.
+    /// A context was destroyed, with all its blocks.
     ContextDestroyed { context: u8 },
-    /// A device was read.
+    /// The memory of a device was read.
     Sample { device: Device, memory: GpuMemory },
-    /// The marks of a device's pool were read.
+    /// The usage of a device's pool was read.
     PoolUsage { device: Device, usage: PoolUsage },
-    /// A device was to be read, for this gauge, and could not be.
+    /// A reading of a device for this gauge failed.
     ReadFailed { device: Device, gauge: Gauge },
-    /// A scope begins, inside what this thread is in.
+    /// This thread opens a scope inside the scope that it is in, and enters it.
     Open { scope: ScopeId, spec: ScopeSpec },
-    /// This thread is in the scope from now on, until it leaves it.
+    /// This thread enters an open scope.
     Enter { scope: ScopeId },
-    /// It is not any more.
+    /// This thread leaves a scope that it entered.
     Leave { scope: ScopeId },
-    /// What has the scope come to so far?
+    /// Queries the figures of a scope.
     Read { scope: ScopeId },
-    /// As `Read`, and the scope begins anew from the same moment.
+    /// Queries the figures of a scope, which then begins anew.
     Reset { scope: ScopeId },
-    /// As `Reset`, but which allocations made the scope's peak is still asked since its start.
+    /// Like `Reset`, but the peak of which the allocations are recorded is still that since the start.
     ResetKeepingPeak { scope: ScopeId },
-    /// As `Read`, and the scope is over.
+    /// Queries the figures of a scope and closes it.
     Close { scope: ScopeId },
-    /// The peaks of the device's allocator statistics begin anew; no scope's do.
+    /// Resets the peaks of the device's allocator statistics. The peaks of scopes do not change.
     ResetPeaks { device: Device },
-    /// So many events could not be taken.
+    /// So many events could not be recorded.
     Lost { count: u64 },
-    /// Other tools have taken over so many of the driver's functions at this moment, so many of them since this was last said: their
-    /// calls are missed.
+    /// Other tools have replaced `now` functions of the driver, `more` of them since the last such event. The calls of these functions are
+    /// missed.
     Displaced { now: u64, more: u64 },
-    /// Somebody else reset the mark of a device's pool, or gave the device another pool.
+    /// Another library reset the high-water mark of a device's pool, or gave the device another pool.
     PoolMarkDisturbed { device: Device },
 }
 
 impl MemKind {
-    /// The clock is read for an allocation: the calls that are not stream-ordered cost more than that.
+    /// The clock is read for each allocation of this kind. Allocations from a pool are cheaper than a reading of the clock; the others cost more.
     #[inline]
     pub const fn needs_time(self) -> bool {
         !matches!(self, Self::Pool)
@@ -224,7 +238,7 @@ impl MemKind {
 }
 
 impl EventKind {
-    /// The clock is read for it. Other events carry the time of the newest one before them that it was read for.
+    /// The clock is read for each such event. Other events have the time of the newest event before them that the clock was read for.
     pub const fn needs_time(&self) -> bool {
         match self {
             Self::Alloc { block, .. } => block.kind.needs_time(),
@@ -239,40 +253,43 @@ impl EventKind {
     }
 }
 
-/// What a scope looks at.
+/// What a scope counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScopeSpec {
+    /// The device.
     pub device: Device,
+    /// What measures it.
     pub gauge: Gauge,
-    /// The wanted time between samples; zero unless the gauge is sampled.
+    /// The requested time between samples; zero unless the gauge is sampled.
     pub every: Duration,
-    /// Only what this thread allocates, instead of the whole process.
+    /// The only thread that it counts. `None`: the whole process.
     pub thread: Option<ThreadId>,
     /// Where it is opened.
     pub callsite: CallsiteId,
-    /// What its numbers come from.
+    /// Where the figures come from.
     pub source: Source,
-    /// It is asked which allocations make its peak.
+    /// Whether to record which allocations make its peak.
     pub at_peak: bool,
 }
 
-/// What is said to a fact.
+/// The result of applying an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It was taken in.
+    /// The event is applied.
     Applied,
-    /// It frees a block that is not known.
+    /// The event is a free of a block that the ledger does not know.
     Untracked,
 }
 
-/// A fact that has come through the door.
+/// An event that was recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event<'a> {
-    /// Gap-free, in the order of the door.
+    /// Its number. Numbers have no gaps.
     pub number: u64,
+    /// When it was recorded.
     pub time: Time,
-    /// The thread that posted it.
+    /// The thread that recorded it.
     pub thread: ThreadId,
-    /// Borrowed: copying one costs more than folding an allocation.
+    /// What happened. A reference, because a copy costs more than applying an allocation.
     pub kind: &'a EventKind,
 }

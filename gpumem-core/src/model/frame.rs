@@ -9,8 +9,11 @@ use super::attribution::{REGISTRIES, file_name};
 pub struct Frame {
     /// Demangled, such as `cudarc::driver::CudaStream::alloc`. It has no path if the debug information has none.
     pub function: Option<String>,
+    /// The source file.
     pub file: Option<String>,
+    /// The line in the file, from 1 on.
     pub line: Option<u32>,
+    /// The column in the line, from 1 on.
     pub column: Option<u32>,
     /// The file of the program or library that contains it.
     pub module: Option<String>,

@@ -3,8 +3,11 @@ use std::fmt;
 /// A name that the program gives to a block of memory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Label {
+    /// Such as `layer1.weight`.
     pub name: String,
+    /// The sizes of its dimensions.
     pub shape: Vec<usize>,
+    /// The type of its elements, such as `f32`.
     pub dtype: String,
 }
 

@@ -14,7 +14,7 @@ use std::{cmp::Ordering, collections::VecDeque};
 
 pub(super) use self::history::{GroupBytes, GroupHistory};
 use super::{
-    pending::Delta,
+    delta::Delta,
     watermark::{Mark, Watermark},
 };
 

@@ -2,8 +2,8 @@
 
 mod tables;
 
-pub(super) use self::tables::REGISTRIES;
 use self::tables::{CRATES, DRIVER, ENTRANCE, LIBRARIES, STARTUP, STD_FOLDERS, SYSTEM};
+pub(super) use self::tables::{REGISTRIES, file_name};
 use super::Frame;
 
 /// Whether a module, given by the path of its file, belongs to NVIDIA's driver or runtime. Its frames do not show which library allocates.
@@ -82,10 +82,6 @@ fn fits(module: &str, pattern: &str) -> bool {
         || file.strip_prefix(pattern).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '-'])),
         |beginning| file.starts_with(beginning),
     )
-}
-
-pub(super) fn file_name(path: &str) -> &str {
-    path.rsplit(['/', '\\']).next().unwrap_or(path)
 }
 
 /// Whether a source file is in the folder `src` of a crate, in a registry, a git checkout or a workspace: `cudarc-0.19.10/src/`,
