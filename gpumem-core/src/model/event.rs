@@ -43,8 +43,10 @@ pub enum MemKind {
 }
 
 impl MemKind {
+    #[doc(hidden)]
     pub const ALL: [Self; 6] = [Self::Device, Self::Pool, Self::Managed, Self::PinnedHost, Self::Vmm, Self::Graph];
 
+    /// The name in reports and in JSON, such as `pinned host`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Device => "device",
