@@ -1,29 +1,54 @@
-//! The one error of the crate, and every message in one place: what it is about, why, and what to do next.
+//! One error type for the crate, its predicates, and the causes that it keeps.
+//!
+//! Every message is in `message.rs`: what the error is about, why it happened, and what to do next.
 
-use std::{fmt, time::Duration};
+mod message;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    error::Error as StdError,
+    fmt,
+    panic::{RefUnwindSafe, UnwindSafe},
+    sync::Arc,
+    time::Duration,
+};
 
 /// `Result` with the crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why something about GPU memory could not be said or done.
+/// Why a question about GPU memory has no answer, or why an action failed.
 ///
-/// The message names the thing, the cause and the next step. Programs branch on the predicates, not on the text.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Error(Box<Kind>);
+/// The message names the thing, the cause and the next step. It is complete: the text of [`source`](StdError::source) is part of
+/// it. `Debug` prints the same text, because `main` prints the `Debug` of the error that it returns.
+///
+/// Programs branch on the predicates, not on the text. More than one may be true: a child of `fork` is
+/// [`is_forked`](Self::is_forked) and [`is_unavailable`](Self::is_unavailable).
+#[derive(Clone)]
+pub struct Error(Box<Inner>);
+
+#[derive(Clone)]
+struct Inner {
+    kind: Kind,
+    /// The error of another library, for [`StdError::source`]. Two errors of one kind are equal whatever their causes are, because
+    /// the message contains the cause's text.
+    cause: Option<Arc<dyn StdError + Send + Sync>>,
+}
 
 /// What an [`Error`] is about. `gpumem` does not export it.
 #[allow(missing_docs, reason = "the fields have plain names")]
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A driver library is not there or cannot be loaded.
     NoLibrary { library: &'static str, detail: String },
     /// A driver library lacks a function that is needed.
     NoSymbol { library: &'static str, symbol: String },
-    /// A call of a driver library failed. `device` is said where it was about one.
+    /// A call of a driver library failed. `device` is the device that the call was about, if any. `fatal`: no later call can succeed.
     Call { library: &'static str, call: &'static str, code: u32, name: String, device: Option<u32>, fatal: bool },
     /// There is no device of that number.
     NoDevice { ordinal: u32, count: u32, simulated: bool },
-    /// The source answered without a figure.
+    /// The driver answered without a figure.
     NoFigure { source: &'static str, device: u32 },
     /// Reading would have to create a CUDA context.
     NoContext { ordinal: u32, why: Box<Error> },
@@ -35,39 +60,45 @@ pub enum Kind {
     NoDispatch { detail: String },
     /// Neither of the sources of allocations can be used.
     NoSource { dispatch: Error, cupti: Error },
-    /// Allocations are intercepted through another source than the one that was asked for.
+    /// Allocations are already intercepted through another source than the requested one.
     OtherSource { asked: &'static str, using: &'static str },
-    /// Another tool holds what only one can hold; its name, if CUPTI tells it.
+    /// Another tool holds CUPTI's only subscription. `holder` is its name, empty if CUPTI does not report it.
     Busy { holder: String },
     /// The process is the child of a fork.
     Forked,
-    /// No block that is known begins at an address; why none is known, where that is so.
+    /// No known block begins at this address. `why`: no block at all is known, for this reason.
     UnknownBlock { address: u64, why: Option<Box<Error>> },
-    /// A setting that cannot be understood.
+    /// A setting has a value that cannot be used.
     BadSetting { setting: &'static str, detail: String },
     /// The file of a baseline cannot be used.
     BadBaseline { file: String, detail: String },
-    /// The driver, or who reads debug information, did not answer in time.
+    /// The driver, or the thread that reads debug information, did not answer in time.
     NoAnswer { within: Duration },
     /// The error of a recorded program, as it was written there.
     Recorded { message: String },
-    /// The operating system gave no thread.
+    /// The operating system refused to start a thread.
     NoThread { detail: String },
     /// The simulated device is full.
     SimulatedOutOfMemory { device: u32, asked: String, free: String, total: String },
-    /// Something that is not available from a simulated device.
+    /// A call that a simulated device does not support.
     SimulatedMisuse { device: u32, detail: &'static str },
 }
 
+/// Nothing changes an error after it is made, so a panic leaves none half changed.
+impl UnwindSafe for Inner {}
+impl RefUnwindSafe for Inner {}
+
 impl Error {
     /// The error of a recorded program.
+    #[doc(hidden)]
     pub fn recorded(message: String) -> Self {
         Kind::Recorded { message }.into()
     }
 
-    /// There is nothing to measure here: no driver, no device, or a build without them. Most programs go on.
+    /// Nothing can be measured here: there is no driver or no device, or this build cannot reach one. Most programs continue
+    /// without figures.
     pub fn is_unavailable(&self) -> bool {
-        match &*self.0 {
+        match &self.0.kind {
             Kind::NoLibrary { .. }
             | Kind::NoSymbol { .. }
             | Kind::NotBuilt { .. }
@@ -85,45 +116,132 @@ impl Error {
         }
     }
 
-    /// CUPTI was requested, but another tool holds its only subscription.
-    pub fn is_busy(&self) -> bool {
-        match &*self.0 {
-            Kind::Busy { .. } => true,
-            Kind::NoSource { cupti, .. } => cupti.is_busy(),
-            _ => false,
-        }
+    /// A driver library, or a function in it, is missing: the NVIDIA driver or CUPTI is not installed, too old, or not visible in
+    /// this container.
+    pub fn is_missing_library(&self) -> bool {
+        matches!(self.0.kind, Kind::NoLibrary { .. } | Kind::NoSymbol { .. })
+            || self.any_cause(Self::is_missing_library)
     }
 
-    /// This gauge is not available on the device.
-    pub fn is_no_gauge(&self, asked: &str) -> bool {
-        matches!(*self.0, Kind::NoGauge { gauge, .. } if gauge == asked)
+    /// This build of gpumem lacks a feature that the call needs.
+    pub fn is_not_built(&self) -> bool {
+        matches!(self.0.kind, Kind::NotBuilt { .. }) || self.any_cause(Self::is_not_built)
+    }
+
+    /// CUPTI was requested, but another tool holds its only subscription.
+    pub fn is_busy(&self) -> bool {
+        matches!(self.0.kind, Kind::Busy { .. }) || self.any_cause(Self::is_busy)
+    }
+
+    /// Allocations are already intercepted through another [`Source`](crate::model::Source) than the requested one. Leave the
+    /// source out, or set it with `GPUMEM_SOURCE` before the program starts.
+    pub fn is_other_source(&self) -> bool {
+        matches!(self.0.kind, Kind::OtherSource { .. })
+    }
+
+    /// The requested gauge is not available: on this device, in this build, or with these settings.
+    pub fn is_unavailable_gauge(&self) -> bool {
+        matches!(self.0.kind, Kind::NoGauge { .. } | Kind::NoDispatch { .. } | Kind::NoSource { .. })
+    }
+
+    /// This gauge is not available.
+    #[doc(hidden)]
+    pub fn lacks_gauge(&self, requested: &str) -> bool {
+        matches!(self.0.kind, Kind::NoGauge { gauge, .. } if gauge == requested)
     }
 
     /// The number names no device of this process.
     pub fn is_unknown_device(&self) -> bool {
-        matches!(*self.0, Kind::NoDevice { .. })
+        matches!(self.0.kind, Kind::NoDevice { .. })
     }
 
-    /// A setting (an environment variable, an argument) cannot be understood.
+    /// The device fell off the bus, or needs a reset. Other devices may still work.
+    pub fn is_lost_device(&self) -> bool {
+        self.code().is_some_and(|(_, name)| {
+            matches!(name, "NVML_ERROR_GPU_IS_LOST" | "NVML_ERROR_RESET_REQUIRED" | "CUDA_ERROR_DEVICE_UNAVAILABLE")
+        })
+    }
+
+    /// The figure can only be read after this process has created a CUDA context, which takes memory.
+    /// `gpumem::preload` creates it.
+    pub fn needs_context(&self) -> bool {
+        matches!(self.0.kind, Kind::NoContext { .. })
+    }
+
+    /// The driver does not allow this user to access the device.
+    pub fn is_permission_denied(&self) -> bool {
+        self.code().is_some_and(|(_, name)| matches!(name, "NVML_ERROR_NO_PERMISSION" | "CUDA_ERROR_NOT_PERMITTED"))
+    }
+
+    /// A CUDA stream is being captured, and the call would break the capture. Try again after it.
+    pub fn is_capturing(&self) -> bool {
+        self.code().is_some_and(|(_, name)| {
+            matches!(name, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" | "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT")
+        })
+    }
+
+    /// A setting (an environment variable, an argument) has a value that cannot be used.
     pub fn is_invalid_setting(&self) -> bool {
-        matches!(*self.0, Kind::BadSetting { .. })
+        matches!(self.0.kind, Kind::BadSetting { .. })
     }
 
-    /// Memory was asked for and there was not enough.
+    /// The file of a baseline cannot be read, understood or written.
+    pub fn is_invalid_baseline(&self) -> bool {
+        matches!(self.0.kind, Kind::BadBaseline { .. })
+    }
+
+    /// An allocation failed, because the device has not enough free memory.
     pub fn is_out_of_memory(&self) -> bool {
-        match &*self.0 {
+        match &self.0.kind {
             Kind::Call { name, .. } => name == "CUDA_ERROR_OUT_OF_MEMORY",
             Kind::SimulatedOutOfMemory { .. } => true,
             _ => false,
         }
     }
 
+    /// This process is the child of a `fork` of a process that used gpumem. CUDA does not work in it.
+    pub fn is_forked(&self) -> bool {
+        matches!(self.0.kind, Kind::Forked) || self.any_cause(Self::is_forked)
+    }
+
+    /// No known block begins at the address.
+    pub fn is_unknown_block(&self) -> bool {
+        matches!(self.0.kind, Kind::UnknownBlock { .. })
+    }
+
+    /// There was no answer in time. A later question may have one.
+    pub fn is_timeout(&self) -> bool {
+        matches!(self.0.kind, Kind::NoAnswer { .. })
+    }
+
     /// The driver's own error number and name, such as `(15, "NVML_ERROR_GPU_IS_LOST")`.
     pub fn code(&self) -> Option<(u32, &str)> {
-        match &*self.0 {
+        match &self.0.kind {
             Kind::Call { code, name, .. } => Some((*code, name)),
-            Kind::NoContext { why, .. } | Kind::UnknownBlock { why: Some(why), .. } => why.code(),
-            Kind::NoSource { cupti, .. } => cupti.code(),
+            kind => kind.cause().and_then(Self::code),
+        }
+    }
+
+    /// Keeps the error of another library as the [`source`](StdError::source).
+    #[doc(hidden)]
+    #[must_use]
+    pub fn because(mut self, cause: impl StdError + Send + Sync + 'static) -> Self {
+        self.0.cause = Some(Arc::new(cause));
+        self
+    }
+
+    fn any_cause(&self, holds: fn(&Self) -> bool) -> bool {
+        self.0.kind.cause().is_some_and(holds)
+    }
+}
+
+impl Kind {
+    /// The error of this crate that led to this one.
+    fn cause(&self) -> Option<&Error> {
+        match self {
+            Self::NoContext { why, .. } | Self::UnknownBlock { why: Some(why), .. } => Some(why),
+            // CUPTI is tried last. The message has both reasons.
+            Self::NoSource { cupti, .. } => Some(cupti),
             _ => None,
         }
     }
@@ -131,148 +249,36 @@ impl Error {
 
 impl From<Kind> for Error {
     fn from(kind: Kind) -> Self {
-        Self(Box::new(kind))
+        Self(Box::new(Inner { kind, cause: None }))
     }
 }
 
-/// The same words as `Display`: `main` prints the error that it returns by its `Debug`.
+impl PartialEq for Error {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.kind == other.0.kind
+    }
+}
+
+impl Eq for Error {}
+
+/// The same text as `Display`.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl std::error::Error for Error {}
-
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &*self.0 {
-            Kind::NoLibrary { library: library @ "libcupti", detail } => write!(
-                f,
-                "cannot load {library}: {detail}; it comes with the CUDA toolkit (extras/CUPTI/lib64) and with the PyPI \
-                 package nvidia-cuda-cupti; GPUMEM_CUPTI names the file or its folder"
-            ),
-            Kind::NoLibrary { library, detail } => write!(
-                f,
-                "cannot load {library}: {detail}; is the NVIDIA driver installed, and in a container, was it started \
-                 with GPU access (--gpus all, NVIDIA_DRIVER_CAPABILITIES=compute,utility)?"
-            ),
-            Kind::NoSymbol { library: library @ "libcupti", symbol } => {
-                write!(f, "{library} has no {symbol}: it is too old or damaged; GPUMEM_CUPTI names another")
-            }
-            Kind::NoSymbol { library, symbol } => {
-                write!(f, "{library} has no {symbol}: the NVIDIA driver is too old or damaged; update the driver")
-            }
-            Kind::Call { library, call, code, name, device, .. } => {
-                write!(f, "{library}: {call}")?;
-                if let Some(device) = device {
-                    write!(f, " for device {device}")?;
-                }
-                write!(f, " failed with {name} ({code}); {}", next_step(name))
-            }
-            Kind::NoDevice { ordinal, count, simulated } => no_device(f, *ordinal, *count, *simulated),
-            Kind::NoFigure { source, device } => write!(
-                f,
-                "{source} gives no memory figures for device {device}: virtual GPUs and WSL may not report them; compare \
-                 nvidia-smi"
-            ),
-            Kind::NoContext { ordinal, why } => write!(
-                f,
-                "cannot read device {ordinal} without creating a CUDA context (about half a GiB), since NVML cannot be \
-                 used: {why}; or create the context first, for example with gpumem::preload()"
-            ),
-            Kind::NotBuilt { feature } => {
-                write!(f, "gpumem was built without the feature `{feature}`; enable it in Cargo.toml")
-            }
-            Kind::NoGauge { gauge, why } => write!(f, "the gauge `{gauge}` is not available: {why}"),
-            Kind::NoDispatch { detail } => write!(
-                f,
-                "cannot use the dispatch table of libcuda: {detail}; without it allocations are intercepted through CUPTI, \
-                 where that is installed"
-            ),
-            Kind::NoSource { dispatch, cupti } => write!(f, "{cupti}; and {dispatch}"),
-            Kind::OtherSource { asked, using } => write!(
-                f,
-                "cannot use the source `{asked}`: allocations are intercepted through `{using}` already; leave \
-                 the source out, or start the program with GPUMEM_SOURCE={asked}"
-            ),
-            Kind::Busy { holder } => {
-                let holder = if holder.is_empty() { "another profiler" } else { holder };
-                write!(
-                    f,
-                    "cannot subscribe to CUPTI: {holder} holds the only subscription \
-                     (CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED); end it, or use GPUMEM_GAUGE=sampled"
-                )
-            }
-            Kind::Forked => f.write_str(
-                "this process was forked from one that used gpumem, and CUDA does not work in it; start it with \
-                 std::process::Command, or trace in it alone",
-            ),
-            Kind::UnknownBlock { address, why: None } => write!(
-                f,
-                "no block that is known begins at {address:#x}: those are known that were allocated since the first trace \
-                 (or gpumem::subscribe()), by the address at which they begin"
-            ),
-            Kind::UnknownBlock { address, why: Some(why) } => {
-                write!(f, "the block at {address:#x} is not known, because {why}")
-            }
-            Kind::BadSetting { setting, detail } => write!(f, "cannot use {setting}: {detail}"),
-            Kind::BadBaseline { file, detail } => write!(f, "cannot use the baseline {file}: {detail}"),
-            Kind::NoAnswer { within } => {
-                write!(f, "that was not found out within {within:?}; ask gpumem::breakdown() or nvidia-smi later")
-            }
-            Kind::Recorded { message } => f.write_str(message),
-            Kind::NoThread { detail } => {
-                write!(f, "cannot start a thread: {detail}; raise the limit on threads (ulimit -u)")
-            }
-            Kind::SimulatedOutOfMemory { device, asked, free, total } => write!(
-                f,
-                "simulated device {device} is out of memory: asked for {asked}, {free} of {total} are free; free blocks \
-                 or simulate a larger device"
-            ),
-            Kind::SimulatedMisuse { device, detail } => write!(f, "simulated device {device}: {detail}"),
-        }
+        fmt::Display::fmt(&self.0.kind, f)
     }
 }
 
-fn no_device(f: &mut fmt::Formatter<'_>, ordinal: u32, count: u32, simulated: bool) -> fmt::Result {
-    let last = count.saturating_sub(1);
-    match (simulated, count) {
-        (true, _) => {
-            write!(f, "no simulated device {ordinal}: there are 0 to {last}; see GPUMEM_SIM and SimGpu::install")
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match &self.0.cause {
+            Some(cause) => Some(cause.as_ref()),
+            None => self.0.kind.cause().map(|cause| cause as &(dyn StdError + 'static)),
         }
-        (false, 0) => {
-            write!(f, "no device {ordinal}: no CUDA device is visible; look at CUDA_VISIBLE_DEVICES and nvidia-smi")
-        }
-        (false, _) => {
-            write!(f, "no device {ordinal}: this process sees CUDA devices 0 to {last}; look at CUDA_VISIBLE_DEVICES")
-        }
-    }
-}
-
-/// What to do about an error of the driver, where there is more to say than "look it up".
-fn next_step(name: &str) -> &'static str {
-    match name {
-        "NVML_ERROR_DRIVER_NOT_LOADED" => "load the NVIDIA kernel module (modprobe nvidia) or reinstall the driver",
-        "NVML_ERROR_LIB_RM_VERSION_MISMATCH" | "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH" => {
-            "the driver was updated while in use: reboot, or reload the NVIDIA kernel modules"
-        }
-        "NVML_ERROR_NO_PERMISSION" | "CUDA_ERROR_NOT_PERMITTED" => {
-            "the user may not talk to the GPU: look at the permissions of /dev/nvidia*"
-        }
-        "NVML_ERROR_GPU_IS_LOST" | "NVML_ERROR_RESET_REQUIRED" | "CUDA_ERROR_DEVICE_UNAVAILABLE" => {
-            "the GPU has fallen off the bus or needs a reset: look at dmesg for Xid messages"
-        }
-        "NVML_ERROR_NOT_SUPPORTED" => "this GPU does not offer it (virtual GPUs and WSL may not)",
-        "NVML_ERROR_NOT_FOUND" => "the device is gone, or not visible to NVML in this container: compare nvidia-smi -L",
-        "CUDA_ERROR_NO_DEVICE" => "no CUDA device is visible: look at CUDA_VISIBLE_DEVICES and nvidia-smi",
-        "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" | "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT" => {
-            "a stream is being captured: call this before or after the capture"
-        }
-        "CUDA_ERROR_STUB_LIBRARY" => {
-            "the toolkit's stub of libcuda was loaded: take the stubs folder out of LD_LIBRARY_PATH"
-        }
-        "CUDA_ERROR_OUT_OF_MEMORY" => "the device is full: see which processes hold it with nvidia-smi",
-        _ => "look the name up in NVIDIA's documentation, and see dmesg and nvidia-smi",
     }
 }

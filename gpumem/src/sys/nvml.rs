@@ -184,7 +184,9 @@ const RETURNS: &[(u32, &str, bool)] = &[
 
 fn call_failed(call: &'static str, error: NvmlError, device: Option<u32>) -> Error {
     match error {
-        NvmlError::LibloadingError(error) => Kind::NoLibrary { library: LIBRARY, detail: error.to_string() }.into(),
+        NvmlError::LibloadingError(error) => {
+            Error::from(Kind::NoLibrary { library: LIBRARY, detail: error.to_string() }).because(error)
+        }
         NvmlError::FailedToLoadSymbol(_) => Kind::NoSymbol { library: LIBRARY, symbol: call.to_owned() }.into(),
         error => {
             let code = u32::from(error);

@@ -134,7 +134,7 @@ fn whoever_said_the_gauge_is_named() {
 fn one_source_at_a_time() {
     let using = |asked: &str, using: &str| {
         format!(
-            "error[unavailable] cannot use the source `{asked}`: allocations are intercepted through `{using}` already; leave \
+            "error[unavailable] cannot use the source `{asked}`: allocations are already intercepted through `{using}`; leave \
              the source out, or start the program with GPUMEM_SOURCE={asked}"
         )
     };

@@ -89,7 +89,7 @@ fn unreadable() -> Vec<Case> {
         case(
             Standin::new().env("GPUMEM_STANDIN_FIGURES", "max"),
             Existence,
-            &["NVML gives no memory figures for device 0", "virtual GPUs and WSL", "compare nvidia-smi"],
+            &["NVML reports no memory figures for device 0", "virtual GPUs and WSL", "compare nvidia-smi"],
         ),
     ];
     // A function is not there.
@@ -112,7 +112,7 @@ fn unreadable() -> Vec<Case> {
         ("cuInit=800", Nothing, &["libcuda: cuInit", "CUDA_ERROR_NOT_PERMITTED (800)", permissions]),
         ("cuInit=801", Nothing, &["libcuda: cuInit", "CUDA_ERROR_NOT_SUPPORTED (801)", "; "]),
         ("cuInit=999", Nothing, &["libcuda: cuInit", "CUDA_ERROR_UNKNOWN (999)", look_up]),
-        ("cuInit=34", Nothing, &["libcuda: cuInit", "CUDA_ERROR_STUB_LIBRARY (34)", "take the stubs folder out of"]),
+        ("cuInit=34", Nothing, &["libcuda: cuInit", "CUDA_ERROR_STUB_LIBRARY (34)", "remove the stubs folder from"]),
         ("cuDeviceGetCount=999", Nothing, &["libcuda: cuDeviceGetCount", "CUDA_ERROR_UNKNOWN (999)", look_up]),
         ("cuDeviceGet=46", Nothing, &["libcuda: cuDeviceGet for device 0", "CUDA_ERROR_DEVICE_UNAVAILABLE (46)", lost]),
         ("cuDeviceGetUuid_v2=999", Nothing, &["libcuda: cuDeviceGetUuid_v2 for device 0", "(999)", look_up]),
@@ -279,8 +279,8 @@ fn figures_that_are_not_available() {
         Standin::new().env("GPUMEM_STANDIN_FIGURES", "max").run("context 0; get; try_get; new; report; data; build");
     ensure_clean(&outcome);
     ensure(outcome.answer("get") == ZEROS, "`get` is not zeros", &outcome);
-    ensure_error(&outcome, "try_get", ["gives no memory figures for device 0", "compare nvidia-smi"]);
-    ensure_error(&outcome, "build", ["gives no memory figures for device 0", "compare nvidia-smi"]);
+    ensure_error(&outcome, "try_get", ["reports no memory figures for device 0", "compare nvidia-smi"]);
+    ensure_error(&outcome, "build", ["reports no memory figures for device 0", "compare nvidia-smi"]);
     ensure(outcome.reports().is_empty(), "reported", &outcome);
     let outcome = Standin::new().set("processes=empty").run("context 0; try_get; build; data");
     ensure(outcome.answer("try_get") == "GPUMemory(total=16384, free=15242, used=527)", "no process list", &outcome);

@@ -250,7 +250,7 @@ fn a_driver_that_takes_its_time_keeps_nobody_waiting() {
     assert!(told.starts_with("99999999999999 device, device 0, ") && told.contains("within 50ms"), "{outcome}");
     assert!(outcome.stderr.contains("\n  in train\n") && outcome.stderr.contains(" in use, "), "{outcome}");
     // One that never answers is not waited for.
-    let says = "where the memory is cannot be read: that was not found out within 2s";
+    let says = "where the memory is cannot be read: no answer within 2s";
     assert!(of_stuck.stderr.contains(says), "{of_stuck}");
 }
 

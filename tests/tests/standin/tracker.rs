@@ -23,7 +23,7 @@ fn blocks_of_the_driver() {
     );
     let outcome = clean(Standin::new().cupti().env("GPUMEM_BACKTRACE", "0").run(&script));
     for unknown in ["label bias f16 2x2 a+1", "label bias f16 2x2 0"] {
-        assert!(outcome.answer(unknown).starts_with("error[] no block that is known begins at 0x"), "{outcome}");
+        assert!(outcome.answer(unknown).starts_with("error[unknown block] no known block begins at 0x"), "{outcome}");
     }
     let [first, second, third, last] = outcome.answers("track")[..] else { panic!("four answers\n{outcome}") };
     assert!(first.ends_with(" live=0 B"), "{outcome}");
@@ -101,7 +101,7 @@ fn blocks_that_are_older_than_the_tracker() {
     let outcome = clean(Standin::new().cupti().run(&script));
     let [before, after] = outcome.answers("track")[..] else { panic!("two answers\n{outcome}") };
     assert!(before.ends_with(" live=0 B") && after.ends_with(" live=0 B") && before != after, "{outcome}");
-    assert!(outcome.answer("label w u8 9 a").starts_with("error[] no block that is known"), "{outcome}");
+    assert!(outcome.answer("label w u8 9 a").starts_with("error[unknown block] no known block"), "{outcome}");
 }
 
 #[test]

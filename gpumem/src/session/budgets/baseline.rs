@@ -47,7 +47,7 @@ mod file {
     /// Writes the peak of this test. Others may do the same with the same file, in other threads and processes: each has
     /// it alone while it reads and writes it, and who only reads finds the old file or the new one, never half of it.
     pub(in crate::session) fn write(path: &Path, name: &str, peak: u64) -> Result<()> {
-        let failed = |doing: &str, error: io::Error| bad(path, format!("cannot {doing}: {error}"));
+        let failed = |doing: &str, error: io::Error| bad(path, format!("cannot {doing}: {error}")).because(error);
         let path = &behind_links(path).map_err(|error| failed("follow its symbolic links", error))?;
         // Not the file itself, which is replaced.
         let lock = File::create(beside(path, ".lock")).map_err(|error| failed("make its lock file", error))?;
@@ -56,7 +56,8 @@ mod file {
         if baseline.peaks.insert(name.to_owned(), peak) == Some(peak) {
             return Ok(());
         }
-        let mut text = serde_json::to_string_pretty(&baseline).map_err(|error| bad(path, error.to_string()))?;
+        let mut text =
+            serde_json::to_string_pretty(&baseline).map_err(|error| bad(path, error.to_string()).because(error))?;
         text.push('\n');
         let new = beside(path, ".new");
         let replace = || {
@@ -100,13 +101,13 @@ mod file {
         }
         match fs::read(path) {
             Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| {
-                bad(
-                    path,
-                    format!("it is not a baseline file ({error}); repair or remove it, and run with GPUMEM_BASELINE_UPDATE=1"),
-                )
+                let detail = format!(
+                    "it is not a baseline file ({error}); repair or remove it, and run with GPUMEM_BASELINE_UPDATE=1"
+                );
+                bad(path, detail).because(error)
             }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(bad(path, format!("cannot read it: {error}"))),
+            Err(error) => Err(bad(path, format!("cannot read it: {error}")).because(error)),
         }
     }
 

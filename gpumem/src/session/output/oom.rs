@@ -369,7 +369,7 @@ fn look(
 ) -> Result<()> {
     let spawn = |body: Box<dyn FnOnce() + Send>| {
         let thread = thread::Builder::new().name("gpumem-oom".to_owned());
-        thread.spawn(body).map_err(|error| Error::from(Kind::NoThread { detail: error.to_string() }))
+        thread.spawn(body).map_err(|error| Error::from(Kind::NoThread { detail: error.to_string() }).because(error))
     };
     let Refusals { asking, changed, .. } = &session.refusals;
     let mut reporter = session.refusals.reporter();

@@ -33,7 +33,7 @@ impl Session {
 /// the address; blocks of simulated devices have one too.
 ///
 /// # Errors
-/// When no block that is known begins at this address: it is freed, older than the first trace, or a part of a larger block (of
+/// When no known block begins at this address: it is freed, older than the first trace, or a part of a larger block (of
 /// a framework's own allocator, say), or allocations are not intercepted. Nothing is labelled then.
 pub fn label(name: impl Into<String>, shape: &[usize], dtype: impl Into<String>, address: u64) -> Result<()> {
     let label = Label { name: name.into(), shape: shape.to_vec(), dtype: dtype.into() };

@@ -166,7 +166,7 @@ fn start(session: &'static Session) -> Result<Thread> {
     let handle = thread::Builder::new()
         .name("gpumem-sampler".to_owned())
         .spawn(body)
-        .map_err(|error| Error::from(Kind::NoThread { detail: error.to_string() }))?;
+        .map_err(|error| Error::from(Kind::NoThread { detail: error.to_string() }).because(error))?;
     Ok(Thread::Running { parked: false, wake, ended, handle })
 }
 

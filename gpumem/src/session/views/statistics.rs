@@ -61,7 +61,7 @@ impl Heard {
 /// None on a device that has no pools.
 fn without_pools<T>(read: Result<T>) -> Result<Option<T>> {
     match read {
-        Err(error) if error.is_no_gauge(Gauge::Pool.name()) => Ok(None),
+        Err(error) if error.lacks_gauge(Gauge::Pool.name()) => Ok(None),
         read => read.map(Some),
     }
 }

@@ -521,6 +521,7 @@ fn told<T: Display>(result: Result<T, Error>) -> String {
                 ("invalid setting", error.is_invalid_setting()),
                 ("out of memory", error.is_out_of_memory()),
                 ("busy", error.is_busy()),
+                ("unknown block", error.is_unknown_block()),
             ];
             let mut flags: Vec<String> =
                 flags.iter().filter(|(_, is_so)| *is_so).map(|(flag, _)| (*flag).to_owned()).collect();
