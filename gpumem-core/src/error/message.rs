@@ -4,6 +4,8 @@ use std::fmt;
 
 use super::Kind;
 
+const NO_DISPATCH: &str = "cannot use the dispatch table of libcuda";
+
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -45,11 +47,14 @@ impl fmt::Display for Kind {
                 write!(f, "gpumem was built without the feature `{feature}`; enable it in Cargo.toml")
             }
             Self::NoGauge { gauge, why } => write!(f, "the gauge `{gauge}` is not available: {why}"),
-            Self::NoDispatch { detail } => write!(
-                f,
-                "cannot use the dispatch table of libcuda: {detail}; gpumem uses CUPTI instead, if it is installed"
-            ),
-            Self::NoSource { dispatch, cupti } => write!(f, "{cupti}; and {dispatch}"),
+            Self::NoDispatch { detail } => {
+                write!(f, "{NO_DISPATCH}: {detail}; gpumem uses CUPTI instead, if it is installed")
+            }
+            Self::NoSource { dispatch, cupti } => match &dispatch.0.kind {
+                // Without its last part, which is about CUPTI.
+                Self::NoDispatch { detail } => write!(f, "{cupti}; and {NO_DISPATCH}: {detail}"),
+                _ => write!(f, "{cupti}; and {dispatch}"),
+            },
             Self::OtherSource { asked, using } => write!(
                 f,
                 "cannot use the source `{asked}`: allocations are already intercepted through `{using}`; leave \
