@@ -32,7 +32,7 @@ pub fn on_the_standin(but_for: &[&str]) {
     let itself = env::current_exe().expect("a test has a path");
     let mut arguments = vec!["--test-threads=1"];
     arguments.extend(but_for.iter().flat_map(|test| ["--skip", test]));
-    let machines = Machines::heard().devices(2).env("GPUMEM_DEVICE", "1").limit(Duration::from_secs(300));
+    let machines = Machines::of_both_sources().devices(2).env("GPUMEM_DEVICE", "1").limit(Duration::from_secs(300));
     for machine in machines.all() {
         let outcome = machine.run_program(&itself, &arguments);
         assert!(outcome.succeeded() && outcome.stdout.contains("test result: ok."), "{outcome}");
@@ -42,7 +42,7 @@ pub fn on_the_standin(but_for: &[&str]) {
 
 const BOTH_SOURCES: &str = "both sources";
 
-/// Where no device is used, the test `both_sources_tell_the_same` of this executable is run once more, on this stand-in driver.
+/// Where no device is used, the test `both_sources_report_the_same` of this executable is run once more, on this stand-in driver.
 ///
 /// # Panics
 /// When the test fails, or has compared nothing.
@@ -52,8 +52,8 @@ pub fn on_the_standin_with_both_sources(machine: Standin) {
     }
     let itself = env::current_exe().expect("a test has a path");
     let machine = machine.dispatch().cupti().env("GPUMEM_DEVICE", BOTH_SOURCES);
-    let outcome = machine.run_program(&itself, &["--exact", "both_sources_tell_the_same", "--nocapture"]);
-    assert!(outcome.succeeded() && outcome.stdout.contains("both sources told of "), "{outcome}");
+    let outcome = machine.run_program(&itself, &["--exact", "both_sources_report_the_same", "--nocapture"]);
+    assert!(outcome.succeeded() && outcome.stdout.contains("both sources reported "), "{outcome}");
     println!("{}", outcome.stdout);
 }
 
@@ -64,7 +64,7 @@ pub fn on_the_standin_with_both_sources(machine: Standin) {
 pub fn reported_by_both(program: impl FnOnce()) -> Option<[Vec<String>; 2]> {
     unsubscribe();
     let reported = calls_of_both_sources(program);
-    subscribe().expect("allocations can be heard");
+    subscribe().expect("allocations can be intercepted");
     reported
         .inspect_err(|error| {
             assert_ne!(env::var("GPUMEM_DEVICE").as_deref(), Ok(BOTH_SOURCES), "{error}");

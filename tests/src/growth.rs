@@ -37,7 +37,7 @@ pub fn of_threads(gpu: &SimGpu, threads: u64) -> u64 {
     })
 }
 
-/// Growth over so many scopes, of which each has a path and a name of its own, once there are as many paths as are told apart.
+/// Growth over so many scopes, of which each has a path and a name of its own, once there are as many paths as gpumem distinguishes.
 ///
 /// # Panics
 /// Where there is no `/proc`.
@@ -52,7 +52,7 @@ pub fn of_names(gpu: &SimGpu, names: u64) -> u64 {
 }
 
 /// Growth over so many allocations and as many frees, of 10,000 blocks at random addresses. Some come at an address that is in use,
-/// as if a free was missed, and now and then that is said.
+/// as if a free was missed. Sometimes a lost event is recorded.
 ///
 /// # Panics
 /// Where there is no `/proc`.

@@ -1,5 +1,5 @@
 //! Runs gpumem on the stand-in driver: puts a shared object under NVIDIA's names on the loader's path of a child
-//! process, with what the test wants to be wrong with it, and reports what the child said and which calls it made.
+//! process, with what the test wants to be wrong with it, and reports what the child wrote and which calls it made.
 //!
 //! The child is `probe`, which takes its commands from its arguments; `src/bin/probe/main.rs` lists them.
 
@@ -60,7 +60,7 @@ enum Cupti {
     Missing,
     /// On the loader's path.
     OnPath(String),
-    /// In a folder under the one that this variable tells.
+    /// In a folder below the one that this variable names.
     Under { variable: String, folder: String, name: String },
 }
 
@@ -170,7 +170,7 @@ impl Standin {
         self
     }
 
-    /// A machine with libcupti in `folder` under the folder that the environment's `variable` tells, and not on the
+    /// A machine with libcupti in `folder` below the folder that the environment's `variable` names, and not on the
     /// loader's path.
     #[must_use]
     pub fn cupti_under(mut self, variable: &str, folder: &str, name: &str) -> Self {
@@ -266,7 +266,7 @@ impl Standin {
 
     /// Puts the shared object into `folder` under the names of the libraries that this machine has. It is one file with
     /// two names, so that the loader loads it once and both libraries see the same cards. libcupti is a file of its own, as
-    /// NVIDIA's is: what finds it has to look where it lies. Returns what the environment is to say of it.
+    /// NVIDIA's is: what finds it has to look where it lies. Returns the variable that names its folder.
     fn install(&self, folder: &Path) -> io::Result<Option<(String, PathBuf)>> {
         let mut bytes = image().patched(&self.patches);
         for symbol in &self.hidden {
@@ -449,7 +449,7 @@ fn wait(child: &mut process::Child, limit: Duration) -> io::Result<Option<proces
 /// # Panics
 /// When it was not built.
 pub fn built(name: &str) -> PathBuf {
-    let test = env::current_exe().unwrap_or_else(|error| panic!("cannot tell where this test is: {error}"));
+    let test = env::current_exe().unwrap_or_else(|error| panic!("the path of this test is not known: {error}"));
     let places = test.ancestors().skip(1).take(2).map(|folder| folder.join(name));
     let found = places.clone().find(|place| place.is_file());
     found.unwrap_or_else(|| panic!("{name} was not built: {:?}", places.collect::<Vec<_>>()))

@@ -11,7 +11,7 @@ pub struct Machines(Vec<(&'static str, &'static str, Standin)>);
 
 impl Machines {
     /// One with libcupti, and one with a dispatch table where the stand-in driver has one.
-    pub fn heard() -> Self {
+    pub fn of_both_sources() -> Self {
         let mut all = vec![("cupti", "libcupti.so.13", Standin::new().cupti())];
         if cfg!(target_arch = "x86_64") {
             all.push(("dispatch", "libcuda.so.1", Standin::new().dispatch()));

@@ -11,7 +11,7 @@ pub const CONTEXT: &str = "call cuInit 0; call cuDevicePrimaryCtxRetain &ctx 0; 
 /// Commands that have others in them, with `|` between.
 const NESTING: [&str; 4] = ["other_thread ", "at_exit ", "at_thread_exit ", "fork "];
 
-/// What gpumem may call in the driver while the program is in one of its calls: to look up what nobody heard of.
+/// What gpumem may call in the driver while the program is in one of its calls: to look up blocks and streams that it does not know.
 const HARMLESS: [&str; 5] = [
     "cuptiGetDeviceId",
     "cuMemGetAddressRange_v2",
@@ -19,7 +19,7 @@ const HARMLESS: [&str; 5] = [
     "cuStreamIsCapturing",
     "cuDeviceGetGraphMemAttribute",
 ];
-/// CUPTI says in which context a call is made. The driver has to be asked.
+/// CUPTI reports in which context a call is made. A hook asks the driver.
 const HARMLESS_IN_A_HOOK: [&str; 4] = ["cuCtxGetCurrent", "cuCtxGetDevice", "cuCtxGetId", "cuDevicePrimaryCtxGetState"];
 
 /// Runs a script, compares the answers, and looks at what gpumem called in the driver meanwhile.
@@ -73,7 +73,7 @@ fn is_harmless(call: &str) -> bool {
     let Some((outer, inner)) = call.rsplit_once('>') else { return true };
     // Which primary context it is that ends, a hook can only ask by taking it.
     let may_retain = outer.starts_with("cuDevicePrimaryCtxRe") && inner.starts_with("cuDevicePrimaryCtxRe");
-    // The stand-in driver does that itself, if it is told to.
+    // The stand-in driver does that itself, with the setting for nested calls.
     let is_nested = ["cuMemAllocPitch_v2", "cuMemAllocManaged"].contains(&outer) && inner.starts_with("cuMemAlloc_v2");
     let in_a_hook = !outer.starts_with("callback");
     let is_one_of = |functions: &[&str]| functions.iter().any(|function| inner.starts_with(function));
@@ -135,5 +135,5 @@ pub fn ensure_unharmed(outcome: &Outcome) {
 #[track_caller]
 pub fn each<T: RefUnwindSafe>(cases: &[T], check: impl Fn(&T) + RefUnwindSafe) {
     let failed = cases.iter().filter(|case| catch_unwind(|| check(case)).is_err()).count();
-    assert_eq!(failed, 0, "this many cases failed; each is told above");
+    assert_eq!(failed, 0, "this many cases failed; each is reported above");
 }

@@ -37,7 +37,7 @@ fn mib(gpu: &Gpu, mib: u64) -> Block {
 const GAUGES: [Gauge; 2] = [Gauge::Exact, Gauge::Sampled];
 
 fn start(gauge: Gauge) -> GpuMemTrace {
-    GpuMemTrace::builder().gauge(gauge).on_exit_report(false).start().expect("the device can be read and heard")
+    GpuMemTrace::builder().gauge(gauge).on_exit_report(false).start().expect("the device can be read and intercepted")
 }
 
 /// Exact is to the byte. The driver hands out pages of 2 MiB, so a sampled trace sees 15 MiB as 16; fastai's tests allowed

@@ -1,4 +1,4 @@
-//! Budgets: what they let pass, what they say when they are not kept, and where they cannot be measured.
+//! Budgets: what is within them, the message when it is not, and the error when they cannot be measured.
 #![deny(warnings, clippy::pedantic)]
 #![forbid(unsafe_code)]
 
@@ -80,8 +80,8 @@ mod functions {
                  simulated device 0, exact, what its own thread allocated\n"
             )
         };
-        let told = panic_of(|| frugal(31));
-        let (figures, places) = told.split_at(told.find("  the peak of ").expect("what made it"));
+        let reported = panic_of(|| frugal(31));
+        let (figures, places) = reported.split_at(reported.find("  the peak of ").expect("what made it"));
         assert_eq!(figures, over("frugal", "31 MiB, 1 MiB"));
         let (peak, places) = places.split_at(places.find("  the largest places:\n").expect("where it is"));
         assert!(
@@ -90,14 +90,17 @@ mod functions {
         );
         assert!(peak.contains(", in fail_when_they_end > frugal, from tests/sim_budgets.rs:"), "{peak}");
         assert!(places.contains(" 31 MiB in 1 block: ") && places.contains("frugal"), "{places}");
-        let told = panic_of(|| with_lines(21));
-        assert!(told.starts_with(&over("with_lines", "31 MiB, 1 MiB")), "{told}");
+        let reported = panic_of(|| with_lines(21));
+        assert!(reported.starts_with(&over("with_lines", "31 MiB, 1 MiB")), "{reported}");
         // Of the whole body, not of its last statement: two lines made it.
-        assert!(told.contains("\n          21 MiB: ") && told.contains("\n          10 MiB: "), "{told}");
-        let told = panic_of(|| block_on(asynchronous(40)));
-        assert!(told.starts_with(&over("asynchronous", "40 MiB, 10 MiB")), "{told}");
-        assert!(told.contains("  the peak of 40 MiB was made of:\n          40 MiB: tests/sim_budgets.rs:"), "{told}");
-        assert!(!told.contains("nothing that was allocated inside is live"), "{told}");
+        assert!(reported.contains("\n          21 MiB: ") && reported.contains("\n          10 MiB: "), "{reported}");
+        let reported = panic_of(|| block_on(asynchronous(40)));
+        assert!(reported.starts_with(&over("asynchronous", "40 MiB, 10 MiB")), "{reported}");
+        assert!(
+            reported.contains("  the peak of 40 MiB was made of:\n          40 MiB: tests/sim_budgets.rs:"),
+            "{reported}"
+        );
+        assert!(!reported.contains("nothing that was allocated inside is live"), "{reported}");
         assert!(panic_of(|| early(true)).contains("peak <= 1 MiB: it was 2 MiB"));
         assert!(panic_of(|| early(false)).contains("peak <= 1 MiB: it was 2 MiB"));
     }
@@ -160,9 +163,9 @@ mod assertions {
     }
 
     #[gpu_mem_test]
-    fn tell_all_that_does_not_hold() {
+    fn report_every_condition_that_is_false() {
         let here = line!() + 2;
-        let told = panic_of(|| {
+        let reported = panic_of(|| {
             assert_gpu_mem!(peak < "2 MiB", used == 0, {
                 std::mem::forget(take(2));
             });
@@ -171,7 +174,7 @@ mod assertions {
             "gpumem: `tests/tests/sim_budgets.rs:{here}` did not keep its GPU memory budget:\n  peak < 2 MiB: it was 2 MiB\n  \
              used == 0 B: it was 2 MiB, 2 MiB over\n"
         );
-        assert!(told.starts_with(&expected), "{told}");
+        assert!(reported.starts_with(&expected), "{reported}");
     }
 
     #[gpu_mem_test]
@@ -225,8 +228,8 @@ mod assertions {
     fn count_the_blocks_that_are_left() {
         let kept = assert_gpu_mem!(leaks == 2, { [take(1), take(1)] });
         assert_gpu_mem!(leaks == 0, { drop((take(1), kept)) });
-        let told = panic_of(|| assert_gpu_mem!(leaks == 0, { std::mem::forget(take(1)) }));
-        assert!(told.contains("leaks == 0 blocks: it was 1 block, 1 block over"), "{told}");
+        let reported = panic_of(|| assert_gpu_mem!(leaks == 0, { std::mem::forget(take(1)) }));
+        assert!(reported.contains("leaks == 0 blocks: it was 1 block, 1 block over"), "{reported}");
     }
 }
 
@@ -250,8 +253,8 @@ fn parallel_tests_are_each_right() {
         for mib in 1..=2 * THREADS {
             let all = &all;
             threads.spawn(move || {
-                let told = catch_unwind(std::panic::AssertUnwindSafe(|| own(mib, all)));
-                assert_eq!(told.is_ok(), mib <= 8, "{mib} MiB");
+                let reported = catch_unwind(std::panic::AssertUnwindSafe(|| own(mib, all)));
+                assert_eq!(reported.is_ok(), mib <= 8, "{mib} MiB");
             });
         }
     });
@@ -289,7 +292,7 @@ mod tests {
         std::mem::forget(gpu.alloc(Bytes::mib(2)));
     }
 
-    /// What it allocates, the tests below say.
+    /// The tests below choose how much it allocates.
     #[gpu_mem_test(max_peak = "1 GB", fail_on_increase = "5%")]
     fn grows(gpu: &SimGpu) {
         let mib = std::env::var("GROWS_MIB").map_or(100, |mib| mib.parse().expect("a number"));
@@ -421,10 +424,11 @@ mod in_a_child {
             passes(TEST, &[("GPUMEM_GAUGE", gauge)]);
         }
         passes(TEST, &[("GPUMEM_SOURCE", "nonsense")]);
-        let told = passes(TEST, &[off, ("GPUMEM_BUDGETS", "skip")]);
+        let reported = passes(TEST, &[off, ("GPUMEM_BUDGETS", "skip")]);
         assert!(
-            told.contains("the GPU memory budget of `sim_budgets::tests::takes_a_device` was skipped: traces are off"),
-            "{told}"
+            reported
+                .contains("the GPU memory budget of `sim_budgets::tests::takes_a_device` was skipped: traces are off"),
+            "{reported}"
         );
         fails(TEST, &[off, ("GPUMEM_BUDGETS", "no")], "cannot use GPUMEM_BUDGETS: `no` is not `skip`");
     }

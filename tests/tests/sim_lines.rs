@@ -98,8 +98,8 @@ fn each_statement_is_a_row() {
             "}: -7 0 10",
         ],
     );
-    let told = reports(|| forward(&input));
-    let numbers = told[0].lines.iter().map(|line| line.number - LINE.get()).collect::<Vec<_>>();
+    let reported = reports(|| forward(&input));
+    let numbers = reported[0].lines.iter().map(|line| line.number - LINE.get()).collect::<Vec<_>>();
     assert_eq!(numbers, [0, 1, 2, 5, 6, 7, 8]);
 }
 
@@ -278,8 +278,8 @@ fn small_bodies() {
         "     0      3 (ends_with_a_panicking_macro: exit)",
         &rows("panic!(\"on purpose\");: 0 0 3"),
     );
-    let told = reports(|| catch_unwind(ends_with_a_panic).is_err());
-    let diverged = told.last().expect("its own report");
+    let reported = reports(|| catch_unwind(ends_with_a_panic).is_err());
+    let diverged = reported.last().expect("its own report");
     assert_eq!((diverged.ctx.as_deref(), diverged.lines.len()), (Some("ends_with_a_panic"), 3));
     check(ends_with_a_macro, "     3      0 (ends_with_a_macro: exit)", &["block! { take(3) }: 3 0 3"]);
     check(one, "     1      0 (one: exit)", &["take(1): 1 0 1"]);
@@ -324,8 +324,8 @@ fn borrows<'a, T: Copy + Into<u64>>(text: &'a mut String, sizes: &[T]) -> (&'a s
 fn the_body_stays_as_it_is() {
     let _alone = alone();
     let mut text = "ab".to_owned();
-    let told = reports(|| assert_eq!(borrows(&mut text, &[1_u32, 2, 3]).0, "x"));
-    let rows = rows(&told[0]);
+    let reported = reports(|| assert_eq!(borrows(&mut text, &[1_u32, 2, 3]).0, "x"));
+    let rows = rows(&reported[0]);
     assert_eq!(rows.len(), 11, "{rows:?}");
     assert!(!rows.iter().any(|row| row.contains("gone")), "{rows:?}");
     assert_eq!(rows[6], "{ … }: 4 0 4");
@@ -455,7 +455,7 @@ fn futures_are_measured_across_awaits() {
 }
 
 #[test]
-fn a_future_that_is_dropped_has_told_its_lines() {
+fn a_future_that_is_dropped_has_reported_its_lines() {
     let _alone = alone();
     let cancelled = || {
         let mut future = Box::pin(Model.forward());
@@ -505,9 +505,9 @@ fn with_other_options() {
     for quiet in [silent, no_exit, unmeasured] {
         assert!(reports(quiet).is_empty());
     }
-    let told = reports(sampled);
-    assert_eq!((told[0].ctx.as_deref(), told[0].lines.len()), (Some("step"), 2));
-    let sampling = told[0].trace.sampling.expect("it was sampled");
+    let reported = reports(sampled);
+    assert_eq!((reported[0].ctx.as_deref(), reported[0].lines.len()), (Some("step"), 2));
+    let sampling = reported[0].trace.sampling.expect("it was sampled");
     assert!(sampling.readings >= 3, "{sampling:?}");
     check(renamed, "     0      1 (renamed: exit)", &["drop(take(1));: 0 1 0"]);
 }
@@ -521,9 +521,9 @@ fn recursive(n: u64) -> u64 {
 #[test]
 fn each_call_has_its_own_table() {
     let _alone = alone();
-    let told = reports(|| recursive(1));
-    assert_eq!(rows(&told[0])[0], "let held = take(n + 1);: 1 0 1");
-    assert_eq!(rows(&told[1])[1], "if n == 0 { held.bytes().mb() } else { recursive(n - 1) }: 0 1 2");
+    let reported = reports(|| recursive(1));
+    assert_eq!(rows(&reported[0])[0], "let held = take(n + 1);: 1 0 1");
+    assert_eq!(rows(&reported[1])[1], "if n == 0 { held.bytes().mb() } else { recursive(n - 1) }: 0 1 2");
 }
 
 /// Another thread that allocates without end.
@@ -583,9 +583,9 @@ fn nothing_falls_between_two_rows() {
     let _alone = alone();
     for _ in 0..50 {
         let mut blocks = Vec::new();
-        let told = reports(|| blocks = noisy());
+        let reported = reports(|| blocks = noisy());
         let allocated = blocks.iter().map(|block| block.bytes().get()).sum::<u64>();
-        assert_eq!(told[0].trace.used.get(), allocated.cast_signed());
-        assert_eq!(told[0].lines.last().map(|line| line.total), Some(told[0].trace.used));
+        assert_eq!(reported[0].trace.used.get(), allocated.cast_signed());
+        assert_eq!(reported[0].lines.last().map(|line| line.total), Some(reported[0].trace.used));
     }
 }

@@ -54,7 +54,7 @@ fn blips_in_the_pool_are_seen_by_its_mark() {
     let Some(_one) = device() else { return };
     cu::keep_pool(0, u64::MAX).expect("the default pool has a threshold");
     let start = || GpuMemTrace::builder().gauge(Gauge::Pool).device(0).on_exit_report(false).start();
-    // Each blip is a nested trace's peak, and the outer one is told the highest.
+    // Each blip is the peak of a nested trace. The outer trace has the highest of them.
     let mut outer = start().expect("the device has a pool");
     println!("| size | held | Pool: right to the byte |");
     println!("|---|---|---|");

@@ -261,7 +261,7 @@ pub(crate) fn free_memory() -> Result<i64> {
     result::mem_get_info().map(|(free, _)| i64::try_from(free).expect("it fits into memory"))
 }
 
-/// The device that the driver says an address is on.
+/// The device of an address, as the driver reports it.
 pub(crate) fn ordinal_of(at: u64) -> Result<u32> {
     let mut ordinal = 0_u32;
     let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;

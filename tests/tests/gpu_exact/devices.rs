@@ -50,7 +50,7 @@ impl Two {
         println!("{said}");
         if (used, missed) != (self.live, [0, 0]) {
             self.wrong.note(Err(format!("{said}; expected {:?}, lost or untracked {missed:?}", self.live)));
-            // Each is told once.
+            // Each is reported once.
             self.traces.iter_mut().for_each(GpuMemTrace::reset);
             self.live = [0, 0];
         }
@@ -58,7 +58,7 @@ impl Two {
 }
 
 #[test]
-fn two_devices_are_told_apart() {
+fn two_devices_are_counted_separately() {
     let Some(_one) = device() else { return };
     if device_count() < 2 {
         println!("skipped: one device");

@@ -6,7 +6,7 @@ use gpumem_tests::{OwnProcess, part};
 
 use super::*;
 
-/// Used on device 0 as `nvidia-smi` tells it, in MiB; none where the command is missing.
+/// Used memory of device 0 as `nvidia-smi` prints it, in MiB. `None` if the command is missing.
 fn smi() -> Option<i64> {
     let args = ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"];
     let output = Command::new("nvidia-smi").args(args).output().ok()?;
@@ -37,7 +37,7 @@ fn nothing_is_left() {
 
 fn random_run_leaves_nothing() {
     Context::primary(0).expect("there is a device").make_current();
-    subscribe().expect("allocations can be heard");
+    subscribe().expect("allocations can be intercepted");
     let mut random = Random::new(7);
     for way in Way::ALL {
         give(take(way, 8 * MIB));
@@ -58,7 +58,7 @@ fn random_run_leaves_nothing() {
     assert!((after.1 - before.1).abs() <= in_mib(32), "NVML agrees");
 }
 
-/// What gpumem and NVML say of a context's end.
+/// Prints what gpumem and NVML report when a context ends.
 struct Ending {
     trace: GpuMemTrace,
     nvml: i64,
@@ -66,7 +66,7 @@ struct Ending {
 
 impl Ending {
     fn begin() -> Self {
-        subscribe().expect("allocations can be heard");
+        subscribe().expect("allocations can be intercepted");
         Self { trace: exact(), nvml: nvml(0) }
     }
 

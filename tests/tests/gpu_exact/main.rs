@@ -32,7 +32,7 @@ const MIB: usize = 1 << 20;
 fn device() -> Option<MutexGuard<'static, ()>> {
     let one = gpumem_tests::device()?;
     Context::primary(0).expect("GPUMEM_DEVICE says that there is a device").make_current();
-    subscribe().expect("allocations can be heard");
+    subscribe().expect("allocations can be intercepted");
     Some(one)
 }
 
@@ -42,7 +42,7 @@ fn exact() -> GpuMemTrace {
 
 fn exact_on(ordinal: u32) -> GpuMemTrace {
     let builder = GpuMemTrace::builder().gauge(Gauge::Exact).device(ordinal);
-    builder.on_exit_report(false).start().expect("the device can be heard")
+    builder.on_exit_report(false).start().expect("allocations can be intercepted")
 }
 
 fn take(way: Way, bytes: usize) -> Block {
@@ -88,7 +88,7 @@ fn check(trace: &GpuMemTrace, what: &str, used: i64, peaked: u64) {
     }
 }
 
-/// Everything that was wrong, at the end: a run on a rare machine is to say all of it.
+/// Collects everything that is wrong and fails at the end: GPU time is rare, so one run has to show all of it.
 #[derive(Default)]
 struct Wrong(Vec<String>);
 
@@ -109,7 +109,7 @@ fn in_mib(count: i64) -> i64 {
 /// It knows neither peers nor pinned memory of before.
 #[test]
 fn on_the_stand_in_driver() {
-    on_the_standin(&["blocks_older_than_the_subscription_are_looked_up", "two_devices_are_told_apart"]);
+    on_the_standin(&["blocks_older_than_the_subscription_are_looked_up", "two_devices_are_counted_separately"]);
 }
 
 /// The other runs have one source each.
@@ -121,7 +121,7 @@ fn on_the_stand_in_driver_with_both_sources() {
 
 /// Each kind of memory, streams, pools and contexts, with failures, on two threads.
 #[test]
-fn both_sources_tell_the_same() {
+fn both_sources_report_the_same() {
     let Some(_one) = device() else { return };
     let reported = reported_by_both(|| {
         every_kind_of_call();
@@ -159,7 +159,7 @@ fn both_sources_tell_the_same() {
     ] {
         assert!(by_dispatch.iter().any(|call| call.contains(kind)), "nothing was reported of {kind}: {by_dispatch:#?}");
     }
-    println!("both sources told of {} facts", by_dispatch.len());
+    println!("both sources reported {} facts", by_dispatch.len());
 }
 
 fn every_kind_of_call() {
@@ -275,7 +275,7 @@ fn blocks_older_than_the_subscription_are_looked_up() {
             older(way, bytes, &|counted, used, untracked| (used, untracked) == (-counted, 0));
         }
     }
-    // The driver may tell the size that it rounded up to.
+    // The driver may report the size after rounding up.
     let rounded = |counted: i64, used: i64, _: u64| used <= -counted && used > -counted - in_mib(2);
     for way in [Way::Plain, Way::Async, Way::Pitched] {
         older(way, 1_000_003, &rounded);
@@ -321,7 +321,7 @@ fn a_trace_of_one_thread_counts_its_own() {
     let Some(_one) = device() else { return };
     let all = exact();
     let builder = GpuMemTrace::builder().device(0).thread_local_only().on_exit_report(false);
-    let own = builder.start().expect("the device can be heard");
+    let own = builder.start().expect("allocations can be intercepted");
     let elsewhere = |code: &(dyn Fn() + Sync)| {
         thread::scope(|threads| {
             let run = || {
@@ -357,16 +357,16 @@ fn unsubscribing_in_the_middle_keeps_what_is_known() {
     unsubscribe();
     assert!(status().heard_by.is_none());
     let refused = GpuMemTrace::builder().gauge(Gauge::Exact).device(0).start();
-    println!("an exact trace while unsubscribed: {}", refused.expect_err("nothing is heard"));
-    let unheard = take(Way::Plain, 40 * MIB);
+    println!("an exact trace while unsubscribed: {}", refused.expect_err("nothing is intercepted"));
+    let without_cupti = take(Way::Plain, 40 * MIB);
     subscribe().expect("nobody else is subscribed");
     let trace = exact();
     give(plain);
     give(pooled);
     give(virtually);
     check(&trace, "known before, freed after", in_mib(-36), 0);
-    give(unheard);
-    check(&trace, "not heard, looked up", in_mib(-76), 0);
+    give(without_cupti);
+    check(&trace, "not known, looked up", in_mib(-76), 0);
     let data = spanning.data();
     println!("the trace that spans it: used {}, lost {}", mib(data.used.get()), data.lost);
     assert!(data.lost > 0, "it says that something was missed");

@@ -8,7 +8,7 @@ enum Entry {
     Change { by: i64, of: usize },
     /// A trace began, or began anew.
     Begin { trace: usize },
-    /// What a trace said.
+    /// What a trace reported.
     Said { trace: usize, used: i64, peaked: u64 },
 }
 
@@ -41,7 +41,7 @@ impl World {
     fn open(&mut self, of_thread: Option<usize>) {
         let trace = if of_thread.is_some() {
             let builder = GpuMemTrace::builder().gauge(Gauge::Exact).device(0).thread_local_only();
-            builder.on_exit_report(false).start().expect("the device can be heard")
+            builder.on_exit_report(false).start().expect("allocations can be intercepted")
         } else {
             exact()
         };
@@ -133,16 +133,16 @@ fn a_hundred_nested_traces_equal_the_replayed_log() {
     world.end("100 nested traces");
 }
 
-/// What PyTorch's statistics say is what a program adds up by itself, and the marks of a real pool begin anew.
+/// PyTorch's statistics equal what the program adds up, and the high-water marks of a real pool are reset.
 #[test]
 fn the_statistics_equal_what_is_added_up() {
     let Some(_one) = device() else { return };
     let (mut random, mut blocks, mut wrong) = (Random::new(7), Vec::new(), Wrong::default());
-    let before = memory_stats(0).expect("it is heard").all.bytes;
+    let before = memory_stats(0).expect("it is intercepted").all.bytes;
     let (mut current, mut peak, mut allocated) = (before.current.get(), before.peak.get(), before.allocated.get());
     for step in 0..2_000 {
         if step % 100 == 0 {
-            reset_peak_memory_stats(0).expect("it is heard, and the pool can be reset");
+            reset_peak_memory_stats(0).expect("it is intercepted, and the pool can be reset");
             peak = current;
         }
         if random.below(9) < 4 && !blocks.is_empty() {
@@ -156,15 +156,17 @@ fn the_statistics_equal_what_is_added_up() {
             peak = peak.max(current);
             blocks.push(block);
         }
-        let told = memory_stats(0).expect("it is heard").all.bytes;
+        let reported = memory_stats(0).expect("it is intercepted").all.bytes;
         let reserved = memory_reserved(0).expect("the pool can be read");
         let is_right = memory_allocated(0) == Ok(Bytes::new(current))
             && max_memory_allocated(0) == Ok(Bytes::new(peak))
-            && (told.current, told.peak) == (Bytes::new(current), Bytes::new(peak))
-            && (told.allocated, told.freed) == (Bytes::new(allocated), Bytes::new(allocated - current))
+            && (reported.current, reported.peak) == (Bytes::new(current), Bytes::new(peak))
+            && (reported.allocated, reported.freed) == (Bytes::new(allocated), Bytes::new(allocated - current))
             && reserved.get() >= current;
         if !is_right {
-            wrong.note(Err(format!("step {step}: {told:?}, reserved {reserved}, not {current}, {peak}, {allocated}")));
+            wrong.note(Err(format!(
+                "step {step}: {reported:?}, reserved {reserved}, not {current}, {peak}, {allocated}"
+            )));
         }
     }
     println!("2000 steps: {current} B allocated, {allocated} B in all, {} wrong", wrong.0.len());
@@ -173,13 +175,13 @@ fn the_statistics_equal_what_is_added_up() {
     give(pooled);
     let high = max_memory_reserved(0).expect("the pool can be read");
     empty_cache().expect("nothing is captured");
-    reset_peak_memory_stats(0).expect("it is heard, and the pool can be reset");
+    reset_peak_memory_stats(0).expect("it is intercepted, and the pool can be reset");
     let (now, most) = (memory_reserved(0), max_memory_reserved(0));
     println!("reserved: {high} at most, {now:?} after a trim, {most:?} after a reset of the peaks");
     if high.at_least < Bytes::mib(40) || most.map(|most| most.at_least) != now {
         wrong.note(Err("the pool's mark".to_owned()));
     }
-    println!("{}", memory_summary(0).expect("it is heard"));
+    println!("{}", memory_summary(0).expect("it is intercepted"));
     wrong.end();
 }
 

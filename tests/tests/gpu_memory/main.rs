@@ -37,7 +37,7 @@ use nvml_wrapper::Nvml;
 const MIB: usize = 1 << 20;
 const GIB: usize = 1 << 30;
 
-/// Everything that was wrong, at the end: a run on a rare machine is to say all of it.
+/// Collects everything that is wrong and fails at the end: GPU time is rare, so one run has to show all of it.
 #[derive(Default)]
 struct Wrong(Vec<String>);
 
@@ -128,7 +128,7 @@ fn a_retry_comes_after_the_pool_gave_back() {
 }
 
 #[test]
-fn what_a_hook_gives_back_is_heard() {
+fn what_a_hook_frees_is_counted() {
     let Some(_one) = device() else { return };
     run_child("hook", &[]);
 }
@@ -149,18 +149,18 @@ fn nvml_used() -> u64 {
     memory.expect("NVML reads the device").used
 }
 
-/// The breakdown adds up to what NVML says before it and after it.
+/// The breakdown adds up to what NVML reports before and after it.
 fn look(when: &str, wrong: &mut Wrong) -> Breakdown {
     let before = nvml_used();
-    let told = breakdown(0).expect("the device can be read");
+    let reported = breakdown(0).expect("the device can be read");
     let after = nvml_used();
-    let sum = told.parts.iter().map(|part| part.bytes).sum::<Bytes>().get();
-    println!("\n{when}: NVML says {before} B before, {after} B after; the parts add up to {sum} B\n{told}");
+    let sum = reported.parts.iter().map(|part| part.bytes).sum::<Bytes>().get();
+    println!("\n{when}: NVML says {before} B before, {after} B after; the parts add up to {sum} B\n{reported}");
     let off = sum.abs_diff(before).min(sum.abs_diff(after));
     wrong.unless(off <= 2 << 20, || format!("{when}: the parts are {off} B from what NVML says"));
-    told
+    reported
 }
 
-fn of_kind(told: &Breakdown, kind: PartKind) -> u64 {
-    told.parts.iter().filter(|part| part.kind == kind).map(|part| part.bytes.get()).sum()
+fn of_kind(reported: &Breakdown, kind: PartKind) -> u64 {
+    reported.parts.iter().filter(|part| part.kind == kind).map(|part| part.bytes.get()).sum()
 }

@@ -160,7 +160,7 @@ pub(super) fn multiply(by: &CudaBlas, (a, a_turned): (&Matrix, bool), (b, b_turn
     let float = |of: &Matrix| ptr::with_exposed_provenance_mut::<f32>(usize::try_from(of.at).expect("64 bits"));
     let inner = if a_turned { a.rows } else { a.columns };
     let (one, zero) = (1.0, 0.0);
-    // SAFETY: all are live on the device of the handle, their sizes are told, and the scalars are on the host.
+    // SAFETY: all are live on the device of the handle, their sizes are passed on, and the scalars are on the host.
     let done = unsafe {
         blas::sgemm(
             *by.handle(),

@@ -31,10 +31,10 @@ fn hog(blocks: usize) -> (u32, usize, Vec<u64>) {
 
 pub(super) fn out_of_memory() {
     static TOLD: Mutex<Vec<OutOfMemory>> = Mutex::new(Vec::new());
-    let told = || TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    let reported = || TOLD.lock().unwrap_or_else(PoisonError::into_inner);
     let context = CudaContext::new(0).expect("GPUMEM_DEVICE says that there is a device");
     let stream = context.default_stream().cu_stream();
-    on_oom(move |oom| told().push(oom.clone()));
+    on_oom(move |oom| reported().push(oom.clone()));
     let mut wrong = Wrong::default();
     let before = quietly("innocent", |_| {
         // SAFETY: a context is current. The memory is never read.
@@ -54,10 +54,10 @@ pub(super) fn out_of_memory() {
         assert!(plain.is_err() && pooled.is_err(), "more than is free");
         [plain_at, pooled_at]
     });
-    let told = mem::take(&mut *told());
-    wrong.unless(told.len() == 2, || format!("told of {} refusals, not 2", told.len()));
-    for ((oom, line), (asked, kind)) in told.iter().zip(lines).zip([(GIB, "device"), (3 * GIB, "pool")]) {
-        println!("told: asked {:?} {} in {:?} at {:?}", oom.asked, oom.kind, oom.path, oom.line);
+    let reported = mem::take(&mut *reported());
+    wrong.unless(reported.len() == 2, || format!("{} refusals were reported, not 2", reported.len()));
+    for ((oom, line), (asked, kind)) in reported.iter().zip(lines).zip([(GIB, "device"), (3 * GIB, "pool")]) {
+        println!("reported: asked {:?} {} in {:?} at {:?}", oom.asked, oom.kind, oom.path, oom.line);
         println!("  scopes {:?}\n  places {:?}", oom.scopes, oom.places);
         let what = (oom.device, oom.asked.get(), oom.kind, oom.path.clone());
         wrong.unless(what == (0, asked as u64, kind, vec!["victim".to_owned()]), || format!("{what:?}"));
@@ -93,10 +93,10 @@ pub(super) fn out_of_memory() {
     wrong.end();
 }
 
-/// A hook runs in the callback of the call that was refused. What it frees is heard, or the trace says that something was not.
+/// A hook runs in the callback of the call that was refused. What it frees is counted, or `lost` is not 0.
 pub(super) fn hook() {
     let _context = CudaContext::new(0).expect("GPUMEM_DEVICE says that there is a device");
-    let trace = GpuMemTrace::builder().gauge(Gauge::Exact).silent(true).start().expect("allocations are heard");
+    let trace = GpuMemTrace::builder().gauge(Gauge::Exact).silent(true).start().expect("allocations are intercepted");
     // SAFETY: a context is current. The memory is never read.
     let block = unsafe { result::malloc_sync(64 * MIB) }.expect("the device has room");
     let held = Mutex::new(Some(block));
@@ -158,7 +158,7 @@ pub(super) fn retry() {
     static TOLD: AtomicUsize = AtomicUsize::new(0);
     let context = CudaContext::new(0).expect("GPUMEM_DEVICE says that there is a device");
     let stream = context.default_stream().cu_stream();
-    subscribe().expect("allocations can be heard");
+    subscribe().expect("allocations can be intercepted");
     on_oom(|_| {
         TOLD.fetch_add(1, Relaxed);
     });
@@ -176,8 +176,8 @@ pub(super) fn retry() {
     println!("without us: {alone:?}; the pool keeps {}", pool.reserved());
     let is_refused = alone.is_err();
     alone.into_iter().for_each(give);
-    let told = TOLD.load(Relaxed);
-    wrong.unless(told == usize::from(is_refused), || format!("{told} refusals are told"));
+    let reported = TOLD.load(Relaxed);
+    wrong.unless(reported == usize::from(is_refused), || format!("{reported} refusals are reported"));
 
     give_async(take_async());
     let mut attempts = 0;
@@ -191,7 +191,7 @@ pub(super) fn retry() {
     wrong.unless(right, || format!("kept by the pool: {got:?} after {attempts} attempts"));
     got.into_iter().for_each(give);
 
-    // A cache that lets go of its block when it is told that there is no room: the pool has it then, until it is trimmed.
+    // A cache that frees its block when memory runs out. The pool keeps the block until it is trimmed.
     let mut cache = Some(take_async());
     let (mut attempts, mut kept) = (0, Bytes::ZERO);
     let got = retry_after_trim(|| {
@@ -204,6 +204,6 @@ pub(super) fn retry() {
     let right = got.is_ok() && attempts == 2 && kept < Bytes::mib(64);
     wrong.unless(right, || format!("in a cache: {got:?} after {attempts} attempts, with {kept} in the pool"));
     got.into_iter().for_each(give);
-    wrong.unless(TOLD.load(Relaxed) == told, || "the first failure of a retry is told".to_owned());
+    wrong.unless(TOLD.load(Relaxed) == reported, || "the first failure of a retry is reported".to_owned());
     wrong.end();
 }

@@ -7,7 +7,7 @@ const IN: usize = 1024;
 const HIDDEN: usize = 4096;
 const OUT: usize = 1000;
 
-/// Two layers without anything between them, which learn to say nothing.
+/// Two linear layers, trained towards zero.
 struct Model {
     x: Matrix,
     first: Matrix,
@@ -89,7 +89,7 @@ pub(super) fn train() {
     let libraries: Vec<_> = driver[0].1.parts.iter().filter(|part| part.kind == PartKind::Library).collect();
     println!("of libraries: {libraries:#?}");
 
-    reset_peak_memory_stats(0).expect("allocations are heard");
+    reset_peak_memory_stats(0).expect("allocations are intercepted");
     let (began, mut outputs) = (program.log.entries.len(), Vec::new());
     for step in 0..STEPS {
         program.scope("step", |program| {
@@ -114,16 +114,16 @@ pub(super) fn train() {
     println!("outputs: {outputs:?}");
     wrong.unless(outputs.windows(2).all(|pair| pair[1] < pair[0]), || format!("nothing is learnt: {outputs:?}"));
 
-    let drivers: Vec<_> = driver.iter().map(|(when, told)| (*when, of_kind(told, PartKind::Driver))).collect();
+    let drivers: Vec<_> = driver.iter().map(|(when, reported)| (*when, of_kind(reported, PartKind::Driver))).collect();
     println!("context, kernels and modules, in bytes: {drivers:?}");
     let (least, most) = (drivers.iter().map(|(_, bytes)| *bytes).min(), drivers.iter().map(|(_, bytes)| *bytes).max());
-    wrong.unless(least > Some(0), || format!("the driver's part is not told: {drivers:?}"));
+    wrong.unless(least > Some(0), || format!("the driver's part is missing: {drivers:?}"));
     wrong.unless(most.zip(least).is_some_and(|(most, least)| most - least <= 64 << 20), || {
         format!("the driver's part is not the same: {drivers:?}")
     });
 
     compare(&program.log, library, &mut wrong);
-    println!("{}", memory_summary(0).expect("allocations are heard"));
+    println!("{}", memory_summary(0).expect("allocations are intercepted"));
     for matrix in [model.x, model.first, model.second] {
         program.free(matrix);
     }
@@ -137,8 +137,8 @@ pub(super) fn train() {
 
 /// How much libraries allocated for themselves, which is all that was allocated in their scope, and whether it is named.
 fn whose(program: &Program, wrong: &mut Wrong) -> u64 {
-    let (all, own) = (memory_allocated(0).expect("allocations are heard").get(), program.log.replay(&[]).used);
-    let blocks = memory_snapshot().expect("allocations are heard").into_iter();
+    let (all, own) = (memory_allocated(0).expect("allocations are intercepted").get(), program.log.replay(&[]).used);
+    let blocks = memory_snapshot().expect("allocations are intercepted").into_iter();
     let theirs: Vec<_> = blocks.filter(|block| block.path == ["library"]).collect();
     println!("\nallocated by libraries, and so in their scope:");
     for block in &theirs {
@@ -155,8 +155,8 @@ fn whose(program: &Program, wrong: &mut Wrong) -> u64 {
     if env::var_os("GPUMEM_BACKTRACE").is_some() {
         let named: Vec<_> = theirs.iter().map(|block| block.library.as_deref()).collect();
         wrong.unless(named.iter().all(Option::is_some), || format!("not all are named: {named:?}"));
-        let told = of_kind(&breakdown(0).expect("the device can be read"), PartKind::Library);
-        wrong.unless(told == library, || format!("the breakdown has {told} B of libraries, not {library} B"));
+        let reported = of_kind(&breakdown(0).expect("the device can be read"), PartKind::Library);
+        wrong.unless(reported == library, || format!("the breakdown has {reported} B of libraries, not {library} B"));
     }
     if theirs.is_empty() {
         println!("  nothing: this cuBLAS has not allocated");
@@ -164,10 +164,10 @@ fn whose(program: &Program, wrong: &mut Wrong) -> u64 {
     library
 }
 
-/// What PyTorch's statistics say is what the program adds up, and what libraries hold on top of that.
+/// PyTorch's statistics equal what the program adds up, plus what libraries hold.
 fn agree(program: &Program, library: u64, began: usize, wrong: &mut Wrong) {
     let statistics = (memory_allocated(0), max_memory_allocated(0));
-    let (Ok(now), Ok(most)) = statistics else { panic!("allocations are heard: {statistics:?}") };
+    let (Ok(now), Ok(most)) = statistics else { panic!("allocations are intercepted: {statistics:?}") };
     let own = (program.log.replay(&[]).used + library, program.log.peak_since(began) + library);
     println!("allocated {} B, at most {} B; added up {} B and {} B", now.get(), most.get(), own.0, own.1);
     wrong.unless((now.get(), most.get()) == own, || format!("allocated {now:?}, at most {most:?}, added up {own:?}"));
@@ -180,7 +180,7 @@ fn compare(log: &Log, library: u64, wrong: &mut Wrong) {
     let mut left = log.paths();
     for scope in &summary.scopes {
         let path: Vec<&str> = scope.path.iter().map(String::as_str).collect();
-        let told = Figures {
+        let reported = Figures {
             calls: scope.calls,
             used: scope.used.get(),
             peak: scope.peak.get(),
@@ -191,16 +191,16 @@ fn compare(log: &Log, library: u64, wrong: &mut Wrong) {
         match path.as_slice() {
             [] => {
                 let all = log.replay(&[]).used + library;
-                wrong.unless(told.used == all, || format!("the whole process: {told:?}, used should be {all}"));
+                wrong.unless(reported.used == all, || format!("the whole process: {reported:?}, used should be {all}"));
             }
             ["library"] => {
-                let right = (told.calls, told.used) == (1, library);
-                wrong.unless(right, || format!("{path:?}: {told:?}, of which {library} B should be used"));
+                let right = (reported.calls, reported.used) == (1, library);
+                wrong.unless(right, || format!("{path:?}: {reported:?}, of which {library} B should be used"));
             }
             _ => {
                 let replayed = log.replay(&path);
                 println!("{path:?}: {replayed:?}");
-                wrong.unless(told == replayed, || format!("{path:?}: {told:?}, replayed {replayed:?}"));
+                wrong.unless(reported == replayed, || format!("{path:?}: {reported:?}, replayed {replayed:?}"));
             }
         }
     }
@@ -211,7 +211,7 @@ fn compare(log: &Log, library: u64, wrong: &mut Wrong) {
 pub(super) fn statistics() {
     const STEPS: usize = 2000;
     let context = CudaContext::new(0).expect("GPUMEM_DEVICE says that there is a device");
-    subscribe().expect("allocations can be heard");
+    subscribe().expect("allocations can be intercepted");
     let (mut program, mut wrong, mut live) = (Program::new(&context), Wrong::default(), Vec::new());
     let mut random = Random::new(1);
     let mut below = |end: usize| random.below(end);
@@ -219,7 +219,7 @@ pub(super) fn statistics() {
     for _ in 0..STEPS {
         match below(20) {
             0 => {
-                reset_peak_memory_stats(0).expect("allocations are heard");
+                reset_peak_memory_stats(0).expect("allocations are intercepted");
                 began = program.log.entries.len();
             }
             1..=9 if !live.is_empty() => program.free(live.swap_remove(below(live.len()))),
@@ -230,16 +230,16 @@ pub(super) fn statistics() {
             }
         }
         let (own, most) = (program.log.replay(&[]), program.log.peak_since(began));
-        let told = memory_stats(0).expect("allocations are heard").all;
+        let reported = memory_stats(0).expect("allocations are intercepted").all;
         let now = (memory_allocated(0), max_memory_allocated(0));
         let same = matches!(&now, (Ok(now), Ok(peak)) if (now.get(), peak.get()) == (own.used, most));
-        let same = same && (told.bytes.allocated.get(), told.blocks.allocated) == (own.total, own.allocations);
-        wrong.unless(same, || format!("{now:?}, {told:?}, added up {own:?}, at most {most}"));
+        let same = same && (reported.bytes.allocated.get(), reported.blocks.allocated) == (own.total, own.allocations);
+        wrong.unless(same, || format!("{now:?}, {reported:?}, added up {own:?}, at most {most}"));
         compared += usize::from(same);
     }
     let own = program.log.replay(&[]);
     println!("{compared} of {STEPS} times to the byte; {} B by {} allocations in all", own.total, own.allocations);
-    println!("{}", memory_summary(0).expect("allocations are heard"));
+    println!("{}", memory_summary(0).expect("allocations are intercepted"));
     for matrix in live {
         program.free(matrix);
     }

@@ -136,7 +136,7 @@ fn a_capture_stays_whole() {
                 trace.reset();
                 assert_eq!((trace.data().used.get(), trace.data().peaked.get()), (0, 0), "{gauge:?}");
             }
-            gpumem::memory_stats(0).expect("allocations are heard");
+            gpumem::memory_stats(0).expect("allocations are intercepted");
         };
         let graph = Graph::capture(stream, mode, &[(64 * MIB, true)], false, look);
         let data = all.data();
@@ -155,7 +155,7 @@ fn a_first_trace_leaves_a_capture_whole() {
     for mode in [Capture::Global, Capture::ThreadLocal, Capture::Relaxed] {
         unsubscribe();
         let first = || {
-            subscribe().expect("allocations can be heard");
+            subscribe().expect("allocations can be intercepted");
             let trace = exact();
             assert_eq!((trace.data().used.get(), trace.data().peaked.get()), (0, 0));
         };
@@ -164,7 +164,7 @@ fn a_first_trace_leaves_a_capture_whole() {
         // A block from before the subscription is still known to be older, and one from after it is not.
         unsubscribe();
         let older = put("cuMemAlloc_v2", |out| vec![out, MIB]);
-        subscribe().expect("allocations can be heard");
+        subscribe().expect("allocations can be intercepted");
         let trace = exact();
         done("cuMemFree_v2", &[older]);
         let data = trace.data();

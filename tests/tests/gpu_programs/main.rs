@@ -41,13 +41,13 @@ fn device() -> Option<MutexGuard<'static, ()>> {
     let one = gpumem_tests::device()?;
     done("cuInit", &[0]);
     done("cuCtxSetCurrent", &[retained()]);
-    subscribe().expect("allocations can be heard");
+    subscribe().expect("allocations can be intercepted");
     Some(one)
 }
 
 fn exact() -> GpuMemTrace {
     let builder = GpuMemTrace::builder().gauge(Gauge::Exact).device(0);
-    builder.on_exit_report(false).start().expect("the device can be heard")
+    builder.on_exit_report(false).start().expect("allocations can be intercepted")
 }
 
 fn synchronize() {
@@ -152,12 +152,12 @@ fn every_kind_of_call() {
 }
 
 #[test]
-fn both_sources_tell_the_same() {
+fn both_sources_report_the_same() {
     let Some(_one) = device() else { return };
     let Some([by_dispatch, by_cupti]) = reported_by_both(every_kind_of_call) else { return };
     assert_eq!(by_dispatch, by_cupti);
     for kind in ["CaptureBegun", "CaptureEnded", "succeeded: false", "Graphs", "ForeignHandle", "Foreign {", "Pooled"] {
         assert!(by_dispatch.iter().any(|call| call.contains(kind)), "nothing was reported of {kind}: {by_dispatch:#?}");
     }
-    println!("both sources told of {} facts", by_dispatch.len());
+    println!("both sources reported {} facts", by_dispatch.len());
 }

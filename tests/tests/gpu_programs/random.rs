@@ -25,7 +25,7 @@ pub(super) struct Block {
     pub(super) context: Option<usize>,
 }
 
-/// Physical memory of this process that comes back as somebody else's, by each way that works in one process.
+/// Physical memory of this process that is imported again, in each way that works within one process.
 pub(super) fn import(&Block { name: handle, counted, .. }: &Block, random: &mut Random) {
     let exported = put("cuMemExportToShareableHandle", |out| vec![out, handle, 1, 0]) & 0xffff_ffff;
     if random.below(2) == 0 {
@@ -266,7 +266,7 @@ impl World {
         }
     }
 
-    /// The trace and the log, if nothing is said to be unknown.
+    /// The trace and the log, unless the trace reports unknown frees or lost events.
     fn compare(&mut self, at: usize) {
         let (trace, began) = &self.traces[at];
         let seen = &self.log[*began..];

@@ -1,5 +1,5 @@
 //! Where memory is: scopes over threads and tasks, the summary, the breakdown, what
-//! is still there, what is said when memory runs out. What changes the whole process runs in a process of its own.
+//! is still there, the report when memory runs out. What changes the whole process runs in a process of its own.
 
 mod histories;
 mod leaks;
@@ -37,7 +37,7 @@ fn take(gpu: &SimGpu, bytes: u64) -> SimBlock {
     gpu.alloc(Bytes::new(bytes)).expect("the device has room")
 }
 
-/// What the summary says of a device, by path.
+/// The rows of the summary for a device, by path.
 fn scopes(gpu: &SimGpu) -> BTreeMap<String, ScopeSummary> {
     let all = gpumem::summary().scopes.into_iter().filter(|scope| scope.device == gpu.ordinal());
     all.map(|scope| (scope.path.join("/"), scope)).collect()
@@ -46,10 +46,10 @@ fn scopes(gpu: &SimGpu) -> BTreeMap<String, ScopeSummary> {
 /// What was ever allocated in each path of a device, the scopes inside it included, and what of that is in use.
 #[track_caller]
 fn check_scopes(gpu: &SimGpu, expected: &[(&str, u64, u64)]) {
-    let told: Vec<_> =
+    let reported: Vec<_> =
         scopes(gpu).into_iter().map(|(path, scope)| (path, scope.allocated.get(), scope.used.get())).collect();
-    let told: Vec<_> = told.iter().map(|(path, allocated, used)| (path.as_str(), *allocated, *used)).collect();
-    assert_eq!(told, expected);
+    let reported: Vec<_> = reported.iter().map(|(path, allocated, used)| (path.as_str(), *allocated, *used)).collect();
+    assert_eq!(reported, expected);
 }
 
 fn sizes(blocks: &[LiveBlock]) -> Vec<u64> {
@@ -95,8 +95,8 @@ fn a_scope_on_a_device_that_it_was_not_opened_for() {
     let gpu = simulated_gpu();
     let trace = GpuMemTrace::with_ctx("here");
     let block = take(&other, 5);
-    let told = &scopes(&other)["here"];
-    let figures = [told.calls, told.used.get(), told.peak.get(), told.device_peak.get()];
+    let reported = &scopes(&other)["here"];
+    let figures = [reported.calls, reported.used.get(), reported.peak.get(), reported.device_peak.get()];
     assert_eq!(figures, [0, 5, 5, 5], "no less in use on the device than in the scope");
     assert_eq!(scopes(&gpu)["here"].device_peak, Bytes::ZERO);
     assert_eq!(sizes(&trace.live()), [5]);
@@ -104,7 +104,7 @@ fn a_scope_on_a_device_that_it_was_not_opened_for() {
 }
 
 #[test]
-fn what_is_too_deep_to_be_told_apart_is_in_all_scopes_around_it() {
+fn blocks_below_the_deepest_path_are_in_all_scopes_around_it() {
     fn deeper(gpu: &SimGpu, depth: usize) -> SimBlock {
         let trace = GpuMemTrace::with_ctx("deeper");
         let block = if depth == 0 { take(gpu, 7) } else { deeper(gpu, depth - 1) };
@@ -117,9 +117,12 @@ fn what_is_too_deep_to_be_told_apart_is_in_all_scopes_around_it() {
     let trace = GpuMemTrace::with_ctx("outermost");
     let _block = deeper(&gpu, 1_000);
     assert_eq!(sizes(&trace.live()), [7]);
-    let told = scopes(&gpu);
-    assert!(told.len() == 2 + 64 && told.values().all(|scope| scope.used == 7 && scope.allocations == 1), "{told:#?}");
-    let calls: u64 = told.values().map(|scope| scope.calls).sum();
+    let reported = scopes(&gpu);
+    assert!(
+        reported.len() == 2 + 64 && reported.values().all(|scope| scope.used == 7 && scope.allocations == 1),
+        "{reported:#?}"
+    );
+    let calls: u64 = reported.values().map(|scope| scope.calls).sum();
     assert_eq!(calls, 1 + 1_001);
 }
 
@@ -233,7 +236,7 @@ fn many_names() {
 }
 
 #[test]
-fn names_without_end_are_told_together_under_their_place() {
+fn names_beyond_the_limit_share_one_row() {
     let said = passes("many names", &[]);
     let [scopes, rest, path, calls] = said.answers()[..] else { panic!("{}", said.stdout) };
     let apart = 1 << 10;

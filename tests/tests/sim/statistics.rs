@@ -24,8 +24,8 @@ impl Sums {
     }
 }
 
-fn sums(told: &AllocStats) -> (Sums, Sums) {
-    let AllocStats { bytes, blocks } = told;
+fn sums(reported: &AllocStats) -> (Sums, Sums) {
+    let AllocStats { bytes, blocks } = reported;
     let bytes = [bytes.current, bytes.peak, bytes.allocated, bytes.freed].map(Bytes::get);
     (Sums(bytes), Sums([blocks.current, blocks.peak, blocks.allocated, blocks.freed]))
 }
@@ -44,7 +44,7 @@ fn every_figure_is_what_the_program_adds_up() {
         for step in 0..300 {
             match random.below(12) {
                 0 => {
-                    gpumem::reset_peak_memory_stats(id).expect("it is heard");
+                    gpumem::reset_peak_memory_stats(id).expect("it is intercepted");
                     for (bytes, blocks) in &mut expected {
                         bytes.reset();
                         blocks.reset();
@@ -70,18 +70,18 @@ fn every_figure_is_what_the_program_adds_up() {
                 }
             }
             most = most.max(expected[0].0.0[0]);
-            let stats = gpumem::memory_stats(id).expect("it is heard");
-            let told = [&stats.all, &stats.kinds.device, &stats.kinds.pool].map(sums);
-            assert_eq!(told, expected, "seed {seed}, step {step}");
+            let stats = gpumem::memory_stats(id).expect("it is intercepted");
+            let reported = [&stats.all, &stats.kinds.device, &stats.kinds.pool].map(sums);
+            assert_eq!(reported, expected, "seed {seed}, step {step}");
             assert_eq!(gpumem::memory_allocated(id).map(Bytes::get), Ok(expected[0].0.0[0]));
             assert_eq!(gpumem::max_memory_allocated(id).map(Bytes::get), Ok(expected[0].0.0[1]));
-            assert!(gpumem::memory_reserved(id).expect("it is heard").get() >= expected[0].0.0[0]);
+            assert!(gpumem::memory_reserved(id).expect("it is intercepted").get() >= expected[0].0.0[0]);
         }
         assert_eq!(trace.data().peak_over_start().get(), most, "a reset of these peaks is no trace's");
     }
 }
 
-/// Devices are told apart, and nobody has device 5000.
+/// Each device is counted separately, and there is no device 5000.
 #[test]
 fn a_device_is_a_number_or_the_current_one() {
     let (quiet, busy) = (SimGpu::install(Bytes::gib(1)).unwrap(), SimGpu::install(Bytes::gib(1)).unwrap());
@@ -97,7 +97,7 @@ fn a_device_is_a_number_or_the_current_one() {
 
 /// A device that cannot be read still has its allocations.
 #[test]
-fn a_pool_that_cannot_be_read_is_said() {
+fn a_pool_that_cannot_be_read_is_reported() {
     let gpu = SimGpu::install(Bytes::gib(1)).unwrap();
     let id = gpu.ordinal();
     assert_eq!(gpumem::memory_reserved(id), Ok(Bytes::ZERO));
@@ -128,8 +128,8 @@ fn a_snapshot_has_every_live_block() {
     drop(gpu.alloc(Bytes::new(9_000)).unwrap());
     drop(trace);
     let blocks = of_device();
-    let told: Vec<_> = blocks.iter().map(|block| (block.bytes, block.kind, block.path.join(" > "))).collect();
-    assert_eq!(told, [(inside.bytes(), "pool", "load".to_owned()), (before.bytes(), "device", String::new())]);
+    let reported: Vec<_> = blocks.iter().map(|block| (block.bytes, block.kind, block.path.join(" > "))).collect();
+    assert_eq!(reported, [(inside.bytes(), "pool", "load".to_owned()), (before.bytes(), "device", String::new())]);
     assert!(blocks.iter().all(|block| block.simulated && block.thread > 0));
     assert_ne!(blocks[0].key, blocks[1].key);
     drop((before, inside));

@@ -59,7 +59,7 @@ fn kib(gpu: &SimGpu, kib: u64) -> SimBlock {
     gpu.alloc_async(Bytes::kib(kib)).unwrap()
 }
 
-/// The lines below the one that says where.
+/// The lines below the line with the place.
 fn changes(page: &Page) -> Vec<String> {
     let text = page.take();
     text.lines().filter(|line| line.starts_with(['+', '-', '?'])).map(str::to_owned).collect()
@@ -131,7 +131,7 @@ fn where_it_was_called() {
     assert!(page.take().contains(": a\\nb "));
 }
 
-/// The simulated devices give out the same addresses: blocks are told apart all the same.
+/// The simulated devices return the same addresses. Their blocks are still distinguished.
 #[test]
 fn each_tracker_sees_its_own_device() {
     let (one, mut tracker, page) = gpu();
@@ -161,7 +161,11 @@ fn trackers_of_one_device_do_not_know_of_each_other() {
     let mut late = MemTracker::builder().to(page_of_late.clone()).start().unwrap();
     let _second = kib(&gpu, 4);
     late.track();
-    assert_eq!(changes(&page_of_late), ["+ | 2 * 4 KiB | 8 KiB | outside of all scopes"], "the first call tells all");
+    assert_eq!(
+        changes(&page_of_late),
+        ["+ | 2 * 4 KiB | 8 KiB | outside of all scopes"],
+        "the first call lists everything"
+    );
     tracker.track();
     assert_eq!(changes(&page), ["+ | 1 * 4 KiB | 4 KiB | outside of all scopes"]);
 }

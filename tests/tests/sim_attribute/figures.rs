@@ -83,7 +83,7 @@ fn are_those_of_the_function() {
     assert_eq!(lines(|| drop(cancelled)), ["△Used Peaked MB:      0     30 (across_await: exit)"]);
 
     let mut ended = Box::pin(across_await());
-    let told = lines(|| while ended.as_mut().poll(&mut context).is_pending() {});
-    assert_eq!(told, ["△Used Peaked MB:     10     20 (across_await: exit)"], "told at its end");
+    let reported = lines(|| while ended.as_mut().poll(&mut context).is_pending() {});
+    assert_eq!(reported, ["△Used Peaked MB:     10     20 (across_await: exit)"], "reported at its end");
     assert!(lines(|| drop(ended)).is_empty(), "and not again");
 }

@@ -265,11 +265,11 @@ fn of_async_trait_drop_their_arguments_as_they_did() {
         let plain = drops(&Plain, polls);
         for service in [&Above as &dyn Drops, &Below] {
             let mut traced = Vec::new();
-            let told = reports(|| traced = drops(service, polls));
+            let reported = reports(|| traced = drops(service, polls));
             assert_eq!(traced, plain, "{polls} polls");
             // The rows are those of the body, however the method is written out.
-            let rows = told.iter().map(|report| report.lines.len()).collect::<Vec<_>>();
-            assert_eq!(rows, [vec![], vec![2, 2], vec![4, 3]][polls], "{told:#?}");
+            let rows = reported.iter().map(|report| report.lines.len()).collect::<Vec<_>>();
+            assert_eq!(rows, [vec![], vec![2, 2], vec![4, 3]][polls], "{reported:#?}");
         }
     }
 }

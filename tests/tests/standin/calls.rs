@@ -1,14 +1,14 @@
-//! Exact figures where allocations are heard, through the dispatch table and through CUPTI: each way to allocate to the byte.
+//! Exact figures through the dispatch table and through CUPTI: each way to allocate, to the byte.
 //!
-//! Each case is a machine and a script for the probe, with the answers behind the commands; `gpumem_tests::check` says more.
+//! Each case is a machine and a script for the probe, with the answers behind the commands; see `gpumem_tests::check`.
 
 use std::time::Duration;
 
 use gpumem_tests::{CONTEXT, Machines, Outcome, Standin, each, ensure};
 
 /// A machine for each source.
-fn heard() -> Machines {
-    Machines::heard()
+fn both_sources() -> Machines {
+    Machines::of_both_sources()
 }
 
 #[track_caller]
@@ -16,7 +16,7 @@ fn check(machines: &Machines, script: &str) -> Vec<Outcome> {
     machines.check(script)
 }
 
-/// The same, with a context and an exact trace of its device, and nothing to say on stderr.
+/// The same, with a context and an exact trace of its device, and nothing on stderr.
 #[track_caller]
 fn check_exact(machines: &Machines, script: &str) {
     for outcome in check(machines, &format!("{CONTEXT}; exact = started; {script}")) {
@@ -58,7 +58,7 @@ fn every_way_to_allocate_is_counted_to_the_byte() {
             "call cuArrayCreate_v2 &a array:10x3:0x10:2; figures = 120 0; call cuArrayDestroy a; figures = 0 120",
             "call cuArray3DCreate_v2 &a array3d:8x4x2:0x01:1; figures = 64 0; call cuArrayDestroy a; figures = 0 64",
             "call cuMipmappedArrayCreate &a array3d:8x8x0:0x20:1 4; figures = 340 0; call cuMipmappedArrayDestroy a; figures = 0 340",
-            // What is not on the device is told apart.
+            // Memory that is not on the device is listed separately.
             "call cuMemAllocManaged &a 1000 1; figures = 0 0; call cuMemFree_v2 a; figures = 0 0",
             "call cuMemAllocHost_v2 &a 1000; call cuMemHostAlloc &b 1000 0; figures = 0 0; call cuMemFreeHost a; call cuMemFreeHost b; figures = 0 0",
             "let mine 0x10000; call cuMemHostRegister_v2 mine 1000 0; figures = 0 0; call cuMemHostUnregister mine; figures = 0 0",
@@ -71,24 +71,24 @@ fn every_way_to_allocate_is_counted_to_the_byte() {
             "call cuMemCreate &h 2097152 on:0 0; call cuMemRelease h; call cuMemCreate &h 4194304 on:0 0; call cuMemRelease h; figures = 0 4194304",
             "call cuArrayCreate_v2 &a array:10:0x01:1; call cuArrayDestroy a; call cuMipmappedArrayCreate &a array3d:20:0x01:1 1; figures = 20 0",
         ],
-        |script| check_exact(&heard(), script),
+        |script| check_exact(&both_sources(), script),
     );
 }
 
 #[test]
-fn what_is_live_is_told_by_kind() {
+fn live_memory_is_listed_by_kind() {
     let script = "call cuMemAlloc_v2 &a 1; call cuMemAllocAsync &b 20 0; call cuMemAllocManaged &c 300 1; \
                   call cuMemAllocHost_v2 &d 4000; call cuMemCreate &e 2097152 on:0 0; call cuMemHostRegister_v2 0x10000 50 0; \
                   call cuArrayCreate_v2 &f array:2:0x01:1; figures = 2097175 0; \
-                  status = gauge=exact source=SOURCE heard=7 untracked=0 lost=0 device=3/2 pool=20/1 managed=300/1 pinned host=4050/2 \
+                  status = gauge=exact source=SOURCE events=7 untracked=0 lost=0 device=3/2 pool=20/1 managed=300/1 pinned host=4050/2 \
                   vmm=2097152/1 by=LIBRARY why=none";
-    check_exact(&heard(), script);
+    check_exact(&both_sources(), script);
     // And what is given back is not live any more.
     let freed = "call cuMemFree_v2 a; call cuMemFreeAsync b 0; call cuMemFree_v2 c; call cuMemFreeHost d; call cuMemRelease e; \
                  call cuMemHostUnregister 0x10000; call cuArrayDestroy f; figures 0 = 0 2097175; \
-                 status = gauge=exact source=SOURCE heard=14 untracked=0 lost=0 by=LIBRARY why=none";
+                 status = gauge=exact source=SOURCE events=14 untracked=0 lost=0 by=LIBRARY why=none";
     let (allocated, _) = script.split_once("figures").unwrap_or((script, ""));
-    check_exact(&heard(), &format!("{allocated}{freed}"));
+    check_exact(&both_sources(), &format!("{allocated}{freed}"));
 }
 
 /// The result is looked at before anything else of a call: what a failed call was to fill in may be anything.
@@ -113,7 +113,7 @@ fn an_allocation_that_fails_counts_nothing() {
     each(&allocations, |(function, arguments)| {
         // `a` is then the address of a block that is alive, or nothing that could be read.
         let nowhere = arguments.replace("&a", "0").replace("&pitch", "0");
-        let live = "gauge=exact source=SOURCE heard=1 untracked=0 lost=0 device=1000/1 by=LIBRARY why=none";
+        let live = "gauge=exact source=SOURCE events=1 untracked=0 lost=0 device=1000/1 by=LIBRARY why=none";
         let script = format!(
             "call cuDeviceGetDefaultMemPool &pool 0; call cuMemAlloc_v2 &live 1000; let a live; \
              call {function} {arguments} = 2; call {function} {nowhere} = 2; figures = 1000 0; status = {live}; \
@@ -121,8 +121,8 @@ fn an_allocation_that_fails_counts_nothing() {
         );
         // Of each there was one before: `live`, and a page that gpumem asks for to know the number of a block.
         let from = if ["cuMemAlloc_v2", "cuMemCreate"].contains(function) { 2 } else { 1 };
-        // What is said of it is another test's.
-        let machine = heard().fail(format!("{function}=2@{from}..{}", from + 2)).env("GPUMEM_REPORT", "off");
+        // Another test checks the notice.
+        let machine = both_sources().fail(format!("{function}=2@{from}..{}", from + 2)).env("GPUMEM_REPORT", "off");
         check_exact(&machine, &script);
     });
     each(
@@ -132,7 +132,7 @@ fn an_allocation_that_fails_counts_nothing() {
             "call cuMemAllocAsync &a 1000 0x99 = 400; figures = 0 0",
             "call cuMemCreate &a 1000 on:0 0 = 1; call cuMemCreate &a 2097152 on:7 0 = 101; figures = 0 0",
         ],
-        |script| check_exact(&heard().env("GPUMEM_REPORT", "off"), script),
+        |script| check_exact(&both_sources().env("GPUMEM_REPORT", "off"), script),
     );
 }
 
@@ -157,27 +157,28 @@ fn a_free_that_fails_gives_nothing_back() {
             );
             // One page that gpumem asks for to know the number of a block was released before.
             let from = if *free == "cuMemRelease" { 2 } else { 1 };
-            // The second fault hears of the calls that the first lets pass.
+            // The second fault counts only the calls that the first lets pass.
             let fault = |calls: String| format!("{free}=999@{calls}");
-            let machine = heard().fail(fault(format!("{from}..{}", from + 2))).fail(fault((from + 1).to_string()));
+            let machine =
+                both_sources().fail(fault(format!("{from}..{}", from + 2))).fail(fault((from + 1).to_string()));
             check_exact(&machine, &script);
         },
     );
     let mapped = "call cuMemCreate &h 2097152 on:0 0; call cuMemAddressReserve &v 2097152 0 0 0; call cuMemMap v 2097152 0 h 0; \
                   call cuMemRelease h; call cuMemUnmap v 2097152 = 999; figures 0 = 2097152 0; call cuMemUnmap v 2097152; \
                   figures = 0 2097152";
-    check_exact(&heard().fail("cuMemUnmap=999@2..3"), mapped);
+    check_exact(&both_sources().fail("cuMemUnmap=999@2..3"), mapped);
     let unmapped = "call cuMemCreate &h 2097152 on:0 0; call cuMemAddressReserve &v 2097152 0 0 0; \
                     call cuMemMap v 2097152 0 h 0 = 2; figures = 2097152 0; call cuMemRelease h; figures 0 = 0 2097152";
-    check_exact(&heard().fail("cuMemMap=2@2"), unmapped);
+    check_exact(&both_sources().fail("cuMemMap=2@2"), unmapped);
     let pinned = "call cuMemAllocHost_v2 &a 1000; call cuMemFreeHost a = 999; \
-                  call cuMemFree_v2 0; status = gauge=exact source=SOURCE heard=1 untracked=0 lost=0 pinned host=1000/1 by=LIBRARY why=none";
-    check_exact(&heard().fail("cuMemFreeHost=999"), pinned);
+                  call cuMemFree_v2 0; status = gauge=exact source=SOURCE events=1 untracked=0 lost=0 pinned host=1000/1 by=LIBRARY why=none";
+    check_exact(&both_sources().fail("cuMemFreeHost=999"), pinned);
 }
 
 #[test]
-fn frees_of_what_nobody_heard_of() {
-    // What is older than the subscription is looked up where the driver can tell.
+fn frees_of_unknown_blocks() {
+    // Blocks older than the subscription are looked up if the driver knows them.
     each(
         &[
             ("cuMemAlloc_v2 &a 1000", "cuMemFree_v2 a", "-1000 0"),
@@ -191,11 +192,11 @@ fn frees_of_what_nobody_heard_of() {
         |(alloc, free, figures)| {
             let script =
                 format!("{CONTEXT}; call {alloc}; exact; call {free}; figures = {figures}; figures 0 = {figures}");
-            check(&heard(), &script);
+            check(&both_sources(), &script);
             // One that fails is none.
             let function = free.split(' ').next().unwrap_or_default();
             let script = format!("{CONTEXT}; call {alloc}; exact; call {free} = 999; figures = 0 0");
-            check(&heard().fail(format!("{function}=999")), &script);
+            check(&both_sources().fail(format!("{function}=999")), &script);
         },
     );
     each(
@@ -212,15 +213,15 @@ fn frees_of_what_nobody_heard_of() {
             "call cuMemAlloc_v2 &a 1000; other_thread call cuCtxSetCurrent ctx | call cuMemFree_v2 a; figures = 0 1000",
             "call cuMemAlloc_v2 &a 1000; call cuCtxCreate_v2 &other 0 0; call cuMemFree_v2 a; figures = 0 1000",
         ],
-        |script| check_exact(&heard(), script),
+        |script| check_exact(&both_sources(), script),
     );
 }
 
 #[test]
 fn subscribed_twice_is_once() {
-    check_exact(&heard(), "subscribe = done; subscribe = done; call cuMemAlloc_v2 &a 1000; figures = 1000 0");
+    check_exact(&both_sources(), "subscribe = done; subscribe = done; call cuMemAlloc_v2 &a 1000; figures = 1000 0");
     for _ in 0..5 {
-        check(&heard().set("yields=1"), "rush 16 = done");
+        check(&both_sources().set("yields=1"), "rush 16 = done");
     }
 }
 
@@ -237,10 +238,10 @@ fn while_the_process_ends() {
             "at_exit call cuDevicePrimaryCtxReset_v2 0 | call cuDevicePrimaryCtxRelease_v2 0",
         ],
         |script| {
-            check_exact(&heard(), script);
+            check_exact(&both_sources(), script);
             let (before, after) = script.split_once("at_").unwrap_or((script, ""));
             if let Some(handler) = after.strip_prefix("exit ") {
-                check(&heard(), &format!("{CONTEXT}; at_exit {handler}; exact; {before}"));
+                check(&both_sources(), &format!("{CONTEXT}; at_exit {handler}; exact; {before}"));
             }
         },
     );
@@ -253,7 +254,7 @@ fn a_forked_process_counts_nothing_and_does_not_hang() {
     let script =
         format!("call cuMemAlloc_v2 &a 1000; {child}; figures 0 = 1000 0; call cuMemFree_v2 a = 0; figures 0 = 0 1000");
     let script = script.replace("call cuMemFree_v2 a = 0", "call cuMemFree_v2 a+0");
-    for outcome in check(&heard(), &format!("{CONTEXT}; exact; {script}")) {
+    for outcome in check(&both_sources(), &format!("{CONTEXT}; exact; {script}")) {
         ensure(outcome.stdout.contains(": the child ended with 0"), "the child did not end well", &outcome);
         ensure(outcome.answer("exact") == "started", "no trace", &outcome);
         let of_child: Vec<_> = outcome.answers("figures");
@@ -261,12 +262,12 @@ fn a_forked_process_counts_nothing_and_does_not_hang() {
     }
     // A thread of the parent's may be in the middle of things.
     let busy = "fork status | new | drop";
-    check(&heard(), &format!("{CONTEXT}; sampled; exact; {busy}; {busy}; {busy}; drop; drop"));
+    check(&both_sources(), &format!("{CONTEXT}; sampled; exact; {busy}; {busy}; {busy}; drop; drop"));
 }
 
 #[test]
 fn a_trace_that_was_open_at_a_fork_reports_in_the_parent_alone() {
-    for outcome in check(&heard(), &format!("{CONTEXT}; new; fork report | drop; report; drop")) {
+    for outcome in check(&both_sources(), &format!("{CONTEXT}; new; fork report | drop; report; drop")) {
         ensure(outcome.stdout.contains(": the child ended with 0"), "the child did not end well", &outcome);
         ensure(outcome.reports().len() == 2, "not the parent's two reports", &outcome);
     }
@@ -274,7 +275,7 @@ fn a_trace_that_was_open_at_a_fork_reports_in_the_parent_alone() {
 
 #[test]
 fn a_forked_process_is_silent() {
-    for outcome in check(&heard(), &format!("{CONTEXT}; exact; hold_stderr 500; fork new | drop")) {
+    for outcome in check(&both_sources(), &format!("{CONTEXT}; exact; hold_stderr 500; fork new | drop")) {
         ensure(outcome.stdout.contains(": the child ended with 0"), "the child did not end well", &outcome);
         ensure(outcome.stderr.is_empty(), "said something that nobody asked for", &outcome);
     }
@@ -283,10 +284,10 @@ fn a_forked_process_is_silent() {
 /// Whatever the threads of the parent were at: 1,000 children for each source.
 #[test]
 fn no_child_of_a_fork_hangs_or_prints() {
-    let machines = heard().env("GPUMEM_LEAKS", "1").limit(Duration::from_secs(120));
+    let machines = both_sources().env("GPUMEM_LEAKS", "1").limit(Duration::from_secs(120));
     for outcome in machines.check("forks 1000 = none hung, none printed") {
         let children = outcome.stderr.matches("gpumem: process ").count();
-        ensure(children == 1, "not the parent alone told of leaks", &outcome);
+        ensure(children == 1, "not the parent alone reported leaks", &outcome);
     }
 }
 
@@ -318,7 +319,7 @@ fn events_are_of_the_right_device() {
              figures 0 = 0 0; figures 1 = 1000 0",
             "call cuCtxSetCurrent c1; call cuStreamCreateWithPriority &s 1 0; call cuCtxSetCurrent c0; \
              call cuMemAllocAsync_ptsz &a 1000 s; figures 0 = 0 0; figures 1 = 1000 0",
-            // Where the properties say, without any context.
+            // On the device that the properties name, without any context.
             "call cuMemCreate &h 2097152 on:1 0; figures 0 = 0 0; figures 1 = 2097152 0; call cuMemRelease h; figures 1 = 0 2097152",
             "call cuCtxCreate_v2 &x 0 1; call cuMemAlloc_v2 &a 7; call cuCtxSetCurrent c0; call cuMemAlloc_v2 &b 20; \
              call cuArrayCreate_v2 &d array:10:0x01:1; figures 0 = 30 0; figures 1 = 7 0",
@@ -329,7 +330,7 @@ fn events_are_of_the_right_device() {
              figures 0 = 20 0; figures 1 = 7 0",
         ],
         |script| {
-            let machine = heard().devices(2);
+            let machine = both_sources().devices(2);
             check(&machine, &format!("{TWO}; {trace}; {script}"));
             // CUDA's order is not NVML's.
             check(&machine.env("CUDA_VISIBLE_DEVICES", "1,0"), &format!("{TWO}; {trace}; {script}"));
@@ -353,7 +354,7 @@ fn streams_and_pools_from_before() {
              figures 0 = 0 0; figures 1 = 1000 0",
         ],
         |script| {
-            check(&heard().devices(2), &format!("{TWO}; {}", script.replace("TRACE", "exact 0; exact 1")));
+            check(&both_sources().devices(2), &format!("{TWO}; {}", script.replace("TRACE", "exact 0; exact 1")));
         },
     );
 }
@@ -374,24 +375,24 @@ fn a_context_that_ends_gives_back_everything_but_pools() {
             "call cuDevicePrimaryCtxRetain &ctx 0; call cuMemAlloc_v2 &a 8; call cuDevicePrimaryCtxRelease_v2 0; figures = 8 0"
                 .to_owned(),
             "call cuMemAllocManaged &a 8 1; call cuDevicePrimaryCtxReset_v2 0; \
-             status = gauge=exact source=SOURCE heard=1 untracked=0 lost=0 by=LIBRARY why=none"
+             status = gauge=exact source=SOURCE events=1 untracked=0 lost=0 by=LIBRARY why=none"
                 .to_owned(),
             // Nothing was in it.
             "call cuMemAlloc_v2 &a 8; call cuCtxCreate_v2 &x 0 0; call cuCtxDestroy_v2 x; figures = 8 0".to_owned(),
         ],
-        |script| check_exact(&heard(), script),
+        |script| check_exact(&both_sources(), script),
     );
     // The other device's is not touched.
     let script = "call cuCtxSetCurrent c0; call cuMemAlloc_v2 &a 7; call cuCtxSetCurrent c1; call cuMemAlloc_v2 &b 20; \
                   call cuDevicePrimaryCtxReset_v2 1; figures 0 = 7 0; figures 1 = 0 20";
-    check(&heard().devices(2), &format!("{TWO}; exact 0; exact 1; {script}"));
+    check(&both_sources().devices(2), &format!("{TWO}; exact 0; exact 1; {script}"));
 }
 
-/// One of two contexts of a device: exact, or said to be doubtful.
+/// One of two contexts of a device ends: the figures are exact, or marked as possibly wrong.
 #[test]
 fn one_context_of_two_ends() {
     let script = "call cuMemAlloc_v2 &a 1000; call cuCtxCreate_v4 &x 0 0 0; call cuMemAlloc_v2 &b 20; call cuCtxDestroy_v2 x; figures";
-    for outcome in check(&heard(), &format!("{CONTEXT}; exact; {script}")) {
+    for outcome in check(&both_sources(), &format!("{CONTEXT}; exact; {script}")) {
         let figures = outcome.answer("figures");
         ensure(figures == "1000 20" || figures.ends_with("lost"), "wrong without a word", &outcome);
     }
@@ -399,7 +400,8 @@ fn one_context_of_two_ends() {
 
 #[test]
 fn many_traces_equal_a_replayed_log() {
-    let machine = heard().devices(2).set("total=200GiB").set("yields=1").limit(std::time::Duration::from_secs(120));
+    let machine =
+        both_sources().devices(2).set("total=200GiB").set("yields=1").limit(std::time::Duration::from_secs(120));
     for script in ["nested 100", "together 16 40 1", "together 16 40 2", "alone 16 400 1", "alone 16 400 2"] {
         for outcome in check(&machine, &format!("call cuInit 0; {script}")) {
             let answer = outcome.answer(script);
@@ -411,7 +413,7 @@ fn many_traces_equal_a_replayed_log() {
 
 /// What Rust programs do.
 #[test]
-fn cudarc_is_heard() {
+fn allocations_of_cudarc_are_counted() {
     let mib = 1 << 20;
     let script = format!(
         "new; context 0; pooled 10; figures = {} 0; pooled 15; figures 0 = {} 0; give_back; figures = 0 {}",
@@ -419,14 +421,14 @@ fn cudarc_is_heard() {
         25 * mib,
         25 * mib
     );
-    for outcome in check(&heard(), &script) {
+    for outcome in check(&both_sources(), &script) {
         ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
     }
     // A card without pools.
-    check(&heard().set("pools=0"), &script);
+    check(&both_sources().set("pools=0"), &script);
     let script =
         format!("exact 0; exact 1; context 0; context 1; pooled 10; figures 0 = 0 0; figures 1 = {} 0", 10 * mib);
-    check(&heard().devices(2), &script);
+    check(&both_sources().devices(2), &script);
 }
 
 /// The line that fastai prints, from exact figures.
@@ -434,7 +436,7 @@ fn cudarc_is_heard() {
 fn reports_are_exact() {
     let script = "call cuMemAlloc_v2 &a 10485760; call cuMemAlloc_v2 &b 15728640; call cuMemFree_v2 b; report; reset; \
                   call cuMemFree_v2 a; report; drop";
-    for outcome in check(&heard(), &format!("{CONTEXT}; new; {script}")) {
+    for outcome in check(&both_sources(), &format!("{CONTEXT}; new; {script}")) {
         let expected = [
             "△Used Peaked MB:     10     15",
             "△Used Peaked MB:    -10      0",
@@ -453,7 +455,7 @@ fn traces_of_one_thread() {
             "of_thread; call cuMemAlloc_v2 &a 7; other_thread call cuCtxSetCurrent ctx | call cuMemFree_v2 a; figures 1 = 0 7",
             "of_thread; other_thread call cuCtxSetCurrent ctx | call cuMemAlloc_v2 &b 20; call cuMemFree_v2 b; figures 1 = 0 0; figures 0 = 0 20",
         ],
-        |script| check_exact(&heard(), script),
+        |script| check_exact(&both_sources(), script),
     );
     let outcome = gpumem_tests::check(&Standin::new(), &format!("{CONTEXT}; of_thread"));
     ensure(outcome.answer("of_thread").starts_with("error[unavailable]"), "a sampled trace of one thread", &outcome);
@@ -464,7 +466,7 @@ fn traces_of_one_thread() {
 fn a_pool_outlives_a_context() {
     let script = "call cuMemPoolCreate &p on:0; call cuMemAllocFromPoolAsync &a 9 p 0; call cuCtxCreate_v2 &x 0 0; \
                   call cuMemAlloc_v2 &b 20; call cuCtxDestroy_v2 x; figures";
-    for outcome in check(&heard(), &format!("{CONTEXT}; exact; {script}")) {
+    for outcome in check(&both_sources(), &format!("{CONTEXT}; exact; {script}")) {
         let figures = outcome.answer("figures");
         ensure(figures == "9 20" || figures.ends_with("lost"), "wrong without a word", &outcome);
     }
@@ -474,7 +476,7 @@ fn a_pool_outlives_a_context() {
 fn another_threads_free_that_fails() {
     let script = "of_thread; call cuMemAlloc_v2 &a 7; other_thread call cuCtxSetCurrent ctx | call cuMemFree_v2 a = 999; \
                   figures 0 = 7 0; figures 1 = 7 0";
-    check_exact(&heard().fail("cuMemFree_v2=999"), script);
+    check_exact(&both_sources().fail("cuMemFree_v2=999"), script);
 }
 
 /// Handlers that were set before gpumem's own run after it has gone.
@@ -484,7 +486,7 @@ fn traces_while_the_process_ends() {
     for script in
         [format!("{late}; exact; exact"), format!("exact; {late}"), late.to_owned(), format!("sampled; {late}")]
     {
-        check(&heard(), &format!("{CONTEXT}; {script}"));
+        check(&both_sources(), &format!("{CONTEXT}; {script}"));
         gpumem_tests::check(&Standin::new(), &format!("{CONTEXT}; {script}"));
     }
 }
@@ -493,27 +495,27 @@ fn traces_while_the_process_ends() {
 fn subscribing_again_and_again_under_load() {
     let script = "call cuInit 0; toggling 8 300; exact; call cuDevicePrimaryCtxRetain &ctx 0; call cuCtxSetCurrent ctx; \
                   call cuMemAlloc_v2 &a 1000; figures = 1000 0; call cuMemFree_v2 a; figures 0 = 0 1000";
-    check(&heard(), script);
+    check(&both_sources(), script);
 }
 
 /// A capture is not broken by what listens, and what it refuses is not counted.
 #[test]
 fn while_a_stream_is_captured() {
-    check(&heard(), "context 0; capture; new; figures = 0 0; report; status; drop; end_capture = whole");
+    check(&both_sources(), "context 0; capture; new; figures = 0 0; report; status; drop; end_capture = whole");
     check(
-        &heard(),
+        &both_sources(),
         "context 0; capture; pool; figures = 0 0, pool; reset; figures = 0 0, pool; drop; memory_stats; end_capture = whole",
     );
     let script = "context 0; capture; new; call cuMemAllocAsync &a 1000 0 = 900; figures = 0 0; end_capture";
-    check(&heard(), script);
+    check(&both_sources(), script);
     let script = "context 0; capture; new; call cuMemAlloc_v2 &a 1000 = 900; figures = 0 0; end_capture";
-    check(&heard(), script);
+    check(&both_sources(), script);
 }
 
 #[test]
-fn slices_of_a_card_are_heard() {
+fn allocations_on_mig_slices_are_counted() {
     check_exact(
-        &heard().set("mig=1"),
+        &both_sources().set("mig=1"),
         "call cuMemAlloc_v2 &a 1000; figures = 1000 0; call cuMemFree_v2 a; figures = 0 1000",
     );
 }

@@ -4,11 +4,11 @@
 use gpumem_tests::{CONTEXT, Standin, check, each, ensure};
 
 /// A machine with libcupti, and without stubs.
-fn heard() -> Standin {
+fn with_cupti() -> Standin {
     Standin::new().cupti()
 }
 
-/// The same, with a context and an exact trace of its device, and nothing to say on stderr.
+/// The same, with a context and an exact trace of its device, and nothing on stderr.
 #[track_caller]
 fn check_exact(machine: &Standin, script: &str) {
     let outcome = check(machine, &format!("{CONTEXT}; exact = started; {script}"));
@@ -37,11 +37,11 @@ fn check_sampled(machine: &Standin, says: &[&str]) {
 
 #[test]
 fn another_tool_holds_the_subscription() {
-    let nsys = heard().set("subscriber=nsys");
+    let nsys = with_cupti().set("subscriber=nsys");
     check_sampled(&nsys, &["nsys holds the only subscription", "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"]);
     let outcome = check(&nsys, "exact");
     ensure(outcome.answer("exact").starts_with("error[busy]"), "is not busy", &outcome);
-    // It may not be told who it is.
+    // It may not get its own handle.
     check_sampled(&nsys.clone().without_symbol("cuptiSubscribe_v2"), &["another profiler holds the only subscription"]);
     check_sampled(&nsys.clone().set("cupti=130001"), &["holds the only subscription"]);
     // Where the tool lets others in, all is well, if CUPTI can do that.
@@ -56,10 +56,10 @@ fn without_libcupti() {
     for symbol in
         ["cuptiSubscribe", "cuptiUnsubscribe", "cuptiEnableCallback", "cuptiGetDeviceId", "cuptiGetResultString"]
     {
-        check_sampled(&heard().without_symbol(symbol), &["libcupti has no", symbol]);
+        check_sampled(&with_cupti().without_symbol(symbol), &["libcupti has no", symbol]);
     }
-    check_exact(&heard().without_symbol("cuptiSubscribe_v2"), "call cuMemAlloc_v2 &a 1000; figures = 1000 0");
-    check_exact(&heard().set("cupti=130001"), "call cuMemAlloc_v2 &a 1000; figures = 1000 0");
+    check_exact(&with_cupti().without_symbol("cuptiSubscribe_v2"), "call cuMemAlloc_v2 &a 1000; figures = 1000 0");
+    check_exact(&with_cupti().set("cupti=130001"), "call cuMemAlloc_v2 &a 1000; figures = 1000 0");
 }
 
 #[test]
@@ -70,17 +70,17 @@ fn a_subscription_that_fails() {
         ("33", "CUPTI_ERROR_VIRTUALIZED_DEVICE_NOT_SUPPORTED (33)"),
         ("77", "(77)"),
     ] {
-        let machine = heard().fail(format!("cuptiSubscribe={fault}")).fail(format!("cuptiSubscribe_v2={fault}"));
+        let machine = with_cupti().fail(format!("cuptiSubscribe={fault}")).fail(format!("cuptiSubscribe_v2={fault}"));
         check_sampled(&machine, &["libcupti: cuptiSubscribe", says]);
-        let machine = heard().fail(format!("cuptiEnableCallback={fault}@4"));
+        let machine = with_cupti().fail(format!("cuptiEnableCallback={fault}@4"));
         check_sampled(&machine, &["libcupti: cuptiEnableCallback", says]);
         // It does not stay half subscribed: another tool can have it.
         check(&machine, &format!("{CONTEXT}; new; tool_subscribe libcupti.so.13 = 0"));
     }
     // What cannot be put on a device is counted as lost, not guessed.
     let lost = "call cuMemAlloc_v2 &a 1000; figures = 0 0, 1 lost; call cuMemFree_v2 a";
-    check(&heard().fail("cuptiGetDeviceId=3"), &format!("{CONTEXT}; exact; {lost}"));
-    check(&heard().fail("cuptiUnsubscribe=1"), &format!("{CONTEXT}; new; unsubscribe; drop"));
+    check(&with_cupti().fail("cuptiGetDeviceId=3"), &format!("{CONTEXT}; exact; {lost}"));
+    check(&with_cupti().fail("cuptiUnsubscribe=1"), &format!("{CONTEXT}; new; unsubscribe; drop"));
 }
 
 /// A libcupti that is older than some functions does not know their numbers; one that does not know the others is refused.
@@ -88,7 +88,7 @@ fn a_subscription_that_fails() {
 fn a_libcupti_that_does_not_know_the_newest_functions() {
     let started = |call: u32| {
         let fault = format!("cuptiEnableCallback=1@{call}..{}", call + 1);
-        let outcome = heard().fail(fault).env("GPUMEM_SOURCE", "cupti").run("exact");
+        let outcome = with_cupti().fail(fault).env("GPUMEM_SOURCE", "cupti").run("exact");
         outcome.answer("exact") == "started"
     };
     let started: Vec<bool> = (1..70).map(started).collect();
@@ -104,23 +104,23 @@ fn two_tools_in_one_process() {
     // The other one came first, and goes.
     let script = "tool_subscribe libcupti.so.13 = 0; new; figures = 0 0, sampled; drop; tool_unsubscribe libcupti.so.13 = 0; \
                   subscribe = done; new; call cuMemAlloc_v2 &a 1000; figures 0 = 1000 0";
-    check(&heard(), &format!("{CONTEXT}; {script}"));
+    check(&with_cupti(), &format!("{CONTEXT}; {script}"));
     let script = "tool_subscribe libcupti.so.13 = 0; new; drop; tool_unsubscribe libcupti.so.13 = 0; new; \
                   call cuMemAlloc_v2 &a 1000; figures 0 = 1000 0";
-    check(&heard(), &format!("{CONTEXT}; {script}"));
-    // It comes later: gpumem makes room when it is told to, and goes on with what it knew.
+    check(&with_cupti(), &format!("{CONTEXT}; {script}"));
+    // It comes later: `unsubscribe` makes room for it, and gpumem then continues with the blocks that it knew.
     let script = "tool_subscribe libcupti.so.13 = 39; call cuMemAlloc_v2 &a 1000; call cuMemAlloc_v2 &b 50; unsubscribe; \
                   tool_subscribe libcupti.so.13 = 0; tool_unsubscribe libcupti.so.13 = 0; subscribe = done; \
                   call cuMemFree_v2 a; figures = 50 1000, 1 lost; exact; call cuMemFree_v2 b; figures 1 = -50 0";
-    check(&heard(), &format!("{CONTEXT}; exact; {script}"));
+    check(&with_cupti(), &format!("{CONTEXT}; exact; {script}"));
     // Twice is once.
-    check_exact(&heard(), "subscribe = done; subscribe = done; call cuMemAlloc_v2 &a 1000; figures = 1000 0");
+    check_exact(&with_cupti(), "subscribe = done; subscribe = done; call cuMemAlloc_v2 &a 1000; figures = 1000 0");
     for _ in 0..5 {
-        let outcome = check(&heard().set("yields=1"), "rush 16 = done");
+        let outcome = check(&with_cupti().set("yields=1"), "rush 16 = done");
         let subscribed = outcome.calls.iter().filter(|call| call.starts_with("cuptiSubscribe")).count();
         ensure(subscribed == 1, "not once", &outcome);
     }
-    let outcome = check(&heard(), "subscribe; subscribe; exact; exact; unsubscribe; unsubscribe");
+    let outcome = check(&with_cupti(), "subscribe; subscribe; exact; exact; unsubscribe; unsubscribe");
     let count = |call: &str| outcome.calls.iter().filter(|line| line.starts_with(call)).count();
     ensure(count("cuptiSubscribe") == 1 && count("cuptiUnsubscribe") == 1, "not once", &outcome);
 }
@@ -153,14 +153,14 @@ fn libcupti_is_found() {
         ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
     });
     // What the user names is taken, or nothing.
-    let machine = heard().env("GPUMEM_CUPTI", "/nowhere/libcupti.so.13");
+    let machine = with_cupti().env("GPUMEM_CUPTI", "/nowhere/libcupti.so.13");
     check_sampled(&machine, &["cannot load libcupti", "/nowhere/libcupti.so.13"]);
-    check_sampled(&heard().env("GPUMEM_CUPTI", "/etc/passwd"), &["cannot load libcupti", "/etc/passwd"]);
+    check_sampled(&with_cupti().env("GPUMEM_CUPTI", "/etc/passwd"), &["cannot load libcupti", "/etc/passwd"]);
 }
 
 #[test]
 fn status_says_why_traces_are_not_exact() {
-    let outcome = check(&heard().set("subscriber=nsys"), "new; status");
+    let outcome = check(&with_cupti().set("subscriber=nsys"), "new; status");
     let status = outcome.answer("status");
     ensure(status.starts_with("gauge=sampled ") && status.contains("nsys"), "claims to be exact", &outcome);
     let outcome = check(&Standin::new(), "status; new");
@@ -173,12 +173,12 @@ fn status_says_why_traces_are_not_exact() {
 }
 
 #[test]
-fn nothing_is_subscribed_to_that_nobody_asked_for() {
+fn without_exact_traces_cupti_is_not_subscribed() {
     for (machine, script) in [
-        (heard(), "get; get_all; used_no_cache; max_free; available; status; handle; fast"),
-        (heard(), "sampled; drop"),
-        (heard().env("GPUMEM_GAUGE", "sampled"), "new; report; drop"),
-        (heard().env("GPUMEM_GAUGE", "off"), "new; report; drop"),
+        (with_cupti(), "get; get_all; used_no_cache; max_free; available; status; handle; fast"),
+        (with_cupti(), "sampled; drop"),
+        (with_cupti().env("GPUMEM_GAUGE", "sampled"), "new; report; drop"),
+        (with_cupti().env("GPUMEM_GAUGE", "off"), "new; report; drop"),
     ] {
         let outcome = check(&machine, script);
         let subscribed = outcome.calls.iter().any(|call| call.starts_with("cuptiSubscribe"));
@@ -186,11 +186,11 @@ fn nothing_is_subscribed_to_that_nobody_asked_for() {
     }
     let outcome = check(&Standin::new().env("GPUMEM_GAUGE", "exact"), "new; figures = 0 0, off; drop");
     ensure(outcome.stderr.starts_with("gpumem: traces are off: cannot load libcupti"), "the notice", &outcome);
-    let outcome = check(&heard(), "new; figures = 0 0; drop");
+    let outcome = check(&with_cupti(), "new; figures = 0 0; drop");
     ensure(outcome.contexts_created() == 0, "created a context", &outcome);
     // Before the first trace, for what is allocated before it.
     check(
-        &heard(),
+        &with_cupti(),
         &format!(
             "{CONTEXT}; try_preload = done; call cuArrayCreate_v2 &a array:10:0x01:1; new; call cuArrayDestroy a; figures = -10 0"
         ),

@@ -89,14 +89,14 @@ fn mig_slices() {
     }
 }
 
-/// The current device cannot be told: what asks for it says so, what names a device does not need it.
+/// If the current device is not known, calls that need it are errors. Calls that name a device do not need it.
 #[test]
-fn the_current_device_cannot_be_told() {
+fn the_current_device_is_not_known() {
     for (fault, script) in [("cuCtxGetCurrent=999", ""), ("cuCtxGetDevice=999", "context 0; ")] {
         let outcome = Standin::new()
             .fail(fault)
             .run(&format!("{script}get; try_get; try_get 0; get_all; build; build 0; current"));
-        // cudarc itself cannot make a context current where it cannot tell which is.
+        // cudarc itself cannot make a context current if it does not know the current one.
         ensure_clean(&outcome);
         let call = fault.split_once('=').map(|(call, _)| call);
         for command in ["try_get", "build", "current"] {

@@ -18,7 +18,7 @@ fn exact(machine: &Standin, script: &str) -> Outcome {
 const UNTOUCHED: &str = "slot_is cuMemFree_v2 = driver; slot_is cuMemAllocAsync = driver; slot_is cuMemCreate = driver; \
                          slot_is cuStreamDestroy_v2 = driver";
 
-/// Drivers that are refused, each because of one function, and what is said of it.
+/// Drivers that are refused, each because of one function, and the reason that gpumem gives.
 fn refused() -> Vec<(Standin, &'static str, &'static str)> {
     let unlike_known = "cuMemAlloc_v2 does not begin as in the drivers that are known";
     let misplaced = "the pointer of cuMemAlloc_v2 is not in the driver's writable data";
@@ -62,7 +62,7 @@ fn a_driver_that_is_refused_is_left_alone() {
         let counted = "call cuMemAlloc_v2 &a 1000; figures = 1000 0";
         let outcome = exact(&cupti, &format!("{counted}; status; why_not_dispatch; {untouched}"));
         let status = outcome.answer("status");
-        ensure(status.starts_with("gauge=exact source=cupti heard=1 "), "not through CUPTI", &outcome);
+        ensure(status.starts_with("gauge=exact source=cupti events=1 "), "not through CUPTI", &outcome);
         ensure(status.contains(" by=libcupti.so.13 why=none"), "not through CUPTI", &outcome);
         ensure(outcome.answer("why_not_dispatch").contains(why), "does not say why", &outcome);
         ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
@@ -73,7 +73,7 @@ fn a_driver_that_is_refused_is_left_alone() {
                            why_not_dispatch = none; by_dispatch";
             let outcome = check(&asked, &format!("{CONTEXT}; {sampled}; {untouched}"));
             let status = outcome.answer("status");
-            ensure(status.starts_with("gauge=sampled source=sampling heard=0 "), "not sampled", &outcome);
+            ensure(status.starts_with("gauge=sampled source=sampling events=0 "), "not sampled", &outcome);
             let error = outcome.answer("by_dispatch");
             ensure(error.starts_with("error[unavailable] "), "a trace by that source began", &outcome);
             for text in [&*outcome.stderr, status, error] {
@@ -97,12 +97,12 @@ fn libcupti_is_not_loaded_where_the_table_is_used() {
     let asked = machine().cupti().env("GPUMEM_SOURCE", "cupti");
     exact(&asked, &format!("maps libcupti = yes; call cuMemAlloc_v2 &a 1000; figures = 1000 0; {UNTOUCHED}"));
     // The table holds for who wants nothing else, and CUPTI where that is asked for.
-    let status = "status = gauge=exact source=cupti heard=0 untracked=0 lost=0 by=libcupti.so.13 why=none";
+    let status = "status = gauge=exact source=cupti events=0 untracked=0 lost=0 by=libcupti.so.13 why=none";
     check(&machine().cupti(), &format!("{CONTEXT}; by_cupti = started; new; {status}; {UNTOUCHED}; figures 1 = 0 0"));
 }
 
 #[test]
-fn nothing_is_replaced_that_nobody_asked_for() {
+fn without_exact_traces_no_slot_is_replaced() {
     for (machine, script) in [
         (machine(), "get; get_all; used_no_cache; max_free; available; status; handle; fast"),
         (machine(), "sampled; drop"),
@@ -117,11 +117,12 @@ fn nothing_is_replaced_that_nobody_asked_for() {
 }
 
 #[test]
-fn whoever_said_the_gauge_is_named() {
-    let asked =
-        |told: &str, what: &str| format!("error[invalid setting] cannot use {what}, and {told}; leave one of them out");
+fn an_error_names_who_chose_the_gauge() {
+    let asked = |reported: &str, what: &str| {
+        format!("error[invalid setting] cannot use {what}, and {reported}; leave one of them out")
+    };
     let source = "source: `dispatch` gives exact figures";
-    // What one thread allocates is known exactly or not at all, whatever the environment says.
+    // The memory of one thread is counted exactly or not at all, whatever the environment says.
     let outcome =
         check(&machine().env("GPUMEM_GAUGE", "sampled"), "sampled_by_dispatch; by_dispatch; of_thread = started");
     let by_code = asked("the gauge `sampled` was asked for", source);
@@ -144,20 +145,20 @@ fn one_source_at_a_time() {
     let outcome =
         check(&both, &format!("{CONTEXT}; by_cupti = started; exact = started; by_dispatch; figures 0 = 0 0"));
     ensure(outcome.answer("by_dispatch") == using("dispatch", "cupti"), "another error", &outcome);
-    // Each after the other: what one heard of, the other knows.
+    // One source after the other: the second knows the blocks of the first.
     let script = "by_dispatch = started; call cuMemAlloc_v2 &a 1000; call cuMemCreate &h 2097152 on:0 0; drop; unsubscribe; \
                   subscribe = done; by_dispatch = started; call cuMemFree_v2 a; figures = -1000 0; unsubscribe; drop; \
                   status";
     check(&both, &format!("{CONTEXT}; {script}"));
     // A gauge that is not exact has no such source.
     let outcome = check(&both, &format!("{CONTEXT}; sampled_by_dispatch"));
-    let told = outcome.answer("sampled_by_dispatch");
+    let reported = outcome.answer("sampled_by_dispatch");
     let expected = "error[invalid setting] cannot use source: `dispatch` gives exact figures, and the gauge `sampled` was asked for";
-    ensure(told.starts_with(expected), "another error", &outcome);
+    ensure(reported.starts_with(expected), "another error", &outcome);
 }
 
 #[test]
-fn a_source_that_nobody_knows() {
+fn an_unknown_source() {
     let machine = machine().cupti().env("GPUMEM_SOURCE", "nsys");
     let outcome = check(
         &machine,
@@ -169,12 +170,12 @@ fn a_source_that_nobody_knows() {
     let error = outcome.answer("exact");
     ensure(error.starts_with("error[invalid setting]") && error.contains(says), "another error", &outcome);
     ensure(outcome.answer("status").contains(says), "does not say why", &outcome);
-    // What the program itself says holds.
+    // The choice of the program takes precedence.
     ensure(outcome.answer("by_cupti") == "started", "no trace", &outcome);
     for text in ["", "auto", " AUTO ", "dispatch", "Dispatch "] {
         exact(
             &machine.clone().env("GPUMEM_SOURCE", text),
-            "status = gauge=exact source=dispatch heard=0 untracked=0 lost=0 by=libcuda.so.1 why=none",
+            "status = gauge=exact source=dispatch events=0 untracked=0 lost=0 by=libcuda.so.1 why=none",
         );
     }
 }
@@ -251,7 +252,7 @@ fn another_tool_stays_when_gpumem_goes() {
     let script = "slot_replace cuMemAlloc_v2; unsubscribe; slot_is cuMemAlloc_v2 = tool; slot_is cuMemFree_v2 = driver; \
                   call cuMemAlloc_v2 &a 1000; slot_calls cuMemAlloc_v2 = 1; status 1";
     let outcome = exact(&machine(), &script.replace("; status 1", "; status"));
-    ensure(outcome.answer("status").contains(" heard=0 "), "counted something", &outcome);
+    ensure(outcome.answer("status").contains(" events=0 "), "counted something", &outcome);
     // While it is there, the table is not to be had.
     let outcome =
         exact(&machine(), "slot_replace cuMemAlloc_v2; unsubscribe; subscribe; slot_is cuMemFree_v2 = driver");
@@ -275,7 +276,7 @@ fn a_call_within_a_call_is_counted_once() {
     );
     exact(
         &nested,
-        "call cuMemAllocManaged &a 1000 1; figures 0 = 0 0; status = gauge=exact source=dispatch heard=1 untracked=0 lost=0 \
+        "call cuMemAllocManaged &a 1000 1; figures 0 = 0 0; status = gauge=exact source=dispatch events=1 untracked=0 lost=0 \
          managed=1000/1 by=libcuda.so.1 why=none; call cuMemFree_v2 a; call cuMemAlloc_v2 &b 7; figures = 7 0",
     );
 }
@@ -285,14 +286,14 @@ fn a_context_that_is_detached() {
     let script = "call cuCtxCreate_v2 &x 0 0; call cuMemAlloc_v2 &a 1000; call cuCtxAttach &again 0; call cuCtxDetach x; \
                   figures; call cuCtxDetach x; figures 0";
     let outcome = exact(&machine(), script);
-    // CUPTI says when a context ends. Here its references are not known.
+    // CUPTI reports the end of a context. The dispatch table does not know how many references the context has.
     ensure(outcome.answer("figures") == "1000 0, 1 lost", "wrong without a word", &outcome);
     ensure(outcome.answer("figures 0") == "1000 0, 2 lost", "wrong without a word", &outcome);
 }
 
 /// On another device, under the same handle. Drivers before CUDA 12 do not number contexts.
 #[test]
-fn a_context_that_comes_while_nobody_listens() {
+fn a_context_created_while_unsubscribed() {
     for machine in [machine().devices(2), machine().devices(2).without_symbol("cuCtxGetId")] {
         let script = "call cuCtxCreate_v2 &x 0 0; exact 0; exact 1; call cuMemAlloc_v2 &a 1000; unsubscribe; \
                       call cuCtxDestroy_v2 x; call cuCtxCreate_v2 &y 0 1; subscribe = done; call cuMemAlloc_v2 &b 50; \

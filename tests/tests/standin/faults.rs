@@ -1,7 +1,7 @@
 //! What gpumem does where something is wrong with the driver: it never panics, hangs or ends the program, it never
 //! reads a zero as truth, it creates no context that nobody asked for, and it says what is wrong and what to do.
 //!
-//! Each case is a machine (the stand-in driver, with what is wrong with it) and what gpumem is to say there.
+//! Each case is a machine (the stand-in driver, with what is wrong with it) and what gpumem must report there.
 
 use gpumem_tests::{Library, Standin, each, ensure, ensure_clean, ensure_error, ensure_unharmed};
 
@@ -26,7 +26,7 @@ pub(super) enum Answer {
     AllZeros,
 }
 
-/// What the driver tells of a card of which no figure can be read.
+/// What is known of a card whose figures cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Known {
     /// Not even that it exists.
@@ -168,7 +168,7 @@ fn queries_where_nothing_can_be_read() {
 #[test]
 fn traces_where_nothing_can_be_read() {
     let script = "new; report; data; reset; new; stop; data; drop; drop; build; build 0; sleep 5; threads";
-    // Where there is not even a device, that allocations could be heard helps nothing.
+    // Without a device, a libcupti changes nothing.
     let nothing = unreadable().into_iter().filter(|case| case.known == Known::Nothing);
     let with_cupti = nothing.map(|case| Case { machine: case.machine.cupti(), ..case });
     each(&unreadable().into_iter().chain(with_cupti).collect::<Vec<_>>(), |case| {
@@ -181,7 +181,7 @@ fn traces_where_nothing_can_be_read() {
         ensure(outcome.answer("threads") == "0", "left a thread", &outcome);
         let notices: Vec<_> = outcome.stderr.lines().collect();
         ensure(notices.len() == 1, "not one notice", &outcome);
-        // What may be otherwise with the next trace is not said of all.
+        // The notice is about one trace, because the next trace may succeed.
         let of_all = outcome.answer("build").starts_with("error[unavailable");
         let begins = if of_all { "gpumem: traces are off: " } else { "gpumem: a trace is off: " };
         ensure(notices[0].starts_with(begins), "the notice", &outcome);
@@ -189,7 +189,7 @@ fn traces_where_nothing_can_be_read() {
     });
 }
 
-/// What is heard needs no readings.
+/// Exact traces need no readings.
 #[test]
 fn exact_traces_where_nothing_can_be_read() {
     let cases = unreadable().into_iter().filter(|case| case.known == Known::Existence);
@@ -199,7 +199,7 @@ fn exact_traces_where_nothing_can_be_read() {
         let outcome = case.machine.clone().cupti().run(script);
         ensure(outcome.is_clean() && outcome.stderr.is_empty(), "is not exact without a word", &outcome);
         ensure(outcome.answer("figures") == "1000 0", "is not exact", &outcome);
-        ensure(outcome.answer("threads") == "0", "sampled what is heard", &outcome);
+        ensure(outcome.answer("threads") == "0", "sampled although allocations are intercepted", &outcome);
     });
 }
 

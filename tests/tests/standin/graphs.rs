@@ -1,7 +1,7 @@
-//! Stream capture, graphs whose nodes allocate, and memory that belongs to somebody else, on the stand-in driver: through the
+//! Stream capture, graphs whose nodes allocate, and memory of other processes: through the
 //! dispatch table and through CUPTI.
 //!
-//! Each case is a script for the probe, with the answers behind the commands; `gpumem_tests::check` says more.
+//! Each case is a script for the probe, with the answers behind the commands; see `gpumem_tests::check`.
 
 use gpumem_tests::{CONTEXT, Machines, each, ensure};
 
@@ -13,7 +13,8 @@ const STEP: u64 = 32 * MIB;
 #[track_caller]
 fn check(script: &str) {
     let stream = "call cuStreamCreate &s 1";
-    for outcome in Machines::heard().check(&format!("{CONTEXT}; exact = started; {stream}; {script}; status")) {
+    for outcome in Machines::of_both_sources().check(&format!("{CONTEXT}; exact = started; {stream}; {script}; status"))
+    {
         ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
         let sound = outcome.answer("status").contains(" untracked=0 lost=0 ");
         ensure(sound, "something is untracked or lost", &outcome);
@@ -84,27 +85,27 @@ fn a_capture_allocates_nothing() {
 
 /// Of a capture that began before anybody listened, allocations may have been counted.
 #[test]
-fn a_capture_older_than_the_subscription_is_said() {
+fn a_capture_older_than_the_subscription_is_reported() {
     let script = format!(
         "{CONTEXT}; call cuStreamCreate &s 1; call cuStreamBeginCapture_v2 s 2; exact; call cuMemAllocAsync &a 1000 s; \
          call cuStreamEndCapture s &g; figures"
     );
-    for outcome in Machines::heard().check(&script) {
+    for outcome in Machines::of_both_sources().check(&script) {
         ensure(outcome.answer("figures").ends_with(" lost"), "wrong without a word", &outcome);
     }
 }
 
 /// Launches are not looked at until a graph is known to allocate. One that was built before anybody listened is found out at the
-/// next reading, which says that something was missed; from then on launches are looked at.
+/// next reading, which reports lost events. From then on launches are intercepted.
 #[test]
-fn a_graph_older_than_the_subscription_is_said_once() {
+fn a_graph_older_than_the_subscription_is_reported_once() {
     let built = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
     for found_out in ["figures 0", "call cuDeviceGraphMemTrim 0", "exact"] {
         let script = format!(
             "{CONTEXT}; call cuStreamCreate &s 1; {built}; exact; {LAUNCH}; {found_out}; figures 0; call cuDeviceGraphMemTrim 0; \
              exact; {LAUNCH}; figures"
         );
-        for outcome in Machines::heard().check(&script) {
+        for outcome in Machines::of_both_sources().check(&script) {
             let older = outcome.answers("figures 0");
             ensure(older.iter().all(|figures| figures.ends_with(", 1 lost")), "wrong without a word", &outcome);
             ensure(outcome.answer("figures") == "67108864 0", "a launch was not looked at", &outcome);
@@ -191,7 +192,7 @@ fn graphs_of_several_devices_and_threads() {
          call cuGraphInstantiateWithFlags &e g 1; {LAUNCH}; figures 0 = 0 0; figures 1 = {STEP} 0; {LAUNCH}; call cuMemFreeAsync a s; \
          call cuDeviceGraphMemTrim 1; figures 1 = 0 {STEP}"
     );
-    Machines::heard().devices(2).check(&script);
+    Machines::of_both_sources().devices(2).check(&script);
     let both = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
     check(&format!(
         "of_thread; {both}; other_thread call cuCtxSetCurrent ctx | {LAUNCH}; figures 0 = {} 0; figures 1 = 0 0; \
@@ -214,7 +215,7 @@ fn graphs_older_than_the_subscription() {
             format!("{both}; {LAUNCH}; exact; {LAUNCH}; figures = 0 0; call cuDeviceGraphMemTrim 0; figures 0"),
             "-67108864 0",
         ),
-        // Built and not launched: nobody knew that it allocates.
+        // Built and not launched: gpumem does not know that it allocates.
         (format!("{both}; exact; figures = 0 0; {LAUNCH}; figures 0"), "67108864 0, 1 lost"),
         (
             format!(
@@ -229,20 +230,20 @@ fn graphs_older_than_the_subscription() {
             "67108864 0",
         ),
     ] {
-        Machines::heard().check(&format!("{CONTEXT}; call cuStreamCreate &s 1; {script} = {figures}"));
+        Machines::of_both_sources().check(&format!("{CONTEXT}; call cuStreamCreate &s 1; {script} = {figures}"));
     }
 }
 
 /// A figure that cannot be read is not 0.
 #[test]
-fn a_figure_that_cannot_be_read_is_said() {
+fn a_figure_that_cannot_be_read_is_reported() {
     let both = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
     let script = format!("{CONTEXT}; exact; call cuStreamCreate &s 1; {both}; {LAUNCH}; figures");
-    for outcome in Machines::heard().fail("cuDeviceGetGraphMemAttribute=999@2..3").check(&script) {
+    for outcome in Machines::of_both_sources().fail("cuDeviceGetGraphMemAttribute=999@2..3").check(&script) {
         ensure(outcome.answer("figures").ends_with(" lost"), "wrong without a word", &outcome);
     }
     // Drivers before 11.4 have neither the function nor such graphs.
-    Machines::heard()
+    Machines::of_both_sources()
         .without_symbol("cuDeviceGetGraphMemAttribute")
         .check(&format!("{CONTEXT}; exact; call cuMemAlloc_v2 &a 10; figures = 10 0"));
 }
@@ -289,13 +290,13 @@ fn a_release_of_somebody_elses_memory_that_fails() {
         let script = format!("{CONTEXT}; exact; {script}; status");
         // One page that gpumem asks for to know the number of a block was released before.
         let from = if free == "cuMemRelease" { 2 } else { 1 };
-        for outcome in Machines::heard().fail(format!("{free}=999@{from}..{}", from + 1)).check(&script) {
+        for outcome in Machines::of_both_sources().fail(format!("{free}=999@{from}..{}", from + 1)).check(&script) {
             ensure(outcome.answer("status").contains(" untracked=0 lost=0 "), "something is untracked", &outcome);
         }
     }
 }
 
-/// What nobody heard of is older than the subscription only if the driver counts it before the first block that was heard.
+/// An unknown block is older than the subscription only if its number in the driver is lower than that of the first intercepted block.
 #[test]
 fn what_was_allocated_behind_ones_back_lowers_nothing() {
     for (script, figures) in [
@@ -318,10 +319,10 @@ fn what_was_allocated_behind_ones_back_lowers_nothing() {
             "0 0, 1 untracked",
         ),
     ] {
-        Machines::heard().check(&format!("{CONTEXT}; {script}; figures = {figures}"));
+        Machines::of_both_sources().check(&format!("{CONTEXT}; {script}; figures = {figures}"));
     }
     // A driver that does not count blocks.
     let script =
         format!("{CONTEXT}; call cuMemAlloc_v2 &a 1000; exact; call cuMemFree_v2 a; figures = 0 0, 1 untracked");
-    Machines::heard().fail("cuMemCreate=801").check(&script);
+    Machines::of_both_sources().fail("cuMemCreate=801").check(&script);
 }

@@ -80,16 +80,16 @@ fn the_driver_is_not_called_while_it_initialises_itself() {
 fn a_program_reads_the_summary_as_json() {
     let traced = run(&injected(machine()).env("GPUMEM_REPORT", "json"), PROGRAM);
     assert_eq!(traced.stderr.lines().count(), 1, "{traced}");
-    let told: Value = serde_json::from_str(&traced.stderr).unwrap_or_else(|error| panic!("{error}\n{traced}"));
-    assert_eq!(told["error"], Value::Null);
-    assert_eq!((&told["lost_events"], &told["untracked_frees"]), (&0.into(), &0.into()));
-    assert_eq!(told["command"][1], "call cuInit 0");
-    let device = &told["devices"][0];
+    let reported: Value = serde_json::from_str(&traced.stderr).unwrap_or_else(|error| panic!("{error}\n{traced}"));
+    assert_eq!(reported["error"], Value::Null);
+    assert_eq!((&reported["lost_events"], &reported["untracked_frees"]), (&0.into(), &0.into()));
+    assert_eq!(reported["command"][1], "call cuInit 0");
+    let device = &reported["devices"][0];
     assert_eq!((&device["used"], &device["peak"]), (&(4 * MIB).into(), &(36 * MIB).into()));
     assert_eq!(device["stats"]["allocated_bytes"]["pool"]["peak"], MIB);
     assert_eq!(device["stats"]["allocated_bytes"]["pinned_host"]["allocated"], 4096);
     assert_eq!(device["live"][0]["bytes"], 4 * MIB);
-    assert_eq!(told["devices"].as_array().map(Vec::len), Some(1));
+    assert_eq!(reported["devices"].as_array().map(Vec::len), Some(1));
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn it_can_be_written_to_a_file() {
 }
 
 #[test]
-fn who_has_nothing_to_tell_is_silent() {
+fn a_program_without_allocations_prints_nothing() {
     let machine = injected(machine());
     // One that only looks for devices, one that has a context and allocates nothing, and one that never asks the driver.
     for script in ["try_count", "context 0", "sleep 1"] {
@@ -128,7 +128,7 @@ fn each_device_has_its_table() {
 }
 
 #[test]
-fn what_cannot_be_heard_is_said() {
+fn a_failed_subscription_is_reported() {
     let outcome = run(&injected(Standin::new()).env("GPUMEM_SOURCE", "cupti"), PROGRAM);
     assert!(outcome.stderr.contains("its allocations were not heard: "), "{outcome}");
     let plain = run(&Standin::new(), PROGRAM);

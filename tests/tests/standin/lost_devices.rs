@@ -63,7 +63,7 @@ fn one_lost_device_of_two() {
     }
 }
 
-/// While the device cannot be read a trace says `?`, once says why, and its sampler lives on.
+/// While the device cannot be read, a trace prints `?`, one notice says why, and the sampler continues.
 #[test]
 fn a_device_that_is_lost_in_the_middle_of_a_trace() {
     let unknown = "\u{25b3}Used Peaked MB:      ?      ?";
@@ -76,7 +76,7 @@ fn a_device_that_is_lost_in_the_middle_of_a_trace() {
             );
             let outcome = Standin::new().fail(fault).run(&script);
             ensure_clean(&outcome);
-            ensure(outcome.reports() == [unknown, &format!("{unknown} (exit)")], "told figures", &outcome);
+            ensure(outcome.reports() == [unknown, &format!("{unknown} (exit)")], "reported figures", &outcome);
             ensure(outcome.answer("data").ends_with("gauge=sampled stale=true"), "not stale", &outcome);
             let notices =
                 outcome.stderr.matches("gpumem: reports show ? while device 0 cannot be read: libnvidia-ml").count();
@@ -92,7 +92,7 @@ fn a_device_that_comes_back_is_measured_again() {
         .run("context 0; build; await stale; report; pooled 64; await fresh; report; data");
     ensure_clean(&outcome);
     let reports = outcome.reports();
-    ensure(reports[0].ends_with("     ?      ?"), "told figures while it was away", &outcome);
+    ensure(reports[0].ends_with("     ?      ?"), "reported figures while it was away", &outcome);
     ensure(reports[1].ends_with("    64      0"), "not what is in use since the start", &outcome);
     ensure(outcome.answer("data").ends_with("used=67108864 peaked=0 gauge=sampled stale=false"), "stale", &outcome);
 }
@@ -105,6 +105,6 @@ fn a_reset_that_could_not_be_read_is_no_start() {
         .fail("nvmlDeviceGetMemoryInfo_v2=15@10..200")
         .run("context 0; build; await stale; pooled 64; reset; await readable; report; reset; report");
     ensure_clean(&outcome);
-    ensure(!outcome.reports()[0].ends_with("    64      0"), "told what was allocated before the reset", &outcome);
+    ensure(!outcome.reports()[0].ends_with("    64      0"), "reported what was allocated before the reset", &outcome);
     ensure(outcome.reports()[1].ends_with("     0      0"), "not measured from the next reset on", &outcome);
 }

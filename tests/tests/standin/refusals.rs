@@ -1,4 +1,4 @@
-//! Where memory is on the stand-in driver: who is told that an allocation was refused, and of what; a device's memory by
+//! Where memory is on the stand-in driver: which refused allocations are reported, and how; a device's memory by
 //! what NVML knows of its processes.
 
 use std::thread;
@@ -7,12 +7,12 @@ use gpumem::Bytes;
 use gpumem_tests::{CONTEXT, Library, Machines, Outcome, Standin, ensure_answer, ensure_clean};
 
 /// A machine for each source.
-fn heard_by_both() -> Machines {
-    Machines::heard()
+fn both_sources() -> Machines {
+    Machines::of_both_sources()
 }
 
 /// A machine with libcupti.
-fn heard() -> Standin {
+fn with_cupti() -> Standin {
     Standin::new().cupti()
 }
 
@@ -38,12 +38,12 @@ fn run_any(machine: &Standin, script: &str) -> Outcome {
     outcome
 }
 
-/// The same, again where a machine is so busy that a function of `on_oom` was told less than can be known.
+/// Runs the script again if the machine was so busy that the hook of `on_oom` got an incomplete report.
 #[track_caller]
 fn in_time(machine: &Standin, script: &str) -> Outcome {
     let outcomes = (0..10).map(|_| run(machine, script));
-    let told = outcomes.into_iter().find(|outcome| !outcome.stdout.contains("was not found out within"));
-    told.expect("the stand-in driver answers soon")
+    let reported = outcomes.into_iter().find(|outcome| !outcome.stdout.contains("was not found out within"));
+    reported.expect("the stand-in driver answers soon")
 }
 
 /// Each call that may be refused, what it then asked for, and of which kind.
@@ -60,21 +60,21 @@ const CALLS: &[(&str, u64, &str)] = &[
 ];
 
 #[test]
-fn a_refusal_is_told_with_its_bytes_kind_and_device_and_counts_nothing() {
+fn a_refusal_is_reported_with_its_bytes_kind_and_device_and_counts_nothing() {
     for (call, bytes, kind) in CALLS {
         let function = call.split(' ').next().unwrap_or_default();
         // Of each there was one before: `live`, and a page that gpumem asks for to know the number of a block.
         let from = if ["cuMemAlloc_v2", "cuMemCreate"].contains(&function) { 2 } else { 1 };
         let script = format!(
-            "subscribe; tell_refusals; scope train; call cuDeviceGetDefaultMemPool &pool 0; call cuMemAlloc_v2 &live 1000; \
+            "subscribe; print_refusals; scope train; call cuDeviceGetDefaultMemPool &pool 0; call cuMemAlloc_v2 &live 1000; \
              call {call}; figures; summary; breakdown; status"
         );
-        let outcome = in_time(&heard().fail(format!("{function}=2@{from}")), &script);
+        let outcome = in_time(&with_cupti().fail(format!("{function}=2@{from}")), &script);
         ensure_answer(&outcome, &format!("call {call}"), "2");
         assert!(outcome.answer("breakdown").contains(", adds up: scope `train` 1000 B (1), "), "{outcome}");
         let refused = outcome.answers("refused");
-        let [told] = refused[..] else { panic!("not told once\n{outcome}") };
-        let figures = told.strip_prefix(&format!("{bytes} {kind}, device 0, [\"train\"]; "));
+        let [reported] = refused[..] else { panic!("not reported once\n{outcome}") };
+        let figures = reported.strip_prefix(&format!("{bytes} {kind}, device 0, [\"train\"]; "));
         let figures = figures.unwrap_or_else(|| panic!("`{call}`\n{outcome}"));
         let (in_use, in_parts) = figures.split_once(" in use, ").unwrap_or_else(|| panic!("no breakdown\n{outcome}"));
         assert_eq!(in_parts, format!("{in_use} in parts"));
@@ -83,7 +83,7 @@ fn a_refusal_is_told_with_its_bytes_kind_and_device_and_counts_nothing() {
         assert!(
             outcome
                 .answer("status")
-                .starts_with("gauge=exact source=cupti heard=1 untracked=0 lost=0 device=1000/1 by="),
+                .starts_with("gauge=exact source=cupti events=1 untracked=0 lost=0 device=1000/1 by="),
             "{outcome}"
         );
         // And it is reported.
@@ -104,33 +104,33 @@ fn a_refusal_is_told_with_its_bytes_kind_and_device_and_counts_nothing() {
 }
 
 #[test]
-fn what_is_given_back_on_a_refusal_is_heard() {
+fn what_is_freed_on_a_refusal_is_counted() {
     let script = "exact; call cuMemAlloc_v2 &live 1000; on_refusal cuMemFree_v2 live; \
                   call cuMemAlloc_v2 &a 99999999999999; figures; status; call cuMemAlloc_v2 &a 500; figures";
-    let outcome = heard().run(&format!("{CONTEXT}; {script}"));
+    let outcome = with_cupti().run(&format!("{CONTEXT}; {script}"));
     assert!(outcome.is_clean(), "{outcome}");
     ensure_answer(&outcome, "on_refusal", "0");
     assert_eq!(outcome.answers("figures"), ["0 1000", "500 500"], "{outcome}");
-    assert!(outcome.answer("status").contains("heard=2 untracked=0 lost=0"), "{outcome}");
+    assert!(outcome.answer("status").contains("events=2 untracked=0 lost=0"), "{outcome}");
 }
 
 #[test]
-fn nobody_listens_where_traces_are_not_to() {
+fn without_exact_traces_nothing_is_intercepted() {
     for gauge in ["sampled", "pool", "off"] {
         let outcome =
-            run(&heard().env("GPUMEM_GAUGE", gauge), "breakdown; retry cuMemAlloc_v2 &a 99999999999999; status");
+            run(&with_cupti().env("GPUMEM_GAUGE", gauge), "breakdown; retry cuMemAlloc_v2 &a 99999999999999; status");
         ensure_answer(&outcome, "retry cuMemAlloc_v2 &a 99999999999999", "2 2");
         assert!(outcome.answer("status").contains(" by=nothing "), "{outcome}");
     }
 }
 
 #[test]
-fn other_failures_say_nothing() {
+fn other_failures_are_not_reported() {
     for (call, ..) in CALLS {
         let function = call.split(' ').next().unwrap_or_default();
         for code in [1, 3, 101, 201, 400, 801, 999] {
-            let machine = heard().fail(format!("{function}={code}"));
-            let script = format!("tell_refusals; exact; call cuDeviceGetDefaultMemPool &pool 0; call {call}; figures");
+            let machine = with_cupti().fail(format!("{function}={code}"));
+            let script = format!("print_refusals; exact; call cuDeviceGetDefaultMemPool &pool 0; call {call}; figures");
             let outcome = run(&machine, &script);
             ensure_answer(&outcome, &format!("call {call}"), &code.to_string());
             ensure_answer(&outcome, "figures", "0 0");
@@ -140,42 +140,42 @@ fn other_failures_say_nothing() {
     // Nor does the host's memory, of which nothing is known.
     for call in ["cuMemAllocHost_v2 &a 1000", "cuMemHostAlloc &a 1000 0", "cuMemCreate &a 2097152 on:host 0"] {
         let function = call.split(' ').next().unwrap_or_default();
-        let outcome = run(&heard().fail(format!("{function}=2")), &format!("tell_refusals; exact; call {call}"));
+        let outcome = run(&with_cupti().fail(format!("{function}=2")), &format!("print_refusals; exact; call {call}"));
         ensure_answer(&outcome, &format!("call {call}"), "2");
         assert!(outcome.answers("refused").is_empty() && outcome.stderr.is_empty(), "{outcome}");
     }
     // Nor its pools, nor one of which it is not known where it is: it is older than the subscription.
     let pools = ["exact; call cuMemPoolCreate &pool on:host", "call cuMemPoolCreate &pool on:0; exact"];
     for (call, pool) in ["cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz"].into_iter().zip(pools) {
-        let script = format!("tell_refusals; {pool}; call {call} &a 800 pool 0; retry {call} &a 800 pool 0");
-        for machine in heard_by_both().fail(format!("{call}=2")).all() {
+        let script = format!("print_refusals; {pool}; call {call} &a 800 pool 0; retry {call} &a 800 pool 0");
+        for machine in both_sources().fail(format!("{call}=2")).all() {
             let outcome = run(machine, &script);
             ensure_answer(&outcome, &format!("retry {call} &a 800 pool 0"), "2 2");
             assert!(outcome.answers("refused").is_empty() && outcome.stderr.is_empty(), "{outcome}");
         }
     }
-    // Nor frees, nor before anybody listens, nor where nobody can.
+    // Nor do frees, refusals before the subscription, and refusals without interception.
     let outcome = run(
-        &heard().fail("cuMemFree_v2=2@1..2"),
-        "tell_refusals; call cuMemAlloc_v2 &a 99999999999999; exact; call cuMemAlloc_v2 &a 1000; call cuMemFree_v2 a; figures",
+        &with_cupti().fail("cuMemFree_v2=2@1..2"),
+        "print_refusals; call cuMemAlloc_v2 &a 99999999999999; exact; call cuMemAlloc_v2 &a 1000; call cuMemFree_v2 a; figures",
     );
     assert!(outcome.answers("refused").is_empty() && outcome.stderr.is_empty(), "{outcome}");
-    let outcome = run(&Standin::new(), "tell_refusals; sampled; call cuMemAlloc_v2 &a 99999999999999");
+    let outcome = run(&Standin::new(), "print_refusals; sampled; call cuMemAlloc_v2 &a 99999999999999");
     assert!(outcome.answers("refused").is_empty(), "{outcome}");
 }
 
 #[test]
 fn a_refusal_is_of_the_device_that_was_asked() {
     let outcome = run(
-        &heard().devices(2),
-        "subscribe; tell_refusals; call cuDevicePrimaryCtxRetain &second 1; call cuCtxSetCurrent second; scope second; \
+        &with_cupti().devices(2),
+        "subscribe; print_refusals; call cuDevicePrimaryCtxRetain &second 1; call cuCtxSetCurrent second; scope second; \
          call cuMemAlloc_v2 &a 99999999999991; call cuStreamCreate &stream 0; call cuCtxSetCurrent ctx; \
          call cuMemAlloc_v2 &a 99999999999992; call cuMemAllocAsync &a 99999999999993 stream; \
          call cuMemPoolCreate &pool on:1; call cuMemAllocFromPoolAsync &a 99999999999994 pool 0; \
          call cuMemCreate &a 104857600000000 on:1 0; \
          other_thread call cuCtxSetCurrent second | call cuMemAlloc_v2 &a 99999999999995",
     );
-    let refused: Vec<_> = outcome.answers("refused").iter().filter_map(|told| told.split(';').next()).collect();
+    let refused: Vec<_> = outcome.answers("refused").iter().filter_map(|reported| reported.split(';').next()).collect();
     assert_eq!(
         refused,
         [
@@ -194,8 +194,8 @@ fn a_refusal_is_of_the_device_that_was_asked() {
 
 /// As allocators do that keep a cache: they are refused, give the cache back, and ask again.
 #[test]
-fn what_is_obtained_soon_is_told_and_not_reported() {
-    const CACHE: &str = "exact; tell_refusals; call cuStreamCreate &s 0; call cuMemAllocAsync &x 512 s; \
+fn what_is_obtained_soon_calls_the_hook_and_is_not_reported() {
+    const CACHE: &str = "exact; print_refusals; call cuStreamCreate &s 0; call cuMemAllocAsync &x 512 s; \
                          call cuMemAllocAsync &y 512 s; call cuMemAlloc_v2 &cache 10737418240";
     for (refused, reports, script) in [
         (1, 0, "call ALLOC 8589934592; call cuMemFree_v2 cache; call ALLOC 8589934592"),
@@ -220,7 +220,7 @@ fn what_is_obtained_soon_is_told_and_not_reported() {
             let call =
                 |script: &str, size| script.replace(&format!("ALLOC {size}"), &format!("{alloc} {size}{stream}"));
             let script = sizes.into_iter().fold(script.to_owned(), |script, size| call(&script, size));
-            for machine in heard_by_both().env(NO_STACKS.0, NO_STACKS.1).all() {
+            for machine in both_sources().env(NO_STACKS.0, NO_STACKS.1).all() {
                 let outcome = run_any(machine, &format!("{CACHE}; {script}"));
                 assert_eq!(outcome.answers("refused").len(), refused, "{outcome}");
                 assert_eq!(outcome.stderr.matches("is out of memory").count(), reports, "{outcome}");
@@ -232,22 +232,24 @@ fn what_is_obtained_soon_is_told_and_not_reported() {
 /// What is not obtained is reported while the process goes on, so that its end does not matter.
 #[test]
 fn what_is_not_obtained_is_reported_after_a_while() {
-    let outcome = heard().run(&format!("{CONTEXT}; exact; call cuMemAlloc_v2 &a 99999999999999; await stderr; abort"));
+    let outcome =
+        with_cupti().run(&format!("{CONTEXT}; exact; call cuMemAlloc_v2 &a 99999999999999; await stderr; abort"));
     assert!(!outcome.succeeded() && outcome.answer("await stderr") == "so", "{outcome}");
     assert_eq!(outcome.stderr.matches("is out of memory").count(), 1, "{outcome}");
 }
 
 /// The thread that was refused goes on, and the report waits for the driver.
 #[test]
-fn a_driver_that_takes_its_time_keeps_nobody_waiting() {
-    let slow = || run(&heard().set("slow=1000"), "scope train; tell_refusals; call cuMemAlloc_v2 &a 99999999999999");
-    let stuck = || run(&heard().set("slow=20000"), "scope train; call cuMemAlloc_v2 &a 99999999999999");
+fn a_slow_driver_does_not_block_the_program() {
+    let slow =
+        || run(&with_cupti().set("slow=1000"), "scope train; print_refusals; call cuMemAlloc_v2 &a 99999999999999");
+    let stuck = || run(&with_cupti().set("slow=20000"), "scope train; call cuMemAlloc_v2 &a 99999999999999");
     let (outcome, of_stuck) = thread::scope(|scope| {
         let of_stuck = scope.spawn(stuck);
         (slow(), of_stuck.join().expect("it ends well"))
     });
-    let told = outcome.answer("refused");
-    assert!(told.starts_with("99999999999999 device, device 0, ") && told.contains("within 50ms"), "{outcome}");
+    let reported = outcome.answer("refused");
+    assert!(reported.starts_with("99999999999999 device, device 0, ") && reported.contains("within 50ms"), "{outcome}");
     assert!(outcome.stderr.contains("\n  in train\n") && outcome.stderr.contains(" in use, "), "{outcome}");
     // One that never answers is not waited for.
     let says = "where the memory is cannot be read: no answer within 2s";
@@ -259,34 +261,36 @@ fn a_second_try_after_the_pool_gave_back() {
     // 16 GiB, of which a context and the driver have about 1.
     let keep = "call cuMemAllocAsync &p 10737418240 0; call cuMemFreeAsync p 0";
     let outcome = run(
-        &heard(),
+        &with_cupti(),
         &format!(
-            "exact; tell_refusals; {keep}; retry cuMemAlloc_v2 &a 10737418240; retry cuMemAlloc_v2 &b 99999999999999; retry cuMemAlloc_v2 0 0"
+            "exact; print_refusals; {keep}; retry cuMemAlloc_v2 &a 10737418240; retry cuMemAlloc_v2 &b 99999999999999; retry cuMemAlloc_v2 0 0"
         ),
     );
     ensure_answer(&outcome, "retry cuMemAlloc_v2 &a 10737418240", "2 0");
     ensure_answer(&outcome, "retry cuMemAlloc_v2 &b 99999999999999", "2 2");
     ensure_answer(&outcome, "retry cuMemAlloc_v2 0 0", "1");
     assert_eq!(outcome.answers("refused").len(), 1, "{outcome}");
-    // What cannot be trimmed is asked for all the same, and what is refused then is told.
+    // If the pool cannot be trimmed, the second try is made all the same, and its refusal is reported.
     let outcome = run(
-        &heard().fail("cuMemPoolTrimTo=999").fail("cuCtxSynchronize=999"),
-        "exact; tell_refusals; retry cuMemAlloc_v2 &b 99999999999999",
+        &with_cupti().fail("cuMemPoolTrimTo=999").fail("cuCtxSynchronize=999"),
+        "exact; print_refusals; retry cuMemAlloc_v2 &b 99999999999999",
     );
     ensure_answer(&outcome, "retry cuMemAlloc_v2 &b 99999999999999", "2 2");
     assert_eq!(outcome.answers("refused").len(), 1, "{outcome}");
-    // Where nothing is heard, any error counts.
+    // Without interception, any error counts as a refusal.
     let outcome = run(&Standin::new(), "retry cuMemAlloc_v2 0 0");
     ensure_answer(&outcome, "retry cuMemAlloc_v2 0 0", "1 1");
 }
 
 #[test]
-fn a_report_without_figures_still_says_what_was_asked_for() {
-    let machine =
-        heard().fail("nvmlDeviceGetMemoryInfo_v2=15").fail("nvmlDeviceGetMemoryInfo=15").fail("cuMemGetInfo_v2=999");
-    let outcome = run(&machine, "scope train; tell_refusals; call cuMemAlloc_v2 &a 99999999999999");
-    let told = outcome.answer("refused");
-    assert!(told.starts_with("99999999999999 device, device 0, [\"train\"]; "), "{outcome}");
+fn a_report_without_figures_has_the_size_of_the_request() {
+    let machine = with_cupti()
+        .fail("nvmlDeviceGetMemoryInfo_v2=15")
+        .fail("nvmlDeviceGetMemoryInfo=15")
+        .fail("cuMemGetInfo_v2=999");
+    let outcome = run(&machine, "scope train; print_refusals; call cuMemAlloc_v2 &a 99999999999999");
+    let reported = outcome.answer("refused");
+    assert!(reported.starts_with("99999999999999 device, device 0, [\"train\"]; "), "{outcome}");
     assert!(outcome.stderr.contains("where the memory is cannot be read: "), "{outcome}");
     assert!(
         outcome.stderr.starts_with("gpumem: device 0 is out of memory: 90.95 TiB (device) were asked for\n"),
@@ -301,37 +305,40 @@ fn parts_add_up_whatever_nvml_knows_of_processes() {
                   call cuMemAllocHost_v2 &h 1048576; breakdown; breakdown 0; summary";
     let own = "scope `train` 100 MiB (1), scope `train > step` 70 MiB (2), cache `kept by the pool, unused` 12 MiB";
     let rest = "driver `CUDA context, kernels, modules; what is unknown` 518 MiB";
-    let untold = "unknown `other processes, CUDA context: not told apart`";
+    let not_separated = "unknown `other processes, CUDA context: not told apart`";
     let of_driver = "unknown `the driver's, of no process`";
     let (one, another) = ("compute=4000000001:300MiB:python", "graphics=4000000002:45MiB:Xorg");
     let lists = ["nvmlDeviceGetComputeRunningProcesses_v3=4", "nvmlDeviceGetComputeRunningProcesses_v2=4"];
     for (machine, expected) in [
-        (heard(), format!("709 MiB, adds up: {own}, {rest}, {of_driver} 9 MiB")),
+        (with_cupti(), format!("709 MiB, adds up: {own}, {rest}, {of_driver} 9 MiB")),
         (
-            heard().set("used=300MiB").set(one),
+            with_cupti().set("used=300MiB").set(one),
             format!("1009 MiB, adds up: others `another process` 300 MiB (1), {own}, {rest}, {of_driver} 9 MiB"),
         ),
         (
-            heard().set("used=315MiB").set(one).set("graphics=4000000002:15MiB:Xorg"),
+            with_cupti().set("used=315MiB").set(one).set("graphics=4000000002:15MiB:Xorg"),
             format!("1 GiB, adds up: others `other processes` 315 MiB (2), {own}, {rest}, {of_driver} 9 MiB"),
         ),
-        // Whom NVML lists without a figure, or not at all, is not told apart.
-        (heard().set("processes=unavailable"), format!("709 MiB, adds up: {own}, {untold} 527 MiB")),
+        // Processes without a figure in NVML, or not listed, are not separated.
+        (with_cupti().set("processes=unavailable"), format!("709 MiB, adds up: {own}, {not_separated} 527 MiB")),
         (
-            heard().set("used=300MiB").set("compute=4000000001:na"),
+            with_cupti().set("used=300MiB").set("compute=4000000001:na"),
             format!("1009 MiB, adds up: {own}, {rest}, unknown `other processes, and the driver's` 309 MiB"),
         ),
-        (heard().set("processes=empty").set("used=300MiB"), format!("1009 MiB, adds up: {own}, {untold} 827 MiB")),
+        (
+            with_cupti().set("processes=empty").set("used=300MiB"),
+            format!("1009 MiB, adds up: {own}, {not_separated} 827 MiB"),
+        ),
         // As in a container, where it may be this process by another number.
         (
-            heard().set("processes=empty").set("used=300MiB").set(one),
-            format!("1009 MiB, adds up: {own}, {untold} 827 MiB"),
+            with_cupti().set("processes=empty").set("used=300MiB").set(one),
+            format!("1009 MiB, adds up: {own}, {not_separated} 827 MiB"),
         ),
-        (heard().fail(lists[0]).fail(lists[1]), format!("709 MiB, adds up: {own}, {untold} 527 MiB")),
-        (heard().without(Library::Nvml), format!("709 MiB, adds up: {own}, {untold} 527 MiB")),
+        (with_cupti().fail(lists[0]).fail(lists[1]), format!("709 MiB, adds up: {own}, {not_separated} 527 MiB")),
+        (with_cupti().without(Library::Nvml), format!("709 MiB, adds up: {own}, {not_separated} 527 MiB")),
         // More than there is: of two moments. What is known for certain is what is kept.
         (
-            heard().set("compute=4000000001:20GiB:python").set(another),
+            with_cupti().set("compute=4000000001:20GiB:python").set(another),
             format!("709 MiB, adds up: others `other processes` 527 MiB (2), {own}"),
         ),
     ] {
@@ -349,10 +356,12 @@ fn parts_add_up_whatever_nvml_knows_of_processes() {
 
 #[test]
 fn a_device_that_is_not_there_or_cannot_be_read_is_an_error() {
-    let outcome = run(&heard(), "breakdown 7");
+    let outcome = run(&with_cupti(), "breakdown 7");
     assert!(outcome.answer("breakdown 7").starts_with("error[unknown device"), "{outcome}");
-    let machine =
-        heard().fail("nvmlDeviceGetMemoryInfo_v2=15").fail("nvmlDeviceGetMemoryInfo=15").fail("cuMemGetInfo_v2=999");
+    let machine = with_cupti()
+        .fail("nvmlDeviceGetMemoryInfo_v2=15")
+        .fail("nvmlDeviceGetMemoryInfo=15")
+        .fail("cuMemGetInfo_v2=999");
     let outcome = run(&machine, "breakdown");
     assert!(outcome.answer("breakdown").starts_with("error["), "{outcome}");
     let outcome = Standin::new().without(Library::Cuda).without(Library::Nvml).run("breakdown; summary");

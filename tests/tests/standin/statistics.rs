@@ -3,14 +3,14 @@
 use gpumem_tests::{CONTEXT, Standin, check_answers};
 
 /// A machine with libcupti.
-fn heard() -> Standin {
+fn with_cupti() -> Standin {
     Standin::new().cupti()
 }
 
 #[test]
 fn on_a_driver_they_are_what_the_program_adds_up() {
     for (steps, devices) in [(400, 1), (300, 3)] {
-        let outcome = heard().devices(devices).run(&format!("call cuInit 0; adding_up {steps} {devices}"));
+        let outcome = with_cupti().devices(devices).run(&format!("call cuInit 0; adding_up {steps} {devices}"));
         let answer = outcome.answer(&format!("adding_up {steps} {devices}")).to_owned();
         assert_eq!(answer, "equal to what was added up", "{outcome}");
         assert!(outcome.is_clean(), "{outcome}");
@@ -18,9 +18,9 @@ fn on_a_driver_they_are_what_the_program_adds_up() {
 }
 
 #[test]
-fn kinds_are_told_apart() {
+fn each_kind_is_counted_separately() {
     check_answers(
-        &heard(),
+        &with_cupti(),
         &format!(
             "memory_allocated = 0; {CONTEXT}; call cuMemAlloc_v2 &a 1000; call cuMemAllocAsync &b 70 0; \
              call cuMemCreate &h 2097152 on:0 0; call cuMemAllocManaged &m 50 1; call cuMemAllocHost_v2 &p 60; \
@@ -37,7 +37,7 @@ fn kinds_are_told_apart() {
 #[test]
 fn what_the_driver_gave_is_more() {
     check_answers(
-        &heard(),
+        &with_cupti(),
         &format!(
             "memory_reserved = 0; {CONTEXT}; call cuMemAllocAsync &a 40000000 0; memory_allocated = 40000000; memory_reserved = 67108864; \
              max_memory_reserved = 67108864 to 67108864; call cuMemFreeAsync a 0; memory_allocated = 0; memory_reserved = 67108864; \
@@ -47,11 +47,11 @@ fn what_the_driver_gave_is_more() {
         ),
     );
     check_answers(
-        &heard().set("pools=0"),
+        &with_cupti().set("pools=0"),
         &format!("{CONTEXT}; memory_allocated = 0; call cuMemAlloc_v2 &a 10; memory_reserved = 10; reset_peaks = done"),
     );
     let broken =
-        heard().fail("cuMemPoolGetAttribute=999").run(&format!("{CONTEXT}; memory_reserved; memory_allocated"));
+        with_cupti().fail("cuMemPoolGetAttribute=999").run(&format!("{CONTEXT}; memory_reserved; memory_allocated"));
     assert!(broken.answer("memory_reserved").starts_with("error["), "{broken}");
     assert_eq!(broken.answer("memory_allocated"), "0", "{broken}");
 }
@@ -66,16 +66,16 @@ const ALL: [&str; 7] = [
     "memory_snapshot",
 ];
 
-/// Nobody hears allocations: every one of them is an error that says why, and none is zero.
+/// Allocations are not intercepted: every figure is an error that says why, and none is zero.
 #[test]
-fn where_nothing_is_heard_nothing_is_zero() {
+fn without_interception_every_figure_is_an_error() {
     for (machine, first, says) in [
         (Standin::new(), "count", "cannot load libcupti"),
-        (heard().env("GPUMEM_GAUGE", "sampled"), "count", "GPUMEM_GAUGE says sampled"),
-        (heard().env("GPUMEM_GAUGE", "pool"), "count", "GPUMEM_GAUGE says pool"),
-        (heard().env("GPUMEM_GAUGE", "off"), "count", "GPUMEM_GAUGE says off"),
-        (heard().env("GPUMEM_GAUGE", "nonsense"), "count", "`nonsense` is not a gauge"),
-        (heard(), "unsubscribe", "gpumem::unsubscribe() was called"),
+        (with_cupti().env("GPUMEM_GAUGE", "sampled"), "count", "GPUMEM_GAUGE says sampled"),
+        (with_cupti().env("GPUMEM_GAUGE", "pool"), "count", "GPUMEM_GAUGE says pool"),
+        (with_cupti().env("GPUMEM_GAUGE", "off"), "count", "GPUMEM_GAUGE says off"),
+        (with_cupti().env("GPUMEM_GAUGE", "nonsense"), "count", "`nonsense` is not a gauge"),
+        (with_cupti(), "unsubscribe", "gpumem::unsubscribe() was called"),
     ] {
         let outcome = machine.run(&format!("{first}; {}", ALL.join("; ")));
         for command in ALL {
@@ -87,9 +87,9 @@ fn where_nothing_is_heard_nothing_is_zero() {
         }
         assert!(outcome.is_clean(), "{outcome}");
     }
-    // Who subscribes by hand has the figures, whatever traces are told to do.
+    // `subscribe` makes the figures available, whatever the gauge of traces is.
     check_answers(
-        &heard().env("GPUMEM_GAUGE", "sampled"),
+        &with_cupti().env("GPUMEM_GAUGE", "sampled"),
         &format!("subscribe = done; {CONTEXT}; call cuMemAlloc_v2 &a 10; memory_allocated = 10"),
     );
 }
@@ -98,7 +98,7 @@ fn where_nothing_is_heard_nothing_is_zero() {
 #[test]
 fn counting_begins_with_the_first_call() {
     check_answers(
-        &heard(),
+        &with_cupti(),
         &format!(
             "{CONTEXT}; call cuMemAlloc_v2 &old 1000; memory_allocated = 0; call cuMemAlloc_v2 &new 10; call cuMemFree_v2 old; \
              memory_stats = all=10/10/10/0,1/1/1/0 device=10/10/10/0,1/1/1/0 untracked=0 lost=0"

@@ -138,7 +138,7 @@ fn drivers_that_are_to_be_refused_work() {
     assert_eq!(slots[0], slots[1], "{outcome}");
 }
 
-/// What the kernel says of a store to memory that is read-only: the slots really are.
+/// The kernel refuses a store to the slots, so they are read-only.
 #[test]
 fn read_only_slots_cannot_be_replaced() {
     for machine in

@@ -14,7 +14,7 @@ fn ensure_error(outcome: &Outcome, command: &str, says: &[&str]) {
     ensure_clean(outcome);
 }
 
-/// No process of this machine has these numbers, so that nobody but NVML has a name for them.
+/// No process of this machine has these numbers, so that only NVML has a name for them.
 const OTHER: u32 = 4_000_000_001;
 const DRAWS: u32 = 4_000_000_002;
 
@@ -62,9 +62,9 @@ fn a_process_on_several_lists_is_one() {
     ensure(&outcome, "processes", &format!("0: {OTHER} blender C+G 300 MiB, {DRAWS} client C 20 MiB"));
 }
 
-/// NVML may not tell the name of what another user runs; the system does of this process.
+/// NVML may not know the name of another user's process. The system knows the name of this process.
 #[test]
-fn names_that_nvml_does_not_tell() {
+fn names_that_nvml_does_not_know() {
     for machine in [crowded().fail("nvmlSystemGetProcessName=4"), crowded().without_symbol("nvmlSystemGetProcessName")]
     {
         let outcome = machine.run("context 0; processes");

@@ -76,7 +76,7 @@ fn slices_of_cudarc() {
 
 /// Without libcupti: the total, and once why no more.
 #[test]
-fn where_allocations_are_not_heard() {
+fn without_interception() {
     let script =
         format!("{CONTEXT}; new_tracker; call cuMemAlloc_v2 &a 2097152; label w u8 2 a; track; track; labelled w 2");
     let outcome = Standin::new().run(&script);
@@ -96,7 +96,7 @@ fn where_allocations_are_not_heard() {
     }
 }
 
-/// Nobody heard of them: they are neither there nor gone, and the total has them.
+/// gpumem does not know them: they are not in the differences, but they are in the total.
 #[test]
 fn blocks_that_are_older_than_the_tracker() {
     let script =
@@ -108,7 +108,7 @@ fn blocks_that_are_older_than_the_tracker() {
 }
 
 #[test]
-fn when_the_subscription_is_given_up_and_taken_again() {
+fn across_unsubscribe_and_subscribe() {
     let script = format!(
         "{CONTEXT}; tracker; call cuMemAlloc_v2 &a 2097152; track; unsubscribe; call cuMemAlloc_v2 &b 4194304; track; subscribe; \
          call cuMemAlloc_v2 &c 6291456; track; track"

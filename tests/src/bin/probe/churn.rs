@@ -49,7 +49,7 @@ fn places(devices: u32) -> Result<Vec<Place>, Trouble> {
         }
         Ok(Place { ordinal, context: names.get("context"), stream: names.get("stream") })
     };
-    // What is heard includes the streams, whose devices are then known.
+    // The streams are created while allocations are intercepted, so their devices are known.
     gpumem::subscribe()?;
     (0..devices).map(place).collect()
 }
@@ -156,7 +156,7 @@ impl Verdict {
         self.wrong.extend(traced.differs(log));
     }
 
-    fn told(mut self) -> Result<String, Trouble> {
+    fn reported(mut self) -> Result<String, Trouble> {
         match self.wrong.pop() {
             None => Ok(format!("{} traces equal the log", self.traces)),
             Some(wrong) => Err(format!("{} of {} traces are wrong: {wrong}", self.wrong.len() + 1, self.traces).into()),
@@ -175,7 +175,7 @@ fn start(place: &Place, of_thread: bool) -> Result<GpuMemTrace, Trouble> {
 
 /// All threads at once, under traces of the whole process. They either all allocate or all free, so what was in use in
 /// between never exceeds both ends, in whatever order the calls came; traces begin and end in between, on any thread.
-/// Blocks are freed by whoever comes first.
+/// The first thread that finds a block frees it.
 pub(crate) fn together(threads: u64, phases: u64, devices: u32) -> Result<String, Trouble> {
     let places = places(devices)?;
     let blocks = Mutex::new(Vec::new());
@@ -238,7 +238,7 @@ pub(crate) fn together(threads: u64, phases: u64, devices: u32) -> Result<String
     if let Some(trouble) = lock(&failed).take() {
         return Err(trouble.into());
     }
-    verdict.into_inner().unwrap_or_else(PoisonError::into_inner).told()
+    verdict.into_inner().unwrap_or_else(PoisonError::into_inner).reported()
 }
 
 /// Each thread for itself, under nested and overlapping traces of its own: what the others do must not show.
@@ -295,7 +295,7 @@ pub(crate) fn alone(threads: u64, steps: u64, devices: u32) -> Result<String, Tr
         all.traces += verdict.traces;
         all.wrong.extend(verdict.wrong);
     }
-    all.told()
+    all.reported()
 }
 
 /// So many traces, each in the one before, and a block between any two; then out again.
@@ -322,7 +322,7 @@ pub(crate) fn nested(depth: u64) -> Result<String, Trouble> {
             log.0.push(log.now() - block.bytes);
         }
     }
-    verdict.told()
+    verdict.reported()
 }
 
 /// One thread that allocates, frees and resets the peaks at random, with an allocator's statistics of its own.
@@ -352,15 +352,15 @@ pub(crate) fn adding_up(steps: u64, devices: u32) -> Result<String, Trouble> {
         for (place, tallies) in places.iter().zip(&tallies) {
             let stats = gpumem::memory_stats(place.ordinal)?;
             let kinds = &stats.kinds;
-            let told = [&stats.all, &kinds.device, &kinds.pool, &kinds.vmm];
-            for (told, tally) in told.into_iter().zip(&tallies.of_kind) {
-                tally.equals(told).map_err(|wrong| format!("device {} at step {step}: {wrong}", place.ordinal))?;
+            let reported = [&stats.all, &kinds.device, &kinds.pool, &kinds.vmm];
+            for (reported, tally) in reported.into_iter().zip(&tallies.of_kind) {
+                tally.equals(reported).map_err(|wrong| format!("device {} at step {step}: {wrong}", place.ordinal))?;
             }
             let [current, peak, ..] = tallies.of_kind[0].bytes;
-            let told = (gpumem::memory_allocated(place.ordinal)?, gpumem::max_memory_allocated(place.ordinal)?);
-            if told.0 != current || told.1 != peak {
+            let reported = (gpumem::memory_allocated(place.ordinal)?, gpumem::max_memory_allocated(place.ordinal)?);
+            if reported.0 != current || reported.1 != peak {
                 return Err(
-                    format!("device {} at step {step}: {told:?} is not {current}, {peak}", place.ordinal).into()
+                    format!("device {} at step {step}: {reported:?} is not {current}, {peak}", place.ordinal).into()
                 );
             }
         }
@@ -406,8 +406,8 @@ impl Tally {
         (self.bytes[1], self.blocks[1]) = (self.bytes[0], self.blocks[0]);
     }
 
-    fn equals(&self, told: &gpumem::AllocStats) -> Result<(), String> {
-        let gpumem::AllocStats { bytes, blocks } = told;
+    fn equals(&self, reported: &gpumem::AllocStats) -> Result<(), String> {
+        let gpumem::AllocStats { bytes, blocks } = reported;
         let bytes = [bytes.current, bytes.peak, bytes.allocated, bytes.freed].map(gpumem::Bytes::get);
         let blocks = [blocks.current, blocks.peak, blocks.allocated, blocks.freed];
         let equal = bytes == self.bytes && blocks == self.blocks;

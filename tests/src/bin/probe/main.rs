@@ -1,7 +1,7 @@
 //! A program that measures, for the tests to run where something is wrong with the driver.
 //!
 //! Each argument is a command. Its answer is a line `> command: answer` on stdout; what failed answers `error[…]` with
-//! what a program could tell of the error between the brackets, then its message. All else on stdout and stderr is
+//! what the predicates of the error answer between the brackets, then its message. All else on stdout and stderr is
 //! gpumem's.
 //!
 //! - `get [device]`, `get_all`, `free`, `free_no_cache`, `used`, `used_no_cache`, `max_free`, `preload`, `count`, and
@@ -13,14 +13,14 @@
 //!   `[device]`: in bytes, and of the last what is not 0; `memory_snapshot`: what is live, the largest first;
 //! - `new`, `build [device]`: a trace; `report`, `reset`, `data`, `stop`, `drop`, `forget`: what to do with the last one;
 //! - `context device`; `pooled MiB`: allocates on the last context, through cudarc; `give_back`: all of it; `capture`:
-//!   a stream is captured until `end_capture`, which tells whether the capture is whole;
+//!   a stream is captured until `end_capture`, whose answer is whether the capture is whole;
 //! - `exact [device]`, `of_thread [device]`, `pool [device]`, `sampled [device]`: a trace with that gauge, or of this thread alone;
 //!   `figures [n]`: bytes used and peaked of the last trace, or of the n-th, and why they may be wrong; `status`;
-//!   `heard_by`, `why_not_dispatch`: what it says of these; `environment`: the variables that its text lists, with `|` between them;
+//!   `heard_by`, `why_not_dispatch`: these fields of the status; `environment`: the variables that its text lists, with `|` between them;
 //! - `subscribe`, `unsubscribe`: gpumem to CUPTI; `tool_subscribe library`, `tool_unsubscribe library`: a tool of this
 //!   process;
-//! - `scope name`: an exact trace that is silent; `breakdown [device]`, `summary`: what they say, in one line;
-//!   `tell_refusals`: each is an answer `refused` from then on; `on_refusal function argument…`: each calls that; `retry function argument…`: as `call`, with a second try;
+//! - `scope name`: an exact trace that is silent; `breakdown [device]`, `summary`: these reports, in one line;
+//!   `print_refusals`: each is an answer `refused` from then on; `on_refusal function argument…`: each calls that; `retry function argument…`: as `call`, with a second try;
 //! - `call function argument…`: the driver's function, see `raw.rs`; `let name value`: for its arguments;
 //!   `value name`: what a call gave out;
 //! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`, `go_on threads`, `adding_up steps devices`: see
@@ -100,8 +100,8 @@ impl Probe {
     /// Prints the answer; `false` if there is none.
     fn answer(&mut self, command: &str) -> bool {
         let answer = self.run(command);
-        let told = answer.as_ref().map_or_else(|trouble| format!("no answer: {trouble}"), Clone::clone);
-        println!("> {command}: {told}");
+        let reported = answer.as_ref().map_or_else(|trouble| format!("no answer: {trouble}"), Clone::clone);
+        println!("> {command}: {reported}");
         answer.is_ok()
     }
 
@@ -112,7 +112,7 @@ impl Probe {
     }
 
     /// The answer to one command, or prints those to several.
-    fn told(&mut self, commands: &str) -> Result<String, String> {
+    fn reported(&mut self, commands: &str) -> Result<String, String> {
         if commands.contains('|') {
             return self.answer_each(commands);
         }
@@ -137,57 +137,59 @@ impl Probe {
     fn query(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
         Ok(Some(match verb {
             "get" => gpumem::gpu_mem_get(device(argument)?).to_string(),
-            "try_get" => told(gpumem::try_gpu_mem_get(device(argument)?)),
+            "try_get" => reported(gpumem::try_gpu_mem_get(device(argument)?)),
             "get_all" => all(&gpumem::gpu_mem_get_all()),
-            "try_get_all" => told(gpumem::try_gpu_mem_get_all().map(|devices| all(&devices))),
+            "try_get_all" => reported(gpumem::try_gpu_mem_get_all().map(|devices| all(&devices))),
             "free" => gpumem::gpu_mem_get_free().to_string(),
-            "try_free" => told(gpumem::try_gpu_mem_get_free()),
+            "try_free" => reported(gpumem::try_gpu_mem_get_free()),
             "free_no_cache" => gpumem::gpu_mem_get_free_no_cache().to_string(),
-            "try_free_no_cache" => told(gpumem::try_gpu_mem_get_free_no_cache()),
+            "try_free_no_cache" => reported(gpumem::try_gpu_mem_get_free_no_cache()),
             "used" => gpumem::gpu_mem_get_used().to_string(),
-            "try_used" => told(gpumem::try_gpu_mem_get_used()),
+            "try_used" => reported(gpumem::try_gpu_mem_get_used()),
             "used_no_cache" => gpumem::gpu_mem_get_used_no_cache().to_string(),
-            "try_used_no_cache" => told(gpumem::try_gpu_mem_get_used_no_cache()),
+            "try_used_no_cache" => reported(gpumem::try_gpu_mem_get_used_no_cache()),
             "max_free" => most_free(gpumem::gpu_with_max_free_mem()),
-            "try_max_free" => told(gpumem::try_gpu_with_max_free_mem().map(most_free)),
+            "try_max_free" => reported(gpumem::try_gpu_with_max_free_mem().map(most_free)),
             "preload" => {
                 gpumem::preload();
                 "done".to_owned()
             }
-            "try_preload" => told(gpumem::try_preload().map(|()| "done")),
+            "try_preload" => reported(gpumem::try_preload().map(|()| "done")),
             "available" => gpumem::is_available().to_string(),
             "count" => gpumem::device_count().to_string(),
-            "try_count" => told(gpumem::try_device_count()),
-            "current" => told(gpumem::current_device()),
-            "name" => told(gpumem::device_name(device(argument)?)),
+            "try_count" => reported(gpumem::try_device_count()),
+            "current" => reported(gpumem::current_device()),
+            "name" => reported(gpumem::device_name(device(argument)?)),
             "mem_get_info" => {
-                told(gpumem::mem_get_info(device(argument)?).map(|(free, total)| format!("{free} {total}")))
+                reported(gpumem::mem_get_info(device(argument)?).map(|(free, total)| format!("{free} {total}")))
             }
-            "empty_cache" => told(gpumem::empty_cache().map(|()| "done")),
-            "get_device_name" => told(gpumem::get_device_name(device(argument)?)),
-            "processes" => told(gpumem::list_gpu_processes(device(argument)?).map(|found| processes(&found))),
-            "list_processes" => {
-                told(gpumem::list_gpu_processes(device(argument)?).map(|found| found.to_string().replace('\n', "|")))
-            }
-            "memory_allocated" => told(gpumem::memory_allocated(device(argument)?).map(Bytes::get)),
-            "max_memory_allocated" => told(gpumem::max_memory_allocated(device(argument)?).map(Bytes::get)),
-            "memory_reserved" => told(gpumem::memory_reserved(device(argument)?).map(Bytes::get)),
-            "max_memory_reserved" => told(
+            "empty_cache" => reported(gpumem::empty_cache().map(|()| "done")),
+            "get_device_name" => reported(gpumem::get_device_name(device(argument)?)),
+            "processes" => reported(gpumem::list_gpu_processes(device(argument)?).map(|found| processes(&found))),
+            "list_processes" => reported(
+                gpumem::list_gpu_processes(device(argument)?).map(|found| found.to_string().replace('\n', "|")),
+            ),
+            "memory_allocated" => reported(gpumem::memory_allocated(device(argument)?).map(Bytes::get)),
+            "max_memory_allocated" => reported(gpumem::max_memory_allocated(device(argument)?).map(Bytes::get)),
+            "memory_reserved" => reported(gpumem::memory_reserved(device(argument)?).map(Bytes::get)),
+            "max_memory_reserved" => reported(
                 gpumem::max_memory_reserved(device(argument)?)
                     .map(|peak| format!("{} to {}", peak.at_least.get(), peak.at_most.get())),
             ),
-            "reset_peaks" => told(gpumem::reset_peak_memory_stats(device(argument)?).map(|()| "done")),
-            "memory_stats" => told(gpumem::memory_stats(device(argument)?).map(|stats| memory_stats(&stats))),
-            "memory_snapshot" => told(gpumem::memory_snapshot().map(|blocks| {
-                let told = blocks.iter().map(|block| format!("{} {}", block.bytes.get(), block.kind));
-                told.collect::<Vec<_>>().join(", ")
+            "reset_peaks" => reported(gpumem::reset_peak_memory_stats(device(argument)?).map(|()| "done")),
+            "memory_stats" => reported(gpumem::memory_stats(device(argument)?).map(|stats| memory_stats(&stats))),
+            "memory_snapshot" => reported(gpumem::memory_snapshot().map(|blocks| {
+                let reported = blocks.iter().map(|block| format!("{} {}", block.bytes.get(), block.kind));
+                reported.collect::<Vec<_>>().join(", ")
             })),
-            "handle" => told(GpuHandle::new(device(argument)?).map(|handle| {
+            "handle" => reported(GpuHandle::new(device(argument)?).map(|handle| {
                 self.handle = Some(handle);
                 "found"
             })),
             "fast" => gpumem::gpu_mem_get_used_fast(self.handle.as_ref().ok_or("there is no handle")?).to_string(),
-            "try_fast" => told(gpumem::try_gpu_mem_get_used_fast(self.handle.as_ref().ok_or("there is no handle")?)),
+            "try_fast" => {
+                reported(gpumem::try_gpu_mem_get_used_fast(self.handle.as_ref().ok_or("there is no handle")?))
+            }
             _ => return Ok(None),
         }))
     }
@@ -211,12 +213,12 @@ impl Probe {
                     Some(device) => builder.device(device),
                     None => builder,
                 };
-                told(builder.start().map(|trace| {
+                reported(builder.start().map(|trace| {
                     self.traces.push(trace);
                     "started"
                 }))
             }
-            "scope" => told(places::scope(argument).map(|trace| {
+            "scope" => reported(places::scope(argument).map(|trace| {
                 self.traces.push(trace);
                 "opened"
             })),
@@ -242,7 +244,7 @@ impl Probe {
                     Some(device) => builder.device(device).start(),
                     None => builder.start(),
                 };
-                told(started.map(|trace| {
+                reported(started.map(|trace| {
                     self.traces.push(trace);
                     "started"
                 }))
@@ -369,7 +371,7 @@ impl Probe {
             "forks" => forks::forks(argument.parse()?)?,
             "rush" => churn::rush(argument.parse()?)?,
             "nested" => churn::nested(argument.parse()?)?,
-            "subscribe" => told(gpumem::subscribe().map(|()| "done")),
+            "subscribe" => reported(gpumem::subscribe().map(|()| "done")),
             "unsubscribe" => {
                 gpumem::unsubscribe();
                 "done".to_owned()
@@ -395,16 +397,16 @@ impl Probe {
             }
             "load_and_close" => raw::load_and_close(argument)?.to_string(),
             "go_on" => churn::go_on(argument.parse()?)?,
-            "tell_refusals" => {
-                places::tell_refusals();
+            "print_refusals" => {
+                places::print_refusals();
                 "done".to_owned()
             }
-            "breakdown" => told(places::breakdown(device(argument)?)),
+            "breakdown" => reported(places::breakdown(device(argument)?)),
             "summary" => places::summary(),
             "retry" => places::retry(&self.names, argument)?,
             "other_thread" => {
                 let names = self.names.clone();
-                let ended = thread::scope(|scope| scope.spawn(|| Self::knowing(names).told(argument)).join());
+                let ended = thread::scope(|scope| scope.spawn(|| Self::knowing(names).reported(argument)).join());
                 ended.unwrap_or_else(|_| Err("the thread panicked".to_owned()))?
             }
             "at_exit" => {
@@ -468,7 +470,7 @@ fn status() -> String {
     let status = gpumem::status();
     let live = status.live.iter().map(|live| format!(" {}={}/{}", live.kind, live.bytes.get(), live.blocks));
     format!(
-        "gauge={} source={} heard={} untracked={} lost={}{} by={} why={}",
+        "gauge={} source={} events={} untracked={} lost={}{} by={} why={}",
         status.gauge,
         status.source,
         status.heard,
@@ -492,7 +494,7 @@ fn memory_stats(stats: &gpumem::MemoryStats) -> String {
         ("managed", managed),
         ("pinned_host", pinned_host),
     ];
-    let told = all.into_iter().filter(|(_, stat)| stat.blocks.allocated > 0).map(|(name, stat)| {
+    let reported = all.into_iter().filter(|(_, stat)| stat.blocks.allocated > 0).map(|(name, stat)| {
         let (bytes, blocks) = (stat.bytes, stat.blocks);
         let [current, peak, allocated, freed] =
             [bytes.current, bytes.peak, bytes.allocated, bytes.freed].map(Bytes::get);
@@ -500,7 +502,7 @@ fn memory_stats(stats: &gpumem::MemoryStats) -> String {
         format!("{name}={current}/{peak}/{allocated}/{freed},{blocks} ")
     });
     let doubts = format!("untracked={} lost={}", stats.untracked, stats.lost);
-    format!("{}{doubts}", told.collect::<String>())
+    format!("{}{doubts}", reported.collect::<String>())
 }
 
 /// How long to wait for what should come soon, on a machine that may be busy.
@@ -511,7 +513,7 @@ fn device(argument: &str) -> Result<Option<u32>, Trouble> {
     if argument.is_empty() { Ok(None) } else { Ok(Some(argument.parse()?)) }
 }
 
-fn told<T: Display>(result: Result<T, Error>) -> String {
+fn reported<T: Display>(result: Result<T, Error>) -> String {
     match result {
         Ok(value) => value.to_string(),
         Err(error) => {

@@ -1,21 +1,21 @@
-//! Where memory is: scopes, the breakdown of a device, what is told when memory runs out.
+//! Where memory is: scopes, the breakdown of a device, the report when memory runs out.
 
 use gpumem::{Breakdown, Bytes, GpuMemTrace, PartKind};
 
 use crate::{Names, Trouble};
 
-/// A trace that says nothing by itself.
+/// A trace that prints nothing.
 pub(crate) fn scope(name: &str) -> gpumem::Result<GpuMemTrace> {
     GpuMemTrace::builder().ctx(name).silent(true).start()
 }
 
 /// From now on each refusal is an answer: `> refused: bytes kind, device, path; bytes in use, bytes in parts`.
-pub(crate) fn tell_refusals() {
+pub(crate) fn print_refusals() {
     gpumem::on_oom(|oom| {
-        let told = oom.breakdown.as_ref().map_or_else(ToString::to_string, |told| {
-            format!("{} in use, {} in parts", told.memory.used.get(), sum(told))
+        let reported = oom.breakdown.as_ref().map_or_else(ToString::to_string, |reported| {
+            format!("{} in use, {} in parts", reported.memory.used.get(), sum(reported))
         });
-        println!("> refused: {} {}, device {}, {:?}; {told}", oom.asked.get(), oom.kind, oom.device, oom.path);
+        println!("> refused: {} {}, device {}, {:?}; {reported}", oom.asked.get(), oom.kind, oom.device, oom.path);
     });
 }
 
@@ -33,13 +33,13 @@ pub(crate) fn panic_on_refusal() {
     gpumem::on_oom(|_| panic!("the hook's own"));
 }
 
-fn sum(told: &Breakdown) -> u64 {
-    told.parts.iter().map(|part| part.bytes).sum::<Bytes>().get()
+fn sum(reported: &Breakdown) -> u64 {
+    reported.parts.iter().map(|part| part.bytes).sum::<Bytes>().get()
 }
 
 /// `bytes name (count)` for each part, in MiB where they are whole, and whether they add up.
 pub(crate) fn breakdown(device: Option<u32>) -> gpumem::Result<String> {
-    let told = gpumem::breakdown(device)?;
+    let reported = gpumem::breakdown(device)?;
     let part = |part: &gpumem::Part| {
         let kind = match part.kind {
             PartKind::Others => "others",
@@ -53,9 +53,9 @@ pub(crate) fn breakdown(device: Option<u32>) -> gpumem::Result<String> {
         let count = if part.count == 0 { String::new() } else { format!(" ({})", part.count) };
         format!("{kind} `{}` {}{count}", part.name, part.bytes)
     };
-    let parts: Vec<_> = told.parts.iter().map(part).collect();
-    let adds_up = if sum(&told) == told.memory.used.get() { "adds up" } else { "does not add up" };
-    Ok(format!("{}, {adds_up}: {}", told.memory.used, parts.join(", ")))
+    let parts: Vec<_> = reported.parts.iter().map(part).collect();
+    let adds_up = if sum(&reported) == reported.memory.used.get() { "adds up" } else { "does not add up" };
+    Ok(format!("{}, {adds_up}: {}", reported.memory.used, parts.join(", ")))
 }
 
 /// `path calls used peak total allocations` for each scope with a path, and `all` for the process; the text where there is none.

@@ -8,7 +8,7 @@
 
 use gpumem::{AllocLabelledExt, Change, LabelExt, MemTracker, Tracked};
 
-use crate::{Probe, Trouble, device, told};
+use crate::{Probe, Trouble, device, reported};
 
 impl Probe {
     pub(crate) fn track(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
@@ -19,7 +19,7 @@ impl Probe {
                     Some(device) => builder.device(device),
                     None => builder,
                 };
-                told(builder.start().map(|tracker| {
+                reported(builder.start().map(|tracker| {
                     self.trackers.push(tracker);
                     "started"
                 }))
@@ -41,7 +41,7 @@ impl Probe {
                     return Err("not of the form name dtype shape address".into());
                 };
                 let address = self.names.value(address)?;
-                told(gpumem::label(name, &shape(sizes)?, dtype, address).map(|()| "done"))
+                reported(gpumem::label(name, &shape(sizes)?, dtype, address).map(|()| "done"))
             }
             "labelled" => {
                 let (name, sizes) = argument.split_once(' ').ok_or("not of the form name shape")?;
@@ -51,7 +51,7 @@ impl Probe {
             }
             "mislabelled" => {
                 let slice = self.labelled.pop().ok_or("nothing is labelled")?;
-                let answer = told(slice.label("wrong", &[slice.len(), 2]).map(|()| "done"));
+                let answer = reported(slice.label("wrong", &[slice.len(), 2]).map(|()| "done"));
                 self.labelled.push(slice.labelled("wrong", &[7]));
                 answer
             }

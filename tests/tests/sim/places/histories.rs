@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What a test keeps by itself of what it does, to be compared with what is told.
+/// What a test keeps by itself of what it does, to be compared with what gpumem reports.
 #[derive(Default)]
 struct Log {
     events: u64,
@@ -141,7 +141,7 @@ impl Log {
 
     #[track_caller]
     fn check(&self, gpu: &SimGpu) {
-        let told = |scope: &ScopeSummary| Figures {
+        let reported = |scope: &ScopeSummary| Figures {
             calls: scope.calls,
             used: scope.used.get(),
             peak: scope.peak.get(),
@@ -151,7 +151,7 @@ impl Log {
         };
         let summary = gpumem::summary();
         let own = summary.scopes.iter().filter(|scope| scope.device == gpu.ordinal());
-        let own: Vec<_> = own.map(|scope| (scope.path.clone(), told(scope))).collect();
+        let own: Vec<_> = own.map(|scope| (scope.path.clone(), reported(scope))).collect();
         assert!(own.windows(2).all(|pair| pair[0].1.peak >= pair[1].1.peak), "ordered by peak: {own:?}");
         let mut expected = self.scopes.clone();
         expected.retain(|_, figures| figures.calls > 0 || figures.allocations > 0);
@@ -166,17 +166,17 @@ impl Log {
     /// What is live by the innermost scope.
     #[track_caller]
     fn check_breakdown(&self, gpu: &SimGpu) {
-        let told = breakdown(gpu.ordinal()).expect("it can be read");
-        let sum: Bytes = told.parts.iter().map(|part| part.bytes).sum();
-        assert_eq!(sum, told.memory.used, "{told}");
-        assert!(told.to_string().lines().all(|line| line.width() <= 80), "{told}");
+        let reported = breakdown(gpu.ordinal()).expect("it can be read");
+        let sum: Bytes = reported.parts.iter().map(|part| part.bytes).sum();
+        assert_eq!(sum, reported.memory.used, "{reported}");
+        assert!(reported.to_string().lines().all(|line| line.width() <= 80), "{reported}");
         let mut expected: BTreeMap<String, (u64, u64)> = BTreeMap::new();
         for (block, AllocGroup { path, .. }) in &self.blocks {
             let name = if path.is_empty() { "outside of all scopes".to_owned() } else { path.join(" > ") };
             let (bytes, count) = expected.entry(name).or_default();
             (*bytes, *count) = (*bytes + block.bytes().get(), *count + 1);
         }
-        let scopes = told.parts.iter().filter(|part| part.kind == PartKind::Scope);
+        let scopes = reported.parts.iter().filter(|part| part.kind == PartKind::Scope);
         let scopes: BTreeMap<_, _> = scopes.map(|part| (part.name.clone(), (part.bytes.get(), part.count))).collect();
         assert_eq!(scopes, expected);
     }
@@ -275,7 +275,7 @@ fn live_a_life(
 }
 
 #[test]
-fn random_histories_of_threads_are_told_to_the_byte() {
+fn random_histories_of_threads_are_counted_to_the_byte() {
     for seed in 0..8 {
         let gpu = simulated_gpu();
         let (log, handles) = (Mutex::new(Log::default()), Mutex::new(Vec::new()));

@@ -38,10 +38,10 @@ pub(super) fn no_trace() {
 }
 
 #[track_caller]
-fn ensure_told(said: &Ended) {
+fn ensure_report(said: &Ended) {
     let line: u32 = said.answers()[0].parse().expect("a number");
-    let told: Vec<_> = said.stderr.lines().skip_while(|line| !line.contains(" ends, ")).collect();
-    let [first, of_line, caller, of_scope] = told[..] else { panic!("{}", said.stderr) };
+    let reported: Vec<_> = said.stderr.lines().skip_while(|line| !line.contains(" ends, ")).collect();
+    let [first, of_line, caller, of_scope] = reported[..] else { panic!("{}", said.stderr) };
     assert!(caller.starts_with("    from tests/sim/places"), "{caller}");
     assert!(
         first.starts_with("gpumem: process ") && first.ends_with(" ends, and 4 blocks (1.00 MiB) were not freed:"),
@@ -53,12 +53,12 @@ fn ensure_told(said: &Ended) {
         of_scope.contains("3 KiB") && of_scope.contains("3 blocks") && of_scope.contains("train > step"),
         "{of_scope}"
     );
-    assert!(told.iter().all(|line| line.width() <= 80), "{}", said.stderr);
+    assert!(reported.iter().all(|line| line.width() <= 80), "{}", said.stderr);
 }
 
 #[test]
-fn what_was_not_freed_is_told_at_the_end() {
-    ensure_told(&passes("leaks", WANTED));
+fn what_was_not_freed_is_reported_at_the_end() {
+    ensure_report(&passes("leaks", WANTED));
     let said = passes("no leaks", WANTED);
     assert!(said.stderr.ends_with(" ends, and all that was allocated is freed\n"), "{}", said.stderr);
     for variables in [&[][..], &[("GPUMEM_LEAKS", "0")], &[("GPUMEM_LEAKS", "")]] {
@@ -72,10 +72,10 @@ fn what_was_not_freed_is_told_at_the_end() {
 fn however_the_process_ends() {
     let said = run("leaks and panics", WANTED);
     assert_eq!(said.code, Some(101), "{}", said.stderr);
-    ensure_told(&said);
+    ensure_report(&said);
     let said = run("leaks and exits", WANTED);
     assert_eq!(said.code, Some(7), "{}", said.stderr);
-    ensure_told(&said);
+    ensure_report(&said);
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn what_is_still_there_of_traces() {
 #[test]
 fn the_same_path_at_the_same_time_on_three_threads() {
     let gpu = simulated_gpu();
-    let (all_in, told) = (Barrier::new(3), Barrier::new(3));
+    let (all_in, reported) = (Barrier::new(3), Barrier::new(3));
     let own = |thread: u64| {
         gpu.make_current();
         [0, 10].map(|round| {
@@ -62,7 +62,7 @@ fn the_same_path_at_the_same_time_on_three_threads() {
             mem::forget(take(&gpu, thread + round));
             all_in.wait();
             let live = sizes(&trace.live());
-            told.wait();
+            reported.wait();
             live
         })
     };
@@ -118,7 +118,7 @@ pub(super) fn blocks() {
     drop((large, small, pooled));
 }
 
-/// Allocates below many functions that say nothing of whose it is, some of them of C's.
+/// Allocates below many functions that are not the program's own, some of them written in C.
 #[inline(never)]
 fn asks_from_afar(gpu: &SimGpu) -> (SimBlock, u32) {
     thread_local! {
@@ -165,9 +165,9 @@ pub(super) fn deep() {
 fn a_line_is_found_however_much_is_called_from_there() {
     let said = passes("deep", &[]);
     assert_eq!(said.answers().len(), 2);
-    for told in said.answers() {
-        let told: Vec<_> = told.split(' ').collect();
-        let [functions, outermost, is_there] = told[..] else { panic!("{}", said.stdout) };
+    for reported in said.answers() {
+        let reported: Vec<_> = reported.split(' ').collect();
+        let [functions, outermost, is_there] = reported[..] else { panic!("{}", said.stdout) };
         let [functions, outermost] = [functions, outermost].map(|count| count.parse::<usize>().unwrap());
         assert!(functions >= 61 && outermost > functions, "{}", said.stdout);
         assert_eq!(is_there, "true");
@@ -192,20 +192,20 @@ fn the_line_that_asked_is_the_programs_own() {
         let [opened, lines @ ..] = &answers[0].split(' ').collect::<Vec<_>>()[..] else { panic!("{}", said.stdout) };
         assert_eq!(answers.len(), 7, "{}", said.stdout);
         for (at, (line, is_known)) in lines.iter().zip(known).enumerate() {
-            let told: Vec<_> = answers[1 + 2 * at].split(' ').collect();
-            let [told, scope, functions, library] = told[..] else { panic!("{}", said.stdout) };
+            let reported: Vec<_> = answers[1 + 2 * at].split(' ').collect();
+            let [reported, scope, functions, library] = reported[..] else { panic!("{}", said.stdout) };
             assert!(scope.ends_with(&format!("tests/sim/places/live.rs:{opened}")), "{scope}, not {opened}");
             assert_eq!((functions, library), (if is_known { "true" } else { "false" }, "?"));
             let text = answers[2 + 2 * at];
             if is_known {
-                assert!(told.contains(&format!("tests/sim/places/live.rs:{line}:")), "{told}, not {line}");
-                assert!(!told.starts_with('/'), "not from where the program was built: {told}");
+                assert!(reported.contains(&format!("tests/sim/places/live.rs:{line}:")), "{reported}, not {line}");
+                assert!(!reported.starts_with('/'), "not from where the program was built: {reported}");
                 assert!(
                     text.contains(&format!("tests/sim/places/live.rs:{line}:")) && text.ends_with(", in train"),
                     "{text}"
                 );
             } else {
-                assert_eq!(told, "?");
+                assert_eq!(reported, "?");
                 assert!(text.contains(&format!("in the scope of tests/tests/sim/places/live.rs:{opened}")), "{text}");
             }
         }

@@ -5,7 +5,7 @@ use super::*;
 /// A device of 1 GiB of which 712 MiB are in use, 64 MiB of them kept by its pool.
 fn crowded() -> (SimGpu, Vec<SimBlock>) {
     let gpu = SimGpu::install(Bytes::gib(1)).expect("GPUMEM_SIM is not set");
-    gpumem::subscribe().expect("simulated devices can be heard");
+    gpumem::subscribe().expect("simulated devices report their allocations");
     let weights = GpuMemTrace::scope("load", |_| take(&gpu, 600 * MIB));
     let train = GpuMemTrace::with_ctx("train");
     let pooled = gpu.alloc_async(Bytes::mib(64)).expect("there is room");
@@ -102,13 +102,13 @@ fn reports(said: &Ended) -> usize {
 }
 
 #[test]
-fn a_refusal_says_who_holds_the_memory() {
-    // Where a machine is so busy that the reading takes too long, the function is told so.
+fn a_refusal_reports_which_scopes_hold_the_memory() {
+    // On a busy machine the reading may take too long, and the hook then gets less.
     let said = (0..10).map(|_| passes("refused", &[])).find(|said| said.answers().len() == 4);
     let said = said.expect("a reading of a simulated device takes little time");
-    let [told, at, scopes, line] = said.answers()[..] else { panic!("{}", said.stdout) };
+    let [reported, at, scopes, line] = said.answers()[..] else { panic!("{}", said.stdout) };
     let place = format!("tests/sim/places/oom.rs:{line}:17");
-    assert_eq!(told, "900 MiB of device, 0 in [\"train\", \"backward\"], 312 MiB free");
+    assert_eq!(reported, "900 MiB of device, 0 in [\"train\", \"backward\"], 312 MiB free");
     assert!(at == place || at == "not known yet", "{at}");
     assert_eq!(scopes, "[(\"load\", 600), (\"train > forward\", 48)]");
     assert!(said.stderr.lines().all(|line| line.width() <= 80), "{}", said.stderr);
@@ -143,7 +143,7 @@ fn a_refusal_says_who_holds_the_memory() {
 }
 
 #[test]
-fn three_are_reported_and_each_is_told_the_hook() {
+fn three_are_reported_and_the_hook_gets_each() {
     let said = passes("refused often", &[]);
     assert_eq!((reports(&said), said.answers()), (3, vec!["45"]), "{}", said.stderr);
     assert!(said.stderr.ends_with("gpumem: more of them are not reported\n"), "{}", said.stderr);
@@ -203,7 +203,7 @@ pub(super) fn retries_in_vain() {
     println!("> {count} {}", full.is_err_and(|error| error.is_out_of_memory()));
     let (count, full) = tried(|| tried(|| gpu.alloc(Bytes::mib(901))).1);
     println!("> {count} {}", full.is_err());
-    // A panic in it: what is refused afterwards is told.
+    // After a panic in the hook, further refusals are still reported.
     let unwound = catch_unwind(AssertUnwindSafe(|| retry_after_trim(|| -> Result<(), Error> { panic_any(()) })));
     assert!(unwound.is_err() && gpu.alloc(Bytes::mib(902)).is_err());
 }

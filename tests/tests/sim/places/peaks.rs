@@ -5,7 +5,7 @@ use gpumem::{Gauge, PeakHolders};
 use super::*;
 
 /// The scope of each holder and its bytes.
-fn told(peak: &PeakHolders) -> Vec<(String, i64)> {
+fn reported(peak: &PeakHolders) -> Vec<(String, i64)> {
     let sum: i64 = peak.holders.iter().map(|holder| holder.bytes.get()).sum();
     assert_eq!(sum, peak.bytes.get().cast_signed(), "{peak}");
     assert!(peak.to_string().lines().all(|line| line.width() <= 80), "{peak}");
@@ -21,7 +21,7 @@ fn of_traces_that_overlap() {
     let gpu = simulated_gpu();
     let before = GpuMemTrace::scope("before", |_| take(&gpu, 100));
     let outer = GpuMemTrace::builder().ctx("outer").at_peak(true).start().expect("exact");
-    assert_eq!(told(&outer.peak_holders().expect("asked for")), []);
+    assert_eq!(reported(&outer.peak_holders().expect("asked for")), []);
     let a = take(&gpu, 10);
     drop(before);
     // The outer one's peak is here: more than before, though less is in use.
@@ -33,19 +33,19 @@ fn of_traces_that_overlap() {
         let gpu = &gpu;
         threads.spawn(move || GpuMemTrace::scope("other", |_| take(gpu, 500))).join().expect("it does not panic")
     });
-    assert_eq!(told(&inner.peak_holders().expect("asked for")), [], "it is at its start");
+    assert_eq!(reported(&inner.peak_holders().expect("asked for")), [], "it is at its start");
     let c = take(&gpu, 600);
     let of_inner = expected(&[("outer/inner", 600 - 1000), ("other", 500)]);
     let of_inner: Vec<_> = of_inner.into_iter().rev().collect();
-    assert_eq!(told(&inner.peak_holders().expect("asked for")), of_inner);
+    assert_eq!(reported(&inner.peak_holders().expect("asked for")), of_inner);
     // The outer one has a new peak, by the same allocation.
     let of_outer_now = expected(&[("outer/inner", 600), ("other", 500), ("outer", 10), ("before", -100)]);
     assert_ne!(of_outer, of_outer_now);
-    assert_eq!(told(&outer.peak_holders().expect("asked for")), of_outer_now);
+    assert_eq!(reported(&outer.peak_holders().expect("asked for")), of_outer_now);
     inner.stop();
     drop((a, c, others));
-    assert_eq!(told(&inner.peak_holders().expect("it was stopped")), of_inner);
-    assert_eq!(told(&outer.peak_holders().expect("asked for")), of_outer_now);
+    assert_eq!(reported(&inner.peak_holders().expect("it was stopped")), of_inner);
+    assert_eq!(reported(&outer.peak_holders().expect("asked for")), of_outer_now);
     let peak = outer.peak_holders().expect("asked for");
     assert_eq!(peak.bytes, outer.data().peak_over_start());
     drop(inner);
@@ -60,19 +60,19 @@ fn of_one_thread_and_of_nobody() {
     let others = thread::scope(|threads| threads.spawn(|| take(&gpu, 1 << 30)).join().expect("it does not panic"));
     drop(take(&gpu, 5 * MIB));
     let peak = own.peak_holders().expect("asked for");
-    assert_eq!(told(&peak), expected(&[("own", 5 << 20)]));
+    assert_eq!(reported(&peak), expected(&[("own", 5 << 20)]));
     let holder = &peak.holders[0];
     let line = line!() - 4;
     assert!(holder.line.as_ref().is_some_and(|line| line.contains("sim/places.rs:")), "{peak:?}");
     assert!(holder.caller.as_ref().is_some_and(|at| at.contains(&format!("places/peaks.rs:{line}:"))), "{peak:?}");
     own.reset();
-    assert_eq!(told(&own.peak_holders().expect("asked for")), []);
+    assert_eq!(reported(&own.peak_holders().expect("asked for")), []);
     own.report_n_reset();
     let kept = take(&gpu, 1);
     own.stop();
-    assert_eq!(told(&own.peak_holders().expect("asked for")), expected(&[("own", 1)]));
+    assert_eq!(reported(&own.peak_holders().expect("asked for")), expected(&[("own", 1)]));
     own.start();
-    assert_eq!(told(&own.peak_holders().expect("asked for")), []);
+    assert_eq!(reported(&own.peak_holders().expect("asked for")), []);
     drop((kept, others));
     assert_eq!(builder().start().expect("exact").peak_holders(), None, "nobody asked");
     let sampled = builder().gauge(Gauge::Sampled).at_peak(true).on_exit_report(false).start().expect("it is read");
@@ -131,7 +131,7 @@ fn of_the_process_at_its_end() {
 }
 
 #[test]
-fn is_told_when_memory_runs_out_if_it_was_higher() {
+fn is_reported_when_memory_runs_out_if_it_was_higher() {
     let said = passes("peak and refused", &[]);
     assert!(said.stderr.contains("simulated device 0: the peak was 40 GiB, made of\n  big  "), "{}", said.stderr);
 }

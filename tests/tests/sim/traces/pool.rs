@@ -95,7 +95,7 @@ fn no_device_no_trace() {
     assert!(error.is_unknown_device(), "{error}");
 }
 
-/// Whatever is opened, reset and closed in whatever order, the mark says what hearing each allocation says.
+/// In every order of opening, resetting and closing, the high-water mark has the same peaks as exact traces.
 #[test]
 fn traces_agree_with_exact_ones() {
     let gpu = simulated_gpu();
@@ -124,7 +124,7 @@ fn traces_agree_with_exact_ones() {
     }
 }
 
-/// Traces that other threads open, read and reset take no peak away, and are not taken for somebody else's resets.
+/// Traces of other threads do not lower a peak, and their resets do not count as resets by others.
 #[test]
 fn threads_do_not_disturb_each_other() {
     let gpu = simulated_gpu();
