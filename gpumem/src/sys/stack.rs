@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn capture_works_on_another_thread_and_while_its_locals_are_destroyed() {
-        struct CaptureOnDrop(Option<crossbeam::channel::Sender<usize>>);
+        struct CaptureOnDrop(Option<crossbeam_channel::Sender<usize>>);
 
         impl Drop for CaptureOnDrop {
             fn drop(&mut self) {
@@ -260,7 +260,7 @@ mod tests {
         thread_local! {
             static LATE: std::cell::RefCell<Option<CaptureOnDrop>> = const { std::cell::RefCell::new(None) };
         }
-        let (sender, receiver) = crossbeam::channel::unbounded();
+        let (sender, receiver) = crossbeam_channel::unbounded();
         thread::spawn(move || {
             sender.send(capture(&mut [0; 32], 0)).expect("somebody waits");
             LATE.set(Some(CaptureOnDrop(Some(sender))));

@@ -51,7 +51,7 @@ mod file {
         let path = &behind_links(path).map_err(|error| failed("follow its symbolic links", error))?;
         // Not the file itself, which is replaced.
         let lock = File::create(beside(path, ".lock")).map_err(|error| failed("make its lock file", error))?;
-        fs4::FileExt::lock(&lock).map_err(|error| failed("lock it", error))?;
+        lock.lock().map_err(|error| failed("lock it", error))?;
         let mut baseline = parsed(path)?.unwrap_or_default();
         if baseline.peaks.insert(name.to_owned(), peak) == Some(peak) {
             return Ok(());

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crossbeam::channel::{self, Sender};
+use crossbeam_channel::{self as channel, Sender};
 
 use super::say;
 use crate::session::{

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
+use crossbeam_channel::{self as channel, Receiver, RecvTimeoutError, Sender};
 
 use crate::session::Session;
 use crate::{
