@@ -1,8 +1,8 @@
-//! The pure parts of [gpumem](https://docs.rs/gpumem): events, the ledger that applies them, the reports that are derived from it, and the
-//! formats in which they are written. No clock, no driver, no `unsafe`.
+//! The pure parts of [gpumem](https://docs.rs/gpumem): events, the ledger that applies them, the reports that are derived
+//! from it, and the formats in which they are written. No clock, no driver, no `unsafe`.
 //!
-//! Programs use the crate `gpumem`. This crate is for its companions (the estimator, the command, the tests), and its interface may change
-//! with each release.
+//! Programs use the crate `gpumem`. This crate is for its companions (the estimator, the command, the tests), and its
+//! interface may change with each release.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::missing_errors_doc, reason = "`gpumem` documents the errors of its functions")]

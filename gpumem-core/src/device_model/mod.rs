@@ -1,7 +1,7 @@
 //! A model of the memory of one GPU. Its behaviour was measured on a real one. It has no clock, no lock and no I/O.
 //!
-//! The simulated device wraps this model in guards; the stand-in driver of the tests wraps it in the C ABI. So it uses `std` only and counts
-//! bytes as `u64`.
+//! The simulated device wraps this model in guards; the stand-in driver of the tests wraps it in the C ABI. So it uses `std`
+//! only and counts bytes as `u64`.
 //!
 //! The figures are those of NVML's second version: `total = free + used + reserved`.
 
@@ -140,7 +140,8 @@ impl DeviceModel {
         self.pool.shrink_to(self.pool.release_threshold);
     }
 
-    /// `cuMemPoolTrimTo`. Memory that was freed since the last synchronise may still be used by work in flight, so it is not returned.
+    /// `cuMemPoolTrimTo`. Memory that was freed since the last synchronise may still be used by work in flight, so it is not
+    /// returned.
     pub fn trim_to(&mut self, keep: u64) {
         self.pool.shrink_to(keep);
     }

@@ -4,9 +4,9 @@ use super::{DeviceModel, ModelError, units::ALIGNMENT};
 
 const MIB: u64 = 1 << 20;
 
-/// Runs a script on a device of 1024 MiB; `;` separates the steps. Sizes are in MiB, or in bytes with a `b`. Names stand for addresses. A step
-/// that begins with the name of a figure checks that figure. `!oom`, `!unknown` and `!zero` before a step mean that it must fail with this
-/// error, and a step that fails must change no figure.
+/// Runs a script on a device of 1024 MiB; `;` separates the steps. Sizes are in MiB, or in bytes with a `b`. Names stand for
+/// addresses. A step that begins with the name of a figure checks that figure. `!oom`, `!unknown` and `!zero` before a step
+/// mean that it must fail with this error, and a step that fails must change no figure.
 fn check(script: &str) {
     let mut device = DeviceModel::new(1024 * MIB);
     let mut addresses: HashMap<&str, u64> = HashMap::new();

@@ -26,20 +26,21 @@ use crate::{
     model::{Answer, Block, Bytes, Event, EventKind, Key, Tag, ThreadId, Time, Trace},
 };
 
-/// Records events: gives each a number and a time and applies it to the ledger, under one lock that is held for a short time. No call of
-/// a driver, no I/O and no formatting happens under it.
+/// Records events: gives each a number and a time and applies it to the ledger, under one lock that is held for a short
+/// time. No call of a driver, no I/O and no formatting happens under it.
 ///
-/// The lock, the number of events and the ledger's pending delta are in one cache line. Besides it, an event writes only its block and the
-/// record of its thread. When threads allocate in turn, each cache line that all of them write moves between their processors.
+/// The lock, the number of events and the ledger's pending delta are in one cache line. Besides it, an event writes only its
+/// block and the record of its thread. When threads allocate in turn, each cache line that all of them write moves between
+/// their processors.
 #[repr(C, align(128))]
 pub struct Inbox<T: Tap = NoTap, P: Primitives = Std> {
-    state: P::SpinLock<State<T>>,
+    state: P::SpinLock<InboxState<T>>,
     began: P::Instant,
 }
 
 #[derive(Debug)]
 #[repr(C)]
-struct State<T> {
+struct InboxState<T> {
     number: u64,
     ledger: Ledger,
     time: Time,
@@ -59,8 +60,8 @@ impl<P: Primitives> Drop for LeaveOnPanic<P> {
     }
 }
 
-/// Runs rare code in a function of its own, so that the code of frequent events stays small in the instruction cache. `None` if the code
-/// panics; then an event counts as lost. Hooks and callbacks must not unwind.
+/// Runs rare code in a function of its own, so that the code of frequent events stays small in the instruction cache. `None`
+/// if the code panics; then an event counts as lost. Hooks and callbacks must not unwind.
 #[cold]
 #[inline(never)]
 fn run_rare<P: Primitives, R>(code: impl FnOnce() -> R) -> Option<R> {
@@ -71,7 +72,7 @@ fn run_rare<P: Primitives, R>(code: impl FnOnce() -> R) -> Option<R> {
     catch_unwind(AssertUnwindSafe(code)).map_err(lose).ok()
 }
 
-type StateGuard<'a, T, P> = <<P as Primitives>::SpinLock<State<T>> as SpinLock<State<T>>>::Guard<'a>;
+type StateGuard<'a, T, P> = <<P as Primitives>::SpinLock<InboxState<T>> as SpinLock<InboxState<T>>>::Guard<'a>;
 
 impl<T: Tap, P: Primitives> Inbox<T, P> {
     pub fn new() -> Self {
@@ -87,12 +88,12 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         P::inbox(true);
         let mut ledger = Ledger::default();
         ledger.is_tapped = is_tapped;
-        let state = State { number: 0, ledger, time: Time::ZERO, tap };
+        let state = InboxState { number: 0, ledger, time: Time::ZERO, tap };
         Self { state: P::SpinLock::new(state), began: P::Instant::now() }
     }
 
-    /// Records an allocation of a kind that needs no time (see `EventKind::needs_time`). It must not be called in the child of a fork. It
-    /// does not panic.
+    /// Records an allocation of a kind that needs no time (see `EventKind::needs_time`). It must not be called in the child
+    /// of a fork. It does not panic.
     #[inline]
     pub fn alloc(&self, key: Key, bytes: Bytes, tag: Tag) {
         self.enter_alive(1, |state, thread| {
@@ -111,7 +112,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     /// Records a free. It must not be called in the child of a fork. It does not panic.
     #[inline]
     pub fn free(&self, key: Key) -> Answer {
-        let free = |state: &mut State<T>, thread| {
+        let free = |state: &mut InboxState<T>, thread| {
             self.prepare(state, false);
             let answer = if state.ledger.free_like_newest(key, thread) {
                 Answer::Applied
@@ -136,9 +137,10 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter(1, |state, thread| self.apply(state, thread, event)).unwrap_or(Answer::Applied)
     }
 
-    /// Records a reading, if there is one, and a query of a scope; no other event comes between them. Returns the figures of the scope.
+    /// Records a reading, if there is one, and a query of a scope; no other event comes between them. Returns the figures of
+    /// the scope.
     pub fn ask(&self, reading: Option<&EventKind>, query: &EventKind) -> Option<Trace> {
-        let ask = |state: &mut State<T>, thread| {
+        let ask = |state: &mut InboxState<T>, thread| {
             if let Some(reading) = reading {
                 self.apply(state, thread, reading);
             }
@@ -149,7 +151,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     }
 
     #[inline]
-    fn apply(&self, state: &mut State<T>, thread: ThreadId, event: &EventKind) -> Answer {
+    fn apply(&self, state: &mut InboxState<T>, thread: ThreadId, event: &EventKind) -> Answer {
         self.prepare(state, event.needs_time());
         let answer = state.apply(thread, event);
         if T::IS_USED && state.ledger.is_tapped {
@@ -160,9 +162,9 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
 
     /// Numbers the next event.
     #[inline]
-    fn prepare(&self, state: &mut State<T>, needs_time: bool) {
-        // Reading the clock costs more than the rest of an allocation. Events that need no exact time get the time of the newest event
-        // that needed one.
+    fn prepare(&self, state: &mut InboxState<T>, needs_time: bool) {
+        // Reading the clock costs more than the rest of an allocation. Events that need no exact time get the time of the
+        // newest event that needed one.
         if needs_time {
             state.time = self.began.elapsed();
             state.ledger.set_time(state.time);
@@ -170,9 +172,10 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         state.number += 1;
     }
 
-    /// Applies an event of a recording, with its recorded number, time and thread. Returns the figures if the event is a query of a scope.
+    /// Applies an event of a recording, with its recorded number, time and thread. Returns the figures if the event is a
+    /// query of a scope.
     pub fn replay(&self, event: &Event<'_>) -> Option<Trace> {
-        let replay = |state: &mut State<T>, _| {
+        let replay = |state: &mut InboxState<T>, _| {
             (state.number, state.time) = (event.number, event.time);
             state.ledger.set_time(event.time);
             state.apply(event.thread, event.kind);
@@ -186,12 +189,12 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter(0, |state, _| state.ledger.begin_thread(thread));
     }
 
-    /// Removes the blocks of a context in parts. Other threads are served in between; they cannot reuse the keys of these blocks yet, because
-    /// the end of a context is recorded before the driver reuses its addresses or its number.
+    /// Removes the blocks of a context in parts. Other threads are served in between; they cannot reuse the keys of these
+    /// blocks yet, because the end of a context is recorded before the driver reuses its addresses or its number.
     #[cold]
     fn post_context_destroyed(&self, context: u8) {
         for part in 0..BLOCK_PARTS {
-            let remove = |state: &mut State<T>, thread: ThreadId| {
+            let remove = |state: &mut InboxState<T>, thread: ThreadId| {
                 if part == 0 {
                     self.prepare(state, false);
                     if T::IS_USED && state.ledger.is_tapped {
@@ -212,9 +215,10 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         run_rare::<P, _>(|| self.post(&EventKind::Lost { count }));
     }
 
-    /// Starts or stops passing events to the tap. `change` is called under the lock; it returns whether later events are passed.
+    /// Starts or stops passing events to the tap. `change` is called under the lock; it returns whether later events are
+    /// passed.
     pub fn with_tap<R>(&self, change: impl FnOnce(&mut T) -> (bool, R)) -> Option<R> {
-        let change = |state: &mut State<T>, _| {
+        let change = |state: &mut InboxState<T>, _| {
             let (is_tapped, result) = change(&mut state.tap);
             state.ledger.is_tapped = is_tapped;
             result
@@ -222,8 +226,8 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter(0, change)
     }
 
-    /// Runs `inside` under the lock. `None` if this thread is inside the inbox already; then so many `events` count as lost.
-    fn enter<R>(&self, events: u32, inside: impl FnOnce(&mut State<T>, ThreadId) -> R) -> Option<R> {
+    /// Runs `inside` under the lock. `None` if this thread is inside the inbox already; then `events` events count as lost.
+    fn enter<R>(&self, events: u32, inside: impl FnOnce(&mut InboxState<T>, ThreadId) -> R) -> Option<R> {
         // In the child of a fork, a thread that does not exist there may hold the lock for ever.
         if P::is_forked() { None } else { self.enter_alive(events, inside) }
     }
@@ -233,7 +237,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         reason = "an event is one function, which takes fewer lines of the instruction cache"
     )]
     #[inline(always)]
-    fn enter_alive<R>(&self, events: u32, inside: impl FnOnce(&mut State<T>, ThreadId) -> R) -> Option<R> {
+    fn enter_alive<R>(&self, events: u32, inside: impl FnOnce(&mut InboxState<T>, ThreadId) -> R) -> Option<R> {
         // The closure is short because the compiler does not inline a long one into `with`.
         let Some(number) = P::with_thread(|thread| thread.enter().then(|| thread.number())) else {
             P::with_thread(|thread| thread.lose(events));
@@ -268,8 +272,8 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         number
     }
 
-    /// The lock is held for about ten nanoseconds, and one store releases it. A lock that wakes its waiters costs more than the work under
-    /// it. A waiting thread spins, then yields, then sleeps, because the holder may have lost its processor.
+    /// The lock is held for about ten nanoseconds, and one store releases it. A lock that wakes its waiters costs more than
+    /// the work under it. A waiting thread spins, then yields, then sleeps, because the holder may have lost its processor.
     #[inline]
     fn lock(&self) -> StateGuard<'_, T, P> {
         self.state.try_lock().unwrap_or_else(|| self.wait())
@@ -279,7 +283,8 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     fn wait(&self) -> StateGuard<'_, T, P> {
         let wait = P::Wait::new();
         loop {
-            // Reads the lock before it tries to lock: the attempt would move the cache line away from the holder's processor.
+            // Reads the lock before it tries to lock: the attempt would move the cache line away from the holder's
+            // processor.
             if !self.state.is_locked()
                 && let Some(state) = self.state.try_lock()
             {
@@ -296,7 +301,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     }
 }
 
-impl<T: Tap> State<T> {
+impl<T: Tap> InboxState<T> {
     #[inline]
     fn apply(&mut self, thread: ThreadId, kind: &EventKind) -> Answer {
         self.ledger.apply(&Event { number: self.number, time: self.time, thread, kind })

@@ -1,5 +1,5 @@
-//! The locks, the clock and the thread state that an inbox uses. A program uses [`Std`]. The model checker of the tests has its own, so
-//! that it can choose which thread runs next.
+//! The locks, the clock and the thread state that an inbox uses. A program uses [`Std`]. The model checker of the tests has
+//! its own, so that it can choose which thread runs next.
 
 use std::{
     fmt::Debug,
@@ -44,8 +44,8 @@ pub trait Primitives: Debug + Sized + 'static {
     /// Returns the number of a thread that has ended.
     fn return_number(number: u32);
 
-    /// Counts the inboxes: one is created (`true`) or dropped (`false`). While there are several, no number is lent again, because only the
-    /// inbox that lends it would know that it belongs to another thread now.
+    /// Counts the inboxes: one is created (`true`) or dropped (`false`). While there are several, no number is lent again,
+    /// because only the inbox that lends it would know that it belongs to another thread now.
     fn inbox(created: bool);
 
     /// Whether this process is the child of a fork. Threads that do not exist there may hold locks for ever.

@@ -1,9 +1,11 @@
-//! Readings of a device are recorded in the order in which they are made. Otherwise an old reading could replace a newer one.
+//! Readings of a device are recorded in the order in which they are made. Otherwise an old reading could replace a newer
+//! one.
 
 use super::{Inbox, Lock, Primitives, Std, Tap};
 use crate::model::{Device, EventKind, Trace};
 
-/// One lock for each device, locked until a reading is recorded. If a device does not answer, only threads that read the same device wait.
+/// One lock for each device, locked until a reading is recorded. If a device does not answer, only threads that read the
+/// same device wait.
 pub struct Readings<P: Primitives = Std>([P::Lock<()>; 16]);
 
 impl<P: Primitives> Default for Readings<P> {

@@ -47,8 +47,9 @@ impl<E: Clone, P: Primitives> Subscription<E, P> {
         subscribed
     }
 
-    /// Stops interception until it is begun again. If allocations are being intercepted, `report_loss` records that events will be lost, and
-    /// then `unsubscribe` is called. In this order, a trace that is read in between and has missed events reports the loss.
+    /// Stops interception until it is begun again. If allocations are being intercepted, `report_loss` records that events
+    /// will be lost, and then `unsubscribe` is called. In this order, a trace that is read in between and has missed events
+    /// reports the loss.
     pub fn stop(&self, is_live: impl FnOnce() -> bool, report_loss: impl FnOnce(), unsubscribe: impl FnOnce()) {
         let mut state = self.lock();
         state.is_stopped = true;
@@ -59,8 +60,8 @@ impl<E: Clone, P: Primitives> Subscription<E, P> {
         }
     }
 
-    /// How often interception was stopped so far. A scope compares this number before interception begins and after the scope is open. If
-    /// it has changed, the scope may have opened after `report_loss`, so the loss must be recorded again.
+    /// How often interception was stopped so far. A scope compares this number before interception begins and after the
+    /// scope is open. If it has changed, the scope may have opened after `report_loss`, so the loss must be recorded again.
     pub fn interruptions(&self) -> u64 {
         self.interruptions.get()
     }

@@ -5,10 +5,11 @@ use std::cell::Cell;
 /// The state of one thread.
 #[derive(Debug, Default)]
 pub struct ThreadState {
-    /// The thread is inside an inbox. A global allocator or a signal handler that allocates GPU memory may call the inbox again while the
-    /// ledger is being changed; without this flag the thread would wait for itself for ever.
+    /// The thread is inside an inbox. A global allocator or a signal handler that allocates GPU memory may call the inbox
+    /// again while the ledger is being changed; without this flag the thread would wait for itself for ever.
     inside: Cell<bool>,
-    /// How many events of this thread were lost: they came while it was inside, or the ledger panicked. It records the loss when it leaves.
+    /// How many events of this thread were lost: they came while it was inside, or the ledger panicked. It records the loss
+    /// when it leaves.
     lost: Cell<u32>,
     /// Its number; 0 until it has one.
     number: Cell<u32>,

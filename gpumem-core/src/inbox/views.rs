@@ -1,5 +1,6 @@
-//! Queries of an inbox. What grows with the number of scopes, groups or blocks is read in parts, and other threads are served in between.
-//! So each item of a result is correct for some moment during the call, but not all items are of the same moment.
+//! Queries of an inbox. What grows with the number of scopes, groups or blocks is read in parts, and other threads are
+//! served in between. So each item of a result is correct for some moment during the call, but not all items are of the same
+//! moment.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -28,8 +29,8 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter(0, |state, _| state.ledger.stats()).unwrap_or_default()
     }
 
-    /// The tree of scope paths, read in parts. A path that was read before the paths inside it may have less in use than they have; its
-    /// figures are then raised to theirs.
+    /// The tree of scope paths, read in parts. A path that was read before the paths inside it may have less in use than
+    /// they have; its figures are then raised to theirs.
     pub fn nodes(&self) -> Vec<(Option<Device>, ScopeNode)> {
         let mut last = None;
         while let Some(next) = self.enter(0, |state, _| state.ledger.store_device_peaks(last)).flatten() {
@@ -76,7 +77,8 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter(0, |state, _| state.ledger.scope_period(scope, state.number)).flatten()
     }
 
-    /// Keeps the peak of an open scope under the number `under`. `false` if the scope does not record which allocations make its peak.
+    /// Keeps the peak of an open scope under the number `under`. `false` if the scope does not record which allocations make
+    /// its peak.
     pub fn keep_peak(&self, scope: ScopeId, under: ScopeId) -> bool {
         self.enter(0, |state, _| state.ledger.keep_peak(scope, under)).flatten().is_some()
     }

@@ -13,8 +13,9 @@ use super::{
 use crate::model::{Answer, Block, Bytes, Device, Gauge, Key, Tag, ThreadId};
 
 impl Ledger {
-    /// Applies an allocation that differs from the newest events in its key and size only; most do. If it differs in more, this returns
-    /// `false` and changes nothing, and the caller calls [`alloc`](Self::alloc). It calls nothing and cannot panic.
+    /// Applies an allocation that differs from the newest events in its key and size only; most do. If it differs in more,
+    /// this returns `false` and changes nothing, and the caller calls [`alloc`](Self::alloc). It calls nothing and cannot
+    /// panic.
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
     pub fn alloc_like_newest(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
@@ -42,7 +43,8 @@ impl Ledger {
         }
         let Some(entry) = self.live.remove_from_front(key, self.pending.group) else { return false };
         self.pending.subtract(signed(entry.bytes));
-        // Built in place to avoid a store-forwarding stall: a temporary would be written in words and copied in wider registers.
+        // Built in place to avoid a store-forwarding stall: a temporary would be written in words and copied in wider
+        // registers.
         record.freed = Freed::Block(key, entry);
         true
     }
@@ -98,8 +100,8 @@ impl Ledger {
         self.pending.group = group;
     }
 
-    /// Applies the pending delta to the group, the meter and the tree. It must run before an event of another group, and before any
-    /// of these figures is read.
+    /// Applies the pending delta to the group, the meter and the tree. It must run before an event of another group, and
+    /// before any of these figures is read.
     #[inline]
     pub(super) fn flush_pending(&mut self) {
         let Self { pending, groups, meters, tree, counts, .. } = self;
@@ -134,7 +136,7 @@ impl Ledger {
         self.flush_pending();
         let Thread { node, owner, .. } = *self.thread(thread);
         let meter = self.meters.index(tag.device(), Gauge::Exact);
-        let node = self.tree.on(meter, node);
+        let node = self.tree.same_path_on(meter, node);
         let group = AllocGroup { node, stack: tag.stack(), meter, kind: tag.kind(), context: tag.context() };
         let Self { threads, thread_levels, meters, groups, .. } = self;
         let in_use = || {
@@ -214,8 +216,8 @@ impl Ledger {
         self.counts.events = self.counts.events.wrapping_sub(1);
     }
 
-    /// Changes the size of a block. Its entry keeps its attribution and its place in the tables, so a thread that reads the blocks in
-    /// parts finds it once.
+    /// Changes the size of a block. Its entry keeps its attribution and its place in the tables, so a thread that reads the
+    /// blocks in parts finds it once.
     pub(super) fn shrink(&mut self, key: Key, bytes: Bytes) {
         if let Some(entry) = self.live.get_mut(key) {
             let (before, now) = (*entry, entry.with_bytes(bytes));

@@ -37,8 +37,8 @@ impl Ledger {
         self.tenths = tenths(time);
     }
 
-    /// Applies all other events. It is a function of its own, so that the code of allocations and frees stays small in the instruction
-    /// cache.
+    /// Applies all other events. It is a function of its own, so that the code of allocations and frees stays small in the
+    /// instruction cache.
     #[cold]
     fn apply_rare(&mut self, event: &Event<'_>) -> Option<Trace> {
         match *event.kind {
@@ -86,7 +86,8 @@ impl Ledger {
         None
     }
 
-    /// So many events before the one with this number were missed. While functions are displaced, later frees may be missed as well.
+    /// `count` events before the one with this number were missed. While functions are displaced, later frees may be missed
+    /// as well.
     fn lost(&mut self, count: u64, number: u64) {
         self.counts.lost += count;
         let until = if self.displaced > 0 { u64::MAX } else { number };

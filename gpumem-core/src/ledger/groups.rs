@@ -1,5 +1,6 @@
-//! Allocation groups. Blocks that agree in everything but size and thread share a group, so that a block stores only the group's number.
-//! Threads that allocate in the same scope with the same stack share a group as well, so that their events share one pending delta.
+//! Allocation groups. Blocks that agree in everything but size and thread share a group, so that a block stores only the
+//! group's number. Threads that allocate in the same scope with the same stack share a group as well, so that their events
+//! share one pending delta.
 
 use std::collections::{HashMap, HashSet};
 
@@ -26,7 +27,7 @@ pub(super) struct GroupId(pub(super) u32);
 pub(super) const MOST_GROUPS: usize = 1 << 24;
 /// With no more groups than this, no sweep is made.
 const NO_SWEEP: usize = 1 << 12;
-/// A sweep looks at so many groups, after half as many new ones.
+/// How many groups a sweep checks. It begins after half as many new groups.
 const SWEEP: usize = 1 << 8;
 
 /// All allocation groups and the sums of their live blocks.
@@ -43,8 +44,8 @@ pub(super) struct AllocGroups {
     new: usize,
 }
 
-/// The live blocks of a group, without the pending delta: that is applied before this is read and before a sweep. The alignment keeps
-/// it within one cache line.
+/// The live blocks of a group, without the pending delta: that is applied before this is read and before a sweep. The
+/// alignment keeps it within one cache line.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(super) struct GroupState {
@@ -73,8 +74,8 @@ impl Default for AllocGroups {
 }
 
 impl AllocGroups {
-    /// The number of a group. This may sweep: then the numbers of groups without live blocks are given to other groups, except those in
-    /// `in_use`, which is called then, and those for which `is_needed` is true because of a peak.
+    /// The number of a group. This may sweep: then the numbers of groups without live blocks are given to other groups,
+    /// except those in `in_use`, which is called then, and those for which `is_needed` is true because of a peak.
     pub(super) fn number(
         &mut self,
         mut group: AllocGroup,
@@ -107,8 +108,9 @@ impl AllocGroups {
         number
     }
 
-    /// Looks at the next groups and forgets those that have no live blocks and are not needed. Other threads wait meanwhile, so a sweep
-    /// looks at few. It looks at two groups for each new one, so there are at most about twice as many groups as are needed.
+    /// Looks at the next groups and forgets those that have no live blocks and are not needed. Other threads wait meanwhile,
+    /// so a sweep looks at few. It looks at two groups for each new one, so there are at most about twice as many groups as
+    /// are needed.
     fn sweep(&mut self, in_use: &HashSet<GroupId>, is_needed: impl Fn(&GroupState) -> bool) {
         self.new = 0;
         let Self { all, known, unused, swept, .. } = self;

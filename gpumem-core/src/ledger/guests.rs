@@ -1,5 +1,5 @@
-//! Threads in scopes of other threads. A block that is allocated there counts for the thread that allocated it and for the thread of
-//! the scope.
+//! Threads in scopes of other threads. A block that is allocated there counts for the thread that allocated it and for the
+//! thread of the scope.
 
 use std::collections::{HashMap, HashSet};
 
@@ -35,12 +35,14 @@ pub(super) struct GuestScan {
     pub(super) next_part: usize,
     /// The last scope that was read.
     pub(super) last_scope: Option<ScopeId>,
-    /// The owner threads in use: of the blocks, scopes and threads that were read so far, and those entered since the scan began.
+    /// The owner threads in use: of the blocks, scopes and threads that were read so far, and those entered since the scan
+    /// began.
     used: HashSet<OwnerThread>,
 }
 
 impl Guests {
-    /// The owner thread of what the thread `own` allocates in a scope of the owner thread `host`. `next` creates a new owner thread.
+    /// The owner thread of what the thread `own` allocates in a scope of the owner thread `host`. `next` creates a new owner
+    /// thread.
     pub(super) fn owner(
         &mut self,
         own: OwnerThread,

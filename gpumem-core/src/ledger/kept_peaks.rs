@@ -80,8 +80,9 @@ impl Ledger {
         Some(())
     }
 
-    /// Keeps the peak of an open scope under the number `under` until it is [released](Self::release_peak). When the scope is closed, the
-    /// ledger does this by itself, under the scope's number. `None` if the scope was not opened with `at_peak`.
+    /// Keeps the peak of an open scope under the number `under` until it is [released](Self::release_peak). When the scope
+    /// is closed, the ledger does this by itself, under the scope's number. `None` if the scope was not opened with
+    /// `at_peak`.
     pub fn keep_peak(&mut self, scope: ScopeId, under: ScopeId) -> Option<()> {
         self.flush_pending();
         let open = self.scopes.remove(&scope)?;
@@ -90,7 +91,8 @@ impl Ledger {
         kept
     }
 
-    /// Like [`keep_peak`](Self::keep_peak), for the most that the live blocks of a device ever were. `None` if there were none.
+    /// Like [`keep_peak`](Self::keep_peak), for the most that the live blocks of a device ever were. `None` if there were
+    /// none.
     pub fn keep_device_peak(&mut self, device: Device, under: ScopeId) -> Option<()> {
         self.flush_pending();
         let meter = self.meters.index(device, Gauge::Exact);

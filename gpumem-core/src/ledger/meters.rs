@@ -112,8 +112,8 @@ impl Level {
 }
 
 impl Meter {
-    /// A sample counts the bytes that are no longer free: this is the one figure on which both versions of NVML and `cuMemGetInfo`
-    /// agree.
+    /// A sample counts the bytes that are no longer free: this is the one figure on which both versions of NVML and
+    /// `cuMemGetInfo` agree.
     pub(super) fn apply_sample(&mut self, time: Time, memory: &GpuMemory) {
         self.level.set(-signed(memory.free));
         if let Some(before) = self.samples.newest.replace(time) {

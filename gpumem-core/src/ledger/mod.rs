@@ -1,5 +1,5 @@
-//! The ledger applies events in their order. It keeps the live blocks, the bytes in use and the peak of each open scope. It has
-//! no clock, no lock and no I/O, so that a live run and a replayed run give the same figures.
+//! The ledger applies events in their order. It keeps the live blocks, the bytes in use and the peak of each open scope. It
+//! has no clock, no lock and no I/O, so that a live run and a replayed run give the same figures.
 
 mod blocks;
 mod delta;
@@ -38,8 +38,8 @@ use self::{
 };
 use crate::model::{Bytes, OwnerThread, ScopeId, Trace};
 
-/// See the [module](self). The fields from `pending` to `counts` are first, because each event uses them: so an event touches few
-/// cache lines.
+/// See the [module](self). The fields from `pending` to `counts` are first, because each event uses them: so an event
+/// touches few cache lines.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Ledger {
@@ -55,12 +55,13 @@ pub struct Ledger {
     pub(crate) is_tapped: bool,
     live: LiveBlocks,
     counts: Counts,
-    /// How many of the driver's functions other tools have replaced at the moment. They are part of `counts.lost`, and a scope that
-    /// opens now reports them as well, because it misses their calls.
+    /// How many of the driver's functions other tools have replaced at the moment. They are part of `counts.lost`, and a
+    /// scope that opens now reports them as well, because it misses their calls.
     displaced: u64,
     /// The open scopes. Ordered, so that they can be read in parts.
     scopes: BTreeMap<ScopeId, Scope>,
-    /// The result of the newest query. It is not part of [`apply`](Self::apply)'s return value, so that allocations stay cheap.
+    /// The result of the newest query. It is not part of [`apply`](Self::apply)'s return value, so that allocations stay
+    /// cheap.
     last_trace: Option<Trace>,
     tree: Tree,
     meters: Meters,
@@ -77,18 +78,18 @@ pub struct Ledger {
 /// How many events the ledger has applied or missed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Allocations and frees. A pending delta adds its events when it is applied. A block that is removed or inserted without an event
-    /// is counted there as well and subtracted here at once, so this may wrap below 0 until then.
+    /// Allocations and frees. A pending delta adds its events when it is applied. A block that is removed or inserted
+    /// without an event is counted there as well and subtracted here at once, so this may wrap below 0 until then.
     pub events: u64,
     /// Frees of blocks whose size is not known.
     pub untracked: u64,
     /// Events that could not be recorded, and functions of the driver that other tools replaced.
     pub lost: u64,
-    /// Blocks that were removed because their context was destroyed; nobody freed them.
+    /// Blocks that were removed because their context was destroyed, not because they were freed.
     pub removed_with_context: u64,
 }
 
-/// At most so many scopes, nodes or groups are read under one lock; then other threads are served.
+/// The most scopes, nodes or groups that are read under one lock. After them, other threads are served.
 pub const PART_LEN: usize = 1 << 9;
 
 /// No block and no device has 2^63 bytes.

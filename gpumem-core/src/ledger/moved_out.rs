@@ -8,9 +8,9 @@ use super::{
 use crate::model::{CallsiteId, ScopeId, ThreadId};
 
 impl Ledger {
-    /// A scope was closed before the scopes that its thread opened inside it. These stand in `entered` from `at` on, and move to the scope
-    /// around the closed one: what they allocate from now on is not allocated in the closed one. There are at most as many as scopes
-    /// nest in the tree.
+    /// A scope was closed before the scopes that its thread opened inside it. These stand in `entered` from `at` on, and
+    /// move to the scope around the closed one: what they allocate from now on is not allocated in the closed one. There are
+    /// at most as many as scopes nest in the tree.
     #[cold]
     pub(super) fn move_out(&mut self, thread: ThreadId, at: usize, closed: NodeId) {
         let (mut left, mut outer) = (closed, self.tree.node(closed).parent);
@@ -22,11 +22,11 @@ impl Ledger {
             } else {
                 let ScopeNode { parent, callsite, meter, .. } = *self.tree.node(node);
                 // This scope was not opened inside the closed one. The same is true of all scopes inside it.
-                if !by_opening || callsite == CallsiteId::OTHERS || parent != self.tree.on(meter, left) {
+                if !by_opening || callsite == CallsiteId::OTHERS || parent != self.tree.same_path_on(meter, left) {
                     break;
                 }
-                let to = self.tree.on(meter, outer);
-                let to = self.tree.inside(to, callsite);
+                let to = self.tree.same_path_on(meter, outer);
+                let to = self.tree.child(to, callsite);
                 if let Some(mut open) = self.scopes.remove(&scope) {
                     let device_peak = self.device_peak(&open);
                     self.tree.raise_device_peak(node, device_peak);

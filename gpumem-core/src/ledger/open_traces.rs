@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use crate::model::OwnerThread;
 
-/// The threads that have open traces on a device, and the threads that closed one last. A query costs the same however many traces
-/// there are.
+/// The threads that have open traces on a device, and the threads that closed one last. A query costs the same however many
+/// traces there are.
 #[derive(Debug, Default)]
 pub(super) struct OpenTraces {
     /// How many traces each thread has.

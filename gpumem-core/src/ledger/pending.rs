@@ -1,16 +1,17 @@
 //! The pending delta: the newest events, if all of them are of one group.
 //!
-//! A block counts in a dozen places: for its kind, its device and all scopes around it. While events of one group follow each other,
-//! all these counters change by the same amounts. So the events are added up here, and the sum is applied to the counters later. The
-//! sum has the net change and the highest value on the way (`Delta`): the peak of a counter is its old value plus `high`.
+//! A block counts in a dozen places: for its kind, its device and all scopes around it. While events of one group follow
+//! each other, all these counters change by the same amounts. So the events are added up here, and the sum is applied to the
+//! counters later. The sum has the net change and the highest value on the way (`Delta`): the peak of a counter is its old
+//! value plus `high`.
 
 use super::{
     delta::{Delta, GroupDelta},
     groups::GroupId,
 };
 
-/// The sum of the newest events. It shares a cache line with the lock and the number of events: when threads allocate in turn, each cache
-/// line that they write moves between their processors.
+/// The sum of the newest events. It shares a cache line with the lock and the number of events: when threads allocate in
+/// turn, each cache line that they write moves between their processors.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct PendingDelta {

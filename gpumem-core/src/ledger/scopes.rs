@@ -1,4 +1,4 @@
-//! Open scopes: they open, are read, begin anew and close. How threads enter and leave them is in `threads.rs`.
+//! Open scopes: they are opened, read, reset and closed. How threads enter and leave them is in `threads.rs`.
 
 use std::time::Duration;
 
@@ -63,8 +63,8 @@ impl Ledger {
         let meter = self.meters.index(spec.device, spec.gauge);
         let exact_meter = self.meters.index(spec.device, Gauge::Exact);
         let outer = self.thread(event.thread).node;
-        let outer = self.tree.on(exact_meter, outer);
-        let node = self.tree.inside(outer, spec.callsite);
+        let outer = self.tree.same_path_on(exact_meter, outer);
+        let node = self.tree.child(outer, spec.callsite);
         self.tree.opened(node);
         let Thread { owner, own, .. } = *self.thread(event.thread);
         let of_thread = spec.thread.map(|thread| self.thread(thread).own);
@@ -111,7 +111,8 @@ impl Ledger {
         ScopeStart { number, in_use, peak, device_peak, gap, samples_before, disturbed_before, is_unread, before }
     }
 
-    /// Reads a scope, which then begins anew. The question which allocations made its peak begins anew unless `keep_peak`.
+    /// Reads a scope, which then starts again from 0. Unless `keep_peak`, so does the record of which allocations make its
+    /// peak.
     pub(super) fn reset(&mut self, scope: ScopeId, number: u64, keep_peak: bool) -> Option<Trace> {
         let mut open = self.scopes.remove(&scope)?;
         let trace = self.end(&open);

@@ -13,7 +13,8 @@ use crate::model::{Bytes, CallsiteId, Device, Event, Key, OwnerThread, ScopeId, 
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Thread {
-    /// The tag of its newest allocation, and the attribution that was found for it. The next allocation is likely to have the same.
+    /// The tag of its newest allocation, and the attribution that was found for it. The next allocation is likely to have
+    /// the same.
     pub(super) newest: (Tag, Attribution),
     /// What its newest free removed, in case that free fails.
     pub(super) freed: Freed,
@@ -22,8 +23,8 @@ pub(super) struct Thread {
     /// The owner thread of what it allocates: its own, unless it is in a scope of another thread.
     pub(super) owner: OwnerThread,
     pub(super) own: OwnerThread,
-    /// The scopes that it is in, the innermost last. Programs that do not leave the last one first usually leave the first one, so this
-    /// is a deque.
+    /// The scopes that it is in, the innermost last. Programs that do not leave the last one first usually leave the first
+    /// one, so this is a deque.
     pub(super) entered: VecDeque<Entered>,
 }
 
@@ -35,8 +36,8 @@ pub(super) struct Entered {
     pub(super) scope: ScopeId,
     pub(super) node: NodeId,
     pub(super) owner: OwnerThread,
-    /// The thread opened the scope, and leaves it when the scope is closed. Otherwise it entered an open scope, and leaves it by an
-    /// event of its own.
+    /// The thread opened the scope, and leaves it when the scope is closed. Otherwise it entered an open scope, and leaves
+    /// it by an event of its own.
     pub(super) by_opening: bool,
 }
 
@@ -48,7 +49,8 @@ pub(super) enum Freed {
     Block(Key, Entry),
     /// A block that is older than the session.
     Older(Device, Bytes),
-    /// A block that is older than the session and changes no figure: it is not on a device, or its late lookup has not ended.
+    /// A block that is older than the session and changes no figure: it is not on a device, or its late lookup has not
+    /// ended.
     Uncounted,
     /// A block of unknown size, counted by the event with this number.
     Untracked(u64),
@@ -78,8 +80,8 @@ impl Ledger {
         self.threads.len()
     }
 
-    /// A thread begins and has the number of a thread that has ended. It gets an owner thread of its own, so that it does not own what
-    /// the other one allocated.
+    /// A thread begins and has the number of a thread that has ended. It gets an owner thread of its own, so that it does
+    /// not own what the other one allocated.
     pub fn begin_thread(&mut self, thread: ThreadId) {
         let own = next_owner(&mut self.owner_threads);
         if let Some(ended) = self.threads.get_mut(thread.0 as usize) {
@@ -122,8 +124,8 @@ impl Ledger {
         guests.owner(own, host, || next_owner(owner_threads))
     }
 
-    /// Makes one step of the scan that finds out which owner threads of guests are in use; its last step forgets the others. A block that
-    /// is allocated during the scan has an owner thread that its thread had at the start, or has entered since.
+    /// Makes one step of the scan that finds out which owner threads of guests are in use; its last step forgets the others.
+    /// A block that is allocated during the scan has an owner thread that its thread had at the start, or has entered since.
     #[cold]
     fn scan_for_guests(&mut self) {
         /// Parts of the blocks in one step. More in tests, which have few guests, so that their scans end.
@@ -173,8 +175,8 @@ impl Thread {
         }
     }
 
-    /// Leaves the scope that the thread opened by the event with this number, if it is still in it, and returns its index in `entered`.
-    /// A binary search, because `entered` may be long.
+    /// Leaves the scope that the thread opened by the event with this number, if it is still in it, and returns its index in
+    /// `entered`. A binary search, because `entered` may be long.
     pub(super) fn leave_opened(&mut self, scope: ScopeId, number: u64) -> Option<usize> {
         let at = self.entered.binary_search_by_key(&number, |entered| entered.number).ok()?;
         if (self.entered[at].scope, self.entered[at].by_opening) != (scope, true) {

@@ -1,9 +1,10 @@
 //! The tree of scope paths: what each path has in use, and its peak. A node is a path of nested scopes on one device.
 //!
-//! An allocation counts for its own node and for all nodes above it. But the next event is usually of the same node or of a node nearby.
-//! So each outermost scope has a cursor at the node of its newest event. When the cursor leaves a node towards its parent, the changes of
-//! that node are applied to the parent as one `Delta`. So the cost of an event is the number of steps that the cursor makes: none in the
-//! same scope, one where a scope is opened or closed, however deep it is. The meter counts the whole device, above all scopes.
+//! An allocation counts for its own node and for all nodes above it. But the next event is usually of the same node or of a
+//! node nearby. So each outermost scope has a cursor at the node of its newest event. When the cursor leaves a node towards
+//! its parent, the changes of that node are applied to the parent as one `Delta`. So the cost of an event is the number of
+//! steps that the cursor makes: none in the same scope, one where a scope is opened or closed, however deep it is. The meter
+//! counts the whole device, above all scopes.
 
 use std::collections::HashMap;
 
@@ -12,7 +13,7 @@ use crate::model::CallsiteId;
 
 /// Deeper scopes are counted together.
 const DEEPEST: u8 = 64;
-/// So are further nodes, when there are so many.
+/// The most nodes. Further paths are counted together.
 const MOST_NODES: usize = 1 << 16;
 
 /// The number of a scope path on one device.
@@ -35,7 +36,8 @@ pub struct ScopeNode {
     depth: u8,
     /// The outermost scope of the path; `NONE` for a root.
     top: NodeId,
-    /// In an outermost scope: the node of its newest event. Only nodes from there up to the outermost scope have an `unapplied` delta.
+    /// In an outermost scope: the node of its newest event. Only nodes from there up to the outermost scope have an
+    /// `unapplied` delta.
     cursor: NodeId,
     /// The changes that are not yet applied to the parent.
     unapplied: Delta,
@@ -140,7 +142,7 @@ impl Tree {
     }
 
     /// The node of a scope that is opened inside another one. The same callsite always has the same node.
-    pub(super) fn inside(&mut self, outer: NodeId, callsite: CallsiteId) -> NodeId {
+    pub(super) fn child(&mut self, outer: NodeId, callsite: CallsiteId) -> NodeId {
         if let Some(known) = self.known.get(&(outer, callsite)) {
             return *known;
         }
@@ -149,9 +151,9 @@ impl Tree {
             return outer;
         }
         if callsite != CallsiteId::OTHERS && (depth == DEEPEST || self.nodes.len() >= MOST_NODES) {
-            // They still count for the scope that they are in. Each node has one such node at most, so the limit is exceeded at most
-            // twofold.
-            return self.inside(outer, CallsiteId::OTHERS);
+            // They still count for the scope that they are in. Each node has one such node at most, so the limit is exceeded
+            // at most twofold.
+            return self.child(outer, CallsiteId::OTHERS);
         }
         let next = NodeId(u32::try_from(self.nodes.len()).expect("there are fewer than 2^32 nodes"));
         let top = if depth == 0 { next } else { self.node(outer).top };
@@ -161,7 +163,7 @@ impl Tree {
     }
 
     /// The node of the same path on another device.
-    pub(super) fn on(&mut self, meter: u16, node: NodeId) -> NodeId {
+    pub(super) fn same_path_on(&mut self, meter: u16, node: NodeId) -> NodeId {
         let ScopeNode { parent, callsite, meter: own, .. } = *self.node(node);
         if own == meter {
             return node;
@@ -169,8 +171,8 @@ impl Tree {
         if node == NodeId::NONE || parent == NodeId::NONE {
             return self.root(meter);
         }
-        let outer = self.on(meter, parent);
-        self.inside(outer, callsite)
+        let outer = self.same_path_on(meter, parent);
+        self.child(outer, callsite)
     }
 
     pub(super) fn root(&mut self, meter: u16) -> NodeId {
@@ -217,7 +219,8 @@ impl Tree {
         node.device_peak = node.device_peak.max(in_use);
     }
 
-    /// At most `count` nodes from this number on, each after its parent. `in_use` and `peak` of a root are not set; its meter has them.
+    /// At most `count` nodes from this number on, each after its parent. `in_use` and `peak` of a root are not set; its
+    /// meter has them.
     pub(super) fn nodes(&mut self, first: usize, count: usize) -> &[ScopeNode] {
         let first = first.min(self.nodes.len());
         let end = self.nodes.len().min(first + count);

@@ -48,8 +48,8 @@ pub struct GroupUsage {
 }
 
 impl Ledger {
-    /// Stores in the tree how much the device had in use while the open scopes were open: for one part of these scopes, after the
-    /// given one. Returns the last scope of the part; `None` if the part is empty.
+    /// Stores in the tree how much the device had in use while the open scopes were open: for one part of these scopes,
+    /// after the given one. Returns the last scope of the part; `None` if the part is empty.
     pub fn store_device_peaks(&mut self, after: Option<ScopeId>) -> Option<ScopeId> {
         self.flush_pending();
         let rest = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
@@ -61,8 +61,8 @@ impl Ledger {
         part.last().map(|(id, ..)| *id)
     }
 
-    /// One part of the scope paths, from this number on, each with its device. Number 0 stands for no path and has no device. The part
-    /// is empty after the last path.
+    /// One part of the scope paths, from this number on, each with its device. Number 0 stands for no path and has no
+    /// device. The part is empty after the last path.
     pub fn nodes_from(&mut self, first: usize) -> Vec<(Option<Device>, ScopeNode)> {
         self.flush_pending();
         let meters = &self.meters.0;
@@ -92,7 +92,8 @@ impl Ledger {
         Some(part.iter().filter(|state| state.blocks > 0).map(usage).collect())
     }
 
-    /// One part of the live blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS): all of them, or those that were allocated in a scope.
+    /// One part of the live blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS): all of them, or those that were allocated in a
+    /// scope.
     pub fn blocks(&self, part: usize, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock> {
         let entries = self.live.part(part);
         let selected =

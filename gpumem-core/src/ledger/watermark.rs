@@ -1,16 +1,18 @@
 //! The maxima of a value during any number of open spans of time.
 //!
-//! A new value is compared with one number, however many spans are open. Opening a span starts a new segment of time, and a value raises
-//! the maximum of the newest segment only. The maximum of a span is the maximum over the segment that it began in and all newer segments.
-//! If an older segment has no higher maximum than the next one, it cannot change any result, so the two are merged. The remaining maxima
-//! fall from the oldest segment to the newest. So the maximum of a span is that of the segment that it began in, found by binary search.
+//! A new value is compared with one number, however many spans are open. Opening a span starts a new segment of time, and a
+//! value raises the maximum of the newest segment only. The maximum of a span is the maximum over the segment that it began
+//! in and all newer segments. If an older segment has no higher maximum than the next one, it cannot change any result, so
+//! the two are merged. The remaining maxima fall from the oldest segment to the newest. So the maximum of a span is that of
+//! the segment that it began in, found by binary search.
 
 /// The maxima of a value during several open spans.
 #[derive(Debug, Default)]
 pub(super) struct Watermark<T> {
     /// The newest segment's maximum. It is here so that [`raise`](Self::raise) reads one cache line only.
     top: T,
-    /// Oldest first: `last` rises, `max` falls. The newest segment always has an open span, and its maximum is `top`; its `max` may be old.
+    /// Oldest first: `last` rises, `max` falls. The newest segment always has an open span, and its maximum is `top`; its
+    /// `max` may be old.
     segments: Vec<Segment<T>>,
     /// How many segments have no open span. They are removed when they are more than half of all.
     empty: usize,
@@ -90,7 +92,8 @@ impl<T: Copy + Ord> Watermark<T> {
         Some((oldest, self.top))
     }
 
-    /// The oldest maximum for which `is_before` is false; it must be true for all older ones. Call [`store_top`](Self::store_top) first.
+    /// The oldest maximum for which `is_before` is false; it must be true for all older ones. Call
+    /// [`store_top`](Self::store_top) first.
     pub(super) fn first(&self, is_before: impl Fn(&T) -> bool) -> Option<T> {
         let at = self.segments.partition_point(|segment| is_before(&segment.max));
         self.segments.get(at).map(|segment| segment.max)

@@ -9,8 +9,8 @@ const TIB: u64 = 1 << 40;
 
 /// An amount of memory in bytes.
 ///
-/// `Display` prints a unit (`256 MiB`, `1.50 GiB`). [`get`](Bytes::get) is exact. [`mb`](Bytes::mb) is the whole number of MiB (2^20
-/// bytes), which fastai calls MB.
+/// `Display` prints a unit (`256 MiB`, `1.50 GiB`). [`get`](Bytes::get) is exact. [`mb`](Bytes::mb) is the whole number of
+/// MiB (2^20 bytes), which fastai calls MB.
 ///
 /// ```
 /// use gpumem::Bytes;
@@ -238,8 +238,8 @@ impl std::error::Error for ParseBytesError {}
 impl FromStr for Bytes {
     type Err = ParseBytesError;
 
-    /// Reads a number, with or without decimals, and a unit: `B`, `KiB`, `MiB`, `GiB` or `TiB`, in upper or lower case, with or without the
-    /// `i` (`MB` is 2^20 bytes in this crate). A number without a unit is in bytes.
+    /// Reads a number, with or without decimals, and a unit: `B`, `KiB`, `MiB`, `GiB` or `TiB`, in upper or lower case, with
+    /// or without the `i` (`MB` is 2^20 bytes in this crate). A number without a unit is in bytes.
     fn from_str(text: &str) -> Result<Self, ParseBytesError> {
         let error = || ParseBytesError(text.to_owned());
         let trimmed = text.trim();

@@ -1,4 +1,5 @@
-//! The numbers of callsites and stacks. The ledger knows only the numbers; the session or the recording knows what they mean.
+//! The numbers of callsites and stacks. The ledger knows only the numbers; the session or the recording knows what they
+//! mean.
 
 /// A callsite: the source location where a scope is opened, and the scope's name. 0 is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

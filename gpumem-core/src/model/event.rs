@@ -11,12 +11,13 @@ pub type Time = Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ScopeId(pub u64);
 
-/// The number of a thread that has recorded an event, from 1 on. The number of a thread that has ended is given to another thread.
+/// The number of a thread that has recorded an event, from 1 on. The number of a thread that has ended is given to another
+/// thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ThreadId(pub u32);
 
-/// An owner thread: the thread that allocates a block, and the thread in whose scope it does. Unlike a [`ThreadId`] it is never reused, because
-/// blocks outlive the threads that allocated them.
+/// An owner thread: the thread that allocates a block, and the thread in whose scope it does. Unlike a [`ThreadId`] it is
+/// never reused, because blocks outlive the threads that allocated them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct OwnerThread(pub u32);
 
@@ -68,8 +69,8 @@ impl MemKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key(u64);
 
-/// The kinds of numbers that identify blocks. Addresses are unique in a process, over all devices and the host, but a handle may be the same
-/// number as an address.
+/// The kinds of numbers that identify blocks. Addresses are unique in a process, over all devices and the host, but a handle
+/// may be the same number as an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
     /// An address of memory.
@@ -186,9 +187,9 @@ impl Block {
 pub enum EventKind {
     /// Memory was allocated. Recorded after the call has succeeded.
     Alloc { key: Key, block: Block },
-    /// Memory is being freed. Recorded before the call, because its address may be reused afterwards. `block` is set if the source knows the
-    /// block, for blocks that are older than the session. The answer says whether the ledger knows the block; if it does not, one of the next
-    /// three events follows.
+    /// Memory is being freed. Recorded before the call, because its address may be reused afterwards. `block` is set if the
+    /// source knows the block, for blocks that are older than the session. The answer says whether the ledger knows the
+    /// block; if it does not, one of the next three events follows.
     Free { key: Key, block: Option<Block> },
     /// The newest free of this thread was of an unknown block, and a late lookup has found it.
     LateLookup { block: Block },
@@ -214,7 +215,7 @@ pub enum EventKind {
     Leave { scope: ScopeId },
     /// Queries the figures of a scope.
     Read { scope: ScopeId },
-    /// Queries the figures of a scope, which then begins anew.
+    /// Queries the figures of a scope, which then starts again from 0.
     Reset { scope: ScopeId },
     /// Like `Reset`, but the peak of which the allocations are recorded is still that since the start.
     ResetKeepingPeak { scope: ScopeId },
@@ -222,17 +223,18 @@ pub enum EventKind {
     Close { scope: ScopeId },
     /// Resets the peaks of the device's allocator statistics. The peaks of scopes do not change.
     ResetPeaks { device: Device },
-    /// So many events could not be recorded.
+    /// `count` events could not be recorded.
     Lost { count: u64 },
-    /// Other tools have replaced `now` functions of the driver, `more` of them since the last such event. The calls of these functions are
-    /// missed.
+    /// Other tools have replaced `now` functions of the driver, `more` of them since the last such event. The calls of these
+    /// functions are missed.
     Displaced { now: u64, more: u64 },
     /// Another library reset the high-water mark of a device's pool, or gave the device another pool.
     PoolMarkDisturbed { device: Device },
 }
 
 impl MemKind {
-    /// The clock is read for each allocation of this kind. Allocations from a pool are cheaper than a reading of the clock; the others cost more.
+    /// The clock is read for each allocation of this kind. Allocations from a pool are cheaper than a reading of the clock;
+    /// the others cost more.
     #[inline]
     pub const fn needs_time(self) -> bool {
         !matches!(self, Self::Pool)
@@ -240,7 +242,8 @@ impl MemKind {
 }
 
 impl EventKind {
-    /// The clock is read for each such event. Other events have the time of the newest event before them that the clock was read for.
+    /// The clock is read for each such event. Other events have the time of the newest event before them that the clock was
+    /// read for.
     pub const fn needs_time(&self) -> bool {
         match self {
             Self::Alloc { block, .. } => block.kind.needs_time(),

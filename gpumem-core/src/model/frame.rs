@@ -35,8 +35,8 @@ impl fmt::Display for Frame {
 }
 
 impl Frame {
-    /// The frame with a shorter path of its file: relative to this folder if the file is in it, or beginning with the crate if cargo
-    /// fetched the file.
+    /// The frame with a shorter path of its file: relative to this folder if the file is in it, or beginning with the crate
+    /// if cargo fetched the file.
     #[must_use]
     pub fn relative_to(&self, folder: &str) -> Self {
         let shortened = |file: &String| {

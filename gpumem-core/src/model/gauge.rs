@@ -7,15 +7,16 @@ pub enum Gauge {
     /// Each allocation of this process on the device is intercepted, by the driver's dispatch table or CUPTI (see
     /// [`Source`](super::Source)), or reported by the simulated device. The figures are exact to the byte.
     Exact,
-    /// The usage of the device's current stream-ordered pool by this process (cudarc's `alloc`, `cudaMallocAsync`), and its high-water mark,
-    /// which the driver keeps. It includes blocks that live very shortly. Allocations are not intercepted. It is used only on request,
-    /// because **it does not include any other memory**: `cuMemAlloc`, other pools, other processes.
+    /// The usage of the device's current stream-ordered pool by this process (cudarc's `alloc`, `cudaMallocAsync`), and its
+    /// high-water mark, which the driver keeps. It includes blocks that live very shortly. Allocations are not intercepted.
+    /// It is used only on request, because **it does not include any other memory**: `cuMemAlloc`, other pools, other
+    /// processes.
     ///
-    /// A pool has one high-water mark, so gpumem resets it when a trace starts or is reset, and keeps the value that it read before for all
-    /// open traces. A program that reads `CU_MEMPOOL_ATTR_USED_MEM_HIGH` itself sees these resets. Memory that other threads allocate *and*
-    /// free between the reading and the reset is missed: about 30 ns, longer if the thread loses its processor there. If another library
-    /// resets the mark or makes another pool current and gpumem notices it, because the mark is lower than before,
-    /// [`Trace::lost`](super::Trace::lost) is not 0.
+    /// A pool has one high-water mark, so gpumem resets it when a trace starts or is reset, and keeps the value that it read
+    /// before for all open traces. A program that reads `CU_MEMPOOL_ATTR_USED_MEM_HIGH` itself sees these resets. Memory
+    /// that other threads allocate *and* free between the reading and the reset is missed: about 30 ns, longer if the thread
+    /// loses its processor there. If another library resets the mark or makes another pool current and gpumem notices it,
+    /// because the mark is lower than before, [`Trace::lost`](super::Trace::lost) is not 0.
     Pool,
     /// The whole device is sampled, with all its processes. A peak between two samples is missed.
     Sampled,

@@ -19,8 +19,8 @@ pub struct GpuMemory {
     pub free: Bytes,
     /// In use by any process, as `nvidia-smi` shows it.
     pub used: Bytes,
-    /// Reserved by the driver for itself: `total = free + used + reserved`. `None` if the source does not report it; then it is part of
-    /// `used`.
+    /// Reserved by the driver for itself: `total = free + used + reserved`. `None` if the source does not report it; then it
+    /// is part of `used`.
     pub reserved: Option<Bytes>,
 }
 

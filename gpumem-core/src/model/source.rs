@@ -4,8 +4,8 @@ use std::{fmt, str::FromStr};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Source {
-    /// gpumem's hooks in the driver's dispatch table. They observe each allocation of this process, cost almost nothing, and work while a
-    /// profiler runs. Linux only.
+    /// gpumem's hooks in the driver's dispatch table. They observe each allocation of this process, cost almost nothing, and
+    /// work while a profiler runs. Linux only.
     Dispatch,
     /// CUPTI's callbacks. They observe each allocation of this process. Once CUPTI is loaded, each driver call is slower.
     Cupti,

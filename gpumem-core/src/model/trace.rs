@@ -2,9 +2,9 @@ use super::{ByteDelta, Bytes, Gauge, Sampling, Source};
 
 /// The figures of a trace at one reading.
 ///
-/// S is the memory in use at the start (or at the last reset), E at the reading, and P the most in between, S and E included. Then
-/// `used = E − S` and `peaked = P − max(S, E)`. So `peaked` is the memory that was needed for some time in addition to the larger of S and E.
-/// It is never negative, and `P − S = max(used, 0) + peaked`.
+/// S is the memory in use at the start (or at the last reset), E at the reading, and P the most in between, S and E
+/// included. Then `used = E − S` and `peaked = P − max(S, E)`. So `peaked` is the memory that was needed for some time in
+/// addition to the larger of S and E. It is never negative, and `P − S = max(used, 0) + peaked`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Trace {
@@ -18,21 +18,24 @@ pub struct Trace {
     pub source: Source,
     /// The change of the memory in use since the start. Negative if more was freed than allocated.
     pub used: ByteDelta,
-    /// The memory that was needed at the peak in addition to what was in use at the start or is in use now, whichever is more.
+    /// The memory that was needed at the peak in addition to what was in use at the start or is in use now, whichever is
+    /// more.
     pub peaked: Bytes,
     /// How often the device was sampled. `None` unless the gauge is [`Gauge::Sampled`].
     pub sampling: Option<Sampling>,
-    /// The device could not be read now, or at the start. The numbers are from the last readings that succeeded. Reports print `?`.
+    /// The device could not be read now, or at the start. The numbers are from the last readings that succeeded. Reports
+    /// print `?`.
     pub stale: bool,
-    /// This trace counts the whole process, and a trace of another thread was open on the same device at the same time. So the numbers may
-    /// include allocations of that thread. Reports show this. Always `false` for a trace that counts one thread.
+    /// This trace counts the whole process, and a trace of another thread was open on the same device at the same time. So
+    /// the numbers may include allocations of that thread. Reports show this. Always `false` for a trace that counts one
+    /// thread.
     pub overlapped: bool,
-    /// Frees of blocks of unknown size in the whole process, while the trace was open. These blocks are older than the first trace, and their
-    /// lookup failed. If this is not 0, `used` may be too high.
+    /// Frees of blocks of unknown size in the whole process, while the trace was open. These blocks are older than the first
+    /// trace, and their lookup failed. If this is not 0, `used` may be too high.
     pub untracked: u64,
-    /// Events of the whole process that were not recorded while the trace was open, plus functions of the driver that another tool replaced, so
-    /// that their calls are missed. For [`Gauge::Pool`]: how often another library reset the high-water mark or replaced the pool. If this is
-    /// not 0, the numbers may be wrong.
+    /// Events of the whole process that were not recorded while the trace was open, plus functions of the driver that
+    /// another tool replaced, so that their calls are missed. For [`Gauge::Pool`]: how often another library reset the
+    /// high-water mark or replaced the pool. If this is not 0, the numbers may be wrong.
     pub lost: u64,
 }
 

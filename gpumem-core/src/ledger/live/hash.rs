@@ -9,8 +9,8 @@ const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 pub(in super::super) type KeyHashBuilder = BuildHasherDefault<KeyHasher>;
 
-/// Multiplies. Keys are addresses that the driver chooses, so no attacker chooses them; a hash that protects against attackers costs
-/// more than the rest of an event.
+/// Multiplies. Keys are addresses that the driver chooses, so no attacker chooses them; a hash that protects against
+/// attackers costs more than the rest of an event.
 #[derive(Default)]
 pub(in super::super) struct KeyHasher(u64);
 
@@ -30,8 +30,8 @@ impl Hasher for KeyHasher {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // The upper half of the product depends on all bits of the number, the lower half does not. The halves are swapped, because a
-        // hash table uses the lower bits first.
+        // The upper half of the product depends on all bits of the number, the lower half does not. The halves are swapped,
+        // because a hash table uses the lower bits first.
         self.0 = (number ^ self.0).wrapping_mul(GOLDEN).rotate_left(32);
     }
 
@@ -40,7 +40,8 @@ impl Hasher for KeyHasher {
     }
 }
 
-/// The upper 8 bits of the product, which depend on all bits of the key. They choose the slot of the front cache and the shard.
+/// The upper 8 bits of the product, which depend on all bits of the key. They choose the slot of the front cache and the
+/// shard.
 #[inline]
 pub(super) fn upper_bits(key: Key) -> usize {
     (key.get().wrapping_mul(GOLDEN) >> 56) as usize

@@ -1,12 +1,12 @@
-//! The live blocks, found by their keys. The tables are made for a million blocks: a block takes 32 bytes and its share of the empty
-//! slots. They are split into shards: a table that grows moves a few thousand entries and not all of them, and other threads wait for
-//! the lock meanwhile.
+//! The live blocks, found by their keys. The tables are made for a million blocks: a block takes 32 bytes and its share of
+//! the empty slots. They are split into shards: a table that grows moves a few thousand entries and not all of them, and
+//! other threads wait for the lock meanwhile.
 //!
-//! Most blocks are freed soon. So a new block goes to the front cache, which has one slot for each hash; there its free finds it with
-//! one look. The block moves to its shard when another block needs the slot.
+//! Most blocks are freed soon. So a new block goes to the front cache, which has one slot for each hash; there its free
+//! finds it with one look. The block moves to its shard when another block needs the slot.
 //!
-//! After events were lost, the free of a live block may be among them: the block is *possibly freed*. If a new block has its key, the
-//! old one was freed, and the new one replaces it.
+//! After events were lost, the free of a live block may be among them: the block is *possibly freed*. If a new block has its
+//! key, the old one was freed, and the new one replaces it.
 
 mod entry;
 pub(super) mod hash;
@@ -23,8 +23,8 @@ const SHARDS: usize = 256;
 /// 8 KiB, which fits into the first-level cache of a processor.
 const FRONT_CACHE: usize = 256;
 
-/// How many parts the live blocks are read in; see `LiveBlocks::part`. A block moves from the first part to another one, and back only
-/// if its free fails.
+/// How many parts the live blocks are read in; see `LiveBlocks::part`. A block moves from the first part to another one, and
+/// back only if its free fails.
 pub const BLOCK_PARTS: usize = 1 + SHARDS;
 
 /// See the [module](self).
@@ -37,8 +37,8 @@ pub(super) struct LiveBlocks {
     shards: Box<[Shard]>,
     /// How many blocks in all shards are possibly freed.
     possibly_freed: usize,
-    /// The number of the newest event that reported missed frees; the highest number while frees are still being missed. Blocks that
-    /// were allocated before are possibly freed.
+    /// The number of the newest event that reported missed frees; the highest number while frees are still being missed.
+    /// Blocks that were allocated before are possibly freed.
     lost_at: u64,
 }
 
@@ -81,8 +81,8 @@ impl LiveBlocks {
         true
     }
 
-    /// Inserts a block. Returns a block with the same key whose free was not observed. If `frees_may_be_missing` is false, such a block
-    /// may be returned only later, when the new one moves to its shard.
+    /// Inserts a block. Returns a block with the same key whose free was not observed. If `frees_may_be_missing` is false,
+    /// such a block may be returned only later, when the new one moves to its shard.
     pub(super) fn insert(&mut self, key: Key, entry: Entry) -> Option<Entry> {
         let slot = &mut self.front[upper_bits(key)];
         if slot.key == key && !slot.entry.is_none() {
@@ -175,8 +175,9 @@ impl LiveBlocks {
         }
     }
 
-    /// Frees were missed before the event with this number; with the highest number, they are still being missed. All live blocks that
-    /// were allocated before are possibly freed. Returns blocks that are replaced now, as [`insert`](Self::insert) does.
+    /// Frees were missed before the event with this number; with the highest number, they are still being missed. All live
+    /// blocks that were allocated before are possibly freed. Returns blocks that are replaced now, as
+    /// [`insert`](Self::insert) does.
     pub(super) fn frees_missed_until(&mut self, number: u64) -> Vec<Entry> {
         let in_front: Vec<_> = self.front.iter_mut().map(|slot| std::mem::replace(slot, Self::EMPTY)).collect();
         let replaced = in_front

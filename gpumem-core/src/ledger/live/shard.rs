@@ -8,7 +8,8 @@ use super::{
 };
 use crate::model::Key;
 
-/// Bits in the filter of a shard. A program keeps a few blocks in each shard for long, so few other keys have the bit of one of them.
+/// Bits in the filter of a shard. A program keeps a few blocks in each shard for long, so few other keys have the bit of one
+/// of them.
 const FILTER: usize = 256;
 
 /// One part of the live blocks.

@@ -50,7 +50,8 @@ impl GroupHistory {
         moment > 0 && newest.is_some_and(|(newest, _)| *newest >= moment)
     }
 
-    /// Moves the newest saved bytes to `earlier`, if they are still needed. Removes from `earlier` what is not needed any more.
+    /// Moves the newest saved bytes to `earlier`, if they are still needed. Removes from `earlier` what is not needed any
+    /// more.
     #[cold]
     fn keep_earlier(&mut self, peaks: &Peaks) {
         let earlier = self.earlier.get_or_insert_default();

@@ -1,12 +1,13 @@
 //! Which allocations made a peak: for this, groups keep what they had in use at earlier moments.
 //!
-//! A moment gets a number if its figures may be read later: the peak of a device, the start and the peak of a watched scope. A new peak
-//! costs one number. When a group changes for the first time after a moment, it first saves its bytes, once for all moments since it was
-//! saved last (copy-on-write). So the cost of an event does not depend on the number of groups and moments. A moment between two saved
-//! ones has the bytes of the later one, because the group did not change between them.
+//! A moment gets a number if its figures may be read later: the peak of a device, the start and the peak of a watched scope.
+//! A new peak costs one number. When a group changes for the first time after a moment, it first saves its bytes, once for
+//! all moments since it was saved last (copy-on-write). So the cost of an event does not depend on the number of groups and
+//! moments. A moment between two saved ones has the bytes of the later one, because the group did not change between them.
 //!
-//! Several scopes may be watched at once. Their peaks are kept as in `watermark.rs`: scopes with the same peak share its moment, and only
-//! the newest moment can move to a higher level. Saved bytes that no moment needs are removed when the group is saved again.
+//! Several scopes may be watched at once. Their peaks are kept as in `watermark.rs`: scopes with the same peak share its
+//! moment, and only the newest moment can move to a higher level. Saved bytes that no moment needs are removed when the
+//! group is saved again.
 
 mod history;
 
@@ -42,15 +43,16 @@ pub(super) struct Peaks {
     second: Moment,
     /// The newest number given to a moment.
     last: Moment,
-    /// The most that the live blocks ever were, without the blocks that are older than the session. Not used for the level of one thread.
+    /// The most that the live blocks ever were, without the blocks that are older than the session. Not used for the level
+    /// of one thread.
     record: Peak,
     /// The frees of blocks that are older than the session. They are a group whose bytes are below 0.
     pub(super) older: GroupBytes,
     watched: Watermark<Peak>,
     /// How many scopes are watched.
     scopes: usize,
-    /// The starts of watched scopes and the moments of kept peaks. Sorted; a moment may be in it twice. A deque, because usually the oldest
-    /// or the newest is removed.
+    /// The starts of watched scopes and the moments of kept peaks. Sorted; a moment may be in it twice. A deque, because
+    /// usually the oldest or the newest is removed.
     kept: VecDeque<Moment>,
 }
 
@@ -137,8 +139,8 @@ impl Peaks {
         self.highest < in_use
     }
 
-    /// Applies a pending delta: its group has `bytes` now, and the level was at most `level_high` meanwhile. `#[cold]` keeps this code
-    /// out of the instruction cache of deltas that change no peak.
+    /// Applies a pending delta: its group has `bytes` now, and the level was at most `level_high` meanwhile. `#[cold]` keeps
+    /// this code out of the instruction cache of deltas that change no peak.
     #[inline]
     pub(super) fn apply(&mut self, history: &mut GroupHistory, bytes: i64, delta: Delta, level_high: i64) {
         self.apply_in_registers(history, bytes, delta.net, delta.high, level_high);
@@ -162,8 +164,8 @@ impl Peaks {
         self.scopes == 0 && self.kept.is_empty()
     }
 
-    /// The level was `in_use` after a group had changed, or while it changed. Returns whether that is a new peak; its moment then has just
-    /// got its number.
+    /// The level was `in_use` after a group had changed, or while it changed. Returns whether that is a new peak; its moment
+    /// then has just got its number.
     #[inline]
     pub(super) fn raise(&mut self, in_use: i64) -> bool {
         let is_new = self.is_new_peak(in_use);

@@ -16,7 +16,7 @@ const THREADS: usize = 3;
 /// What a group is identified by: scopes, stack, kind, context.
 type Name = (Vec<CallsiteId>, StackId, usize, u8);
 /// Bytes of each group that has some. `None` stands for blocks that are older than the session.
-type Table = BTreeMap<Option<Name>, i64>;
+type GroupTable = BTreeMap<Option<Name>, i64>;
 
 #[derive(Clone)]
 struct WatchedBlock {
@@ -32,7 +32,7 @@ struct WatchedBlock {
 #[derive(Clone, Default)]
 struct Now {
     in_use: i64,
-    table: Table,
+    table: GroupTable,
 }
 
 impl Now {
@@ -45,7 +45,7 @@ impl Now {
         }
     }
 
-    fn minus(&self, start: &Self) -> Table {
+    fn minus(&self, start: &Self) -> GroupTable {
         let mut table = self.table.clone();
         for (name, bytes) in &start.table {
             *table.entry(name.clone()).or_default() -= bytes;
@@ -63,7 +63,7 @@ struct SimpleScope {
     start: Now,
     most: i64,
     /// The groups at each moment at which that was the level.
-    at_most: Vec<Table>,
+    at_most: Vec<GroupTable>,
 }
 
 impl SimpleScope {
@@ -87,7 +87,7 @@ struct SimpleEntered {
 }
 
 /// The expected peak: its bytes, and the possible tables.
-type Expected = (i64, Vec<Table>);
+type Expected = (i64, Vec<GroupTable>);
 
 /// A kept peak that is read in parts, between other events.
 struct ReadPeak {
@@ -112,7 +112,7 @@ struct History {
     older_freed: [Option<(usize, i64)>; THREADS],
     now: BTreeMap<(usize, Option<u32>), Now>,
     /// The most that the live blocks of each device were, and the groups when that was reached first.
-    records: [(i64, Table); 2],
+    records: [(i64, GroupTable); 2],
     scopes: BTreeMap<u64, SimpleScope>,
     entered: [Vec<SimpleEntered>; THREADS],
     kept: BTreeMap<u64, ReadPeak>,
@@ -199,7 +199,7 @@ impl History {
         assert_eq!(peak.bytes.get(), most, "seed {seed}");
         self.ledger.release_peak(id);
         let name = |group: &AllocGroup| Some((self.path(group.node), group.stack, group.kind as usize, group.context));
-        let mut table = Table::new();
+        let mut table = GroupTable::new();
         for GroupAtPeak { group, bytes } in groups {
             assert_eq!(table.insert(name(&group), bytes.get()), None, "seed {seed}: each group once");
         }
@@ -248,7 +248,7 @@ impl History {
             is_watched,
             opener: thread,
             most: start.in_use,
-            at_most: vec![Table::new()],
+            at_most: vec![GroupTable::new()],
             start,
         };
         self.scopes.insert(id.0, scope);
@@ -273,7 +273,7 @@ impl History {
                 let of = &self.scopes[&scope];
                 let start = self.now.get(&(of.device, of.of_thread)).cloned().unwrap_or_default();
                 let of = self.scopes.get_mut(&scope).unwrap();
-                (of.most, of.at_most, of.start) = (start.in_use, vec![Table::new()], start);
+                (of.most, of.at_most, of.start) = (start.in_use, vec![GroupTable::new()], start);
             }
             _ => {
                 let expected = self.expected(scope);
@@ -420,12 +420,14 @@ impl History {
     }
 }
 
-/// A random history of several threads, scopes, devices, kinds, contexts and failed frees. Returns how many peaks were compared.
+/// A random history of several threads, scopes, devices, kinds, contexts and failed frees. Returns how many peaks were
+/// compared.
 fn history(seed: u64, stacks: usize, steps: usize) -> usize {
     let mut numbers = numbers(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let mut random = |below: usize| usize::try_from(numbers(below as u64)).unwrap();
     let mut history = History::default();
-    // While functions are displaced, an allocation at an address that is in use first removes the block whose free was missed.
+    // While functions are displaced, an allocation at an address that is in use first removes the block whose free was
+    // missed.
     history.post(&EventKind::Displaced { now: 1, more: 1 }, 0);
     for _ in 0..steps {
         history.step(seed, stacks, &mut random);

@@ -140,8 +140,8 @@ fn statistics_are_those_of_an_allocator() {
     assert_eq!(figures(stats.kinds[MemKind::Managed as usize]), ((16, 16, 16, 0), (1, 1, 1, 0)));
 }
 
-/// A loss makes insertions slower only while blocks from before it are live. Displaced functions make them slower as long as they are
-/// displaced.
+/// A loss makes insertions slower only while blocks from before it are live. Displaced functions make them slower as long as
+/// they are displaced.
 #[test]
 fn frees_may_be_missing_until_old_blocks_are_gone() {
     let may_be_missing = |script: &str| check(script).live.frees_may_be_missing();

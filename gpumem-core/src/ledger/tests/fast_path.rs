@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A ledger that uses the fast path where it can, and one that always uses the general path. They get the same events and must have the
-/// same figures.
+/// A ledger that uses the fast path where it can, and one that always uses the general path. They get the same events and
+/// must have the same figures.
 #[derive(Default)]
 struct Twins {
     fast: Ledger,

@@ -20,8 +20,8 @@ fn guests_whose_blocks_are_freed_are_forgotten() {
         if round % 100 > 0 {
             runner.post(&EventKind::Free { key, block: None }, thread);
         }
-        // At most 200 guests have live blocks, and a few entered during the last scan. The next scan begins at twice as many, and a few
-        // enter during it.
+        // At most 200 guests have live blocks, and a few entered during the last scan. The next scan begins at twice as
+        // many, and a few enter during it.
         assert!(runner.ledger.guests.len() < 2 * (200 + 10) + 10, "round {round}");
     }
     runner.line("read t = 200 1");

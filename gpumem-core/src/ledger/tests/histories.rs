@@ -89,8 +89,8 @@ fn all_figures_agree_with_the_simple_way() {
                     let block = Block { context, stack, ..Block::new(devices[random(2)], Bytes::new(bytes), kind) };
                     if let Some(missed) = live.remove(&name) {
                         change(&mut history, &missed, -1);
-                        // After a loss, or while functions are displaced, an allocation at an address that is in use first removes
-                        // the block whose free was missed.
+                        // After a loss, or while functions are displaced, an allocation at an address that is in use first
+                        // removes the block whose free was missed.
                         if !is_displaced {
                             runner.post(&EventKind::Lost { count: 1 }, id);
                         }

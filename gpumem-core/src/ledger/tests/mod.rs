@@ -1,5 +1,6 @@
-//! Tests of the ledger with scripts. A line is one event, one millisecond after the line before; a line with `=` is a query of a scope
-//! and its expected figures. Sizes are in MiB. `@` is the device (0 by default), `%` the thread that posts the event (1 by default).
+//! Tests of the ledger with scripts. A line is one event, one millisecond after the line before; a line with `=` is a query
+//! of a scope and its expected figures. Sizes are in MiB. `@` is the device (0 by default), `%` the thread that posts the
+//! event (1 by default).
 //!
 //! ```text
 //! open a                               opens a scope with exact figures

@@ -132,7 +132,7 @@ fn a_trace_reports_that_it_overlaps_a_trace_of_another_thread() {
     // Traces overlap on the same device, with any gauge.
     check("open a; open b @1 %2; close b %2 = 0 0 alone; close a = 0 0 alone");
     check("sample 10; open a; open b sampled %2; close b %2 = 0 0 overlapped; close a = 0 0 overlapped");
-    // A reset begins anew.
+    // After a reset, only later traces count.
     check(
         "open a; open b %2; close b %2 = 0 0 overlapped; reset a = 0 0 overlapped; read a = 0 0 alone; close a = 0 0 alone",
     );
@@ -167,7 +167,8 @@ fn closed_scopes_leave_no_records() {
     assert!(ledger.thread_levels.is_empty());
 }
 
-/// They are closed in the order in which they were opened. If the cost grew with the number of scopes, this would take 10^10 steps.
+/// They are closed in the order in which they were opened. If the cost grew with the number of scopes, this would take 10^10
+/// steps.
 #[test]
 fn closing_the_oldest_of_many_scopes_looks_at_few_of_them() {
     let scopes = if cfg!(miri) { 100 } else { 100_000 };

@@ -125,7 +125,7 @@ fn the_tree_agrees_with_the_simple_way() {
 #[test]
 fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
     #[derive(Clone, Copy, Default)]
-    struct Counter {
+    struct RmmCounter {
         value: i64,
         peak: i64,
     }
@@ -139,7 +139,7 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
             ledger.last_trace()
         };
         let device = Device { family: Family::Cuda, ordinal: 0 };
-        let mut stack: Vec<(ScopeId, Counter)> = Vec::new();
+        let mut stack: Vec<(ScopeId, RmmCounter)> = Vec::new();
         let mut blocks: Vec<(u64, i64)> = Vec::new();
         for step in 1..400_u64 {
             match random(6) {
@@ -155,7 +155,7 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
                         at_peak: false,
                     };
                     apply(EventKind::Open { scope, spec });
-                    stack.push((scope, Counter::default()));
+                    stack.push((scope, RmmCounter::default()));
                 }
                 1 => {
                     if let Some((scope, inner)) = stack.pop() {

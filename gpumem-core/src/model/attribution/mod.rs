@@ -6,13 +6,14 @@ use self::tables::{CRATES, DRIVER, ENTRANCE, LIBRARIES, STARTUP, STD_FOLDERS, SY
 pub(super) use self::tables::{REGISTRIES, file_name};
 use super::Frame;
 
-/// Whether a module, given by the path of its file, belongs to NVIDIA's driver or runtime. Its frames do not show which library allocates.
+/// Whether a module, given by the path of its file, belongs to NVIDIA's driver or runtime. Its frames do not show which
+/// library allocates.
 pub fn is_driver(module: &str) -> bool {
     DRIVER.iter().any(|pattern| fits(module, pattern))
 }
 
-/// Which library allocated: that of the innermost frame outside the driver and gpumem. It is named as in the table of libraries; other
-/// modules are named by their file. `None` if no module is known.
+/// Which library allocated: that of the innermost frame outside the driver and gpumem. It is named as in the table of
+/// libraries; other modules are named by their file. `None` if no module is known.
 pub fn library(frames: &[Frame]) -> Option<&str> {
     let is_entrance = |frame: &Frame| frame.is_in(ENTRANCE);
     let entered = frames.iter().position(is_entrance).unwrap_or(0);
@@ -29,10 +30,12 @@ pub fn program_frames(frames: &[Frame]) -> &[Frame] {
     &frames[entered + own..]
 }
 
-/// The user's line: the innermost known frame that is not in the standard library, gpumem, cudarc or a library of the tables. Frames of
-/// crates that cargo fetched are used only if there is no other, because a user of a framework looks for their own line.
+/// The user's line: the innermost known frame that is not in the standard library, gpumem, cudarc or a library of the
+/// tables. Frames of crates that cargo fetched are used only if there is no other, because a user of a framework looks for
+/// their own line.
 ///
-/// The second frame is the line of another function or file that called it: programs often allocate through helper functions.
+/// The second frame is the line of another function or file that called it: programs often allocate through helper
+/// functions.
 pub fn user_line(frames: &[Frame]) -> Option<(&Frame, Option<&Frame>)> {
     let lines = frames.iter().filter(|frame| {
         let elsewhere = frame.is_in(DRIVER) || frame.is_in(SYSTEM) || frame.is_in_library();
@@ -75,7 +78,8 @@ impl Frame {
     }
 }
 
-/// Whether a pattern of the tables fits the file of a module: `libcudart` fits `libcudart.so.12` and `libcudart-d0da41ae.so.11.0`.
+/// Whether a pattern of the tables fits the file of a module: `libcudart` fits `libcudart.so.12` and
+/// `libcudart-d0da41ae.so.11.0`.
 fn fits(module: &str, pattern: &str) -> bool {
     let file = file_name(module);
     pattern.strip_suffix('*').map_or_else(
@@ -84,8 +88,9 @@ fn fits(module: &str, pattern: &str) -> bool {
     )
 }
 
-/// Whether a source file is in the folder `src` of a crate, in a registry, a git checkout or a workspace: `cudarc-0.19.10/src/`,
-/// `cudarc-3f2a91c07be4d586/41d0a5b/src/`, `cudarc/src/`. The crates of the standard library are in other folders.
+/// Whether a source file is in the folder `src` of a crate, in a registry, a git checkout or a workspace:
+/// `cudarc-0.19.10/src/`, `cudarc-3f2a91c07be4d586/41d0a5b/src/`, `cudarc/src/`. The crates of the standard library are in
+/// other folders.
 fn is_in_crate(file: &str, name: &str) -> bool {
     let mut folders = file.split(['/', '\\']);
     let is_version = |rest: &str| {
@@ -99,8 +104,8 @@ fn is_in_crate(file: &str, name: &str) -> bool {
         && folders.take(2).any(|folder| folder == "src")
 }
 
-/// The crates at the beginning of a function's path: `core` in `core::mem::drop`, `cudarc` in `<&cudarc::X>::f`. Both `a` and `b` in
-/// `<a::T as b::Trait>::f`, because the code may be in either.
+/// The crates at the beginning of a function's path: `core` in `core::mem::drop`, `cudarc` in `<&cudarc::X>::f`. Both `a`
+/// and `b` in `<a::T as b::Trait>::f`, because the code may be in either.
 fn crates_of(function: &str) -> Vec<&str> {
     let is_qualified = function.starts_with(['<', '_']);
     let of_trait = function.split_once(" as ").filter(|_| is_qualified).map(|(_, path)| path);

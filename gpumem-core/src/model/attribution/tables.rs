@@ -1,7 +1,8 @@
-//! The names by which modules, crates and folders are recognized. A pattern such as `libcudart` fits `libcudart.so.12`; `libcudnn*` fits all
-//! names that begin so.
+//! The names by which modules, crates and folders are recognized. A pattern such as `libcudart` fits `libcudart.so.12`;
+//! `libcudnn*` fits all names that begin so.
 
-/// Folders in which cargo keeps the sources of other crates. After it comes a folder for the index or repository, then the crate.
+/// Folders in which cargo keeps the sources of other crates. After it comes a folder for the index or repository, then the
+/// crate.
 pub(in super::super) const REGISTRIES: &[&str] = &["/registry/src/", "/git/checkouts/"];
 
 /// NVIDIA's modules that all allocations go through. So they do not show which library allocates.
@@ -51,7 +52,8 @@ pub(super) const SYSTEM: &[&str] =
 /// Crates between a user's line and the driver.
 pub(super) const CRATES: &[&str] = &["std", "core", "alloc", "gpumem", "cudarc"];
 
-/// Folders of the standard library's sources. Their full paths are needed, because a folder of a user may be called `core` as well.
+/// Folders of the standard library's sources. Their full paths are needed, because a folder of a user may be called `core`
+/// as well.
 pub(super) const STD_FOLDERS: &[&str] = &["/rustc/", "/rustlib/src/rust/", "/rust/deps/"];
 
 /// Functions that run before any code of the user. Needed where the file is not known.
