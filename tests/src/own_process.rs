@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{Folder, wait};
+use crate::process::{Folder, wait};
 
 const PART: &str = "GPUMEM_TEST_PART";
 /// These say on which machine a test runs. The new process runs on the same.

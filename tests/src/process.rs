@@ -1,0 +1,55 @@
+//! Folders and programs of child processes.
+
+use std::path::PathBuf;
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use std::{env, fs, io, thread};
+
+/// A folder for one run, gone afterwards.
+#[derive(Debug)]
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let folder = env::temp_dir().join(format!("gpumem-tests-{}-{number}", process::id()));
+        fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("cannot make {}: {error}", folder.display()));
+        Self(folder)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What cannot be removed is a few small files in the system's temporary folder.
+        _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Waits for the child, or kills it and returns `None`.
+pub(crate) fn wait(child: &mut process::Child, limit: Duration) -> io::Result<Option<process::ExitStatus>> {
+    let end = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() > end {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// What Cargo built beside the running test: in the same folder or the one above.
+///
+/// # Panics
+/// When it was not built.
+pub fn built(name: &str) -> PathBuf {
+    let test = env::current_exe().unwrap_or_else(|error| panic!("the path of this test is not known: {error}"));
+    let places = test.ancestors().skip(1).take(2).map(|folder| folder.join(name));
+    let found = places.clone().find(|place| place.is_file());
+    found.unwrap_or_else(|| panic!("{name} was not built: {:?}", places.collect::<Vec<_>>()))
+}

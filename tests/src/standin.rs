@@ -1,0 +1,264 @@
+//! A machine with the stand-in driver, and a child process on it.
+
+use std::env;
+use std::ffi::OsString;
+use std::fmt::{self, Display};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{self, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::Outcome;
+use crate::patch::Patch;
+use crate::process::{Folder, built, wait};
+
+/// A library that the stand-in driver stands in for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Library {
+    /// `libcuda`.
+    Cuda,
+    /// `libnvidia-ml`.
+    Nvml,
+}
+
+/// Where a machine's libcupti lies.
+#[derive(Debug, Clone)]
+pub(crate) enum Cupti {
+    /// Nowhere.
+    Missing,
+    /// On the loader's path.
+    OnPath(String),
+    /// In a folder below the one that this variable names.
+    Under { variable: String, folder: String, name: String },
+}
+
+impl Library {
+    /// Those that come with the driver.
+    pub const ALL: [Self; 2] = [Self::Cuda, Self::Nvml];
+
+    /// The name as messages spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cuda => "libcuda",
+            Self::Nvml => "libnvidia-ml",
+        }
+    }
+}
+
+/// A machine with the stand-in driver, and everything that is to be wrong with it.
+#[derive(Debug, Clone)]
+pub struct Standin {
+    pub(crate) settings: Vec<String>,
+    pub(crate) faults: Vec<String>,
+    pub(crate) missing: Vec<Library>,
+    pub(crate) damaged: Vec<Library>,
+    pub(crate) hidden: Vec<String>,
+    pub(crate) patches: Vec<Patch>,
+    pub(crate) cupti: Cupti,
+    pub(crate) env: Vec<(OsString, OsString)>,
+    pub(crate) stderr: Option<Arc<OwnedFd>>,
+    pub(crate) limit: Duration,
+}
+
+impl Default for Standin {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Standin {
+    /// One card of 16 GiB with which nothing is wrong, on a machine without a CUDA toolkit and so without libcupti. The driver's
+    /// functions cannot be recognised as stubs, as those of drivers before 470: see [`dispatch`](Self::dispatch).
+    pub fn new() -> Self {
+        Self {
+            settings: Vec::new(),
+            faults: Vec::new(),
+            missing: Vec::new(),
+            damaged: Vec::new(),
+            hidden: Vec::new(),
+            patches: vec![Patch::Unrecognisable],
+            cupti: Cupti::Missing,
+            env: Vec::new(),
+            stderr: None,
+            limit: Duration::from_secs(30),
+        }
+    }
+
+    /// A setting of `GPUMEM_STANDIN`, such as `devices=2`.
+    #[must_use]
+    pub fn set(mut self, setting: impl Into<String>) -> Self {
+        self.settings.push(setting.into());
+        self
+    }
+
+    /// This many cards, each with 1 GiB more than the last.
+    #[must_use]
+    pub fn devices(self, count: u32) -> Self {
+        self.set(format!("devices={count}"))
+    }
+
+    /// A fault of `GPUMEM_STANDIN_FAIL`, such as `cuInit=803` or `nvmlDeviceGetMemoryInfo_v2[1]=15@3`.
+    #[must_use]
+    pub fn fail(mut self, fault: impl Into<String>) -> Self {
+        self.faults.push(fault.into());
+        self
+    }
+
+    /// A machine without this library.
+    #[must_use]
+    pub fn without(mut self, library: Library) -> Self {
+        self.missing.push(library);
+        self
+    }
+
+    /// A machine where this library's file is no library.
+    #[must_use]
+    pub fn damaged(mut self, library: Library) -> Self {
+        self.damaged.push(library);
+        self
+    }
+
+    /// A driver that lacks this function.
+    #[must_use]
+    pub fn without_symbol(mut self, symbol: impl Into<String>) -> Self {
+        self.hidden.push(symbol.into());
+        self
+    }
+
+    /// A machine with libcupti on the loader's path.
+    #[must_use]
+    pub fn cupti(self) -> Self {
+        self.cupti_named("libcupti.so.13")
+    }
+
+    /// A machine with libcupti on the loader's path under another name, such as `libcupti.so.12`.
+    #[must_use]
+    pub fn cupti_named(mut self, name: impl Into<String>) -> Self {
+        self.cupti = Cupti::OnPath(name.into());
+        self
+    }
+
+    /// A machine with libcupti in `folder` below the folder that the environment's `variable` names, and not on the
+    /// loader's path.
+    #[must_use]
+    pub fn cupti_under(mut self, variable: &str, folder: &str, name: &str) -> Self {
+        self.cupti = Cupti::Under { variable: variable.to_owned(), folder: folder.to_owned(), name: name.to_owned() };
+        self
+    }
+
+    /// A variable of the child's environment, which has none of CUDA's or gpumem's otherwise.
+    #[must_use]
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// What the child writes to stderr goes there, and is not part of the outcome.
+    #[must_use]
+    pub fn stderr(mut self, to: OwnedFd) -> Self {
+        self.stderr = Some(Arc::new(to));
+        self
+    }
+
+    /// How long the child may take; after that it is taken to hang.
+    #[must_use]
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Runs the probe with these commands, separated by semicolons.
+    ///
+    /// # Panics
+    /// When the child cannot be set up or run, and when it hangs.
+    pub fn run(&self, script: &str) -> Outcome {
+        let steps = script.split(';').map(str::trim).filter(|step| !step.is_empty());
+        self.run_program(&built("probe"), &steps.collect::<Vec<_>>())
+    }
+
+    /// Runs a program with these arguments.
+    ///
+    /// # Panics
+    /// As [`run`](Self::run).
+    pub fn run_program(&self, program: &Path, arguments: &[&str]) -> Outcome {
+        let folder = Folder::new();
+        let of_cupti =
+            self.install(&folder.0).unwrap_or_else(|error| panic!("cannot install the stand-in driver: {error}"));
+        let log = folder.0.join("calls");
+        let output = |name: &str| File::create(folder.0.join(name)).map(Stdio::from);
+        let spawned = || -> io::Result<process::Child> {
+            let mut command = Command::new(program);
+            for (name, _) in env::vars_os() {
+                let name_text = name.to_string_lossy();
+                if ["GPUMEM_", "CUDA_", "LD_", "VIRTUAL_ENV", "CONDA_"]
+                    .iter()
+                    .any(|prefix| name_text.starts_with(prefix))
+                {
+                    command.env_remove(&name);
+                }
+            }
+            command
+                .args(arguments)
+                .env("LD_LIBRARY_PATH", &folder.0)
+                .env("GPUMEM_STANDIN", self.settings.join(","))
+                .env("GPUMEM_STANDIN_FAIL", self.faults.join(";"))
+                .env("GPUMEM_STANDIN_LOG", &log)
+                .envs(of_cupti)
+                .envs(self.env.iter().map(|(name, value)| (name, value)))
+                .stdin(Stdio::null())
+                .stdout(output("stdout")?)
+                .stderr(match &self.stderr {
+                    Some(to) => Stdio::from(to.try_clone()?),
+                    None => output("stderr")?,
+                })
+                .spawn()
+        };
+        let mut child = spawned().unwrap_or_else(|error| panic!("cannot start the probe: {error}"));
+        let exit = wait(&mut child, self.limit).unwrap_or_else(|error| panic!("cannot wait for the probe: {error}"));
+        // The stand-in driver writes no file when nobody calls it.
+        let text = |path: &Path| {
+            fs::read(path).map_or_else(|_| String::new(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
+        };
+        let outcome = Outcome {
+            machine: self.to_string(),
+            script: arguments.join("; "),
+            stdout: text(&folder.0.join("stdout")),
+            stderr: text(&folder.0.join("stderr")),
+            calls: text(&log).lines().map(str::to_owned).collect(),
+            exit: exit.map(|status| status.to_string()),
+            succeeded: exit.is_some_and(|status| status.success()),
+        };
+        assert!(outcome.exit.is_some(), "hung for {:?} and was killed\n{outcome}", self.limit);
+        outcome
+    }
+}
+
+impl Display for Standin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let settings = self.settings.iter().chain(&self.faults).cloned();
+        let libraries = |word: &'static str, of: &[Library]| -> Vec<String> {
+            of.iter().map(|library| format!("{word} {}", library.name())).collect()
+        };
+        let env = self.env.iter().map(|(name, value)| format!("{}={}", name.display(), value.display()));
+        let cupti = match &self.cupti {
+            Cupti::Missing => None,
+            Cupti::OnPath(name) => Some(name.clone()),
+            Cupti::Under { variable, folder, name } => Some(format!("${variable}/{folder}/{name}")),
+        };
+        let all: Vec<String> = cupti
+            .into_iter()
+            .chain(settings)
+            .chain(libraries("without", &self.missing))
+            .chain(libraries("damaged", &self.damaged))
+            .chain(self.hidden.iter().map(|symbol| format!("without {symbol}")))
+            .chain(self.has_dispatch().then(|| "stubs".to_owned()))
+            .chain(self.patches.iter().filter(|_| self.has_dispatch()).map(|patch| format!("{patch:?}")))
+            .chain(env)
+            .collect();
+        f.write_str(if all.is_empty() { "a sound machine" } else { "" })?;
+        f.write_str(&all.join(", "))
+    }
+}
