@@ -3,7 +3,7 @@
 use std::any::type_name;
 
 pub use crate::model::Gauge;
-#[cfg(all(feature = "bench", feature = "cupti", feature = "dispatch"))]
+#[cfg(all(feature = "__internal", feature = "cupti", feature = "dispatch"))]
 pub use crate::session::calls_of_both_sources;
 pub use crate::session::{BodyGuard, Budget, End, Figure, GpuMemTrace, Lines, Relation, TraceSpec, Traced};
 #[cfg(feature = "sim")]
@@ -91,16 +91,9 @@ fn rfind_outside(text: &str, wanted: &str) -> Option<usize> {
     None
 }
 
-/// Parts of the library that the benchmarks measure alone.
-#[cfg(feature = "bench")]
-pub mod bench {
-    use std::time::Duration;
-
-    use crate::{
-        model::{Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, ScopeSpec, Space},
-        session::Inbox,
-    };
-
+/// Parts of the library that the project's benchmarks measure alone.
+#[cfg(feature = "__internal")]
+pub mod internal {
     /// Records the calling thread's stack, as for a large block.
     #[cfg(feature = "backtrace")]
     #[inline(never)]
@@ -122,8 +115,6 @@ pub mod bench {
         crate::session::WAYS_TO_A_STACK[2]().0
     }
 
-    const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
-
     /// Puts hooks into the dispatch table that report nothing, to measure the cost of a hook alone.
     ///
     /// # Errors
@@ -138,75 +129,6 @@ pub mod bench {
     #[cfg(feature = "dispatch")]
     pub fn pairs() -> [fn(u64); 2] {
         crate::session::rehearse()
-    }
-
-    /// A separate inbox.
-    #[derive(Debug)]
-    pub struct Door(Inbox);
-
-    impl Default for Door {
-        fn default() -> Self {
-            Self(Inbox::new())
-        }
-    }
-
-    impl Door {
-        /// Records an allocation.
-        pub fn alloc(&self, address: u64, bytes: u64) {
-            let block = Block::new(DEVICE, Bytes::new(bytes), MemKind::Pool);
-            self.0.post(&EventKind::Alloc { key: Key::new(Space::Address, address), block });
-        }
-
-        /// Records a free.
-        pub fn free(&self, address: u64) {
-            self.0.post(&EventKind::Free { key: Key::new(Space::Address, address), block: None });
-        }
-
-        /// Opens a scope.
-        pub fn open(&self, scope: u64) {
-            self.open_at(scope, CallsiteId::NONE.0);
-        }
-
-        /// Opens a scope that has a path of its own.
-        pub fn open_at(&self, scope: u64, site: u32) {
-            self.open_as(scope, site, false, false);
-        }
-
-        /// Opens a scope. With `at_peak`, it keeps which allocations made its peak. With `of_this_thread`, it counts only what the calling
-        /// thread allocates.
-        pub fn open_as(&self, scope: u64, callsite: u32, at_peak: bool, of_this_thread: bool) {
-            let callsite = CallsiteId(callsite);
-            let spec = ScopeSpec {
-                device: DEVICE,
-                gauge: Gauge::Exact,
-                every: Duration::ZERO,
-                thread: of_this_thread.then(|| self.0.this_thread()),
-                callsite,
-                source: crate::model::Source::Dispatch,
-                at_peak,
-            };
-            self.0.post(&EventKind::Open { scope: ScopeId(scope), spec });
-        }
-
-        /// The calling thread enters a scope.
-        pub fn enter(&self, scope: u64) {
-            self.0.post(&EventKind::Enter { scope: ScopeId(scope) });
-        }
-
-        /// The calling thread leaves a scope.
-        pub fn leave(&self, scope: u64) {
-            self.0.post(&EventKind::Leave { scope: ScopeId(scope) });
-        }
-
-        /// Records that an event was lost.
-        pub fn lose(&self) {
-            self.0.post(&EventKind::Lost { count: 1 });
-        }
-
-        /// Closes a scope.
-        pub fn close(&self, scope: u64) {
-            self.0.post(&EventKind::Close { scope: ScopeId(scope) });
-        }
     }
 }
 

@@ -17,11 +17,9 @@ use std::{
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use gpumem::{
-    __private::bench::{self, Door},
-    Bytes, Gauge, GpuHandle, GpuMemTrace, gpu_mem_get, gpu_mem_get_used_fast,
-    sim::SimGpu,
+    __private::internal, Bytes, Gauge, GpuHandle, GpuMemTrace, gpu_mem_get, gpu_mem_get_used_fast, sim::SimGpu,
 };
-use gpumem_tests::deeper;
+use gpumem_tests::{bare_inbox::BareInbox, deeper};
 use nvml_wrapper::Nvml;
 
 fn trace(gauge: Gauge) -> GpuMemTrace {
@@ -78,21 +76,21 @@ fn insert_and_remove(map: &Mutex<HashMap<u64, u64>>, address: u64) {
 }
 
 #[inline]
-fn alloc_and_free(door: &Door, address: u64) {
-    door.alloc(address, 4096);
-    door.free(address);
+fn alloc_and_free(inbox: &BareInbox, address: u64) {
+    inbox.alloc(address, 4096);
+    inbox.free(address);
 }
 
-/// The door and the fold, against a map behind a lock that does nothing else.
+/// The inbox and the ledger, against a map behind a lock that does nothing else.
 fn events(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("events");
     let map = Mutex::new(HashMap::<u64, u64>::new());
     let insert_and_remove = |address| insert_and_remove(&map, address);
-    let door = Door::default();
-    let alloc_and_free = |address| alloc_and_free(&door, address);
+    let inbox = BareInbox::default();
+    let alloc_and_free = |address| alloc_and_free(&inbox, address);
     for address in addresses().take(1024).step_by(2) {
         map.lock().unwrap().insert(address + 1, 4096);
-        door.alloc(address + 1, 4096);
+        inbox.alloc(address + 1, 4096);
     }
     let mut next = addresses();
     for round in ["", " (second time)"] {
@@ -106,23 +104,23 @@ fn events(criterion: &mut Criterion) {
     for scopes in [1_u64, 10_000] {
         for scope in 1..=scopes {
             // At different levels, so that the segments do not merge.
-            door.open(scope);
-            door.alloc(scope * 8192 + 1, 1 << 20);
+            inbox.open(scope);
+            inbox.alloc(scope * 8192 + 1, 1 << 20);
         }
         for scope in (1..=scopes).rev() {
-            door.free(scope * 8192 + 1);
+            inbox.free(scope * 8192 + 1);
         }
         group.bench_function(format!("alloc+free, {scopes} open scopes"), |bench| {
             bench.iter(|| alloc_and_free(next.next().unwrap()));
         });
         for scope in 1..=scopes {
-            door.close(scope);
+            inbox.close(scope);
         }
     }
     group.bench_function("open+close a scope", |bench| {
         bench.iter(|| {
-            door.open(1);
-            door.close(1);
+            inbox.open(1);
+            inbox.close(1);
         });
     });
     // Two threads at it: one works in the background as hard as it can.
@@ -183,9 +181,9 @@ fn cold(criterion: &mut Criterion) {
 
     let map = Mutex::new(HashMap::<u64, u64>::new());
     let insert_and_remove = |address| insert_and_remove(&map, address);
-    let door = Door::default();
-    door.open(1);
-    let alloc_and_free = |address| alloc_and_free(&door, address);
+    let inbox = BareInbox::default();
+    inbox.open(1);
+    let alloc_and_free = |address| alloc_and_free(&inbox, address);
     let mut group = criterion.benchmark_group("cold");
     let mut next = addresses();
     for (name, pair) in [
@@ -222,18 +220,18 @@ fn places(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("places");
     let mut next = addresses();
     for depth in [1_u32, 10, 64] {
-        let door = Door::default();
-        let alloc_and_free = |address| alloc_and_free(&door, address);
+        let inbox = BareInbox::default();
+        let alloc_and_free = |address| alloc_and_free(&inbox, address);
         group.bench_function(format!("baseline: alloc+free, no scope ({depth})"), |bench| {
             bench.iter(|| alloc_and_free(next.next().unwrap()));
         });
         // As below, where what one scope holds is freed while the other allocates.
         let address = |turn: u64| 0x7f00_0000_0000 + turn * 4096;
         let free_the_oldest = |turn: u64| {
-            door.alloc(address((turn + BATCH) % (2 * BATCH)), 4096);
-            door.free(address(turn % (2 * BATCH)));
+            inbox.alloc(address((turn + BATCH) % (2 * BATCH)), 4096);
+            inbox.free(address(turn % (2 * BATCH)));
         };
-        (0..BATCH).for_each(|block| door.alloc(address(block), 4096));
+        (0..BATCH).for_each(|block| inbox.alloc(address(block), 4096));
         let mut turn = 0_u64;
         group.bench_function(format!("baseline: alloc+free of the oldest block, no scope ({depth})"), |bench| {
             bench.iter(|| {
@@ -244,10 +242,10 @@ fn places(criterion: &mut Criterion) {
         // Two branches of scopes, of which the thread is in the second.
         for branch in [1, 2] {
             for level in 0..depth {
-                door.open_at(branch * 100 + u64::from(level), 2 + level + 100 * u32::from(branch == 2));
+                inbox.open_at(branch * 100 + u64::from(level), 2 + level + 100 * u32::from(branch == 2));
             }
             if branch == 1 {
-                (0..depth).rev().for_each(|level| door.leave(100 + u64::from(level)));
+                (0..depth).rev().for_each(|level| inbox.leave(100 + u64::from(level)));
             }
         }
         let (first, second) = (100 + u64::from(depth) - 1, 200 + u64::from(depth) - 1);
@@ -259,9 +257,9 @@ fn places(criterion: &mut Criterion) {
             bench.iter(|| {
                 turn += 1;
                 let scope = if turn.is_multiple_of(2) { first } else { second };
-                door.enter(scope);
+                inbox.enter(scope);
                 alloc_and_free(next.next().unwrap());
-                door.leave(scope);
+                inbox.leave(scope);
             });
         });
         // Each event is of another scope than the last: what one scope holds is freed while the other allocates.
@@ -272,8 +270,8 @@ fn places(criterion: &mut Criterion) {
                     if turn.is_multiple_of(BATCH) {
                         let (old, new) =
                             if (turn / BATCH).is_multiple_of(2) { (second, first) } else { (first, second) };
-                        door.leave(old);
-                        door.enter(new);
+                        inbox.leave(old);
+                        inbox.enter(new);
                     }
                     free_the_oldest(turn);
                     turn += 1;
@@ -302,29 +300,29 @@ fn peaks(criterion: &mut Criterion) {
     for (grows, what) in [(0, "below the peak"), (1, "each a new peak")] {
         for (of_this_thread, whose) in [(false, "of all threads"), (true, "of one thread")] {
             for (at_peak, name) in [(false, "baseline: not asked"), (true, "asked")] {
-                let door = Door::default();
-                door.open_as(1, 2, at_peak, of_this_thread);
+                let inbox = BareInbox::default();
+                inbox.open_as(1, 2, at_peak, of_this_thread);
                 for scope in [3, 4] {
-                    door.open_at(scope, u32::try_from(scope).expect("it is small"));
-                    door.leave(scope);
+                    inbox.open_at(scope, u32::try_from(scope).expect("it is small"));
+                    inbox.leave(scope);
                 }
-                door.enter(3);
+                inbox.enter(3);
                 if grows == 0 {
-                    door.alloc(1, 1 << 40);
-                    door.free(1);
+                    inbox.alloc(1, 1 << 40);
+                    inbox.free(1);
                 }
-                (0..BATCH).for_each(|block| door.alloc(address(block), 4096));
+                (0..BATCH).for_each(|block| inbox.alloc(address(block), 4096));
                 let mut turn = 0_u64;
                 group.bench_function(format!("alloc+free of the oldest block, {what}, {whose}, {name}"), |bench| {
                     bench.iter(|| {
                         if turn.is_multiple_of(BATCH) {
                             let is_even = (turn / BATCH).is_multiple_of(2);
                             let (old, new) = if is_even { (3, 4) } else { (4, 3) };
-                            door.leave(old);
-                            door.enter(new);
+                            inbox.leave(old);
+                            inbox.enter(new);
                         }
-                        door.alloc(address((turn + BATCH) % (2 * BATCH)), 4096 + grows * turn);
-                        door.free(address(turn % (2 * BATCH)));
+                        inbox.alloc(address((turn + BATCH) % (2 * BATCH)), 4096 + grows * turn);
+                        inbox.free(address(turn % (2 * BATCH)));
                         turn += 1;
                     });
                 });
@@ -340,9 +338,9 @@ fn stack(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("stack");
     for depth in [10, 30, 60] {
         for (name, way) in [
-            ("baseline: the system's unwinder, 32 functions at most", bench::stack_by_the_system as fn() -> u32),
-            ("walked", bench::stack_walked),
-            ("remembered", bench::stack),
+            ("baseline: the system's unwinder, 32 functions at most", internal::stack_by_the_system as fn() -> u32),
+            ("walked", internal::stack_walked),
+            ("remembered", internal::stack),
         ] {
             group.bench_function(format!("{name}, {depth} calls deep"), |bench| {
                 deeper(depth, &mut || bench.iter(way));
@@ -357,12 +355,12 @@ const BATCH: u64 = 1024;
 
 /// The longest that one event takes while a million blocks become live: no table is moved as a whole.
 fn pauses(_: &mut Criterion) {
-    let door = Door::default();
-    door.open(1);
+    let inbox = BareInbox::default();
+    inbox.open(1);
     let mut taken: Vec<Duration> = (0..1_000_000_u64)
         .map(|block| {
             let begin = Instant::now();
-            door.alloc(0x7f00_0000_0000 + block * 512, 512);
+            inbox.alloc(0x7f00_0000_0000 + block * 512, 512);
             begin.elapsed()
         })
         .collect();
@@ -371,7 +369,7 @@ fn pauses(_: &mut Criterion) {
     println!("a million live blocks: an event takes {half:?} (median), {most:?} (99.99 %), {longest:?} (the longest)");
 }
 
-/// What the door and the fold cost by themselves.
+/// What the inbox and the fold cost by themselves.
 fn simulated(criterion: &mut Criterion) {
     let gpu = SimGpu::install(Bytes::gib(64)).expect("GPUMEM_SIM is sound");
     let mut group = criterion.benchmark_group("simulated");

@@ -25,7 +25,7 @@ use std::{
 
 use clap::Parser;
 use cudarc::driver::{result, sys};
-use gpumem::__private::bench::hook_for_nobody;
+use gpumem::__private::internal::hook_for_nobody;
 use gpumem::{Bytes, Gauge, GpuMemTrace, device_name, memory_snapshot, status, subscribe};
 use gpumem_tests::deeper;
 use libloading::Library;

@@ -2,7 +2,9 @@
 
 use std::{fs, thread};
 
-use gpumem::{__private::bench::Door, Bytes, GpuMemTrace, sim::SimGpu};
+use gpumem::{Bytes, GpuMemTrace, sim::SimGpu};
+
+use crate::bare_inbox::BareInbox;
 
 /// What the process has in memory.
 fn resident() -> u64 {
@@ -58,17 +60,17 @@ pub fn of_names(gpu: &SimGpu, names: u64) -> u64 {
 /// Where there is no `/proc`.
 pub fn of_events(pairs: u64) -> u64 {
     const LIVE: usize = 10_000;
-    let door = Door::default();
-    door.open(1);
+    let inbox = BareInbox::default();
+    inbox.open(1);
     let (mut live, mut random) = (vec![0; LIVE], 1_u64);
     growth(10 * LIVE as u64, pairs, |number| {
         random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
         let at = usize::try_from(random >> 33).unwrap_or(0) % LIVE;
         let address = 0x7f00_0000_0000 + (random >> 44) * 512;
-        door.free(std::mem::replace(&mut live[at], address));
-        door.alloc(address, 512);
+        inbox.free(std::mem::replace(&mut live[at], address));
+        inbox.alloc(address, 512);
         if number.is_multiple_of(1 << 16) {
-            door.lose();
+            inbox.lose();
         }
     })
 }

@@ -3,6 +3,7 @@
 //!
 //! The child is `probe`, which takes its commands from its arguments; `src/bin/probe/main.rs` lists them.
 
+pub mod bare_inbox;
 mod deeper;
 mod device;
 pub mod growth;

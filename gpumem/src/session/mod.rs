@@ -21,7 +21,7 @@ use std::{
 use crate::inbox::{Readings, Subscription};
 use once_cell::{race::OnceBox, sync::OnceCell};
 
-#[cfg(all(feature = "bench", feature = "dispatch"))]
+#[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) use self::recording::{hook_for_nobody, rehearse};
 pub use self::{
     budgets::Budget,
@@ -42,9 +42,9 @@ use self::{
 };
 pub(crate) use crate::inbox::Inbox;
 pub use crate::report::{Figure, Relation};
-#[cfg(all(feature = "bench", feature = "backtrace"))]
+#[cfg(all(feature = "__internal", feature = "backtrace"))]
 pub(crate) use crate::source::WAYS_TO_A_STACK;
-#[cfg(all(feature = "bench", feature = "cupti", feature = "dispatch"))]
+#[cfg(all(feature = "__internal", feature = "cupti", feature = "dispatch"))]
 pub use crate::source::calls_of_both_sources;
 use crate::{
     derive::{Labels, Stack},

@@ -20,5 +20,5 @@ mod state;
 mod subscription;
 
 pub(super) use self::subscription::{can_subscribe, poll, subscribe, subscribe_to, subscribed, unsubscribe};
-#[cfg(all(feature = "bench", feature = "dispatch"))]
+#[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) use self::subscription::{hook_for_nobody, rehearse};

@@ -1,7 +1,7 @@
 //! The sources: everything that brings events or readings in. Each family of devices can be asked (a reading, the current
 //! device). Some also record an event for each allocation and free, as it happens.
 
-#[cfg(all(feature = "bench", feature = "cupti", feature = "dispatch"))]
+#[cfg(all(feature = "__internal", feature = "cupti", feature = "dispatch"))]
 mod both;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -18,11 +18,11 @@ pub mod sim;
 mod stack;
 mod stacks;
 
-#[cfg(all(feature = "bench", feature = "cupti", feature = "dispatch"))]
+#[cfg(all(feature = "__internal", feature = "cupti", feature = "dispatch"))]
 pub use self::both::calls_of_both_sources;
-#[cfg(all(feature = "bench", feature = "dispatch"))]
+#[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) use self::driver::{hook_for_nobody, rehearse};
-#[cfg(all(feature = "bench", feature = "backtrace"))]
+#[cfg(all(feature = "__internal", feature = "backtrace"))]
 pub(crate) use self::stacks::WAYS_TO_A_STACK;
 pub(crate) use self::{
     devices::Devices,

@@ -114,7 +114,7 @@ pub(crate) fn current_stack() -> StackId {
 }
 
 /// The three ways to a stack's number: with the thread's cache, without it, and by the unwinder of the system.
-#[cfg(all(feature = "bench", feature = "backtrace"))]
+#[cfg(all(feature = "__internal", feature = "backtrace"))]
 pub(crate) const WAYS_TO_A_STACK: [fn() -> StackId; 3] = [
     current_stack,
     || {

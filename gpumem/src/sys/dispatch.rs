@@ -10,7 +10,7 @@
 mod hooks;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod image;
-#[cfg(all(feature = "bench", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[cfg(all(feature = "__internal", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) mod rehearsal;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod slots;

@@ -43,7 +43,7 @@ pub(super) fn as_observer_cold<T>(code: impl FnOnce() -> T) -> Option<T> {
 }
 
 /// Empties the calling thread's cache of stacks.
-#[cfg(feature = "bench")]
+#[cfg(feature = "__internal")]
 pub(crate) fn forget() {
     #[cfg(all(
         target_os = "linux",

@@ -165,7 +165,7 @@ fn clear_last() {
 }
 
 /// Empties the cache of the calling thread.
-#[cfg(feature = "bench")]
+#[cfg(feature = "__internal")]
 pub(super) fn forget() {
     clear_last();
     WALKER.with_borrow_mut(|walker| {

@@ -8,7 +8,7 @@ mod sampler;
 mod scope;
 mod subscribe;
 
-#[cfg(all(feature = "bench", feature = "dispatch"))]
+#[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) use self::process::{hook_for_nobody, rehearse};
 pub(super) use self::{
     callsites::CallsiteTable,

@@ -1,11 +1,11 @@
 //! The sources of the process record to its session.
 
-#[cfg(all(feature = "bench", feature = "dispatch"))]
+#[cfg(all(feature = "__internal", feature = "dispatch"))]
 use std::time::Duration;
 
-#[cfg(all(feature = "bench", feature = "dispatch"))]
+#[cfg(all(feature = "__internal", feature = "dispatch"))]
 use crate::model::{Family, Gauge, ScopeId, ScopeSpec, Source};
-#[cfg(all(feature = "bench", feature = "dispatch"))]
+#[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) use crate::source::hook_for_nobody;
 use crate::{
     model::{Answer, Bytes, Device, EventKind, Key, MemKind, StackId, Tag},
@@ -57,7 +57,7 @@ impl RecordEvents for ToSession {
 
 /// For benchmarks: a stream-ordered allocation and its free through the hooks of the dispatch table, with a function of its own
 /// in the driver's place, and the same without hooks.
-#[cfg(all(feature = "bench", feature = "dispatch"))]
+#[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) fn rehearse() -> [fn(u64); 2] {
     let device = Device { family: Family::Cuda, ordinal: 0 };
     let spec = ScopeSpec {

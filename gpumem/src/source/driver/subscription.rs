@@ -11,7 +11,7 @@ use super::{
     observer::Observer,
     state,
 };
-#[cfg(all(feature = "bench", feature = "dispatch"))]
+#[cfg(all(feature = "__internal", feature = "dispatch"))]
 use crate::sys::calls::{Call, Caller, Observe};
 use crate::{
     error::{Error, Kind, Result},
@@ -153,7 +153,7 @@ absent!(by_cupti, "cupti");
 absent!(by_dispatch, "dispatch");
 
 /// For benchmarks: hooks in the dispatch table that record nothing.
-#[cfg(all(feature = "bench", feature = "dispatch"))]
+#[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) fn hook_for_nobody() -> Result<()> {
     struct RecordNothing;
 
@@ -171,7 +171,7 @@ pub(crate) fn hook_for_nobody() -> Result<()> {
 }
 
 /// For benchmarks: a pair of stream-ordered calls on a stream of device 0, recorded to `R` by the hooks, and the same without hooks.
-#[cfg(all(feature = "bench", feature = "dispatch"))]
+#[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) fn rehearse<R: RecordEvents>() -> [fn(u64); 2] {
     use crate::sys::dispatch::rehearsal;
 
