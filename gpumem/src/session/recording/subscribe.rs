@@ -4,7 +4,7 @@ use std::sync::{PoisonError, atomic::Ordering::Relaxed};
 
 use super::scope::unless_needed;
 #[cfg(doc)]
-use crate::model::Trace;
+use crate::{error::Error, model::Trace};
 use crate::{
     error::Result,
     model::{Device, EventKind, Family, Gauge, Source},
