@@ -13,6 +13,7 @@ mod output;
 mod reader;
 mod record;
 mod requests;
+mod ring;
 mod state;
 mod wire;
 mod writer;
@@ -29,5 +30,6 @@ pub use self::{
     output::Output,
     reader::{Reader, Skipped, Step},
     record::{End, VERSION},
+    ring::{RingReader, RingWriter, ring},
     writer::{Writer, Written},
 };

@@ -105,7 +105,7 @@ impl<R: Read> Reader<R> {
                 return state.output(request).map(|output| output.map(|output| Step::Output(Box::new(output))));
             }
             Item::ThreadReused(thread) => state.reuse_thread(thread)?,
-            Item::PeakReleased(scope) => state.release_peak(scope)?,
+            Item::PeakReleased(scope) => state.release_peak(scope),
             Item::Missed(count) => state.miss(count)?,
             Item::Label(label) => state.label(&label, bytes)?,
             // All definitions are known already.

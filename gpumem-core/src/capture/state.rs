@@ -188,12 +188,11 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn release_peak(&mut self, scope: ScopeId) -> Result<(), Refusal> {
-        if !self.checks.release(scope) {
-            return Err(Refusal::Contradiction);
+    /// A peak is not kept any more. The program also keeps peaks for reports, which the reader keeps by itself.
+    pub(super) fn release_peak(&mut self, scope: ScopeId) {
+        if self.checks.release(scope) {
+            self.inbox.release_peak(scope);
         }
-        self.inbox.release_peak(scope);
-        Ok(())
     }
 
     /// A scope of the recording, open or closed, of which the ledger keeps the peak.

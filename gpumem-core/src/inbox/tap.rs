@@ -1,6 +1,6 @@
 //! A tap receives a copy of each event, in the order of their numbers.
 
-use crate::model::{Event, ThreadId};
+use crate::model::{Event, ScopeId, ThreadId};
 
 /// Receives a copy of each event, under the lock of the inbox. It must be fast and must not call the inbox.
 pub trait Tap: Default {
@@ -15,6 +15,9 @@ pub trait Tap: Default {
 
     /// The calling thread begins, under this number. `is_reused`: a thread that has ended had the number before.
     fn begin_thread(&mut self, _thread: ThreadId, _is_reused: bool) {}
+
+    /// The ledger no longer keeps the peak with this number.
+    fn release_peak(&mut self, _kept: ScopeId) {}
 }
 
 /// No tap.

@@ -4,7 +4,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use super::{Clock, Inbox, Primitives, Tap};
+use super::{Clock, Inbox, Primitives, State, Tap};
 use crate::{
     ledger::{
         BLOCK_PARTS, Counts, DeviceStats, GroupAtPeak, GroupUsage, KnownBlock, NodeId, PART_LEN, PeakTotal, ScopeNode,
@@ -90,7 +90,13 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
 
     /// Releases a kept peak.
     pub fn release_peak(&self, under: ScopeId) {
-        self.enter(0, |state, _| state.ledger.release_peak(under));
+        let release = |state: &mut State<T>, _| {
+            state.ledger.release_peak(under);
+            if T::IS_USED && state.ledger.is_tapped {
+                state.tap.release_peak(under);
+            }
+        };
+        self.enter(0, release);
     }
 
     /// A kept peak and its groups, read in parts. Later events do not change them.

@@ -125,6 +125,15 @@ pub struct Block {
 pub struct Tag(u64);
 
 impl Tag {
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The tag that [`get`](Self::get) gave this number for.
+    pub const fn from_raw(tag: u64) -> Self {
+        Self(tag)
+    }
+
     /// The tag of no block.
     pub const NONE: Self = Self(u64::MAX);
 

@@ -36,6 +36,10 @@ impl Tap for Collect {
             self.0.push(Item::ThreadReused(thread));
         }
     }
+
+    fn release_peak(&mut self, kept: ScopeId) {
+        self.0.push(Item::PeakReleased(kept));
+    }
 }
 
 const FOLDER: &str = "/home/me/app";
@@ -371,7 +375,6 @@ impl Live {
             let ClosedScope { id, at_peak, .. } = self.closed.swap_remove(at);
             if at_peak {
                 drop(KeptPeak::of_closed(&self.inbox, id));
-                self.push(Item::PeakReleased(id));
             }
         }
     }
