@@ -3,7 +3,14 @@
 #![deny(unsafe_code)]
 // Without one of the sources, parts of the plain data and of the messages are for nobody.
 #![cfg_attr(
-    not(all(feature = "nvml", feature = "sim", feature = "cupti", feature = "dispatch", feature = "backtrace")),
+    not(all(
+        feature = "nvml",
+        feature = "sim",
+        feature = "cupti",
+        feature = "dispatch",
+        feature = "backtrace",
+        feature = "capture"
+    )),
     allow(dead_code, unused_imports)
 )]
 // With CUPTI a caller has two words, without it none.

@@ -137,6 +137,19 @@ pub(crate) const VARIABLES: &[Variable] = &[
         read: |text, settings| flag(text, &mut settings.peak),
     },
     Variable {
+        name: "GPUMEM_CAPTURE",
+        meaning: "record the session to this file (feature `capture`); an existing file is replaced",
+        values: "a path, in which `%p` stands for the number of the process",
+        default: "none",
+        read: |text, settings| {
+            if !cfg!(feature = "capture") {
+                let detail = "this build cannot record; enable the feature `capture`";
+                return refuse(detail.to_owned(), "the session is not recorded");
+            }
+            Ok(path(text, &mut settings.capture))
+        },
+    },
+    Variable {
         name: "GPUMEM_BUDGETS",
         meaning: "what happens to a budget that cannot be measured",
         values: "`skip`: a line on stderr says so, and the program goes on",
@@ -224,6 +237,7 @@ pub(crate) struct Settings {
     pub(crate) stacks: Stacks,
     pub(crate) leaks: bool,
     pub(crate) peak: bool,
+    pub(crate) capture: Option<PathBuf>,
     pub(crate) skip_budgets: bool,
     pub(crate) baseline: Option<PathBuf>,
     pub(crate) update_baseline: bool,
@@ -252,6 +266,7 @@ impl Default for Settings {
             stacks: Stacks::default(),
             leaks: false,
             peak: false,
+            capture: None,
             skip_budgets: false,
             baseline: None,
             update_baseline: false,
@@ -469,6 +484,8 @@ mod tests {
             assert_eq!(check("GPUMEM_BASELINE_UPDATE", text, stands_for).update_baseline, is_on);
         }
         assert!(check("GPUMEM_BUDGETS", "skip", "skip").skip_budgets);
+        #[cfg(feature = "capture")]
+        assert_eq!(check("GPUMEM_CAPTURE", "a-%p", "a-%p").capture.as_deref(), Some("a-%p".as_ref()));
         assert_eq!(check("GPUMEM_BASELINE", "a b", "a b").baseline.as_deref(), Some("a b".as_ref()));
         #[cfg(feature = "sim")]
         assert_eq!(check("GPUMEM_SIM", "16GiB, 8GiB", "16 GiB, 8 GiB").sim(), Ok(&[Bytes::gib(16), Bytes::gib(8)][..]));
@@ -480,7 +497,10 @@ mod tests {
         let settings = of(&bad);
         let text = settings.problems().expect("there are some").to_string();
         // A path can have any name.
-        let paths = ["GPUMEM_CUPTI", "GPUMEM_BASELINE"];
+        let mut paths = vec!["GPUMEM_CUPTI", "GPUMEM_BASELINE"];
+        if cfg!(feature = "capture") {
+            paths.push("GPUMEM_CAPTURE");
+        }
         let named: Vec<_> =
             VARIABLES.iter().map(|variable| variable.name).filter(|name| !paths.contains(name)).collect();
         let lines: Vec<_> = text.lines().collect();

@@ -7,9 +7,12 @@ use super::{
     event::{EventReader, EventWriter, RecordedEvent, is_short},
     wire::{Wire, fields},
 };
-use crate::model::{
-    Bytes, CallsiteId, Device, GpuMemory, GpuProcess, Key, Label, MemKind, PoolUsage, ScopeId, Source, StackId,
-    ThreadId, Time,
+use crate::{
+    model::{
+        Bytes, CallsiteId, Device, GpuMemory, GpuProcess, Key, Label, MemKind, PoolUsage, ScopeId, Source, StackId,
+        ThreadId, Time,
+    },
+    report::Known,
 };
 
 /// One thing in a recording, in the order in which the program did it.
@@ -225,6 +228,14 @@ pub struct DeviceReading {
     pub processes: Option<Vec<GpuProcess>>,
     /// The current pool, if it could be read.
     pub pool: Option<PoolUsage>,
+}
+
+impl DeviceReading {
+    /// What is known of a device.
+    pub fn new(device: Device, known: &Known) -> Self {
+        let Known { name, memory, processes, pool, .. } = known.clone();
+        Self { device, name, memory, processes, pool }
+    }
 }
 
 /// The program asked for a report at this point. What the report says besides is in the ledger and the definitions.

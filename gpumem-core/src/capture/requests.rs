@@ -238,7 +238,7 @@ impl State {
         number: u64,
         reading: std::result::Result<DeviceReading, String>,
     ) -> Result<OutOfMemory> {
-        let at = self.refusals.iter().position(|(of, _)| *of == number).ok_or(Refusal::Contradiction)?;
+        let at = self.refusals.iter().rposition(|(of, _)| *of == number).ok_or(Refusal::Contradiction)?;
         let known = match reading {
             Ok(reading) => Ok(self.known(&reading)?),
             Err(message) => Err(Error::recorded(message)),

@@ -189,8 +189,25 @@ impl RingWriter {
 }
 
 impl RingReader {
-    /// The next item, if there is one.
-    pub fn next(&mut self) -> Option<Item> {
+    /// An item of so many bytes, and how many slots it takes.
+    fn other(&mut self, length: u64) -> (Item, u64) {
+        let slots = (8 + length).div_ceil(BYTES as u64);
+        self.bytes.clear();
+        let length = usize::try_from(length).unwrap_or(0);
+        let words = (self.tail..self.tail + slots).flat_map(|at| self.ring.slot(at)).skip(1);
+        self.bytes.extend(words.flat_map(|word| word.load(Relaxed).to_le_bytes()).take(length));
+        self.events.begin_record();
+        let item = item::get(&mut self.events, &mut Input::new(&self.bytes));
+        // It was put there by this version.
+        (item.ok().flatten().unwrap_or(Item::Missed(1)), slots)
+    }
+}
+
+/// The items that are in the ring now.
+impl Iterator for RingReader {
+    type Item = Item;
+
+    fn next(&mut self) -> Option<Item> {
         if self.tail == self.head {
             self.head = self.ring.head.0.load(Acquire);
             if self.tail == self.head {
@@ -217,24 +234,6 @@ impl RingReader {
         self.tail += slots;
         self.ring.tail.0.store(self.tail, Release);
         Some(item)
-    }
-
-    /// An item of so many bytes, and how many slots it takes.
-    fn other(&mut self, length: u64) -> (Item, u64) {
-        let slots = (8 + length).div_ceil(BYTES as u64);
-        self.bytes.clear();
-        let length = usize::try_from(length).unwrap_or(0);
-        let words = (self.tail..self.tail + slots).flat_map(|at| self.ring.slot(at)).skip(1);
-        self.bytes.extend(words.flat_map(|word| word.load(Relaxed).to_le_bytes()).take(length));
-        self.events.begin_record();
-        let item = item::get(&mut self.events, &mut Input::new(&self.bytes));
-        // It was put there by this version.
-        (item.ok().flatten().unwrap_or(Item::Missed(1)), slots)
-    }
-
-    /// How full the ring is, in slots.
-    pub fn waiting(&self) -> u64 {
-        self.ring.head.0.load(Acquire) - self.tail
     }
 }
 
@@ -287,7 +286,7 @@ mod tests {
         let (mut writer, mut reader) = ring(64);
         (0..100).for_each(|number| put(&mut writer, number * 4));
         let mut read = 0;
-        while let Some(item) = reader.next() {
+        for item in reader.by_ref() {
             assert_eq!(item, Item::Event(event(read * 4)));
             read += 1;
         }

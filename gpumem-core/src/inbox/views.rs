@@ -4,7 +4,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use super::{Clock, Inbox, Primitives, State, Tap};
+use super::{Clock, Inbox, InboxState, Primitives, Tap};
 use crate::{
     ledger::{
         BLOCK_PARTS, Counts, DeviceStats, GroupAtPeak, GroupUsage, KnownBlock, NodeId, PART_LEN, PeakTotal, ScopeNode,
@@ -90,7 +90,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
 
     /// Releases a kept peak.
     pub fn release_peak(&self, under: ScopeId) {
-        let release = |state: &mut State<T>, _| {
+        let release = |state: &mut InboxState<T>, _| {
             state.ledger.release_peak(under);
             if T::IS_USED && state.ledger.is_tapped {
                 state.tap.release_peak(under);

@@ -125,6 +125,7 @@ pub struct Block {
 pub struct Tag(u64);
 
 impl Tag {
+    /// As a number.
     pub const fn get(self) -> u64 {
         self.0
     }

@@ -23,6 +23,8 @@ pub(super) extern "C" fn at_exit() {
             let _ = catch_unwind(AssertUnwindSafe(|| oom::report_pending(session)));
             let _ = catch_unwind(AssertUnwindSafe(|| oom::report_leaks(session)));
             let _ = catch_unwind(AssertUnwindSafe(|| peaks::report_at_exit(session)));
+            #[cfg(feature = "capture")]
+            let _ = catch_unwind(AssertUnwindSafe(|| session.end_capture()));
         }
         if let Ok(devices) = source::devices() {
             devices.unsubscribe();

@@ -1,6 +1,25 @@
 //! The running thing of a process: the sources in use, the inbox, the sampler.
 
+/// Records a request for a report at this moment, if the session is recorded.
+#[cfg(feature = "capture")]
+macro_rules! record_request {
+    ($session:expr, $($request:tt)*) => {
+        $session.record_request(|| {
+            use gpumem_core::capture::Request;
+            Request::$($request)*
+        })
+    };
+}
+
+/// Nothing is recorded; what the request would say counts as used.
+#[cfg(not(feature = "capture"))]
+macro_rules! record_request {
+    ($session:expr, $($request:tt)*) => {};
+}
+
 mod budgets;
+#[cfg(feature = "capture")]
+mod capture;
 mod exit;
 mod guards;
 mod output;
@@ -40,7 +59,6 @@ use self::{
     output::{Notices, Refusals},
     recording::{CallsiteTable, Pools, Sampler},
 };
-pub(crate) use crate::inbox::Inbox;
 pub use crate::report::{Figure, Relation};
 #[cfg(all(feature = "__internal", feature = "backtrace"))]
 pub(crate) use crate::source::WAYS_TO_A_STACK;
@@ -55,6 +73,12 @@ use crate::{
     sys::process,
 };
 
+/// The inbox of a session. With the feature `capture`, a recording can be made of what comes through it.
+#[cfg(feature = "capture")]
+pub(crate) type Inbox = crate::inbox::Inbox<capture::EventTap>;
+#[cfg(not(feature = "capture"))]
+pub(crate) type Inbox = crate::inbox::Inbox;
+
 /// The session of the process.
 static SESSION: OnceBox<Session> = OnceBox::new();
 
@@ -67,6 +91,8 @@ thread_local! {
 pub(crate) struct Session {
     settings: &'static Settings,
     inbox: Inbox,
+    #[cfg(feature = "capture")]
+    capture: capture::Capture,
     callsites: CallsiteTable,
     stacks: StackTable,
     /// What stacks mean, as far as that was asked.
@@ -98,6 +124,8 @@ impl Session {
         Self {
             settings,
             inbox: Inbox::new(),
+            #[cfg(feature = "capture")]
+            capture: capture::Capture::default(),
             callsites: CallsiteTable::default(),
             stacks: StackTable::default(),
             stack_texts: Mutex::default(),
@@ -121,6 +149,8 @@ impl Session {
     /// The session, to which the sources of its devices post from now on.
     fn begun(&'static self) -> &'static Self {
         self.begun.get_or_init(|| {
+            #[cfg(feature = "capture")]
+            self.begin_capture();
             // Another session has devices of its own, which post to it by themselves.
             if self.devices.get().is_none() {
                 recording::record_process(source::min_bytes_of(self.settings));

@@ -57,6 +57,14 @@ impl TestSession {
     }
 }
 
+#[cfg(feature = "capture")]
+impl TestSession {
+    /// Ends the recording of `GPUMEM_CAPTURE`, as the end of a process does.
+    pub fn end_capture(&self) {
+        self.session.end_capture();
+    }
+}
+
 impl RecordSimulated for Session {
     fn record(&self, event: &EventKind) {
         if self.is_begun() {

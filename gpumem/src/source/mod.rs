@@ -24,6 +24,8 @@ pub use self::both::calls_of_both_sources;
 pub(crate) use self::driver::{hook_for_nobody, rehearse};
 #[cfg(all(feature = "__internal", feature = "backtrace"))]
 pub(crate) use self::stacks::WAYS_TO_A_STACK;
+#[cfg(feature = "capture")]
+pub(crate) use self::stacks::module_at;
 pub(crate) use self::{
     devices::Devices,
     recorder::RecordEvents,

@@ -146,6 +146,15 @@ pub(crate) fn frames(_: &[usize]) -> Vec<Frame> {
     Vec::new()
 }
 
+/// The file of the program or library that contains an address, and where it is mapped.
+#[cfg(all(feature = "backtrace", feature = "capture"))]
+pub(crate) use crate::sys::stack::module_at;
+
+#[cfg(all(not(feature = "backtrace"), feature = "capture"))]
+pub(crate) fn module_at(_: usize) -> Option<(std::path::PathBuf, usize)> {
+    None
+}
+
 /// The file name of the program or library that contains this crate.
 #[cfg(feature = "backtrace")]
 pub(crate) fn own_module() -> Option<String> {

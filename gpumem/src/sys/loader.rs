@@ -7,6 +7,9 @@ use std::{ffi::CString, path::PathBuf};
 pub(super) struct Loaded {
     /// The program or library that contains the address.
     pub(super) file: PathBuf,
+    /// The address at which the file is mapped.
+    #[cfg_attr(not(feature = "capture"), expect(dead_code, reason = "only recordings need it"))]
+    pub(super) base: usize,
     /// The function that contains the address, if its file exports the function.
     #[cfg_attr(not(feature = "backtrace"), expect(dead_code, reason = "only stacks need functions"))]
     pub(super) symbol: Option<CString>,
@@ -45,6 +48,7 @@ mod unix {
         let program = is_program.then(env::current_exe).and_then(Result::ok);
         Some(Loaded {
             file: program.unwrap_or_else(|| known_as.into()),
+            base: info.dli_fbase.addr(),
             symbol: text(info.dli_sname).map(CStr::to_owned),
         })
     }

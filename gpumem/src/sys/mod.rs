@@ -3,6 +3,8 @@
 
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
 pub(crate) mod calls;
+#[cfg(feature = "capture")]
+pub(crate) mod clock;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 #[cfg(feature = "cupti")]

@@ -28,6 +28,19 @@ pub(crate) fn at_exit(callback: extern "C" fn()) {
     unsafe { atexit(callback) };
 }
 
+/// The number that the operating system gives the calling thread; 0 where that is not known.
+#[cfg(feature = "capture")]
+pub(crate) fn thread_id() -> u64 {
+    #[cfg(target_os = "linux")]
+    {
+        // SAFETY: `gettid` has no arguments and cannot fail.
+        let id = unsafe { libc::gettid() };
+        u64::try_from(id).unwrap_or(0)
+    }
+    #[cfg(not(target_os = "linux"))]
+    0
+}
+
 /// The code that runs in the child of a fork.
 static IN_CHILD: OnceCell<fn()> = OnceCell::new();
 

@@ -122,6 +122,12 @@ pub(crate) fn module_of(address: usize) -> Option<PathBuf> {
     loaded_at(address).map(|found| found.file)
 }
 
+/// As [`module_of`], and the address at which the file is mapped.
+#[cfg(feature = "capture")]
+pub(crate) fn module_at(address: usize) -> Option<(PathBuf, usize)> {
+    loaded_at(address).map(|found| (found.file, found.base))
+}
+
 /// What the loader knows about a return address.
 fn loaded_at(address: usize) -> Option<Loaded> {
     // After a call that never returns, the return address may be behind the function, and even behind the file.

@@ -26,10 +26,22 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("settings", &["model", "error"]),
     ("sys", &["settings", "inbox", "error"]),
     ("source", &["sys", "device_model", "settings", "model", "error"]),
-    // Of `sys`, the session names the process alone.
+    // Of `sys`, the session names the process and the clock alone.
     (
         "session",
-        &["source", "derive", "inbox", "ledger", "report", "export", "settings", "model", "error", "sys::process"],
+        &[
+            "source",
+            "derive",
+            "inbox",
+            "ledger",
+            "report",
+            "export",
+            "settings",
+            "model",
+            "error",
+            "sys::process",
+            "sys::clock",
+        ],
     ),
     ("query", &["session", "source", "model", "error"]),
     ("cudarc_ext", &["session", "model", "error"]),

@@ -105,8 +105,11 @@ impl Drop for BodyGuard {
         let Some(mut trace) = trace else { return };
         trace.stop();
         let (figures, lines) = match lines {
-            None => (trace.data(), Vec::new()),
-            Some((lines, end)) => lines.finish(end, trace.data()),
+            None => (trace.data(), None),
+            Some((lines, end)) => {
+                let (figures, lines) = lines.finish(end, trace.data());
+                (figures, Some((lines, end)))
+            }
         };
         if self.report {
             trace.tell(Some(&"exit"), figures, lines);
@@ -185,6 +188,8 @@ impl Recorder {
     fn leave(&mut self) {
         if let (Some((number, source)), Some(trace)) = (self.running.take(), &self.trace) {
             self.lines.push(number, source, trace.read_next());
+            #[cfg(feature = "capture")]
+            trace.record_line(number, source);
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     derive::{KeptPeak, live_blocks},
     error::Result,
     ledger::ScopePeriod,
-    model::{Gauge, Source, Trace},
+    model::{Gauge, ScopeId, Source, Trace},
     report::{Line, LiveBlock, PeakHolders, Report},
     sys::process,
 };
@@ -58,7 +58,7 @@ pub struct GpuMemTrace {
 enum State {
     Off,
     Running(OpenScope),
-    Stopped(Trace, Option<ScopePeriod>, Option<KeptPeak<'static>>),
+    Stopped(ScopeId, Trace, Option<ScopePeriod>, Option<KeptPeak<'static>>),
 }
 
 impl GpuMemTrace {
@@ -133,8 +133,9 @@ impl GpuMemTrace {
     pub fn stop(&mut self) {
         self.state = match mem::replace(&mut self.state, State::Off) {
             State::Running(scope) => {
+                let id = scope.id;
                 let (trace, within, peak) = scope.close();
-                State::Stopped(trace, within, peak)
+                State::Stopped(id, trace, within, peak)
             }
             ended => ended,
         };
@@ -160,7 +161,7 @@ impl GpuMemTrace {
         match &self.state {
             State::Off => Trace::off(self.settings.request.device.unwrap_or(0)),
             State::Running(scope) => scope.read(),
-            State::Stopped(trace, ..) => *trace,
+            State::Stopped(_, trace, ..) => *trace,
         }
     }
 
@@ -176,12 +177,12 @@ impl GpuMemTrace {
 
     /// As [`report`](Self::report), and begins anew from the very reading that was reported.
     pub fn report_n_reset(&mut self) {
-        self.tell(None, self.read_n_reset(), Vec::new());
+        self.tell(None, self.read_n_reset(), None);
     }
 
     /// As [`report_with`](Self::report_with), and begins anew from the very reading that was reported.
     pub fn report_n_reset_with(&mut self, subctx: impl Display) {
-        self.tell(Some(&subctx), self.read_n_reset(), Vec::new());
+        self.tell(Some(&subctx), self.read_n_reset(), None);
     }
 
     /// Silences the reports of this trace, or lets them speak again.
@@ -212,8 +213,12 @@ impl GpuMemTrace {
         let within = match &self.state {
             State::Off => None,
             State::Running(scope) => self.session.inbox.scope_period(scope.id),
-            State::Stopped(_, within, _) => within.clone(),
+            State::Stopped(_, _, within, _) => within.clone(),
         };
+        #[cfg(feature = "capture")]
+        if let Some(scope) = self.scope_id() {
+            record_request!(self.session, LiveBlocks { scope: Some(scope) });
+        }
         within.map(|within| live_blocks(&self.session.inbox, self.session, Some(&within))).unwrap_or_default()
     }
 
@@ -244,10 +249,15 @@ impl GpuMemTrace {
             State::Running(scope) => {
                 KeptPeak::of_open(&session.inbox, scope.id, session.next_scope())?.holders(session)
             }
-            State::Stopped(_, _, peak) => peak.as_ref()?.holders(session),
+            State::Stopped(_, _, _, peak) => peak.as_ref()?.holders(session),
         };
+        let peak = peak?;
         let Trace { untracked, lost, .. } = self.data();
-        Some(PeakHolders { untracked, lost, ..peak? })
+        #[cfg(feature = "capture")]
+        if let Some(scope) = self.scope_id() {
+            record_request!(session, PeakHolders { scope });
+        }
+        Some(PeakHolders { untracked, lost, ..peak })
     }
 
     /// What carries the trace's scope to another thread or task, so that what is allocated there counts as allocated in it.
@@ -269,6 +279,24 @@ impl GpuMemTrace {
         ScopeHandle::of(if let State::Running(scope) = &self.state { Some((self.session, scope.id)) } else { None })
     }
 
+    /// Of the scope that it opened last.
+    #[cfg(feature = "capture")]
+    fn scope_id(&self) -> Option<ScopeId> {
+        match &self.state {
+            State::Off => None,
+            State::Running(scope) => Some(scope.id),
+            State::Stopped(scope, ..) => Some(*scope),
+        }
+    }
+
+    /// A statement is over, by the newest reading.
+    #[cfg(feature = "capture")]
+    pub(in crate::session) fn record_line(&self, number: u32, source: &str) {
+        if let Some(scope) = self.scope_id() {
+            record_request!(self.session, Line { scope, number, source: source.to_owned() });
+        }
+    }
+
     fn read_n_reset(&self) -> Trace {
         if let State::Running(scope) = &self.state { scope.reset() } else { self.data() }
     }
@@ -281,11 +309,12 @@ impl GpuMemTrace {
     /// A report that nobody sees does not read the device.
     fn report_now(&self, subctx: Option<&dyn Display>) {
         if !self.settings.silent {
-            self.tell(subctx, self.data(), Vec::new());
+            self.tell(subctx, self.data(), None);
         }
     }
 
-    pub(in crate::session) fn tell(&self, subctx: Option<&dyn Display>, trace: Trace, lines: Vec<Line>) {
+    /// Prints the line of a trace; `lines` are the statements of its function, and the function's last line.
+    pub(in crate::session) fn tell(&self, subctx: Option<&dyn Display>, trace: Trace, lines: Option<(Vec<Line>, u32)>) {
         // In the child of a fork traces are off, and a thread that it does not have may hold the lock of stdout.
         if self.settings.silent || trace.gauge == Gauge::Off || process::is_forked() {
             return;
@@ -293,7 +322,15 @@ impl GpuMemTrace {
         self.session.notify_missed(trace.lost, trace.untracked);
         let subctx = subctx.map(ToString::to_string);
         let mut report = Report::new(trace, self.settings.ctx.as_deref(), subctx.as_deref());
-        report.lines = lines;
+        let (lines, end) = lines.unzip();
+        report.lines = lines.unwrap_or_default();
+        #[cfg(feature = "capture")]
+        if let Some(scope) = self.scope_id() {
+            let (ctx, subctx) = (report.ctx.clone(), report.subctx.clone());
+            record_request!(self.session, Report { scope, ctx, subctx, lines: end });
+        }
+        #[cfg(not(feature = "capture"))]
+        let _ = end;
         self.session.write(&report);
     }
 }

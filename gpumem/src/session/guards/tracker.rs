@@ -56,6 +56,9 @@ pub struct MemTracker {
     groups: Groups,
     counts: Counts,
     is_first: bool,
+    /// In a recording.
+    #[cfg(feature = "capture")]
+    number: u64,
 }
 
 impl MemTracker {
@@ -110,7 +113,10 @@ impl MemTracker {
                 None
             }
         };
-        if let Some(why) = views::not_heard(session) {
+        let not_heard = views::not_heard(session);
+        #[cfg(feature = "capture")]
+        self.record(&tracked, not_heard.is_none());
+        if let Some(why) = not_heard {
             session.notify(Notice::NoBlocks, &format_args!("which blocks came and went is not known, because {why}"));
         } else {
             let counts = session.inbox.counts();
@@ -123,6 +129,22 @@ impl MemTracker {
         }
         self.tell(&tracked);
         tracked
+    }
+
+    #[cfg(feature = "capture")]
+    fn record(&self, tracked: &Tracked, is_intercepted: bool) {
+        record_request!(
+            self.session,
+            Tracked {
+                tracker: self.number,
+                file: tracked.at.file().to_owned(),
+                line: tracked.at.line(),
+                column: tracked.at.column(),
+                word: tracked.word.clone(),
+                used: tracked.used,
+                is_intercepted,
+            }
+        );
     }
 
     /// One write for each call, so that lines of several trackers do not mix.
@@ -141,6 +163,15 @@ impl MemTracker {
 fn groups(session: &Session, device: Device) -> Groups {
     let inbox = &session.inbox;
     tracked_groups(inbox, session, device, |blocks| session.labels().of_blocks(inbox, blocks))
+}
+
+#[cfg(feature = "capture")]
+impl Drop for MemTracker {
+    fn drop(&mut self) {
+        if self.device.is_some() {
+            record_request!(self.session, TrackerEnded { tracker: self.number });
+        }
+    }
 }
 
 impl Default for MemTracker {
@@ -212,7 +243,22 @@ impl MemTracker {
         to: Option<Box<dyn Write + Send>>,
     ) -> Self {
         let counts = device.map(|_| session.begun().inbox.counts()).unwrap_or_default();
-        Self { session, device, to, groups: Groups::new(), counts, is_first: true }
+        #[cfg(feature = "capture")]
+        let number = session.next_tracker();
+        #[cfg(feature = "capture")]
+        if let Some((device, _)) = device {
+            record_request!(session, TrackerStarted { tracker: number, device });
+        }
+        Self {
+            session,
+            device,
+            to,
+            groups: Groups::new(),
+            counts,
+            is_first: true,
+            #[cfg(feature = "capture")]
+            number,
+        }
     }
 }
 

@@ -25,6 +25,8 @@ pub(crate) enum Notice {
     Settings,
     Unwritten,
     Budget,
+    #[cfg(feature = "capture")]
+    Capture,
     UnwrittenTracker,
     NoBlocks,
     #[cfg(feature = "cudarc")]

@@ -27,6 +27,8 @@ use crate::{
     source::{self, Devices},
     sys::process,
 };
+#[cfg(feature = "capture")]
+use gpumem_core::capture::DeviceReading;
 
 /// How long the thread waits that was refused.
 const FOR_THE_THREAD: Duration = Duration::from_millis(50);
@@ -296,6 +298,9 @@ struct Pending {
     is_found: bool,
     /// When it is printed; not at all where only the program's own function is told.
     due: Option<Instant>,
+    /// What the driver said, for a recording.
+    #[cfg(feature = "capture")]
+    reading: Option<std::result::Result<DeviceReading, String>>,
 }
 
 /// Refusals, and the thread that finds out about lines and prints reports. It runs only while there is something to do.
@@ -402,7 +407,18 @@ fn look(
     // Without the thread, it waits for the next one that starts, or the end of the process.
     if started.is_ok() || due.is_some() {
         let oom = oom.clone();
-        reporter.pending.push(Pending { number, refusal, reply, oom, seen: None, patience, is_found: false, due });
+        reporter.pending.push(Pending {
+            number,
+            refusal,
+            reply,
+            oom,
+            seen: None,
+            patience,
+            is_found: false,
+            due,
+            #[cfg(feature = "capture")]
+            reading: None,
+        });
         changed.notify_all();
     }
     started
@@ -411,6 +427,7 @@ fn look(
 /// Finds out what takes little time, unless the driver takes its.
 fn see(session: &'static Session, number: u64, refusal: &Refusal, oom: &OutOfMemory, reply: &Sender<Found>) {
     let device = refusal.device;
+    record_refusal(session, number, refusal, oom);
     let snapshot = Snapshot::now(&session.inbox, session, device);
     let peak = KeptPeak::of_device(&session.inbox, device, session.next_scope());
     let is_resolved = snapshot.stacks().all(|stack| session.is_resolved(stack));
@@ -439,6 +456,22 @@ fn see(session: &'static Session, number: u64, refusal: &Refusal, oom: &OutOfMem
     }
 }
 
+/// What is live now is what the report of the refusal says.
+#[cfg_attr(not(feature = "capture"), expect(unused_variables, reason = "nothing is recorded"))]
+fn record_refusal(session: &Session, number: u64, refusal: &Refusal, oom: &OutOfMemory) {
+    record_request!(
+        session,
+        Refused {
+            refusal: number,
+            device: refusal.device,
+            asked: refusal.asked,
+            kind: refusal.kind,
+            stack: refusal.stack,
+            path: oom.path.clone(),
+        }
+    );
+}
+
 /// Until nothing is pending any more.
 fn run(session: &'static Session) {
     let (refusals, changed) = (&session.refusals, &session.refusals.changed);
@@ -446,23 +479,33 @@ fn run(session: &'static Session) {
     loop {
         if let Some((number, refusal, oom, seen)) = reporter.take_seen() {
             drop(reporter);
-            let unanswered = || Seen {
-                snapshot: Snapshot::now(&session.inbox, session, refusal.device),
-                peak: KeptPeak::of_device(&session.inbox, refusal.device, session.next_scope()),
-                known: Err(no_answer(FOR_THE_DRIVER)),
+            let unanswered = || {
+                record_refusal(session, number, &refusal, &oom);
+                Seen {
+                    snapshot: Snapshot::now(&session.inbox, session, refusal.device),
+                    peak: KeptPeak::of_device(&session.inbox, refusal.device, session.next_scope()),
+                    known: Err(no_answer(FOR_THE_DRIVER)),
+                }
             };
-            let resolve = || seen.unwrap_or_else(unanswered).resolved(session, oom, &refusal);
-            let found = catch_unwind(AssertUnwindSafe(resolve)).ok();
+            let seen = seen.unwrap_or_else(unanswered);
+            #[cfg(feature = "capture")]
+            let reading = match &seen.known {
+                Ok(known) => Ok(DeviceReading::new(refusal.device, known)),
+                Err(error) => Err(error.to_string()),
+            };
+            let found = catch_unwind(AssertUnwindSafe(|| seen.resolved(session, oom, &refusal))).ok();
             reporter = refusals.reporter();
             if let (Some(pending), Some(oom)) = (reporter.find(number), found) {
+                #[cfg(feature = "capture")]
+                (pending.reading = Some(reading));
                 pending.oom = oom.clone();
                 let _ = pending.reply.send(Found { oom, stage: Stage::All });
             }
             reporter.pending.retain(|pending| !pending.is_found || pending.due.is_some());
-        } else if let Some(Pending { oom, .. }) = reporter.take_due() {
+        } else if let Some(pending) = reporter.take_due() {
             reporter.is_printing = true;
             drop(reporter);
-            print(session, &oom);
+            print(session, pending);
             reporter = refusals.reporter();
             reporter.is_printing = false;
             changed.notify_all();
@@ -476,13 +519,18 @@ fn run(session: &'static Session) {
     }
 }
 
-fn print(session: &Session, oom: &OutOfMemory) {
+fn print(session: &Session, pending: Pending) {
     if session.is_silent() {
         return;
     }
+    let Pending { oom, .. } = pending;
     let before = session.refusals.printed.fetch_add(1, Relaxed);
     let last = if before + 1 == MOST { "gpumem: more of them are not reported\n" } else { "" };
     if before < MOST {
+        #[cfg(feature = "capture")]
+        if let Some(reading) = pending.reading {
+            record_request!(session, OutOfMemory { refusal: pending.number, reading });
+        }
         say(&format_args!("gpumem: {oom}{last}"));
     }
 }
@@ -498,7 +546,7 @@ pub(in crate::session) fn report_pending(session: &Session) {
         changed.wait_timeout_while(reporter, AT_THE_END, will_print).unwrap_or_else(PoisonError::into_inner);
     let rest = mem::take(&mut reporter.pending);
     drop(reporter);
-    rest.iter().filter(|pending| pending.due.is_some()).for_each(|pending| print(session, &pending.oom));
+    rest.into_iter().filter(|pending| pending.due.is_some()).for_each(|pending| print(session, pending));
 }
 
 /// `GPUMEM_LEAKS=1`: says at the end of the process what was not freed.
@@ -507,5 +555,6 @@ pub(in crate::session) fn report_leaks(session: &'static Session) {
         return;
     }
     let is_intercepted = Now::find(session).is_intercepted(session);
+    record_request!(session, Leaks { is_intercepted });
     say(&derive::leaks(&session.inbox, session, std::process::id(), is_intercepted));
 }

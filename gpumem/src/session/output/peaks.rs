@@ -12,5 +12,6 @@ pub(in crate::session) fn report_at_exit(session: &'static Session) {
         return;
     }
     let is_intercepted = Now::find(session).is_intercepted(session);
+    record_request!(session, Peaks { is_intercepted });
     say(&derive::device_peaks(&session.inbox, session, session.next_scope(), process::id(), is_intercepted));
 }

@@ -43,8 +43,16 @@ pub fn label(name: impl Into<String>, shape: &[usize], dtype: impl Into<String>,
 fn label_block(key: Key, label: Label, address: u64) -> Result<()> {
     alive()?;
     let session = current();
-    if session.is_begun() && session.labels().set(&session.inbox, key, label).is_some() {
-        return Ok(());
+    if session.is_begun() {
+        let labelled = session.labels().set(&session.inbox, key, label.clone());
+        #[cfg(feature = "capture")]
+        if let Some(block) = &labelled {
+            use gpumem_core::capture::{BlockLabel, Item};
+            session.record_item(|| Item::Label(BlockLabel { key, number: block.number, label }));
+        }
+        if labelled.is_some() {
+            return Ok(());
+        }
     }
     Err(Kind::UnknownBlock { address, why: views::not_heard(session).map(Box::new) }.into())
 }

@@ -9,6 +9,6 @@ pub use self::{
     status::{LiveMemory, Status, status},
 };
 pub(super) use self::{
-    places::{path_of_this_thread, read},
+    places::{folder, path_of_this_thread, read},
     status::{Now, given_up, not_heard},
 };

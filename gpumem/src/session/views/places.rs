@@ -43,6 +43,7 @@ pub fn summary() -> Summary {
     if !session.is_begun() {
         return Summary::of(Vec::new(), 0, 0, unheard);
     }
+    record_request!(session, Summary { not_intercepted: unheard.clone() });
     derive::summary(&session.inbox, session, session.next_scope(), unheard)
 }
 
@@ -73,8 +74,10 @@ pub fn breakdown(device: impl Into<Option<u32>>) -> Result<Breakdown> {
     let device = devices.device(device.into())?;
     // What cannot be observed is a part of the rest, which says so.
     session.prepare(devices);
+    let known = read(devices, device)?;
+    record_request!(session, Breakdown(gpumem_core::capture::DeviceReading::new(device, &known)));
     let live = Snapshot::now(&session.inbox, session, device).groups(|stack| session.stack(stack));
-    Ok(Breakdown::of(&Known { live, ..read(devices, device)? }))
+    Ok(Breakdown::of(&Known { live, ..known }))
 }
 
 /// What is known of a device's memory, without what is live.
@@ -144,7 +147,7 @@ impl Session {
 }
 
 /// The folder that the program was in when this was first asked: files below it are named from there.
-fn folder() -> &'static str {
+pub(in crate::session) fn folder() -> &'static str {
     static FOLDER: Lazy<String> = Lazy::new(|| env::current_dir().unwrap_or_default().to_string_lossy().into_owned());
     &FOLDER
 }

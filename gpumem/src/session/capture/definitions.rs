@@ -1,0 +1,193 @@
+//! What the numbers in a recording stand for, from the tables of the session: written before the first event that has them.
+
+use std::{
+    collections::{HashMap, HashSet},
+    env, fs, io,
+    time::{Duration, Instant, SystemTime},
+};
+
+use gpumem_core::capture::{
+    CallsiteDefinition, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item, ModuleDefinition,
+    PoolDefinition, Process, Request, StackDefinition, Symbol, SymbolsDefinition,
+};
+
+use crate::{
+    model::{Block, CallsiteId, Device, EventKind, Frame, StackId},
+    session::{Session, views},
+    source,
+};
+
+/// How long the end of a recording reads debug information.
+const FOR_SYMBOLS: Duration = Duration::from_secs(5);
+
+/// What was defined so far.
+pub(super) struct Definer {
+    session: &'static Session,
+    callsites: HashSet<CallsiteId>,
+    stacks: HashSet<StackId>,
+    /// By the address that their offset 0 has.
+    modules: HashMap<usize, u32>,
+    addresses: HashMap<usize, CodeAddress>,
+    devices: HashSet<Device>,
+    contexts: HashMap<u8, Device>,
+    pools: HashSet<u64>,
+    interception: Option<&'static str>,
+}
+
+type Write<'a> = &'a mut dyn FnMut(Item) -> io::Result<()>;
+
+impl Definer {
+    pub(super) fn new(session: &'static Session) -> Self {
+        Self {
+            session,
+            callsites: HashSet::new(),
+            stacks: HashSet::new(),
+            modules: HashMap::new(),
+            addresses: HashMap::new(),
+            devices: HashSet::new(),
+            contexts: HashMap::new(),
+            pools: HashSet::new(),
+            interception: None,
+        }
+    }
+
+    /// The process.
+    pub(super) fn process(&self) -> Item {
+        let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
+        // Not more than a command line that somebody typed.
+        let arguments = env::args_os().take(256).map(text).map(|mut argument| {
+            argument.truncate(argument.char_indices().nth(1_000).map_or(argument.len(), |(at, _)| at));
+            argument
+        });
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Item::Process(Process {
+            pid: std::process::id(),
+            executable: env::current_exe().map(|path| text(path.into())).unwrap_or_default(),
+            arguments: arguments.collect(),
+            folder: views::folder().to_owned(),
+            own_module: source::own_module(),
+            began: since.saturating_sub(self.session.inbox.age()),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        })
+    }
+
+    /// Defines what an item names, unless that was done before.
+    pub(super) fn define(&mut self, item: &mut Item, mut write: impl FnMut(Item) -> io::Result<()>) -> io::Result<()> {
+        let write: Write<'_> = &mut write;
+        match item {
+            Item::Event(event) => match event.kind {
+                EventKind::Alloc { block, .. }
+                | EventKind::Free { block: Some(block), .. }
+                | EventKind::LateLookup { block } => self.block(&block, write),
+                EventKind::Open { spec, .. } => {
+                    self.device(spec.device, write)?;
+                    self.callsite(spec.callsite, write)
+                }
+                EventKind::PoolUsage { device, usage } => {
+                    self.device(device, write)?;
+                    if self.pools.insert(usage.pool) {
+                        write(Item::Pool(PoolDefinition { pool: usage.pool, device }))?;
+                    }
+                    Ok(())
+                }
+                EventKind::Sample { device, .. } => self.device(device, write),
+                _ => Ok(()),
+            },
+            Item::Thread(thread) => {
+                let name = fs::read_to_string(format!("/proc/self/task/{}/comm", thread.os_id));
+                thread.name = name.ok().map(|name| name.trim_end().to_owned());
+                Ok(())
+            }
+            Item::Request(Request::Refused { stack, device, .. }) => {
+                self.device(*device, write)?;
+                self.stack(*stack, write)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn block(&mut self, block: &Block, write: Write<'_>) -> io::Result<()> {
+        let Block { device, context, stack, .. } = *block;
+        if stack != StackId::NONE && !self.stacks.contains(&stack) {
+            self.stack(stack, write)?;
+        }
+        if context != 0 && self.contexts.get(&context) != Some(&device) {
+            self.contexts.insert(context, device);
+            write(Item::Context(ContextDefinition { context, device }))?;
+        }
+        self.device(device, write)
+    }
+
+    fn device(&mut self, device: Device, write: Write<'_>) -> io::Result<()> {
+        if !self.devices.insert(device) {
+            return Ok(());
+        }
+        let Ok(devices) = self.session.devices() else { return Ok(()) };
+        if let Some(by) = devices.subscribed().filter(|by| self.interception != Some(by.library)) {
+            self.interception = Some(by.library);
+            write(Item::Interception(Interception { source: by.source, library: by.library.to_owned() }))?;
+        }
+        let total = devices.read(device.ordinal).ok().map(|memory| memory.total);
+        write(Item::Device(DeviceDefinition { device, name: devices.name(device.ordinal).ok(), total, uuid: None }))
+    }
+
+    fn callsite(&mut self, id: CallsiteId, write: Write<'_>) -> io::Result<()> {
+        if id == CallsiteId::NONE || id == CallsiteId::OTHERS || !self.callsites.insert(id) {
+            return Ok(());
+        }
+        let callsite = self.session.callsites.get(id);
+        write(Item::Callsite(CallsiteDefinition {
+            id,
+            name: callsite.name.map(Into::into),
+            file: callsite.file.into(),
+            line: callsite.line,
+            column: 0,
+            module_path: None,
+        }))
+    }
+
+    fn stack(&mut self, id: StackId, write: Write<'_>) -> io::Result<()> {
+        if id == StackId::NONE || !self.stacks.insert(id) {
+            return Ok(());
+        }
+        let stack = self.session.stacks.get(id);
+        let mut addresses = Vec::with_capacity(stack.len());
+        for address in &*stack {
+            addresses.push(self.address(*address, write)?);
+        }
+        write(Item::Stack(StackDefinition { id, addresses }))
+    }
+
+    fn address(&mut self, address: usize, write: Write<'_>) -> io::Result<CodeAddress> {
+        if let Some(known) = self.addresses.get(&address) {
+            return Ok(*known);
+        }
+        let of_none = CodeAddress { module: 0, offset: address as u64 };
+        let known = match source::module_at(address) {
+            None => of_none,
+            Some((path, base)) => {
+                let next = u32::try_from(self.modules.len() + 1).unwrap_or(0);
+                let module = *self.modules.entry(base).or_insert(next);
+                if module == next {
+                    let (path, base) = (path.to_string_lossy().into_owned(), base as u64);
+                    write(Item::Module(ModuleDefinition { id: module, path, build_id: Vec::new(), base }))?;
+                }
+                CodeAddress { module, offset: address.wrapping_sub(base) as u64 }
+            }
+        };
+        self.addresses.insert(address, known);
+        Ok(known)
+    }
+
+    /// What all addresses stand for, as far as there is time.
+    pub(super) fn symbols(&self) -> impl Iterator<Item = Item> {
+        let until = Instant::now() + FOR_SYMBOLS;
+        let known = self.addresses.iter().take_while(move |_| Instant::now() < until);
+        known.filter_map(|(address, known)| {
+            let symbol = |Frame { function, file, line, column, .. }| Symbol { function, file, line, column };
+            let symbols: Vec<_> = source::frames(&[*address]).into_iter().map(symbol).collect();
+            let is_known = symbols.iter().any(|symbol| *symbol != Symbol::default());
+            is_known.then_some(Item::Symbols(SymbolsDefinition { address: *known, symbols }))
+        })
+    }
+}

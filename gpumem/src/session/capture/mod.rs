@@ -1,0 +1,165 @@
+//! `GPUMEM_CAPTURE`: a recording of the session in a file.
+//!
+//! The inbox puts a copy of each event into a ring, under its lock. A thread of its own empties the ring, adds definitions from the
+//! tables of the session, and writes. What the ring has no room for is counted in the recording, and the program never waits.
+
+mod definitions;
+#[cfg(all(test, feature = "sim"))]
+mod tests;
+mod thread;
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use gpumem_core::capture::{Item, Request, RingWriter, ThreadDefinition, Writer, ring};
+
+use super::{Notice, Session};
+use crate::{
+    inbox::Tap,
+    model::{Event, ScopeId, ThreadId},
+    sys::{clock, process},
+};
+
+/// The ring has so many slots of 64 bytes; an allocation or a free takes one. It lasts for some 10 ms of a program that does nothing
+/// else.
+const SLOTS: usize = 1 << 17;
+
+/// How long the end of the process waits for the recording: large programs have much debug information to read.
+const AT_THE_END: Duration = Duration::from_secs(10);
+
+/// Puts each event into the ring, while the session is recorded.
+#[derive(Debug, Default)]
+pub(crate) struct EventTap(Option<Box<RingWriter>>);
+
+impl Tap for EventTap {
+    #[inline]
+    fn record(&mut self, event: &Event<'_>) {
+        if let Some(ring) = &mut self.0 {
+            ring.event(event, clock::ticks());
+        }
+    }
+
+    fn begin_thread(&mut self, thread: ThreadId, is_reused: bool) {
+        if let Some(ring) = &mut self.0 {
+            if is_reused {
+                ring.item(&Item::ThreadReused(thread));
+            }
+            // Its name is found out by the thread that writes.
+            ring.item(&Item::Thread(ThreadDefinition { thread, os_id: process::thread_id(), name: None }));
+        }
+    }
+
+    fn release_peak(&mut self, kept: ScopeId) {
+        if let Some(ring) = &mut self.0 {
+            ring.item(&Item::PeakReleased(kept));
+        }
+    }
+}
+
+/// The recording of a session, if there is one.
+#[derive(Debug, Default)]
+pub(super) struct Capture {
+    is_on: AtomicBool,
+    running: Mutex<Option<Running>>,
+    trackers: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Running {
+    stop: Arc<AtomicBool>,
+    thread: std::thread::Thread,
+    is_done: mpsc::Receiver<()>,
+}
+
+impl Session {
+    /// Begins the recording that `GPUMEM_CAPTURE` asks for, before the first event.
+    pub(super) fn begin_capture(&'static self) {
+        let Some(path) = &self.settings.capture else { return };
+        let path = with_pid(path);
+        if let Err(why) = self.try_capture(&path) {
+            let text = format_args!("cannot record to {}: {why}; the program is not recorded", path.display());
+            self.notify(Notice::Capture, &text);
+        }
+    }
+
+    fn try_capture(&'static self, path: &Path) -> std::io::Result<()> {
+        let writer = Writer::new(File::create(path)?)?;
+        let (to, from) = ring(SLOTS);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (done, is_done) = mpsc::sync_channel(1);
+        let thread = {
+            let (stop, path) = (Arc::clone(&stop), path.to_owned());
+            let run = move || {
+                thread::run(self, from, writer, &path, &stop);
+                let _ = done.send(());
+            };
+            std::thread::Builder::new().name("gpumem-capture".to_owned()).spawn(run)?.thread().clone()
+        };
+        *self.capture.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(Running { stop, thread, is_done });
+        self.inbox.with_tap(|tap| {
+            tap.0 = Some(Box::new(to));
+            (true, ())
+        });
+        self.capture.is_on.store(true, Relaxed);
+        Ok(())
+    }
+
+    /// Ends the recording, if there is one: what was recorded so far is in the file then.
+    pub(super) fn end_capture(&self) {
+        if process::is_forked() {
+            return;
+        }
+        let running = self.capture.running.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(Running { stop, thread, is_done }) = running else { return };
+        self.stop_tap();
+        stop.store(true, Relaxed);
+        thread.unpark();
+        let _ = is_done.recv_timeout(AT_THE_END);
+    }
+
+    /// Nothing more is recorded.
+    fn stop_tap(&self) {
+        self.capture.is_on.store(false, Relaxed);
+        // Dropped after the lock: it is large.
+        let ring = self.inbox.with_tap(|tap| (false, tap.0.take()));
+        drop(ring);
+    }
+
+    /// Records what the program asks for, at this moment.
+    pub(super) fn record_item(&self, item: impl FnOnce() -> Item) {
+        if self.capture.is_on.load(Relaxed) {
+            let item = item();
+            self.inbox.with_tap(|tap| {
+                if let Some(ring) = &mut tap.0 {
+                    ring.item(&item);
+                }
+                (tap.0.is_some(), ())
+            });
+        }
+    }
+
+    pub(super) fn record_request(&self, request: impl FnOnce() -> Request) {
+        self.record_item(|| Item::Request(request()));
+    }
+
+    /// A number for a tracker.
+    pub(super) fn next_tracker(&self) -> u64 {
+        self.capture.trackers.fetch_add(1, Relaxed)
+    }
+}
+
+/// `%p` stands for the number of the process.
+fn with_pid(path: &Path) -> PathBuf {
+    match path.to_str() {
+        Some(text) => text.replace("%p", &std::process::id().to_string()).into(),
+        None => path.to_owned(),
+    }
+}

@@ -1,0 +1,200 @@
+//! What a session prints, and what the recording of it yields, are the same character by character.
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
+
+use gpumem_core::capture::{End, Item, Output, Reader, Step, items_of};
+
+use crate::{
+    model::{Bytes, EventKind, Gauge},
+    report::Report,
+    session::{GpuMemTrace, MemTracker, Sink, TestSession, breakdown, on_oom, set_sink, statistics, summary},
+};
+
+/// A file in the folder for temporary files, which is removed.
+struct Recording(PathBuf);
+
+impl Recording {
+    fn new(name: &str) -> Self {
+        let file = format!("gpumem-{}-{name}.capture", std::process::id());
+        Self(std::env::temp_dir().join(file))
+    }
+
+    fn read(&self) -> (Vec<Output>, Reader<fs::File>) {
+        let mut reader = Reader::new(fs::File::open(&self.0).unwrap()).unwrap();
+        let mut outputs = Vec::new();
+        reader.replay(|output| outputs.push(output.clone())).unwrap();
+        assert!(reader.skipped().is_nothing(), "{:?}", reader.skipped());
+        assert_eq!(reader.end(), Some(&End::Complete));
+        (outputs, reader)
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// A session that is recorded, and the reports of its traces.
+fn recorded(name: &str, variables: &[(&str, &str)]) -> (TestSession, Recording, Arc<Mutex<Vec<Report>>>) {
+    let recording = Recording::new(name);
+    let path = recording.0.to_str().unwrap();
+    let variables = [&[("GPUMEM_CAPTURE", path), ("GPUMEM_SIM", "1GiB,2GiB")], variables].concat();
+    let session = TestSession::new(&variables).unwrap();
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let to = Arc::clone(&reports);
+    session.run(|| set_sink(Sink::custom(move |report| to.lock().unwrap().push(report.clone()))));
+    (session, recording, reports)
+}
+
+#[test]
+fn all_reports_of_a_session_are_in_its_recording() {
+    let (session, recording, reports) = recorded("all", &[("GPUMEM_BACKTRACE", "1")]);
+    let gpu = session.add(Bytes::gib(4)).unwrap();
+    let mut printed: Vec<String> = Vec::new();
+    session.run(|| {
+        let mut tracker = MemTracker::builder().device(2).to(std::io::sink()).start().unwrap();
+        let outer = GpuMemTrace::builder().ctx("train").device(2).at_peak(true).start().unwrap();
+        let weights: Vec<_> = (1..=8).map(|size| gpu.alloc(Bytes::mib(size)).unwrap()).collect();
+        weights[0].label("embedding", &[512, 512], "f32").unwrap();
+        printed.push(format!("{:?}", tracker.track_with("after load")));
+        for step in 0..3 {
+            let mut inner = GpuMemTrace::builder().ctx("step").device(2).start().unwrap();
+            let activations = gpu.alloc_async(Bytes::mib(40 + step)).unwrap();
+            let handle = inner.handle();
+            let other = std::thread::scope(|threads| {
+                threads.spawn(|| handle.in_scope(|| gpu.alloc(Bytes::kib(64 * step + 64)))).join().unwrap().unwrap()
+            });
+            drop(activations);
+            inner.report_n_reset_with(format_args!("step {step}"));
+            printed.push(format!("{:?}", inner.live()));
+            drop(other);
+        }
+        let sampled = GpuMemTrace::builder().ctx("sampled").device(2).gauge(Gauge::Sampled).start().unwrap();
+        let pool = GpuMemTrace::builder().ctx("pool").device(2).gauge(Gauge::Pool).start().unwrap();
+        drop(gpu.alloc_async(Bytes::mib(3)).unwrap());
+        drop((pool, sampled));
+        printed.push(format!("{:?}", tracker.track()));
+        printed.push(format!("{:?}", summary()));
+        printed.push(format!("{:?}", breakdown(2).unwrap()));
+        printed.push(format!("{:?}", statistics::Heard::on(Some(2)).unwrap().stats()));
+        printed.push(format!("{:?}", outer.peak_holders().unwrap()));
+        printed.push(format!("{:?}", statistics::live_blocks().unwrap()));
+        drop(outer);
+        drop(weights);
+        printed.push(format!("{:?}", summary()));
+    });
+    session.end_capture();
+    let (outputs, reader) = recording.read();
+    let live_reports = reports.lock().unwrap();
+    let mut replayed_reports = Vec::new();
+    let mut replayed = Vec::new();
+    for output in outputs {
+        match output {
+            Output::Report(report) => replayed_reports.push(report),
+            Output::Summary(value) => replayed.push(format!("{value:?}")),
+            Output::Breakdown(value) => replayed.push(format!("{value:?}")),
+            Output::MemoryStats(value) => replayed.push(format!("{value:?}")),
+            Output::LiveBlocks(value) => replayed.push(format!("{value:?}")),
+            Output::PeakHolders(value) => replayed.push(format!("{value:?}")),
+            Output::Tracked(value) => replayed.push(format!("{value:?}")),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(replayed_reports, *live_reports);
+    assert!(live_reports.len() >= 9, "{live_reports:#?}");
+    assert_eq!(replayed, printed);
+    // And what a reader needs of the process.
+    let definitions = reader.definitions();
+    assert_eq!(definitions.process().pid, std::process::id());
+    assert!(definitions.interceptions().len() == 1 && definitions.devices().count() == 1);
+    if cfg!(feature = "backtrace") {
+        let own = std::env::current_exe().unwrap();
+        assert!(definitions.modules().any(|module| module.path == own.to_string_lossy() && module.base > 0));
+    }
+}
+
+/// Events of many threads, whose ledger's time stands still: their true times do not.
+#[test]
+fn events_have_true_times_and_threads() {
+    let (session, recording, _) = recorded("times", &[]);
+    let gpu = session.add(Bytes::gib(4)).unwrap();
+    session.run(|| {
+        let _trace = GpuMemTrace::builder().device(2).silent(true).start().unwrap();
+        std::thread::scope(|threads| {
+            for _ in 0..4 {
+                threads.spawn(|| {
+                    for _ in 0..50 {
+                        drop(gpu.alloc_async(Bytes::kib(64)).unwrap());
+                        std::thread::sleep(std::time::Duration::from_micros(50));
+                    }
+                });
+            }
+        });
+    });
+    session.end_capture();
+    let (items, _) = items_of(fs::File::open(&recording.0).unwrap()).unwrap();
+    let (_, reader) = recording.read();
+    let events: Vec<_> = items
+        .iter()
+        .filter_map(|item| match item {
+            Item::Event(event) if matches!(event.kind, EventKind::Alloc { .. }) => Some(event),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(events.len(), 200);
+    let times: Vec<_> = events.iter().map(|event| reader.definitions().time(event.ticks).unwrap()).collect();
+    assert!(times.is_sorted_by(|a, b| a < b), "{times:?}");
+    assert!(times[199].checked_sub(times[0]) > Some(std::time::Duration::from_micros(50 * 49)));
+    let mut threads: Vec<_> = events.iter().map(|event| event.thread).collect();
+    threads.sort_by_key(|thread| thread.0);
+    threads.dedup();
+    assert_eq!(threads.len(), 4);
+    assert!(threads.iter().all(|thread| reader.definitions().thread(*thread).is_some_and(|thread| thread.os_id > 0)));
+}
+
+#[test]
+fn refusals_are_in_the_recording() {
+    let (session, recording, _) = recorded("refusals", &[("GPUMEM_REPORT", "off")]);
+    let gpu = session.add(Bytes::mib(64)).unwrap();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let to = Arc::clone(&seen);
+    session.run(|| {
+        on_oom(move |oom| to.lock().unwrap().push(oom.asked));
+        let _trace = GpuMemTrace::builder().ctx("load").device(2).silent(true).start().unwrap();
+        let _kept = gpu.alloc(Bytes::mib(30)).unwrap();
+        gpu.alloc(Bytes::mib(50)).unwrap_err();
+    });
+    session.end_capture();
+    assert_eq!(*seen.lock().unwrap(), [Bytes::mib(50)]);
+    // It was not printed, since reports are off, but what was live is known.
+    let mut reader = Reader::new(fs::File::open(&recording.0).unwrap()).unwrap();
+    let mut live = Bytes::ZERO;
+    while let Some(step) = reader.step().unwrap() {
+        if let Step::Event(event, _) = step
+            && let EventKind::Alloc { block, .. } = event.kind
+        {
+            live = block.bytes;
+        }
+    }
+    assert_eq!(live, Bytes::mib(30));
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_said_once_and_nothing_else_changes() {
+    let path = std::env::temp_dir().join("no such folder").join("file");
+    let session = TestSession::new(&[("GPUMEM_CAPTURE", path.to_str().unwrap()), ("GPUMEM_SIM", "1GiB")]).unwrap();
+    let gpu = session.add(Bytes::gib(1)).unwrap();
+    session.run(|| {
+        let trace = GpuMemTrace::builder().device(1).silent(true).start().unwrap();
+        let block = gpu.alloc(Bytes::mib(1)).unwrap();
+        assert_eq!(trace.data().used.mb(), 1);
+        drop(block);
+    });
+    session.end_capture();
+    assert!(!path.exists());
+}

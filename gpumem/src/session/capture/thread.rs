@@ -1,0 +1,93 @@
+//! The thread that writes a recording.
+
+use std::{
+    fs::File,
+    io,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread::park_timeout,
+    time::{Duration, Instant},
+};
+
+use gpumem_core::capture::{ClockPair, Item, RingReader, Writer};
+
+use super::definitions::Definer;
+use crate::{
+    session::{Notice, Session},
+    sys::clock,
+};
+
+/// The ring is emptied so often.
+const EVERY: Duration = Duration::from_millis(4);
+
+/// What was recorded is in the file after this time at the latest.
+const FLUSH_EVERY: Duration = Duration::from_millis(200);
+
+/// The clocks are compared so often.
+const CLOCK_EVERY: Duration = Duration::from_secs(1);
+
+/// Writes until it is to stop, or the file cannot be written.
+pub(super) fn run(session: &'static Session, ring: RingReader, writer: Writer<File>, path: &Path, stop: &AtomicBool) {
+    let mut recorder = Recorder { session, ring, writer, definer: Definer::new(session) };
+    if let Err(error) = recorder.run(stop) {
+        session.stop_tap();
+        let text = format_args!("cannot write the recording {}: {error}; it ends here", path.display());
+        session.notify(Notice::Capture, &text);
+    }
+}
+
+struct Recorder {
+    session: &'static Session,
+    ring: RingReader,
+    writer: Writer<File>,
+    definer: Definer,
+}
+
+impl Recorder {
+    fn run(&mut self, stop: &AtomicBool) -> io::Result<()> {
+        self.writer.write(&self.definer.process())?;
+        self.clock()?;
+        let (mut flushed, mut compared) = (Instant::now(), Instant::now());
+        loop {
+            // First: nothing comes after it.
+            let is_last = stop.load(Relaxed);
+            self.empty_ring()?;
+            if is_last {
+                break;
+            }
+            if compared.elapsed() >= CLOCK_EVERY {
+                compared = Instant::now();
+                self.clock()?;
+            }
+            if flushed.elapsed() >= FLUSH_EVERY {
+                flushed = Instant::now();
+                self.writer.flush()?;
+            }
+            park_timeout(EVERY);
+        }
+        self.clock()?;
+        // What was recorded is safe before debug information is read.
+        self.writer.flush()?;
+        for symbols in self.definer.symbols() {
+            self.writer.write(&symbols)?;
+        }
+        self.writer.flush()
+    }
+
+    fn empty_ring(&mut self) -> io::Result<()> {
+        while let Some(mut item) = self.ring.next() {
+            self.definer.define(&mut item, |definition| self.writer.write(&definition))?;
+            match &item {
+                Item::Event(event) => self.writer.write_event(event)?,
+                item => self.writer.write(item)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the counter of the processor with the clock of the session.
+    fn clock(&mut self) -> io::Result<()> {
+        let pair = ClockPair { ticks: clock::ticks(), time: self.session.inbox.age() };
+        self.writer.write(&Item::Clock(pair))
+    }
+}
