@@ -74,8 +74,9 @@ impl Default for AllocGroups {
 }
 
 impl AllocGroups {
-    /// The number of a group. This may sweep: then the numbers of groups without live blocks are given to other groups,
-    /// except those in `in_use`, which is called then, and those for which `is_needed` is true because of a peak.
+    /// The number of a group, which is created if it is new. This may sweep: a sweep reuses the numbers of groups without
+    /// live blocks. It keeps the groups in `in_use`, which is called only for a sweep, and those for which `is_needed` is
+    /// true because of a peak.
     pub(super) fn number(
         &mut self,
         mut group: AllocGroup,

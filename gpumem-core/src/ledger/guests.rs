@@ -56,7 +56,7 @@ impl Guests {
         }
         let guest = Guest { own, host };
         let owner = self.owners.get(&guest).copied().unwrap_or_else(next);
-        // All later guests share the last owner thread, so it must have no host: it could be its own.
+        // All later guests share the last owner thread. It gets no host, because it could become its own host.
         if owner == OwnerThread::LAST {
             return host;
         }

@@ -9,8 +9,8 @@ const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 pub(in super::super) type KeyHashBuilder = BuildHasherDefault<KeyHasher>;
 
-/// Multiplies. Keys are addresses that the driver chooses, so no attacker chooses them; a hash that protects against
-/// attackers costs more than the rest of an event.
+/// Hashes by one multiplication. Keys are addresses that the driver chooses, so no attacker chooses them; a hash that
+/// protects against attackers costs more than the rest of an event.
 #[derive(Default)]
 pub(in super::super) struct KeyHasher(u64);
 

@@ -1,5 +1,5 @@
 //! The live blocks, found by their keys. The tables are made for a million blocks: a block takes 32 bytes and its share of
-//! the empty slots. They are split into shards: a table that grows moves a few thousand entries and not all of them, and
+//! the empty slots. They are split into shards, so that a table that grows moves a few thousand entries and not all of them:
 //! other threads wait for the lock meanwhile.
 //!
 //! Most blocks are freed soon. So a new block goes to the front cache, which has one slot for each hash; there its free
