@@ -2,13 +2,13 @@
 
 use super::{
     Ledger,
+    counts::signed,
     groups::{AllocGroup, GroupId, GroupState},
     live::{Attribution, Entry},
     meters::Meter,
     pending::PendingDelta,
-    signed,
     stats::add_signed,
-    threads::{Freed, Thread},
+    thread::{Freed, Thread},
 };
 use crate::model::{Answer, Block, Bytes, Device, Gauge, Key, Tag, ThreadId};
 

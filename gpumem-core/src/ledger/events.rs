@@ -1,11 +1,12 @@
 //! What each event does. Allocations and frees are in `blocks.rs`, scopes in `scopes.rs`.
 
 use super::{
-    BLOCK_PARTS, Counts, Ledger,
-    live::tenths,
+    Ledger,
+    counts::Counts,
+    live::{BLOCK_PARTS, tenths},
     meters::{DeviceStats, Meter},
     stats::Stat,
-    threads::Freed,
+    thread::Freed,
 };
 use crate::model::{Answer, Event, EventKind, Gauge, Time, Trace};
 

@@ -1,22 +1,10 @@
 //! Peaks that are kept, so that their groups can be read in parts: of an open scope, of a closed scope, or of a device.
 
 use super::{
-    Ledger,
-    groups::AllocGroup,
-    meters::Meter,
-    peaks::{PeakRange, Peaks},
-    scopes::Scope,
-    thread_levels::ThreadLevel,
+    Ledger, groups::AllocGroup, kept_range::KeptRange, meters::Meter, peaks::Peaks, scope::Scope,
+    thread_level::ThreadLevel,
 };
 use crate::model::{ByteDelta, Device, Gauge, OwnerThread, ScopeId};
-
-/// A kept peak. Its scope may be closed already.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct KeptRange {
-    meter: u16,
-    of_thread: Option<OwnerThread>,
-    range: PeakRange,
-}
 
 /// How much more one group had in use at a peak than at the start of the scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{open_traces::OpenTraces, peaks::Peaks, signed, stats::Stat, watermark::Watermark};
+use super::{counts::signed, open_traces::OpenTraces, peaks::Peaks, stats::Stat, watermark::Watermark};
 use crate::model::{Device, Gauge, GpuMemory, MemKind, PoolUsage, Time};
 
 /// One meter for each device and gauge. There are few, so a linear search is faster than a hash table.

@@ -2,19 +2,24 @@
 //! has no clock, no lock and no I/O, so that a live run and a replayed run give the same figures.
 
 mod blocks;
+mod counts;
 mod delta;
 mod events;
 mod groups;
 mod guests;
 mod kept_peaks;
+mod kept_range;
 mod live;
 mod meters;
 mod moved_out;
 mod open_traces;
 mod peaks;
 mod pending;
+mod scope;
 mod scopes;
 mod stats;
+mod thread;
+mod thread_level;
 mod thread_levels;
 mod threads;
 mod tree;
@@ -24,6 +29,7 @@ mod watermark;
 use std::collections::{BTreeMap, HashMap};
 
 pub use self::{
+    counts::{Counts, PART_LEN},
     groups::AllocGroup,
     kept_peaks::{GroupAtPeak, PeakTotal},
     live::BLOCK_PARTS,
@@ -33,10 +39,10 @@ pub use self::{
     views::{GroupUsage, KnownBlock, ScopePeriod},
 };
 use self::{
-    groups::AllocGroups, guests::Guests, kept_peaks::KeptRange, live::LiveBlocks, live::hash::KeyHashBuilder,
-    meters::Meters, pending::PendingDelta, scopes::Scope, thread_levels::ThreadLevel, threads::Thread, tree::Tree,
+    groups::AllocGroups, guests::Guests, kept_range::KeptRange, live::LiveBlocks, live::hash::KeyHashBuilder,
+    meters::Meters, pending::PendingDelta, scope::Scope, thread::Thread, thread_level::ThreadLevel, tree::Tree,
 };
-use crate::model::{Bytes, OwnerThread, ScopeId, Trace};
+use crate::model::{OwnerThread, ScopeId, Trace};
 
 /// See the [module](self). The fields from `pending` to `counts` are first, because each event uses them: so an event
 /// touches few cache lines.
@@ -73,29 +79,6 @@ pub struct Ledger {
     guests: Guests,
     /// Peaks that are read while their scopes go on, or after they are closed.
     kept_peaks: HashMap<ScopeId, KeptRange>,
-}
-
-/// How many events the ledger has applied or missed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Allocations and frees. A pending delta adds its events when it is applied. A block that is removed or inserted
-    /// without an event is counted there as well and subtracted here at once, so this may wrap below 0 until then.
-    pub events: u64,
-    /// Frees of blocks whose size is not known.
-    pub untracked: u64,
-    /// Events that could not be recorded, and functions of the driver that other tools replaced.
-    pub lost: u64,
-    /// Blocks that were removed because their context was destroyed, not because they were freed.
-    pub removed_with_context: u64,
-}
-
-/// The most scopes, nodes or groups that are read under one lock. After them, other threads are served.
-pub const PART_LEN: usize = 1 << 9;
-
-/// No block and no device has 2^63 bytes.
-#[inline]
-fn signed(bytes: Bytes) -> i64 {
-    bytes.get().cast_signed()
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::{
     Ledger,
-    threads::Entered,
+    thread::Entered,
     tree::{NodeId, ScopeNode},
 };
 use crate::model::{CallsiteId, ScopeId, ThreadId};

@@ -3,59 +3,12 @@
 use std::time::Duration;
 
 use super::{
-    Counts, Ledger,
+    Ledger,
     meters::{Level, Meter},
-    peaks::WatchedScope,
-    threads::{Entered, Thread},
-    tree::NodeId,
-    watermark::Mark,
+    scope::{Scope, ScopeStart},
+    thread::{Entered, Thread},
 };
-use crate::model::{
-    ByteDelta, Bytes, Event, Family, Gauge, OwnerThread, Sampling, ScopeId, ScopeSpec, ThreadId, Trace,
-};
-
-/// An open scope.
-#[derive(Debug)]
-pub(super) struct Scope {
-    pub(super) spec: ScopeSpec,
-    pub(super) meter: u16,
-    /// The only thread that it counts; `None` if it counts the whole process.
-    pub(super) of_thread: Option<OwnerThread>,
-    pub(super) node: NodeId,
-    /// The paths that it had before a scope around it was closed first.
-    pub(super) previous_nodes: Vec<NodeId>,
-    /// The meter of [`Gauge::Exact`] on its device.
-    pub(super) exact_meter: u16,
-    /// The owner thread of what is allocated in it.
-    pub(super) owner: OwnerThread,
-    /// The thread that opened it.
-    pub(super) opener: ThreadId,
-    /// The opener's own owner thread. The opener may have ended, and its number may belong to another thread.
-    pub(super) own: OwnerThread,
-    /// The number of the event that opened it.
-    pub(super) number: u64,
-    pub(super) start: ScopeStart,
-    /// Set if it was requested which allocations make its peak.
-    pub(super) watched: Option<WatchedScope>,
-}
-
-/// The figures at the start of a scope, or at its last reset.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ScopeStart {
-    /// The number of the event.
-    pub(super) number: u64,
-    in_use: i64,
-    peak: Mark,
-    /// The peak of the device by [`Gauge::Exact`].
-    device_peak: Mark,
-    gap: Mark,
-    /// How often the device was sampled before. The sample that the scope begins with is its own.
-    samples_before: u64,
-    disturbed_before: u64,
-    /// The device could not be read at this moment (this happens at a reset), so the figures at the start are not known.
-    is_unread: bool,
-    pub(super) before: Counts,
-}
+use crate::model::{ByteDelta, Bytes, Event, Family, Gauge, Sampling, ScopeId, ScopeSpec, Trace};
 
 impl Ledger {
     /// Opens a scope inside the scope that its thread is in.

@@ -3,11 +3,12 @@
 use std::ops::Bound;
 
 use super::{
-    Ledger, PART_LEN,
+    Ledger,
+    counts::PART_LEN,
     groups::{AllocGroup, GroupState},
     live::Entry,
     meters::Meter,
-    scopes::Scope,
+    scope::Scope,
     tree::{NodeId, ScopeNode},
 };
 use crate::model::{Bytes, Device, Key, OwnerThread, ScopeId, Time};

@@ -1,14 +1,15 @@
 //! What one group had in use at earlier moments.
 
-use super::{Moment, PeakRange, Peaks};
+/// The number of a moment; 0 is before all moments.
+pub(super) type Moment = u64;
 
 /// What one group had in use at earlier moments.
 #[derive(Clone, Debug, Default)]
 pub(in super::super) struct GroupHistory {
     /// The newest moment that the group was saved for. The group did not change from there to the next moment.
-    moment: Moment,
+    pub(super) moment: Moment,
     /// What the group had then.
-    bytes: i64,
+    pub(super) bytes: i64,
     /// What it had at moments before that, the oldest first. Most groups do not have this, so it takes one word only.
     #[expect(clippy::box_collection, reason = "one word in each group")]
     pub(super) earlier: Option<Box<Vec<(Moment, i64)>>>,
@@ -22,62 +23,6 @@ pub(in super::super) struct GroupBytes {
 }
 
 impl GroupHistory {
-    /// The group must be saved before it changes.
-    #[inline]
-    pub(in super::super) fn must_save(&self, peaks: &Peaks) -> bool {
-        self.moment < peaks.newest
-    }
-
-    /// Saves the group, which has `bytes` and is about to change.
-    #[inline]
-    pub(super) fn save(&mut self, bytes: i64, peaks: &Peaks) {
-        if self.must_save(peaks) {
-            self.save_for(bytes, peaks);
-        }
-    }
-
-    #[inline(never)]
-    fn save_for(&mut self, bytes: i64, peaks: &Peaks) {
-        if (self.moment >= peaks.oldest || self.earlier.is_some()) && !self.has_earlier_until(peaks.second) {
-            self.keep_earlier(peaks);
-        }
-        (self.moment, self.bytes) = (peaks.newest, bytes);
-    }
-
-    /// `earlier` has what the group had at this moment, and so all that it had before.
-    fn has_earlier_until(&self, moment: Moment) -> bool {
-        let newest = self.earlier.as_ref().and_then(|earlier| earlier.last());
-        moment > 0 && newest.is_some_and(|(newest, _)| *newest >= moment)
-    }
-
-    /// Moves the newest saved bytes to `earlier`, if they are still needed. Removes from `earlier` what is not needed any
-    /// more.
-    #[cold]
-    fn keep_earlier(&mut self, peaks: &Peaks) {
-        let earlier = self.earlier.get_or_insert_default();
-        let before = |earlier: &[(Moment, i64)]| earlier.last().map_or(0, |(moment, _)| *moment);
-        if peaks.has_moment(before(earlier), self.moment) {
-            // Scopes that overlap and close in the order in which they opened leave unneeded items in the middle.
-            if earlier.len() > 2 * peaks.moments() {
-                let mut before = 0;
-                earlier.retain(|(moment, _)| {
-                    let after = std::mem::replace(&mut before, *moment);
-                    peaks.has_moment(after, *moment)
-                });
-            }
-            earlier.push((self.moment, self.bytes));
-        } else {
-            while let [older @ .., (moment, _)] = earlier.as_slice()
-                && !peaks.has_moment(before(older), *moment)
-            {
-                earlier.pop();
-            }
-        }
-        if earlier.is_empty() {
-            self.earlier = None;
-        }
-    }
-
     /// What the group, which has `bytes` now, had at a needed moment.
     pub(super) fn at(&self, moment: Moment, bytes: i64) -> i64 {
         if self.moment < moment {
@@ -85,28 +30,5 @@ impl GroupHistory {
         }
         let earlier = self.earlier.iter().flat_map(|earlier| earlier.iter()).find(|(saved, _)| *saved >= moment);
         earlier.map_or(self.bytes, |(_, bytes)| *bytes)
-    }
-
-    /// The group, which has nothing in use now, had something in use at a needed moment.
-    pub(in super::super) fn is_needed(&self, peaks: &Peaks) -> bool {
-        let mut before = 0;
-        let earlier = self.earlier.iter().flat_map(|earlier| earlier.iter().copied());
-        earlier.chain([(self.moment, self.bytes)]).any(|(moment, bytes)| {
-            let after = std::mem::replace(&mut before, moment);
-            bytes != 0 && peaks.has_moment(after, moment)
-        })
-    }
-}
-
-impl GroupBytes {
-    /// Saves the bytes if necessary, and changes them.
-    pub(in super::super) fn change(&mut self, by: i64, peaks: &Peaks) {
-        self.history.save(self.bytes, peaks);
-        self.bytes = self.bytes.saturating_add(by);
-    }
-
-    /// How much more the group had at the peak than at the start.
-    pub(in super::super) fn change_over(&self, range: &PeakRange) -> i64 {
-        range.change_of(&self.history, self.bytes)
     }
 }

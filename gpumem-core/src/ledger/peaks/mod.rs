@@ -10,17 +10,16 @@
 //! group is saved again.
 
 mod history;
+mod saving;
 
 use std::{cmp::Ordering, collections::VecDeque};
 
+use self::history::Moment;
 pub(super) use self::history::{GroupBytes, GroupHistory};
 use super::{
     delta::Delta,
     watermark::{Mark, Watermark},
 };
-
-/// The number of a moment; 0 is before all moments.
-type Moment = u64;
 
 /// A level of bytes in use, and the moment at which it was reached. Compared by the bytes.
 #[derive(Clone, Copy, Debug, Default)]

@@ -32,8 +32,8 @@ use std::{collections::HashMap, fmt::Write, time::Duration};
 
 use super::{scopes::peak_above, stats::Count, *};
 use crate::model::{
-    Answer, Block, CallsiteId, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, MemKind, PoolUsage, ScopeSpec,
-    Space, StackId, Tag, ThreadId,
+    Answer, Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, MemKind, PoolUsage,
+    ScopeSpec, Space, StackId, Tag, ThreadId,
 };
 
 const MIB: i64 = 1 << 20;

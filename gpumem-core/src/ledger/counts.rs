@@ -1,0 +1,26 @@
+//! The counts of events, and the limits and units that the other files share.
+
+use crate::model::Bytes;
+
+/// How many events the ledger has applied or missed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Allocations and frees. A pending delta adds its events when it is applied. A block that is removed or inserted
+    /// without an event is counted there as well and subtracted here at once, so this may wrap below 0 until then.
+    pub events: u64,
+    /// Frees of blocks whose size is not known.
+    pub untracked: u64,
+    /// Events that could not be recorded, and functions of the driver that other tools replaced.
+    pub lost: u64,
+    /// Blocks that were removed because their context was destroyed, not because they were freed.
+    pub removed_with_context: u64,
+}
+
+/// The most scopes, nodes or groups that are read under one lock. After them, other threads are served.
+pub const PART_LEN: usize = 1 << 9;
+
+/// No block and no device has 2^63 bytes.
+#[inline]
+pub(super) fn signed(bytes: Bytes) -> i64 {
+    bytes.get().cast_signed()
+}

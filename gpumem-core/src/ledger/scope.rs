@@ -1,0 +1,47 @@
+//! What the ledger keeps of each open scope.
+
+use super::{counts::Counts, peaks::WatchedScope, tree::NodeId, watermark::Mark};
+use crate::model::{OwnerThread, ScopeSpec, ThreadId};
+
+/// An open scope.
+#[derive(Debug)]
+pub(super) struct Scope {
+    pub(super) spec: ScopeSpec,
+    pub(super) meter: u16,
+    /// The only thread that it counts; `None` if it counts the whole process.
+    pub(super) of_thread: Option<OwnerThread>,
+    pub(super) node: NodeId,
+    /// The paths that it had before a scope around it was closed first.
+    pub(super) previous_nodes: Vec<NodeId>,
+    /// The meter of [`Gauge::Exact`] on its device.
+    pub(super) exact_meter: u16,
+    /// The owner thread of what is allocated in it.
+    pub(super) owner: OwnerThread,
+    /// The thread that opened it.
+    pub(super) opener: ThreadId,
+    /// The opener's own owner thread. The opener may have ended, and its number may belong to another thread.
+    pub(super) own: OwnerThread,
+    /// The number of the event that opened it.
+    pub(super) number: u64,
+    pub(super) start: ScopeStart,
+    /// Set if it was requested which allocations make its peak.
+    pub(super) watched: Option<WatchedScope>,
+}
+
+/// The figures at the start of a scope, or at its last reset.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ScopeStart {
+    /// The number of the event.
+    pub(super) number: u64,
+    pub(super) in_use: i64,
+    pub(super) peak: Mark,
+    /// The peak of the device by [`Gauge::Exact`].
+    pub(super) device_peak: Mark,
+    pub(super) gap: Mark,
+    /// How often the device was sampled before. The sample that the scope begins with is its own.
+    pub(super) samples_before: u64,
+    pub(super) disturbed_before: u64,
+    /// The device could not be read at this moment (this happens at a reset), so the figures at the start are not known.
+    pub(super) is_unread: bool,
+    pub(super) before: Counts,
+}

@@ -1,0 +1,98 @@
+//! What the ledger keeps of each thread: its newest allocation and free, and the scopes that it is in.
+
+use std::collections::VecDeque;
+
+use super::{
+    live::{Attribution, Entry},
+    tree::NodeId,
+};
+use crate::model::{Bytes, Device, Key, OwnerThread, ScopeId, Tag};
+
+/// One thread. It fills whole cache lines, so that threads that allocate at the same time do not share one (false sharing).
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Thread {
+    /// The tag of its newest allocation, and the attribution that was found for it. The next allocation is likely to have
+    /// the same.
+    pub(super) newest: (Tag, Attribution),
+    /// What its newest free removed, in case that free fails.
+    pub(super) freed: Freed,
+    /// The scope path that it is in.
+    pub(super) node: NodeId,
+    /// The owner thread of what it allocates: its own, unless it is in a scope of another thread.
+    pub(super) owner: OwnerThread,
+    pub(super) own: OwnerThread,
+    /// The scopes that it is in, the innermost last. Programs that do not leave the last one first usually leave the first
+    /// one, so this is a deque.
+    pub(super) entered: VecDeque<Entered>,
+}
+
+/// A scope that a thread is in.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entered {
+    /// The number of the event by which the thread entered it. These numbers rise.
+    pub(super) number: u64,
+    pub(super) scope: ScopeId,
+    pub(super) node: NodeId,
+    pub(super) owner: OwnerThread,
+    /// The thread opened the scope, and leaves it when the scope is closed. Otherwise it entered an open scope, and leaves
+    /// it by an event of its own.
+    pub(super) by_opening: bool,
+}
+
+/// What the newest free of a thread removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Freed {
+    #[default]
+    Nothing,
+    Block(Key, Entry),
+    /// A block that is older than the session.
+    Older(Device, Bytes),
+    /// A block that is older than the session and changes no figure: it is not on a device, or its late lookup has not
+    /// ended.
+    Uncounted,
+    /// A block of unknown size, counted by the event with this number.
+    Untracked(u64),
+}
+
+impl Thread {
+    pub(super) fn new(own: OwnerThread) -> Self {
+        let (entered, freed) = (VecDeque::new(), Freed::Nothing);
+        Self { node: NodeId::NONE, owner: own, newest: (Tag::NONE, Attribution::default()), freed, own, entered }
+    }
+
+    pub(super) fn enter(&mut self, entered: Entered) {
+        self.entered.push_back(entered);
+        self.update_scope();
+    }
+
+    /// Leaves the scope where the thread entered it last, if it is in it.
+    pub(super) fn leave(&mut self, scope: ScopeId) {
+        if let Some(at) = self.entered.iter().rposition(|entered| entered.scope == scope) {
+            self.leave_at(at);
+        }
+    }
+
+    /// Leaves the scope that the thread opened by the event with this number, if it is still in it, and returns its index in
+    /// `entered`. A binary search, because `entered` may be long.
+    pub(super) fn leave_opened(&mut self, scope: ScopeId, number: u64) -> Option<usize> {
+        let at = self.entered.binary_search_by_key(&number, |entered| entered.number).ok()?;
+        if (self.entered[at].scope, self.entered[at].by_opening) != (scope, true) {
+            return None;
+        }
+        self.leave_at(at);
+        Some(at)
+    }
+
+    fn leave_at(&mut self, at: usize) {
+        self.entered.remove(at);
+        self.update_scope();
+    }
+
+    /// Sets the path and the owner thread to those of the innermost scope in `entered`.
+    pub(super) fn update_scope(&mut self) {
+        (self.node, self.owner) =
+            self.entered.back().map_or((NodeId::NONE, self.own), |Entered { node, owner, .. }| (*node, *owner));
+        self.newest.0 = Tag::NONE;
+    }
+}
