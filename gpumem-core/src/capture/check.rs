@@ -37,14 +37,14 @@ pub(super) const FIRST_OWN_SCOPE: u64 = 1 << 62;
 
 /// Why an item is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum Rejection {
     /// It contradicts what came before.
     Contradiction,
     /// It is above a limit.
     Limit,
 }
 
-type Result<T = ()> = std::result::Result<T, Refusal>;
+type Result<T = ()> = std::result::Result<T, Rejection>;
 
 /// What the checks remember of the events so far. It follows the ledger, but need not be exact: all is bounded here.
 #[derive(Debug)]
@@ -88,11 +88,11 @@ impl Default for Checks {
 }
 
 fn limit(is_within: bool) -> Result {
-    if is_within { Ok(()) } else { Err(Refusal::Limit) }
+    if is_within { Ok(()) } else { Err(Rejection::Limit) }
 }
 
 fn agree(is_so: bool) -> Result {
-    if is_so { Ok(()) } else { Err(Refusal::Contradiction) }
+    if is_so { Ok(()) } else { Err(Rejection::Contradiction) }
 }
 
 fn hash(key: Key) -> usize {
@@ -196,7 +196,7 @@ impl Checks {
                 agree(self.open.contains_key(&scope))?;
             }
             EventKind::Close { scope } => {
-                let (opener, is_kept) = self.open.remove(&scope).ok_or(Refusal::Contradiction)?;
+                let (opener, is_kept) = self.open.remove(&scope).ok_or(Rejection::Contradiction)?;
                 if is_kept {
                     self.kept.insert(scope);
                 }

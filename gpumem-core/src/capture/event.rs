@@ -55,10 +55,8 @@ pub(super) const fn is_short(first: u8) -> bool {
 
 const STEP: u64 = 256;
 
-/// What is said of a block besides its key and size.
-type Sort = Block;
-
-fn sort_of(block: &Block) -> Sort {
+/// A block without its size: what blocks of one sort have in common.
+fn sort_of(block: &Block) -> Block {
     Block { bytes: Bytes::ZERO, ..*block }
 }
 
@@ -85,7 +83,7 @@ pub(super) struct EventWriter {
 #[derive(Debug, Default)]
 pub(super) struct EventReader {
     before: Before,
-    sorts: Vec<Sort>,
+    sorts: Vec<Block>,
 }
 
 impl EventWriter {

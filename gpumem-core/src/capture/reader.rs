@@ -3,7 +3,7 @@
 use std::io::{self, Read, Seek, SeekFrom};
 
 use super::{
-    check::Refusal, definitions::Definitions, event::RecordedEvent, item::Item, items::Items, output::Output,
+    check::Rejection, definitions::Definitions, event::RecordedEvent, item::Item, items::Items, output::Output,
     record::End, state::State,
 };
 use crate::{
@@ -90,14 +90,14 @@ impl<R: Read> Reader<R> {
             match self.item(item, bytes) {
                 Ok(None) => {}
                 Ok(step) => return Ok(step),
-                Err(Refusal::Contradiction) => self.skipped.contradictions += 1,
-                Err(Refusal::Limit) => self.skipped.above_limits += 1,
+                Err(Rejection::Contradiction) => self.skipped.contradictions += 1,
+                Err(Rejection::Limit) => self.skipped.above_limits += 1,
             }
         }
         Ok(None)
     }
 
-    fn item(&mut self, item: Item, bytes: u64) -> Result<Option<Step>, Refusal> {
+    fn item(&mut self, item: Item, bytes: u64) -> Result<Option<Step>, Rejection> {
         let state = &mut self.state;
         match item {
             Item::Event(event) => return state.apply(&event).map(|trace| Some(Step::Event(event, trace))),

@@ -1,10 +1,10 @@
 //! Derives what the program asked for.
 
 use super::{
-    check::{Refusal, check_device, check_memory, check_usage},
+    check::{Rejection, check_device, check_memory, check_usage},
     item::{DeviceReading, Request},
     output::Output,
-    state::{Answer, MOST_LINES, Refused, State, Tracker},
+    state::{MOST_LINES, Refused, ScopeResult, State, Tracker},
 };
 use crate::{
     derive::{self, KeptPeak, Names, Snapshot},
@@ -33,7 +33,7 @@ enum Extent {
     Blocks,
 }
 
-type Result<T> = std::result::Result<T, Refusal>;
+type Result<T> = std::result::Result<T, Rejection>;
 
 impl State {
     /// What the program asked for; `None` if that is nothing to be reported.
@@ -74,12 +74,12 @@ impl State {
             Request::TrackerStarted { tracker, device } => {
                 check_device(device)?;
                 if self.trackers.len() >= MOST_TRACKERS {
-                    return Err(Refusal::Limit);
+                    return Err(Rejection::Limit);
                 }
                 let lost = self.inbox.counts().lost;
                 let new = Tracker { device, groups: Groups::new(), lost, is_first: true };
                 if self.trackers.insert(tracker, new).is_some() {
-                    return Err(Refusal::Contradiction);
+                    return Err(Rejection::Contradiction);
                 }
                 None
             }
@@ -90,7 +90,7 @@ impl State {
                 Some(Output::Tracked(tracked))
             }
             Request::TrackerEnded { tracker } => {
-                self.trackers.remove(&tracker).ok_or(Refusal::Contradiction)?;
+                self.trackers.remove(&tracker).ok_or(Rejection::Contradiction)?;
                 None
             }
             Request::Refused { refusal, device, asked, kind, stack, path } => {
@@ -105,8 +105,8 @@ impl State {
         })
     }
 
-    fn answer(&mut self, scope: ScopeId) -> Result<&mut Answer> {
-        self.answers.get_mut(&scope).ok_or(Refusal::Contradiction)
+    fn answer(&mut self, scope: ScopeId) -> Result<&mut ScopeResult> {
+        self.answers.get_mut(&scope).ok_or(Rejection::Contradiction)
     }
 
     fn report(
@@ -117,7 +117,7 @@ impl State {
         lines: Option<u32>,
     ) -> Result<Report> {
         let answer = self.answer(scope)?;
-        let trace = answer.trace.ok_or(Refusal::Contradiction)?;
+        let trace = answer.trace.ok_or(Rejection::Contradiction)?;
         let Some(end) = lines else { return Ok(Report::new(trace, ctx, subctx)) };
         let number_of_lines = std::mem::take(&mut answer.number_of_lines);
         let (trace, lines) = std::mem::take(&mut answer.lines).finish(end, trace);
@@ -127,10 +127,10 @@ impl State {
 
     fn line(&mut self, scope: ScopeId, number: u32, source: String) -> Result<()> {
         if self.lines >= MOST_LINES {
-            return Err(Refusal::Limit);
+            return Err(Rejection::Limit);
         }
         let answer = self.answer(scope)?;
-        let trace = answer.trace.ok_or(Refusal::Contradiction)?;
+        let trace = answer.trace.ok_or(Rejection::Contradiction)?;
         answer.lines.push(number, source, trace);
         answer.number_of_lines += 1;
         self.lines += 1;
@@ -144,7 +144,7 @@ impl State {
         pool.as_ref().map_or(Ok(()), check_usage)?;
         let sum =
             |used: u64, process: &crate::model::GpuProcess| used.checked_add(process.used.unwrap_or_default().get());
-        processes.iter().flatten().try_fold(0, sum).ok_or(Refusal::Limit)?;
+        processes.iter().flatten().try_fold(0, sum).ok_or(Rejection::Limit)?;
         Ok(Known {
             device: device.ordinal,
             name,
@@ -170,7 +170,7 @@ impl State {
         let within = match scope {
             None => None,
             Some(scope) if self.is_open(scope) => self.inbox.scope_period(scope),
-            Some(scope) => Some(self.answer(scope)?.within.clone().ok_or(Refusal::Contradiction)?),
+            Some(scope) => Some(self.answer(scope)?.within.clone().ok_or(Rejection::Contradiction)?),
         };
         self.charge(Extent::Blocks)?;
         Ok(derive::live_blocks(&self.inbox, &self.definitions, within.as_ref()))
@@ -184,8 +184,8 @@ impl State {
         } else {
             KeptPeak::of_open(&self.inbox, scope, under).and_then(|kept| kept.holders(&self.definitions))
         };
-        let trace = self.answer(scope)?.trace.ok_or(Refusal::Contradiction)?;
-        let holders = holders.ok_or(Refusal::Contradiction)?;
+        let trace = self.answer(scope)?.trace.ok_or(Rejection::Contradiction)?;
+        let holders = holders.ok_or(Rejection::Contradiction)?;
         Ok(PeakHolders { untracked: trace.untracked, lost: trace.lost, ..holders })
     }
 
@@ -196,7 +196,7 @@ impl State {
         word: Option<String>,
         is_intercepted: bool,
     ) -> Result<Tracked> {
-        let device = self.trackers.get(&number).ok_or(Refusal::Contradiction)?.device;
+        let device = self.trackers.get(&number).ok_or(Rejection::Contradiction)?.device;
         self.charge(Extent::Blocks)?;
         let groups = is_intercepted.then(|| {
             let Self { inbox, definitions, labels, .. } = self;
@@ -204,11 +204,11 @@ impl State {
         });
         let sorts: usize = self.trackers.values().map(|tracker| tracker.groups.len()).sum();
         if sorts + groups.as_ref().map_or(0, Groups::len) > MOST_SORTS {
-            return Err(Refusal::Limit);
+            return Err(Rejection::Limit);
         }
         let now = self.inbox.counts().lost;
         let Tracker { groups: before, lost, is_first, .. } =
-            self.trackers.get_mut(&number).ok_or(Refusal::Contradiction)?;
+            self.trackers.get_mut(&number).ok_or(Rejection::Contradiction)?;
         let mut tracked = Tracked::at(at, word, device);
         tracked.is_first = std::mem::replace(is_first, false);
         if let Some(groups) = groups {
@@ -238,12 +238,12 @@ impl State {
         number: u64,
         reading: std::result::Result<DeviceReading, String>,
     ) -> Result<OutOfMemory> {
-        let at = self.refusals.iter().rposition(|(of, _)| *of == number).ok_or(Refusal::Contradiction)?;
+        let at = self.refusals.iter().rposition(|(of, _)| *of == number).ok_or(Rejection::Contradiction)?;
         let known = match reading {
             Ok(reading) => Ok(self.known(&reading)?),
             Err(message) => Err(Error::recorded(message)),
         };
-        let (_, Refused { refusal, snapshot, peak }) = self.refusals.remove(at).ok_or(Refusal::Contradiction)?;
+        let (_, Refused { refusal, snapshot, peak }) = self.refusals.remove(at).ok_or(Rejection::Contradiction)?;
         let is_allowed = self.charge(Extent::Groups);
         let holders = peak
             .filter(|_| is_allowed.is_ok())
@@ -279,7 +279,7 @@ impl State {
             }
         }
         if texts > LARGEST || !self.may_do(texts / 16) {
-            return Err(Refusal::Limit);
+            return Err(Rejection::Limit);
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::{
-    check::{Checks, FIRST_OWN_SCOPE, Refusal},
+    check::{Checks, FIRST_OWN_SCOPE, Rejection},
     definitions::Definitions,
     event::RecordedEvent,
     item::BlockLabel,
@@ -35,7 +35,7 @@ pub(super) struct State {
     pub(super) labels: Labels,
     labelled: u64,
     /// Of scopes that are open or were closed lately.
-    pub(super) answers: HashMap<ScopeId, Answer>,
+    pub(super) answers: HashMap<ScopeId, ScopeResult>,
     closed: VecDeque<ScopeId>,
     pub(super) lines: usize,
     pub(super) trackers: HashMap<u64, Tracker>,
@@ -50,11 +50,11 @@ pub(super) struct State {
     pub(super) missed: u64,
 }
 
-/// What a scope came to at its newest query.
+/// The result of the newest query of a scope.
 #[derive(Debug, Default)]
-pub(super) struct Answer {
+pub(super) struct ScopeResult {
     pub(super) trace: Option<Trace>,
-    /// What was allocated in it, of one that is closed.
+    /// Selects the blocks that were allocated in it. Set when the scope is closed.
     pub(super) within: Option<ScopePeriod>,
     /// Its statements so far.
     pub(super) lines: Lines,
@@ -116,10 +116,10 @@ impl State {
         is_allowed
     }
 
-    pub(super) fn apply(&mut self, event: &RecordedEvent) -> Result<Option<Trace>, Refusal> {
+    pub(super) fn apply(&mut self, event: &RecordedEvent) -> Result<Option<Trace>, Rejection> {
         let work = self.checks.work(&event.kind);
         if work > 1 && !self.may_do(work) {
-            return Err(Refusal::Limit);
+            return Err(Rejection::Limit);
         }
         let inbox = &self.inbox;
         self.checks.event(event, |key| inbox.block(key).map(|block| block.bytes.get()))?;
@@ -161,7 +161,7 @@ impl State {
     }
 
     /// The recording missed so many items: events may be among them.
-    pub(super) fn miss(&mut self, count: u64) -> Result<(), Refusal> {
+    pub(super) fn miss(&mut self, count: u64) -> Result<(), Rejection> {
         self.checks.lost(count)?;
         self.missed += count;
         let kind = &EventKind::Lost { count };
@@ -169,20 +169,20 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn label(&mut self, label: &BlockLabel, bytes: u64) -> Result<(), Refusal> {
+    pub(super) fn label(&mut self, label: &BlockLabel, bytes: u64) -> Result<(), Rejection> {
         let BlockLabel { key, number, ref label } = *label;
         if bytes > LONGEST_LABEL || self.labelled >= MOST_LABELS && self.labels.len() as u64 >= MOST_LABELS {
-            return Err(Refusal::Limit);
+            return Err(Rejection::Limit);
         }
         if self.inbox.block(key).is_none_or(|block| block.number != number) {
-            return Err(Refusal::Contradiction);
+            return Err(Rejection::Contradiction);
         }
         self.labels.set(&self.inbox, key, label.clone());
         self.labelled += 1;
         Ok(())
     }
 
-    pub(super) fn reuse_thread(&mut self, thread: ThreadId) -> Result<(), Refusal> {
+    pub(super) fn reuse_thread(&mut self, thread: ThreadId) -> Result<(), Rejection> {
         self.checks.reuse(thread)?;
         self.inbox.replay_thread(thread);
         Ok(())
