@@ -4,7 +4,7 @@
 //!
 //! `GPUMEM_LEAKS=1 cargo run --example leaks`
 
-use gpumem::{Bytes, GpuMemTrace};
+use gpumem::{Bytes, GpuMemTrace, Leaks};
 use gpumem_examples::{Block, Gpu, Result};
 
 /// The mistake: it keeps the loss of each step.
@@ -24,12 +24,11 @@ fn main() -> Result<()> {
     for _ in 0..3 {
         step(&gpu, &mut history)?;
     }
-    println!("still there:");
-    for block in trace.live() {
-        println!("  {block}");
-        // The functions of this program on the stack.
-        let by = block.backtrace.iter().filter(|function| function.starts_with("leaks::"));
-        by.for_each(|function| println!("    from {function}"));
+    let live = trace.live();
+    println!("{}", Leaks::of(&live));
+    // Who called the function of that line, and so on.
+    for function in live[0].backtrace.iter().filter(|function| function.starts_with("leaks::")) {
+        println!("the largest: in {function}");
     }
     drop(trace);
 

@@ -40,6 +40,6 @@ fn main() -> Result<()> {
     }
     drop(train);
 
-    print!("{}", gpumem::summary());
+    println!("{}", gpumem::summary());
     Ok(())
 }

@@ -21,7 +21,7 @@ fn main() -> Result<()> {
     let _library = gpu.alloc(Bytes::mib(32))?;
 
     let breakdown = gpumem::breakdown(None)?;
-    print!("{breakdown}");
+    println!("{breakdown}");
     let sum: Bytes = breakdown.parts.iter().map(|part| part.bytes).sum();
     println!("{sum} in {} parts; the driver says {}", breakdown.parts.len(), breakdown.memory.used);
     Ok(())

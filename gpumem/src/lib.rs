@@ -35,11 +35,12 @@ pub(crate) use gpumem_core::{derive, device_model, error, export, inbox, ledger,
 #[cfg(feature = "cudarc")]
 pub use cudarc_ext::{AllocLabelledExt, LabelExt};
 pub use error::{Error, Result};
+pub use export::{ParseSinkError, Sink};
 #[cfg(feature = "macros")]
 pub use gpumem_macros::{assert_gpu_mem, gpu_mem_test, gpu_mem_trace};
 pub use model::{
-    ByteDelta, Bytes, Gauge, GpuMemory, GpuProcess, ParseBytesError, ParseGaugeError, ParseSourceError, ProcessKind,
-    Sampling, Source, Trace,
+    ByteDelta, Bytes, Gauge, GpuMemory, GpuProcess, MemKind, ParseBytesError, ParseGaugeError, ParseSourceError,
+    ProcessKind, Sampling, Source, Trace,
 };
 pub use query::{
     GpuHandle, b2mb, current_device, device_count, device_name, gpu_mem_get, gpu_mem_get_all, gpu_mem_get_free,
@@ -49,13 +50,13 @@ pub use query::{
     try_gpu_mem_get_used_no_cache, try_gpu_with_max_free_mem, try_preload,
 };
 pub use report::{
-    AllocStats, Breakdown, Change, KindStats, Line, LiveBlock, MemoryStats, MemorySummary, OutOfMemory, Part, PartKind,
-    PeakBounds, PeakHolder, PeakHolders, Place, Report, ReservedStats, ScopeSummary, SourceLine, Summary, Tally,
-    Tracked,
+    AllocStats, Breakdown, Change, Content, KindStats, Leaks, Level, Line, LiveBlock, MemoryStats, MemorySummary,
+    OutOfMemory, Output, Part, PartKind, PeakBounds, PeakHolder, PeakHolders, Peaks, Place, Report, ReservedStats,
+    ScopeSummary, SourceLine, Summary, Tally, Tracked,
 };
 pub use session::{
-    Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, LiveMemory, MemTracker, MemTrackerBuilder, ScopeHandle, Sink,
-    Status, breakdown, label, on_oom, retry_after_trim, set_sink, status, subscribe, summary, unsubscribe,
+    Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, LiveMemory, MemTracker, MemTrackerBuilder, ScopeHandle, Status,
+    breakdown, label, on_oom, retry_after_trim, set_sink, status, subscribe, summary, unsubscribe,
 };
 #[cfg(feature = "sim")]
 pub use source::sim;

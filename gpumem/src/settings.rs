@@ -13,6 +13,7 @@ use once_cell::race::OnceBox;
 
 use crate::{
     error::{Error, Kind, Result},
+    export::Sink,
     model::{Bytes, Gauge, Source},
 };
 
@@ -43,23 +44,26 @@ struct Refused {
 pub(crate) const VARIABLES: &[Variable] = &[
     Variable {
         name: "GPUMEM_REPORT",
-        meaning: "where reports go, unless the program calls `set_sink`",
-        values: "`stdout`, `stderr`, `json` (one object per line, in bytes), `off` (no reports, and no notices on stderr)",
+        meaning: "where output goes, unless the program calls `set_sink`",
+        values: "`stdout` (reports of traces and trackers; all else goes to stderr), `stderr`, `file:PATH` (added at its end), `json` (one object per line on stdout, in bytes), `json:PATH`, `off` (nothing)",
         default: "`stdout`",
         read: |text, settings| {
-            settings.report = match &*lower(text) {
-                "stdout" => ReportTo::Stdout,
-                "stderr" => ReportTo::Stderr,
-                #[cfg(feature = "json")]
-                "json" => ReportTo::Json,
-                "off" => ReportTo::Off,
-                _ => {
-                    let names =
-                        if cfg!(feature = "json") { "stdout, stderr, json or off" } else { "stdout, stderr or off" };
-                    return refuse(not_one_of(text, names), "reports go to stdout, unless the program calls set_sink");
-                }
+            let instead = "output goes to stdout and stderr, unless the program calls set_sink";
+            let Some(name) = text.to_str() else {
+                return refuse(format!("`{}` is not UTF-8", text.display()), instead);
             };
-            Ok(lower(text))
+            settings.report = name.parse::<Sink>().or_else(|error| refuse(error.to_string(), instead))?;
+            Ok(settings.report.to_string())
+        },
+    },
+    Variable {
+        name: "NO_COLOR",
+        meaning: "output to a terminal has no colours",
+        values: "any",
+        default: "colours, if it is a terminal",
+        read: |text, settings| {
+            settings.no_color = true;
+            Ok(text.to_string_lossy().into_owned())
         },
     },
     Variable {
@@ -204,17 +208,6 @@ const GAUGE: &str = "GPUMEM_GAUGE";
 const SOURCE: &str = "GPUMEM_SOURCE";
 const SIM: &str = "GPUMEM_SIM";
 
-/// Where reports go.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum ReportTo {
-    #[default]
-    Stdout,
-    Stderr,
-    #[cfg(feature = "json")]
-    Json,
-    Off,
-}
-
 /// The allocations whose stack is recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Stacks {
@@ -227,7 +220,8 @@ pub(crate) enum Stacks {
 /// What all variables say. A value that cannot be used leaves the default, and a problem.
 #[expect(clippy::struct_excessive_bools, reason = "each is a variable of its own")]
 pub(crate) struct Settings {
-    pub(crate) report: ReportTo,
+    pub(crate) report: Sink,
+    pub(crate) no_color: bool,
     /// `None`: the best. See [`gauge`](Self::gauge).
     gauge: Option<Gauge>,
     /// `None`: the best. See [`source`](Self::source).
@@ -258,7 +252,8 @@ struct Problem {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            report: ReportTo::default(),
+            report: Sink::default(),
+            no_color: false,
             gauge: None,
             source: None,
             sample_every: Duration::from_millis(1),
@@ -423,7 +418,7 @@ mod tests {
         let table = heading.to_owned() + &rows.collect::<String>();
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/book/src/environment.md");
         let page = std::fs::read_to_string(path).expect("the tests run in a checkout");
-        let rows = page.lines().filter(|line| line.starts_with("| `GPUMEM_")).count();
+        let rows = page.lines().filter(|line| line.starts_with("| `GPUMEM_") || line.starts_with("| `NO_")).count();
         assert!(
             page.contains(&format!("\n\n{table}\n")) && rows == VARIABLES.len(),
             "{path} needs this table of the environment variables, and no other:\n\n{table}"
@@ -433,7 +428,7 @@ mod tests {
     #[test]
     fn nothing_set_is_the_default() {
         let settings = of(&[]);
-        assert_eq!(settings.report, ReportTo::Stdout);
+        assert!(matches!(settings.report, Sink::Stdout) && !settings.no_color);
         assert_eq!((settings.gauge(), settings.source()), (Ok(None), Ok(None)));
         assert_eq!(settings.sample_every, Duration::from_millis(1));
         assert_eq!((settings.stacks, settings.sim()), (Stacks::Large, Ok(&[][..])));
@@ -455,11 +450,15 @@ mod tests {
             assert_eq!(problems(&[(name, text)]), "");
             settings
         };
-        for (text, to) in [("stdout", ReportTo::Stdout), (" STDERR ", ReportTo::Stderr), ("off", ReportTo::Off)] {
-            assert_eq!(check("GPUMEM_REPORT", text, text.trim().to_lowercase().as_str()).report, to);
+        for text in ["stdout", " STDERR ", "off", "file:/tmp/A.txt"] {
+            let stands_for = if text.contains(':') { text.to_owned() } else { text.trim().to_lowercase() };
+            assert_eq!(check("GPUMEM_REPORT", text, &stands_for).report.to_string(), stands_for);
         }
         #[cfg(feature = "json")]
-        assert_eq!(check("GPUMEM_REPORT", "json", "json").report, ReportTo::Json);
+        for text in ["json", "json:a b.jsonl"] {
+            assert_eq!(check("GPUMEM_REPORT", text, text).report.to_string(), text);
+        }
+        assert!(check("NO_COLOR", "1", "1").no_color);
         for (text, gauge) in [("AUTO", None), ("Sampled ", Some(Gauge::Sampled)), ("pool", Some(Gauge::Pool))] {
             let stands_for = gauge.map_or("auto", Gauge::name);
             assert_eq!(check("GPUMEM_GAUGE", text, stands_for).gauge(), Ok(gauge));
@@ -496,8 +495,8 @@ mod tests {
         let bad: Vec<_> = VARIABLES.iter().map(|variable| (variable.name, "?")).collect();
         let settings = of(&bad);
         let text = settings.problems().expect("there are some").to_string();
-        // A path can have any name.
-        let mut paths = vec!["GPUMEM_CUPTI", "GPUMEM_BASELINE"];
+        // A path can have any name, and `NO_COLOR` any value.
+        let mut paths = vec!["GPUMEM_CUPTI", "GPUMEM_BASELINE", "NO_COLOR"];
         if cfg!(feature = "capture") {
             paths.push("GPUMEM_CAPTURE");
         }

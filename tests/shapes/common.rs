@@ -196,8 +196,8 @@ thread_local! {
 
 /// What each trace reports: what the function returns and its arguments are still there then, and none of its temporaries.
 pub(crate) fn figures() {
-    gpumem::set_sink(Sink::custom(|report| {
-        FIGURES.with(|figures| figures.borrow_mut().push(report.to_string()));
+    gpumem::set_sink(Sink::custom(|output| {
+        FIGURES.with(|figures| figures.borrow_mut().extend(output.report().map(ToString::to_string)));
     }));
     let figures = |run: Run| {
         run();

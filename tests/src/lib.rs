@@ -34,5 +34,5 @@ pub use self::{
     simulated::{reported_lines, simulated_gpu},
     standin::{Library, Standin},
     stub::{DEINITIALIZED, Form, Stub},
-    text::{at_the_right_margin, without_line_numbers},
+    text::without_line_numbers,
 };

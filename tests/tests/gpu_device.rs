@@ -12,7 +12,7 @@ use std::{
 
 use cudarc::driver::{CudaContext, result, sys};
 use gpumem::{
-    Bytes, Gauge, GpuMemTrace, Report, Sink, current_device, device_count, device_name, gpu_mem_get, gpu_mem_get_all,
+    Bytes, Gauge, GpuMemTrace, Sink, current_device, device_count, device_name, gpu_mem_get, gpu_mem_get_all,
     gpu_mem_trace, set_sink, try_gpu_mem_get, try_gpu_mem_get_free, try_gpu_mem_get_free_no_cache,
 };
 use gpumem_examples::{Block, Gpu};
@@ -121,7 +121,8 @@ fn a_trace_in_a_block_in_a_loop_on_a_function_on_an_async_function() {
     let gpu = gpu();
     let lines = Arc::new(Mutex::new(Vec::new()));
     let said = Arc::clone(&lines);
-    set_sink(Sink::custom(move |report: &Report| {
+    set_sink(Sink::custom(move |output| {
+        let Some(report) = output.report() else { return };
         println!("{report}");
         said.lock().expect("no sink panics").push(report.to_string());
     }));

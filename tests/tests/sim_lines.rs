@@ -41,7 +41,9 @@ fn alone() -> MutexGuard<'static, ()> {
 fn reports<T>(run: impl FnOnce() -> T) -> Vec<Report> {
     drop(take(1));
     REPORTS.take();
-    gpumem::set_sink(Sink::custom(|report| REPORTS.with_borrow_mut(|reports| reports.push(report.clone()))));
+    gpumem::set_sink(Sink::custom(|output| {
+        REPORTS.with_borrow_mut(|reports| reports.extend(output.report().cloned()));
+    }));
     drop(run());
     REPORTS.take()
 }

@@ -69,6 +69,10 @@ pub extern "C" fn InitializeInjection() -> c_int {
     }
     // Nothing unwinds into C.
     let _ = catch_unwind(|| {
+        // The program's own output on stdout stays as it is.
+        if format() != "off" {
+            gpumem::set_sink(gpumem::Sink::Stderr);
+        }
         let begun = Begun { process: process::id(), at: Instant::now(), subscribed: gpumem::subscribe() };
         if BEGUN.set(begun).is_ok() {
             // Where it is refused (no memory), there is no summary.
@@ -82,7 +86,7 @@ extern "C" fn at_exit() {
     // The panic hook has spoken; the program exits with its own status.
     let _ = catch_unwind(|| {
         let Some(begun) = BEGUN.get().filter(|begun| begun.process == process::id()) else { return };
-        let format = env::var("GPUMEM_REPORT").unwrap_or_default().trim().to_ascii_lowercase();
+        let format = format();
         if format == "off" {
             return;
         }
@@ -91,6 +95,11 @@ extern "C" fn at_exit() {
         // Who cannot be written to is not told.
         let _ = write(&text);
     });
+}
+
+/// What the summary is written as.
+fn format() -> String {
+    env::var("GPUMEM_REPORT").unwrap_or_default().trim().to_ascii_lowercase()
 }
 
 /// Written with one call, so that the lines of several processes that write to the same file do not mix.

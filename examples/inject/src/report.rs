@@ -92,7 +92,7 @@ impl Report {
 fn by_library(blocks: &[LiveBlock], device: u32) -> Vec<Live> {
     let mut sums: BTreeMap<(Option<&str>, &'static str), (Bytes, u64)> = BTreeMap::new();
     for block in blocks.iter().filter(|block| block.device == device) {
-        let (bytes, blocks) = sums.entry((block.library.as_deref(), block.kind)).or_default();
+        let (bytes, blocks) = sums.entry((block.library.as_deref(), block.kind.name())).or_default();
         *bytes = *bytes + block.bytes;
         *blocks += 1;
     }

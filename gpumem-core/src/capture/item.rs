@@ -311,6 +311,8 @@ pub enum Request {
     Tracked {
         /// Its number.
         tracker: u64,
+        /// When it was called, since 1970.
+        time: Duration,
         /// The file of the line that called it.
         file: String,
         /// The line.
@@ -407,7 +409,7 @@ requests! {
     Peaks = 8 { is_intercepted }
     PeakHolders = 9 { scope }
     TrackerStarted = 10 { tracker, device }
-    Tracked = 11 { tracker, file, line, column, word, used, is_intercepted }
+    Tracked = 11 { tracker, time, file, line, column, word, used, is_intercepted }
     TrackerEnded = 12 { tracker }
     Refused = 13 { refusal, device, asked, kind, stack, path }
     OutOfMemory = 14 { refusal, reading }

@@ -1,13 +1,13 @@
 //! What the program asked for, derived again.
 
-use std::fmt;
+use std::{fmt, time::UNIX_EPOCH};
 
-use crate::{
-    export,
-    report::{Breakdown, LiveBlock, MemoryStats, OutOfMemory, PeakHolders, Report, Summary, Tracked},
+use crate::report::{
+    self, Breakdown, Content, LiveBlock, MemoryStats, OutOfMemory, PeakHolders, Report, Summary, Tracked,
 };
 
-/// A report that the program asked for. `Display` is what the program printed, or would have printed.
+/// A report that the program asked for. `Display` is what the program printed, or would have printed, without the line break at
+/// the end.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Output {
@@ -22,7 +22,7 @@ pub enum Output {
     /// Live blocks.
     LiveBlocks(Vec<LiveBlock>),
     /// What is reported when the process ends: leaks, and peaks.
-    AtExit(String),
+    AtExit(Box<report::Output>),
     /// Which allocations made the peak of a scope.
     PeakHolders(PeakHolders),
     /// What came and went between two lines.
@@ -34,15 +34,25 @@ pub enum Output {
 impl fmt::Display for Output {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Report(report) => f.write_str(&export::TEXT.line(report)),
+            Self::Report(report) => printed(Content::Trace(report.clone())).fmt(f),
             Self::Summary(summary) => summary.fmt(f),
             Self::Breakdown(breakdown) => breakdown.fmt(f),
             Self::MemoryStats(stats) => stats.fmt(f),
             Self::LiveBlocks(blocks) => blocks.iter().try_for_each(|block| writeln!(f, "{block:?}")),
-            Self::AtExit(text) => f.write_str(text),
+            Self::AtExit(output) => output.fmt(f),
             Self::PeakHolders(peak) => peak.fmt(f),
-            Self::Tracked(tracked) => f.write_str(&export::TEXT.tracked(tracked)),
-            Self::OutOfMemory(oom) => write!(f, "gpumem: {oom}"),
+            Self::Tracked(tracked) => tracked.fmt(f),
+            Self::OutOfMemory(oom) => printed(Content::OutOfMemory(Box::new(oom.clone()))).fmt(f),
         }
     }
+}
+
+/// What is printed as text has no time.
+fn printed(content: Content) -> report::Output {
+    report::Output::new(content, UNIX_EPOCH, 0)
+}
+
+/// What is printed when the process ends.
+pub(super) fn at_exit(content: Content, pid: u32) -> Output {
+    Output::AtExit(Box::new(report::Output::new(content, UNIX_EPOCH, pid)))
 }

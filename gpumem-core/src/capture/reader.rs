@@ -9,7 +9,7 @@ use super::{
 use crate::{
     derive::LedgerView,
     model::{Device, Time, Trace},
-    report::{LiveBlock, MemoryStats, PeakHolders, Summary},
+    report::{Leaks, LiveBlock, MemoryStats, PeakHolders, Summary},
 };
 
 /// Reads a recording.
@@ -178,7 +178,7 @@ impl<R> Reader<R> {
     }
 
     /// What was live, as it is reported when a process ends.
-    pub fn leaks(&mut self) -> Option<String> {
+    pub fn leaks(&mut self) -> Option<Leaks> {
         self.state.leaks()
     }
 

@@ -1,9 +1,11 @@
 //! Derives what the program asked for.
 
+use std::time::UNIX_EPOCH;
+
 use super::{
     check::{Rejection, check_device, check_memory, check_usage},
     item::{DeviceReading, Request},
-    output::Output,
+    output::{Output, at_exit},
     state::{MOST_LINES, Refused, ScopeResult, State, Tracker},
 };
 use crate::{
@@ -12,8 +14,8 @@ use crate::{
     ledger::NodeId,
     model::{Device, Family, ScopeId},
     report::{
-        Breakdown, Groups, Known, LiveBlock, MemoryStats, OutOfMemory, PeakHolders, Report, SourceLine, Summary,
-        Tracked, difference, live,
+        Breakdown, Content, Groups, Known, Leaks, LiveBlock, MemoryStats, OutOfMemory, PeakHolders, Report, SourceLine,
+        Summary, Tracked, difference, live,
     },
 };
 
@@ -62,13 +64,14 @@ impl State {
             Request::Leaks { is_intercepted } => {
                 self.charge(Extent::Blocks)?;
                 let pid = self.definitions.process().pid;
-                Some(Output::AtExit(derive::leaks(&self.inbox, &self.definitions, pid, is_intercepted)))
+                let leaks = derive::leaks(&self.inbox, &self.definitions, is_intercepted);
+                Some(at_exit(Content::Leaks(leaks), pid))
             }
             Request::Peaks { is_intercepted } => {
                 self.charge(Extent::Groups)?;
                 let (under, pid) = (self.next_scope(), self.definitions.process().pid);
-                let peaks = derive::device_peaks(&self.inbox, &self.definitions, under, pid, is_intercepted);
-                Some(Output::AtExit(peaks))
+                let peaks = derive::device_peaks(&self.inbox, &self.definitions, under, is_intercepted);
+                Some(at_exit(Content::Peaks(peaks), pid))
             }
             Request::PeakHolders { scope } => Some(Output::PeakHolders(self.peak_holders(scope)?)),
             Request::TrackerStarted { tracker, device } => {
@@ -83,9 +86,10 @@ impl State {
                 }
                 None
             }
-            Request::Tracked { tracker, file, line, column, word, used, is_intercepted } => {
+            Request::Tracked { tracker, time, file, line, column, word, used, is_intercepted } => {
                 let mut tracked =
                     self.came_and_went(tracker, SourceLine::new(file, line, column), word, is_intercepted)?;
+                tracked.time = UNIX_EPOCH.checked_add(time).ok_or(Rejection::Limit)?;
                 tracked.used = used;
                 Some(Output::Tracked(tracked))
             }
@@ -209,7 +213,7 @@ impl State {
         let now = self.inbox.counts().lost;
         let Tracker { groups: before, lost, is_first, .. } =
             self.trackers.get_mut(&number).ok_or(Rejection::Contradiction)?;
-        let mut tracked = Tracked::at(at, word, device);
+        let mut tracked = Tracked::at(UNIX_EPOCH, at, word, device);
         tracked.is_first = std::mem::replace(is_first, false);
         if let Some(groups) = groups {
             tracked.live = Some(live(&groups));
@@ -300,9 +304,9 @@ impl State {
     }
 
     /// What was live, as it is reported when a process ends.
-    pub(super) fn leaks(&mut self) -> Option<String> {
+    pub(super) fn leaks(&mut self) -> Option<Leaks> {
         self.charge(Extent::Blocks).ok()?;
-        Some(derive::leaks(&self.inbox, &self.definitions, self.definitions.process().pid, true))
+        Some(derive::leaks(&self.inbox, &self.definitions, true))
     }
 
     /// The statistics of a device.

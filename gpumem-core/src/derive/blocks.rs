@@ -30,7 +30,7 @@ fn live_block(known: &KnownBlock, paths: &Paths, names: &dyn Names) -> LiveBlock
         device: known.device.ordinal,
         simulated: known.device.family == Family::Simulated,
         bytes: known.bytes,
-        kind: known.group.kind.name(),
+        kind: known.group.kind,
         path: paths.names_of(known.group.node),
         scope_place: paths.place_of(known.group.node),
         line: stack.line,

@@ -24,7 +24,7 @@ impl Refusal {
         OutOfMemory {
             device: self.device.ordinal,
             asked: self.asked,
-            kind: self.kind.name(),
+            kind: self.kind,
             path: self.path.clone(),
             line: None,
             breakdown,

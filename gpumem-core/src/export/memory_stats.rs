@@ -2,22 +2,34 @@
 
 use std::fmt::{self, Display};
 
-use super::table::{Side, Table};
+use super::{
+    paint::{Paint, Role, Show},
+    table::{Cell, Fit, Table},
+};
 use crate::report::{KindStats, MemoryStats, MemorySummary, ReservedStats, Tally};
 
 /// PyTorch's table, under lines that say how far it can be trusted.
 impl fmt::Display for MemorySummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.show(f, Paint::Plain)
+    }
+}
+
+impl Show for MemorySummary {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let MemoryStats { device, simulated, heard_by, since, untracked, lost, reserved, .. } = &self.stats;
         let simulated = if *simulated { "simulated " } else { "" };
         // What is older than the session is in no figure, so that its free changes none.
         let exact = if *lost == 0 { "exact" } else { "not exact" };
         let since = since.as_secs_f64();
-        writeln!(f, "GPU memory of this process, {simulated}device {device}: {exact}, counted for {since:.1} s")?;
+        let title =
+            format_args!("GPU memory of this process, {simulated}device {device}: {exact}, counted for {since:.1} s");
+        writeln!(f, "{}", paint.on(Role::Heading, title))?;
         // The folder of a library may be longer than a line.
         let heard_by = heard_by.rsplit('/').next().unwrap_or_default();
-        writeln!(f, "(heard by {heard_by}; {untracked} untracked frees, {lost} lost events)")?;
-        write!(f, "{}", table(&self.stats))?;
+        writeln!(f, "(intercepted by {heard_by}; {untracked} untracked frees, {lost} lost events)")?;
+        table(&self.stats).show(f, paint)?;
+        f.write_str("\n")?;
         match reserved.map(|reserved| reserved.peak) {
             None => f.write_str("?: the pool cannot be read; memory_reserved() says why"),
             Some(peak) => match peak.exact() {
@@ -31,15 +43,15 @@ impl fmt::Display for MemorySummary {
 }
 
 fn table(stats: &MemoryStats) -> Table {
-    let mut table = Table::new(&[
-        ("Metric", Side::Left),
-        ("Cur Usage", Side::Right),
-        ("Peak Usage", Side::Right),
-        ("Tot Alloc", Side::Right),
-        ("Tot Freed", Side::Right),
-    ]);
-    let mut row =
-        |name: &str, figures: [String; 4]| table.row([name].into_iter().chain(figures.iter().map(String::as_str)));
+    let mut table = Table::new().column("Metric", Fit::Left);
+    for name in ["Cur Usage", "Peak Usage", "Tot Alloc", "Tot Freed"] {
+        table = table.column(name, Fit::Right);
+    }
+    let mut row = |name: &str, figures: [String; 4]| {
+        let nested = name.trim_start();
+        let name = Cell::nested((name.len() - nested.len()) / 2, nested);
+        table.row([name].into_iter().chain(figures.map(Cell::from)));
+    };
     let KindStats { device, pool, vmm, graph, managed, pinned_host } = &stats.kinds;
     let on_device = [("  device", device), ("  pool", pool), ("  vmm", vmm), ("  graph", graph)];
     row("Allocated memory", figures(&stats.all.bytes));
@@ -160,8 +172,9 @@ mod tests {
             some(),
             "\
 GPU memory of this process, device 1: exact, counted for 12.3 s
-(heard by libcupti.so.13; 0 untracked frees, 0 lost events)
+(intercepted by libcupti.so.13; 0 untracked frees, 0 lost events)
  Metric               Cur Usage  Peak Usage   Tot Alloc   Tot Freed
+ ──────────────────────────────────────────────────────────────────
  Allocated memory    256.00 MiB     352 MiB  141.90 GiB  141.65 GiB
    device               256 MiB     320 MiB    1.50 GiB    1.25 GiB
    pool                  1000 B      40 MiB  140.40 GiB  140.40 GiB
@@ -193,7 +206,7 @@ GPU memory of this process, device 1: exact, counted for 12.3 s
         let text = MemorySummary { stats }.to_string();
         for line in [
             "GPU memory of this process, simulated device 1: not exact, counted for 12.3 s",
-            "(heard by the simulated device; 2 untracked frees, 3 lost events)",
+            "(intercepted by the simulated device; 2 untracked frees, 3 lost events)",
             " Reserved memory              ?           ?           -           -",
             "?: the pool cannot be read; memory_reserved() says why",
         ] {

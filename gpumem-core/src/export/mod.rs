@@ -1,44 +1,50 @@
-//! Writers of reports, one format a file. They only write: what is said is settled before.
+//! Writers of reports, one topic a file. They only write: what is said is settled before.
 
+mod amounts;
+mod breakdown;
+mod holders;
 #[cfg(feature = "json")]
 mod json;
+#[cfg(feature = "json")]
+mod json_output;
 mod memory_stats;
-mod places;
+mod output;
+mod paint;
 #[cfg(feature = "json")]
 mod places_json;
+mod sink;
+mod summary;
 mod table;
 mod text;
+mod time;
 mod tracked;
+mod tree;
 
-use std::io;
+pub use self::{
+    paint::Paint,
+    sink::{ParseSinkError, Sink},
+};
+use crate::report::Output;
 
-use crate::report::{Report, Tracked};
-
-/// A way to write what is told.
-pub struct Format {
-    write: fn(&Report, &mut dyn io::Write) -> io::Result<()>,
-    tracked: fn(&Tracked, &mut dyn io::Write) -> io::Result<()>,
+/// How output is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// For people.
+    Text,
+    /// A JSON object a line.
+    #[cfg(feature = "json")]
+    Json,
 }
 
-pub const TEXT: Format = Format { write: text::write, tracked: tracked::write };
-#[cfg(feature = "json")]
-pub const JSON: Format = Format { write: json::write, tracked: json::write_tracked };
-
-impl Format {
-    /// The report as one piece of text, so that lines of several threads do not mix.
-    pub fn line(&self, report: &Report) -> String {
-        piece(|bytes| (self.write)(report, bytes))
+impl Form {
+    /// The output as one piece of text that ends in a line break, so that those of several threads and processes do not mix.
+    pub fn write(self, output: &Output, paint: Paint) -> String {
+        let mut text = match self {
+            Self::Text => output::text(output, paint),
+            #[cfg(feature = "json")]
+            Self::Json => json_output::output(output),
+        };
+        text.push('\n');
+        text
     }
-
-    /// As [`line`](Self::line), of what a tracker saw.
-    pub fn tracked(&self, tracked: &Tracked) -> String {
-        piece(|bytes| (self.tracked)(tracked, bytes))
-    }
-}
-
-fn piece(write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) -> String {
-    let mut bytes = Vec::with_capacity(64);
-    // A Vec takes everything.
-    let _ = write(&mut bytes);
-    String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -28,7 +28,7 @@ struct ScopeObject<'a> {
 }
 
 #[derive(Serialize)]
-struct BreakdownObject<'a> {
+pub(super) struct BreakdownObject<'a> {
     device: u32,
     name: Option<&'a str>,
     simulated: bool,
@@ -79,7 +79,13 @@ impl Breakdown {
     /// As a JSON object on one line: `{"device":0, …, "parts":[{"kind":"scope", …`, in exact bytes.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let parts = self.parts.iter().map(|part| PartObject {
+        serde_json::to_string(&BreakdownObject::new(self)).unwrap_or_default()
+    }
+}
+
+impl<'a> BreakdownObject<'a> {
+    pub(super) fn new(breakdown: &'a Breakdown) -> Self {
+        let parts = breakdown.parts.iter().map(|part| PartObject {
             kind: match part.kind {
                 PartKind::Others => "others",
                 PartKind::Scope => "scope",
@@ -92,16 +98,15 @@ impl Breakdown {
             bytes: part.bytes.get(),
             count: part.count,
         });
-        let object = BreakdownObject {
-            device: self.device,
-            name: self.name.as_deref(),
-            simulated: self.simulated,
-            total: self.memory.total.get(),
-            free: self.memory.free.get(),
-            used: self.memory.used.get(),
+        Self {
+            device: breakdown.device,
+            name: breakdown.name.as_deref(),
+            simulated: breakdown.simulated,
+            total: breakdown.memory.total.get(),
+            free: breakdown.memory.free.get(),
+            used: breakdown.memory.used.get(),
             parts: parts.collect(),
-        };
-        serde_json::to_string(&object).unwrap_or_default()
+        }
     }
 }
 
@@ -140,7 +145,13 @@ mod tests {
     #[test]
     fn a_breakdown_is_an_object() {
         let memory = GpuMemory { total: Bytes::new(9), free: Bytes::new(2), used: Bytes::new(7), reserved: None };
-        let part = Part { kind: PartKind::PoolCache, name: "kept".to_owned(), bytes: Bytes::new(7), count: 0 };
+        let part = Part {
+            kind: PartKind::PoolCache,
+            name: "kept".to_owned(),
+            path: Vec::new(),
+            bytes: Bytes::new(7),
+            count: 0,
+        };
         let breakdown = Breakdown { device: 0, name: None, simulated: false, memory, parts: vec![part] };
         assert_eq!(
             breakdown.to_json(),

@@ -1,112 +1,282 @@
 //! Columns of text within 80 columns.
 
-use std::fmt;
+use std::fmt::{self, Write};
 
-use comfy_table::{CellAlignment, ContentArrangement, Row, presets};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use super::text::one_line;
-use crate::model::ByteDelta;
+use super::{
+    amounts::Amounts,
+    paint::{Paint, Role},
+    text::one_line,
+};
 
-/// On which side of its column a text stands.
-#[derive(Clone, Copy)]
-pub(super) enum Side {
-    Left,
+pub(super) const WIDTH: usize = 80;
+/// How many columns a bar has.
+const BAR: usize = 8;
+/// What is left of a name at least.
+const LEAST: usize = 12;
+
+/// How the texts of a column stand in it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fit {
     Right,
+    Left,
+    /// On the left; a text that is too long loses its beginning.
+    LeftCutFront,
+    /// On the left; a text that is too long loses its end.
+    LeftCutEnd,
 }
 
-/// A heading and rows; what does not fit into 80 columns is cut off with `…`, the longest column first.
-pub(super) struct Table(comfy_table::Table);
+/// A heading and rows; the one column that may be cut has what the others leave.
+pub(super) struct Table {
+    columns: Vec<Column>,
+    lines: Vec<Line>,
+}
+
+struct Column {
+    name: String,
+    /// Of a column of amounts, unless it is the name.
+    unit: &'static str,
+    fit: Fit,
+}
+
+enum Line {
+    Row(Vec<Cell>),
+    /// A text across all columns, behind so many spaces.
+    Note(usize, String),
+}
+
+#[derive(Clone, Default)]
+pub(super) struct Cell {
+    indent: usize,
+    text: String,
+    role: Role,
+}
+
+impl Cell {
+    /// A text inside so many others.
+    pub(super) fn nested(depth: usize, text: &str) -> Self {
+        Self { indent: 2 * depth, ..Self::from(text) }
+    }
+
+    /// How much `part` is of `whole`, in eighths of a column.
+    pub(super) fn bar(part: i64, whole: i64) -> Self {
+        const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+        let (part, whole) = (i128::from(part.max(0)), i128::from(whole.max(1)));
+        let eighths = usize::try_from((part * 8 * BAR as i128 / whole).min(8 * BAR as i128)).unwrap_or(0);
+        let eighths = if part > 0 { eighths.max(1) } else { eighths };
+        let text = "█".repeat(eighths / 8) + EIGHTHS[eighths % 8];
+        Self { indent: 0, text, role: Role::Bar }
+    }
+
+    pub(super) fn role(self, role: Role) -> Self {
+        Self { role, ..self }
+    }
+
+    fn width(&self) -> usize {
+        self.indent + self.text.width()
+    }
+}
+
+impl<T: AsRef<str>> From<T> for Cell {
+    fn from(text: T) -> Self {
+        Self { indent: 0, text: one_line(text.as_ref()).into_owned(), role: Role::Text }
+    }
+}
 
 impl Table {
-    pub(super) fn new(columns: &[(&str, Side)]) -> Self {
-        let mut table = comfy_table::Table::new();
-        table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_width(80);
-        table.set_header(row(columns.iter().map(|(name, _)| *name)));
-        for (column, (_, side)) in table.column_iter_mut().zip(columns) {
-            // Cut where the space ends, not at a word.
-            column.set_delimiter('\0');
-            column.set_cell_alignment(match side {
-                Side::Left => CellAlignment::Left,
-                Side::Right => CellAlignment::Right,
-            });
+    pub(super) fn new() -> Self {
+        Self { columns: Vec::new(), lines: Vec::new() }
+    }
+
+    pub(super) fn column(mut self, name: &str, fit: Fit) -> Self {
+        self.columns.push(Column { name: name.to_owned(), unit: "", fit });
+        self
+    }
+
+    /// A column of amounts, whose unit is named below its name, or is the name of a column without one.
+    pub(super) fn amounts(mut self, name: &str, amounts: Amounts) -> Self {
+        let (name, unit) = if name.is_empty() { (amounts.unit, "") } else { (name, amounts.unit) };
+        self.columns.push(Column { name: name.to_owned(), unit, fit: Fit::Right });
+        self
+    }
+
+    pub(super) fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
+        self.lines.push(Line::Row(cells.into_iter().collect()));
+    }
+
+    /// A line below the last row, as far to the right as what is inside of it.
+    pub(super) fn note(&mut self, depth: usize, text: &str) {
+        self.lines.push(Line::Note(1 + 2 * depth, text.to_owned()));
+    }
+
+    /// How wide each column is; the one that may be cut is as wide as there is room for.
+    fn widths(&self) -> Vec<usize> {
+        let rows = || self.lines.iter().filter_map(|line| if let Line::Row(cells) = line { Some(cells) } else { None });
+        let mut widths: Vec<_> = self
+            .columns
+            .iter()
+            .enumerate()
+            .map(|(at, Column { name, unit, .. })| {
+                let cells = rows().filter_map(|cells| cells.get(at)).map(Cell::width);
+                cells.max().unwrap_or(0).max(name.width()).max(unit.width())
+            })
+            .collect();
+        let all = 1 + widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
+        let can_be_cut = |column: &Column| matches!(column.fit, Fit::LeftCutFront | Fit::LeftCutEnd);
+        if let Some(at) = self.columns.iter().position(can_be_cut) {
+            let room = WIDTH.saturating_sub(all - widths[at]).max(LEAST);
+            widths[at] = widths[at].min(room);
         }
-        Self(table)
+        widths
     }
 
-    pub(super) fn row<'a>(&mut self, cells: impl IntoIterator<Item = &'a str>) {
-        self.0.add_row(row(cells));
+    /// The lines, without a break after the last one.
+    pub(super) fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        let widths = self.widths();
+        let heading = |text: fn(&Column) -> &str, role: Role| {
+            let cells: Vec<_> = self.columns.iter().map(|column| Cell::from(text(column)).role(role)).collect();
+            self.line(&cells, &widths, paint)
+        };
+        writeln!(f, "{}", heading(|column| &column.name, Role::Heading))?;
+        if self.columns.iter().any(|column| !column.unit.is_empty()) {
+            writeln!(f, "{}", heading(|column| column.unit, Role::Faint))?;
+        }
+        let rule = widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
+        write!(f, " {}", paint.on(Role::Faint, "─".repeat(rule)))?;
+        for line in &self.lines {
+            match line {
+                Line::Row(cells) => write!(f, "\n{}", self.line(cells, &widths, paint))?,
+                Line::Note(indent, text) => {
+                    let text = shortened(text, WIDTH.saturating_sub(*indent));
+                    write!(f, "\n{:indent$}{}", "", paint.on(Role::Faint, text))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn line(&self, cells: &[Cell], widths: &[usize], paint: Paint) -> String {
+        let last = cells.iter().rposition(|cell| !cell.text.is_empty()).map_or(0, |at| at + 1);
+        let mut line = String::new();
+        for (at, Cell { indent, text, role }) in cells.iter().enumerate().take(last) {
+            let fit = self.columns[at].fit;
+            // What is nested too deep for the column stands where its last name would.
+            let indent = (*indent).min(widths[at].saturating_sub(LEAST));
+            let room = widths[at] - indent;
+            let text = match fit {
+                Fit::LeftCutFront => shortened(text, room),
+                Fit::LeftCutEnd => cut(text, room),
+                Fit::Left | Fit::Right => text.clone(),
+            };
+            let before = if fit == Fit::Right { room.saturating_sub(text.width()) } else { 0 };
+            let after = if at + 1 == last { 0 } else { room.saturating_sub(before + text.width()) };
+            let gap = indent + before + if at == 0 { 1 } else { 2 };
+            let _ = write!(line, "{:gap$}{}{:after$}", "", paint.on(*role, text), "");
+        }
+        line
     }
 }
 
-fn row<'a>(cells: impl IntoIterator<Item = &'a str>) -> Row {
-    let mut row = Row::from(cells.into_iter().map(one_line).collect::<Vec<_>>());
-    row.max_height(1);
-    row
-}
-
-/// The lines, each with its break.
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.lines().try_for_each(|line| writeln!(f, "{}", line.trim_end()))
-    }
-}
-
-/// As wide as so many columns, or wider if it is.
-pub(super) fn padded(text: &str, columns: usize) -> String {
-    format!("{text}{:pad$}", "", pad = columns.saturating_sub(text.width()))
-}
-
-/// At most so many columns: of a longer name the end is kept, which tells most.
+/// At most so many columns: of a longer name the end is kept, which says most.
 pub(super) fn shortened(name: &str, most: usize) -> String {
     let name = one_line(name);
     if name.width() <= most {
         return name.into_owned();
     }
-    let mut room = most.saturating_sub(1);
-    let fits = |(_, c): &(usize, char)| {
-        let left = room.checked_sub(c.width().unwrap_or(0));
-        room = left.unwrap_or_default();
-        left.is_some()
-    };
-    let end = name.char_indices().rev().take_while(fits).last().map_or(name.len(), |(at, _)| at);
+    let end = fitting(name.char_indices().rev(), most).last().map_or(name.len(), |(at, _)| at);
     format!("…{}", &name[end..])
 }
 
-/// MiB with three decimals, so that a KiB shows.
-pub(super) fn mib(bytes: ByteDelta) -> String {
-    #[expect(clippy::cast_precision_loss, reason = "three decimals are printed")]
-    let mib = bytes.get() as f64 / f64::from(1 << 20);
-    format!("{mib:.3}")
+/// At most so many columns: of a longer text the beginning is kept.
+fn cut(text: &str, most: usize) -> String {
+    if text.width() <= most {
+        return text.to_owned();
+    }
+    let end = fitting(text.char_indices(), most).last().map_or(0, |(at, c)| at + c.len_utf8());
+    format!("{}…", text[..end].trim_end())
+}
+
+/// The characters that fit beside `…`.
+fn fitting(chars: impl Iterator<Item = (usize, char)>, most: usize) -> impl Iterator<Item = (usize, char)> {
+    let mut room = most.saturating_sub(1);
+    chars.take_while(move |(_, c)| {
+        let left = room.checked_sub(c.width().unwrap_or(0));
+        room = left.unwrap_or_default();
+        left.is_some()
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn columns_stand_in_80() {
-        let mut table = Table::new(&[("MB", Side::Right), ("what", Side::Left)]);
-        table.row(["1.000", "short"]);
-        table.row(["143771.000", &"long ".repeat(30)]);
-        table.row(["-1.000", "two\nlines"]);
-        let text = table.to_string();
-        assert_eq!(
-            text.lines().collect::<Vec<_>>(),
-            [
-                "         MB  what",
-                "      1.000  short",
-                " 143771.000  long long long long long long long long long long long long long …",
-                "     -1.000  two\\nlines",
-            ]
-        );
-        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    struct Shown<'a>(&'a Table, Paint);
+
+    impl fmt::Display for Shown<'_> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            self.0.show(f, self.1)
+        }
     }
 
     #[test]
-    fn a_kib_shows() {
-        for (bytes, text) in [(0, "0.000"), (1 << 10, "0.001"), (-(3 << 19), "-1.500"), (143_771 << 20, "143771.000")] {
-            assert_eq!(mib(ByteDelta::new(bytes)), text);
+    fn columns_stand_in_80() {
+        let mut table = Table::new().column("MiB", Fit::Right).column("what", Fit::LeftCutEnd);
+        table.row(["1.000".into(), "short".into()]);
+        table.row(["143771".into(), "long ".repeat(30).into()]);
+        table.note(1, "below");
+        table.row(["-1".into(), "two\nlines".into()]);
+        let text = Shown(&table, Paint::Plain).to_string();
+        let rule = format!(" {}", "─".repeat(79));
+        assert_eq!(
+            text.lines().collect::<Vec<_>>(),
+            [
+                "    MiB  what",
+                &rule,
+                "  1.000  short",
+                " 143771  long long long long long long long long long long long long long long…",
+                "   below",
+                "     -1  two\\nlines",
+            ]
+        );
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+    }
+
+    #[test]
+    fn names_are_nested_and_lose_their_beginning() {
+        let amounts = Amounts::of([1 << 20, 3 << 19]);
+        let mut table = Table::new().column("scope", Fit::LeftCutFront).amounts("used", amounts).column("", Fit::Left);
+        for (depth, name, bytes) in [(0, "train", 3 << 19), (1, &*"a long name ".repeat(9), 1 << 20)] {
+            table.row([Cell::nested(depth, name), amounts.show(bytes).into(), Cell::bar(bytes, 3 << 19)]);
         }
+        let text = Shown(&table, Paint::Plain).to_string();
+        let lines: Vec<_> = text.lines().collect();
+        assert!(lines[0].starts_with(" scope ") && lines[0].ends_with("used"), "{text}");
+        assert!(lines[1].trim() == "MiB" && lines[1].len() == lines[0].len(), "{text}");
+        assert!(lines[3].ends_with("   1.5  ████████") && lines[3].starts_with(" train "), "{text}");
+        assert!(lines[4].starts_with("   …") && lines[4].ends_with("name    1.0  █████▎"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+    }
+
+    #[test]
+    fn colours_take_no_room() {
+        let mut table = Table::new().column("a", Fit::Left).column("b", Fit::Right);
+        table.row([Cell::from("x").role(Role::More), "1".into()]);
+        let (plain, coloured) = (Shown(&table, Paint::Plain).to_string(), Shown(&table, Paint::Ansi).to_string());
+        assert!(coloured.contains("\u{1b}[32mx\u{1b}[0m"), "{coloured}");
+        let mut stripped = coloured;
+        for code in ["\u{1b}[32m", "\u{1b}[1m", "\u{1b}[2m", "\u{1b}[0m"] {
+            stripped = stripped.replace(code, "");
+        }
+        assert_eq!(stripped, plain);
+    }
+
+    #[test]
+    fn what_is_there_has_a_bar() {
+        for (part, whole, bar) in [(0, 9, ""), (1, 1_000_000, "▏"), (1, 2, "████"), (9, 9, "████████"), (-3, 9, "")]
+        {
+            assert_eq!(Cell::bar(part, whole).text, bar);
+        }
+        assert_eq!(Cell::bar(i64::MAX, i64::MAX).text.chars().count(), BAR);
     }
 }

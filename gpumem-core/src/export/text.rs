@@ -1,32 +1,52 @@
 //! fastai's line, to the byte.
 
-use std::{borrow::Cow, fmt, io};
+use std::{borrow::Cow, fmt};
 
-use super::table::{Side, Table, mib};
-use crate::{
-    model::ByteDelta,
-    report::{Line, Report},
+use super::{
+    amounts::Amounts,
+    paint::{Paint, Show},
+    table::{Cell, Fit, Table},
 };
+use crate::report::{Line, Report};
 
-pub(super) fn write(report: &Report, to: &mut dyn io::Write) -> io::Result<()> {
-    writeln!(to, "{report}")?;
-    if report.lines.is_empty() { Ok(()) } else { write!(to, "{}", statements(&report.lines)) }
+/// The line, and below it each statement.
+impl Show for Report {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        write!(f, "{self}")?;
+        if self.lines.is_empty() {
+            return Ok(());
+        }
+        f.write_str("\n")?;
+        statements(&self.lines).show(f, paint)
+    }
 }
 
-/// Each statement by itself, under the line of the function.
+/// In the order of the source. The bars compare how much each statement needed.
 fn statements(lines: &[Line]) -> Table {
-    const HEADING: [(&str, Side); 5] = [
-        ("line", Side::Right),
-        ("used MB", Side::Right),
-        ("peaked MB", Side::Right),
-        ("total MB", Side::Right),
-        ("statement", Side::Left),
+    type Figure = (&'static str, fn(&Line) -> i64);
+    let figures: [Figure; 3] = [
+        ("used", |line| line.trace.used.get()),
+        ("peaked", |line| line.trace.peaked.get().try_into().unwrap_or(i64::MAX)),
+        ("total", |line| line.total.get()),
     ];
-    let mut table = Table::new(&HEADING);
-    for Line { number, source, trace, total } in lines {
-        let shown = |bytes: ByteDelta| if trace.is_measured() { mib(bytes) } else { "?".to_owned() };
-        let peaked = ByteDelta::new(trace.peaked.get().cast_signed());
-        table.row([number.to_string().as_str(), &shown(trace.used), &shown(peaked), &shown(*total), source]);
+    let is_measured = |line: &&Line| line.trace.is_measured();
+    // In one unit, since they are compared.
+    let all: Vec<_> =
+        lines.iter().filter(is_measured).flat_map(|line| figures.map(|(_, figure)| figure(line))).collect();
+    let amounts = Amounts::of(all);
+    let mut table = Table::new().column("line", Fit::Right);
+    for (name, _) in figures {
+        table = table.amounts(name, amounts);
+    }
+    table = table.column("", Fit::Left).column("statement", Fit::LeftCutEnd);
+    let needed = |line: &Line| -> i64 { line.trace.peak_over_start().get().try_into().unwrap_or(i64::MAX) };
+    let most = lines.iter().filter(is_measured).map(needed).max().unwrap_or(0);
+    for line in lines {
+        let figures = figures.map(|(_, figure)| {
+            Cell::from(if line.trace.is_measured() { amounts.show(figure(line)) } else { "?".to_owned() })
+        });
+        let bar = if line.trace.is_measured() { Cell::bar(needed(line), most) } else { Cell::default() };
+        table.row([line.number.to_string().into()].into_iter().chain(figures).chain([bar, Cell::from(&*line.source)]));
     }
     table
 }
@@ -86,7 +106,7 @@ fn grouped(number: i64) -> String {
 mod tests {
     use super::*;
     use crate::{
-        export::TEXT,
+        export::paint::InPaint,
         model::{ByteDelta, Bytes, Gauge, Trace},
     };
 
@@ -97,27 +117,27 @@ mod tests {
             peaked: Bytes::mib(peaked),
             ..Trace::off(0)
         };
-        TEXT.line(&Report::new(trace, Some(ctx), Some(subctx)))
+        Report::new(trace, Some(ctx), Some(subctx)).to_string()
     }
 
     #[test]
     fn lines_are_those_of_fastai() {
         for (used, peaked, ctx, subctx, expected) in [
-            (0, 0, "", "", "△Used Peaked MB:      0      0\n"),
-            (10, 15, "forward", "exit", "△Used Peaked MB:     10     15 (forward: exit)\n"),
-            (20, 0, "epoch", "", "△Used Peaked MB:     20      0 (epoch)\n"),
-            (-300, 300, "", "exit", "△Used Peaked MB:   -300    300 (exit)\n"),
-            (0, 0, "two\nlines \u{1b}[1m", "é", "△Used Peaked MB:      0      0 (two\\nlines \\u{1b}[1m: é)\n"),
+            (0, 0, "", "", "△Used Peaked MB:      0      0"),
+            (10, 15, "forward", "exit", "△Used Peaked MB:     10     15 (forward: exit)"),
+            (20, 0, "epoch", "", "△Used Peaked MB:     20      0 (epoch)"),
+            (-300, 300, "", "exit", "△Used Peaked MB:   -300    300 (exit)"),
+            (0, 0, "two\nlines \u{1b}[1m", "é", "△Used Peaked MB:      0      0 (two\\nlines \\u{1b}[1m: é)"),
             (
                 0,
                 0,
                 "\u{61c}\u{200e}\u{200f}\u{202e}\u{2066}",
                 "",
-                "△Used Peaked MB:      0      0 (\\u{61c}\\u{200e}\\u{200f}\\u{202e}\\u{2066})\n",
+                "△Used Peaked MB:      0      0 (\\u{61c}\\u{200e}\\u{200f}\\u{202e}\\u{2066})",
             ),
-            (79_872, 1_024, "", "", "△Used Peaked MB: 79,872  1,024\n"),
-            (-1_234, 143_771, "", "", "△Used Peaked MB: -1,234 143,771\n"),
-            (-12_345_678, 0, "", "", "△Used Peaked MB: -12,345,678      0\n"),
+            (79_872, 1_024, "", "", "△Used Peaked MB: 79,872  1,024"),
+            (-1_234, 143_771, "", "", "△Used Peaked MB: -1,234 143,771"),
+            (-12_345_678, 0, "", "", "△Used Peaked MB: -12,345,678      0"),
         ] {
             assert_eq!(line(used, peaked, ctx, subctx), expected);
         }
@@ -130,28 +150,33 @@ mod tests {
         lines.push(7, "let x = f();", Trace { peaked: Bytes::kib(512), ..trace });
         lines.push(8, "g(\"\u{1b}[1m\")", Trace { stale: true, ..trace });
         let (_, lines) = lines.finish(9, Trace { used: ByteDelta::new(-1 << 30), ..trace });
+        let text = InPaint(&Report { lines, ..Report::new(trace, Some("f"), Some("exit")) }, Paint::Plain).to_string();
         assert_eq!(
-            TEXT.line(&Report { lines, ..Report::new(trace, Some("f"), Some("exit")) }),
-            "△Used Peaked MB:     20      0 (f: exit)\n \
-             line    used MB  peaked MB  total MB  statement\n    \
-             7     20.000      0.500    20.000  let x = f();\n    \
-             8          ?          ?         ?  g(\"\\u{1b}[1m\")\n    \
-             9  -1024.000      0.000  -984.000  }\n"
+            text,
+            "\
+△Used Peaked MB:     20      0 (f: exit)
+ line   used  peaked  total            statement
+         MiB     MiB    MiB
+ ────────────────────────────────────────────────────
+    7     20      <1     20  ████████  let x = f();
+    8      ?       ?      ?            g(\"\\u{1b}[1m\")
+    9  -1024       0   -984            }",
+            "\n{text}\n"
         );
     }
 
     #[test]
     fn a_trace_that_overlapped_others_says_so() {
         let trace = Trace { gauge: Gauge::Exact, overlapped: true, ..Trace::off(0) };
-        let line = |ctx| TEXT.line(&Report::new(trace, ctx, Some("exit")));
-        assert_eq!(line(Some("handle")), "△Used Peaked MB:      0      0 (handle: exit) [overlaps other threads]\n");
-        assert_eq!(line(None), "△Used Peaked MB:      0      0 (exit) [overlaps other threads]\n");
+        let line = |ctx| Report::new(trace, ctx, Some("exit")).to_string();
+        assert_eq!(line(Some("handle")), "△Used Peaked MB:      0      0 (handle: exit) [overlaps other threads]");
+        assert_eq!(line(None), "△Used Peaked MB:      0      0 (exit) [overlaps other threads]");
     }
 
     #[test]
     fn what_was_not_measured_is_no_number() {
         let off = Report::new(Trace::off(0), None, Some("exit"));
-        assert_eq!(TEXT.line(&off), "△Used Peaked MB:      ?      ? (exit)\n");
+        assert_eq!(off.to_string(), "△Used Peaked MB:      ?      ? (exit)");
         let stale = Trace { gauge: Gauge::Sampled, stale: true, used: ByteDelta::new(7 << 20), ..Trace::off(0) };
         assert_eq!(Report::new(stale, Some(""), Some("")).to_string(), "△Used Peaked MB:      ?      ?");
     }

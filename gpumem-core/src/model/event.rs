@@ -1,6 +1,6 @@
 //! Events. A live run and a replayed run differ only in where the events come from.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use super::{Bytes, CallsiteId, Device, Family, Gauge, GpuMemory, PoolUsage, Source, StackId};
 
@@ -27,7 +27,8 @@ impl OwnerThread {
 }
 
 /// What sort of memory a block is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum MemKind {
     /// Memory of the device: `cuMemAlloc`, arrays.
     Device,
@@ -59,9 +60,17 @@ impl MemKind {
         }
     }
 
-    /// It is in the device's memory for certain, and so counted by traces.
+    /// It is in the device's memory for certain, and so counted by traces: managed memory is where it was touched last, and pinned
+    /// memory is on the host.
     pub const fn is_on_device(self) -> bool {
         matches!(self, Self::Device | Self::Pool | Self::Vmm | Self::Graph)
+    }
+}
+
+/// The [name](Self::name).
+impl fmt::Display for MemKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::model::Bytes;
+use crate::model::{Bytes, MemKind};
 
 /// An allocation that is still there, and where it comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,8 +16,8 @@ pub struct LiveBlock {
     pub simulated: bool,
     /// How much was asked for.
     pub bytes: Bytes,
-    /// `device`, `pool`, `managed`, `pinned host`, `vmm` or `graph`.
-    pub kind: &'static str,
+    /// What sort of memory it is.
+    pub kind: MemKind,
     /// The path of scopes that it was allocated in, the outermost first. Empty: outside of all scopes.
     pub path: Vec<String>,
     /// Where the innermost of them was opened, such as `src/train.rs:12`.

@@ -31,6 +31,8 @@ pub struct Part {
     pub kind: PartKind,
     /// Attribution, in words: the path of scopes, the library, what the driver keeps it for.
     pub name: String,
+    /// Of [`PartKind::Scope`]: the path of scopes. Empty: outside of all scopes.
+    pub path: Vec<String>,
     /// How much.
     pub bytes: Bytes,
     /// How many allocations, or processes; 0 where that says nothing.
@@ -118,7 +120,7 @@ impl Breakdown {
         own.into_iter().for_each(&mut take);
         if let (Some((bytes, count @ 1..)), Some(_)) = (others, this) {
             let name = if count == 1 { "another process" } else { "other processes" }.to_owned();
-            take(Part { kind: PartKind::Others, name, bytes, count });
+            take(Part { kind: PartKind::Others, name, path: Vec::new(), bytes, count });
         }
         if let Some(rest) = this.and_then(|this| this.checked_sub(accounted)) {
             let name = if known.simulated {
@@ -127,14 +129,14 @@ impl Breakdown {
                 "CUDA context, kernels, modules; what is unknown"
             };
             let name = name.to_owned();
-            take(Part { kind: PartKind::Driver, name, bytes: rest, count: 0 });
+            take(Part { kind: PartKind::Driver, name, path: Vec::new(), bytes: rest, count: 0 });
         }
         let name = match (this, others) {
             (Some(_), Some(_)) => "the driver's, of no process",
             (Some(_), None) => "other processes, and the driver's",
             (None, _) => "other processes, CUDA context: not told apart",
         };
-        let rest = Part { kind: PartKind::Unknown, name: name.to_owned(), bytes: left, count: 0 };
+        let rest = Part { kind: PartKind::Unknown, name: name.to_owned(), path: Vec::new(), bytes: left, count: 0 };
         parts.push(rest);
         parts.retain(|part| part.bytes > Bytes::ZERO);
         parts.sort_by_key(|part| part.kind);
@@ -150,23 +152,24 @@ impl Breakdown {
 
 /// The live memory of this process by library and by path of scopes, the largest first, and what its pool keeps.
 fn own_parts(known: &Known) -> Vec<Part> {
-    let mut sums: BTreeMap<(PartKind, String), (Bytes, u64)> = BTreeMap::new();
+    let mut sums: BTreeMap<(PartKind, String, Vec<String>), (Bytes, u64)> = BTreeMap::new();
     for group in &known.live {
         let whose = match &group.library {
-            Some(library) => (PartKind::Library, library.clone()),
-            None => (PartKind::Scope, path_in_words(&group.path)),
+            Some(library) => (PartKind::Library, library.clone(), Vec::new()),
+            None => (PartKind::Scope, path_in_words(&group.path), group.path.clone()),
         };
         let (bytes, blocks) = sums.entry(whose).or_default();
         *bytes = *bytes + group.bytes;
         *blocks += group.blocks;
     }
     let mut parts: Vec<_> =
-        sums.into_iter().map(|((kind, name), (bytes, count))| Part { kind, name, bytes, count }).collect();
+        sums.into_iter().map(|((kind, name, path), (bytes, count))| Part { kind, name, path, bytes, count }).collect();
     parts.sort_by_key(|part| (part.kind, Reverse(part.bytes)));
     let cached = known.pool.and_then(|pool| pool.reserved.checked_sub(pool.used)).unwrap_or_default();
     parts.push(Part {
         kind: PartKind::PoolCache,
         name: "kept by the pool, unused".to_owned(),
+        path: Vec::new(),
         bytes: cached,
         count: 0,
     });

@@ -217,7 +217,9 @@ impl Display for Circumstances<'_> {
                 f.write_str("\n  the largest places:")?;
                 places.iter().try_for_each(|place| {
                     let count = counted(place.blocks, "block", "blocks");
-                    write!(f, "\n    {:>12} in {count}: {}", place.bytes, place.name)?;
+                    let each = place.each.filter(|_| place.blocks > 1);
+                    let each = each.map(|each| format!(" of {each}")).unwrap_or_default();
+                    write!(f, "\n    {:>12} in {count}{each}: {}", place.bytes, place.name)?;
                     place.caller.iter().try_for_each(|caller| write!(f, ", from {caller}"))
                 })
             }
@@ -288,8 +290,13 @@ mod tests {
 
     #[test]
     fn what_is_broken_is_told_with_the_numbers() {
-        let place =
-            || Place { name: "src/model.rs:12 (forward)".to_owned(), caller: None, blocks: 2, bytes: Bytes::mib(600) };
+        let place = || Place {
+            name: "src/model.rs:12".to_owned(),
+            caller: None,
+            blocks: 2,
+            bytes: Bytes::mib(600),
+            each: Some(Bytes::mib(300)),
+        };
         let limits = [
             limit(Figure::Peak, Relation::AtMost, 512 << 20),
             limit(Figure::Used, Relation::Equal, 0),
@@ -309,7 +316,7 @@ mod tests {
                  \n  leaks <= 0 blocks: it was 2 blocks, 2 blocks over\
                  \n  measured on simulated device 0, exact, what its own thread allocated\
                  \n  the largest places:\
-                 \n         600 MiB in 2 blocks: src/model.rs:12 (forward)"
+                 \n         600 MiB in 2 blocks of 300 MiB: src/model.rs:12"
                     .to_owned()
             )
         );

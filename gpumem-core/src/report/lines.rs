@@ -18,6 +18,17 @@ impl SourceLine {
         Self { file: file.into(), line, column }
     }
 
+    /// From `src/train.rs:12` or `src/train.rs:12:9`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let number = |text: &str| text.parse::<u32>().ok();
+        let (rest, last) = text.rsplit_once(':')?;
+        let last = number(last)?;
+        match rest.rsplit_once(':').and_then(|(file, line)| Some((file, number(line)?))) {
+            Some((file, line)) => Some(Self::new(file.to_owned(), line, last)),
+            None => Some(Self::new(rest.to_owned(), last, 1)),
+        }
+    }
+
     /// The file, as the compiler names it.
     pub fn file(&self) -> &str {
         &self.file

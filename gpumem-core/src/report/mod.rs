@@ -7,6 +7,7 @@ mod leaks;
 mod lines;
 mod memory_stats;
 mod oom;
+mod output;
 mod peak;
 mod summary;
 mod tracked;
@@ -15,9 +16,11 @@ pub use self::{
     block::LiveBlock,
     breakdown::{Breakdown, Part, PartKind},
     budget::{Figure, Relation},
+    leaks::Leaks,
     lines::{Line, SourceLine},
     memory_stats::{AllocStats, KindStats, MemoryStats, MemorySummary, PeakBounds, ReservedStats, Tally},
     oom::{OutOfMemory, Place},
+    output::{Content, Level, Output, Peaks},
     peak::{PeakHolder, PeakHolders},
     summary::{ScopeSummary, Summary},
     tracked::{Change, Tracked},
@@ -26,7 +29,7 @@ pub use self::{
     block::{counted, place_in_words},
     breakdown::{Group, Known, path_in_words},
     budget::{Found, Limit, Verdict, judge},
-    leaks::{Leaks, by_place},
+    leaks::by_place,
     lines::Lines,
     summary::Path,
     tracked::{Asked, Groups, Sort, What, difference, live, place_of},

@@ -3,7 +3,10 @@
 use std::{cmp::Reverse, collections::BTreeMap};
 
 use super::{Breakdown, Group, PeakHolders, path_in_words};
-use crate::{error::Error, model::Bytes};
+use crate::{
+    error::Error,
+    model::{Bytes, MemKind},
+};
 
 /// So many are told of.
 const MOST: usize = 10;
@@ -17,8 +20,8 @@ pub struct OutOfMemory {
     pub device: u32,
     /// How much was asked for.
     pub asked: Bytes,
-    /// Of which kind of memory: `device`, `pool`, `managed`, `pinned host` or `vmm`.
-    pub kind: &'static str,
+    /// What sort of memory was asked for.
+    pub kind: MemKind,
     /// In which path of scopes.
     pub path: Vec<String>,
     /// On which line, where that can be found out.
@@ -44,18 +47,25 @@ pub struct Place {
     pub blocks: u64,
     /// How much they add up to.
     pub bytes: Bytes,
+    /// How large each of them is, if all are of one size and that is known.
+    pub each: Option<Bytes>,
 }
 
 impl Place {
     /// Those of one name and caller put together, the largest first.
     pub fn largest(all: impl IntoIterator<Item = Self>) -> Vec<Self> {
-        let mut sums: BTreeMap<(String, Option<String>), (u64, Bytes)> = BTreeMap::new();
-        for Self { name, caller, blocks, bytes } in all {
-            let sum = sums.entry((name, caller)).or_default();
-            *sum = (sum.0 + blocks, sum.1 + bytes);
+        let mut sums: BTreeMap<(String, Option<String>), Self> = BTreeMap::new();
+        for place in all {
+            let sum = sums.entry((place.name.clone(), place.caller.clone())).or_insert_with(|| Self {
+                blocks: 0,
+                bytes: Bytes::ZERO,
+                ..place.clone()
+            });
+            sum.blocks += place.blocks;
+            sum.bytes = sum.bytes + place.bytes;
+            sum.each = sum.each.filter(|each| place.each == Some(*each));
         }
-        let mut places: Vec<_> =
-            sums.into_iter().map(|((name, caller), (blocks, bytes))| Self { name, caller, blocks, bytes }).collect();
+        let mut places: Vec<_> = sums.into_values().collect();
         places.sort_by_key(|place| Reverse(place.bytes));
         places
     }
@@ -68,7 +78,8 @@ impl OutOfMemory {
         let of = |place: &dyn Fn(&Group) -> (String, Option<String>)| {
             let all = groups.iter().map(|group| {
                 let (name, caller) = place(group);
-                Place { name, caller, blocks: group.blocks, bytes: group.bytes }
+                let each = (group.blocks == 1).then_some(group.bytes);
+                Place { name, caller, blocks: group.blocks, bytes: group.bytes, each }
             });
             let mut largest = Place::largest(all);
             largest.truncate(MOST);
@@ -78,7 +89,7 @@ impl OutOfMemory {
         let place = |group: &Group| match (&group.library, &group.place) {
             (Some(library), _) => (library.clone(), None),
             (None, Some(place)) => (place.clone(), group.caller.clone()),
-            (None, None) => ("not known".to_owned(), None),
+            (None, None) => ("(not known)".to_owned(), None),
         };
         Self { scopes: of(&scope), places: of(&place), ..self }
     }

@@ -1,13 +1,16 @@
 //! Where memory is, by scope. Derived from the tree of scopes, never measured here.
 
+use std::cmp::Reverse;
+
 use crate::model::Bytes;
 
 /// What each path of nested scopes holds, and held at most: the answer of `gpumem::summary`.
 ///
-/// `Display` is a table of at most 80 columns, ordered by peak, with a legend.
+/// `Display` is a tree of at most 80 columns, the highest peaks first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// One for each device and path, ordered by peak, the highest first.
+    /// One for each device and path. A scope stands below the scope that it is inside of; those inside of one scope are ordered by
+    /// peak, the highest first.
     pub scopes: Vec<ScopeSummary>,
     /// Blocks older than the first trace that were freed, and nobody knows their size.
     pub untracked: u64,
@@ -58,6 +61,7 @@ pub struct Path {
 impl Summary {
     /// `paths` stand after their parents.
     pub fn of(mut paths: Vec<Path>, untracked: u64, lost: u64, unheard: Option<String>) -> Self {
+        let mut has_row: Vec<bool> = paths.iter().map(|path| path.own.calls > 0 || path.own.allocations > 0).collect();
         for at in (0..paths.len()).rev() {
             let Path { parent, ref own } = paths[at];
             let (allocated, allocations, at_peak) = (own.allocated, own.allocations, own.at_peak);
@@ -66,14 +70,19 @@ impl Summary {
                 outer.at_peak = outer.at_peak + at_peak;
                 outer.allocated = outer.allocated + allocated;
                 outer.allocations += allocations;
+                has_row[parent] |= has_row[at];
             }
         }
-        let mut scopes: Vec<_> = paths.into_iter().map(|path| path.own).collect();
-        scopes.retain(|scope| scope.calls > 0 || scope.allocations > 0);
-        scopes.sort_by(|a, b| {
-            let order = |scope: &ScopeSummary| (scope.device, std::cmp::Reverse(scope.peak));
-            order(a).cmp(&order(b)).then_with(|| a.path.cmp(&b.path))
-        });
+        // A scope sorts by the peaks of the scopes around it, the outermost first: so each stands below the one around it.
+        let mut order: Vec<Vec<(Reverse<Bytes>, usize)>> = Vec::with_capacity(paths.len());
+        for (at, Path { parent, own }) in paths.iter().enumerate() {
+            let around = parent.map(|parent| order[parent].clone()).unwrap_or_default();
+            order.push(around.into_iter().chain([(Reverse(own.peak), at)]).collect());
+        }
+        let mut scopes: Vec<_> = paths.into_iter().map(|path| path.own).zip(order).zip(has_row).collect();
+        scopes.retain(|(_, has_row)| *has_row);
+        scopes.sort_by(|((a, of_a), _), ((b, of_b), _)| (a.device, of_a).cmp(&(b.device, of_b)));
+        let scopes = scopes.into_iter().map(|((scope, _), _)| scope).collect();
         Self { scopes, untracked, lost, unheard }
     }
 }

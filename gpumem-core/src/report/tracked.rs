@@ -4,6 +4,7 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
     sync::Arc,
+    time::SystemTime,
 };
 
 use super::SourceLine;
@@ -15,6 +16,8 @@ use crate::model::{ByteDelta, Bytes, Device, Family, Label, MemKind};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tracked {
+    /// When it was called.
+    pub time: SystemTime,
     /// The line that called it.
     pub at: SourceLine,
     /// What the line was called, such as its function. Never empty.
@@ -44,9 +47,9 @@ pub struct Change {
     pub count: i64,
     /// What was asked for with each of them.
     pub each: Bytes,
-    /// `device`, `managed` or `pinned host`. Only the first counts as [`live`](Tracked::live): managed memory is where it
-    /// was touched last, and pinned memory is on the host.
-    pub kind: &'static str,
+    /// [`MemKind::Device`] for all memory that is on the device for certain, [`MemKind::Managed`] or [`MemKind::PinnedHost`]. Only
+    /// the first counts as [`live`](Tracked::live).
+    pub kind: MemKind,
     /// The labels' element type. `None` if they have no label.
     pub dtype: Option<String>,
     /// The labels' shape.
@@ -74,7 +77,7 @@ impl Change {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sort {
     pub each: Bytes,
-    pub kind: &'static str,
+    pub kind: MemKind,
     pub what: What,
 }
 
@@ -95,19 +98,19 @@ pub struct Asked {
 /// How many blocks of each sort there are.
 pub type Groups = HashMap<Sort, u64>;
 
-/// The name of a kind, as far as it tells where the memory is.
-pub const fn place_of(kind: MemKind) -> &'static str {
-    if kind.is_on_device() { MemKind::Device.name() } else { kind.name() }
+/// The kind, as far as it says where the memory is.
+pub const fn place_of(kind: MemKind) -> MemKind {
+    if kind.is_on_device() { MemKind::Device } else { kind }
 }
 
 /// All of them, but for what is not on the device for certain.
 pub fn live(groups: &Groups) -> Bytes {
-    let on_device = groups.iter().filter(|(sort, _)| sort.kind == MemKind::Device.name());
+    let on_device = groups.iter().filter(|(sort, _)| sort.kind == MemKind::Device);
     Bytes::new(on_device.map(|(sort, count)| sort.each.get() * count).sum())
 }
 
 /// What a line of the difference has in common: labels that differ in nothing but their names are on one.
-type Line = (bool, Reverse<Bytes>, &'static str, Option<(String, Vec<usize>)>, Option<Arc<Asked>>);
+type Line = (bool, Reverse<Bytes>, MemKind, Option<(String, Vec<usize>)>, Option<Arc<Asked>>);
 
 /// What there is more and less of: first more, then less, the largest first.
 pub fn difference(before: &Groups, now: &Groups) -> Vec<Change> {
@@ -144,8 +147,9 @@ pub fn difference(before: &Groups, now: &Groups) -> Vec<Change> {
 
 impl Tracked {
     /// Nothing is known yet.
-    pub fn at(at: SourceLine, word: Option<String>, device: Device) -> Self {
+    pub fn at(time: SystemTime, at: SourceLine, word: Option<String>, device: Device) -> Self {
         Self {
+            time,
             at,
             word: word.filter(|word| !word.is_empty()),
             device: device.ordinal,
@@ -202,7 +206,7 @@ mod tests {
         assert_eq!(changes, expected);
         let sum: i64 = difference(&before, &now)
             .iter()
-            .filter(|change| change.kind == "device")
+            .filter(|change| change.kind == MemKind::Device)
             .map(|change| change.total().get())
             .sum();
         assert_eq!(sum, live(&now).get().cast_signed() - live(&before).get().cast_signed());
@@ -289,7 +293,7 @@ mod tests {
     fn lines_and_libraries_are_apart() {
         let asked = |line: Option<&str>, library: Option<&str>| {
             let asked = Asked { path: vec![], line: line.map(str::to_owned), library: library.map(str::to_owned) };
-            Sort { each: Bytes::new(8), kind: "device", what: What::Asked(Arc::new(asked)) }
+            Sort { each: Bytes::new(8), kind: MemKind::Device, what: What::Asked(Arc::new(asked)) }
         };
         let now = [asked(None, None), asked(Some("a.rs:1"), None), asked(Some("a.rs:1"), Some("cuBLAS"))];
         let changes = difference(&Groups::new(), &now.into_iter().map(|sort| (sort, 1)).collect());

@@ -1,7 +1,7 @@
 //! A session in small: an inbox with a tap, names, and the reports that a program asks for. Everything goes into a recording as
 //! well.
 
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use gpumem_core::{
     capture::{
@@ -16,7 +16,7 @@ use gpumem_core::{
         Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Frame, Gauge, GpuMemory, Key, Label, MemKind,
         PoolUsage, ScopeId, ScopeSpec, Source, Space, StackId, ThreadId, Trace,
     },
-    report::{Breakdown, Groups, Known, PeakHolders, Report, SourceLine, Tracked, difference, live},
+    report::{self, Breakdown, Content, Groups, Known, PeakHolders, Report, SourceLine, Tracked, difference, live},
 };
 
 use crate::Random;
@@ -492,12 +492,12 @@ impl Live {
                 self.ask(Request::LiveBlocks { scope }, Output::LiveBlocks(blocks));
             }
             4 => {
-                let text = derive::leaks(&self.inbox, &SessionNames, 4711, is_intercepted);
-                self.ask(Request::Leaks { is_intercepted }, Output::AtExit(text));
+                let leaks = derive::leaks(&self.inbox, &SessionNames, is_intercepted);
+                self.ask(Request::Leaks { is_intercepted }, at_exit(Content::Leaks(leaks)));
             }
             5 => {
-                let text = derive::device_peaks(&self.inbox, &SessionNames, under, 4711, is_intercepted);
-                self.ask(Request::Peaks { is_intercepted }, Output::AtExit(text));
+                let peaks = derive::device_peaks(&self.inbox, &SessionNames, under, is_intercepted);
+                self.ask(Request::Peaks { is_intercepted }, at_exit(Content::Peaks(peaks)));
             }
             6 => self.peak_holders(under),
             7 => self.track(device, is_intercepted),
@@ -537,7 +537,9 @@ impl Live {
         let (file, line, column) = ("src/main.rs", 12, 9);
         let word = random.option(|_| "train::step".to_owned());
         let used = random.option(|_| Bytes::mib(70));
-        let mut tracked = Tracked::at(SourceLine::new(file, line, column), word.clone(), tracking.device);
+        let time = Duration::from_secs(random.index(1 << 30) as u64);
+        let at = SourceLine::new(file, line, column);
+        let mut tracked = Tracked::at(UNIX_EPOCH + time, at, word.clone(), tracking.device);
         tracked.is_first = std::mem::replace(&mut tracking.is_first, false);
         tracked.used = used;
         if is_intercepted {
@@ -551,7 +553,7 @@ impl Live {
             (tracking.groups, tracking.lost) = (groups, lost);
         }
         let (number, file) = (tracking.number, file.to_owned());
-        let request = Request::Tracked { tracker: number, file, line, column, word, used, is_intercepted };
+        let request = Request::Tracked { tracker: number, time, file, line, column, word, used, is_intercepted };
         self.ask(request, Output::Tracked(tracked));
     }
 
@@ -587,6 +589,10 @@ pub(crate) fn recording(seed: u64, steps: usize) -> (Vec<Item>, Vec<Output>) {
     let mut live = Live::new(seed);
     live.steps(steps);
     live.finish()
+}
+
+fn at_exit(content: Content) -> Output {
+    Output::AtExit(Box::new(report::Output::new(content, UNIX_EPOCH, 4711)))
 }
 
 /// What tells two reports apart: all that they have, and what is printed.

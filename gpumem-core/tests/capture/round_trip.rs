@@ -146,6 +146,7 @@ fn request(random: &mut Random) -> Request {
         9 => Request::TrackerStarted { tracker, device },
         10 => Request::Tracked {
             tracker,
+            time: Duration::from_nanos(random.any()),
             file: random.text(),
             line: random.small(),
             column: random.small(),

@@ -32,7 +32,7 @@ use std::{
     cell::Cell,
     collections::HashMap,
     sync::{
-        Mutex, RwLock,
+        Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
@@ -48,7 +48,7 @@ pub use self::{
         BodyGuard, End, Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, Lines, MemTracker, MemTrackerBuilder,
         ScopeHandle, TraceSpec, Traced,
     },
-    output::{Sink, on_oom, retry_after_trim, set_sink},
+    output::{on_oom, retry_after_trim, set_sink},
     recording::{label, subscribe, unsubscribe},
     views::{LiveMemory, Status, breakdown, status, summary},
 };
@@ -56,7 +56,7 @@ pub use self::{
 pub use self::{budgets::simulated_gpu, testing::TestSession};
 pub(crate) use self::{output::Notice, views::statistics};
 use self::{
-    output::{Notices, Refusals},
+    output::{Notices, Refusals, SinkState},
     recording::{CallsiteTable, Pools, Sampler},
 };
 pub use crate::report::{Figure, Relation};
@@ -98,7 +98,7 @@ pub(crate) struct Session {
     /// What stacks mean, as far as that was asked.
     stack_texts: Mutex<HashMap<StackId, Stack>>,
     labels: Mutex<Labels>,
-    sink: RwLock<Option<Sink>>,
+    sink: SinkState,
     notices: Notices,
     refusals: Refusals,
     sampler: Sampler,
@@ -130,7 +130,7 @@ impl Session {
             stacks: StackTable::default(),
             stack_texts: Mutex::default(),
             labels: Mutex::default(),
-            sink: RwLock::new(None),
+            sink: SinkState::default(),
             notices: Notices::default(),
             refusals: Refusals::default(),
             sampler: Sampler::default(),

@@ -2,15 +2,21 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::{GpuMemTrace, MemTracker, Sink, TestSession, current, label, set_sink, status, summary};
-use crate::model::{Bytes, Gauge};
+use super::{GpuMemTrace, MemTracker, TestSession, current, label, set_sink, status, summary};
+use crate::{
+    export::Sink,
+    model::{Bytes, Gauge},
+};
 
 /// A session whose reports are collected.
 fn session(variables: &[(&str, &str)]) -> (TestSession, Arc<Mutex<Vec<String>>>) {
     let session = TestSession::new(variables).unwrap();
     let lines = Arc::new(Mutex::new(Vec::new()));
     let to = Arc::clone(&lines);
-    session.run(|| set_sink(Sink::custom(move |report| to.lock().unwrap().push(report.to_string()))));
+    let sink = Sink::custom(move |output| {
+        to.lock().unwrap().extend(output.report().map(ToString::to_string));
+    });
+    session.run(|| set_sink(sink));
     (session, lines)
 }
 
@@ -26,7 +32,7 @@ fn sessions_know_nothing_of_each_other() {
         // In the midst of the first session.
         other.run(|| {
             let trace = GpuMemTrace::with_ctx("other");
-            assert_eq!((trace.data().used.mb(), summary().scopes.len()), (0, 1));
+            assert_eq!((trace.data().used.mb(), summary().scopes.len()), (0, 2));
             assert!(std::ptr::eq(current(), other.run(current)));
         });
         assert_eq!(trace.data().used.mb(), 10);
@@ -38,7 +44,7 @@ fn sessions_know_nothing_of_each_other() {
         session.run(|| summary().scopes.into_iter().map(|scope| scope.path).collect::<Vec<_>>())
     };
     assert_eq!(paths(&one), [vec![], vec!["load".to_owned()]]);
-    assert_eq!(paths(&other), [vec!["other".to_owned()]]);
+    assert_eq!(paths(&other), [vec![], vec!["other".to_owned()]]);
     drop(kept);
 }
 

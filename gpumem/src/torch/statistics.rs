@@ -156,7 +156,7 @@ pub fn memory_summary(id: impl Into<Option<u32>>) -> Result<MemorySummary> {
 /// # use gpumem::{Bytes, GpuMemTrace};
 /// let weights = GpuMemTrace::scope("load", |_| gpu.alloc(Bytes::mib(256)))?;
 /// let blocks = gpumem::memory_snapshot()?;
-/// assert_eq!((blocks.len(), blocks[0].bytes, blocks[0].kind), (1, Bytes::mib(256), "device"));
+/// assert_eq!((blocks.len(), blocks[0].bytes, blocks[0].kind), (1, Bytes::mib(256), gpumem::MemKind::Device));
 /// assert_eq!(blocks[0].path, ["load"]);
 /// assert_eq!(blocks[0].key, weights.address());
 /// # drop(weights);

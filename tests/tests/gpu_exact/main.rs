@@ -374,7 +374,7 @@ fn unsubscribing_in_the_middle_keeps_what_is_known() {
 
 fn live(kind: &str) -> (u64, u64) {
     let status = status();
-    let found = status.live.iter().find(|live| live.kind == kind);
+    let found = status.live.iter().find(|live| live.kind.name() == kind);
     found.map_or((0, 0), |live| (live.blocks, live.bytes.get()))
 }
 

@@ -23,7 +23,7 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("derive", &["inbox", "ledger", "report", "model", "error"]),
     ("capture", &["derive", "inbox", "ledger", "export", "report", "model", "error"]),
     ("export", &["report", "model", "error"]),
-    ("settings", &["model", "error"]),
+    ("settings", &["export", "model", "error"]),
     ("sys", &["settings", "inbox", "error"]),
     ("source", &["sys", "device_model", "settings", "model", "error"]),
     // Of `sys`, the session names the process and the clock alone.

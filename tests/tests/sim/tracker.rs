@@ -13,7 +13,7 @@ use gpumem::{
     sim::{SimBlock, SimGpu},
     track,
 };
-use gpumem_tests::{at_the_right_margin, without_line_numbers};
+use gpumem_tests::without_line_numbers;
 
 /// Where a tracker of a test writes.
 #[derive(Clone, Default)]
@@ -46,11 +46,9 @@ fn gpu() -> (SimGpu, MemTracker, Page) {
     tracker.track();
     let first = page.take();
     let ordinal = gpu.ordinal();
-    assert!(
-        first
-            .starts_with(&format!("GPU Memory Track | simulated device {ordinal} | older blocks are not known\n\nAt ")),
-        "{first}"
-    );
+    let (header, below) = first.split_once('\n').unwrap();
+    assert!(header.starts_with("TIME ") && header.contains(&format!("  device {ordinal}: ")), "{first}");
+    assert_eq!(below, "  the first call: blocks from before the tracing are not known\n");
     (gpu, tracker, page)
 }
 
@@ -62,7 +60,7 @@ fn kib(gpu: &SimGpu, kib: u64) -> SimBlock {
 /// The lines below the line with the place.
 fn changes(page: &Page) -> Vec<String> {
     let text = page.take();
-    text.lines().filter(|line| line.starts_with(['+', '-', '?'])).map(str::to_owned).collect()
+    text.lines().filter(|line| line.starts_with(' ') && line.contains('×')).map(str::to_owned).collect()
 }
 
 #[test]
@@ -77,29 +75,33 @@ fn a_story() {
     let inputs = [gpu.alloc_async(Bytes::new(1_500)).unwrap(), gpu.alloc_async(Bytes::new(1_500)).unwrap()];
     drop((batch, loaded));
     track!(tracker);
+    let ordinal = gpu.ordinal();
     assert_eq!(
         page.take(),
-        "At tests/tests/sim/tracker.rs:NN: a_story
-                                      Total Used Memory: 32 MiB, live: 65.93 KiB
-+ | 7 * 9 KiB f32 (512, 512, 3, 3) |   63 KiB | conv0.weight and 6 more
-+ | 2 * 1.46 KiB                   | 2.93 KiB | load > batch
-
+        format!(
+            "\
+TIME …/sim/tracker.rs:NN (a_story)  device {ordinal}: 32 MiB used, 65.93 KiB live
+      KiB  blocks
+ ─────────────────────────────────────────────────────────────────────
+ +  63.00  7 × 9 KiB     f32 (512, 512, 3, 3)  conv0.weight and 6 more
+ +   2.93  2 × 1.46 KiB                        load > batch
 "
+        )
     );
     let eighth = kib(&gpu, 9);
     eighth.label("conv7.weight", &[512, 512, 3, 3], "f32").unwrap();
     drop(inputs);
     tracker.track_with("");
     let expected = [
-        "+ | 1 * 9 KiB f32 (512, 512, 3, 3) |    9 KiB | conv7.weight",
-        "- | 2 * 1.46 KiB                   | 2.93 KiB | load > batch",
+        " +  9.000  1 × 9 KiB     f32 (512, 512, 3, 3)  conv7.weight",
+        " -  2.930  2 × 1.46 KiB                        load > batch",
     ];
     assert_eq!(changes(&page), expected);
     tracker.track();
     assert_eq!(changes(&page), [""; 0]);
     drop((conv, eighth));
     let saw = tracker.track();
-    assert_eq!(changes(&page), ["- | 8 * 9 KiB f32 (512, 512, 3, 3) | 72 KiB | conv0.weight and 7 more"]);
+    assert_eq!(changes(&page), [" -   72  8 × 9 KiB  f32 (512, 512, 3, 3)  conv0.weight, conv1.weight and 6 more"]);
     assert_eq!((saw.live, saw.lost), (Some(Bytes::ZERO), 0));
     assert_eq!(saw.changes.unwrap()[0].names.len(), 8);
 }
@@ -128,7 +130,7 @@ fn where_it_was_called() {
     let (saw, line) = (inner(&mut tracker), line!() - 1);
     assert_eq!((saw.at.line(), saw.word), (line, None));
     assert_eq!(tracker.track_with("a\nb").word.as_deref(), Some("a\nb"));
-    assert!(page.take().contains(": a\\nb "));
+    assert!(page.take().contains(" (a\\nb)  device "));
 }
 
 /// The simulated devices return the same addresses. Their blocks are still distinguished.
@@ -142,8 +144,8 @@ fn each_tracker_sees_its_own_device() {
     blocks[1].label("of two", &[], "u8").unwrap();
     tracker.track();
     other.track();
-    assert_eq!(changes(&page), ["+ | 1 * 1 KiB u8 () | 1 KiB | of one"]);
-    let expected = ["+ | 1 * 2 KiB       | 2 KiB | outside of all scopes", "+ | 1 * 1 KiB u8 () | 1 KiB | of two"];
+    assert_eq!(changes(&page), [" +    1  1 × 1 KiB  u8 ()  of one"]);
+    let expected = [" +    2  1 × 2 KiB         outside of all scopes", " +    1  1 × 1 KiB  u8 ()  of two"];
     assert_eq!(changes(&other_page), expected);
     let mut by_number = MemTracker::builder().device(two.ordinal()).to(io::sink()).start().unwrap();
     assert_eq!(by_number.track().live, Some(Bytes::kib(3)));
@@ -156,18 +158,18 @@ fn trackers_of_one_device_do_not_know_of_each_other() {
     let (gpu, mut tracker, page) = gpu();
     let _first = kib(&gpu, 4);
     tracker.track();
-    assert_eq!(changes(&page), ["+ | 1 * 4 KiB | 4 KiB | outside of all scopes"]);
+    assert_eq!(changes(&page), [" +    4  1 × 4 KiB  outside of all scopes"]);
     let page_of_late = Page::default();
     let mut late = MemTracker::builder().to(page_of_late.clone()).start().unwrap();
     let _second = kib(&gpu, 4);
     late.track();
     assert_eq!(
         changes(&page_of_late),
-        ["+ | 2 * 4 KiB | 8 KiB | outside of all scopes"],
+        [" +    8  2 × 4 KiB  outside of all scopes"],
         "the first call lists everything"
     );
     tracker.track();
-    assert_eq!(changes(&page), ["+ | 1 * 4 KiB | 4 KiB | outside of all scopes"]);
+    assert_eq!(changes(&page), [" +    4  1 × 4 KiB  outside of all scopes"]);
 }
 
 #[test]
@@ -182,12 +184,11 @@ fn an_address_that_is_given_out_again_has_no_label() {
     let block = kib(&gpu, 4);
     assert_eq!(block.address(), address);
     tracker.track();
-    let expected = ["+ | 1 * 4 KiB          | 4 KiB | outside of all scopes", "- | 1 * 4 KiB f32 (4,) | 4 KiB | first"];
+    let expected = [" +    4  1 × 4 KiB            outside of all scopes", " -    4  1 × 4 KiB  f32 (4,)  first"];
     assert_eq!(changes(&page), expected);
     block.label("second", &[4], "f32").unwrap();
     tracker.track();
-    let expected =
-        ["+ | 1 * 4 KiB f32 (4,) | 4 KiB | second", "- | 1 * 4 KiB          | 4 KiB | outside of all scopes"];
+    let expected = [" +    4  1 × 4 KiB  f32 (4,)  second", " -    4  1 × 4 KiB            outside of all scopes"];
     assert_eq!(changes(&page), expected);
 }
 
@@ -222,10 +223,10 @@ fn scopes_of_other_threads() {
     })
     .join()
     .unwrap();
-    assert_eq!(changes(&page), ["+ | 4 * 3 KiB | 12 KiB | load"]);
+    assert_eq!(changes(&page), [" +   12  4 × 3 KiB  load"]);
     drop(blocks);
     tracker.track();
-    assert_eq!(changes(&page), ["- | 4 * 3 KiB | 12 KiB | load"]);
+    assert_eq!(changes(&page), [" -   12  4 × 3 KiB  load"]);
 }
 
 /// Each difference is right whatever comes and goes meanwhile: all of them together are what is there in the end.
@@ -275,12 +276,12 @@ fn a_file() {
     let block = kib(&gpu, 4);
     tracker.track();
     let text = fs::read_to_string(&path).unwrap();
-    assert!(text.ends_with("\n+ | 1 * 4 KiB | 4 KiB | outside of all scopes\n\n"), "not there at once: {text}");
+    assert!(text.ends_with("\n +    4  1 × 4 KiB  outside of all scopes\n"), "not there at once: {text}");
     drop(block);
     tracker.track();
     drop(tracker);
     let text = fs::read_to_string(&path).unwrap();
-    assert!(text.ends_with("\n- | 1 * 4 KiB | 4 KiB | outside of all scopes\n\n"), "{text}");
+    assert!(text.ends_with("\n -    4  1 × 4 KiB  outside of all scopes\n"), "{text}");
     fs::remove_file(path).unwrap();
 }
 
@@ -338,17 +339,17 @@ fn a_device_that_cannot_be_read() {
     gpu.set_lost(true);
     let saw = tracker.track();
     assert_eq!((saw.used, saw.live), (None, Some(Bytes::kib(4))));
-    assert!(page.take().contains("Total Used Memory: ?, live: 4 KiB\n"));
+    assert!(page.take().contains(": ? used, 4 KiB live\n"));
 }
 
-/// The text stands at the right margin, whatever its length.
+/// The header is one line, however long the word.
 #[test]
-fn amounts_stand_at_the_margin() {
+fn a_long_place_is_shortened() {
     let (gpu, mut tracker, page) = gpu();
     let _block = kib(&gpu, 4);
-    tracker.track_with("a word that leaves no room for amounts");
-    assert_eq!(
-        page.take().lines().nth(1),
-        Some(at_the_right_margin("Total Used Memory: 32 MiB, live: 4 KiB").as_str())
-    );
+    tracker.track_with("a word that leaves no room for the folders of the file");
+    let text = page.take();
+    let header = text.lines().next().unwrap();
+    assert!(header.ends_with(&format!(" device {}: 32 MiB used, 4 KiB live", gpu.ordinal())), "{text}");
+    assert!(header.contains("…") && header.contains("of the file)  "), "{text}");
 }

@@ -40,7 +40,9 @@ fn reports<T>(run: impl FnOnce() -> T) -> Vec<Report> {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     gpus();
     REPORTS.take();
-    gpumem::set_sink(Sink::custom(|report| REPORTS.with_borrow_mut(|reports| reports.push(report.clone()))));
+    gpumem::set_sink(Sink::custom(|output| {
+        REPORTS.with_borrow_mut(|reports| reports.extend(output.report().cloned()));
+    }));
     drop(run());
     REPORTS.take()
 }

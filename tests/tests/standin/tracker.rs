@@ -41,21 +41,20 @@ fn blocks_of_the_driver() {
     assert!(last.ends_with(" live=0 B, -2 * 9437184 device"), "{outcome}");
     assert!(outcome.stderr.is_empty(), "{outcome}");
     assert_eq!(
-        printed(&outcome).lines().skip(4).take(6).collect::<Vec<_>>().join("\n"),
-        "At tests/src/bin/probe/track.rs:NN: Probe::track
-                                        Total Used Memory: 547 MiB, live: 18 MiB
-+ | 1 * 9 MiB                      | 9 MiB | outside of all scopes
-+ | 1 * 9 MiB f32 (512, 512, 3, 3) | 9 MiB | conv1
-+ | 1 * 8 KiB pinned host          | 8 KiB | outside of all scopes
-+ | 1 * 4 KiB managed              | 4 KiB | outside of all scopes",
+        printed(&outcome).lines().skip(2).take(7).collect::<Vec<_>>().join("\n"),
+        "\
+TIME …/probe/track.rs:NN (Probe::track)  device 0: 547 MiB used, 18 MiB live
+     MiB  blocks
+ ────────────────────────────────────────────────────────────────
+ +  9.00  1 × 9 MiB                        outside of all scopes
+ +  9.00  1 × 9 MiB  f32 (512, 512, 3, 3)  conv1
+ +  0.01  1 × 8 KiB  pinned host           outside of all scopes
+ + <0.01  1 × 4 KiB  managed               outside of all scopes",
         "{outcome}"
     );
     let outcome =
         clean(Standin::new().cupti().run(&format!("{CONTEXT}; tracker; call cuMemAlloc_v2 &a 9437184; track")));
-    assert!(
-        printed(&outcome).contains("+ | 1 * 9 MiB | 9 MiB | ") && printed(&outcome).contains("raw.rs:"),
-        "{outcome}"
-    );
+    assert!(printed(&outcome).contains(" +    9  1 × 9 MiB  ") && printed(&outcome).contains("raw.rs:"), "{outcome}");
 }
 
 /// What cudarc allocates knows its type, and its size is that of the elements.
@@ -84,7 +83,7 @@ fn without_interception() {
     assert!(used.iter().all(|used| used.starts_with("used=5") && used.ends_with(" live=?, ?")), "{outcome}");
     assert_eq!(outcome.stderr.matches("which blocks came and went is not known, because").count(), 1, "{outcome}");
     assert!(outcome.stderr.contains("cannot load libcupti"), "{outcome}");
-    assert!(printed(&outcome).ends_with("Total Used Memory: 529 MiB"), "{outcome}");
+    assert!(printed(&outcome).ends_with("  device 0: 529 MiB used"), "{outcome}");
     let label = outcome.answer("label w u8 2 a");
     assert!(
         label.starts_with("error[unavailable, unknown block] the block at 0x") && label.contains("libcupti"),
@@ -119,7 +118,7 @@ fn across_unsubscribe_and_subscribe() {
     assert!(not.ends_with(" live=?, ?"), "{outcome}");
     assert!(again.ends_with(" live=8 MiB, +1 * 6291456 device, 1 lost"), "{outcome}");
     assert!(last.ends_with(" live=8 MiB"), "{outcome}");
-    assert!(printed(&outcome).contains("\n? | 1 events were missed: what follows may be wrong\n+ | "), "{outcome}");
+    assert!(printed(&outcome).contains("\n  1 events were missed: what follows may be wrong\n"), "{outcome}");
     assert!(outcome.stderr.contains("gpumem::unsubscribe() was called"), "{outcome}");
 }
 
@@ -150,7 +149,11 @@ fn where_reports_go() {
     let run = |to: &str| clean(Standin::new().cupti().env("GPUMEM_REPORT", to).run(script));
     let outcome = run("json");
     let [line] = outcome.reports()[..] else { panic!("one line\n{outcome}") };
-    assert!(line.starts_with("{\"tracked_at\":\"tests/src/bin/probe/track.rs:"), "{outcome}");
+    assert!(
+        line.starts_with("{\"type\":\"tracked\",\"level\":\"info\",\"time\":\"")
+            && line.contains("\"file\":\"tests/src/bin/probe/track.rs\""),
+        "{outcome}"
+    );
     assert!(
         line.ends_with(
             "\"live\":24,\"changes\":[{\"count\":1,\"bytes_each\":24,\"bytes\":24,\"kind\":\"device\",\"dtype\":\"f32\",\
@@ -159,10 +162,7 @@ fn where_reports_go() {
         "{outcome}"
     );
     let outcome = run("stderr");
-    assert!(
-        outcome.reports().is_empty() && outcome.stderr.ends_with("+ | 1 * 24 B f32 (2, 3) | 24 B | w\n\n"),
-        "{outcome}"
-    );
+    assert!(outcome.reports().is_empty() && outcome.stderr.ends_with(" +  24  1 × 24 B  f32 (2, 3)  w\n"), "{outcome}");
     let outcome = run("off");
     assert!(outcome.reports().is_empty() && outcome.stderr.is_empty(), "{outcome}");
     assert!(outcome.answer("track").contains(" live=24 B"), "{outcome}");
@@ -174,6 +174,6 @@ fn in_the_child_of_a_fork() {
         Standin::new().cupti().run("context 0; tracker; pooled 1; track; fork label w u8 1 0x10 | new_tracker | track");
     assert!(outcome.answer("label w u8 1 0x10").starts_with("error[unavailable] this process was forked"), "{outcome}");
     assert_eq!(outcome.answers("track")[1], "used=? live=?, ?", "{outcome}");
-    assert_eq!(printed(&outcome).matches("At ").count(), 1, "{outcome}");
+    assert_eq!(printed(&outcome).matches("TIME ").count(), 1, "{outcome}");
     assert!(outcome.is_clean(), "{outcome}");
 }

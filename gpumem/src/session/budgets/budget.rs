@@ -8,8 +8,8 @@ use once_cell::sync::OnceCell;
 use super::baseline;
 use crate::{
     model::{Gauge, Trace},
-    report::{Figure, Found, Limit, Place, Relation, Verdict, by_place, judge},
-    session::{GpuMemTrace, GpuMemTraceBuilder, Notice, current, output::say},
+    report::{Content, Figure, Found, Limit, Place, Relation, Verdict, by_place, judge},
+    session::{GpuMemTrace, GpuMemTraceBuilder, Notice, current},
     sys::process,
 };
 
@@ -169,7 +169,7 @@ impl Budget {
             return;
         }
         if current().settings().skip_budgets {
-            say(&format_args!("gpumem: the GPU memory budget of `{name}` was skipped: {reason}\n"));
+            current().print(Content::Budget(format!("the GPU memory budget of `{name}` was skipped: {reason}")));
         } else if self.strict {
             self.panic(&format_args!(
                 "the GPU memory budget of `{name}` cannot be measured: {reason}; GPUMEM_BUDGETS=skip runs without it"

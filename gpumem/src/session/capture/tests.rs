@@ -9,9 +9,10 @@ use std::{
 use gpumem_core::capture::{End, Item, Output, Reader, Step, items_of};
 
 use crate::{
+    export::Sink,
     model::{Bytes, EventKind, Gauge},
     report::Report,
-    session::{GpuMemTrace, MemTracker, Sink, TestSession, breakdown, on_oom, set_sink, statistics, summary},
+    session::{GpuMemTrace, MemTracker, TestSession, breakdown, on_oom, set_sink, statistics, summary},
 };
 
 /// A file in the folder for temporary files, which is removed.
@@ -47,7 +48,7 @@ fn recorded(name: &str, variables: &[(&str, &str)]) -> (TestSession, Recording, 
     let session = TestSession::new(&variables).unwrap();
     let reports = Arc::new(Mutex::new(Vec::new()));
     let to = Arc::clone(&reports);
-    session.run(|| set_sink(Sink::custom(move |report| to.lock().unwrap().push(report.clone()))));
+    session.run(|| set_sink(Sink::custom(move |output| to.lock().unwrap().extend(output.report().cloned()))));
     (session, recording, reports)
 }
 

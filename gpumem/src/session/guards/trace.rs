@@ -15,7 +15,7 @@ use crate::{
     error::Result,
     ledger::ScopePeriod,
     model::{Gauge, ScopeId, Source, Trace},
-    report::{Line, LiveBlock, PeakHolders, Report},
+    report::{Content, Line, LiveBlock, PeakHolders, Report},
     sys::process,
 };
 
@@ -52,6 +52,8 @@ use crate::{
 pub struct GpuMemTrace {
     session: &'static Session,
     state: State,
+    /// Where it was started.
+    at: &'static Location<'static>,
     settings: GpuMemTraceBuilder,
 }
 
@@ -96,6 +98,7 @@ impl GpuMemTrace {
             ctx: None,
             request: ScopeRequest::default(),
             at: None,
+            module: None,
             silent: false,
             on_exit_report: true,
         }
@@ -124,7 +127,10 @@ impl GpuMemTrace {
     pub fn start(&mut self) {
         match &self.state {
             State::Running(_) => self.reset(),
-            State::Stopped(..) | State::Off => self.state = self.settings.open_or_off(self.session),
+            State::Stopped(..) | State::Off => {
+                self.at = self.settings.at.unwrap_or(Location::caller());
+                self.state = self.settings.open_or_off(self.session, self.at);
+            }
         }
     }
 
@@ -331,7 +337,13 @@ impl GpuMemTrace {
         }
         #[cfg(not(feature = "capture"))]
         let _ = end;
-        self.session.write(&report);
+        if self.session.is_silent() {
+            return;
+        }
+        let mut output = self.session.output(Content::Trace(report));
+        output.at = Some(self.at.into());
+        output.module = self.settings.module.map(Into::into);
+        self.session.write(&output);
     }
 }
 
@@ -381,6 +393,8 @@ pub struct GpuMemTraceBuilder {
     request: ScopeRequest,
     /// Where the trace is in the sources, if not where it is started.
     pub(in crate::session) at: Option<&'static Location<'static>>,
+    /// The module of the function that it is in, if that is known.
+    module: Option<&'static str>,
     silent: bool,
     pub(in crate::session) on_exit_report: bool,
 }
@@ -459,32 +473,27 @@ impl GpuMemTraceBuilder {
     /// When there is no such device, it cannot be read, or the gauge is not available on it.
     #[track_caller]
     pub fn start(self) -> Result<GpuMemTrace> {
-        let session = current();
-        let state = self.open(session)?;
-        Ok(GpuMemTrace { session, state, settings: self })
+        let (session, at) = (current(), self.at.unwrap_or(Location::caller()));
+        let state = self.open(session, at)?;
+        Ok(GpuMemTrace { session, state, at, settings: self })
     }
 
     /// Starts the trace, or one that is off, where [`start`](Self::start) would give an error; the error is then said
     /// once on stderr.
     #[track_caller]
     pub fn start_or_off(self) -> GpuMemTrace {
-        let session = current();
-        let state = self.open_or_off(session);
-        GpuMemTrace { session, state, settings: self }
+        let (session, at) = (current(), self.at.unwrap_or(Location::caller()));
+        let state = self.open_or_off(session, at);
+        GpuMemTrace { session, state, at, settings: self }
     }
 
-    #[track_caller]
-    fn open(&self, session: &'static Session) -> Result<State> {
-        // Handed to `unwrap_or_else`, it would be called from within the standard library.
-        let caller = Location::caller();
-        let at = self.at.unwrap_or(caller);
+    fn open(&self, session: &'static Session, at: &'static Location<'static>) -> Result<State> {
         let scope = OpenScope::open(session, self.request, self.ctx.as_deref(), at)?;
         Ok(scope.map_or(State::Off, State::Running))
     }
 
-    #[track_caller]
-    fn open_or_off(&self, session: &'static Session) -> State {
-        self.open(session).unwrap_or_else(|error| {
+    fn open_or_off(&self, session: &'static Session, at: &'static Location<'static>) -> State {
+        self.open(session, at).unwrap_or_else(|error| {
             session.notify_off(&error);
             State::Off
         })

@@ -4,15 +4,17 @@ use std::{
     fmt::{self, Display},
     io::Write,
     panic::Location,
+    time::SystemTime,
 };
 
 use crate::session::{Session, current, output::Notice, views};
 use crate::{
     derive::tracked_groups,
     error::Result,
+    export::Paint,
     ledger::Counts,
     model::{Device, Family, Gauge},
-    report::{Groups, SourceLine, Tracked, difference, live},
+    report::{Content, Groups, SourceLine, Tracked, difference, live},
     source::Devices,
 };
 
@@ -101,9 +103,9 @@ impl MemTracker {
     fn track_now(&mut self, at: impl Into<SourceLine>, word: Option<String>) -> Tracked {
         let Some((device, of)) = self.device.filter(|_| crate::session::alive().is_ok()) else {
             let nothing = Device { family: Family::Cuda, ordinal: 0 };
-            return Tracked::at(at.into(), word, self.device.map_or(nothing, |(device, _)| device));
+            return Tracked::at(SystemTime::now(), at.into(), word, self.device.map_or(nothing, |(device, _)| device));
         };
-        let mut tracked = Tracked::at(at.into(), word, device);
+        let mut tracked = Tracked::at(SystemTime::now(), at.into(), word, device);
         let session = self.session;
         tracked.is_first = std::mem::replace(&mut self.is_first, false);
         tracked.used = match of.read(device.ordinal) {
@@ -136,6 +138,7 @@ impl MemTracker {
         record_request!(
             self.session,
             Tracked {
+                time: tracked.time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default(),
                 tracker: self.number,
                 file: tracked.at.file().to_owned(),
                 line: tracked.at.line(),
@@ -149,8 +152,9 @@ impl MemTracker {
 
     /// One write for each call, so that lines of several trackers do not mix.
     fn tell(&mut self, tracked: &Tracked) {
-        let Some(to) = &mut self.to else { return self.session.write_tracked(tracked) };
-        let text = self.session.format().tracked(tracked);
+        let output = self.session.output(Content::Tracked(tracked.clone()));
+        let Some(to) = &mut self.to else { return self.session.write(&output) };
+        let text = self.session.form().write(&output, Paint::Plain);
         // Who reads the file while the program runs, or after it was killed, finds all of it.
         if let Err(error) = to.write_all(text.as_bytes()).and_then(|()| to.flush()) {
             let text = format_args!("cannot write what a tracker saw: {error}; it is lost");

@@ -6,11 +6,8 @@ pub(super) mod peaks;
 mod sink;
 
 pub(crate) use self::notice::Notice;
-pub(super) use self::{
-    notice::{Notices, say},
-    oom::Refusals,
-};
+pub(super) use self::{notice::Notices, oom::Refusals, sink::SinkState};
 pub use self::{
     oom::{on_oom, retry_after_trim},
-    sink::{Sink, set_sink},
+    sink::set_sink,
 };

@@ -1,4 +1,4 @@
-//! What is said once for each process, on stderr.
+//! What is printed once.
 
 use std::{
     cell::Cell,
@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::session::Session;
-use crate::{error::Error, model::Device, settings::Settings, sys::process};
+use crate::{error::Error, model::Device, report::Content, settings::Settings, sys::process};
 
 /// What a notice is about.
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +67,7 @@ impl Session {
         if off.len() < 8 && !off.contains(error) && !self.is_silent() {
             off.push(error.clone());
             drop(off);
-            say(&format_args!("gpumem: a trace is off: {error}\n"));
+            self.print(Content::Notice(format!("a trace is off: {error}")));
         }
     }
 
@@ -88,23 +88,21 @@ impl Session {
         }
     }
 
-    /// Prints a notice on stderr, unless the same notice was printed before, reports are off, or this is the child of a fork.
+    /// Prints a notice, unless the same notice was printed before, output is off, or this is the child of a fork.
     pub(crate) fn notify(&self, notice: Notice, text: &dyn Display) {
-        let (given, bit) = (&self.notices.given, 1 << notice as u32);
-        if given.load(Relaxed) & bit != 0
-            || process::is_forked()
-            || self.is_silent()
-            || given.fetch_or(bit, Relaxed) & bit != 0
-        {
-            return;
+        if self.is_new(notice) {
+            self.print(Content::Notice(text.to_string()));
         }
-        say(&format_args!("gpumem: {text}\n"));
     }
-}
 
-/// Writes to stderr, all at once: what other processes and libraries write there does not come in between.
-pub(in crate::session) fn say(text: &dyn Display) {
-    eprint!("{}", Quiet::new(&text.to_string()));
+    /// The notice is to be printed, which is asked once.
+    pub(super) fn is_new(&self, notice: Notice) -> bool {
+        let (given, bit) = (&self.notices.given, 1 << notice as u32);
+        given.load(Relaxed) & bit == 0
+            && !process::is_forked()
+            && !self.is_silent()
+            && given.fetch_or(bit, Relaxed) & bit == 0
+    }
 }
 
 /// Text for `print!` that does not make it panic when nobody can be written to (a closed pipe, a full disk): the error

@@ -14,7 +14,6 @@ use std::{
 
 use crossbeam_channel::{self as channel, Sender};
 
-use super::say;
 use crate::session::{
     Session, current,
     views::{self, Now},
@@ -23,7 +22,7 @@ use crate::{
     derive::{self, KeptPeak, Names, Snapshot, Stack},
     error::{Error, Kind, Result},
     model::{Bytes, Device, MemKind, StackId},
-    report::{Breakdown, Known, OutOfMemory},
+    report::{Breakdown, Content, Known, OutOfMemory},
     source::{self, Devices},
     sys::process,
 };
@@ -233,7 +232,7 @@ impl Refusal {
         OutOfMemory {
             device: device.ordinal,
             asked,
-            kind: kind.name(),
+            kind,
             path,
             line: None,
             breakdown: Err(no_answer(FOR_THE_THREAD)),
@@ -525,13 +524,15 @@ fn print(session: &Session, pending: Pending) {
     }
     let Pending { oom, .. } = pending;
     let before = session.refusals.printed.fetch_add(1, Relaxed);
-    let last = if before + 1 == MOST { "gpumem: more of them are not reported\n" } else { "" };
     if before < MOST {
         #[cfg(feature = "capture")]
         if let Some(reading) = pending.reading {
             record_request!(session, OutOfMemory { refusal: pending.number, reading });
         }
-        say(&format_args!("gpumem: {oom}{last}"));
+        session.print(Content::OutOfMemory(Box::new(oom)));
+    }
+    if before + 1 == MOST {
+        session.print(Content::Notice("more allocations that are refused are not reported".to_owned()));
     }
 }
 
@@ -556,5 +557,5 @@ pub(in crate::session) fn report_leaks(session: &'static Session) {
     }
     let is_intercepted = Now::find(session).is_intercepted(session);
     record_request!(session, Leaks { is_intercepted });
-    say(&derive::leaks(&session.inbox, session, std::process::id(), is_intercepted));
+    session.print(Content::Leaks(derive::leaks(&session.inbox, session, is_intercepted)));
 }

@@ -1,10 +1,16 @@
-//! Where reports go.
+//! Writes output to where it goes.
 
 use std::{
     cell::Cell,
-    fmt,
+    fmt::Display,
+    fs::{File, OpenOptions},
+    io::{self, IsTerminal, Write},
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, PoisonError},
+    path::{Path, PathBuf},
+    process as std_process,
+    sync::{Arc, Mutex, PoisonError, RwLock},
+    thread,
+    time::SystemTime,
 };
 
 use crate::session::{
@@ -12,64 +18,26 @@ use crate::session::{
     output::notice::{Notice, Quiet},
 };
 use crate::{
-    export::{self, Format},
-    report::{Report, Tracked},
-    settings::ReportTo,
+    export::{Form, Paint, Sink},
+    report::{Content, Output},
     sys::process,
 };
 
-/// Where the reports of all traces go. The environment variable `GPUMEM_REPORT` (`stdout`, `stderr`, `json` or `off`)
-/// sets it from outside, [`set_sink`] from inside; stdout is the default.
-#[derive(Clone, Default)]
-#[non_exhaustive]
-pub enum Sink {
-    /// Lines on stdout, through `print!`, so that tests capture them.
-    #[default]
-    Stdout,
-    /// Lines on stderr.
-    Stderr,
-    /// A JSON object a line, on stdout.
-    #[cfg(feature = "json")]
-    Json,
-    /// Nowhere. Notices on stderr are off as well.
-    Off,
-    /// To a function; see [`Sink::custom`].
-    Custom(Arc<dyn Fn(&Report) + Send + Sync>),
-}
-
-impl Sink {
-    /// Hands each report to a function, on the thread that reports. A panic that unwinds from it is caught, since it may
-    /// run in the drop of a guard. Traces in it do not report.
-    ///
-    /// ```
-    /// use gpumem::{GpuMemTrace, Sink, set_sink};
-    /// set_sink(Sink::custom(|report| log(&report.to_string())));
-    /// # fn log(_: &str) {}
-    /// ```
-    pub fn custom(to: impl Fn(&Report) + Send + Sync + 'static) -> Self {
-        Self::Custom(Arc::new(to))
-    }
-}
-
-impl fmt::Debug for Sink {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Stdout => "Stdout",
-            Self::Stderr => "Stderr",
-            #[cfg(feature = "json")]
-            Self::Json => "Json",
-            Self::Off => "Off",
-            Self::Custom(_) => "Custom",
-        })
-    }
+/// Where the output of a session goes.
+#[derive(Debug, Default)]
+pub(in crate::session) struct SinkState {
+    /// What the program set, else what `GPUMEM_REPORT` says.
+    set: RwLock<Option<Sink>>,
+    /// The file that was written last.
+    file: Mutex<Option<(PathBuf, Arc<File>)>>,
 }
 
 thread_local! {
-    /// This thread is in a custom sink.
+    /// This thread runs the function of a custom sink.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Sends the reports of all traces there from now on, whatever `GPUMEM_REPORT` says. The child of a fork reports nothing.
+/// Sends all output there from now on, whatever `GPUMEM_REPORT` says. The child of a fork prints nothing.
 pub fn set_sink(sink: Sink) {
     current().set_sink(sink);
 }
@@ -80,21 +48,15 @@ impl Session {
         if process::is_forked() {
             return;
         }
-        let replaced = self.sink.write().unwrap_or_else(PoisonError::into_inner).replace(sink);
-        // Not under the lock: what a sink owns may itself report when it is dropped.
+        let replaced = self.sink.set.write().unwrap_or_else(PoisonError::into_inner).replace(sink);
+        // Not under the lock: what a sink owns may itself print something when it is dropped.
         drop(replaced);
     }
 
     fn sink(&self) -> Sink {
         // Cloned, not borrowed: a sink may itself set another.
-        let set = self.sink.read().unwrap_or_else(PoisonError::into_inner).clone();
-        set.unwrap_or(match self.settings.report {
-            ReportTo::Stdout => Sink::Stdout,
-            ReportTo::Stderr => Sink::Stderr,
-            #[cfg(feature = "json")]
-            ReportTo::Json => Sink::Json,
-            ReportTo::Off => Sink::Off,
-        })
+        let set = self.sink.set.read().unwrap_or_else(PoisonError::into_inner).clone();
+        set.unwrap_or_else(|| self.settings.report.clone())
     }
 
     /// Nothing is printed.
@@ -102,54 +64,277 @@ impl Session {
         matches!(self.sink(), Sink::Off)
     }
 
-    /// Writes one report.
-    pub(in crate::session) fn write(&self, report: &Report) {
-        match self.sink() {
+    /// How output is written where the program said nothing else.
+    pub(in crate::session) fn form(&self) -> Form {
+        self.sink().form()
+    }
+
+    /// As made now by the calling thread.
+    pub(in crate::session) fn output(&self, content: Content) -> Output {
+        let mut output = Output::new(content, SystemTime::now(), std_process::id());
+        if self.is_begun() {
+            output.thread = Some(self.inbox.this_thread().0).filter(|number| *number > 0);
+        }
+        output.thread_name = thread::current().name().map(str::to_owned);
+        output
+    }
+
+    /// Writes what was made now by the calling thread. Nothing in the child of a fork: a thread that it does not have may hold the
+    /// lock of stdout.
+    pub(in crate::session) fn print(&self, content: Content) {
+        if !process::is_forked() && !self.is_silent() {
+            self.write(&self.output(content));
+        }
+    }
+
+    /// Writes it to the sink.
+    pub(in crate::session) fn write(&self, output: &Output) {
+        let sink = self.sink();
+        match &sink {
             Sink::Off => {}
-            sink @ (Sink::Stdout | Sink::Stderr) => {
-                self.print(&export::TEXT.line(report), matches!(sink, Sink::Stderr));
-            }
+            Sink::Stdout if output.content.is_report() => self.write_stdout(output, Form::Text),
+            Sink::Stdout | Sink::Stderr => self.write_stderr(output),
+            Sink::File(path) => self.write_file(path, &sink.form().write(output, Paint::Plain)),
             #[cfg(feature = "json")]
-            Sink::Json => self.print(&export::JSON.line(report), false),
-            Sink::Custom(to) => {
-                // A trace inside a sink would report to it without end.
-                if INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true) {
-                    return;
-                }
-                // The panic hook has printed it. A guard's drop must not make its program panic.
-                let _ = catch_unwind(AssertUnwindSafe(|| to(report)));
-                let _ = INSIDE.try_with(|inside| inside.set(false));
-            }
-        }
-    }
-
-    /// Writes what a tracker saw. A custom sink receives the reports of traces only; with one this goes to stdout.
-    pub(in crate::session) fn write_tracked(&self, tracked: &Tracked) {
-        match self.sink() {
-            Sink::Off => {}
-            sink => self.print(&self.format().tracked(tracked), matches!(sink, Sink::Stderr)),
-        }
-    }
-
-    /// The format of the sink.
-    pub(in crate::session) fn format(&self) -> &'static Format {
-        match self.sink() {
+            Sink::Json => self.write_stdout(output, Form::Json),
             #[cfg(feature = "json")]
-            Sink::Json => &export::JSON,
-            _ => &export::TEXT,
+            Sink::JsonFile(path) => self.write_file(path, &sink.form().write(output, Paint::Plain)),
+            Sink::Custom(to) => self.write_to_function(output, &**to),
+            // The enum may grow.
+            _ => {}
         }
     }
 
-    fn print(&self, text: &str, to_stderr: bool) {
+    fn write_stdout(&self, output: &Output, form: Form) {
+        let text = form.write(output, self.paint(io::stdout().is_terminal()));
         let quiet = Quiet::new(&text);
-        if to_stderr {
-            eprint!("{quiet}");
-        } else {
-            print!("{quiet}");
+        print!("{quiet}");
+        if quiet.failed() {
+            self.lost(&"cannot write to stdout (a closed pipe or a full disk?)");
         }
-        if quiet.failed() && !to_stderr {
-            let text = "cannot write reports to stdout (a closed pipe or a full disk?); they are lost";
-            self.notify(Notice::Unwritten, &text);
+    }
+
+    /// All at once: what other processes and libraries write there does not come in between.
+    fn write_stderr(&self, output: &Output) {
+        let text = Form::Text.write(output, self.paint(io::stderr().is_terminal()));
+        eprint!("{}", Quiet::new(&text));
+    }
+
+    fn paint(&self, is_terminal: bool) -> Paint {
+        if is_terminal && !self.settings.no_color { Paint::Ansi } else { Paint::Plain }
+    }
+
+    /// One write at the end of the file, so that processes can share it.
+    fn write_file(&self, path: &Path, text: &str) {
+        let written = self.open(path).and_then(|file| (&*file).write_all(text.as_bytes()));
+        if let Err(error) = written {
+            self.lost(&format_args!("cannot write to {}: {error}", path.display()));
         }
+    }
+
+    /// The file is kept open for what comes next.
+    fn open(&self, path: &Path) -> io::Result<Arc<File>> {
+        let mut kept = self.sink.file.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*kept {
+            Some((open, file)) if open == path => Ok(Arc::clone(file)),
+            _ => {
+                let file = Arc::new(OpenOptions::new().append(true).create(true).open(path)?);
+                *kept = Some((path.to_owned(), Arc::clone(&file)));
+                Ok(file)
+            }
+        }
+    }
+
+    fn write_to_function(&self, output: &Output, to: &dyn Fn(&Output)) {
+        // What is made inside of the function would call it without end.
+        if INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true) {
+            // A notice is made once, so it must not be lost.
+            if matches!(output.content, Content::Notice(_)) {
+                self.write_stderr(output);
+            }
+            return;
+        }
+        // The panic hook has printed it. A guard's drop must not make its program panic.
+        let _ = catch_unwind(AssertUnwindSafe(|| to(output)));
+        let _ = INSIDE.try_with(|inside| inside.set(false));
+    }
+
+    /// Reports once, on stderr, that output cannot be written.
+    fn lost(&self, why: &dyn Display) {
+        if self.is_new(Notice::Unwritten) {
+            self.write_stderr(&self.output(Content::Notice(format!("{why}; output is lost"))));
+        }
+    }
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use std::{env, fs, sync::Mutex};
+
+    use super::*;
+    use crate::{
+        model::Bytes,
+        report::Level,
+        session::{GpuMemTrace, MemTracker, TestSession, breakdown},
+    };
+
+    fn session(variables: &[(&str, &str)]) -> TestSession {
+        let session = TestSession::new(variables).unwrap();
+        session.add(Bytes::gib(1)).unwrap();
+        session
+    }
+
+    /// A trace that holds 3 MiB, a tracker's point, a skipped budget, and the notice that the device is simulated.
+    fn work(session: &TestSession) {
+        session.run(|| {
+            let gpu = session.add(Bytes::gib(1)).unwrap();
+            let trace = GpuMemTrace::builder().ctx("step").device(gpu.ordinal()).start().unwrap();
+            let block = gpu.alloc(Bytes::mib(3)).unwrap();
+            drop(trace);
+            MemTracker::builder().device(gpu.ordinal()).start().unwrap().track_with("main");
+            current().print(Content::Budget("skipped".to_owned()));
+            drop(block);
+        });
+    }
+
+    struct TempFile(PathBuf);
+
+    impl TempFile {
+        fn new(name: &str) -> Self {
+            let path = env::temp_dir().join(format!("gpumem-sink-{}-{name}", std_process::id()));
+            let _ = fs::remove_file(&path);
+            Self(path)
+        }
+
+        fn read(&self) -> String {
+            fs::read_to_string(&self.0).unwrap()
+        }
+    }
+
+    impl Drop for TempFile {
+        fn drop(&mut self) {
+            let _ = fs::remove_file(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_file_gets_everything_at_its_end() {
+        let file = TempFile::new("text");
+        fs::write(&file.0, "before\n").unwrap();
+        let target = format!("file:{}", file.0.display());
+        for _ in 0..2 {
+            work(&session(&[("GPUMEM_REPORT", &target)]));
+        }
+        let text = file.read();
+        let starts: Vec<_> = text.lines().map(|line| line.split(' ').next().unwrap()).collect();
+        assert_eq!(starts[..3], ["before", "gpumem:", "△Used"], "{text}");
+        assert_eq!(text.matches("△Used Peaked MB:      3      0 (step: exit)\n").count(), 2, "{text}");
+        assert_eq!(text.matches("sink.rs:").count(), 2, "the tracker\n{text}");
+        assert!(text.ends_with("gpumem: skipped\n") && !text.contains('\u{1b}'), "{text}");
+    }
+
+    #[test]
+    #[cfg(feature = "json")]
+    fn each_json_object_says_what_when_who_and_where() {
+        let file = TempFile::new("json");
+        work(&session(&[("GPUMEM_REPORT", &format!("json:{}", file.0.display()))]));
+        let lines: Vec<serde_json::Value> =
+            file.read().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let types: Vec<_> = lines.iter().map(|line| line["type"].as_str().unwrap()).collect();
+        assert_eq!(types, ["notice", "trace", "tracked", "budget"]);
+        for line in &lines {
+            assert_eq!(line["pid"], std_process::id(), "{line}");
+            assert!(line["time"].as_str().is_some_and(|time| time.starts_with("20") && time.ends_with('Z')), "{line}");
+            assert!(line["thread_name"].as_str().is_some_and(|name| name.contains("each_json_object")), "{line}");
+        }
+        for line in &lines[1..] {
+            assert!(line["thread"].as_u64().is_some_and(|thread| thread > 0), "{line}");
+        }
+        for line in &lines[1..3] {
+            assert_eq!((&line["device"], line["line"].is_u64()), (&1.into(), true), "{line}");
+            assert!(line["file"].as_str().is_some_and(|file| file.ends_with("sink.rs")), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_function_gets_everything() {
+        let session = session(&[]);
+        let seen: Arc<Mutex<Vec<(&str, Level)>>> = Arc::default();
+        let to = Arc::clone(&seen);
+        let sink = Sink::custom(move |output| {
+            to.lock().unwrap().push((output.content.name(), output.level));
+            // It is not called for what is made inside of it.
+            current().print(Content::Budget("inside".to_owned()));
+        });
+        session.run(|| set_sink(sink));
+        work(&session);
+        let expected =
+            [("notice", Level::Warning), ("trace", Level::Info), ("tracked", Level::Info), ("budget", Level::Warning)];
+        assert_eq!(*seen.lock().unwrap(), expected);
+    }
+
+    #[test]
+    fn a_function_that_panics_is_called_again() {
+        let session = session(&[]);
+        let calls: Arc<Mutex<usize>> = Arc::default();
+        let count = Arc::clone(&calls);
+        let sink = Sink::custom(move |_| {
+            *count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+            panic!("in a sink");
+        });
+        session.run(|| set_sink(sink));
+        work(&session);
+        assert_eq!(*calls.lock().unwrap_or_else(PoisonError::into_inner), 4);
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_reported_once() {
+        let session = session(&[("GPUMEM_REPORT", "file:/no/such/folder/file")]);
+        work(&session);
+        session.run(|| assert!(!current().is_new(Notice::Unwritten)));
+        // A full disk.
+        let session = self::session(&[("GPUMEM_REPORT", "file:/dev/full")]);
+        work(&session);
+        session.run(|| assert!(!current().is_new(Notice::Unwritten) || !Path::new("/dev/full").exists()));
+    }
+
+    #[test]
+    fn nothing_is_printed_when_it_is_off() {
+        let session = session(&[("GPUMEM_REPORT", "off")]);
+        work(&session);
+        session.run(|| {
+            assert!(current().is_silent());
+            set_sink(Sink::Stdout);
+            // What was not printed is printed later.
+            assert!(current().is_new(Notice::Simulated));
+        });
+    }
+
+    #[test]
+    fn processes_share_a_file() {
+        let file = TempFile::new("shared");
+        let target = format!("file:{}", file.0.display());
+        let sessions = [(); 4].map(|()| session(&[("GPUMEM_REPORT", &target)]));
+        let text = "x".repeat(3000);
+        thread::scope(|threads| {
+            for session in &sessions {
+                let text = &text;
+                threads.spawn(move || {
+                    session.run(|| (0..50).for_each(|_| current().print(Content::Budget(text.clone()))));
+                });
+            }
+        });
+        let expected = format!("gpumem: {text}");
+        assert_eq!(file.read().lines().filter(|line| *line == expected).count(), 200, "lines are not mixed");
+    }
+
+    #[test]
+    fn colours_are_for_terminals_alone() {
+        let paint = |variables: &[(&str, &str)], is_terminal| session(variables).run(|| current().paint(is_terminal));
+        assert_eq!(paint(&[], true), Paint::Ansi);
+        assert_eq!(paint(&[], false), Paint::Plain);
+        assert_eq!(paint(&[("NO_COLOR", "1")], true), Paint::Plain);
+        assert_eq!(paint(&[("NO_COLOR", "")], true), Paint::Ansi);
+        session(&[]).run(|| assert!(!breakdown(None).unwrap().to_string().contains('\u{1b}')));
     }
 }

@@ -46,9 +46,8 @@ pub struct Status {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LiveMemory {
-    /// `device`, `pool`, `managed`, `pinned host`, `vmm` or `graph`. Traces count all but two: managed memory is where it was
-    /// touched last, and pinned memory is on the host.
-    pub kind: &'static str,
+    /// What sort of memory. Traces count what [`is_on_device`](MemKind::is_on_device).
+    pub kind: MemKind,
     /// How many allocations.
     pub blocks: u64,
     /// How much they add up to.
@@ -73,7 +72,7 @@ pub fn status() -> Status {
     let live = MemKind::ALL.into_iter().map(|kind| {
         let of_kind = || stats.iter().map(|device| &device.kinds[kind as usize]);
         LiveMemory {
-            kind: kind.name(),
+            kind,
             blocks: of_kind().map(|stat| stat.blocks.current).sum(),
             bytes: Bytes::new(of_kind().map(|stat| stat.bytes.current).sum()),
         }

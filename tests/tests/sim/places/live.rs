@@ -40,7 +40,7 @@ fn what_is_still_there_of_traces() {
     assert_eq!(sizes(&outer.live()), [50, 25, 20, 10, 5]);
     drop((a, others));
     assert_eq!(sizes(&outer.live()), [25, 20, 5]);
-    let kinds: Vec<_> = outer.live().iter().map(|block| (block.kind, block.path.join("/"))).collect();
+    let kinds: Vec<_> = outer.live().iter().map(|block| (block.kind.name(), block.path.join("/"))).collect();
     assert_eq!(
         kinds,
         [("pool", "outer/inner"), ("device", "outer/inner"), ("device", "outer")]

@@ -113,31 +113,34 @@ fn a_refusal_reports_which_scopes_hold_the_memory() {
     assert_eq!(scopes, "[(\"load\", 600), (\"train > forward\", 48)]");
     assert!(said.stderr.lines().all(|line| line.width() <= 80), "{}", said.stderr);
     let expected = format!(
-        "gpumem: device 0 is out of memory: 900 MiB (device) were asked for\n  \
+        "gpumem: device 0 is out of memory: 900 MiB (device) were requested\n  \
                at {place}\n  \
                in train > backward\n\
-             device 0 (simulated GPU (1 GiB)): 712 MiB of 1 GiB in use, 312 MiB free\n  \
-               this process                                           712 MiB\n    \
-                 load                                                 600 MiB  1 block\n    \
-                 train > forward                                       48 MiB  1 block\n    \
-                 kept by the pool, unused                              64 MiB\n\
+             device 0 (simulated GPU (1 GiB)): 712 MiB of 1 GiB in use, 312 MiB free\n \
+              where                       MiB  blocks\n \
+              ─────────────────────────────────────────────────\n \
+              this process                712       2  ████████\n   \
+                load                      600       1  ██████▋\n   \
+                kept by the pool, unused   64          ▋\n   \
+                train                      48       1  ▌\n     \
+                  forward                  48       1  ▌\n\
              gpumem::empty_cache() would give back 64 MiB\n\
-             places that hold most:\n"
+             places that hold the most:\n"
     );
     let (head, places) = said.stderr.split_at(expected.len().min(said.stderr.len()));
     assert_eq!(head, expected);
     // Both were taken on one line, called from two, and what is in the pool was not looked at.
-    let places: Vec<_> = places.lines().collect();
+    let places: Vec<_> = places.lines().skip(2).collect();
     let [large, large_from, small, small_from, peak, at_peak @ ..] = &places[..] else { panic!("{}", said.stderr) };
-    assert!(large.starts_with("  tests/sim/places.rs:") && large.ends_with("  600 MiB  1 block"), "{large}");
-    assert!(small.starts_with("  tests/sim/places.rs:") && small.ends_with("   48 MiB  1 block"), "{small}");
+    assert!(large.starts_with(" tests/sim/places.rs:") && large.ends_with("  600       1  ████████"), "{large}");
+    assert!(small.starts_with(" tests/sim/places.rs:") && small.ends_with("   48       1  ▋"), "{small}");
     for caller in [large_from, small_from] {
-        assert!(caller.starts_with("    from tests/sim/places/oom.rs:"), "{caller}");
+        assert!(caller.starts_with("   from tests/sim/places/oom.rs:"), "{caller}");
     }
     // More was in use before.
-    assert_eq!(*peak, "simulated device 0: the peak was 712 MiB, made of");
-    for (scope, mib) in [("load", 600), ("train", 64), ("train > forward", 48)] {
-        let row = |line: &&str| line.starts_with(&format!("  {scope}  ")) && line.ends_with(&format!(" {mib} MiB"));
+    assert_eq!(*peak, "simulated device 0: the peak was 712 MiB");
+    for (scope, mib) in [(" load", 600), (" train", 112), ("   forward", 48)] {
+        let row = |line: &&str| line.starts_with(&format!("{scope}  ")) && line.contains(&format!(" {mib}  "));
         assert!(at_peak.iter().any(row), "{scope}: {}", said.stderr);
     }
 }
@@ -146,7 +149,7 @@ fn a_refusal_reports_which_scopes_hold_the_memory() {
 fn three_are_reported_and_the_hook_gets_each() {
     let said = passes("refused often", &[]);
     assert_eq!((reports(&said), said.answers()), (3, vec!["45"]), "{}", said.stderr);
-    assert!(said.stderr.ends_with("gpumem: more of them are not reported\n"), "{}", said.stderr);
+    assert!(said.stderr.ends_with("gpumem: more allocations that are refused are not reported\n"), "{}", said.stderr);
     let silent = passes("refused often", &[("GPUMEM_REPORT", "off")]);
     assert_eq!((silent.stderr.as_str(), silent.answers()), ("", vec!["45"]));
 }

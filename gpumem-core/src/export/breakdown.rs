@@ -1,0 +1,191 @@
+//! Where a device's memory is, as a table.
+
+use std::fmt;
+
+use super::{
+    amounts::Amounts,
+    paint::{Paint, Role, Show},
+    table::{Cell, Fit, Table, WIDTH, shortened},
+    tree::{Leaf, Row, Tree},
+};
+use crate::report::{Breakdown, Part, PartKind};
+
+/// So many scopes, libraries and other parts of this process have a row.
+const MOST: usize = 20;
+
+/// A tree, the largest first. A row has what the rows inside of it have, and what is its own.
+impl fmt::Display for Breakdown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.show(f, Paint::Plain)
+    }
+}
+
+impl Show for Breakdown {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        let Self { device, name, memory, .. } = self;
+        let (used, total, free) = (memory.used, memory.total, memory.free);
+        let figures = format!(": {used} of {total} in use, {free} free");
+        let room = WIDTH.saturating_sub(format!("device {device} ()").len() + figures.len());
+        let name = name.as_ref().map(|name| format!(" ({})", shortened(name, room.max(8)))).unwrap_or_default();
+        write!(f, "{}", paint.on(Role::Heading, format_args!("device {device}{name}{figures}")))?;
+        let rows = self.rows();
+        if rows.is_empty() {
+            return Ok(());
+        }
+        f.write_str("\n")?;
+        table("where", &rows).show(f, paint)
+    }
+}
+
+impl Breakdown {
+    fn rows(&self) -> Vec<Row> {
+        let is_of_others = |part: &&Part| matches!(part.kind, PartKind::Others | PartKind::Unknown);
+        let mut own = Tree::new();
+        for Part { kind, name, path, bytes, count } in self.parts.iter().filter(|part| !is_of_others(part)) {
+            let bytes = bytes.get().try_into().unwrap_or(i64::MAX);
+            if *kind == PartKind::Scope && !path.is_empty() {
+                own.scope(path, bytes, *count);
+            } else {
+                own.leaf(&[], Leaf { name: name.clone(), bytes, blocks: *count, note: None });
+            }
+        }
+        let own = own.rows(MOST);
+        let outermost = || own.iter().filter(|row| row.depth == 0);
+        let this = Row {
+            depth: 0,
+            name: "this process".to_owned(),
+            bytes: outermost().map(|row| row.bytes).sum(),
+            blocks: outermost().map(|row| row.blocks).sum(),
+            ..Row::default()
+        };
+        let inside = own.into_iter().map(|row| Row { depth: row.depth + 1, ..row });
+        let own: Vec<_> = if this.bytes > 0 { [this].into_iter().chain(inside).collect() } else { Vec::new() };
+        let others = self.parts.iter().filter(is_of_others).map(|part| {
+            let name = if part.count > 1 { format!("{} {}", part.count, part.name) } else { part.name.clone() };
+            vec![Row { name, bytes: part.bytes.get().try_into().unwrap_or(i64::MAX), ..Row::default() }]
+        });
+        let mut all: Vec<_> = others.chain([own]).filter(|rows| !rows.is_empty()).collect();
+        all.sort_by_key(|rows| std::cmp::Reverse(rows[0].bytes));
+        all.concat()
+    }
+}
+
+/// Rows with how much each is, how many blocks, and a bar.
+pub(super) fn table(what: &str, rows: &[Row]) -> Table {
+    let amounts = Amounts::of(rows.iter().map(|row| row.bytes));
+    let has_blocks = rows.iter().any(|row| row.blocks > 0);
+    let mut table = Table::new().column(what, Fit::LeftCutFront).amounts("", amounts);
+    if has_blocks {
+        table = table.column("blocks", Fit::Right);
+    }
+    table = table.column("", Fit::Left);
+    let largest = rows.iter().map(|row| row.bytes).max().unwrap_or(0);
+    for Row { depth, name, bytes, blocks, each, note } in rows {
+        let blocks = match (*blocks, each) {
+            (0, _) => String::new(),
+            (blocks @ 2.., Some(each)) => format!("{blocks} × {each}"),
+            (blocks, _) => blocks.to_string(),
+        };
+        let blocks = has_blocks.then(|| blocks.into());
+        let cells = [Cell::nested(*depth, name), amounts.show(*bytes).into()].into_iter().chain(blocks);
+        table.row(cells.chain([Cell::bar(*bytes, largest)]));
+        if let Some(caller) = note {
+            table.note(depth + 1, &format!("from {caller}"));
+        }
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        model::{Bytes, GpuMemory, GpuProcess, ProcessKind},
+        report::{Group, Known},
+    };
+
+    fn group(path: &[&str], library: Option<&str>, blocks: u64, mib: u64) -> Group {
+        Group {
+            path: path.iter().map(|name| (*name).to_owned()).collect(),
+            library: library.map(str::to_owned),
+            place: None,
+            caller: None,
+            blocks,
+            bytes: Bytes::mib(mib),
+        }
+    }
+
+    fn process(pid: u32, mib: Option<u64>) -> GpuProcess {
+        GpuProcess { pid, name: None, used: mib.map(Bytes::mib), kind: ProcessKind::Compute }
+    }
+
+    fn known() -> Known {
+        let memory = GpuMemory { total: Bytes::gib(16), free: Bytes::gib(14), used: Bytes::gib(2), reserved: None };
+        Known {
+            device: 0,
+            name: Some("NVIDIA H200".to_owned()),
+            simulated: false,
+            memory,
+            processes: Some(vec![process(1, Some(900)), process(2, Some(100)), process(7, Some(1000))]),
+            own_pid: 7,
+            pool: None,
+            live: vec![
+                group(&["train", "forward"], None, 3, 100),
+                group(&[], Some("cuBLAS"), 1, 32),
+                group(&["train", "forward"], None, 1, 28),
+                group(&[], None, 2, 8),
+            ],
+        }
+    }
+
+    #[test]
+    fn parts_stand_in_a_tree() {
+        let text = Breakdown::of(&known()).to_string();
+        assert_eq!(
+            text,
+            "\
+device 0 (NVIDIA H200): 2 GiB of 16 GiB in use, 14 GiB free
+ where                                               MiB  blocks
+ ─────────────────────────────────────────────────────────────────────────
+ 2 other processes                                  1000          ████████
+ this process                                       1000       7  ████████
+   CUDA context, kernels, modules; what is unknown   832          ██████▋
+   train                                             128       4  █
+     forward                                         128       4  █
+   cuBLAS                                             32       1  ▎
+   outside of all scopes                               8       2  ▏
+ the driver's, of no process                          48          ▍",
+            "\n{text}\n"
+        );
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "\n{text}\n");
+    }
+
+    #[test]
+    fn parts_add_up_to_what_is_used() {
+        let sum = |breakdown: &Breakdown| breakdown.parts.iter().map(|part| part.bytes).sum::<Bytes>();
+        let known = known();
+        let memory = known.memory;
+        assert_eq!(sum(&Breakdown::of(&known)), memory.used);
+        // What the driver does not report is not guessed.
+        for processes in
+            [None, Some(vec![]), Some(vec![process(7, None)]), Some(vec![process(1, None), process(7, Some(1000))])]
+        {
+            let breakdown = Breakdown::of(&Known { processes, ..known.clone() });
+            assert_eq!(sum(&breakdown), memory.used);
+            assert!(breakdown.parts.iter().all(|part| part.kind != PartKind::Others), "{breakdown}");
+        }
+        // Readings of different moments may be more than there is.
+        let less = GpuMemory { used: Bytes::mib(1010), ..memory };
+        assert_eq!(sum(&Breakdown::of(&Known { memory: less, ..known })), less.used);
+    }
+
+    #[test]
+    fn the_smallest_of_many_scopes_are_summed_up() {
+        let live = (1..=100).map(|mib| group(&[&format!("scope {mib}")], None, 1, mib)).collect();
+        let memory = GpuMemory { used: Bytes::gib(6), ..known().memory };
+        let text = Breakdown::of(&Known { memory, live, processes: None, ..known() }).to_string();
+        assert_eq!(text.lines().filter(|line| line.starts_with("   scope ")).count(), MOST, "{text}");
+        assert!(text.contains("   scope 100  ") && !text.contains("   scope 80  "), "{text}");
+        assert!(text.contains("   (80 more scopes)  ") && text.contains("  3240      80  "), "{text}");
+    }
+}

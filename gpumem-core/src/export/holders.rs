@@ -1,0 +1,356 @@
+//! Who holds memory: when an allocation is refused, at a peak, and at the end.
+
+use std::fmt;
+
+use super::{
+    breakdown::table,
+    paint::{Paint, Role, Show},
+    table::shortened,
+    text::one_line,
+    tree::{Leaf, Row, Tree},
+};
+use crate::{
+    model::Bytes,
+    report::{Leaks, LiveBlock, OutOfMemory, PartKind, PeakHolder, PeakHolders, Place, counted, path_in_words},
+};
+
+/// So many rows of a peak are shown.
+const MOST_AT_PEAK: usize = 24;
+/// So many places are shown.
+const MOST_PLACES: usize = 20;
+
+/// Several lines: what was requested, where the memory is, who holds it.
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.show(f, Paint::Plain)
+    }
+}
+
+impl Show for OutOfMemory {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        let Self { device, asked, kind, path, line, breakdown, scopes, places, peak } = self;
+        let title = format_args!("device {device} is out of memory: {asked} ({kind}) were requested");
+        write!(f, "{}", paint.on(Role::Alarm, title))?;
+        if let Some(line) = line {
+            write!(f, "\n  at {}", shortened(line, 75))?;
+        }
+        write!(f, "\n  {}{}", if path.is_empty() { "" } else { "in " }, shortened(&path_in_words(path), 75))?;
+        match breakdown {
+            Ok(breakdown) => {
+                f.write_str("\n")?;
+                breakdown.show(f, paint)?;
+                let trimmable = breakdown.trimmable();
+                if trimmable > Bytes::ZERO {
+                    write!(f, "\ngpumem::empty_cache() would give back {trimmable}")?;
+                }
+            }
+            Err(why) => write!(f, "\nwhere the memory is cannot be read: {why}")?,
+        }
+        // Scopes without the libraries' blocks are in the breakdown.
+        let has_them =
+            breakdown.as_ref().is_ok_and(|breakdown| breakdown.parts.iter().all(|part| part.kind != PartKind::Library));
+        if !has_them && !scopes.is_empty() {
+            write!(f, "\n{}\n", paint.on(Role::Heading, "scopes that hold the most:"))?;
+            table("scope", &rows(scopes)).show(f, paint)?;
+        }
+        if !places.is_empty() {
+            write!(f, "\n{}\n", paint.on(Role::Heading, "places that hold the most:"))?;
+            table("place", &rows(places)).show(f, paint)?;
+        }
+        match peak {
+            // Else that is what is in use now.
+            Some(peak) if peak.bytes > places.iter().map(|place| place.bytes).sum::<Bytes>() => {
+                f.write_str("\n")?;
+                peak.show(f, paint)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn rows(places: &[Place]) -> Vec<Row> {
+    let row = |place: &Place| Row {
+        depth: 0,
+        name: place.name.clone(),
+        bytes: place.bytes.get().try_into().unwrap_or(i64::MAX),
+        blocks: place.blocks,
+        each: place.each,
+        note: place.caller.clone(),
+    };
+    places.iter().map(row).collect()
+}
+
+/// The scopes, each with its lines. All rows add up to the peak.
+impl fmt::Display for PeakHolders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.show(f, Paint::Plain)
+    }
+}
+
+impl Show for PeakHolders {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        let Self { device, simulated, bytes, is_over_start, untracked, lost, .. } = self;
+        let simulated = if *simulated { "simulated " } else { "" };
+        let over_start = if *is_over_start { " over the start" } else { "" };
+        let title = format_args!("{simulated}device {device}: the peak was {bytes}{over_start}");
+        write!(f, "{}", paint.on(Role::Heading, title))?;
+        if !self.holders.is_empty() {
+            f.write_str("\n")?;
+            table("allocated in, and at", &self.rows()).show(f, paint)?;
+        }
+        if untracked + lost > 0 {
+            let text =
+                format_args!("{untracked} frees of unknown blocks, {lost} lost events: some figures may be wrong");
+            write!(f, "\n{}", paint.on(Role::Alarm, text))?;
+        }
+        Ok(())
+    }
+}
+
+impl PeakHolders {
+    fn rows(&self) -> Vec<Row> {
+        let mut tree = Tree::new();
+        for holder in &self.holders {
+            let PeakHolder { path, caller, is_older, bytes, .. } = holder;
+            let leaf = Leaf { name: holder.who(), bytes: bytes.get(), blocks: 0, note: caller.clone() };
+            if *is_older || !path.is_empty() {
+                tree.leaf(if *is_older { &[] } else { path }, leaf);
+            } else {
+                tree.leaf(&[path_in_words(path)], leaf);
+            }
+        }
+        tree.rows(MOST_AT_PEAK)
+    }
+}
+
+/// One line, and one for each place. Blocks of one size are `3 × 512 MiB`.
+impl fmt::Display for Leaks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.show(f, Paint::Plain)
+    }
+}
+
+impl Show for Leaks {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        if self.blocks == 0 {
+            f.write_str("all that was allocated is freed")?;
+        } else {
+            let (were, bytes) = (if self.blocks == 1 { "was" } else { "were" }, self.bytes);
+            let title = format_args!("{} ({bytes}) {were} not freed:", counted(self.blocks, "block", "blocks"));
+            writeln!(f, "{}", paint.on(Role::Heading, title))?;
+            table("place", &self.rows()).show(f, paint)?;
+        }
+        if self.gone > 0 {
+            write!(f, "\n{} went with their CUDA context: nobody freed them", counted(self.gone, "block", "blocks"))?;
+        }
+        if !self.is_intercepted {
+            let text = "allocations are not intercepted: there may be more";
+            write!(f, "\n{}", paint.on(Role::Alarm, text))?;
+        }
+        Ok(())
+    }
+}
+
+impl Leaks {
+    fn rows(&self) -> Vec<Row> {
+        // One is not worth a row that stands for it.
+        let most = if self.places.len() > MOST_PLACES + 1 { MOST_PLACES } else { self.places.len() };
+        let (shown, rest) = self.places.split_at(most);
+        let mut rows = rows(shown);
+        if !rest.is_empty() {
+            rows.push(Row {
+                name: format!("({} more places)", rest.len()),
+                bytes: rest.iter().map(|place| place.bytes).sum::<Bytes>().get().try_into().unwrap_or(i64::MAX),
+                blocks: rest.iter().map(|place| place.blocks).sum(),
+                ..Row::default()
+            });
+        }
+        rows
+    }
+}
+
+/// `1 MiB device, allocated at src/train.rs:15, in train > step`.
+impl fmt::Display for LiveBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.bytes, self.kind)?;
+        if let Some(library) = &self.library {
+            write!(f, " of {library}")?;
+        }
+        match (&self.line, &self.scope_place) {
+            (Some(line), _) => {
+                write!(f, ", allocated at {line}")?;
+                if let Some(caller) = &self.caller {
+                    write!(f, " from {caller}")?;
+                }
+            }
+            (None, Some(place)) if !self.path.is_empty() => write!(f, ", allocated in the scope of {place}")?,
+            _ => {}
+        }
+        write!(f, ", {}{}", if self.path.is_empty() { "" } else { "in " }, one_line(&path_in_words(&self.path)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        error::Kind,
+        model::{ByteDelta, MemKind},
+        report::by_place,
+    };
+
+    fn holder(path: &[&str], line: Option<&str>, mib: i64) -> PeakHolder {
+        PeakHolder {
+            path: path.iter().map(|name| (*name).to_owned()).collect(),
+            line: line.map(str::to_owned),
+            caller: line.map(|_| "src/main.rs:3".to_owned()),
+            bytes: ByteDelta::new(mib << 20),
+            ..PeakHolder::default()
+        }
+    }
+
+    fn peak(mib: u64, holders: impl IntoIterator<Item = PeakHolder>) -> PeakHolders {
+        PeakHolders {
+            device: 0,
+            simulated: false,
+            bytes: Bytes::mib(mib),
+            is_over_start: true,
+            holders: PeakHolder::largest(holders),
+            untracked: 0,
+            lost: 0,
+        }
+    }
+
+    #[test]
+    fn a_peak_adds_up_and_is_readable() {
+        let older = PeakHolder { is_older: true, ..holder(&[], None, -16) };
+        let library = PeakHolder { library: Some("cuBLAS".to_owned()), ..holder(&["train"], None, 32) };
+        let train = ["train", "forward"];
+        let holders = [
+            holder(&train, Some("src/model.rs:12"), 500),
+            holder(&train, Some("src/model.rs:14"), 30),
+            holder(&[], None, 94),
+            older,
+            library,
+            holder(&train, Some("src/model.rs:14"), 1),
+            holder(&["gone"], Some("src/model.rs:20"), 7),
+            holder(&["gone"], Some("src/model.rs:20"), -7),
+        ];
+        let text = peak(641, holders).to_string();
+        assert_eq!(
+            text,
+            "\
+device 0: the peak was 641 MiB over the start
+ allocated in, and at               MiB
+ ────────────────────────────────────────────────
+ train                              563  ████████
+   forward                          531  ███████▌
+     src/model.rs:12                500  ███████
+       from src/main.rs:3
+     src/model.rs:14                 31  ▍
+       from src/main.rs:3
+   cuBLAS                            32  ▍
+ outside of all scopes               94  █▎
+   line not known                    94  █▎
+ freed, older than the first trace  -16",
+            "\n{text}\n"
+        );
+        assert_eq!(peak(0, []).to_string(), "device 0: the peak was 0 B over the start");
+    }
+
+    #[test]
+    fn the_smallest_of_many_at_a_peak_are_summed_up() {
+        let holders = (1..=100).map(|mib| holder(&[&format!("scope {mib}")], Some("src/a.rs:1"), mib));
+        let text = PeakHolders { lost: 2, ..peak(5050, holders) }.to_string();
+        assert!(text.contains("\n scope 100 ") && text.contains("\n (") && text.contains(" more scopes) "), "{text}");
+        assert!(text.ends_with("\n0 frees of unknown blocks, 2 lost events: some figures may be wrong"), "{text}");
+        let sum: i64 = text
+            .lines()
+            .filter(|line| line.starts_with(" scope") || line.starts_with(" ("))
+            .map(|line| line.trim_end_matches(|c: char| !c.is_ascii_digit()).rsplit(' ').next().unwrap())
+            .map(|figure| figure.parse::<i64>().unwrap())
+            .sum();
+        assert_eq!(sum, 5050, "{text}");
+    }
+
+    fn block(mib: u64, line: &str) -> LiveBlock {
+        LiveBlock {
+            key: mib,
+            device: 0,
+            simulated: false,
+            bytes: Bytes::mib(mib),
+            kind: MemKind::Device,
+            path: vec!["train".to_owned()],
+            scope_place: None,
+            line: Some(line.to_owned()),
+            caller: Some("src/main.rs:3".to_owned()),
+            library: None,
+            backtrace: Vec::new(),
+            thread: 1,
+            time: std::time::Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn identical_blocks_are_grouped() {
+        let blocks = [512, 512, 512].map(|mib| block(mib, "src/a.rs:1"));
+        let others = [block(3, "src/a.rs:2"), block(1, "src/a.rs:2"), block(2, "src/a.rs:3")];
+        let text = Leaks::of(&[&blocks[..], &others[..]].concat()).to_string();
+        assert_eq!(
+            text,
+            "\
+6 blocks (1.51 GiB) were not freed:
+ place                  MiB       blocks
+ ─────────────────────────────────────────────────
+ src/a.rs:1, in train  1536  3 × 512 MiB  ████████
+   from src/main.rs:3
+ src/a.rs:2, in train     4            2  ▏
+   from src/main.rs:3
+ src/a.rs:3, in train     2            1  ▏
+   from src/main.rs:3",
+            "\n{text}\n"
+        );
+        let one = Leaks::of(&[block(1, "src/a.rs:1")]).to_string();
+        assert!(one.starts_with("1 block (1 MiB) was not freed:\n"), "{one}");
+        let many: Vec<_> = (1..=30).map(|mib| block(mib, &format!("src/a.rs:{mib}"))).collect();
+        let text = Leaks::of(&many).to_string();
+        assert!(text.contains("\n (10 more places) "), "{text}");
+    }
+
+    #[test]
+    fn out_of_memory_says_who_holds_it() {
+        let blocks = [block(512, "src/a.rs:1"), block(512, "src/a.rs:1")];
+        let oom = OutOfMemory {
+            device: 0,
+            asked: Bytes::gib(75),
+            kind: MemKind::Device,
+            path: vec!["train".to_owned()],
+            line: Some("src/a.rs:9:1".to_owned()),
+            breakdown: Err(Kind::Forked.into()),
+            scopes: Vec::new(),
+            places: by_place(&blocks),
+            peak: Some(peak(1025, [holder(&["train"], Some("src/a.rs:1"), 1025)])),
+        };
+        let text = oom.to_string();
+        let expected = "\
+device 0 is out of memory: 75 GiB (device) were requested
+  at src/a.rs:9:1
+  in train
+where the memory is cannot be read: ";
+        assert!(text.starts_with(expected), "{text}");
+        let places = "\
+places that hold the most:
+ place                  MiB       blocks
+ ─────────────────────────────────────────────────
+ src/a.rs:1, in train  1024  2 × 512 MiB  ████████
+   from src/main.rs:3
+device 0: the peak was 1.00 GiB over the start
+";
+        assert!(text.contains(places), "{text}");
+        assert!(!text.ends_with('\n'));
+        // What is in use now is the peak.
+        let now =
+            OutOfMemory { peak: oom.peak.clone().map(|peak| PeakHolders { bytes: Bytes::gib(1), ..peak }), ..oom };
+        assert!(!now.to_string().contains("the peak was"), "{now}");
+    }
+}

@@ -1,0 +1,88 @@
+//! Colours, for whoever writes to a terminal. `Display` of a report uses none.
+
+use std::fmt;
+
+use anstyle::{AnsiColor, Style};
+
+/// Whether text is coloured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Paint {
+    /// Text as it is.
+    #[default]
+    Plain,
+    /// With the escape codes of ANSI terminals.
+    Ansi,
+}
+
+/// What a piece of text is, which decides its colour.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Role {
+    #[default]
+    Text,
+    Heading,
+    /// What the eye should pass over: rules, units, callers.
+    Faint,
+    Bar,
+    More,
+    Less,
+    Alarm,
+}
+
+impl Role {
+    const fn style(self) -> Style {
+        match self {
+            Self::Text => Style::new(),
+            Self::Heading => Style::new().bold(),
+            Self::Faint => Style::new().dimmed(),
+            Self::Bar => AnsiColor::Cyan.on_default(),
+            Self::More => AnsiColor::Green.on_default(),
+            Self::Less => AnsiColor::Red.on_default(),
+            Self::Alarm => AnsiColor::Red.on_default().bold(),
+        }
+    }
+}
+
+impl Paint {
+    /// The text in the colour of its role. Padding must be in the text already: escape codes have no width.
+    pub(super) fn on<T: fmt::Display>(self, role: Role, text: T) -> Painted<T> {
+        Painted { style: if self == Self::Ansi { role.style() } else { Style::new() }, text }
+    }
+}
+
+pub(super) struct Painted<T> {
+    style: Style,
+    text: T,
+}
+
+impl<T: fmt::Display> fmt::Display for Painted<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { style, text } = self;
+        write!(f, "{style}{text}{style:#}")
+    }
+}
+
+/// Text that can be written with and without colours. What `Display` writes is the same as [`Paint::Plain`].
+pub(super) trait Show {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result;
+}
+
+/// Shows something in this paint.
+pub(super) struct InPaint<'a, T: ?Sized>(pub(super) &'a T, pub(super) Paint);
+
+impl<T: Show + ?Sized> fmt::Display for InPaint<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.show(f, self.1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_text_has_no_codes() {
+        assert_eq!(Paint::Plain.on(Role::Alarm, "text").to_string(), "text");
+        assert_eq!(Paint::Ansi.on(Role::Text, "text").to_string(), "text");
+        assert_eq!(Paint::Ansi.on(Role::More, "+").to_string(), "\u{1b}[32m+\u{1b}[0m");
+    }
+}

@@ -1,0 +1,154 @@
+//! Where output goes, and in which form.
+
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, RefUnwindSafe},
+    path::PathBuf,
+    str::FromStr,
+    sync::Arc,
+};
+
+use super::Form;
+use crate::report::Output;
+
+/// Where everything goes that gpumem prints: reports of traces, points of trackers, memory that ran out, leaks, peaks, skipped
+/// budgets, notices. The environment variable `GPUMEM_REPORT` (`stdout`, `stderr`, `file:PATH`, `json`, `json:PATH` or `off`) sets
+/// it from outside, `gpumem::set_sink` from inside.
+///
+/// As [`FromStr`] it is read as that variable is.
+#[derive(Clone, Default)]
+#[non_exhaustive]
+pub enum Sink {
+    /// Reports of traces and points of trackers on stdout, through `print!`, so that tests capture them. All else on stderr. The
+    /// default.
+    #[default]
+    Stdout,
+    /// Everything on stderr.
+    Stderr,
+    /// Everything as text at the end of a file. Each output is one write, so that several processes can share the file.
+    File(PathBuf),
+    /// Everything as JSON objects on stdout, one a line.
+    #[cfg(feature = "json")]
+    Json,
+    /// Everything as JSON objects at the end of a file, one a line.
+    #[cfg(feature = "json")]
+    JsonFile(PathBuf),
+    /// Nothing, nowhere.
+    Off,
+    /// Everything to a function; see [`Sink::custom`]. Its panics are caught.
+    Custom(Arc<dyn Fn(&Output) + Send + Sync + RefUnwindSafe>),
+}
+
+impl Sink {
+    /// Hands each [`Output`] to a function, on the thread that makes it. A panic that unwinds from it is caught, since it may
+    /// run in the drop of a guard. What is made inside of it goes nowhere, but for notices, which go to stderr.
+    ///
+    /// ```
+    /// use gpumem::{Content, Sink, set_sink};
+    /// set_sink(Sink::custom(|output| match &output.content {
+    ///     Content::Trace(report) => log(&report.to_string()),
+    ///     Content::Notice(text) => log(text),
+    ///     _ => {}
+    /// }));
+    /// # fn log(_: &str) {}
+    /// ```
+    pub fn custom(to: impl Fn(&Output) + Send + Sync + 'static) -> Self {
+        let to = AssertUnwindSafe(to);
+        Self::Custom(Arc::new(move |output| {
+            let AssertUnwindSafe(to) = &to;
+            to(output);
+        }))
+    }
+
+    /// What is written there.
+    #[doc(hidden)]
+    pub fn form(&self) -> Form {
+        match self {
+            #[cfg(feature = "json")]
+            Self::Json | Self::JsonFile(_) => Form::Json,
+            _ => Form::Text,
+        }
+    }
+}
+
+/// As in `GPUMEM_REPORT`.
+impl fmt::Display for Sink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stdout => f.pad("stdout"),
+            Self::Stderr => f.pad("stderr"),
+            Self::File(path) => write!(f, "file:{}", path.display()),
+            #[cfg(feature = "json")]
+            Self::Json => f.pad("json"),
+            #[cfg(feature = "json")]
+            Self::JsonFile(path) => write!(f, "json:{}", path.display()),
+            Self::Off => f.pad("off"),
+            Self::Custom(_) => f.pad("a function"),
+        }
+    }
+}
+
+impl fmt::Debug for Sink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sink({self})")
+    }
+}
+
+/// A text that names no [`Sink`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParseSinkError(String);
+
+impl fmt::Display for ParseSinkError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = if cfg!(feature = "json") {
+            "stdout, stderr, file:PATH, json, json:PATH or off"
+        } else {
+            "stdout, stderr, file:PATH or off"
+        };
+        write!(f, "`{}` is not one of {names}", self.0)
+    }
+}
+
+impl std::error::Error for ParseSinkError {}
+
+impl FromStr for Sink {
+    type Err = ParseSinkError;
+
+    fn from_str(text: &str) -> Result<Self, ParseSinkError> {
+        let refused = || ParseSinkError(text.to_owned());
+        let trimmed = text.trim();
+        let (name, path) = trimmed.split_once(':').map_or((trimmed, None), |(name, path)| (name, Some(path)));
+        match (name.to_ascii_lowercase().as_str(), path) {
+            ("stdout", None) => Ok(Self::Stdout),
+            ("stderr", None) => Ok(Self::Stderr),
+            ("off", None) => Ok(Self::Off),
+            ("file", Some(path)) if !path.is_empty() => Ok(Self::File(path.into())),
+            #[cfg(feature = "json")]
+            ("json", None) => Ok(Self::Json),
+            #[cfg(feature = "json")]
+            ("json", Some(path)) if !path.is_empty() => Ok(Self::JsonFile(path.into())),
+            _ => Err(refused()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for text in ["stdout", "stderr", "off", "file:/tmp/a:b.txt"] {
+            assert_eq!(text.parse::<Sink>().unwrap().to_string(), text);
+        }
+        assert_eq!(" STDERR ".parse::<Sink>().unwrap().to_string(), "stderr");
+        #[cfg(feature = "json")]
+        for text in ["json", "json:Out.jsonl"] {
+            assert_eq!(text.parse::<Sink>().unwrap().to_string(), text);
+        }
+        for text in ["", "file", "file:", "stdout:", "xml", "json:"] {
+            let error = text.parse::<Sink>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("`{text}` is not one of stdout, stderr, file:PATH")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! What each scope holds, as a table.
+
+use std::fmt;
+
+use super::{
+    amounts::Amounts,
+    paint::{Paint, Role, Show},
+    table::{Cell, Fit, Table},
+};
+use crate::{
+    model::Bytes,
+    report::{ScopeSummary, Summary},
+};
+
+/// A tree of scopes for each device, the highest peak first. The bars compare peaks.
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.show(f, Paint::Plain)
+    }
+}
+
+impl Show for Summary {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        if let Some(why) = &self.unheard {
+            writeln!(f, "{}", paint.on(Role::Alarm, format_args!("allocations are not intercepted: {why}")))?;
+        }
+        if self.scopes.is_empty() {
+            return f.write_str(if self.unheard.is_some() {
+                "what was allocated is not known"
+            } else {
+                "no scope was opened and nothing was allocated"
+            });
+        }
+        for (at, scopes) in self.scopes.chunk_by(|a, b| a.device == b.device).enumerate() {
+            let ScopeSummary { device, simulated, .. } = &scopes[0];
+            let (before, simulated) = (if at > 0 { "\n" } else { "" }, if *simulated { "simulated " } else { "" });
+            writeln!(f, "{before}{}", paint.on(Role::Heading, format_args!("{simulated}device {device}, by scope")))?;
+            table(scopes).show(f, paint)?;
+        }
+        if self.untracked + self.lost > 0 {
+            let (untracked, lost) = (self.untracked, self.lost);
+            let text =
+                format_args!("{untracked} frees of unknown blocks, {lost} lost events: some figures may be wrong");
+            write!(f, "\n{}", paint.on(Role::Alarm, text))?;
+        }
+        let legend = "used: still in use. at peak: its part of the peak of the whole process.";
+        write!(f, "\n{}", paint.on(Role::Faint, legend))
+    }
+}
+
+fn signed(bytes: Bytes) -> i64 {
+    bytes.get().try_into().unwrap_or(i64::MAX)
+}
+
+fn table(scopes: &[ScopeSummary]) -> Table {
+    type Figure = fn(&ScopeSummary) -> Bytes;
+    let in_use: [(&str, Figure); 3] =
+        [("peak", |scope| scope.peak), ("at peak", |scope| scope.at_peak), ("used", |scope| scope.used)];
+    let all = |figures: &[(&str, Figure)]| {
+        let figures: Vec<_> = figures.iter().map(|(_, figure)| *figure).collect();
+        Amounts::of(scopes.iter().flat_map(|scope| figures.iter().map(|figure| signed(figure(scope)))))
+    };
+    // In one unit, since they are compared; what was allocated in all may be far more.
+    let amounts = all(&in_use);
+    let total: (&str, Figure) = ("total", |scope| scope.allocated);
+    let figures: Vec<_> = in_use.map(|figure| (figure, amounts)).into_iter().chain([(total, all(&[total]))]).collect();
+    let mut table = Table::new().column("scope", Fit::LeftCutFront);
+    for ((name, _), amounts) in &figures {
+        table = table.amounts(name, *amounts);
+    }
+    table = table.column("allocs", Fit::Right).column("calls", Fit::Right).column("", Fit::Left);
+    let highest = scopes.iter().map(|scope| signed(scope.peak)).max().unwrap_or(0);
+    // The scopes around the one of the last row, the outermost first.
+    let mut around: Vec<&[String]> = Vec::new();
+    for scope in scopes {
+        while around.last().is_some_and(|outer| !scope.path.starts_with(outer) || outer.len() == scope.path.len()) {
+            around.pop();
+        }
+        let is_whole = scope.path.is_empty();
+        // What has no row of its own stands before the name: no scope is without the scopes around it.
+        let own = &scope.path[around.last().map_or(0, |outer| outer.len())..];
+        let name = if is_whole { "(whole process)".to_owned() } else { own.join(" > ") };
+        let calls = if is_whole { String::new() } else { scope.calls.to_string() };
+        let row = [Cell::nested(around.len(), &name)]
+            .into_iter()
+            .chain(figures.iter().map(|((_, figure), amounts)| amounts.show(signed(figure(scope))).into()))
+            .chain([scope.allocations.to_string().into(), calls.into(), Cell::bar(signed(scope.peak), highest)]);
+        table.row(row);
+        around.push(&scope.path);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Path;
+
+    fn scope(path: &[&str], parent: Option<usize>, figures: [u64; 6]) -> Path {
+        let [calls, used, peak, at_peak, allocated, allocations] = figures;
+        let own = ScopeSummary {
+            path: path.iter().map(|name| (*name).to_owned()).collect(),
+            place: None,
+            device: 0,
+            simulated: false,
+            calls,
+            used: Bytes::mib(used),
+            peak: Bytes::mib(peak),
+            at_peak: Bytes::mib(at_peak),
+            device_peak: Bytes::mib(peak),
+            allocated: Bytes::mib(allocated),
+            allocations,
+        };
+        Path { parent, own }
+    }
+
+    #[track_caller]
+    fn check(paths: Vec<Path>, expected: &str) {
+        let text = Summary::of(paths, 0, 0, None).to_string();
+        assert_eq!(text, expected, "\n{text}\n");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "\n{text}\n");
+    }
+
+    #[test]
+    fn scopes_stand_inside_scopes() {
+        check(
+            vec![
+                scope(&[], None, [0, 276, 786, 0, 0, 0]),
+                scope(&["load"], Some(0), [1, 256, 256, 256, 256, 1]),
+                scope(&["train"], Some(0), [1, 20, 530, 10, 0, 0]),
+                scope(&["train", "a scope with a long name"], Some(2), [3, 20, 530, 520, 1566, 6]),
+                // Nothing was allocated in it, and no scope was opened in it on this device.
+                scope(&["eval"], Some(0), [0, 0, 0, 0, 0, 0]),
+                scope(&["eval", "forward"], Some(4), [2, 0, 0, 0, 0, 0]),
+                scope(&["nothing"], Some(0), [0, 0, 0, 0, 0, 0]),
+            ],
+            "\
+device 0, by scope
+ scope                       peak  at peak  used  total  allocs  calls
+                              MiB      MiB   MiB    MiB
+ ───────────────────────────────────────────────────────────────────────────────
+ (whole process)              786      786   276   1822       7         ████████
+   train                      530      530    20   1566       6      1  █████▍
+     …cope with a long name   530      520    20   1566       6      3  █████▍
+   load                       256      256   256    256       1      1  ██▌
+   eval                         0        0     0      0       0      0
+     forward                    0        0     0      0       0      2
+used: still in use. at peak: its part of the peak of the whole process.",
+        );
+    }
+
+    #[test]
+    fn figures_are_not_cut_off() {
+        let many = [1_000_000_000, 19_999, 99_999, 99_999, 99_999, 9_999_999_999];
+        let text = Summary::of(vec![scope(&["a name of 20 columns"], None, many)], 0, 0, None).to_string();
+        assert!(text.contains("  97.66    97.66  19.53  97.66  9999999999  1000000000  ████████\n"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        let huge = [1000, 134_217_728, 134_217_728, 134_217_728, 8_589_934_592, 9999];
+        let text = Summary::of(vec![scope(&["a name of 20 columns"], None, huge)], 0, 0, None).to_string();
+        assert!(text.contains("  128      128   128   8192    9999   1000  ████████\n"), "{text}");
+    }
+
+    #[test]
+    fn a_scope_is_not_without_the_scopes_around_it() {
+        let mut summary = Summary::of(
+            vec![scope(&[], None, [0; 6]), scope(&["a"], Some(0), [1; 6]), scope(&["a", "b"], Some(1), [1; 6])],
+            0,
+            0,
+            None,
+        );
+        summary.scopes.retain(|scope| scope.path.len() != 1);
+        assert!(summary.to_string().contains("\n   a > b "), "{summary}");
+    }
+
+    #[test]
+    fn what_may_be_wrong_is_reported() {
+        let some = || vec![scope(&["a"], None, [1; 6])];
+        let text = Summary::of(some(), 1, 2, None).to_string();
+        assert!(text.contains("\n1 frees of unknown blocks, 2 lost events: some figures may be wrong\n"), "{text}");
+        let why = Some("there is no driver".to_owned());
+        let text = Summary::of(Vec::new(), 0, 0, why).to_string();
+        assert_eq!(text, "allocations are not intercepted: there is no driver\nwhat was allocated is not known");
+        let text = Summary::of(Vec::new(), 0, 0, None).to_string();
+        assert_eq!(text, "no scope was opened and nothing was allocated");
+    }
+}

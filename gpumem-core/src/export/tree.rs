@@ -1,0 +1,169 @@
+//! Scopes inside scopes, and what each holds, as rows from the largest to the smallest.
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use crate::model::Bytes;
+
+/// What is to be shown as a tree. Each row has what the rows inside of it have, and its own.
+#[derive(Default)]
+pub(super) struct Tree {
+    nodes: Vec<Node>,
+}
+
+#[derive(Default)]
+struct Node {
+    name: String,
+    is_scope: bool,
+    bytes: i64,
+    blocks: u64,
+    note: Option<String>,
+    inside: Vec<usize>,
+    /// It is shown.
+    is_kept: bool,
+}
+
+/// What stands in one scope or beside all of them: a line, a library, what the driver keeps.
+pub(super) struct Leaf {
+    pub(super) name: String,
+    pub(super) bytes: i64,
+    pub(super) blocks: u64,
+    /// Who called the line.
+    pub(super) note: Option<String>,
+}
+
+/// One row.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Row {
+    pub(super) depth: usize,
+    pub(super) name: String,
+    pub(super) bytes: i64,
+    /// 0 where that says nothing.
+    pub(super) blocks: u64,
+    /// How large each block is, if all are of one size.
+    pub(super) each: Option<Bytes>,
+    pub(super) note: Option<String>,
+}
+
+impl Tree {
+    pub(super) fn new() -> Self {
+        // The root, which is no row.
+        Self { nodes: vec![Node::default()] }
+    }
+
+    /// The scope with this path, and how much it has without the scopes inside of it.
+    pub(super) fn scope(&mut self, path: &[String], bytes: i64, blocks: u64) -> usize {
+        let mut at = 0;
+        self.add(at, bytes, blocks);
+        for name in path {
+            let is_it = |inside: &&usize| self.nodes[**inside].is_scope && self.nodes[**inside].name == *name;
+            let known = self.nodes[at].inside.iter().find(is_it).copied();
+            at = known.unwrap_or_else(|| self.push(at, Node { name: name.clone(), is_scope: true, ..Node::default() }));
+            self.add(at, bytes, blocks);
+        }
+        at
+    }
+
+    /// A row of its own inside a scope, or with an empty path beside all scopes.
+    pub(super) fn leaf(&mut self, path: &[String], leaf: Leaf) {
+        let Leaf { name, bytes, blocks, note } = leaf;
+        let scope = self.scope(path, bytes, blocks);
+        self.push(scope, Node { name, bytes, blocks, note, ..Node::default() });
+    }
+
+    fn add(&mut self, at: usize, bytes: i64, blocks: u64) {
+        let node = &mut self.nodes[at];
+        node.bytes = node.bytes.saturating_add(bytes);
+        node.blocks += blocks;
+    }
+
+    fn push(&mut self, outer: usize, node: Node) -> usize {
+        self.nodes.push(node);
+        let at = self.nodes.len() - 1;
+        self.nodes[outer].inside.push(at);
+        at
+    }
+
+    /// The rows, the largest first. Of very many the largest `most` are shown, each below what it is inside of, and the others of
+    /// each scope are one row: what is inside a row still adds up to it.
+    pub(super) fn rows(mut self, most: usize) -> Vec<Row> {
+        let mut largest = BinaryHeap::from([(u64::MAX, Reverse(0))]);
+        let mut left = most + 1;
+        while let Some((_, Reverse(at))) = largest.pop().filter(|_| left > 0) {
+            left -= 1;
+            self.nodes[at].is_kept = true;
+            largest.extend(self.nodes[at].inside.iter().map(|at| (self.nodes[*at].bytes.unsigned_abs(), Reverse(*at))));
+        }
+        let mut rows = Vec::new();
+        self.collect(0, 0, &mut rows);
+        rows
+    }
+
+    fn collect(&self, outer: usize, depth: usize, rows: &mut Vec<Row>) {
+        let mut inside: Vec<_> = self.nodes[outer].inside.iter().map(|at| (*at, &self.nodes[*at])).collect();
+        inside.sort_by_key(|(_, node)| Reverse(node.bytes));
+        // One is not worth a row that stands for it.
+        let keeps_all = inside.iter().filter(|(_, node)| !node.is_kept).count() <= 1;
+        let (kept, rest): (Vec<_>, Vec<_>) = inside.into_iter().partition(|(_, node)| node.is_kept || keeps_all);
+        for (at, Node { name, bytes, blocks, note, .. }) in kept {
+            let (name, note) = (name.clone(), note.clone());
+            rows.push(Row { depth, name, bytes: *bytes, blocks: *blocks, each: None, note });
+            self.collect(at, depth + 1, rows);
+        }
+        if rest.is_empty() {
+            return;
+        }
+        let what = if rest.iter().all(|(_, node)| node.is_scope) { "scopes" } else { "places" };
+        rows.push(Row {
+            depth,
+            name: format!("({} more {what})", rest.len()),
+            bytes: rest.iter().fold(0, |sum: i64, (_, node)| sum.saturating_add(node.bytes)),
+            blocks: rest.iter().map(|(_, node)| node.blocks).sum(),
+            each: None,
+            note: None,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(text: &str) -> Vec<String> {
+        text.split('/').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+    }
+
+    fn rows(scopes: &[(&str, i64)], most: usize) -> Vec<String> {
+        let mut tree = Tree::new();
+        for (scope, bytes) in scopes {
+            tree.scope(&path(scope), *bytes, 1);
+        }
+        tree.rows(most).iter().map(|row| format!("{}{} {}", " ".repeat(row.depth), row.name, row.bytes)).collect()
+    }
+
+    #[test]
+    fn a_parent_is_shown_even_if_it_has_nothing_of_its_own() {
+        assert_eq!(rows(&[("a/b/c", 3), ("a/d", 4), ("e", 5)], 9), ["a 7", " d 4", " b 3", "  c 3", "e 5"]);
+    }
+
+    #[test]
+    fn what_is_left_out_is_summed_up_where_it_belongs() {
+        let scopes: Vec<_> = (1..=9).map(|at| (format!("a/{at}"), at)).chain([("b/x".to_owned(), 100)]).collect();
+        let scopes: Vec<_> = scopes.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect();
+        assert_eq!(rows(&scopes, 4), ["b 100", " x 100", "a 45", " 9 9", " (8 more scopes) 36"]);
+        // Eight fit, and the one that is left is shown itself.
+        assert_eq!(rows(&scopes, 11).len(), 12);
+    }
+
+    #[test]
+    fn a_leaf_is_not_the_scope_of_its_name() {
+        let mut tree = Tree::new();
+        tree.scope(&path("x"), 1, 1);
+        tree.leaf(&[], Leaf { name: "x".to_owned(), bytes: 2, blocks: 0, note: None });
+        assert_eq!(tree.rows(9).iter().map(|row| row.bytes).collect::<Vec<_>>(), [2, 1]);
+    }
+
+    #[test]
+    fn less_than_nothing_comes_last() {
+        assert_eq!(rows(&[("a", -5), ("b", 1)], 9), ["b 1", "a -5"]);
+    }
+}

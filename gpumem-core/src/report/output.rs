@@ -1,0 +1,145 @@
+//! Everything that gpumem prints, as data.
+
+use std::{borrow::Cow, time::SystemTime};
+
+use super::{Leaks, OutOfMemory, PeakHolders, Report, SourceLine, Tracked};
+
+/// One thing that gpumem prints: what it is, and when, where and by whom it was made. A closure that is set as the sink gets it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Output {
+    /// How urgent it is.
+    pub level: Level,
+    /// When it was made.
+    pub time: SystemTime,
+    /// The process.
+    pub pid: u32,
+    /// The thread that made it, by the same number as in [`LiveBlock::thread`](super::LiveBlock::thread). `None` if the thread has
+    /// none yet.
+    pub thread: Option<u32>,
+    /// The name of the thread, if it has one.
+    pub thread_name: Option<String>,
+    /// The CUDA ordinal of the device that it is about, if it is about one.
+    pub device: Option<u32>,
+    /// The module of the function that it is about, such as `app::train`. Known of functions under an attribute alone.
+    pub module: Option<Cow<'static, str>>,
+    /// The line that it is about: where a trace was opened, a tracker was called, memory was requested.
+    pub at: Option<SourceLine>,
+    /// What it is.
+    pub content: Content,
+}
+
+/// How urgent an [`Output`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Level {
+    /// What was asked for: a trace, a tracker's point, a peak.
+    Info,
+    /// Something that the reader should know: a notice, memory that was not freed, a budget that was skipped.
+    Warning,
+    /// Out of memory.
+    Error,
+}
+
+impl Level {
+    /// The name in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Info => "info",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// What an [`Output`] is.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Content {
+    /// A report of a trace.
+    Trace(Report),
+    /// What a tracker saw.
+    Tracked(Tracked),
+    /// An allocation that was refused.
+    OutOfMemory(Box<OutOfMemory>),
+    /// What was not freed at the end of the process.
+    Leaks(Leaks),
+    /// Which allocations made the peak of each device, at the end of the process.
+    Peaks(Peaks),
+    /// A budget that was not checked.
+    Budget(String),
+    /// What is wrong, or not as it seems, printed once.
+    Notice(String),
+}
+
+impl Content {
+    /// The name in JSON: `type`.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Trace(_) => "trace",
+            Self::Tracked(_) => "tracked",
+            Self::OutOfMemory(_) => "out_of_memory",
+            Self::Leaks(_) => "leaks",
+            Self::Peaks(_) => "peaks",
+            Self::Budget(_) => "budget",
+            Self::Notice(_) => "notice",
+        }
+    }
+
+    /// How urgent it is.
+    pub const fn level(&self) -> Level {
+        match self {
+            Self::Trace(_) | Self::Tracked(_) | Self::Peaks(_) => Level::Info,
+            Self::Leaks(_) | Self::Budget(_) | Self::Notice(_) => Level::Warning,
+            Self::OutOfMemory(_) => Level::Error,
+        }
+    }
+
+    /// A report that the program asked for line by line. The rest goes to stderr where reports go to stdout.
+    pub const fn is_report(&self) -> bool {
+        matches!(self, Self::Trace(_) | Self::Tracked(_))
+    }
+}
+
+impl Output {
+    /// Made at this time by this process; nothing else is known.
+    pub fn new(content: Content, time: SystemTime, pid: u32) -> Self {
+        let device = match &content {
+            Content::Trace(report) => Some(report.trace.device),
+            Content::Tracked(tracked) => Some(tracked.device),
+            Content::OutOfMemory(oom) => Some(oom.device),
+            Content::Leaks(_) | Content::Peaks(_) | Content::Budget(_) | Content::Notice(_) => None,
+        };
+        let at = match &content {
+            Content::Tracked(tracked) => Some(tracked.at.clone()),
+            Content::OutOfMemory(oom) => oom.line.as_deref().and_then(SourceLine::parse),
+            _ => None,
+        };
+        let level = content.level();
+        Self { level, time, pid, thread: None, thread_name: None, device, module: None, at, content }
+    }
+
+    /// The report of a trace, if it is one.
+    pub fn report(&self) -> Option<&Report> {
+        if let Content::Trace(report) = &self.content { Some(report) } else { None }
+    }
+}
+
+/// Which allocations made the peak of each device.
+///
+/// `Display` is a table of at most 80 columns for each device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Peaks {
+    /// By the number of the device.
+    pub devices: Vec<PeakHolders>,
+    /// Allocations were intercepted to the end. If not, there may have been higher peaks.
+    pub is_intercepted: bool,
+}
+
+impl Peaks {
+    /// Of these devices.
+    pub fn new(devices: Vec<PeakHolders>, is_intercepted: bool) -> Self {
+        Self { devices, is_intercepted }
+    }
+}
