@@ -40,13 +40,19 @@ fn shown(page: &str, text: &str) -> Vec<Shown> {
     blocks.filter_map(read).collect()
 }
 
-/// Without what differs between runs and machines: the number of the process, and the line of the GPU itself.
+/// Without what differs between runs and machines: the time, the number of the process, and the line of the GPU itself.
 fn comparable(text: &str) -> String {
     let line = |line: &str| match line.split_once("gpumem: process ").and_then(|(_, rest)| rest.split_once(' ')) {
         Some((_, rest)) => format!("gpumem: process N {rest}\n"),
-        None => format!("{line}\n"),
+        None => format!("{}\n", without_value(&without_value(line, "\"time\":"), "\"pid\":")),
     };
     text.lines().filter(|line| !line.contains("GPUMemory(")).map(line).collect()
+}
+
+/// Without the value of this key of a JSON object.
+fn without_value(line: &str, key: &str) -> String {
+    let value = line.split_once(key).and_then(|(before, rest)| Some((before, rest.split_once(',')?.1)));
+    value.map_or_else(|| line.to_owned(), |(before, after)| format!("{before}{key}_,{after}"))
 }
 
 fn check(shown: &Shown) {
