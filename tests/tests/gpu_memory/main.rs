@@ -106,7 +106,7 @@ fn out_of_memory_names_who_holds_it() {
     let (said, noticed) = run_child("out of memory", &[]);
     let lines: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("refused at ")).collect();
     assert!(lines.len() == 2 && lines.iter().all(|line| noticed.contains(line)), "{lines:?} are named");
-    for part in ["device 0 is out of memory: 1 GiB (device) were requested", "\n  in victim\n", "\n    hog "] {
+    for part in ["device 0 is out of memory: 1 GiB (device) were requested", "\n  in victim\n", "\n   hog "] {
         assert!(noticed.contains(part), "{part:?} is not said");
     }
 }

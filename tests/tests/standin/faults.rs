@@ -314,6 +314,6 @@ fn what_is_not_counted_is_not_nothing() {
         let outcome = machine.run(script);
         let summary = outcome.answer("summary");
         ensure(!summary.contains("nothing was allocated"), "says that nothing was", &outcome);
-        ensure(summary.contains("allocations are not heard: "), "does not say why", &outcome);
+        ensure(summary.contains("allocations are not intercepted: "), "does not say why", &outcome);
     }
 }

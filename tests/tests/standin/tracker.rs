@@ -43,13 +43,13 @@ fn blocks_of_the_driver() {
     assert_eq!(
         printed(&outcome).lines().skip(2).take(7).collect::<Vec<_>>().join("\n"),
         "\
-TIME …/probe/track.rs:NN (Probe::track)  device 0: 547 MiB used, 18 MiB live
-     MiB  blocks
+TIME …/track.rs:NN (Probe::track)  device 0: 547 MiB used, 18 MiB live
+      MiB  blocks
  ────────────────────────────────────────────────────────────────
- +  9.00  1 × 9 MiB                        outside of all scopes
- +  9.00  1 × 9 MiB  f32 (512, 512, 3, 3)  conv1
- +  0.01  1 × 8 KiB  pinned host           outside of all scopes
- + <0.01  1 × 4 KiB  managed               outside of all scopes",
+ +  9.000  1 × 9 MiB                        outside of all scopes
+ +  9.000  1 × 9 MiB  f32 (512, 512, 3, 3)  conv1
+ +  0.008  1 × 8 KiB  pinned host           outside of all scopes
+ +  0.004  1 × 4 KiB  managed               outside of all scopes",
         "{outcome}"
     );
     let outcome =

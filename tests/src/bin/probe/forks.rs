@@ -45,7 +45,11 @@ pub(crate) fn forks(children: u64) -> Result<String, Trouble> {
         names.call(call)?;
     }
     let context = names.get("context");
-    gpumem::set_sink(Sink::custom(|_| {}));
+    gpumem::set_sink(Sink::custom(|output| {
+        if output.report().is_none() {
+            eprintln!("{output}");
+        }
+    }));
     let mut own = Own::new()?;
     let (mut output, said) = io::pipe()?;
     let going = AtomicBool::new(true);
