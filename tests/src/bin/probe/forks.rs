@@ -38,6 +38,15 @@ impl Own {
     }
 }
 
+/// Reports of traces go nowhere, all else to stderr.
+fn without_reports() -> Sink {
+    Sink::custom(|output| {
+        if output.report().is_none() {
+            eprintln!("{output}");
+        }
+    })
+}
+
 /// Forks so many children while other threads use all of gpumem.
 pub(crate) fn forks(children: u64) -> Result<String, Trouble> {
     let names = Names::default();
@@ -45,11 +54,7 @@ pub(crate) fn forks(children: u64) -> Result<String, Trouble> {
         names.call(call)?;
     }
     let context = names.get("context");
-    gpumem::set_sink(Sink::custom(|output| {
-        if output.report().is_none() {
-            eprintln!("{output}");
-        }
-    }));
+    gpumem::set_sink(without_reports());
     let mut own = Own::new()?;
     let (mut output, said) = io::pipe()?;
     let going = AtomicBool::new(true);
@@ -103,7 +108,7 @@ fn busy(random: &mut Random) {
             _ = MemTracker::builder().to(io::sink()).start().map(|mut tracker| tracker.track());
         }
         9 => {
-            gpumem::set_sink(Sink::custom(|_| {}));
+            gpumem::set_sink(without_reports());
             gpumem::on_oom(|_| {});
         }
         10 => {
