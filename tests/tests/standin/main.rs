@@ -1,6 +1,7 @@
 //! Tests on the stand-in driver: a child process, `probe`, runs a script on it. `gpumem_tests::Standin` says more.
 
 mod calls;
+mod capture;
 mod contexts;
 mod cupti;
 mod devices;

@@ -1,0 +1,109 @@
+//! `GPUMEM_CAPTURE` in programs: what they print, and what a reader makes of their recordings.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gpumem_core::capture::{End, Output, Reader, Step};
+use gpumem_core::model::EventKind;
+use gpumem_tests::{CONTEXT, Standin};
+
+/// The file of a recording, which is removed.
+struct Recording(PathBuf);
+
+impl Recording {
+    fn new(name: &str) -> Self {
+        Self(std::env::temp_dir().join(format!("gpumem-standin-{}-{name}", std::process::id())))
+    }
+
+    fn of(&self, machine: Standin) -> Standin {
+        machine.env("GPUMEM_CAPTURE", self.0.to_str().expect("the path is text"))
+    }
+
+    fn reader(&self) -> Reader<File> {
+        Reader::new(File::open(&self.0).expect("it was written")).expect("it is a recording")
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// A program that leaves one block behind, with both sources.
+#[test]
+fn what_a_program_printed_is_in_its_recording() {
+    let script = format!(
+        "{CONTEXT}; new; call cuMemAlloc_v2 &a 9437184; report; tracker; track; call cuMemAllocAsync &b 1048576 0; \
+         call cuMemFreeAsync b 0; call cuMemAllocManaged &m 4096 1; new; call cuMemAlloc_v2 &c 512; drop; track; \
+         call cuMemFree_v2 m; call cuMemFree_v2 c; report; drop"
+    );
+    for (name, machine) in [("dispatch", Standin::new().dispatch()), ("cupti", Standin::new().cupti())] {
+        let recording = Recording::new(name);
+        let machine = machine.env("GPUMEM_LEAKS", "1").env("GPUMEM_PEAK", "1").env("GPUMEM_BACKTRACE", "1");
+        let outcome = recording.of(machine).run(&script);
+        assert!(outcome.is_clean(), "{outcome}");
+        let mut reader = recording.reader();
+        let (mut printed, mut at_exit) = (String::new(), String::new());
+        reader
+            .replay(|output| match output {
+                Output::Report(_) | Output::Tracked(_) => printed.push_str(&output.to_string()),
+                Output::AtExit(text) => at_exit.push_str(text),
+                other => panic!("{other:?}"),
+            })
+            .unwrap();
+        assert!(reader.skipped().is_nothing(), "{:?}\n{outcome}", reader.skipped());
+        assert_eq!(printed.lines().collect::<Vec<_>>(), outcome.reports(), "{outcome}");
+        assert_eq!(at_exit.lines().collect::<Vec<_>>(), outcome.stderr.lines().collect::<Vec<_>>(), "{outcome}");
+        assert!(printed.lines().count() > 6 && at_exit.contains("raw.rs:"), "{outcome}");
+        let by = reader.definitions().interceptions().last().map(|by| by.source.name());
+        assert_eq!(by, Some(name), "{outcome}");
+    }
+}
+
+#[test]
+fn a_program_that_is_killed_leaves_what_was_flushed() {
+    let recording = Recording::new("killed");
+    let script = format!("{CONTEXT}; new; call cuMemAlloc_v2 &a 9437184; sleep 1000; call cuMemAlloc_v2 &b 512; abort");
+    let outcome = recording.of(Standin::new().dispatch()).run(&script);
+    assert!(!outcome.succeeded(), "{outcome}");
+    let mut reader = recording.reader();
+    let mut blocks = Vec::new();
+    while let Some(step) = reader.step().unwrap() {
+        if let Step::Event(event, _) = step
+            && let EventKind::Alloc { block, .. } = event.kind
+        {
+            blocks.push(block.bytes.get());
+        }
+    }
+    assert_eq!(blocks.first(), Some(&9_437_184), "{outcome}");
+    assert_eq!(reader.end(), Some(&End::Complete), "{outcome}");
+}
+
+/// The parent's recording is whole, and no child writes to it.
+#[test]
+fn children_of_a_fork_record_nothing() {
+    let recording = Recording::new("forks");
+    let machine = Standin::new().dispatch().limit(Duration::from_secs(120));
+    let outcome = recording.of(machine).run("forks 50");
+    assert_eq!(outcome.answer("forks 50"), "none hung, none printed", "{outcome}");
+    let mut reader = recording.reader();
+    reader.replay(|_| {}).unwrap();
+    assert_eq!(reader.end(), Some(&End::Complete), "{outcome}");
+    let skipped = reader.skipped();
+    assert_eq!((skipped.not_understood, skipped.contradictions, skipped.above_limits), (0, 0, 0), "{outcome}");
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_one_notice() {
+    let script = format!("{CONTEXT}; new; call cuMemAlloc_v2 &a 9437184; report");
+    let outcome = Standin::new().dispatch().env("GPUMEM_CAPTURE", "/dev/null/file").run(&script);
+    assert!(outcome.is_clean(), "{outcome}");
+    assert_eq!(outcome.stderr.lines().count(), 1, "{outcome}");
+    assert!(outcome.stderr.starts_with("gpumem: cannot record to /dev/null/file: "), "{outcome}");
+    assert_eq!(outcome.reports().first(), Some(&"△Used Peaked MB:      9      0"), "{outcome}");
+    let full = Standin::new().dispatch().env("GPUMEM_CAPTURE", "/dev/full").run(&script);
+    assert!(full.is_clean() && full.stderr.lines().count() == 1, "{full}");
+    assert!(full.stderr.contains("/dev/full"), "{full}");
+}
