@@ -4,8 +4,8 @@
 use super::{Inbox, Lock, Primitives, Std, Tap};
 use crate::model::{Device, EventKind, Trace};
 
-/// One lock for each device, locked until a reading is recorded. If a device does not answer, only threads that read the
-/// same device wait.
+/// A lock for each device, locked until a reading is recorded. If a device does not answer, only threads that read the same
+/// device wait. (Ordinals that differ by 16 share a lock.)
 pub struct Readings<P: Primitives = Std>([P::Lock<()>; 16]);
 
 impl<P: Primitives> Default for Readings<P> {

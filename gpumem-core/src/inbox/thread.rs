@@ -59,7 +59,7 @@ macro_rules! thread_state {
     };
 }
 
-/// Declares the variables that [`thread_state`](crate::thread_state) uses, with the given `thread_local!`.
+/// Declares the variables that [`thread_state`] uses, with the given `thread_local!`.
 #[macro_export]
 macro_rules! thread_variables {
     ($($thread_local:ident)::+, $primitives:ty) => {

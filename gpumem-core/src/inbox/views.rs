@@ -121,7 +121,8 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     }
 }
 
-/// Raises the figures of each path to the sum of the paths inside it. Each path is after its parent in the list.
+/// Raises `in_use` of each path to the sum of the paths inside it, and `peak` to the largest of them. Each path is after its
+/// parent in the list.
 fn raise_to_inner_paths(nodes: &mut [(Option<Device>, ScopeNode)]) {
     let mut inside = vec![0; nodes.len()];
     for at in (0..nodes.len()).rev() {

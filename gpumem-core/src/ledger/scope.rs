@@ -13,7 +13,7 @@ pub(super) struct Scope {
     pub(super) node: NodeId,
     /// The paths that it had before a scope around it was closed first.
     pub(super) previous_nodes: Vec<NodeId>,
-    /// The meter of [`Gauge::Exact`] on its device.
+    /// The meter of [`Gauge::Exact`](crate::model::Gauge::Exact) on its device.
     pub(super) exact_meter: u16,
     /// The owner thread of what is allocated in it.
     pub(super) owner: OwnerThread,
@@ -35,7 +35,7 @@ pub(super) struct ScopeStart {
     pub(super) number: u64,
     pub(super) in_use: i64,
     pub(super) peak: Mark,
-    /// The peak of the device by [`Gauge::Exact`].
+    /// The peak of the device by [`Gauge::Exact`](crate::model::Gauge::Exact).
     pub(super) device_peak: Mark,
     pub(super) gap: Mark,
     /// How often the device was sampled before. The sample that the scope begins with is its own.

@@ -1,10 +1,10 @@
-//! The groups of peaks, compared with a simple implementation that copies all groups at each new maximum.
+//! Random histories of events.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{
-    super::{AllocGroup, GroupAtPeak, Ledger, NodeId, ScopeNode, tests::numbers},
-    GroupBytes, Peaks,
+    super::super::{AllocGroup, GroupAtPeak, Ledger, NodeId, ScopeNode, tests::numbers},
+    simple::{GroupTable, Now, SimpleScope, WatchedBlock},
 };
 use crate::model::{
     Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Gauge, Key, MemKind, OwnerThread, ScopeId, ScopeSpec,
@@ -12,74 +12,6 @@ use crate::model::{
 };
 
 const THREADS: usize = 3;
-
-/// What a group is identified by: scopes, stack, kind, context.
-type Name = (Vec<CallsiteId>, StackId, usize, u8);
-/// Bytes of each group that has some. `None` stands for blocks that are older than the session.
-type GroupTable = BTreeMap<Option<Name>, i64>;
-
-#[derive(Clone)]
-struct WatchedBlock {
-    name: Name,
-    device: usize,
-    owner: u32,
-    bytes: i64,
-    on_device: bool,
-    context: u8,
-}
-
-/// Bytes in use on one device, of all threads or of one.
-#[derive(Clone, Default)]
-struct Now {
-    in_use: i64,
-    table: GroupTable,
-}
-
-impl Now {
-    fn change(&mut self, name: Option<&Name>, by: i64) {
-        self.in_use += by;
-        let bytes = self.table.entry(name.cloned()).or_default();
-        *bytes += by;
-        if *bytes == 0 {
-            self.table.remove(&name.cloned());
-        }
-    }
-
-    fn minus(&self, start: &Self) -> GroupTable {
-        let mut table = self.table.clone();
-        for (name, bytes) in &start.table {
-            *table.entry(name.clone()).or_default() -= bytes;
-        }
-        table.retain(|_, bytes| *bytes != 0);
-        table
-    }
-}
-
-struct SimpleScope {
-    device: usize,
-    of_thread: Option<u32>,
-    is_watched: bool,
-    opener: usize,
-    start: Now,
-    most: i64,
-    /// The groups at each moment at which that was the level.
-    at_most: Vec<GroupTable>,
-}
-
-impl SimpleScope {
-    fn reach(&mut self, now: &Now) {
-        if now.in_use > self.most {
-            self.at_most.clear();
-        }
-        if now.in_use >= self.most {
-            self.most = now.in_use;
-            let table = now.minus(&self.start);
-            if !self.at_most.contains(&table) {
-                self.at_most.push(table);
-            }
-        }
-    }
-}
 
 struct SimpleEntered {
     scope: u64,
@@ -422,7 +354,7 @@ impl History {
 
 /// A random history of several threads, scopes, devices, kinds, contexts and failed frees. Returns how many peaks were
 /// compared.
-fn history(seed: u64, stacks: usize, steps: usize) -> usize {
+pub(super) fn history(seed: u64, stacks: usize, steps: usize) -> usize {
     let mut numbers = numbers(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let mut random = |below: usize| usize::try_from(numbers(below as u64)).unwrap();
     let mut history = History::default();
@@ -446,54 +378,4 @@ fn history(seed: u64, stacks: usize, steps: usize) -> usize {
     );
     assert!(ledger.meters.0.iter().all(|meter| !meter.peaks.has_kept()), "seed {seed}");
     history.compared
-}
-
-#[test]
-fn ten_thousand_histories_agree_with_the_simple_way() {
-    let histories = if cfg!(miri) { 3 } else { 10_000 };
-    let compared: usize = (1..=histories).map(|seed| history(seed, 1 << (seed % 3), 80)).sum();
-    assert!(compared as u64 > 5 * histories, "{compared}");
-}
-
-/// There are so many groups that their numbers are reused.
-#[test]
-fn forgotten_groups_are_not_part_of_a_peak() {
-    for seed in 1..if cfg!(miri) { 1 } else { 2 } {
-        history(seed, 20_000, 30_000);
-    }
-}
-
-/// Scopes that overlap and close in the order of their start leave unneeded saved bytes between needed ones.
-#[test]
-fn unneeded_saved_bytes_are_removed() {
-    let mut numbers = numbers(7);
-    let mut peaks = Peaks::of_device();
-    let mut groups = [GroupBytes::default(), GroupBytes::default()];
-    let mut scopes = std::collections::VecDeque::new();
-    let mut longest = 0;
-    for round in 0..if cfg!(miri) { 50 } else { 3000_usize } {
-        for group in &mut groups {
-            for by in [3, 1 + numbers(9).cast_signed(), -3] {
-                group.change(if group.bytes > 100 { -90 } else { by }, &peaks);
-            }
-        }
-        let in_use = groups.iter().map(|group| group.bytes).sum();
-        peaks.raise(in_use);
-        // The peaks of the scopes fall, so that they are different moments.
-        if round % 4 == 0 {
-            scopes.push_back(peaks.watch(in_use));
-        }
-        if scopes.len() > 8 {
-            let over = scopes.pop_front().unwrap();
-            let range = peaks.range_of(&over);
-            assert_eq!(groups.iter().map(|group| group.change_over(&range)).sum::<i64>(), range.bytes());
-            peaks.unwatch(&over);
-        }
-        for GroupBytes { history, .. } in &groups {
-            let earlier = history.earlier.as_ref().map_or(0, |earlier| earlier.len());
-            longest = longest.max(earlier);
-            assert!(earlier <= 2 * 19 + 1, "round {round}: {earlier}");
-        }
-    }
-    assert!(longest > 19, "{longest}");
 }
