@@ -1,8 +1,8 @@
 //! Events. A live run and a replayed run differ only in where the events come from.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
-use super::{Bytes, CallsiteId, Device, Family, Gauge, GpuMemory, PoolUsage, Source, StackId};
+use super::{Block, Bytes, CallsiteId, Device, Gauge, GpuMemory, Key, PoolUsage, Source};
 
 /// Time since the session began.
 pub type Time = Duration;
@@ -24,180 +24,6 @@ pub struct OwnerThread(pub u32);
 impl OwnerThread {
     /// The last one. All later threads share it.
     pub const LAST: Self = Self(u32::MAX);
-}
-
-/// What sort of memory a block is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum MemKind {
-    /// Memory of the device: `cuMemAlloc`, arrays.
-    Device,
-    /// Stream-ordered: `cuMemAllocAsync`.
-    Pool,
-    /// Virtual, and wherever it was touched last: `cuMemAllocManaged`.
-    Managed,
-    /// On the host, locked for the device: `cuMemAllocHost`, `cuMemHostRegister`.
-    PinnedHost,
-    /// Physical memory behind a handle: `cuMemCreate`.
-    Vmm,
-    /// What the driver maps for the memory nodes of graphs: `cuGraphLaunch`.
-    Graph,
-}
-
-impl MemKind {
-    #[doc(hidden)]
-    pub const ALL: [Self; 6] = [Self::Device, Self::Pool, Self::Managed, Self::PinnedHost, Self::Vmm, Self::Graph];
-
-    /// The name in reports and in JSON, such as `pinned host`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Device => "device",
-            Self::Pool => "pool",
-            Self::Managed => "managed",
-            Self::PinnedHost => "pinned host",
-            Self::Vmm => "vmm",
-            Self::Graph => "graph",
-        }
-    }
-
-    /// It is in the device's memory for certain, and so counted by traces: managed memory is where it was touched last, and pinned
-    /// memory is on the host.
-    pub const fn is_on_device(self) -> bool {
-        matches!(self, Self::Device | Self::Pool | Self::Vmm | Self::Graph)
-    }
-}
-
-/// The [name](Self::name).
-impl fmt::Display for MemKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-/// Identifies a live block in its process. The key may be reused after the block is freed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Key(u64);
-
-/// The kinds of numbers that identify blocks. Addresses are unique in a process, over all devices and the host, but a handle
-/// may be the same number as an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Space {
-    /// An address of memory.
-    Address,
-    /// The handle of physical memory.
-    Handle,
-    /// The handle of an array.
-    Array,
-    /// The address of host memory that was registered.
-    Registered,
-    /// A number of ours: the driver reports only how much memory graphs have.
-    Graph,
-}
-
-impl Key {
-    /// The key of no block.
-    pub const NONE: Self = Self(u64::MAX);
-
-    /// The key as a number.
-    pub const fn get(self) -> u64 {
-        self.0
-    }
-
-    /// The key of a number that [`get`](Self::get) returned.
-    pub const fn from_raw(key: u64) -> Self {
-        Self(key)
-    }
-
-    /// User space ends at 2^57, so the bits above are free for the kind of the number.
-    pub const fn new(space: Space, name: u64) -> Self {
-        Self(name ^ ((space as u64) << 58))
-    }
-}
-
-/// One allocation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// The device that it is on.
-    pub device: Device,
-    /// Its size.
-    pub bytes: Bytes,
-    /// Its kind of memory.
-    pub kind: MemKind,
-    /// The context whose end frees it, as the source numbers contexts; 0 if there is none.
-    pub context: u8,
-    /// The stack of the call that allocated it.
-    pub stack: StackId,
-}
-
-/// What a block has besides its size, in one word: it is passed in a register and compared in one step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tag(u64);
-
-impl Tag {
-    /// As a number.
-    pub const fn get(self) -> u64 {
-        self.0
-    }
-
-    /// The tag that [`get`](Self::get) gave this number for.
-    pub const fn from_raw(tag: u64) -> Self {
-        Self(tag)
-    }
-
-    /// The tag of no block.
-    pub const NONE: Self = Self(u64::MAX);
-
-    /// The tag of a block.
-    #[inline]
-    pub const fn new(device: Device, kind: MemKind, context: u8, stack: StackId) -> Self {
-        let device = (device.ordinal as u64) << 48 | (device.family as u64) << 16;
-        Self(device | (stack.0 as u64) << 20 | (context as u64) << 8 | kind as u64)
-    }
-
-    /// The device.
-    pub fn device(self) -> Device {
-        let family = if self.0 & 1 << 16 == 0 { Family::Cuda } else { Family::Simulated };
-        Device { family, ordinal: (self.0 >> 48) as u32 }
-    }
-
-    /// The kind of memory.
-    #[inline]
-    pub const fn kind(self) -> MemKind {
-        MemKind::ALL[(self.0 & 0xff) as usize]
-    }
-
-    /// The context; see [`Block::context`].
-    #[expect(clippy::cast_possible_truncation, reason = "only the bits of this part are kept")]
-    pub const fn context(self) -> u8 {
-        (self.0 >> 8) as u8
-    }
-
-    /// The stack of the call.
-    #[expect(clippy::cast_possible_truncation, reason = "only the bits of this part are kept")]
-    pub const fn stack(self) -> StackId {
-        StackId((self.0 >> 20) as u32 & Self::MOST_STACKS)
-    }
-
-    /// A stack has 28 bits; there are fewer different stacks.
-    const MOST_STACKS: u32 = (1 << 28) - 1;
-}
-
-impl Block {
-    /// A block with this size and tag.
-    pub fn from_tag(bytes: Bytes, tag: Tag) -> Self {
-        Self { device: tag.device(), bytes, kind: tag.kind(), context: tag.context(), stack: tag.stack() }
-    }
-
-    /// Its tag.
-    #[inline]
-    pub const fn tag(&self) -> Tag {
-        Tag::new(self.device, self.kind, self.context, self.stack)
-    }
-
-    /// A block without a context and without a stack.
-    pub const fn new(device: Device, bytes: Bytes, kind: MemKind) -> Self {
-        Self { device, bytes, kind, context: 0, stack: StackId::NONE }
-    }
 }
 
 /// What happened.
@@ -249,15 +75,6 @@ pub enum EventKind {
     Displaced { now: u64, more: u64 },
     /// Another library reset the high-water mark of a device's pool, or gave the device another pool.
     PoolMarkDisturbed { device: Device },
-}
-
-impl MemKind {
-    /// The clock is read for each allocation of this kind. Allocations from a pool are cheaper than a reading of the clock;
-    /// the others cost more.
-    #[inline]
-    pub const fn needs_time(self) -> bool {
-        !matches!(self, Self::Pool)
-    }
 }
 
 impl EventKind {

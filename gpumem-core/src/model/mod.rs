@@ -1,6 +1,7 @@
 //! Plain data. All other modules may use it; it uses `std` only.
 
 mod attribution;
+mod block;
 mod bytes;
 mod callsite;
 mod device;
@@ -14,12 +15,11 @@ mod source;
 mod trace;
 
 pub use attribution::{is_driver, library, program_frames, user_line};
+pub use block::{Block, Key, MemKind, Space, Tag};
 pub use bytes::{ByteDelta, Bytes, ParseBytesError};
 pub use callsite::{CallsiteId, StackId};
 pub use device::{Device, Family};
-pub use event::{
-    Answer, Block, Event, EventKind, Key, MemKind, OwnerThread, ScopeId, ScopeSpec, Space, Tag, ThreadId, Time,
-};
+pub use event::{Answer, Event, EventKind, OwnerThread, ScopeId, ScopeSpec, ThreadId, Time};
 pub use frame::Frame;
 pub use gauge::{Gauge, ParseGaugeError, Sampling};
 pub use label::{Label, Shape};
