@@ -48,8 +48,8 @@ fn what_a_program_printed_is_in_its_recording() {
         let (mut printed, mut at_exit) = (String::new(), String::new());
         reader
             .replay(|output| match output {
-                Output::Report(_) | Output::Tracked(_) => printed.push_str(&output.to_string()),
-                Output::AtExit(text) => at_exit.push_str(text),
+                Output::Report(_) | Output::Tracked(_) => printed.push_str(&format!("{output}\n")),
+                Output::AtExit(_) => at_exit.push_str(&format!("{output}\n")),
                 other => panic!("{other:?}"),
             })
             .unwrap();

@@ -11,6 +11,7 @@ use gpumem_core::capture::{
     PoolDefinition, Process, Request, StackDefinition, Symbol, SymbolsDefinition,
 };
 
+use super::build_id;
 use crate::{
     model::{Block, CallsiteId, Device, EventKind, Frame, StackId},
     session::{Session, views},
@@ -169,8 +170,9 @@ impl Definer {
                 let next = u32::try_from(self.modules.len() + 1).unwrap_or(0);
                 let module = *self.modules.entry(base).or_insert(next);
                 if module == next {
+                    let build_id = build_id::of(&path);
                     let (path, base) = (path.to_string_lossy().into_owned(), base as u64);
-                    write(Item::Module(ModuleDefinition { id: module, path, build_id: Vec::new(), base }))?;
+                    write(Item::Module(ModuleDefinition { id: module, path, build_id, base }))?;
                 }
                 CodeAddress { module, offset: address.wrapping_sub(base) as u64 }
             }

@@ -3,6 +3,7 @@
 //! The inbox puts a copy of each event into a ring, under its lock. A thread of its own empties the ring, adds definitions from the
 //! tables of the session, and writes. What the ring has no room for is counted in the recording, and the program never waits.
 
+mod build_id;
 mod definitions;
 #[cfg(all(test, feature = "sim"))]
 mod tests;
@@ -70,6 +71,8 @@ pub(super) struct Capture {
     is_on: AtomicBool,
     running: Mutex<Option<Running>>,
     trackers: AtomicU64,
+    /// Events that the ring had no room for, when the recording ended.
+    missed_last: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -129,8 +132,9 @@ impl Session {
     fn stop_tap(&self) {
         self.capture.is_on.store(false, Relaxed);
         // Dropped after the lock: it is large.
-        let ring = self.inbox.with_tap(|tap| (false, tap.0.take()));
-        drop(ring);
+        if let Some(Some(ring)) = self.inbox.with_tap(|tap| (false, tap.0.take())) {
+            self.capture.missed_last.store(ring.missed(), Relaxed);
+        }
     }
 
     /// Records what the program asks for, at this moment.

@@ -115,7 +115,8 @@ fn all_reports_of_a_session_are_in_its_recording() {
     assert!(definitions.interceptions().len() == 1 && definitions.devices().count() == 1);
     if cfg!(feature = "backtrace") {
         let own = std::env::current_exe().unwrap();
-        assert!(definitions.modules().any(|module| module.path == own.to_string_lossy() && module.base > 0));
+        let own = definitions.modules().find(|module| module.path == own.to_string_lossy()).unwrap();
+        assert!(own.base > 0 && own.build_id == super::build_id::of(own.path.as_ref()));
     }
 }
 

@@ -28,8 +28,15 @@ const CLOCK_EVERY: Duration = Duration::from_secs(1);
 
 /// Writes until it is to stop, or the file cannot be written.
 pub(super) fn run(session: &'static Session, ring: RingReader, writer: Writer<File>, path: &Path, stop: &AtomicBool) {
-    let mut recorder = Recorder { session, ring, writer, definer: Definer::new(session) };
-    if let Err(error) = recorder.run(stop) {
+    let mut recorder = Recorder { session, ring, writer, definer: Definer::new(session), missed: 0 };
+    let is_written = recorder.run(stop);
+    if recorder.missed > 0 {
+        let (missed, path) = (recorder.missed, path.display());
+        let text =
+            format_args!("the recording {path} lacks {missed} events: they came faster than they could be written");
+        session.notify(Notice::Missed, &text);
+    }
+    if let Err(error) = is_written {
         session.stop_tap();
         let text = format_args!("cannot write the recording {}: {error}; it ends here", path.display());
         session.notify(Notice::Capture, &text);
@@ -41,6 +48,8 @@ struct Recorder {
     ring: RingReader,
     writer: Writer<File>,
     definer: Definer,
+    /// What the ring had no room for.
+    missed: u64,
 }
 
 impl Recorder {
@@ -65,6 +74,11 @@ impl Recorder {
             }
             park_timeout(EVERY);
         }
+        let missed = self.session.capture.missed_last.load(Relaxed);
+        if missed > 0 {
+            self.missed += missed;
+            self.writer.write(&Item::Missed(missed))?;
+        }
         self.clock()?;
         // What was recorded is safe before debug information is read.
         self.writer.flush()?;
@@ -79,6 +93,10 @@ impl Recorder {
             self.definer.define(&mut item, |definition| self.writer.write(&definition))?;
             match &item {
                 Item::Event(event) => self.writer.write_event(event)?,
+                Item::Missed(count) => {
+                    self.missed += count;
+                    self.writer.write(&item)?;
+                }
                 item => self.writer.write(item)?,
             }
         }

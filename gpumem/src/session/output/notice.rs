@@ -27,6 +27,8 @@ pub(crate) enum Notice {
     Budget,
     #[cfg(feature = "capture")]
     Capture,
+    #[cfg(feature = "capture")]
+    Missed,
     UnwrittenTracker,
     NoBlocks,
     #[cfg(feature = "cudarc")]

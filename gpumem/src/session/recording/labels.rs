@@ -37,10 +37,10 @@ impl Session {
 /// a framework's own allocator, say), or allocations are not intercepted. Nothing is labelled then.
 pub fn label(name: impl Into<String>, shape: &[usize], dtype: impl Into<String>, address: u64) -> Result<()> {
     let label = Label { name: name.into(), shape: shape.to_vec(), dtype: dtype.into() };
-    label_block(Key::new(Space::Address, address), label, address)
+    label_block(Key::new(Space::Address, address), &label, address)
 }
 
-fn label_block(key: Key, label: Label, address: u64) -> Result<()> {
+fn label_block(key: Key, label: &Label, address: u64) -> Result<()> {
     alive()?;
     let session = current();
     if session.is_begun() {
@@ -48,7 +48,7 @@ fn label_block(key: Key, label: Label, address: u64) -> Result<()> {
         #[cfg(feature = "capture")]
         if let Some(block) = &labelled {
             use gpumem_core::capture::{BlockLabel, Item};
-            session.record_item(|| Item::Label(BlockLabel { key, number: block.number, label }));
+            session.record_item(|| Item::Label(BlockLabel { key, number: block.number, label: label.clone() }));
         }
         if labelled.is_some() {
             return Ok(());
@@ -65,6 +65,6 @@ impl crate::source::sim::SimBlock {
     /// When it is older than the first trace.
     pub fn label(&self, name: impl Into<String>, shape: &[usize], dtype: impl Into<String>) -> Result<()> {
         let label = Label { name: name.into(), shape: shape.to_vec(), dtype: dtype.into() };
-        label_block(self.key(), label, self.address())
+        label_block(self.key(), &label, self.address())
     }
 }
