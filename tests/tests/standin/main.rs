@@ -11,6 +11,7 @@ mod graphs;
 mod inject;
 mod lost_devices;
 mod pool;
+mod recording;
 mod refusals;
 mod settings;
 mod statistics;

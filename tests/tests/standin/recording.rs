@@ -1,0 +1,38 @@
+//! A recording of a program with cudarc and 16 threads yields the program's reports, byte by byte.
+
+use std::{collections::BTreeMap, env, fs, path::Path, process::Command};
+
+use gpumem_tests::Standin;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_recorded");
+
+/// How often each line is there.
+fn lines(text: &str) -> BTreeMap<&str, u32> {
+    text.lines().fold(BTreeMap::new(), |mut lines, line| {
+        *lines.entry(line).or_default() += 1;
+        lines
+    })
+}
+
+#[test]
+fn a_recording_yields_the_reports_of_its_program() {
+    let folder = env::temp_dir().join(format!("gpumem-recorded-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let [recording, reports] = ["recording", "reports"].map(|name| folder.join(name).to_str().unwrap().to_owned());
+    let machine = Standin::new().dispatch().env("GPUMEM_CAPTURE", &recording).env("GPUMEM_LEAKS", "1").env("GPUMEM_PEAK", "1");
+    let outcome = machine.run_program(Path::new(PROGRAM), &["run", &reports]);
+    assert!(outcome.is_clean(), "{outcome}");
+    let printed = fs::read_to_string(&reports).unwrap();
+    // Without the driver, and without the program's settings.
+    let read = Command::new(PROGRAM).args(["read", &recording]).env_clear().output().unwrap();
+    let derived = String::from_utf8(read.stdout).unwrap();
+    assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
+    let (printed_lines, derived_lines) = (lines(&printed), lines(&derived));
+    for (line, count) in &printed_lines {
+        assert_eq!(derived_lines.get(line), Some(count), "\n{line}\nin\n{derived}");
+    }
+    assert_eq!(derived_lines.len(), printed_lines.len());
+    // 16 threads, 20 reports and one at the end of each trace; two traces at the end are those of `train`.
+    assert!(printed.lines().count() > 16 * 40, "{printed}");
+    fs::remove_dir_all(&folder).unwrap();
+}
