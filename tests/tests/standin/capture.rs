@@ -45,15 +45,16 @@ fn what_a_program_printed_is_in_its_recording() {
         let outcome = recording.of(machine).run(&script);
         assert!(outcome.is_clean(), "{outcome}");
         let mut reader = recording.reader();
-        let (mut printed, mut at_exit) = (String::new(), String::new());
+        let (mut printed, mut at_exit) = (Vec::new(), Vec::new());
         reader
             .replay(|output| match output {
-                Output::Report(_) | Output::Tracked(_) => printed.push_str(&format!("{output}\n")),
-                Output::AtExit(_) => at_exit.push_str(&format!("{output}\n")),
+                Output::Report(_) | Output::Tracked(_) => printed.push(output.to_string()),
+                Output::AtExit(_) => at_exit.push(output.to_string()),
                 other => panic!("{other:?}"),
             })
             .unwrap();
         assert!(reader.skipped().is_nothing(), "{:?}\n{outcome}", reader.skipped());
+        let [printed, at_exit] = [printed, at_exit].map(|outputs: Vec<String>| outputs.join("\n"));
         assert_eq!(printed.lines().collect::<Vec<_>>(), outcome.reports(), "{outcome}");
         assert_eq!(at_exit.lines().collect::<Vec<_>>(), outcome.stderr.lines().collect::<Vec<_>>(), "{outcome}");
         assert!(printed.lines().count() > 6 && at_exit.contains("raw.rs:"), "{outcome}");
