@@ -171,7 +171,12 @@ impl Trace {
         let here = Span::mixed_site();
         let gpumem = library(options.library.as_ref());
         let ctx = options.ctx.as_ref().map_or_else(|| function_name(&gpumem), |ctx| ctx.value.to_token_stream());
-        let mut builder = quote_spanned!(here=> #gpumem::__private::GpuMemTrace::builder().ctx(#ctx));
+        let mut builder = if let Some(ctx) = &options.ctx {
+            let ctx = &ctx.value;
+            quote_spanned!(here=> #gpumem::__private::GpuMemTrace::builder().ctx(#ctx))
+        } else {
+            builder_in_function(&gpumem)
+        };
         if let Some(device) = options.device {
             builder.extend(quote_spanned!(here=> .device(#device)));
         }
@@ -316,6 +321,11 @@ pub(crate) fn limit(gpumem: &TokenStream, figure: &str, relation: &str, amount: 
 /// The path of the library: the option `crate`, or `::gpumem`.
 pub(crate) fn library(path: Option<&Path>) -> TokenStream {
     path.map_or_else(|| quote_spanned!(Span::mixed_site()=> ::gpumem), ToTokens::to_token_stream)
+}
+
+/// Returns an expression: the builder of a trace that has the function as its scope.
+pub(crate) fn builder_in_function(gpumem: &TokenStream) -> TokenStream {
+    quote_spanned!(Span::mixed_site()=> #gpumem::__private::builder_in(&|| {}, ::core::module_path!()))
 }
 
 /// An expression: the name of the function in which it is written.

@@ -7,7 +7,7 @@ use syn::spanned::Spanned;
 use syn::{Error, FnArg, Lit, Path, Result, Type, parse2};
 
 use crate::amount;
-use crate::expand::{Trace, function_name, library, limit, traced_function};
+use crate::expand::{Trace, builder_in_function, library, limit, traced_function};
 use crate::item::{Function, Item};
 use crate::options::{self, AMOUNT, ORDINAL, parse_comma, parse_key, parse_path, parse_value};
 
@@ -124,8 +124,7 @@ fn trace(function: &Function, options: &TestOptions, gpumem: &TokenStream, is_si
     ] {
         budget.extend(most.map(|most| limit(gpumem, figure, "AtMost", &most)));
     }
-    let ctx = function_name(gpumem);
-    let mut builder = quote_spanned!(here=> #gpumem::__private::GpuMemTrace::builder().ctx(#ctx));
+    let mut builder = builder_in_function(gpumem);
     if let Some(device) = options.device {
         builder.extend(quote_spanned!(here=> .device(#device)));
     }

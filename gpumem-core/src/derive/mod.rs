@@ -20,7 +20,7 @@ pub use self::{
     exit::{device_peaks, leaks},
     labels::Labels,
     names::{Callsite, Names, Stack},
-    paths::{Paths, summary},
+    paths::{Paths, short_names, summary},
     peaks::{KeptPeak, peak_holders},
     refusal::Refusal,
     snapshot::Snapshot,

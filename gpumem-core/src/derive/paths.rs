@@ -1,9 +1,9 @@
 //! The paths of nested scopes, by name, and the summary that is made of them.
 
-use super::{LedgerView, Names};
+use super::{Callsite, LedgerView, Names};
 use crate::{
     ledger::{GroupAtPeak, NodeId, ScopeNode},
-    model::{Bytes, CallsiteId, Device, Family, ScopeId},
+    model::{Bytes, CallsiteId, Device, Family, ScopeId, ShortNames},
     report::{Path, ScopeSummary, Summary},
 };
 
@@ -16,10 +16,20 @@ pub fn summary(view: &dyn LedgerView, names: &dyn Names, under: ScopeId, not_int
     Summary::of(paths.all, counts.untracked, counts.lost, not_intercepted)
 }
 
+/// The names of these scopes, as reports show them now.
+pub fn short_names(view: &dyn LedgerView, names: &dyn Names, scopes: &[CallsiteId]) -> Vec<String> {
+    let known = view.nodes().into_iter().map(|(_, node)| node.callsite);
+    let full: Vec<_> = known.chain(scopes.iter().copied()).map(|id| names.callsite(id).to_string()).collect();
+    let short = ShortNames::of(full.iter().map(String::as_str));
+    full[full.len() - scopes.len()..].iter().map(|name| short.get(name).to_owned()).collect()
+}
+
 /// All paths of scopes.
 #[derive(Clone, Debug, Default)]
 pub struct Paths {
     all: Vec<Path>,
+    /// The full names of the innermost scopes, for each of them.
+    full_names: Vec<String>,
     /// The outermost of each device.
     roots: Vec<(Device, usize)>,
     /// By the number of the node. Nowhere has none.
@@ -30,14 +40,19 @@ impl Paths {
     /// As they are now.
     pub fn now(view: &dyn LedgerView, names: &dyn Names) -> Self {
         let nodes = view.nodes();
+        let callsites: Vec<_> = nodes.iter().map(|(_, node)| names.callsite(node.callsite)).collect();
+        let full: Vec<_> = callsites.iter().map(ToString::to_string).collect();
+        let short = ShortNames::of(full.iter().map(String::as_str));
+        let mut full_names = Vec::with_capacity(nodes.len());
         let mut paths: Vec<Path> = Vec::with_capacity(nodes.len());
         let mut at: Vec<Option<usize>> = Vec::with_capacity(nodes.len());
         let mut roots = Vec::new();
-        for (device, node) in &nodes {
+        for ((device, node), (callsite, full)) in nodes.iter().zip(callsites.iter().zip(&full)) {
             at.push(device.map(|device| {
                 let parent = at[node.parent.0 as usize];
                 let outer = parent.map(|parent: usize| paths[parent].own.path.as_slice()).unwrap_or_default();
-                let own = own(device, node, outer, names);
+                let own = own(device, node, outer, callsite, short.get(full));
+                full_names.push(full.clone());
                 if parent.is_none() {
                     roots.push((device, paths.len()));
                 }
@@ -45,7 +60,7 @@ impl Paths {
                 paths.len() - 1
             }));
         }
-        Self { all: paths, roots, at }
+        Self { all: paths, full_names, roots, at }
     }
 
     /// Fills in what each path, without the paths inside it, had in use at the peak of its device.
@@ -76,6 +91,21 @@ impl Paths {
         Some(&self.all[at].own)
     }
 
+    /// The full names of the scopes of a node, the outermost first. They stay the same, whatever other scopes there are.
+    pub(super) fn full_names_of(&self, node: NodeId) -> Vec<String> {
+        let mut at = self.at.get(node.0 as usize).copied().flatten();
+        let mut path = Vec::new();
+        while let Some(index) = at {
+            at = self.all[index].parent;
+            // The outermost node is the whole process.
+            if at.is_some() {
+                path.push(self.full_names[index].clone());
+            }
+        }
+        path.reverse();
+        path
+    }
+
     /// The names of the scopes of a node, the outermost first.
     pub(super) fn names_of(&self, node: NodeId) -> Vec<String> {
         self.of(node).map(|scope| scope.path.clone()).unwrap_or_default()
@@ -87,12 +117,11 @@ impl Paths {
     }
 }
 
-fn own(device: Device, node: &ScopeNode, outer: &[String], names: &dyn Names) -> ScopeSummary {
-    let callsite = names.callsite(node.callsite);
+fn own(device: Device, node: &ScopeNode, outer: &[String], callsite: &Callsite, name: &str) -> ScopeSummary {
     let is_root = node.callsite == CallsiteId::NONE;
     let amount = |bytes: i64| Bytes::new(bytes.max(0).unsigned_abs());
     ScopeSummary {
-        path: outer.iter().cloned().chain((!is_root).then(|| callsite.to_string())).collect(),
+        path: outer.iter().cloned().chain((!is_root).then(|| name.to_owned())).collect(),
         place: callsite.place(),
         device: device.ordinal,
         simulated: device.family == Family::Simulated,

@@ -28,7 +28,7 @@ pub fn tracked_groups(
             // With no lock held: what a stack says is in files.
             None => What::Asked(Arc::clone(known.entry((node, stack)).or_insert_with(|| {
                 let Stack { line, library, .. } = names.stack(stack);
-                Arc::new(Asked { path: paths.names_of(node), line, library })
+                Arc::new(Asked { path: paths.full_names_of(node), line, library })
             }))),
         };
         let sort = Sort { each: block.bytes, kind: place_of(kind), what };

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::SourceLine;
-use crate::model::{ByteDelta, Bytes, Device, Family, Label, MemKind};
+use crate::model::{ByteDelta, Bytes, Device, Family, Label, MemKind, ShortNames};
 
 /// What `gpumem::MemTracker::track` saw.
 ///
@@ -90,6 +90,7 @@ pub enum What {
 /// Where a block was asked for, as far as that is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Asked {
+    /// Full names: short ones would change when other scopes are opened.
     pub path: Vec<String>,
     pub line: Option<String>,
     pub library: Option<String>,
@@ -114,6 +115,12 @@ type Line = (bool, Reverse<Bytes>, MemKind, Option<(String, Vec<usize>)>, Option
 
 /// What there is more and less of: first more, then less, the largest first.
 pub fn difference(before: &Groups, now: &Groups) -> Vec<Change> {
+    let scopes = |sort: &'_ Sort| match &sort.what {
+        What::Labelled(_) => None,
+        What::Asked(asked) => Some(Arc::clone(asked)),
+    };
+    let asked: Vec<_> = before.keys().chain(now.keys()).filter_map(scopes).collect();
+    let short = ShortNames::of(asked.iter().flat_map(|asked| asked.path.iter().map(String::as_str)));
     let mut lines: BTreeMap<Line, BTreeMap<&str, u64>> = BTreeMap::new();
     let gone = before.keys().filter(|sort| !now.contains_key(sort));
     for sort in now.keys().chain(gone) {
@@ -137,6 +144,7 @@ pub fn difference(before: &Groups, now: &Groups) -> Vec<Change> {
         names.sort_by_key(|(name, _)| name.len());
         let (dtype, shape) = label.unzip();
         let Asked { path, line, library } = asked.map(|asked| (*asked).clone()).unwrap_or_default();
+        let path = path.iter().map(|name| short.get(name).to_owned()).collect();
         Change { count: if is_less { -count } else { count }, each, kind, dtype, shape, names, path, line, library }
     };
     let mut changes: Vec<_> = lines.into_iter().map(change).collect();

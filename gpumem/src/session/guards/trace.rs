@@ -1,6 +1,7 @@
 //! The guard.
 
 use std::{
+    borrow::Cow,
     fmt::{self, Display},
     mem,
     panic::Location,
@@ -14,7 +15,7 @@ use crate::{
     derive::{KeptPeak, live_blocks},
     error::Result,
     ledger::ScopePeriod,
-    model::{Gauge, ScopeId, Source, Trace},
+    model::{Gauge, ScopeId, Source, Trace, short_name},
     report::{Content, Line, LiveBlock, PeakHolders, Report},
     sys::process,
 };
@@ -96,6 +97,7 @@ impl GpuMemTrace {
     pub fn builder() -> GpuMemTraceBuilder {
         GpuMemTraceBuilder {
             ctx: None,
+            function: None,
             request: ScopeRequest::default(),
             at: None,
             module: None,
@@ -327,7 +329,7 @@ impl GpuMemTrace {
         }
         self.session.notify_missed(trace.lost, trace.untracked);
         let subctx = subctx.map(ToString::to_string);
-        let mut report = Report::new(trace, self.settings.ctx.as_deref(), subctx.as_deref());
+        let mut report = Report::new(trace, self.settings.shown_ctx().as_deref(), subctx.as_deref());
         let (lines, end) = lines.unzip();
         report.lines = lines.unwrap_or_default();
         #[cfg(feature = "capture")]
@@ -366,7 +368,7 @@ impl Drop for GpuMemTrace {
 /// The line that [`report`](GpuMemTrace::report) prints, of this moment.
 impl Display for GpuMemTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Report::new(self.data(), self.settings.ctx.as_deref(), None).fmt(f)
+        Report::new(self.data(), self.settings.shown_ctx().as_deref(), None).fmt(f)
     }
 }
 
@@ -390,6 +392,8 @@ impl fmt::Debug for GpuMemTrace {
 #[must_use = "nothing is measured before `start`"]
 pub struct GpuMemTraceBuilder {
     ctx: Option<String>,
+    /// The compiler's name of the function, instead of a context.
+    function: Option<&'static str>,
     request: ScopeRequest,
     /// Where the trace is in the sources, if not where it is started.
     pub(in crate::session) at: Option<&'static Location<'static>>,
@@ -402,8 +406,20 @@ pub struct GpuMemTraceBuilder {
 impl GpuMemTraceBuilder {
     /// The context of all reports. An empty one counts as none.
     pub fn ctx(mut self, ctx: impl Into<String>) -> Self {
-        self.ctx = Some(ctx.into());
+        (self.ctx, self.function) = (Some(ctx.into()), None);
         self
+    }
+
+    /// The function, by the compiler's name of the closure in it, is the scope, and its short name the context.
+    pub(crate) fn function(mut self, closure: &'static str, module: &'static str) -> Self {
+        (self.function, self.module) = (Some(closure), Some(module));
+        self
+    }
+
+    /// The context as reports have it.
+    fn shown_ctx(&self) -> Option<Cow<'_, str>> {
+        let given = self.ctx.as_deref().map(Cow::Borrowed);
+        given.or_else(|| self.function.map(|function| short_name(function).into()))
     }
 
     /// The CUDA ordinal of the device, instead of the calling thread's current one.
@@ -488,7 +504,7 @@ impl GpuMemTraceBuilder {
     }
 
     fn open(&self, session: &'static Session, at: &'static Location<'static>) -> Result<State> {
-        let scope = OpenScope::open(session, self.request, self.ctx.as_deref(), at)?;
+        let scope = OpenScope::open(session, self.request, self.function.or(self.ctx.as_deref()), at)?;
         Ok(scope.map_or(State::Off, State::Running))
     }
 

@@ -11,7 +11,7 @@ use once_cell::sync::Lazy;
 use super::status::Now;
 use crate::session::{Session, current};
 use crate::{
-    derive::{self, Callsite, Names, Snapshot, Stack},
+    derive::{self, Callsite, Names, Snapshot, Stack, short_names},
     error::Result,
     model::{CallsiteId, Device, Family, StackId},
     report::{Breakdown, Known, Summary},
@@ -99,12 +99,7 @@ pub(in crate::session) fn read(devices: &dyn Devices, device: Device) -> Result<
 
 /// The path of scopes that the calling thread is in.
 pub(in crate::session) fn path_of_this_thread(session: &Session) -> Vec<String> {
-    session
-        .inbox
-        .path_of_this_thread()
-        .into_iter()
-        .map(|callsite| session.callsites.get(callsite).to_string())
-        .collect()
+    short_names(&session.inbox, session, &session.inbox.path_of_this_thread())
 }
 
 /// So many stacks are remembered in words.

@@ -1,0 +1,123 @@
+//! The names of scopes in reports.
+
+use gpumem::{__private::TestSession, Bytes, Content, GpuMemTrace, MemTracker, Sink, gpu_mem_trace, sim::SimGpu};
+use std::sync::{Arc, Mutex};
+
+mod a {
+    use super::*;
+
+    #[gpu_mem_trace]
+    pub(super) fn forward(gpu: &SimGpu) {
+        std::mem::forget(gpu.alloc_async(Bytes::kib(1)));
+    }
+}
+
+mod b {
+    use super::*;
+
+    #[gpu_mem_trace]
+    pub(super) fn forward(gpu: &SimGpu) {
+        std::mem::forget(gpu.alloc_async(Bytes::kib(2)));
+    }
+
+    #[gpu_mem_trace(ctx = "given")]
+    pub(super) fn named() {}
+
+    #[gpu_mem_trace]
+    pub(super) async fn later() {}
+}
+
+struct Wrap<T>(T);
+
+#[gpu_mem_trace]
+impl<T: Copy> Wrap<T> {
+    fn run(&self) -> T {
+        self.0
+    }
+}
+
+/// A session with one device, and the lines and modules of its traces.
+fn session() -> (TestSession, SimGpu, Arc<Mutex<Vec<(String, Option<String>)>>>) {
+    let session = TestSession::new(&[]).unwrap();
+    let gpu = session.add(Bytes::gib(1)).unwrap();
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let to = Arc::clone(&lines);
+    let sink = Sink::custom(move |output| {
+        if let Content::Trace(report) = &output.content {
+            let module = output.module.as_ref().map(ToString::to_string);
+            to.lock().unwrap().push((report.to_string(), module));
+            assert!(output.at.as_ref().unwrap().file().ends_with("sim/names.rs"));
+        }
+    });
+    session.run(|| gpumem::set_sink(sink));
+    (session, gpu, lines)
+}
+
+/// The names of the scopes that are inside of no other.
+fn outermost(session: &TestSession) -> Vec<String> {
+    let scopes = session.run(gpumem::summary).scopes;
+    let mut names: Vec<_> =
+        scopes.iter().filter(|scope| scope.path.len() == 1).map(|scope| scope.path.concat()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn functions_are_told_apart_by_module_where_one_name_is_not_enough() {
+    let (session, gpu, lines) = session();
+    session.run(|| a::forward(&gpu));
+    assert_eq!(outermost(&session), ["forward"]);
+    session.run(|| b::forward(&gpu));
+    assert_eq!(outermost(&session), ["a::forward", "b::forward"]);
+    session.run(|| (a::forward(&gpu), b::forward(&gpu)));
+    assert_eq!(outermost(&session), ["a::forward", "b::forward"]);
+    // fastai's line has the short name.
+    let lines = lines.lock().unwrap();
+    let line = "△Used Peaked MB:      0      0 (forward: exit)";
+    let expected = ["a", "b", "a", "b"].map(|module| (line.to_owned(), Some(format!("sim::names::{module}"))));
+    assert_eq!(*lines, expected);
+}
+
+#[test]
+fn methods_are_told_apart_by_their_type() {
+    let (session, _gpu, lines) = session();
+    session.run(|| Wrap(7_u8).run());
+    assert_eq!(outermost(&session), ["Wrap::run"]);
+    session.run(|| Wrap("text").run());
+    assert_eq!(outermost(&session), ["Wrap<&str>::run", "Wrap<u8>::run"]);
+    assert!(lines.lock().unwrap().iter().all(|(line, _)| line.ends_with("(Wrap::run: exit)")), "{lines:?}");
+}
+
+#[test]
+fn a_name_that_a_user_gave_is_one_scope_wherever_it_is_opened() {
+    let (session, gpu, _lines) = session();
+    session.run(|| {
+        drop(GpuMemTrace::with_ctx("forward"));
+        drop(GpuMemTrace::with_ctx("forward"));
+        a::forward(&gpu);
+        b::named();
+        drop(GpuMemTrace::with_ctx("given"));
+        (0..3).for_each(|step| drop(GpuMemTrace::with_ctx(format!("step {step}"))));
+        pollster::block_on(b::later());
+    });
+    assert_eq!(outermost(&session), ["a::forward", "forward", "given", "later", "step 0", "step 1", "step 2"]);
+    let scopes = session.run(gpumem::summary).scopes;
+    let calls = |name: &str| scopes.iter().find(|scope| scope.path == [name]).unwrap().calls;
+    assert_eq!([calls("forward"), calls("a::forward"), calls("given")], [2, 1, 2]);
+}
+
+/// A second function of the name is no change of the first one's blocks.
+#[test]
+fn trackers_see_no_difference_where_a_name_becomes_longer() {
+    let (session, gpu, _lines) = session();
+    let mut tracker = session.run(|| MemTracker::builder().to(std::io::sink()).start().unwrap());
+    let mut paths = |work: &dyn Fn()| -> Vec<String> {
+        session.run(|| {
+            work();
+            tracker.track().changes.unwrap().iter().map(|change| change.path.join(" > ")).collect()
+        })
+    };
+    assert_eq!(paths(&|| a::forward(&gpu)), ["forward"]);
+    assert_eq!(paths(&|| b::forward(&gpu)), ["b::forward"]);
+    assert_eq!(paths(&|| ()), [""; 0]);
+}
