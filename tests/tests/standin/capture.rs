@@ -64,6 +64,29 @@ fn what_a_program_printed_is_in_its_recording() {
 }
 
 #[test]
+fn the_report_of_a_refusal_is_in_the_recording() {
+    let recording = Recording::new("refused");
+    let script = format!(
+        "{CONTEXT}; new; call cuMemAlloc_v2 &a 9437184; call cuMemAlloc_v2 &b 99999999999999; \
+         call cuMemAlloc_v2 &c 1048576; report"
+    );
+    let outcome = recording.of(Standin::new().dispatch().env("GPUMEM_BACKTRACE", "0")).run(&script);
+    assert!(outcome.is_clean(), "{outcome}");
+    let mut reader = recording.reader();
+    let mut printed = Vec::new();
+    let mut keep = |output: &Output| {
+        if matches!(output, Output::OutOfMemory(_)) {
+            printed.push(output.to_string());
+        }
+    };
+    reader.replay(&mut keep).unwrap();
+    assert!(reader.skipped().is_nothing(), "{:?}\n{outcome}", reader.skipped());
+    let printed = printed.join("\n");
+    assert!(printed.contains("90.95 TiB (device) were requested"), "{outcome}");
+    assert_eq!(printed.lines().collect::<Vec<_>>(), outcome.stderr.lines().collect::<Vec<_>>(), "{outcome}");
+}
+
+#[test]
 fn a_program_that_is_killed_leaves_what_was_flushed() {
     let recording = Recording::new("killed");
     let script = format!("{CONTEXT}; new; call cuMemAlloc_v2 &a 9437184; sleep 1000; call cuMemAlloc_v2 &b 512; abort");

@@ -19,7 +19,8 @@ fn a_recording_yields_the_reports_of_its_program() {
     let folder = env::temp_dir().join(format!("gpumem-recorded-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let [recording, reports] = ["recording", "reports"].map(|name| folder.join(name).to_str().unwrap().to_owned());
-    let machine = Standin::new().dispatch().env("GPUMEM_CAPTURE", &recording).env("GPUMEM_LEAKS", "1").env("GPUMEM_PEAK", "1");
+    let machine =
+        Standin::new().dispatch().env("GPUMEM_CAPTURE", &recording).env("GPUMEM_LEAKS", "1").env("GPUMEM_PEAK", "1");
     let outcome = machine.run_program(Path::new(PROGRAM), &["run", &reports]);
     assert!(outcome.is_clean(), "{outcome}");
     let printed = fs::read_to_string(&reports).unwrap();
