@@ -19,6 +19,7 @@ pages! {
     numbers "numbers.md"
     where_it_is "where.md"
     output "output.md"
+    recordings "recordings.md"
     environment "environment.md"
     platforms "platforms.md"
     off "off.md"
