@@ -135,7 +135,9 @@ fn read(file: &str) -> Result<(), Box<dyn Error>> {
             lines.push(format!("{:?}", output.to_string()));
         }
     })?;
-    lines.iter().for_each(|line| println!("{line}"));
+    for line in &lines {
+        println!("{line}");
+    }
     eprintln!("{} reports; {:?}; {:?}", lines.len(), reader.skipped(), reader.end());
     if reader.end() == Some(&End::Complete) && reader.skipped().is_nothing() {
         Ok(())
