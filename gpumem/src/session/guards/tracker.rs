@@ -30,19 +30,20 @@ use crate::{
 ///     block.label("conv4.weight", &[512, 512, 3, 3], "f32")?;
 /// }
 /// track!(tracker);
-/// // At src/main.rs:11: main                 Total Used Memory: 70 MiB, live: 63 MiB
-/// // + | 7 * 9 MiB f32 (512, 512, 3, 3) | 63 MiB | conv4.weight
+/// // 13:59:03Z src/main.rs:11 (main)  device 0: 70 MiB used, 63 MiB live
+/// //     MiB  blocks
+/// //  ───────────────────────────────────────────────────
+/// //  +   63  7 × 9 MiB  f32 (512, 512, 3, 3)  conv4.weight
 /// # let text = tracker.track().to_string();
-/// # assert!(text.ends_with("Total Used Memory: 70 MiB, live: 63 MiB"), "{text}");
+/// # assert!(text.ends_with("device 0: 70 MiB used, 63 MiB live"), "{text}");
 /// # drop(weights);
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// `Total Used Memory` is the whole device's, other processes and the CUDA context included; `live` is what this process was
-/// given and has not given back, of the blocks that are known. Below are the blocks that are more (`+`) and less (`-`) than
-/// at the last call, by what they are [labelled](crate::label); those without a label by their size and where they were asked
-/// for: the line, where it is known, and the scopes. The first call tells all that is known. Blocks that came and went in
-/// between do not show.
+/// The time is UTC. `used` is that of the whole device, with other processes and the CUDA context; `live` is what this process
+/// allocated and did not free, of the blocks that are known. Below are the blocks that are more (`+`) and less (`-`) than at the last
+/// call, by their [labels](crate::label); blocks without a label by their size and by where they were allocated: the line, if it is
+/// known, and the scopes. The first call lists everything that is known. Blocks that came and went between two calls are not listed.
 ///
 /// Blocks are known if allocations are intercepted, from the process's first trace, tracker or [`subscribe`](crate::subscribe) on.
 /// Where they are not, the total is printed alone, and stderr says once why. Of memory that a framework's own allocator gives
@@ -79,7 +80,7 @@ impl MemTracker {
     /// let file = std::fs::File::create(&path)?;
     /// let mut tracker = MemTracker::builder().device(0).to(file).start()?;
     /// tracker.track_with("after load");
-    /// # assert!(std::fs::read_to_string(&path)?.contains(": after load"));
+    /// # assert!(std::fs::read_to_string(&path)?.contains(" (after load)"));
     /// # std::fs::remove_file(path)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
