@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     SESSION,
-    output::{oom, peaks},
+    output::{exit_reports, oom},
 };
 use crate::{source, sys::process};
 
@@ -20,9 +20,9 @@ pub(super) extern "C" fn at_exit() {
         session.sampler.stop();
         if !REPORTED.swap(true, Relaxed) {
             // Nothing unwinds into C.
-            let _ = catch_unwind(AssertUnwindSafe(|| oom::report_pending(session)));
-            let _ = catch_unwind(AssertUnwindSafe(|| oom::report_leaks(session)));
-            let _ = catch_unwind(AssertUnwindSafe(|| peaks::report_at_exit(session)));
+            let _ = catch_unwind(AssertUnwindSafe(|| oom::print_pending(session)));
+            let _ = catch_unwind(AssertUnwindSafe(|| exit_reports::print_leaks(session)));
+            let _ = catch_unwind(AssertUnwindSafe(|| exit_reports::print_peaks(session)));
             #[cfg(feature = "capture")]
             let _ = catch_unwind(AssertUnwindSafe(|| session.end_capture()));
         }

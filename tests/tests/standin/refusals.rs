@@ -186,7 +186,7 @@ fn a_refusal_is_of_the_device_that_was_asked() {
         "{outcome}"
     );
     assert_eq!(outcome.stderr.matches("is out of memory").count(), 3, "{outcome}");
-    assert!(outcome.stderr.ends_with("gpumem: more allocations that are refused are not reported\n"), "{outcome}");
+    assert!(outcome.stderr.ends_with("gpumem: further refused allocations are not reported\n"), "{outcome}");
 }
 
 /// As allocators do that keep a cache: they are refused, give the cache back, and ask again.

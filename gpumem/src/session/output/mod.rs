@@ -1,8 +1,8 @@
 //! What a session prints, and where.
 
+pub(super) mod exit_reports;
 mod notice;
 pub(super) mod oom;
-pub(super) mod peaks;
 mod sink;
 
 pub(crate) use self::notice::Notice;

@@ -1,0 +1,83 @@
+//! Handles a refused allocation, on the thread that made the call.
+
+use std::{
+    cell::Cell,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{PoisonError, atomic::Ordering::Relaxed},
+    thread,
+    time::Instant,
+};
+
+use crossbeam_channel as channel;
+
+use super::{
+    observation::Stage,
+    pending::PendingReport,
+    print::MAX_PRINTED,
+    refusal::{REFUSED_THREAD_WAIT, Refusal},
+    reporter::investigate,
+};
+use crate::{
+    model::{Bytes, Device, MemKind},
+    session::{Session, views},
+    source,
+    sys::process,
+};
+
+thread_local! {
+    /// This thread handles a refusal. A refusal of the program's function is not reported.
+    static IS_HANDLED: Cell<bool> = const { Cell::new(false) };
+    /// `retry_after_trim` will retry what is refused on this thread.
+    pub(super) static IS_RETRIED: Cell<bool> = const { Cell::new(false) };
+    /// How many allocations of this thread were refused.
+    pub(super) static REFUSED_COUNT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Handles a refused allocation. Refusals of the host's memory, and of pools whose device is not known, are counted only.
+pub(in crate::session) fn refused(session: &'static Session, device: Option<Device>, bytes: Bytes, kind: MemKind) {
+    REFUSED_COUNT.set(REFUSED_COUNT.get() + 1);
+    let Some(device) = device.filter(|_| kind != MemKind::PinnedHost) else { return };
+    if process::is_forked() || IS_RETRIED.get() || IS_HANDLED.replace(true) {
+        return;
+    }
+    // The panic hook has printed the panic. The program still gets the error of its allocation.
+    let _ = catch_unwind(AssertUnwindSafe(|| handle(session, device, bytes, kind)));
+    IS_HANDLED.set(false);
+}
+
+/// A thread with a pending report has allocated this many bytes: removes its reports of at most this size.
+pub(in crate::session) fn obtained(session: &Session, device: Device, bytes: Bytes) {
+    let thread = thread::current().id();
+    let mut reporter = session.refusals.reporter();
+    reporter.pending.retain(|pending| {
+        let PendingReport { refusal, .. } = pending;
+        (refusal.thread, refusal.device) != (thread, device) || refusal.asked > bytes
+    });
+    source::watch_allocations(reporter.pending.iter().any(|pending| pending.refusal.thread == thread));
+}
+
+fn handle(session: &'static Session, device: Device, asked: Bytes, kind: MemKind) {
+    let hook = session.refusals.hook.read().unwrap_or_else(PoisonError::into_inner).clone();
+    let is_printed = !session.is_silent() && session.refusals.printed.load(Relaxed) < MAX_PRINTED;
+    if !session.is_begun() || hook.is_none() && !is_printed {
+        return;
+    }
+    let deadline = Instant::now() + REFUSED_THREAD_WAIT;
+    let refusal = Refusal { thread: thread::current().id(), device, asked, kind, stack: session.stack_here() };
+    let mut oom = refusal.out_of_memory(views::path_of_this_thread(session));
+    let (sender, updates) = channel::unbounded();
+    if let Err(error) = investigate(session, refusal, &oom, is_printed, sender) {
+        oom.breakdown = Err(error);
+    }
+    // Without a function the thread waits until the driver was read: when it handles the error, it may free memory.
+    let enough = if hook.is_some() { Stage::Complete } else { Stage::Device };
+    while let Ok(update) = updates.recv_deadline(deadline) {
+        oom = update.oom;
+        if update.stage >= enough {
+            break;
+        }
+    }
+    if let Some(hook) = hook {
+        hook(&oom);
+    }
+}

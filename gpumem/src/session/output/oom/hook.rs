@@ -1,0 +1,40 @@
+//! The program's function for refused allocations.
+
+use std::sync::{Arc, PoisonError};
+
+use super::pending::Hook;
+use crate::{report::OutOfMemory, session::current, sys::process};
+
+/// Sets a function that is called whenever an allocation is refused because memory ran out. It replaces the function before it.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # let trace = gpumem::GpuMemTrace::new();
+/// # use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+/// static REQUESTED: AtomicU64 = AtomicU64::new(0);
+/// gpumem::on_oom(|oom| REQUESTED.store(oom.asked.get(), Relaxed));
+/// assert!(gpu.alloc(gpumem::Bytes::gib(17)).is_err());
+/// assert_eq!(REQUESTED.load(Relaxed), 17 << 30);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+///
+/// The function runs on the refused thread, before the driver's call returns, at most 50 ms after the refusal. What is not found
+/// out by then is missing in its argument, such as lines whose debug information was not read before. It may free memory. It must
+/// not wait for other threads that call CUDA, because the driver's call is not over yet. A panic of it is caught.
+///
+/// With or without such a function, refusals are reported on stderr: what was requested, where the device's memory is
+/// ([`breakdown`](crate::breakdown)), the scopes and lines that hold most of it, and what [`empty_cache`](crate::empty_cache)
+/// would free. A refusal is not reported if the same thread obtains that much memory of the device within a second: an allocator
+/// with a cache empties the cache and tries again. Several refusals of the same request on one thread are one report. At most
+/// three reports are printed. A pending report is printed when the process exits, and is lost if the process aborts. Only
+/// intercepted allocations are reported, so the first trace must have started.
+pub fn on_oom(hook: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
+    // The child of a fork has no GPU, and a thread that does not exist there may hold the lock for ever.
+    if process::is_forked() {
+        return;
+    }
+    let hook: Hook = Arc::new(hook);
+    let replaced = current().refusals.hook.write().unwrap_or_else(PoisonError::into_inner).replace(hook);
+    // After the lock: a drop of the program's values may itself call `on_oom`.
+    drop(replaced);
+}

@@ -1,0 +1,17 @@
+//! Reports of refused allocations: what was requested, and where the device's memory is.
+
+mod handler;
+mod hook;
+mod observation;
+mod pending;
+mod print;
+mod refusal;
+mod reporter;
+mod retry;
+
+pub(in crate::session) use self::{
+    handler::{obtained, refused},
+    pending::Refusals,
+    print::print_pending,
+};
+pub use self::{hook::on_oom, retry::retry_after_trim};

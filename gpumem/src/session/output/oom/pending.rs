@@ -1,0 +1,136 @@
+//! The reports that are not printed yet.
+
+use std::{
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicU64, AtomicUsize},
+    },
+    time::{Duration, Instant},
+};
+
+use crossbeam_channel::Sender;
+#[cfg(feature = "capture")]
+use gpumem_core::capture::DeviceReading;
+
+use super::{
+    observation::{Observation, OomUpdate},
+    refusal::Refusal,
+};
+use crate::report::OutOfMemory;
+
+/// How long a report waits. It is removed if the thread obtains the memory meanwhile: allocators with a cache empty the cache and
+/// try again.
+const PRINT_DELAY: Duration = Duration::from_secs(1);
+
+/// How many reports may be pending.
+const MAX_PENDING: usize = 32;
+
+/// The program's function for refused allocations.
+pub(super) type Hook = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
+
+/// The refused allocations of a session: the program's function, and the reports.
+#[derive(Default)]
+pub(in crate::session) struct Refusals {
+    pub(super) hook: RwLock<Option<Hook>>,
+    /// How many reports were printed.
+    pub(super) printed: AtomicU64,
+    reporter: Mutex<Reporter>,
+    /// Notified when the pending reports have changed.
+    pub(super) changed: Condvar,
+    /// How many threads wait for the driver.
+    pub(super) driver_threads: AtomicUsize,
+}
+
+impl Refusals {
+    pub(super) fn reporter(&self) -> MutexGuard<'_, Reporter> {
+        self.reporter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A refusal whose report is not printed yet.
+pub(super) struct PendingReport {
+    pub(super) number: u64,
+    pub(super) refusal: Refusal,
+    /// To the refused thread.
+    pub(super) updates: Sender<OomUpdate>,
+    /// The report, as far as it is known.
+    pub(super) oom: OutOfMemory,
+    /// What is to be resolved.
+    pub(super) observation: Option<Observation>,
+    /// Until then the report waits for the driver.
+    pub(super) driver_deadline: Instant,
+    /// The stacks are resolved, or are being resolved.
+    pub(super) is_resolved: bool,
+    /// When the report is printed. `None`: only the program's function gets it.
+    pub(super) due: Option<Instant>,
+    /// The driver's reading, for a recording.
+    #[cfg(feature = "capture")]
+    pub(super) reading: Option<std::result::Result<DeviceReading, String>>,
+}
+
+/// The pending reports, and the state of the thread that prints them.
+#[derive(Default)]
+pub(super) struct Reporter {
+    pub(super) pending: Vec<PendingReport>,
+    pub(super) next: u64,
+    pub(super) is_running: bool,
+    /// A report that was removed from `pending` is being printed.
+    pub(super) is_printing: bool,
+    /// The process ends.
+    pub(super) is_exiting: bool,
+}
+
+impl Reporter {
+    pub(super) fn find(&mut self, number: u64) -> Option<&mut PendingReport> {
+        self.pending.iter_mut().find(|pending| pending.number == number)
+    }
+
+    /// The report with this number, unless its stacks are resolved or being resolved.
+    pub(super) fn unresolved(&mut self, number: u64) -> Option<&mut PendingReport> {
+        self.find(number).filter(|pending| !pending.is_resolved)
+    }
+
+    /// When to print the report of a refusal. If a report of the same request is pending, this removes it and returns its time:
+    /// a retried request is reported once, with the state after the last attempt, when caches are empty.
+    pub(super) fn due_time(&mut self, refusal: &Refusal, is_printed: bool) -> Option<Instant> {
+        let is_same = |pending: &PendingReport| {
+            let Refusal { thread, device, asked, .. } = pending.refusal;
+            pending.due.is_some() && (thread, device, asked) == (refusal.thread, refusal.device, refusal.asked)
+        };
+        if let Some(at) = self.pending.iter().position(is_same) {
+            return self.pending.remove(at).due;
+        }
+        (is_printed && self.pending.len() < MAX_PENDING).then(|| Instant::now() + PRINT_DELAY)
+    }
+
+    /// The next report whose stacks can be resolved: the driver has answered, or its time is over. Marks it as resolved.
+    pub(super) fn next_to_resolve(&mut self) -> Option<(u64, Refusal, OutOfMemory, Option<Observation>)> {
+        let now = Instant::now();
+        let is_ready = |pending: &&mut PendingReport| {
+            !pending.is_resolved && (pending.observation.is_some() || pending.driver_deadline <= now)
+        };
+        let pending = self.pending.iter_mut().find(is_ready)?;
+        pending.is_resolved = true;
+        Some((pending.number, pending.refusal, pending.oom.clone(), pending.observation.take()))
+    }
+
+    /// Removes the next report that is to be printed now.
+    pub(super) fn remove_due(&mut self) -> Option<PendingReport> {
+        let now = Instant::now();
+        let is_due = |pending: &PendingReport| pending.due.is_some_and(|due| due <= now || self.is_exiting);
+        let at = self.pending.iter().position(|pending| pending.is_resolved && is_due(pending))?;
+        Some(self.pending.remove(at))
+    }
+
+    /// The thread prints a report, or will print one.
+    pub(super) fn will_print(&self) -> bool {
+        self.is_printing || self.is_running && self.pending.iter().any(|pending| pending.due.is_some())
+    }
+
+    /// When the next report is to be resolved or printed.
+    pub(super) fn next_moment(&self) -> Option<Instant> {
+        let moment =
+            |pending: &PendingReport| if pending.is_resolved { pending.due } else { Some(pending.driver_deadline) };
+        self.pending.iter().filter_map(moment).min()
+    }
+}

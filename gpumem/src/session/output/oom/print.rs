@@ -1,0 +1,46 @@
+//! Prints reports of refused allocations.
+
+use std::{
+    mem,
+    sync::{PoisonError, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use super::pending::{PendingReport, Reporter};
+use crate::{report::Content, session::Session};
+
+/// How many reports are printed: a program that retries without end would fill the screen.
+pub(super) const MAX_PRINTED: u64 = 3;
+
+/// How long the end of the process waits for reports. Large programs have much debug information to read.
+const EXIT_WAIT: Duration = Duration::from_secs(5);
+
+pub(super) fn print(session: &Session, pending: PendingReport) {
+    if session.is_silent() {
+        return;
+    }
+    let before = session.refusals.printed.fetch_add(1, Relaxed);
+    if before < MAX_PRINTED {
+        #[cfg(feature = "capture")]
+        if let Some(reading) = pending.reading {
+            record_request!(session, OutOfMemory { refusal: pending.number, reading });
+        }
+        session.print(Content::OutOfMemory(Box::new(pending.oom)));
+    }
+    if before + 1 == MAX_PRINTED {
+        session.print(Content::Notice("further refused allocations are not reported".to_owned()));
+    }
+}
+
+/// At the end of the process: prints the pending reports, because no refused thread obtains memory any more.
+pub(in crate::session) fn print_pending(session: &Session) {
+    let changed = &session.refusals.changed;
+    let mut reporter = session.refusals.reporter();
+    reporter.is_exiting = true;
+    changed.notify_all();
+    let will_print = |reporter: &mut Reporter| reporter.will_print();
+    (reporter, _) = changed.wait_timeout_while(reporter, EXIT_WAIT, will_print).unwrap_or_else(PoisonError::into_inner);
+    let rest = mem::take(&mut reporter.pending);
+    drop(reporter);
+    rest.into_iter().filter(|pending| pending.due.is_some()).for_each(|pending| print(session, pending));
+}

@@ -1,0 +1,179 @@
+//! The threads that find out where the memory is, and print the reports. They run only while reports are pending.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{PoisonError, atomic::Ordering::Relaxed},
+    thread,
+    time::Instant,
+};
+
+use crossbeam_channel::Sender;
+#[cfg(feature = "capture")]
+use gpumem_core::capture::DeviceReading;
+
+use super::{
+    observation::{DRIVER_WAIT, Observation, OomUpdate, Stage, live_now},
+    pending::{PendingReport, Refusals},
+    print::print,
+    refusal::Refusal,
+};
+use crate::{
+    derive::{Names, Stack},
+    error::{Error, Kind, Result},
+    report::{Breakdown, Known, OutOfMemory},
+    session::{Session, views},
+    source,
+};
+
+/// How many threads may wait for the driver, in case it never answers.
+const MAX_DRIVER_THREADS: usize = 4;
+
+/// Starts the threads that find out where the memory is, and schedules the report. The refused thread does not do this itself: it
+/// may be in a callback, where calls of the driver and of the loader can deadlock.
+pub(super) fn investigate(
+    session: &'static Session,
+    refusal: Refusal,
+    oom: &OutOfMemory,
+    is_printed: bool,
+    updates: Sender<OomUpdate>,
+) -> Result<()> {
+    let spawn = |body: Box<dyn FnOnce() + Send>| {
+        let thread = thread::Builder::new().name("gpumem-oom".to_owned());
+        thread.spawn(body).map_err(|error| Error::from(Kind::NoThread { detail: error.to_string() }).because(error))
+    };
+    let Refusals { driver_threads, changed, .. } = &session.refusals;
+    let mut reporter = session.refusals.reporter();
+    let mut started = Ok(());
+    if !reporter.is_running {
+        started = spawn(Box::new(move || run(session))).map(|_| ());
+        reporter.is_running = started.is_ok();
+    }
+    let due = reporter.due_time(&refusal, is_printed);
+    if due.is_some() {
+        source::watch_allocations(true);
+    }
+    let number = reporter.next;
+    reporter.next += 1;
+    // The driver may never answer, so a separate thread reads it, and the number of these threads is limited.
+    let mut driver_deadline = Instant::now();
+    let may_read = driver_threads.fetch_add(1, Relaxed) < MAX_DRIVER_THREADS;
+    let read = {
+        let (oom, updates) = (oom.clone(), updates.clone());
+        move || {
+            let _ = catch_unwind(AssertUnwindSafe(|| observe(session, number, &refusal, &oom, &updates)));
+            driver_threads.fetch_sub(1, Relaxed);
+        }
+    };
+    if may_read && spawn(Box::new(read)).is_ok() {
+        driver_deadline += DRIVER_WAIT;
+    } else {
+        driver_threads.fetch_sub(1, Relaxed);
+    }
+    // If the thread did not start, the report waits for the next one that starts, or for the end of the process.
+    if started.is_ok() || due.is_some() {
+        let oom = oom.clone();
+        reporter.pending.push(PendingReport {
+            number,
+            refusal,
+            updates,
+            oom,
+            observation: None,
+            driver_deadline,
+            is_resolved: false,
+            due,
+            #[cfg(feature = "capture")]
+            reading: None,
+        });
+        changed.notify_all();
+    }
+    started
+}
+
+/// Reads what is live, then the driver, and sends an update after each. Reads no files. Runs on a thread of its own, because the
+/// driver may never answer.
+fn observe(session: &'static Session, number: u64, refusal: &Refusal, oom: &OutOfMemory, updates: &Sender<OomUpdate>) {
+    record_refusal(session, number, refusal, oom);
+    let (snapshot, peak) = live_now(session, refusal);
+    let has_texts = snapshot.stacks().all(|stack| session.is_resolved(stack));
+    let groups = snapshot.groups(|stack| if has_texts { session.stack(stack) } else { Stack::default() });
+    let mut early = oom.clone().with_holders(&groups);
+    if !has_texts {
+        early.places.clear();
+    }
+    let send = |early: &OutOfMemory, stage| {
+        if let Some(pending) = session.refusals.reporter().unresolved(number) {
+            pending.oom = early.clone();
+        }
+        let _ = updates.send(OomUpdate { oom: early.clone(), stage });
+    };
+    send(&early, Stage::Scopes);
+    let known = session.devices().and_then(|devices| views::read(devices, refusal.device));
+    // The breakdown has a part for each library, which only resolved stacks name.
+    if has_texts {
+        let live = groups;
+        early.breakdown = known.clone().map(|known| Breakdown::of(&Known { live, ..known }));
+    }
+    send(&early, Stage::Device);
+    if let Some(pending) = session.refusals.reporter().unresolved(number) {
+        pending.observation = Some(Observation { snapshot, peak, known });
+        session.refusals.changed.notify_all();
+    }
+}
+
+/// Records the refusal. A reader derives its report from what is live at this event.
+#[cfg_attr(not(feature = "capture"), expect(unused_variables, reason = "nothing is recorded"))]
+fn record_refusal(session: &Session, number: u64, refusal: &Refusal, oom: &OutOfMemory) {
+    record_request!(
+        session,
+        Refused {
+            refusal: number,
+            device: refusal.device,
+            asked: refusal.asked,
+            kind: refusal.kind,
+            stack: refusal.stack,
+            path: oom.path.clone(),
+        }
+    );
+}
+
+/// Resolves and prints reports until none is pending.
+fn run(session: &'static Session) {
+    let (refusals, changed) = (&session.refusals, &session.refusals.changed);
+    let mut reporter = refusals.reporter();
+    loop {
+        if let Some((number, refusal, oom, observation)) = reporter.next_to_resolve() {
+            drop(reporter);
+            let observation = observation.unwrap_or_else(|| {
+                record_refusal(session, number, &refusal, &oom);
+                Observation::without_driver(session, &refusal)
+            });
+            #[cfg(feature = "capture")]
+            let reading = match &observation.known {
+                Ok(known) => Ok(DeviceReading::new(refusal.device, known)),
+                Err(error) => Err(error.to_string()),
+            };
+            let resolved = catch_unwind(AssertUnwindSafe(|| observation.resolve(session, oom, &refusal))).ok();
+            reporter = refusals.reporter();
+            if let (Some(pending), Some(oom)) = (reporter.find(number), resolved) {
+                #[cfg(feature = "capture")]
+                (pending.reading = Some(reading));
+                pending.oom = oom.clone();
+                let _ = pending.updates.send(OomUpdate { oom, stage: Stage::Complete });
+            }
+            reporter.pending.retain(|pending| !pending.is_resolved || pending.due.is_some());
+        } else if let Some(pending) = reporter.remove_due() {
+            reporter.is_printing = true;
+            drop(reporter);
+            print(session, pending);
+            reporter = refusals.reporter();
+            reporter.is_printing = false;
+            changed.notify_all();
+        } else if let Some(moment) = reporter.next_moment() {
+            let wait = moment.saturating_duration_since(Instant::now());
+            (reporter, _) = changed.wait_timeout(reporter, wait).unwrap_or_else(PoisonError::into_inner);
+        } else {
+            reporter.is_running = false;
+            return;
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! The environment variables of gpumem: one list, read once for each process.
+
+mod parse;
+mod read;
+#[cfg(test)]
+mod tests;
+mod values;
+mod variables;
+
+pub(crate) use self::{
+    read::settings,
+    values::{Settings, Stacks},
+};

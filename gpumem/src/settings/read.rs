@@ -1,0 +1,41 @@
+//! Reads the environment variables.
+
+use std::{env, ffi::OsString};
+
+use once_cell::race::OnceBox;
+
+use super::{
+    parse::InvalidValue,
+    values::{Problem, SetVariable, Settings},
+    variables::VARIABLES,
+};
+use crate::error::Kind;
+
+/// The settings of this process, read at the first use.
+pub(crate) fn settings() -> &'static Settings {
+    // Several threads may read at the same time. None waits for another, which might not exist in the child of a fork.
+    static SETTINGS: OnceBox<Settings> = OnceBox::new();
+    SETTINGS.get_or_init(|| Box::new(Settings::read(|name| env::var_os(name))))
+}
+
+impl Settings {
+    /// Reads each variable with this function.
+    pub(crate) fn read(value: impl Fn(&str) -> Option<OsString>) -> Self {
+        let mut settings = Self::default();
+        for variable in VARIABLES {
+            let Some(text) = value(variable.name).filter(|text| !text.to_string_lossy().trim().is_empty()) else {
+                continue;
+            };
+            let stands_for =
+                (variable.read)(&text, &mut settings).unwrap_or_else(|InvalidValue { detail, instead }| {
+                    let stands_for = format!("cannot be used: {detail}; {instead}");
+                    let error = Kind::BadSetting { setting: variable.name, detail }.into();
+                    settings.problems.push(Problem { variable: variable.name, error, instead });
+                    stands_for
+                });
+            let text = text.to_string_lossy().into_owned();
+            settings.set.push(SetVariable { name: variable.name, meaning: variable.meaning, text, stands_for });
+        }
+        settings
+    }
+}

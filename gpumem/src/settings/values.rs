@@ -1,0 +1,149 @@
+//! The values of the environment variables.
+
+use std::{fmt, path::PathBuf, time::Duration};
+
+use crate::{
+    error::{Error, Result},
+    export::Sink,
+    model::{Bytes, Gauge, Source},
+};
+
+pub(super) const GAUGE: &str = "GPUMEM_GAUGE";
+pub(super) const SOURCE: &str = "GPUMEM_SOURCE";
+pub(super) const SIM: &str = "GPUMEM_SIM";
+
+/// The allocations whose stack is recorded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Stacks {
+    #[default]
+    Large,
+    All,
+    None,
+}
+
+/// The values of all variables. If a value cannot be used, its field keeps the default and `problems` has the error.
+#[expect(clippy::struct_excessive_bools, reason = "each is a variable of its own")]
+pub(crate) struct Settings {
+    pub(crate) report: Sink,
+    pub(crate) no_color: bool,
+    /// `None`: the best. See [`gauge`](Self::gauge).
+    pub(super) gauge: Option<Gauge>,
+    /// `None`: the best. See [`source`](Self::source).
+    pub(super) source: Option<Source>,
+    pub(crate) sample_every: Duration,
+    pub(crate) cupti: Option<PathBuf>,
+    pub(crate) stacks: Stacks,
+    pub(crate) leaks: bool,
+    pub(crate) peak: bool,
+    pub(crate) capture: Option<PathBuf>,
+    pub(crate) skip_budgets: bool,
+    pub(crate) baseline: Option<PathBuf>,
+    pub(crate) update_baseline: bool,
+    /// The memory of each device. See [`sim`](Self::sim).
+    pub(super) sim: Vec<Bytes>,
+    pub(super) problems: Vec<Problem>,
+    /// The variables that are set.
+    pub(super) set: Vec<SetVariable>,
+}
+
+/// A value that cannot be used.
+pub(super) struct Problem {
+    pub(super) variable: &'static str,
+    pub(super) error: Error,
+    /// What happens instead.
+    pub(super) instead: &'static str,
+}
+
+/// A variable that is set.
+pub(super) struct SetVariable {
+    pub(super) name: &'static str,
+    /// What it decides.
+    pub(super) meaning: &'static str,
+    pub(super) text: String,
+    /// What the text means, or why it cannot be used.
+    pub(super) stands_for: String,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            report: Sink::default(),
+            no_color: false,
+            gauge: None,
+            source: None,
+            sample_every: Duration::from_millis(1),
+            cupti: None,
+            stacks: Stacks::default(),
+            leaks: false,
+            peak: false,
+            capture: None,
+            skip_budgets: false,
+            baseline: None,
+            update_baseline: false,
+            sim: Vec::new(),
+            problems: Vec::new(),
+            set: Vec::new(),
+        }
+    }
+}
+
+/// The variables that are set.
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.set()).finish()
+    }
+}
+
+impl Settings {
+    /// The gauge of traces; `None` for the best.
+    pub(crate) fn gauge(&self) -> Result<Option<Gauge>> {
+        self.check(GAUGE).map(|()| self.gauge)
+    }
+
+    /// The source of allocations; `None` for the best.
+    pub(crate) fn source(&self) -> Result<Option<Source>> {
+        self.check(SOURCE).map(|()| self.source)
+    }
+
+    /// The memory of each simulated device.
+    pub(crate) fn sim(&self) -> Result<&[Bytes]> {
+        self.check(SIM).map(|()| &*self.sim)
+    }
+
+    fn check(&self, variable: &str) -> Result<()> {
+        match self.problems.iter().find(|problem| problem.variable == variable) {
+            Some(problem) => Err(problem.error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether this error comes from a value that cannot be used. [`problems`](Self::problems) has its text.
+    pub(crate) fn is_problem(&self, error: &Error) -> bool {
+        self.problems.iter().any(|problem| problem.error == *error)
+    }
+
+    /// The values that cannot be used, a line for each.
+    pub(crate) fn problems(&self) -> Option<Problems<'_>> {
+        (!self.problems.is_empty()).then_some(Problems(&self.problems))
+    }
+
+    /// A line for each variable that is set: its text, what the variable decides, and what the text stands for.
+    pub(crate) fn set(&self) -> impl Iterator<Item = String> {
+        self.set
+            .iter()
+            .map(|SetVariable { name, meaning, text, stands_for }| format!("{name}={text} ({meaning}): {stands_for}"))
+    }
+}
+
+/// Values that cannot be used.
+pub(crate) struct Problems<'a>(&'a [Problem]);
+
+impl fmt::Display for Problems<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, Problem { error, instead, .. }) in self.0.iter().enumerate() {
+            let before = if at == 0 { "" } else { "\ngpumem: " };
+            write!(f, "{before}{error}; {instead}")?;
+        }
+        Ok(())
+    }
+}
