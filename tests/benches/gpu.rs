@@ -16,6 +16,7 @@ use std::{
     hint::black_box,
     io::{BufRead, BufReader, Write, stdin},
     panic,
+    path::{Path, PathBuf},
     process::{self, Child, ChildStdin, ChildStdout, Command, Stdio},
     ptr,
     sync::{Barrier, Mutex, OnceLock},
@@ -27,6 +28,7 @@ use clap::Parser;
 use cudarc::driver::{result, sys};
 use gpumem::__private::internal::hook_for_nobody;
 use gpumem::{Bytes, Gauge, GpuMemTrace, device_name, memory_snapshot, status, subscribe};
+use gpumem_core::capture::{Reader, Step};
 use gpumem_tests::deeper;
 use libloading::Library;
 
@@ -250,6 +252,9 @@ impl Row {
     /// Whether it is measured in that way.
     fn is_for(&self, way: &Way) -> bool {
         let is_one_trace = way.is_gpumem() && way.traces == 1;
+        if way.name == RECORDED {
+            return matches!(self.kind, Kind::Async(_) | Kind::Plain(_)) && !self.is_of_stacks();
+        }
         match self.kind {
             Kind::Trace => is_one_trace && way.without_stacks.is_none(),
             _ if self.is_of_stacks() => is_one_trace || way.name == UNTRACED,
@@ -263,7 +268,8 @@ impl Row {
 
     /// The ratio that is required of gpumem.
     fn most_for(&self, way: &Way) -> Option<f64> {
-        if !matches!(way.ear, Ear::Gpumem { source: "dispatch" }) || way.traces == 0 || self.is_of_stacks() {
+        let is_by_dispatch = matches!(way.ear, Ear::Gpumem { source: "dispatch" });
+        if !is_by_dispatch || way.traces == 0 || way.name == RECORDED || self.is_of_stacks() {
             return None;
         }
         match self.kind {
@@ -310,6 +316,8 @@ impl Row {
 }
 
 const UNTRACED: &str = "untraced";
+/// The way in which a recording is written as well.
+const RECORDED: &str = "dispatch1-recorded";
 
 /// How allocations are heard in a process.
 struct Way {
@@ -341,7 +349,7 @@ const DISPATCH: Ear = Ear::Gpumem { source: "dispatch" };
 const CUPTI: Ear = Ear::Gpumem { source: "cupti" };
 
 impl Way {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::of(UNTRACED, "nobody", Ear::Nobody, 0),
         // Its ratio to the other shows how far two processes differ that do the same.
         Self::of("untraced-again", "nobody, in another process", Ear::Nobody, 0),
@@ -349,6 +357,7 @@ impl Way {
         Self::of("dispatch0", "gpumem by dispatch, no open trace", DISPATCH, 0),
         Self::of("dispatch1", "gpumem by dispatch, 1 open trace", DISPATCH, 1),
         Self::of("dispatch100", "gpumem by dispatch, 100 open traces", DISPATCH, 100),
+        Self::of(RECORDED, "gpumem by dispatch, 1 open trace, recorded (`GPUMEM_CAPTURE`)", DISPATCH, 1),
         Self {
             without_stacks: Some("dispatch1"),
             ..Self::of("dispatch-stacks", "gpumem by dispatch, `GPUMEM_BACKTRACE=1`", DISPATCH, 1)
@@ -389,6 +398,8 @@ struct Worker {
     process: Child,
     questions: ChildStdin,
     answers: BufReader<ChildStdout>,
+    /// The file of its recording, if it writes one.
+    recording: Option<PathBuf>,
 }
 
 const ABOUT: &str = "about";
@@ -409,10 +420,15 @@ impl Worker {
             let stacks = if without_stacks.is_some() { "1" } else { "auto" };
             command.env("GPUMEM_SOURCE", source).env("GPUMEM_BACKTRACE", stacks);
         }
+        let recording = env::temp_dir().join(format!("gpumem-bench-{}.capture", process::id()));
+        let recording = (name == RECORDED).then_some(recording);
+        if let Some(recording) = &recording {
+            command.env("GPUMEM_CAPTURE", recording);
+        }
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it can be run again");
         let questions = process.stdin.take().expect("it is piped");
         let answers = BufReader::new(process.stdout.take().expect("it is piped"));
-        Self { name: name.to_owned(), process, questions, answers }
+        Self { name: name.to_owned(), process, questions, answers, recording }
     }
 
     /// What one says that is needed for nothing more.
@@ -443,11 +459,27 @@ impl Worker {
 
     /// It ends when nobody can ask any more, and looks once more whether it was what it should be.
     fn end(self) {
-        let Self { name, mut process, questions, .. } = self;
+        let Self { name, mut process, questions, recording, .. } = self;
         drop(questions);
         let ended = process.wait().expect("it can be waited for");
         assert!(ended.success(), "the process `{name}` has failed: {ended}");
+        if let Some(recording) = recording {
+            println!("{}", size_of_recording(&recording));
+            fs::remove_file(&recording).expect("it was written");
+        }
     }
+}
+
+/// How many events a recording has, and how large it is.
+fn size_of_recording(file: &Path) -> String {
+    let bytes = fs::metadata(file).expect("it was written").len();
+    let mut reader = Reader::new(fs::File::open(file).expect("it was written")).expect("it is a recording");
+    let mut events = 0_u64;
+    while let Some(step) = reader.step().expect("it can be read") {
+        events += u64::from(matches!(step, Step::Event(..)));
+    }
+    let missed = reader.skipped().missed;
+    format!("recording: {events} events, {missed} missed, {:.1} bytes for each", bytes as f64 / events.max(1) as f64)
 }
 
 /// Says what the machine has.
