@@ -471,6 +471,7 @@ impl Worker {
 }
 
 /// How many events a recording has, and how large it is.
+#[expect(clippy::cast_precision_loss, reason = "one digit after the point is printed")]
 fn size_of_recording(file: &Path) -> String {
     let bytes = fs::metadata(file).expect("it was written").len();
     let mut reader = Reader::new(fs::File::open(file).expect("it was written")).expect("it is a recording");

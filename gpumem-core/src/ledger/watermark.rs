@@ -43,7 +43,7 @@ impl<T: Copy + Ord> Watermark<T> {
         Mark(self.marks)
     }
 
-    /// Sets the value.
+    /// The value is now this: raises the maximum of the newest segment, if it is lower.
     #[inline]
     pub(super) fn raise(&mut self, value: T) {
         if self.top < value {

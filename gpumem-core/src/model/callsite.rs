@@ -1,7 +1,7 @@
 //! The numbers of callsites and stacks. The ledger knows only the numbers; the session or the recording knows what they
 //! mean.
 
-/// A callsite: the source location where a scope is opened, and the scope's name. 0 is none.
+/// What identifies a scope in the program: its full name, or the source line where it is opened if it has none. 0 is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CallsiteId(pub u32);
 

@@ -51,7 +51,7 @@ pub struct ScopeSummary {
     pub allocations: u64,
 }
 
-/// What the fold knows of a path: [`ScopeSummary`], but for the scopes inside it, which are not in `at_peak` and the last two.
+/// What the ledger knows of a path: [`ScopeSummary`], but for the scopes inside it, which are not in `at_peak` and the last two.
 #[derive(Clone, Debug)]
 pub struct Path {
     pub parent: Option<usize>,

@@ -381,7 +381,7 @@ impl fmt::Debug for GpuMemTrace {
             State::Running(scope) => {
                 shown.field("state", &"running").field("device", &scope.device.ordinal).field("gauge", &scope.gauge)
             }
-            State::Stopped(trace, ..) => shown.field("state", &"stopped").field("trace", trace),
+            State::Stopped(_, trace, ..) => shown.field("state", &"stopped").field("trace", trace),
         };
         shown.field("ctx", &self.settings.ctx).field("silent", &self.settings.silent).finish_non_exhaustive()
     }

@@ -100,8 +100,8 @@ impl Session {
             #[cfg(feature = "json")]
             Sink::JsonFile(path) => self.write_file(path, &sink.form().write(output, Paint::Plain)),
             Sink::Custom(to) => self.write_to_function(output, &**to),
-            // The enum may grow.
-            _ => {}
+            // A sink that this file does not know yet: its output must not be lost.
+            _ => self.write_stderr(output),
         }
     }
 

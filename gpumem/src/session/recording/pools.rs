@@ -10,7 +10,7 @@ use crate::{
     source::Devices,
 };
 
-/// Locked from the reading to the fold: facts reach the inbox in the order in which the marks were read and reset.
+/// Locked from the reading until its event is posted: readings reach the inbox in the order in which the marks were read and reset.
 #[derive(Debug, Default)]
 pub(in crate::session) struct Pools(Mutex<Vec<Watched>>);
 
