@@ -36,8 +36,11 @@ impl<T: Copy> Wrap<T> {
     }
 }
 
+/// The line of each report, and the module that made it.
+type Lines = Arc<Mutex<Vec<(String, Option<String>)>>>;
+
 /// A session with one device, and the lines and modules of its traces.
-fn session() -> (TestSession, SimGpu, Arc<Mutex<Vec<(String, Option<String>)>>>) {
+fn session() -> (TestSession, SimGpu, Lines) {
     let session = TestSession::new(&[]).unwrap();
     let gpu = session.add(Bytes::gib(1)).unwrap();
     let lines = Arc::new(Mutex::new(Vec::new()));
