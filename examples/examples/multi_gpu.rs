@@ -10,10 +10,10 @@ fn main() -> Result<()> {
     if !gpumem::is_available() {
         Gpu::nth(1)?; // two simulated devices
     }
-    let gpus = (0..device_count()).map(Gpu::nth).collect::<Result<Vec<_>>>()?;
+    let gpus = (0..device_count()?).map(Gpu::nth).collect::<Result<Vec<_>>>()?;
 
     let mut traces = Vec::new();
-    for id in 0..device_count() {
+    for id in 0..device_count()? {
         println!("{id}: {}: {}", device_name(id)?, gpu_mem_get(id));
         traces.push(GpuMemTrace::builder().device(id).ctx(format!("device {id}")).start()?);
     }

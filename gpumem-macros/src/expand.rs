@@ -171,9 +171,8 @@ impl Trace {
         let here = Span::mixed_site();
         let gpumem = library(options.library.as_ref());
         let ctx = options.ctx.as_ref().map_or_else(|| function_name(&gpumem), |ctx| ctx.value.to_token_stream());
-        let mut builder = if let Some(ctx) = &options.ctx {
-            let ctx = &ctx.value;
-            quote_spanned!(here=> #gpumem::__private::GpuMemTrace::builder().ctx(#ctx))
+        let mut builder = if options.ctx.is_some() {
+            quote_spanned!(here=> #gpumem::__private::GpuMemTrace::builder())
         } else {
             builder_in_function(&gpumem)
         };
@@ -191,6 +190,11 @@ impl Trace {
         }
         if options.thread_local {
             builder.extend(quote_spanned!(here=> .thread_local_only()));
+        }
+        if let Some(ctx) = &options.ctx {
+            let ctx = &ctx.value;
+            // Last, because the other options decide whether the trace is off. Then the text is not copied.
+            builder.extend(quote_spanned!(here=> .ctx_unless_off(|| #ctx)));
         }
         let budget = options.max_peak.map(|bytes| {
             let limit = limit(&gpumem, "Peak", "AtMost", &bytes.to_token_stream());

@@ -45,9 +45,9 @@ pub use model::{
 pub use query::{
     GpuHandle, b2mb, current_device, device_count, device_name, gpu_mem_get, gpu_mem_get_all, gpu_mem_get_free,
     gpu_mem_get_free_no_cache, gpu_mem_get_used, gpu_mem_get_used_fast, gpu_mem_get_used_no_cache,
-    gpu_with_max_free_mem, is_available, preload, try_device_count, try_gpu_mem_get, try_gpu_mem_get_all,
-    try_gpu_mem_get_free, try_gpu_mem_get_free_no_cache, try_gpu_mem_get_used, try_gpu_mem_get_used_fast,
-    try_gpu_mem_get_used_no_cache, try_gpu_with_max_free_mem, try_preload,
+    gpu_with_max_free_mem, is_available, preload, try_gpu_mem_get, try_gpu_mem_get_all, try_gpu_mem_get_free,
+    try_gpu_mem_get_free_no_cache, try_gpu_mem_get_used, try_gpu_mem_get_used_fast, try_gpu_mem_get_used_no_cache,
+    try_gpu_with_max_free_mem, try_preload,
 };
 pub use report::{
     AllocStats, Breakdown, Change, Content, KindStats, Leaks, Level, Line, LiveBlock, MemoryStats, MemorySummary,

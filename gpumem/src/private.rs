@@ -18,6 +18,7 @@ pub fn function_name<F>(_here: &F) -> String {
 }
 
 /// The builder of the trace of the function that contains the closure `_here`, in this module.
+#[inline]
 pub fn builder_in<F>(_here: &F, module: &'static str) -> GpuMemTraceBuilder {
     GpuMemTrace::builder().function(type_name::<F>(), module)
 }

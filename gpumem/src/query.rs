@@ -93,8 +93,7 @@ pub fn try_gpu_mem_get(id: impl Into<Option<u32>>) -> Result<GpuMemory> {
 /// [`gpu_mem_get`] of each device that this process sees, by CUDA ordinal. Empty without a GPU. A device that cannot be read
 /// has zeros.
 pub fn gpu_mem_get_all() -> Vec<GpuMemory> {
-    let count = device_count();
-    (0..count).map(gpu_mem_get).collect()
+    (0..device_count().unwrap_or(0)).map(gpu_mem_get).collect()
 }
 
 /// As [`gpu_mem_get_all`].
@@ -102,7 +101,7 @@ pub fn gpu_mem_get_all() -> Vec<GpuMemory> {
 /// # Errors
 /// Without a driver, or when one of the devices cannot be read.
 pub fn try_gpu_mem_get_all() -> Result<Vec<GpuMemory>> {
-    (0..try_device_count()?).map(try_gpu_mem_get).collect()
+    (0..device_count()?).map(try_gpu_mem_get).collect()
 }
 
 /// Free memory of the current device, with the pools as they are. Zero without a GPU.
@@ -186,21 +185,21 @@ pub fn try_gpu_mem_get_used_fast(handle: &GpuHandle) -> Result<Bytes> {
 /// The device with the most free memory, the first of several, and how much is free. `(None, 0)` without a GPU. Devices that
 /// cannot be read are skipped.
 pub fn gpu_with_max_free_mem() -> (Option<u32>, Bytes) {
-    most_free((0..device_count()).filter_map(|id| try_gpu_mem_get(id).ok().map(|memory| (id, memory.free))))
+    let count = device_count().unwrap_or(0);
+    let best = most_free((0..count).filter_map(|id| try_gpu_mem_get(id).ok().map(|memory| (id, memory.free))));
+    best.map_or((None, Bytes::ZERO), |(id, free)| (Some(id), free))
 }
 
-/// As [`gpu_with_max_free_mem`]; `(None, 0)` when the process sees no device.
+/// As [`gpu_with_max_free_mem`]; `None` when the process sees no device.
 ///
 /// # Errors
 /// Without a driver, or when one of the devices cannot be read.
-pub fn try_gpu_with_max_free_mem() -> Result<(Option<u32>, Bytes)> {
+pub fn try_gpu_with_max_free_mem() -> Result<Option<(u32, Bytes)>> {
     Ok(most_free((0..).zip(try_gpu_mem_get_all()?).map(|(id, memory)| (id, memory.free))))
 }
 
-fn most_free(devices: impl IntoIterator<Item = (u32, Bytes)>) -> (Option<u32>, Bytes) {
-    devices.into_iter().fold((None, Bytes::ZERO), |best, (id, free)| {
-        if best.0.is_none() || free > best.1 { (Some(id), free) } else { best }
-    })
+fn most_free(devices: impl IntoIterator<Item = (u32, Bytes)>) -> Option<(u32, Bytes)> {
+    devices.into_iter().reduce(|best, device| if device.1 > best.1 { device } else { best })
 }
 
 /// Creates the CUDA context of the current device, if there is none, and keeps it for the life of the process. A context takes
@@ -236,20 +235,15 @@ pub fn b2mb(bytes: impl Into<Bytes>) -> u64 {
 /// Whether there is a device to measure: real, or simulated.
 #[doc(alias = "torch.cuda.is_available")]
 pub fn is_available() -> bool {
-    device_count() > 0
+    device_count().is_ok_and(|count| count > 0)
 }
 
-/// The number of devices that this process sees. 0 without a driver.
-#[doc(alias("cuDeviceGetCount", "torch.cuda.device_count"))]
-pub fn device_count() -> u32 {
-    try_device_count().unwrap_or(0)
-}
-
-/// As [`device_count`].
+/// The number of devices that this process sees.
 ///
 /// # Errors
 /// Without a driver, or when it cannot be initialised.
-pub fn try_device_count() -> Result<u32> {
+#[doc(alias("cuDeviceGetCount", "torch.cuda.device_count"))]
+pub fn device_count() -> Result<u32> {
     current().devices()?.count()
 }
 

@@ -58,7 +58,7 @@ pub fn mem_get_info(id: impl Into<Option<u32>>) -> Result<(Bytes, Bytes)> {
 /// the capture.
 #[doc(alias("cuMemPoolTrimTo", "torch.cuda.empty_cache"))]
 pub fn empty_cache() -> Result<()> {
-    (0..query::try_device_count()?).try_for_each(|id| query::device(Some(id))?.trim())
+    (0..query::device_count()?).try_for_each(|id| query::device(Some(id))?.trim())
 }
 
 /// The processes that use a device, and what each holds: the device with this CUDA ordinal, or with `None` the calling

@@ -17,7 +17,8 @@ use std::{
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use gpumem::{
-    __private::internal, Bytes, Gauge, GpuHandle, GpuMemTrace, gpu_mem_get, gpu_mem_get_used_fast, sim::SimGpu,
+    __private::internal, Bytes, Gauge, GpuHandle, GpuMemTrace, gpu_mem_get, gpu_mem_get_used_fast, gpu_mem_trace,
+    sim::SimGpu,
 };
 use gpumem_tests::{bare_inbox::BareInbox, deeper};
 use nvml_wrapper::Nvml;
@@ -384,5 +385,23 @@ fn simulated(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, device, events, cold, places, peaks, stack, pauses, simulated);
+#[gpu_mem_trace]
+fn traced() {}
+
+/// A guard while traces are off. `GPUMEM_GAUGE=off cargo bench -p gpumem-tests --bench cost -- off`, or on a machine without a GPU:
+/// this benchmark comes first, because the others install simulated devices.
+fn off(criterion: &mut Criterion) {
+    if GpuMemTrace::new().data().gauge != Gauge::Off {
+        println!("skipped: traces are on");
+        return;
+    }
+    let mut group = criterion.benchmark_group("off");
+    group.bench_function("new, drop", |bench| bench.iter(|| drop(GpuMemTrace::new())));
+    group.bench_function("with_ctx, drop", |bench| bench.iter(|| drop(GpuMemTrace::with_ctx(black_box("x")))));
+    group.bench_function("scope", |bench| bench.iter(|| GpuMemTrace::scope(black_box("x"), |_| black_box(1))));
+    group.bench_function("attribute", |bench| bench.iter(traced));
+    group.finish();
+}
+
+criterion_group!(benches, off, device, events, cold, places, peaks, stack, pauses, simulated);
 criterion_main!(benches);

@@ -178,6 +178,11 @@ impl Session {
         Ok(devices)
     }
 
+    /// No device can be measured, and none will be while the process runs: the driver is asked once.
+    fn is_without_devices(&self) -> bool {
+        self.devices().and_then(|devices| devices.check(0)).is_err_and(|error| error.is_unavailable())
+    }
+
     /// The number of the calling thread's stack.
     #[cfg_attr(
         not(feature = "sim"),

@@ -23,6 +23,7 @@ impl TestSession {
     /// # Errors
     /// When `GPUMEM_SIM` is not valid.
     pub fn new(variables: &[(&str, &str)]) -> Result<Self> {
+        source::ask_for_each_trace();
         let value = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
         let settings: &'static Settings = Box::leak(Box::new(Settings::read(value)));
         let session: &'static Session = Box::leak(Box::new(Session::new(settings)));

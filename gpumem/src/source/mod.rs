@@ -8,6 +8,7 @@ mod cuda;
 mod devices;
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
 mod driver;
+mod off;
 #[cfg(feature = "nvml")]
 mod processes;
 mod recorder;
@@ -28,12 +29,13 @@ pub(crate) use self::stacks::WAYS_TO_A_STACK;
 pub(crate) use self::stacks::module_at;
 pub(crate) use self::{
     devices::Devices,
+    off::{traces_are_off, turn_traces_off},
     recorder::RecordEvents,
     refusals::{RefusalHandler, handle_refusals, watch_allocations},
     stacks::{StackTable, current_stack, frames, min_bytes_of, own_module},
 };
 #[cfg(feature = "sim")]
-pub(crate) use self::{refusals::is_watched, stacks::uncached_stack};
+pub(crate) use self::{off::ask_for_each_trace, refusals::is_watched, stacks::uncached_stack};
 
 use self::devices::Selection;
 use crate::error::{Error, Kind, Result};

@@ -101,7 +101,7 @@ impl Program {
         self.log.path.push(name);
         self.log.entries.push(Entry::Opened(self.log.path.clone()));
         let result = GpuMemTrace::scope(name, |trace| {
-            trace.silent(true);
+            trace.set_silent(true);
             code(self)
         });
         self.log.path.pop();

@@ -9,7 +9,7 @@ fn free_memory() -> usize {
 /// A scope that reports nothing.
 pub(super) fn quietly<R>(name: &str, code: impl FnOnce(&mut GpuMemTrace) -> R) -> R {
     GpuMemTrace::scope(name, |trace| {
-        trace.silent(true);
+        trace.set_silent(true);
         code(trace)
     })
 }

@@ -17,6 +17,7 @@ use crate::{
     ledger::ScopePeriod,
     model::{Gauge, ScopeId, Source, Trace, short_name},
     report::{Content, Line, LiveBlock, PeakHolders, Report},
+    source::{traces_are_off, turn_traces_off},
     sys::process,
 };
 
@@ -51,6 +52,13 @@ use crate::{
 /// [`data`](Self::data) is zeros under [`Gauge::Off`].
 #[must_use = "a trace measures until it is dropped; bind it to a name"]
 pub struct GpuMemTrace {
+    /// `None`: traces are off for as long as the process runs. Boxed, so that such a guard is two words.
+    guard: Option<Box<Guard>>,
+    /// The device in [`data`](Self::data) of a trace that is off.
+    device: u32,
+}
+
+struct Guard {
     session: &'static Session,
     state: State,
     /// Where it was started.
@@ -66,15 +74,17 @@ enum State {
 
 impl GpuMemTrace {
     /// Starts a trace of the current device.
+    #[inline]
     #[track_caller]
     pub fn new() -> Self {
         Self::builder().start_or_off()
     }
 
     /// Starts a trace whose reports carry this context. An empty one counts as none.
+    #[inline]
     #[track_caller]
     pub fn with_ctx(ctx: impl Into<String>) -> Self {
-        Self::builder().ctx(ctx).start_or_off()
+        Self::builder().ctx_unless_off(|| ctx).start_or_off()
     }
 
     /// A trace with settings.
@@ -94,6 +104,7 @@ impl GpuMemTrace {
     /// assert_eq!((trace.data().device, trace.data().gauge), (1, Gauge::Sampled));
     /// # Ok::<(), gpumem::Error>(())
     /// ```
+    #[inline]
     pub fn builder() -> GpuMemTraceBuilder {
         GpuMemTraceBuilder {
             ctx: None,
@@ -118,20 +129,23 @@ impl GpuMemTrace {
     /// # drop(y);
     /// # Ok::<(), gpumem::Error>(())
     /// ```
+    #[inline]
     #[track_caller]
     pub fn scope<R>(ctx: impl Into<String>, code: impl FnOnce(&mut Self) -> R) -> R {
         let mut trace = Self::with_ctx(ctx);
         code(&mut trace)
     }
 
-    /// Measures from now on. A trace that runs is [`reset`](Self::reset), one that was stopped or off is started anew.
+    /// Measures from now on. A trace that runs is [`reset`](Self::reset), one that was stopped or off is started anew. One that was
+    /// off because there was no GPU stays off.
     #[track_caller]
     pub fn start(&mut self) {
-        match &self.state {
-            State::Running(_) => self.reset(),
+        let Some(guard) = &mut self.guard else { return };
+        match &guard.state {
+            State::Running(scope) => _ = scope.reset(),
             State::Stopped(..) | State::Off => {
-                self.at = self.settings.at.unwrap_or(Location::caller());
-                self.state = self.settings.open_or_off(self.session, self.at);
+                guard.at = guard.settings.at.unwrap_or(Location::caller());
+                guard.state = guard.settings.open_or_off(guard.session, guard.at);
             }
         }
     }
@@ -139,7 +153,8 @@ impl GpuMemTrace {
     /// Ends the measurement and freezes the figures: [`data`](Self::data) and reports tell them from now on. Stopping
     /// again changes nothing.
     pub fn stop(&mut self) {
-        self.state = match mem::replace(&mut self.state, State::Off) {
+        let Some(guard) = &mut self.guard else { return };
+        guard.state = match mem::replace(&mut guard.state, State::Off) {
             State::Running(scope) => {
                 let id = scope.id;
                 let (trace, within, peak) = scope.close();
@@ -151,7 +166,7 @@ impl GpuMemTrace {
 
     /// Begins anew from this moment, if it runs.
     pub fn reset(&mut self) {
-        if let State::Running(scope) = &self.state {
+        if let Some((_, scope)) = self.running() {
             scope.reset();
         }
     }
@@ -166,10 +181,10 @@ impl GpuMemTrace {
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn data(&self) -> Trace {
-        match &self.state {
-            State::Off => Trace::off(self.settings.request.device.unwrap_or(0)),
-            State::Running(scope) => scope.read(),
-            State::Stopped(_, trace, ..) => *trace,
+        match self.guard.as_ref().map(|guard| &guard.state) {
+            None | Some(State::Off) => Trace::off(self.device),
+            Some(State::Running(scope)) => scope.read(),
+            Some(State::Stopped(_, trace, ..)) => *trace,
         }
     }
 
@@ -193,9 +208,11 @@ impl GpuMemTrace {
         self.tell(Some(&subctx), self.read_n_reset(), None);
     }
 
-    /// Silences the reports of this trace, or lets them speak again.
-    pub fn silent(&mut self, silent: bool) {
-        self.settings.silent = silent;
+    /// Whether this trace prints no reports.
+    pub fn set_silent(&mut self, silent: bool) {
+        if let Some(guard) = &mut self.guard {
+            guard.settings.silent = silent;
+        }
     }
 
     /// What was allocated inside and is still there, the largest first: until now, or until it was stopped. That is what its
@@ -218,16 +235,18 @@ impl GpuMemTrace {
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn live(&self) -> Vec<LiveBlock> {
-        let within = match &self.state {
+        let Some(guard) = &self.guard else { return Vec::new() };
+        let session = guard.session;
+        let within = match &guard.state {
             State::Off => None,
-            State::Running(scope) => self.session.inbox.scope_period(scope.id),
+            State::Running(scope) => session.inbox.scope_period(scope.id),
             State::Stopped(_, _, within, _) => within.clone(),
         };
         #[cfg(feature = "capture")]
         if let Some(scope) = self.scope_id() {
-            record_request!(self.session, LiveBlocks { scope: Some(scope) });
+            record_request!(session, LiveBlocks { scope: Some(scope) });
         }
-        within.map(|within| live_blocks(&self.session.inbox, self.session, Some(&within))).unwrap_or_default()
+        within.map(|within| live_blocks(&session.inbox, session, Some(&within))).unwrap_or_default()
     }
 
     /// Which allocations made the trace's peak: by scope and line, what was in use at the peak and was not at the start, since
@@ -251,8 +270,9 @@ impl GpuMemTrace {
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn peak_holders(&self) -> Option<PeakHolders> {
-        let session = self.session;
-        let peak = match &self.state {
+        let guard = self.guard.as_ref()?;
+        let session = guard.session;
+        let peak = match &guard.state {
             State::Off => None,
             State::Running(scope) => {
                 KeptPeak::of_open(&session.inbox, scope.id, session.next_scope())?.holders(session)
@@ -284,13 +304,18 @@ impl GpuMemTrace {
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn handle(&self) -> ScopeHandle {
-        ScopeHandle::of(if let State::Running(scope) = &self.state { Some((self.session, scope.id)) } else { None })
+        ScopeHandle::of(self.running().map(|(guard, scope)| (guard.session, scope.id)))
+    }
+
+    fn running(&self) -> Option<(&Guard, &OpenScope)> {
+        let guard = self.guard.as_ref()?;
+        if let State::Running(scope) = &guard.state { Some((guard, scope)) } else { None }
     }
 
     /// Of the scope that it opened last.
     #[cfg(feature = "capture")]
     fn scope_id(&self) -> Option<ScopeId> {
-        match &self.state {
+        match &self.guard.as_ref()?.state {
             State::Off => None,
             State::Running(scope) => Some(scope.id),
             State::Stopped(scope, ..) => Some(*scope),
@@ -300,52 +325,61 @@ impl GpuMemTrace {
     /// A statement is over, by the newest reading.
     #[cfg(feature = "capture")]
     pub(in crate::session) fn record_line(&self, number: u32, source: &str) {
-        if let Some(scope) = self.scope_id() {
-            record_request!(self.session, Line { scope, number, source: source.to_owned() });
+        if let (Some(guard), Some(scope)) = (&self.guard, self.scope_id()) {
+            record_request!(guard.session, Line { scope, number, source: source.to_owned() });
         }
     }
 
     fn read_n_reset(&self) -> Trace {
-        if let State::Running(scope) = &self.state { scope.reset() } else { self.data() }
+        self.running().map_or_else(|| self.data(), |(_, scope)| scope.reset())
     }
 
     /// As [`read_n_reset`](Self::read_n_reset), but [`peak_holders`](Self::peak_holders) are still those since the start.
     pub(in crate::session) fn read_next(&self) -> Trace {
-        if let State::Running(scope) = &self.state { scope.next() } else { self.data() }
+        self.running().map_or_else(|| self.data(), |(_, scope)| scope.next())
+    }
+
+    fn end(&mut self) {
+        self.stop();
+        if self.guard.as_ref().is_some_and(|guard| guard.settings.on_exit_report) {
+            self.report_with("exit");
+        }
     }
 
     /// A report that nobody sees does not read the device.
     fn report_now(&self, subctx: Option<&dyn Display>) {
-        if !self.settings.silent {
+        if self.guard.as_ref().is_some_and(|guard| !guard.settings.silent) {
             self.tell(subctx, self.data(), None);
         }
     }
 
     /// Prints the line of a trace; `lines` are the statements of its function, and the function's last line.
     pub(in crate::session) fn tell(&self, subctx: Option<&dyn Display>, trace: Trace, lines: Option<(Vec<Line>, u32)>) {
+        let Some(guard) = &self.guard else { return };
+        let Guard { session, settings, .. } = &**guard;
         // In the child of a fork traces are off, and a thread that it does not have may hold the lock of stdout.
-        if self.settings.silent || trace.gauge == Gauge::Off || process::is_forked() {
+        if settings.silent || trace.gauge == Gauge::Off || process::is_forked() {
             return;
         }
-        self.session.notify_missed(trace.lost, trace.untracked);
+        session.notify_missed(trace.lost, trace.untracked);
         let subctx = subctx.map(ToString::to_string);
-        let mut report = Report::new(trace, self.settings.shown_ctx().as_deref(), subctx.as_deref());
+        let mut report = Report::new(trace, settings.shown_ctx().as_deref(), subctx.as_deref());
         let (lines, end) = lines.unzip();
         report.lines = lines.unwrap_or_default();
         #[cfg(feature = "capture")]
         if let Some(scope) = self.scope_id() {
             let (ctx, subctx) = (report.ctx.clone(), report.subctx.clone());
-            record_request!(self.session, Report { scope, ctx, subctx, lines: end });
+            record_request!(session, Report { scope, ctx, subctx, lines: end });
         }
         #[cfg(not(feature = "capture"))]
         let _ = end;
-        if self.session.is_silent() {
+        if session.is_silent() {
             return;
         }
-        let mut output = self.session.output(Content::Trace(report));
-        output.at = Some(self.at.into());
-        output.module = self.settings.module.map(Into::into);
-        self.session.write(&output);
+        let mut output = session.output(Content::Trace(report));
+        output.at = Some(guard.at.into());
+        output.module = settings.module.map(Into::into);
+        session.write(&output);
     }
 }
 
@@ -357,10 +391,10 @@ impl Default for GpuMemTrace {
 }
 
 impl Drop for GpuMemTrace {
+    #[inline]
     fn drop(&mut self) {
-        self.stop();
-        if self.settings.on_exit_report {
-            self.report_with("exit");
+        if self.guard.is_some() {
+            self.end();
         }
     }
 }
@@ -368,7 +402,8 @@ impl Drop for GpuMemTrace {
 /// The line that [`report`](GpuMemTrace::report) prints, of this moment.
 impl Display for GpuMemTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Report::new(self.data(), self.settings.shown_ctx().as_deref(), None).fmt(f)
+        let ctx = self.guard.as_ref().and_then(|guard| guard.settings.shown_ctx());
+        Report::new(self.data(), ctx.as_deref(), None).fmt(f)
     }
 }
 
@@ -376,14 +411,15 @@ impl Display for GpuMemTrace {
 impl fmt::Debug for GpuMemTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("GpuMemTrace");
-        match &self.state {
+        let Some(guard) = &self.guard else { return shown.field("state", &"off").finish_non_exhaustive() };
+        match &guard.state {
             State::Off => shown.field("state", &"off"),
             State::Running(scope) => {
                 shown.field("state", &"running").field("device", &scope.device.ordinal).field("gauge", &scope.gauge)
             }
             State::Stopped(_, trace, ..) => shown.field("state", &"stopped").field("trace", trace),
         };
-        shown.field("ctx", &self.settings.ctx).field("silent", &self.settings.silent).finish_non_exhaustive()
+        shown.field("ctx", &guard.settings.ctx).field("silent", &guard.settings.silent).finish_non_exhaustive()
     }
 }
 
@@ -411,6 +447,7 @@ impl GpuMemTraceBuilder {
     }
 
     /// The function, by the compiler's name of the closure in it, is the scope, and its short name the context.
+    #[inline]
     pub(crate) fn function(mut self, closure: &'static str, module: &'static str) -> Self {
         (self.function, self.module) = (Some(closure), Some(module));
         self
@@ -491,26 +528,58 @@ impl GpuMemTraceBuilder {
     pub fn start(self) -> Result<GpuMemTrace> {
         let (session, at) = (current(), self.at.unwrap_or(Location::caller()));
         let state = self.open(session, at)?;
-        Ok(GpuMemTrace { session, state, at, settings: self })
+        Ok(self.guard(session, state, at))
     }
 
     /// Starts the trace, or one that is off, where [`start`](Self::start) would give an error; the error is then said
     /// once on stderr.
+    #[inline]
     #[track_caller]
     pub fn start_or_off(self) -> GpuMemTrace {
-        let (session, at) = (current(), self.at.unwrap_or(Location::caller()));
+        if self.is_off() {
+            return GpuMemTrace { guard: None, device: self.request.device.unwrap_or(0) };
+        }
+        self.started_or_off(Location::caller())
+    }
+
+    fn started_or_off(self, caller: &'static Location<'static>) -> GpuMemTrace {
+        let (session, at) = (current(), self.at.unwrap_or(caller));
         let state = self.open_or_off(session, at);
-        GpuMemTrace { session, state, at, settings: self }
+        self.guard(session, state, at)
+    }
+
+    fn guard(self, session: &'static Session, state: State, at: &'static Location<'static>) -> GpuMemTrace {
+        let device = self.request.device.unwrap_or(0);
+        GpuMemTrace { guard: Some(Box::new(Guard { session, state, at, settings: self })), device }
+    }
+
+    /// The context of all reports, if there will be any. The attribute calls this after all other settings.
+    #[doc(hidden)]
+    #[inline]
+    pub fn ctx_unless_off<C: Into<String>>(self, ctx: impl FnOnce() -> C) -> Self {
+        if self.is_off() { self } else { self.ctx(ctx()) }
+    }
+
+    /// This trace would be off, for as long as the process runs.
+    #[inline]
+    fn is_off(&self) -> bool {
+        self.request.gauge.is_none() && traces_are_off()
     }
 
     fn open(&self, session: &'static Session, at: &'static Location<'static>) -> Result<State> {
         let scope = OpenScope::open(session, self.request, self.function.or(self.ctx.as_deref()), at)?;
+        if scope.is_none() && self.request.gauge.is_none() {
+            turn_traces_off();
+        }
         Ok(scope.map_or(State::Off, State::Running))
     }
 
     fn open_or_off(&self, session: &'static Session, at: &'static Location<'static>) -> State {
         self.open(session, at).unwrap_or_else(|error| {
             session.notify_off(&error);
+            if error.is_unavailable() && session.is_without_devices() {
+                turn_traces_off();
+            }
             State::Off
         })
     }

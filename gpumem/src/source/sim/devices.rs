@@ -10,7 +10,10 @@ use crate::{
     error::{Kind, Result},
     model::{Bytes, Family, GpuMemory, GpuProcess, PoolUsage, ProcessKind, Source},
     settings::settings,
-    source::devices::{Devices, Interception, Selection},
+    source::{
+        ask_for_each_trace,
+        devices::{Devices, Interception, Selection},
+    },
     sys::process,
 };
 
@@ -52,6 +55,7 @@ impl SimDevices {
 
     pub(crate) fn add(&self, total: Bytes) -> Result<SimGpu> {
         process::notice_forks();
+        ask_for_each_trace();
         let mut gpus = self.gpus.write().unwrap_or_else(PoisonError::into_inner);
         let ordinal = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
         if gpus.len() == MAX_DEVICES {

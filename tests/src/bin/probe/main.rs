@@ -149,15 +149,15 @@ impl Probe {
             "used_no_cache" => gpumem::gpu_mem_get_used_no_cache().to_string(),
             "try_used_no_cache" => reported(gpumem::try_gpu_mem_get_used_no_cache()),
             "max_free" => most_free(gpumem::gpu_with_max_free_mem()),
-            "try_max_free" => reported(gpumem::try_gpu_with_max_free_mem().map(most_free)),
+            "try_max_free" => reported(gpumem::try_gpu_with_max_free_mem().map(|best| most_free(best.unzip()))),
             "preload" => {
                 gpumem::preload();
                 "done".to_owned()
             }
             "try_preload" => reported(gpumem::try_preload().map(|()| "done")),
             "available" => gpumem::is_available().to_string(),
-            "count" => gpumem::device_count().to_string(),
-            "try_count" => reported(gpumem::try_device_count()),
+            "count" => gpumem::device_count().unwrap_or(0).to_string(),
+            "try_count" => reported(gpumem::device_count()),
             "current" => reported(gpumem::current_device()),
             "name" => reported(gpumem::device_name(device(argument)?)),
             "mem_get_info" => {
@@ -549,8 +549,8 @@ fn processes(found: &gpumem::GpuProcesses) -> String {
     format!("{}: {}", found.device, lines.join(", "))
 }
 
-fn most_free((device, free): (Option<u32>, gpumem::Bytes)) -> String {
-    format!("{device:?} {free}")
+fn most_free((device, free): (Option<u32>, impl Into<Option<gpumem::Bytes>>)) -> String {
+    format!("{device:?} {}", free.into().unwrap_or_default())
 }
 
 fn threads() -> io::Result<usize> {

@@ -72,9 +72,9 @@ fn silence() {
     let _gpu = simulated_gpu();
     let mut mtrace = quiet().silent(true).start().unwrap();
     mtrace.report(); // nothing will be printed
-    mtrace.silent(false);
+    mtrace.set_silent(false);
     mtrace.report(); // printing resumed
-    mtrace.silent(true);
+    mtrace.set_silent(true);
     mtrace.report(); // nothing will be printed
     check_lines(&["△Used Peaked MB:      0      0"]);
 }

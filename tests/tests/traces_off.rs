@@ -1,0 +1,56 @@
+//! Simulator and no device: what a guard does while traces are off.
+
+use allocation_counter::measure;
+use gpumem::{Bytes, Gauge, GpuMemTrace, gpu_mem_trace, sim::SimGpu};
+use gpumem_tests::{OwnProcess, part};
+
+#[gpu_mem_trace]
+fn traced() {}
+
+fn guards() {
+    drop(GpuMemTrace::new());
+    drop(GpuMemTrace::with_ctx("a name that a guard would have to copy"));
+    GpuMemTrace::scope("scope", |trace| trace.report());
+    traced();
+}
+
+/// The first guard finds out that traces are off. The others allocate nothing, so they copy no name.
+fn guards_cost_nothing() {
+    guards();
+    let allocated = measure(guards);
+    assert_eq!(allocated.count_total, 0, "{allocated:?}");
+}
+
+#[test]
+fn by_the_environment() {
+    if part().is_none() {
+        let outcome = OwnProcess::new("by_the_environment").part("off").env("GPUMEM_GAUGE", "off").passes();
+        assert_eq!(outcome.stderr, "");
+        return;
+    }
+    guards_cost_nothing();
+    // A gauge that the program requests is used.
+    let gpu = SimGpu::install(Bytes::gib(16)).unwrap();
+    let trace = GpuMemTrace::builder().gauge(Gauge::Exact).ctx_unless_off(|| "exact").silent(true).start_or_off();
+    let block = gpu.alloc(Bytes::mib(1)).unwrap();
+    assert_eq!((trace.data().gauge, trace.data().used.mb()), (Gauge::Exact, 1));
+    assert!(trace.to_string().ends_with("(exact)"), "{trace}");
+    drop(block);
+    assert_eq!(GpuMemTrace::new().data().gauge, Gauge::Off);
+}
+
+#[test]
+fn without_a_device() {
+    if part().is_none() {
+        let outcome = OwnProcess::new("without_a_device").part("none").env("CUDA_VISIBLE_DEVICES", "").passes();
+        assert_eq!(outcome.stderr.matches("gpumem: traces are off: ").count(), 1, "{}", outcome.stderr);
+        return;
+    }
+    guards_cost_nothing();
+    assert!(GpuMemTrace::builder().start().is_err_and(|error| error.is_unavailable()));
+    // A simulated device may come at any time.
+    let _gpu = SimGpu::install(Bytes::gib(16)).unwrap();
+    let trace = GpuMemTrace::builder().ctx_unless_off(|| "later").silent(true).start_or_off();
+    assert_eq!(trace.data().gauge, Gauge::Exact);
+    assert!(trace.to_string().ends_with("(later)"), "{trace}");
+}
