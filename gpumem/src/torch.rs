@@ -100,6 +100,7 @@ pub fn get_device_name(id: impl Into<Option<u32>>) -> Result<String> {
 ///
 /// `Display` is PyTorch's text, which has those that compute; what it cannot know is `N/A`.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GpuProcesses {
     /// The device's CUDA ordinal.
     pub device: u32,
@@ -136,7 +137,9 @@ mod tests {
     use super::*;
 
     fn process(pid: u32, used: Option<u64>, kind: ProcessKind) -> GpuProcess {
-        GpuProcess { pid, name: None, used: used.map(Bytes::new), kind }
+        let mut process = GpuProcess::new(pid, kind);
+        process.used = used.map(Bytes::new);
+        process
     }
 
     /// As `torch.cuda.list_gpu_processes` has it: `{pid:>10d} uses {mem:>12.3f} MB GPU memory`.

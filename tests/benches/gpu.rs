@@ -532,8 +532,8 @@ fn begin(way: &Way) -> Result<(Option<Cupti>, String), String> {
         Ear::Gpumem { source } => {
             subscribe().map_err(|error| error.to_string())?;
             check_libraries(way)?;
-            let heard_by = status().heard_by.ok_or("subscribed, and nothing is heard")?;
-            return Ok((None, format!("{source} {heard_by}")));
+            let intercepted_by = status().intercepted_by.ok_or("subscribed, and nothing is heard")?;
+            return Ok((None, format!("{source} {intercepted_by}")));
         }
         Ear::Hooks => {
             hook_for_nobody().map_err(|error| error.to_string())?;
@@ -757,7 +757,7 @@ impl Gpu {
         let before = status();
         let measured = self.measure(row);
         let after = status();
-        assert_eq!(after.heard - before.heard, row.events(), "every call was heard once");
+        assert_eq!(after.events - before.events, row.events(), "every call was heard once");
         assert_eq!((after.lost, after.untracked, after.live.len()), (0, 0, 0), "nothing was missed, nothing is left");
         let Some(newest) = trace.map(|trace| trace.data()) else { return measured };
         let (least, most) = row.most();

@@ -307,7 +307,7 @@ class Proof:
             self.check(False, f"{name}: no summary: {summary and summary['error']}")
             return None
         missed = summary["lost_events"] + summary["untracked_frees"]
-        by = os.path.basename(summary["heard_by"] or "nothing")
+        by = os.path.basename(summary["intercepted_by"] or "nothing")
         self.check(missed == 0, f"{name}: {summary['events']} events heard by {by}, {missed} missed")
         return summary["devices"][0]
 

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 pub(crate) struct Report {
     command: Vec<String>,
     lasted: Duration,
-    /// Why allocations were not heard, if they were not.
+    /// Why allocations were not intercepted, if they were not.
     error: Option<String>,
     status: Status,
     devices: Vec<Device>,
@@ -74,14 +74,14 @@ impl Report {
     }
 
     pub(crate) fn json(&self) -> Value {
-        let Status { heard_by, heard, untracked, lost, .. } = &self.status;
+        let Status { intercepted_by, events, untracked, lost, .. } = &self.status;
         json!({
             "process": process::id(),
             "command": self.command,
             "seconds": self.lasted.as_secs_f64(),
             "error": self.error,
-            "heard_by": heard_by,
-            "events": heard,
+            "intercepted_by": intercepted_by,
+            "events": events,
             "untracked_frees": untracked,
             "lost_events": lost,
             "devices": self.devices.iter().map(Device::json).collect::<Vec<_>>(),
@@ -141,12 +141,13 @@ impl Display for Report {
         let command: String = command[folder..].chars().take(50).collect();
         writeln!(f, "gpumem: {command} (process {}, {:.1} s)", process::id(), lasted.as_secs_f64())?;
         if let Some(why) = error {
-            return writeln!(f, "  its allocations were not heard: {why}");
+            return writeln!(f, "  its allocations were not intercepted: {why}");
         }
-        let Status { heard_by, untracked, lost, .. } = status;
-        let source = heard_by.as_deref().map_or("nothing any more", |path| path.rsplit('/').next().unwrap_or(path));
+        let Status { intercepted_by, untracked, lost, .. } = status;
+        let source =
+            intercepted_by.as_deref().map_or("nothing any more", |path| path.rsplit('/').next().unwrap_or(path));
         let exact = if untracked + lost == 0 { "exact" } else { "not exact" };
-        writeln!(f, "{exact}: heard by {source}, {lost} lost events, {untracked} frees of unknown blocks")?;
+        writeln!(f, "{exact}: intercepted by {source}, {lost} lost events, {untracked} frees of unknown blocks")?;
         devices.iter().try_for_each(|device| write!(f, "{device}"))
     }
 }
@@ -168,7 +169,7 @@ impl Display for Device {
                 ("not in it: managed", &kinds.managed),
                 ("not in it: pinned host", &kinds.pinned_host),
             ];
-            for (name, AllocStats { bytes, blocks }) in kinds.iter().filter(|(_, kind)| kind.blocks.allocated > 0) {
+            for (name, AllocStats { bytes, blocks, .. }) in kinds.iter().filter(|(_, kind)| kind.blocks.allocated > 0) {
                 row(f, &format!("  {name}"), [&bytes.peak, &bytes.current, &blocks.allocated])?;
             }
             if let Some(reserved) = stats.reserved {

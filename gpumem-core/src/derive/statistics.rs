@@ -23,7 +23,7 @@ pub fn memory_stats(
     MemoryStats {
         device: device.ordinal,
         simulated: device.family == Family::Simulated,
-        heard_by: intercepted_by,
+        intercepted_by,
         since,
         untracked: counts.untracked,
         lost: counts.lost,

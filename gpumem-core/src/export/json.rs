@@ -18,7 +18,7 @@ pub(super) fn microseconds(time: Duration) -> u64 {
 struct StatsLine<'a> {
     device: u32,
     simulated: bool,
-    heard_by: &'a str,
+    intercepted_by: &'a str,
     since_us: u64,
     untracked_frees: u64,
     lost_events: u64,
@@ -87,7 +87,7 @@ impl MemoryStats {
         let line = StatsLine {
             device,
             simulated,
-            heard_by: &self.heard_by,
+            intercepted_by: &self.intercepted_by,
             since_us: microseconds(since),
             untracked_frees: untracked,
             lost_events: lost,
@@ -155,7 +155,7 @@ mod tests {
         let stats = MemoryStats {
             device: 2,
             simulated: true,
-            heard_by: "the \"simulated\" device".to_owned(),
+            intercepted_by: "the \"simulated\" device".to_owned(),
             since: Duration::from_millis(5),
             untracked: 1,
             lost: 0,
@@ -171,7 +171,7 @@ mod tests {
             )
         };
         let expected = format!(
-            "{{\"device\":2,\"simulated\":true,\"heard_by\":\"the \\\"simulated\\\" device\",\"since_us\":5000,\
+            "{{\"device\":2,\"simulated\":true,\"intercepted_by\":\"the \\\"simulated\\\" device\",\"since_us\":5000,\
              \"untracked_frees\":1,\"lost_events\":0,\"allocated_bytes\":{},\"allocation\":{},\
              \"reserved_bytes\":{{\"current\":7,\"peak_at_least\":9,\"peak_at_most\":9}}}}",
             kinds("{\"current\":7,\"peak\":9,\"allocated\":20,\"freed\":13}"),

@@ -17,7 +17,7 @@ impl fmt::Display for MemorySummary {
 
 impl Show for MemorySummary {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
-        let MemoryStats { device, simulated, heard_by, since, untracked, lost, reserved, .. } = &self.stats;
+        let MemoryStats { device, simulated, intercepted_by, since, untracked, lost, reserved, .. } = &self.stats;
         let simulated = if *simulated { "simulated " } else { "" };
         // What is older than the session is in no figure, so that its free changes none.
         let exact = if *lost == 0 { "exact" } else { "not exact" };
@@ -26,8 +26,8 @@ impl Show for MemorySummary {
             format_args!("GPU memory of this process, {simulated}device {device}: {exact}, counted for {since:.1} s");
         writeln!(f, "{}", paint.on(Role::Heading, title))?;
         // The folder of a library may be longer than a line.
-        let heard_by = heard_by.rsplit('/').next().unwrap_or_default();
-        writeln!(f, "(intercepted by {heard_by}; {untracked} untracked frees, {lost} lost events)")?;
+        let intercepted_by = intercepted_by.rsplit('/').next().unwrap_or_default();
+        writeln!(f, "(intercepted by {intercepted_by}; {untracked} untracked frees, {lost} lost events)")?;
         table(&self.stats).show(f, paint)?;
         f.write_str("\n")?;
         match reserved.map(|reserved| reserved.peak) {
@@ -146,7 +146,7 @@ mod tests {
         MemoryStats {
             device: 1,
             simulated: false,
-            heard_by: "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13".to_owned(),
+            intercepted_by: "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13".to_owned(),
             since: Duration::from_millis(12_345),
             untracked: 0,
             lost: 0,
@@ -201,8 +201,8 @@ GPU memory of this process, device 1: exact, counted for 12.3 s
 
     #[test]
     fn what_is_not_known_is_not_zero() {
-        let heard_by = "the simulated device".to_owned();
-        let stats = MemoryStats { reserved: None, lost: 3, untracked: 2, simulated: true, heard_by, ..some() };
+        let intercepted_by = "the simulated device".to_owned();
+        let stats = MemoryStats { reserved: None, lost: 3, untracked: 2, simulated: true, intercepted_by, ..some() };
         let text = MemorySummary { stats }.to_string();
         for line in [
             "GPU memory of this process, simulated device 1: not exact, counted for 12.3 s",

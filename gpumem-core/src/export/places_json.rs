@@ -9,7 +9,7 @@ struct SummaryObject<'a> {
     scopes: Vec<ScopeObject<'a>>,
     untracked_frees: u64,
     lost_events: u64,
-    unheard: Option<&'a str>,
+    not_intercepted: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -68,7 +68,7 @@ impl Summary {
             scopes: scopes.collect(),
             untracked_frees: self.untracked,
             lost_events: self.lost,
-            unheard: self.unheard.as_deref(),
+            not_intercepted: self.not_intercepted.as_deref(),
         };
         // Words and figures can always be written.
         serde_json::to_string(&object).unwrap_or_default()
@@ -133,12 +133,12 @@ mod tests {
             allocated: Bytes::new(6),
             allocations: 7,
         };
-        let summary = Summary { scopes: vec![scope], untracked: 8, lost: 9, unheard: None };
+        let summary = Summary { scopes: vec![scope], untracked: 8, lost: 9, not_intercepted: None };
         assert_eq!(
             summary.to_json(),
             "{\"scopes\":[{\"path\":[\"train\",\"a \\\"b\\\"\"],\"place\":\"src/train.rs:12\",\"device\":1,\
              \"simulated\":true,\"calls\":2,\"used\":3,\"peak\":4,\"at_peak\":2,\"device_peak\":5,\"allocated\":6,\"allocations\":7}],\
-             \"untracked_frees\":8,\"lost_events\":9,\"unheard\":null}"
+             \"untracked_frees\":8,\"lost_events\":9,\"not_intercepted\":null}"
         );
     }
 

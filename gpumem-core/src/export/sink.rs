@@ -62,6 +62,7 @@ impl Sink {
 
     /// What is written there.
     #[doc(hidden)]
+    #[doc(hidden)]
     pub fn form(&self) -> Form {
         match self {
             #[cfg(feature = "json")]

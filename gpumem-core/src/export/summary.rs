@@ -21,11 +21,11 @@ impl fmt::Display for Summary {
 
 impl Show for Summary {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
-        if let Some(why) = &self.unheard {
+        if let Some(why) = &self.not_intercepted {
             writeln!(f, "{}", paint.on(Role::Alarm, format_args!("allocations are not intercepted: {why}")))?;
         }
         if self.scopes.is_empty() {
-            return f.write_str(if self.unheard.is_some() {
+            return f.write_str(if self.not_intercepted.is_some() {
                 "what was allocated is not known"
             } else {
                 "no scope was opened and nothing was allocated"

@@ -67,6 +67,7 @@ impl FromStr for Gauge {
 
 /// How often a trace with [`Gauge::Sampled`] was sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Sampling {
     /// The requested time between two samples (`GPUMEM_SAMPLE_MS`, 1 ms by default).
     pub every: Duration,

@@ -12,6 +12,7 @@ use super::Bytes;
 /// assert_eq!(memory.to_string(), "GPUMemory(total=4096, free=3934, used=161)");
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct GpuMemory {
     /// All memory of the device.
     pub total: Bytes,
@@ -22,6 +23,13 @@ pub struct GpuMemory {
     /// Reserved by the driver for itself: `total = free + used + reserved`. `None` if the source does not report it; then it
     /// is part of `used`.
     pub reserved: Option<Bytes>,
+}
+
+impl GpuMemory {
+    #[doc(hidden)]
+    pub const fn new(total: Bytes, free: Bytes, used: Bytes, reserved: Option<Bytes>) -> Self {
+        Self { total, free, used, reserved }
+    }
 }
 
 impl fmt::Display for GpuMemory {

@@ -4,6 +4,7 @@ use super::Bytes;
 
 /// A process that uses a device, as the driver reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GpuProcess {
     /// The process id that the driver reports. In a container this may be the id outside the container.
     pub pid: u32,
@@ -15,8 +16,17 @@ pub struct GpuProcess {
     pub kind: ProcessKind,
 }
 
+impl GpuProcess {
+    /// A process of which only this is known.
+    #[doc(hidden)]
+    pub const fn new(pid: u32, kind: ProcessKind) -> Self {
+        Self { pid, name: None, used: None, kind }
+    }
+}
+
 /// What a process uses a device for. `Display` is the letter that `nvidia-smi` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ProcessKind {
     /// Computing: `C`.
     Compute,

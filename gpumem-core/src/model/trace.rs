@@ -51,6 +51,7 @@ impl Trace {
     }
 
     /// This trace and one that began at its last reading, as one trace.
+    #[doc(hidden)]
     #[must_use]
     pub fn then(self, next: Self) -> Self {
         let over_start = |trace: &Self| trace.peak_over_start().get().cast_signed();
@@ -75,11 +76,13 @@ impl Trace {
 
     /// The figures of a trace whose device could not be read.
     #[doc(hidden)]
+    #[doc(hidden)]
     pub fn stale(device: u32, gauge: Gauge) -> Self {
         Self { stale: true, gauge, ..Self::off(device) }
     }
 
     /// The figures of a trace that measures nothing.
+    #[doc(hidden)]
     #[doc(hidden)]
     pub fn off(device: u32) -> Self {
         Self {

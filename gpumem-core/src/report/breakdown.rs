@@ -95,6 +95,7 @@ pub fn path_in_words(path: &[String]) -> String {
 }
 
 impl Breakdown {
+    #[doc(hidden)]
     pub fn of(known: &Known) -> Self {
         let mut parts = Vec::new();
         let own = own_parts(known);

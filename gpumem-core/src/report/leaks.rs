@@ -23,6 +23,7 @@ pub struct Leaks {
 
 impl Leaks {
     /// Blocks by the place and the scope that they were allocated in, the largest first.
+    #[doc(hidden)]
     pub fn of(blocks: &[LiveBlock]) -> Self {
         let bytes = blocks.iter().map(|block| block.bytes).sum();
         Self { blocks: blocks.len() as u64, bytes, places: by_place(blocks), gone: 0, is_intercepted: true }

@@ -14,11 +14,13 @@ pub struct SourceLine {
 
 impl SourceLine {
     /// A line of a file that the program does not name itself.
+    #[doc(hidden)]
     pub fn new(file: impl Into<Cow<'static, str>>, line: u32, column: u32) -> Self {
         Self { file: file.into(), line, column }
     }
 
     /// From `src/train.rs:12` or `src/train.rs:12:9`.
+    #[doc(hidden)]
     pub fn parse(text: &str) -> Option<Self> {
         let number = |text: &str| text.parse::<u32>().ok();
         let (rest, last) = text.rsplit_once(':')?;

@@ -6,6 +6,7 @@ use crate::model::{Bytes, PoolUsage};
 
 /// A figure that goes up and down: bytes, or a number of blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Tally<T> {
     /// Now.
     pub current: T,
@@ -19,6 +20,7 @@ pub struct Tally<T> {
 
 /// What was allocated of one kind of memory, to the byte as it was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct AllocStats {
     /// Bytes.
     pub bytes: Tally<Bytes>,
@@ -28,6 +30,7 @@ pub struct AllocStats {
 
 /// [`AllocStats`] of each kind of memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct KindStats {
     /// Memory of the device: `cuMemAlloc`, arrays.
     pub device: AllocStats,
@@ -47,13 +50,14 @@ pub struct KindStats {
 ///
 /// `Display` has PyTorch's names, one a line: `allocated_bytes.all.current: 335544320`.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct MemoryStats {
     /// The device's CUDA ordinal.
     pub device: u32,
     /// The device is a simulated one.
     pub simulated: bool,
     /// Where allocations are intercepted: the path of `libcuda` or `libcupti`, or the simulated device.
-    pub heard_by: String,
+    pub intercepted_by: String,
     /// How long ago counting began. Blocks that are older are in no figure but those of [`reserved`](Self::reserved).
     pub since: Duration,
     /// Frees in the whole process of blocks that are older and whose size nobody knows.
@@ -71,6 +75,7 @@ pub struct MemoryStats {
 
 impl MemoryStats {
     /// By PyTorch's way of naming: `all`, then each kind.
+    #[doc(hidden)]
     pub fn named(&self) -> [(&'static str, &AllocStats); 7] {
         let KindStats { device, pool, vmm, graph, managed, pinned_host } = &self.kinds;
         [
@@ -87,6 +92,7 @@ impl MemoryStats {
 
 /// What the driver took from the device for this process's allocations, in use or kept for later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ReservedStats {
     /// Now.
     pub current: Bytes,
@@ -97,6 +103,7 @@ pub struct ReservedStats {
 impl ReservedStats {
     /// The kinds that the driver gives out of the device as asked for, and the backing of the device's current pool: it holds at
     /// least what is live in pools, which is more where the program has pools of its own. None is a device without pools.
+    #[doc(hidden)]
     pub fn new(kinds: &KindStats, usage: Option<&PoolUsage>) -> Self {
         let [device, pool, vmm, graph] = [kinds.device, kinds.pool, kinds.vmm, kinds.graph].map(|kind| kind.bytes);
         let backing = usage.map_or(Bytes::ZERO, |usage| usage.reserved).max(pool.current);
@@ -113,6 +120,7 @@ impl ReservedStats {
 ///
 /// `Display` is `320 MiB`, or `256 MiB to 320 MiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PeakBounds {
     /// It was this much or more.
     pub at_least: Bytes,
@@ -140,9 +148,16 @@ impl fmt::Display for PeakBounds {
 ///
 /// `Display` is laid out as PyTorch's, within 80 columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct MemorySummary {
-    /// What the table tells.
+    /// The statistics in the table.
     pub stats: MemoryStats,
+}
+
+impl From<MemoryStats> for MemorySummary {
+    fn from(stats: MemoryStats) -> Self {
+        Self { stats }
+    }
 }
 
 #[cfg(test)]

@@ -54,6 +54,7 @@ pub struct Report {
 
 impl Report {
     /// An empty word counts as none: fastai prints ` (: exit)` there.
+    #[doc(hidden)]
     pub fn new(trace: Trace, ctx: Option<&str>, subctx: Option<&str>) -> Self {
         let word = |word: Option<&str>| word.filter(|word| !word.is_empty()).map(str::to_owned);
         Self { trace, ctx: word(ctx), subctx: word(subctx), lines: Vec::new() }

@@ -15,6 +15,7 @@ const MOST: usize = 10;
 ///
 /// `Display` is the report that goes to stderr.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct OutOfMemory {
     /// The CUDA ordinal of the device.
     pub device: u32,
@@ -38,6 +39,7 @@ pub struct OutOfMemory {
 
 /// A place, in the code or among the scopes, and what of it is live.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Place {
     /// In words.
     pub name: String,
@@ -53,6 +55,7 @@ pub struct Place {
 
 impl Place {
     /// Those of one name and caller put together, the largest first.
+    #[doc(hidden)]
     pub fn largest(all: impl IntoIterator<Item = Self>) -> Vec<Self> {
         let mut sums: BTreeMap<(String, Option<String>), Self> = BTreeMap::new();
         for place in all {
@@ -72,7 +75,15 @@ impl Place {
 }
 
 impl OutOfMemory {
+    /// A refusal of which only this is known.
+    #[doc(hidden)]
+    pub fn new(device: u32, asked: Bytes, kind: MemKind, path: Vec<String>, why_unknown: Error) -> Self {
+        let breakdown = Err(why_unknown);
+        Self { device, asked, kind, path, line: None, breakdown, scopes: Vec::new(), places: Vec::new(), peak: None }
+    }
+
     /// Fills in who holds the memory.
+    #[doc(hidden)]
     #[must_use]
     pub fn with_holders(self, groups: &[Group]) -> Self {
         let of = |place: &dyn Fn(&Group) -> (String, Option<String>)| {

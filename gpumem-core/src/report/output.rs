@@ -96,6 +96,7 @@ impl Content {
     }
 
     /// A report that the program asked for line by line. The rest goes to stderr where reports go to stdout.
+    #[doc(hidden)]
     pub const fn is_report(&self) -> bool {
         matches!(self, Self::Trace(_) | Self::Tracked(_))
     }
@@ -103,6 +104,7 @@ impl Content {
 
 impl Output {
     /// Made at this time by this process; nothing else is known.
+    #[doc(hidden)]
     pub fn new(content: Content, time: SystemTime, pid: u32) -> Self {
         let device = match &content {
             Content::Trace(report) => Some(report.trace.device),
@@ -139,6 +141,7 @@ pub struct Peaks {
 
 impl Peaks {
     /// Of these devices.
+    #[doc(hidden)]
     pub fn new(devices: Vec<PeakHolders>, is_intercepted: bool) -> Self {
         Self { devices, is_intercepted }
     }

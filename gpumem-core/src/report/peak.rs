@@ -9,6 +9,7 @@ use crate::model::{ByteDelta, Bytes};
 ///
 /// `Display` is a table of at most 80 columns that adds up to the peak.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PeakHolders {
     /// The CUDA ordinal of the device.
     pub device: u32,
@@ -29,6 +30,7 @@ pub struct PeakHolders {
 
 /// What was in use at a peak of the allocations of one scope and line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PeakHolder {
     /// The path of scopes, the outermost first. Empty: outside of all scopes.
     pub path: Vec<String>,
@@ -49,6 +51,7 @@ pub struct PeakHolder {
 
 impl PeakHolder {
     /// Those that have all in common put together, the largest first.
+    #[doc(hidden)]
     pub fn largest(all: impl IntoIterator<Item = Self>) -> Vec<Self> {
         let mut sums: BTreeMap<_, (Self, i64)> = BTreeMap::new();
         for holder in all {
@@ -64,6 +67,7 @@ impl PeakHolder {
     }
 
     /// Attribution it is, without its scope: the line, the library, else where the scope was opened.
+    #[doc(hidden)]
     pub fn who(&self) -> String {
         if self.is_older {
             return "freed, older than the first trace".to_owned();
@@ -73,6 +77,7 @@ impl PeakHolder {
         self.library.clone().or_else(place).unwrap_or_else(|| "line not known".to_owned())
     }
 
+    #[doc(hidden)]
     pub fn scope(&self) -> String {
         if self.is_older { "before the first trace".to_owned() } else { path_in_words(&self.path) }
     }
@@ -80,6 +85,7 @@ impl PeakHolder {
 
 impl PeakHolders {
     /// By path of scopes, those without the scopes inside, the largest first.
+    #[doc(hidden)]
     pub fn by_scope(&self) -> Vec<(String, ByteDelta, Vec<&PeakHolder>)> {
         let mut scopes: BTreeMap<String, Vec<&PeakHolder>> = BTreeMap::new();
         for holder in &self.holders {

@@ -8,6 +8,7 @@ use crate::model::Bytes;
 ///
 /// `Display` is a tree of at most 80 columns, the highest peaks first.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Summary {
     /// One for each device and path. A scope stands below the scope that it is inside of; those inside of one scope are ordered by
     /// peak, the highest first.
@@ -18,11 +19,12 @@ pub struct Summary {
     pub lost: u64,
     /// Why nothing is intercepted, where that is so: the amounts are then those of the time before, and mean nothing if there was
     /// none.
-    pub unheard: Option<String>,
+    pub not_intercepted: Option<String>,
 }
 
 /// What one path of nested scopes came to, over all times that it was open.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ScopeSummary {
     /// The names of the scopes, the outermost first; the place in the code where a scope has no name. Empty: the whole
     /// process.
@@ -60,7 +62,8 @@ pub struct Path {
 
 impl Summary {
     /// `paths` stand after their parents.
-    pub fn of(mut paths: Vec<Path>, untracked: u64, lost: u64, unheard: Option<String>) -> Self {
+    #[doc(hidden)]
+    pub fn of(mut paths: Vec<Path>, untracked: u64, lost: u64, not_intercepted: Option<String>) -> Self {
         let mut has_row: Vec<bool> = paths.iter().map(|path| path.own.calls > 0 || path.own.allocations > 0).collect();
         for at in (0..paths.len()).rev() {
             let Path { parent, ref own } = paths[at];
@@ -83,6 +86,6 @@ impl Summary {
         scopes.retain(|(_, has_row)| *has_row);
         scopes.sort_by(|((a, of_a), _), ((b, of_b), _)| (a.device, of_a).cmp(&(b.device, of_b)));
         let scopes = scopes.into_iter().map(|((scope, _), _)| scope).collect();
-        Self { scopes, untracked, lost, unheard }
+        Self { scopes, untracked, lost, not_intercepted }
     }
 }

@@ -155,6 +155,7 @@ pub fn difference(before: &Groups, now: &Groups) -> Vec<Change> {
 
 impl Tracked {
     /// Nothing is known yet.
+    #[doc(hidden)]
     pub fn at(time: SystemTime, at: SourceLine, word: Option<String>, device: Device) -> Self {
         Self {
             time,

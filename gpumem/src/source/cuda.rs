@@ -154,12 +154,7 @@ fn by_nvml(device: CudaDevice) -> Result<GpuMemory> {
     if total == 0 || total == u64::MAX || free > total || used > total {
         return Err(Kind::NoFigure { source: "NVML", device: device.ordinal }.into());
     }
-    Ok(GpuMemory {
-        total: Bytes::new(total),
-        free: Bytes::new(free),
-        used: Bytes::new(used),
-        reserved: reserved.map(Bytes::new),
-    })
+    Ok(GpuMemory::new(Bytes::new(total), Bytes::new(free), Bytes::new(used), reserved.map(Bytes::new)))
 }
 
 #[cfg(not(feature = "nvml"))]
@@ -182,5 +177,5 @@ fn by_driver(device: CudaDevice, why: Error) -> Result<GpuMemory> {
         return Err(Kind::NoFigure { source: "cuMemGetInfo", device: ordinal }.into());
     }
     let (total, free) = (Bytes::new(total), Bytes::new(free));
-    Ok(GpuMemory { total, free, used: total.checked_sub(free).unwrap_or_default(), reserved: None })
+    Ok(GpuMemory::new(total, free, total.checked_sub(free).unwrap_or_default(), None))
 }

@@ -41,13 +41,14 @@ fn joined(listed: &[ListedProcess]) -> Vec<GpuProcess> {
             (true, true) => ProcessKind::Both,
         };
         let used = used.map(Bytes::new);
-        match processes.last_mut().filter(|last| last.pid == pid) {
-            Some(last) => {
-                // If one part is not known, the sum is not known.
-                last.used = last.used.zip(used).map(|(a, b)| a + b);
-                last.kind = if last.kind == kind { kind } else { ProcessKind::Both };
-            }
-            None => processes.push(GpuProcess { pid, name: None, used, kind }),
+        if let Some(last) = processes.last_mut().filter(|last| last.pid == pid) {
+            // If one part is not known, the sum is not known.
+            last.used = last.used.zip(used).map(|(a, b)| a + b);
+            last.kind = if last.kind == kind { kind } else { ProcessKind::Both };
+        } else {
+            let mut process = GpuProcess::new(pid, kind);
+            process.used = used;
+            processes.push(process);
         }
     }
     processes

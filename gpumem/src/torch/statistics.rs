@@ -146,7 +146,7 @@ pub fn memory_stats(id: impl Into<Option<u32>>) -> Result<MemoryStats> {
 /// As [`memory_allocated`].
 #[doc(alias = "torch.cuda.memory_summary")]
 pub fn memory_summary(id: impl Into<Option<u32>>) -> Result<MemorySummary> {
-    Ok(MemorySummary { stats: memory_stats(id)? })
+    Ok(memory_stats(id)?.into())
 }
 
 /// Every live allocation of this process on all devices, the largest first: how large it is, where it came from, of what kind it is.

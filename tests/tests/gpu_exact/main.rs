@@ -355,7 +355,7 @@ fn unsubscribing_in_the_middle_keeps_what_is_known() {
     let (plain, pooled) = (take(Way::Plain, 10 * MIB), take(Way::Async, 20 * MIB));
     let virtually = take(Way::Vmm, 6 * MIB);
     unsubscribe();
-    assert!(status().heard_by.is_none());
+    assert!(status().intercepted_by.is_none());
     let refused = GpuMemTrace::builder().gauge(Gauge::Exact).device(0).start();
     println!("an exact trace while unsubscribed: {}", refused.expect_err("nothing is intercepted"));
     let without_cupti = take(Way::Plain, 40 * MIB);

@@ -254,7 +254,7 @@ fn at_once(ways: &[Way]) -> Result<(), String> {
     let kept = kept.into_inner().expect("no thread panicked");
     let expected: i64 = kept.iter().map(Block::counted).sum();
     let data = trace.data();
-    let heard = status().heard - before.heard;
+    let heard = status().events - before.events;
     kept.into_iter().for_each(give);
     let end = trace.data();
     let said = format!(

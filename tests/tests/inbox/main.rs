@@ -136,10 +136,8 @@ fn free(address: u64) -> EventKind {
     EventKind::Free { key: Key::new(Space::Address, address), block: None }
 }
 
-const SAMPLE: EventKind = EventKind::Sample {
-    device: DEVICE,
-    memory: GpuMemory { total: Bytes::ZERO, free: Bytes::ZERO, used: Bytes::ZERO, reserved: None },
-};
+const SAMPLE: EventKind =
+    EventKind::Sample { device: DEVICE, memory: GpuMemory::new(Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, None) };
 
 const LOST: EventKind = EventKind::Lost { count: 1 };
 
@@ -534,7 +532,7 @@ fn readings_are_folded_in_the_order_in_which_they_are_made() {
         let (readings, count) = (Arc::new(Readings::new()), Arc::new(AtomicU64::new(0)));
         let read = |count: &AtomicU64| {
             let free = Bytes::new(1000 - count.fetch_add(1, SeqCst));
-            let memory = GpuMemory { total: Bytes::new(1000), free, used: Bytes::ZERO, reserved: None };
+            let memory = GpuMemory::new(Bytes::new(1000), free, Bytes::ZERO, None);
             EventKind::Sample { device: DEVICE, memory }
         };
         let sampler = thread::spawn({

@@ -25,7 +25,7 @@ impl Sums {
 }
 
 fn sums(reported: &AllocStats) -> (Sums, Sums) {
-    let AllocStats { bytes, blocks } = reported;
+    let AllocStats { bytes, blocks, .. } = reported;
     let bytes = [bytes.current, bytes.peak, bytes.allocated, bytes.freed].map(Bytes::get);
     (Sums(bytes), Sums([blocks.current, blocks.peak, blocks.allocated, blocks.freed]))
 }

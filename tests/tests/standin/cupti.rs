@@ -146,10 +146,10 @@ fn libcupti_is_found() {
             "" => Standin::new().cupti_named(*name),
             variable => Standin::new().cupti_under(variable, folder, name),
         };
-        let script = "new; call cuMemAlloc_v2 &a 1000; figures = 1000 0; heard_by";
+        let script = "new; call cuMemAlloc_v2 &a 1000; figures = 1000 0; intercepted_by";
         let outcome = check(&machine, &format!("{CONTEXT}; {script}"));
         let place = if folder.is_empty() { (*name).to_owned() } else { format!("{folder}/{name}") };
-        ensure(outcome.answer("heard_by").ends_with(&place), "was not found there", &outcome);
+        ensure(outcome.answer("intercepted_by").ends_with(&place), "was not found there", &outcome);
         ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
     });
     // What the user names is taken, or nothing.

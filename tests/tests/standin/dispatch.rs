@@ -90,10 +90,10 @@ fn a_driver_that_is_refused_is_left_alone() {
 fn libcupti_is_not_loaded_where_the_table_is_used() {
     let outcome = exact(
         &machine().cupti(),
-        "call cuMemAlloc_v2 &a 1000; figures = 1000 0; why_not_dispatch = none; heard_by; breakdown; summary; unsubscribe; \
+        "call cuMemAlloc_v2 &a 1000; figures = 1000 0; why_not_dispatch = none; intercepted_by; breakdown; summary; unsubscribe; \
          subscribe = done; maps libcupti = no; slot_is cuMemAlloc_v2 = other; slot_is cuCtxDetach = other",
     );
-    ensure(outcome.answer("heard_by").ends_with("/libcuda.so.1"), "names another library", &outcome);
+    ensure(outcome.answer("intercepted_by").ends_with("/libcuda.so.1"), "names another library", &outcome);
     let asked = machine().cupti().env("GPUMEM_SOURCE", "cupti");
     exact(&asked, &format!("maps libcupti = yes; call cuMemAlloc_v2 &a 1000; figures = 1000 0; {UNTOUCHED}"));
     // The table holds for who wants nothing else, and CUPTI where that is asked for.
@@ -337,7 +337,7 @@ fn a_library_with_gpumem_in_it_is_closed() {
     );
     let outcome = check(&machine(), &script);
     ensure(
-        outcome.stderr.contains("\nexact: heard by lib") || outcome.stderr.contains("exact: heard by"),
+        outcome.stderr.contains("\nexact: intercepted by lib") || outcome.stderr.contains("exact: intercepted by"),
         "no summary",
         &outcome,
     );

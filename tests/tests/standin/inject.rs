@@ -43,7 +43,7 @@ fn a_summary_is_printed_and_the_program_sees_nothing_of_it() {
     assert!(traced.calls.iter().any(|call| call == "injection_ends=1"), "{traced}");
     assert!(traced.stderr.starts_with("gpumem: "), "{traced}");
     assert!(
-        traced.stderr.contains("\nexact: heard by lib") && traced.stderr.contains(", 0 lost events, 0 "),
+        traced.stderr.contains("\nexact: intercepted by lib") && traced.stderr.contains(", 0 lost events, 0 "),
         "{traced}"
     );
     assert!(traced.stderr.contains("\ndevice 0 (Stand-in GPU 0)\n"), "{traced}");
@@ -70,7 +70,7 @@ fn the_driver_is_not_called_while_it_initialises_itself() {
         let at = |line: &str| traced.calls.iter().position(|call| call == line).unwrap_or_else(|| panic!("{traced}"));
         let within = &traced.calls[at("injection_begins=0") + 1..at("injection_ends=1")];
         assert!(within.is_empty(), "{within:?}\n{traced}");
-        assert!(traced.stderr.contains("\nexact: heard by libcuda.so.1, 0 lost events, 0 "), "{traced}");
+        assert!(traced.stderr.contains("\nexact: intercepted by libcuda.so.1, 0 lost events, 0 "), "{traced}");
         assert!(!traced.calls.iter().any(|call| call.starts_with("cupti")), "{traced}");
         assert_eq!(row(&traced, "allocated"), ["36", "MiB", "4", "MiB", "3"]);
     }
@@ -130,7 +130,7 @@ fn each_device_has_its_table() {
 #[test]
 fn a_failed_subscription_is_reported() {
     let outcome = run(&injected(Standin::new()).env("GPUMEM_SOURCE", "cupti"), PROGRAM);
-    assert!(outcome.stderr.contains("its allocations were not heard: "), "{outcome}");
+    assert!(outcome.stderr.contains("its allocations were not intercepted: "), "{outcome}");
     let plain = run(&Standin::new(), PROGRAM);
     assert_eq!(outcome.stdout, plain.stdout);
 }

@@ -279,13 +279,14 @@ impl GpuMemTrace {
             }
             State::Stopped(_, _, _, peak) => peak.as_ref()?.holders(session),
         };
-        let peak = peak?;
+        let mut peak = peak?;
         let Trace { untracked, lost, .. } = self.data();
+        (peak.untracked, peak.lost) = (untracked, lost);
         #[cfg(feature = "capture")]
         if let Some(scope) = self.scope_id() {
             record_request!(session, PeakHolders { scope });
         }
-        Some(PeakHolders { untracked, lost, ..peak })
+        Some(peak)
     }
 
     /// What carries the trace's scope to another thread or task, so that what is allocated there counts as allocated in it.

@@ -116,10 +116,10 @@ impl MemTracker {
                 None
             }
         };
-        let not_heard = views::not_heard(session);
+        let why_not_intercepted = views::why_not_intercepted(session);
         #[cfg(feature = "capture")]
-        self.record(&tracked, not_heard.is_none());
-        if let Some(why) = not_heard {
+        self.record(&tracked, why_not_intercepted.is_none());
+        if let Some(why) = why_not_intercepted {
             session.notify(Notice::NoBlocks, &format_args!("which blocks came and went is not known, because {why}"));
         } else {
             let counts = session.inbox.counts();

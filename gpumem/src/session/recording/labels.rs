@@ -54,7 +54,7 @@ fn label_block(key: Key, label: &Label, address: u64) -> Result<()> {
             return Ok(());
         }
     }
-    Err(Kind::UnknownBlock { address, why: views::not_heard(session).map(Box::new) }.into())
+    Err(Kind::UnknownBlock { address, why: views::why_not_intercepted(session).map(Box::new) }.into())
 }
 
 #[cfg(feature = "sim")]

@@ -39,12 +39,12 @@ use crate::{
 pub fn summary() -> Summary {
     let session = current();
     let now = Now::find(session);
-    let unheard = if now.is_intercepted(session) { None } else { now.why_not_exact.map(|why| why.to_string()) };
+    let not_intercepted = if now.is_intercepted(session) { None } else { now.why_not_exact.map(|why| why.to_string()) };
     if !session.is_begun() {
-        return Summary::of(Vec::new(), 0, 0, unheard);
+        return Summary::of(Vec::new(), 0, 0, not_intercepted);
     }
-    record_request!(session, Summary { not_intercepted: unheard.clone() });
-    derive::summary(&session.inbox, session, session.next_scope(), unheard)
+    record_request!(session, Summary { not_intercepted: not_intercepted.clone() });
+    derive::summary(&session.inbox, session, session.next_scope(), not_intercepted)
 }
 
 /// Where the device's memory went: other processes, this one by scope, by library, by what the driver keeps it for. With

@@ -27,11 +27,11 @@ pub struct Status {
     /// Why that is not the dispatch table. `None` unless CUPTI is used instead and nobody asked for CUPTI.
     pub why_not_dispatch: Option<Error>,
     /// The library in which allocations are intercepted, or the simulated device. `None` if they are not, or not yet.
-    pub heard_by: Option<String>,
+    pub intercepted_by: Option<String>,
     /// How long ago the first trace (or [`subscribe`](crate::session::subscribe)) began to count. Zero before.
     pub since: Duration,
     /// Allocations and frees that were intercepted since then.
-    pub heard: u64,
+    pub events: u64,
     /// Frees since then of blocks whose size nobody knows.
     pub untracked: u64,
     /// Allocations and other events since then that could not be counted, and functions that another tool took from gpumem.
@@ -61,13 +61,13 @@ pub struct LiveMemory {
 /// # let trace = gpumem::GpuMemTrace::new();
 /// # let block = gpu.alloc(gpumem::Bytes::mib(2))?;
 /// println!("{}", gpumem::status());
-/// # assert_eq!(gpumem::status().heard, 1);
+/// # assert_eq!(gpumem::status().events, 1);
 /// # drop(block);
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 pub fn status() -> Status {
     let session = current();
-    let Now { gauge, source, why_not_exact, why_not_dispatch, heard_by } = Now::find(session);
+    let Now { gauge, source, why_not_exact, why_not_dispatch, intercepted_by } = Now::find(session);
     let (counts, stats) = (session.inbox.counts(), session.inbox.stats());
     let live = MemKind::ALL.into_iter().map(|kind| {
         let of_kind = || stats.iter().map(|device| &device.kinds[kind as usize]);
@@ -82,9 +82,9 @@ pub fn status() -> Status {
         source,
         why_not_exact,
         why_not_dispatch,
-        heard_by,
+        intercepted_by,
         since: if session.is_begun() { session.inbox.age() } else { Duration::ZERO },
-        heard: counts.events,
+        events: counts.events,
         untracked: counts.untracked,
         lost: counts.lost,
         live: live.filter(|live| live.blocks > 0).collect(),
@@ -93,7 +93,7 @@ pub fn status() -> Status {
 }
 
 /// Why live blocks are not known, if they are not.
-pub(in crate::session) fn not_heard(session: &'static Session) -> Option<Error> {
+pub(in crate::session) fn why_not_intercepted(session: &'static Session) -> Option<Error> {
     Now::find(session).why_not_exact
 }
 
@@ -104,7 +104,7 @@ pub(in crate::session) struct Now {
     source: Source,
     pub(in crate::session) why_not_exact: Option<Error>,
     why_not_dispatch: Option<Error>,
-    heard_by: Option<String>,
+    intercepted_by: Option<String>,
 }
 
 impl Now {
@@ -115,7 +115,7 @@ impl Now {
     /// Allocations are intercepted and counted, or will be from the next trace on. Simulated devices report theirs also while nobody
     /// counts.
     pub(in crate::session) fn is_intercepted(&self, session: &Session) -> bool {
-        self.gauge == Gauge::Exact || self.heard_by.is_some() && session.is_begun()
+        self.gauge == Gauge::Exact || self.intercepted_by.is_some() && session.is_begun()
     }
 
     fn of_devices(session: &'static Session) -> Result<Self> {
@@ -127,9 +127,9 @@ impl Now {
         // With a driver and no device there is nothing to trace.
         devices.check(0)?;
         let live = devices.subscribed();
-        let heard_by = live.map(|live| live.library.to_owned());
+        let intercepted_by = live.map(|live| live.library.to_owned());
         if let Some(gauge @ (Gauge::Off | Gauge::Pool | Gauge::Sampled)) = request {
-            return Ok(Self { heard_by, ..Self::inexact(gauge, not_exact_by_wish(request)) });
+            return Ok(Self { intercepted_by, ..Self::inexact(gauge, not_exact_by_wish(request)) });
         }
         let source = match (live, refused(session)) {
             (Some(live), _) => Ok(live.source),
@@ -139,7 +139,7 @@ impl Now {
         match source {
             Ok(source) => {
                 let why_not_dispatch = why_not_dispatch(session, devices, source);
-                Ok(Self { gauge: Gauge::Exact, source, why_not_exact: None, why_not_dispatch, heard_by })
+                Ok(Self { gauge: Gauge::Exact, source, why_not_exact: None, why_not_dispatch, intercepted_by })
             }
             Err(why) if request.is_none() => Ok(Self::inexact(Gauge::Sampled, Some(why))),
             Err(why) => Err(why),
@@ -152,7 +152,7 @@ impl Now {
             Gauge::Sampled => Source::Sampling,
             _ => Source::Off,
         };
-        Self { gauge, source, why_not_exact, why_not_dispatch: None, heard_by: None }
+        Self { gauge, source, why_not_exact, why_not_dispatch: None, intercepted_by: None }
     }
 }
 
@@ -197,10 +197,10 @@ impl fmt::Display for Status {
             write!(f, "\n  not dispatch: {why}")?;
         }
         let nobody = if self.gauge == Gauge::Exact { "nothing yet" } else { "nothing" };
-        write!(f, "\nallocations heard by: {}", self.heard_by.as_deref().unwrap_or(nobody))?;
+        write!(f, "\nallocations intercepted by: {}", self.intercepted_by.as_deref().unwrap_or(nobody))?;
         let since = self.since.as_secs_f64();
-        let Self { heard, untracked, lost, .. } = self;
-        write!(f, "\nsince {since:.1} s: {heard} events, {untracked} untracked frees, {lost} lost")?;
+        let Self { events, untracked, lost, .. } = self;
+        write!(f, "\nsince {since:.1} s: {events} events, {untracked} untracked frees, {lost} lost")?;
         for LiveMemory { kind, blocks, bytes } in &self.live {
             let blocks = counted(*blocks, "block", "blocks");
             write!(f, "\n  live {kind:<11} {bytes:>12} in {blocks}")?;

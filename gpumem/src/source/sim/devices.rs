@@ -146,12 +146,9 @@ impl Devices for SimDevices {
     fn read(&self, ordinal: u32) -> Result<GpuMemory> {
         let gpu = self.gpu(ordinal)?;
         let memory = &gpu.readable()?.memory;
-        Ok(GpuMemory {
-            total: Bytes::new(memory.total()),
-            free: Bytes::new(memory.free()),
-            used: Bytes::new(memory.used()),
-            reserved: Some(Bytes::new(memory.reserved())),
-        })
+        let [total, free, used, reserved] =
+            [memory.total(), memory.free(), memory.used(), memory.reserved()].map(Bytes::new);
+        Ok(GpuMemory::new(total, free, used, Some(reserved)))
     }
 
     /// This process is the only one that uses the device.
@@ -159,7 +156,9 @@ impl Devices for SimDevices {
         let used = Bytes::new(self.gpu(ordinal)?.readable()?.memory.used());
         let pid = std::process::id();
         let name = std::env::current_exe().ok().map(|program| program.to_string_lossy().into_owned());
-        Ok(vec![GpuProcess { pid, name, used: Some(used), kind: ProcessKind::Compute }])
+        let mut process = GpuProcess::new(pid, ProcessKind::Compute);
+        (process.name, process.used) = (name, Some(used));
+        Ok(vec![process])
     }
 
     fn read_pool(&self, ordinal: u32) -> Result<PoolUsage> {

@@ -407,7 +407,7 @@ impl Tally {
     }
 
     fn equals(&self, reported: &gpumem::AllocStats) -> Result<(), String> {
-        let gpumem::AllocStats { bytes, blocks } = reported;
+        let gpumem::AllocStats { bytes, blocks, .. } = reported;
         let bytes = [bytes.current, bytes.peak, bytes.allocated, bytes.freed].map(gpumem::Bytes::get);
         let blocks = [blocks.current, blocks.peak, blocks.allocated, blocks.freed];
         let equal = bytes == self.bytes && blocks == self.blocks;

@@ -16,7 +16,7 @@
 //!   a stream is captured until `end_capture`, whose answer is whether the capture is whole;
 //! - `exact [device]`, `of_thread [device]`, `pool [device]`, `sampled [device]`: a trace with that gauge, or of this thread alone;
 //!   `figures [n]`: bytes used and peaked of the last trace, or of the n-th, and why they may be wrong; `status`;
-//!   `heard_by`, `why_not_dispatch`: these fields of the status; `environment`: the variables that its text lists, with `|` between them;
+//!   `intercepted_by`, `why_not_dispatch`: these fields of the status; `environment`: the variables that its text lists, with `|` between them;
 //! - `subscribe`, `unsubscribe`: gpumem to CUPTI; `tool_subscribe library`, `tool_unsubscribe library`: a tool of this
 //!   process;
 //! - `scope name`: an exact trace that is silent; `breakdown [device]`, `summary`: these reports, in one line;
@@ -383,7 +383,7 @@ impl Probe {
                 let text = gpumem::status().to_string().replace('\n', "|");
                 text.split_once("|environment:|").map_or("none", |(_, variables)| variables).to_owned()
             }
-            "heard_by" => gpumem::status().heard_by.unwrap_or_else(|| "nothing".to_owned()),
+            "intercepted_by" => gpumem::status().intercepted_by.unwrap_or_else(|| "nothing".to_owned()),
             "why_not_dispatch" => {
                 gpumem::status().why_not_dispatch.map_or_else(|| "none".to_owned(), |why| why.to_string())
             }
@@ -473,11 +473,11 @@ fn status() -> String {
         "gauge={} source={} events={} untracked={} lost={}{} by={} why={}",
         status.gauge,
         status.source,
-        status.heard,
+        status.events,
         status.untracked,
         status.lost,
         live.collect::<String>(),
-        status.heard_by.as_deref().map_or("nothing", |path| path.rsplit('/').next().unwrap_or(path)),
+        status.intercepted_by.as_deref().map_or("nothing", |path| path.rsplit('/').next().unwrap_or(path)),
         status.why_not_exact.map_or_else(|| "none".to_owned(), |why| why.to_string()),
     )
 }

@@ -168,7 +168,7 @@ impl Log {
             figures.device_peak = figures.device_peak.max(figures.peak);
         }
         assert_eq!(own.into_iter().collect::<BTreeMap<_, _>>(), expected);
-        assert_eq!((summary.untracked, summary.lost, summary.unheard), (0, 0, None));
+        assert_eq!((summary.untracked, summary.lost, summary.not_intercepted), (0, 0, None));
     }
 
     /// What is live by the innermost scope.

@@ -25,17 +25,7 @@ impl Refusal {
     /// The report with what is known at once.
     pub(super) fn out_of_memory(&self, path: Vec<String>) -> OutOfMemory {
         let Self { device, asked, kind, .. } = *self;
-        OutOfMemory {
-            device: device.ordinal,
-            asked,
-            kind,
-            path,
-            line: None,
-            breakdown: Err(no_answer(REFUSED_THREAD_WAIT)),
-            scopes: Vec::new(),
-            places: Vec::new(),
-            peak: None,
-        }
+        OutOfMemory::new(device.ordinal, asked, kind, path, no_answer(REFUSED_THREAD_WAIT))
     }
 }
 
