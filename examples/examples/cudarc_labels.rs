@@ -2,7 +2,11 @@
 //!
 //! `cargo run --example cudarc_labels`
 
-use gpumem::{AllocLabelledExt, LabelExt, MemTracker, track};
+use gpumem::{
+    cudarc::{AllocLabelledExt, LabelExt},
+    track,
+    tracker::MemTracker,
+};
 use gpumem_examples::{Gpu, Result};
 
 fn main() -> Result<()> {

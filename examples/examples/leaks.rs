@@ -4,7 +4,7 @@
 //!
 //! `GPUMEM_LEAKS=1 cargo run --example leaks`
 
-use gpumem::{Bytes, GpuMemTrace, Leaks};
+use gpumem::{Bytes, GpuMemTrace, report::Leaks};
 use gpumem_examples::{Block, Gpu, Result};
 
 /// The mistake: it keeps the loss of each step.

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --example mem_tracker`
 
-use gpumem::{Bytes, MemTracker, gpu_mem_trace, track};
+use gpumem::{Bytes, gpu_mem_trace, track, tracker::MemTracker};
 use gpumem_examples::{Block, Gpu, Result};
 
 /// The convolutions of VGG16: channels in and out.

@@ -3,18 +3,18 @@
 //!
 //! `cargo run --example multi_gpu`
 
-use gpumem::{Bytes, GpuMemTrace, current_device, device_count, device_name, gpu_mem_get};
+use gpumem::{Bytes, GpuMemTrace, device, gpu_mem_get};
 use gpumem_examples::{Gpu, Result};
 
 fn main() -> Result<()> {
     if !gpumem::is_available() {
         Gpu::nth(1)?; // two simulated devices
     }
-    let gpus = (0..device_count()?).map(Gpu::nth).collect::<Result<Vec<_>>>()?;
+    let gpus = (0..device::count()?).map(Gpu::nth).collect::<Result<Vec<_>>>()?;
 
     let mut traces = Vec::new();
-    for id in 0..device_count()? {
-        println!("{id}: {}: {}", device_name(id)?, gpu_mem_get(id));
+    for id in 0..device::count()? {
+        println!("{id}: {}: {}", device::name(id)?, gpu_mem_get(id));
         traces.push(GpuMemTrace::builder().device(id).ctx(format!("device {id}")).start()?);
     }
 
@@ -27,7 +27,7 @@ fn main() -> Result<()> {
     // Without `device`, a trace measures the thread's current device. It does not change later.
     let last = gpus.last().expect("there is a device");
     last.make_current()?;
-    println!("current device: {}", current_device()?);
+    println!("current device: {}", device::current()?);
     let trace = GpuMemTrace::with_ctx("current");
     blocks.push(last.alloc(Bytes::mib(50))?);
     drop(trace);

@@ -2,13 +2,16 @@
 //!
 //! `cargo run --example out_of_memory`
 
-use gpumem::{Bytes, GpuMemTrace, on_oom, retry_after_trim};
+use gpumem::{
+    Bytes, GpuMemTrace,
+    oom::{on_oom, retry_after_trim},
+};
 use gpumem_examples::{Gpu, Result};
 
 fn main() -> Result<()> {
     let gpu = Gpu::open()?;
     gpumem::preload(); // allocations are intercepted from here on
-    let (free, _) = gpumem::mem_get_info(None)?;
+    let (free, _) = gpumem::torch::mem_get_info(None)?;
     let part = |sixteenths: u64| Bytes::new(free.get() / 16 * sixteenths);
 
     // Optional: a function for your own log. The report goes to stderr without it.

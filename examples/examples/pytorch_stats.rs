@@ -3,8 +3,11 @@
 //! `cargo run --example pytorch_stats`
 
 use gpumem::{
-    Bytes, empty_cache, gpu_mem_get_used, max_memory_allocated, memory_allocated, memory_reserved, memory_stats,
-    memory_summary, reset_peak_memory_stats,
+    Bytes, gpu_mem_get_used,
+    torch::{
+        empty_cache, max_memory_allocated, memory_allocated, memory_reserved, memory_stats, memory_summary,
+        reset_peak_memory_stats,
+    },
 };
 use gpumem_examples::{Gpu, Result};
 

@@ -2,13 +2,13 @@
 //!
 //! `cargo run --example quickstart`
 
-use gpumem::{Bytes, GpuMemTrace, device_name, gpu_mem_get, gpu_mem_trace};
+use gpumem::{Bytes, GpuMemTrace, device, gpu_mem_get, gpu_mem_trace};
 use gpumem_examples::{Block, Gpu, Result};
 
 fn main() -> Result<()> {
     let gpu = Gpu::open()?;
     gpumem::preload(); // creates the CUDA context now, not inside the first trace
-    println!("{}: {}", device_name(None)?, gpu_mem_get(None));
+    println!("{}: {}", device::name(None)?, gpu_mem_get(None));
 
     // The closure returns the block, so its memory counts as used.
     let weights = GpuMemTrace::scope("load", |_| gpu.alloc(Bytes::mib(256)))?;

@@ -101,13 +101,13 @@ impl Gpu {
 }
 
 impl Block {
-    /// Labels the block, as [`gpumem::label`] does.
+    /// Labels the block, as [`gpumem::tracker::label`] does.
     ///
     /// # Errors
     /// When allocations are not intercepted.
     pub fn label(&self, name: &str, shape: &[usize], dtype: &str) -> gpumem::Result<()> {
         match self {
-            Self::Cuda(block) => gpumem::label(name, shape, dtype, block.address),
+            Self::Cuda(block) => gpumem::tracker::label(name, shape, dtype, block.address),
             Self::Simulated(block) => block.label(name, shape, dtype),
         }
     }

@@ -10,14 +10,14 @@ use crate::{
     session::{self, Notice, current},
 };
 
-/// Labels for cudarc's slices: see [`label`](crate::label).
+/// Labels for cudarc's slices: see [`label`](crate::tracker::label).
 pub trait LabelExt: Sized {
     /// Labels the slice. Its element type and size are known.
     ///
     /// It asks cudarc for the slice's address, as a kernel does that reads the slice on its own stream.
     ///
     /// # Errors
-    /// Those of [`label`](crate::label), and when the number of elements in the shape is not that of the slice.
+    /// Those of [`label`](crate::tracker::label), and when the number of elements in the shape is not that of the slice.
     fn label(&self, name: impl Into<String>, shape: &[usize]) -> Result<()>;
 
     /// As [`label`](Self::label), for the line that allocates: `stream.alloc_zeros(9)?.labelled("kernel", &[3, 3])`. If

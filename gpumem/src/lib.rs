@@ -18,55 +18,80 @@
 
 #[cfg(feature = "cudarc")]
 mod cudarc_ext;
+pub mod error;
 mod query;
+pub mod report;
 mod session;
 mod settings;
 mod source;
 #[allow(unsafe_code, reason = "the one folder that talks to C")]
 mod sys;
-mod torch;
+pub mod torch;
 
 #[doc(hidden)]
 #[path = "private.rs"]
 pub mod __private;
 
-pub(crate) use gpumem_core::{derive, device_model, error, export, inbox, ledger, model, report};
+pub(crate) use gpumem_core::{derive, device_model, export, inbox, ledger, model};
 
-#[cfg(feature = "cudarc")]
-pub use cudarc_ext::{AllocLabelledExt, LabelExt};
-pub use error::{Error, Result};
-pub use export::{ParseSinkError, Sink};
+pub use gpumem_core::error::{Error, Result};
 #[cfg(feature = "macros")]
 pub use gpumem_macros::{assert_gpu_mem, gpu_mem_test, gpu_mem_trace};
-pub use model::{
-    ByteDelta, Bytes, Gauge, GpuMemory, GpuProcess, MemKind, ParseBytesError, ParseGaugeError, ParseSourceError,
-    ProcessKind, Sampling, Source, Trace,
-};
+pub use model::{ByteDelta, Bytes, Gauge, GpuMemory, Trace};
 pub use query::{
-    GpuHandle, b2mb, current_device, device_count, device_name, gpu_mem_get, gpu_mem_get_all, gpu_mem_get_free,
-    gpu_mem_get_free_no_cache, gpu_mem_get_used, gpu_mem_get_used_fast, gpu_mem_get_used_no_cache,
-    gpu_with_max_free_mem, is_available, preload, try_gpu_mem_get, try_gpu_mem_get_all, try_gpu_mem_get_free,
-    try_gpu_mem_get_free_no_cache, try_gpu_mem_get_used, try_gpu_mem_get_used_fast, try_gpu_mem_get_used_no_cache,
-    try_gpu_with_max_free_mem, try_preload,
+    GpuHandle, b2mb, gpu_mem_get, gpu_mem_get_all, gpu_mem_get_free, gpu_mem_get_free_no_cache, gpu_mem_get_used,
+    gpu_mem_get_used_fast, gpu_mem_get_used_no_cache, gpu_with_max_free_mem, is_available, preload, try_gpu_mem_get,
+    try_gpu_mem_get_all, try_gpu_mem_get_free, try_gpu_mem_get_free_no_cache, try_gpu_mem_get_used,
+    try_gpu_mem_get_used_fast, try_gpu_mem_get_used_no_cache, try_gpu_with_max_free_mem, try_preload,
 };
-pub use report::{
-    AllocStats, Breakdown, Change, Content, KindStats, Leaks, Level, Line, LiveBlock, MemoryStats, MemorySummary,
-    OutOfMemory, Output, Part, PartKind, PeakBounds, PeakHolder, PeakHolders, Peaks, Place, Report, ReservedStats,
-    ScopeSummary, SourceLine, Summary, Tally, Tracked,
-};
-pub use session::{
-    Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, LiveMemory, MemTracker, MemTrackerBuilder, ScopeHandle, Status,
-    breakdown, label, on_oom, retry_after_trim, set_sink, status, subscribe, summary, unsubscribe,
-};
+pub use session::{GpuMemTrace, GpuMemTraceBuilder, breakdown, status, summary};
 #[cfg(feature = "sim")]
 pub use source::sim;
-pub use torch::{
-    GpuProcesses, empty_cache, get_device_name, list_gpu_processes, max_memory_allocated, max_memory_reserved,
-    mem_get_info, memory_allocated, memory_reserved, memory_snapshot, memory_stats, memory_summary,
-    reset_peak_memory_stats,
-};
 
-/// [`MemTracker::track_with`] the name of the function in which it stands: `track!(tracker)`.
+/// Devices: how many there are, their names, which one is current.
+pub mod device {
+    pub use crate::query::{current_device as current, device_count as count, device_name as name};
+}
+
+/// How allocations are intercepted, when that begins, and why it does not.
+pub mod intercept {
+    pub use crate::{
+        model::Source,
+        session::{LiveMemory, Status, subscribe, unsubscribe},
+    };
+}
+
+/// Functions that are called when memory runs out.
+pub mod oom {
+    pub use crate::session::{on_oom, retry_after_trim};
+}
+
+/// The scope of a trace on other threads and in tasks.
+pub mod scope {
+    pub use crate::session::{Entered, InScope, ScopeHandle, Traced};
+}
+
+/// Where output goes: stdout, stderr, a file, JSON lines, or a function.
+pub mod sink {
+    pub use crate::session::set_sink;
+    pub use gpumem_core::{
+        export::Sink,
+        report::{Content, Level, Output},
+    };
+}
+
+/// Which blocks came and went between two lines, and labels of blocks.
+pub mod tracker {
+    pub use crate::session::{MemTracker, MemTrackerBuilder, label};
+}
+
+/// Labels for the slices of cudarc's safe API.
+#[cfg(feature = "cudarc")]
+pub mod cudarc {
+    pub use crate::cudarc_ext::{AllocLabelledExt, LabelExt};
+}
+
+/// [`MemTracker::track_with`](tracker::MemTracker::track_with) the name of the function in which it stands: `track!(tracker)`.
 #[macro_export]
 macro_rules! track {
     ($tracker:expr) => {

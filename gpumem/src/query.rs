@@ -205,7 +205,7 @@ fn most_free(devices: impl IntoIterator<Item = (u32, Bytes)>) -> Option<(u32, By
 /// Creates the CUDA context of the current device, if there is none, and keeps it for the life of the process. A context takes
 /// about half a GiB, which the first sampled trace would otherwise count as used. Does nothing without a GPU.
 ///
-/// If exact traces are possible, it also begins to intercept allocations, as [`subscribe`](crate::subscribe) does, so that
+/// If exact traces are possible, it also begins to intercept allocations, as [`subscribe`](crate::intercept::subscribe) does, so that
 /// blocks from before the first trace are known. The calling thread's current context does not change.
 #[doc(alias("cuDevicePrimaryCtxRetain", "preload_pytorch"))]
 pub fn preload() {

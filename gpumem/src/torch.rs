@@ -1,6 +1,5 @@
-//! What PyTorch calls them: the functions of `torch.cuda` that ask a device, and the allocator's statistics.
-//!
-//! `is_available`, `device_count` and `current_device` are in `query`, with what they have in common.
+//! The functions of `torch.cuda` under PyTorch's names: questions to a device, and the statistics of the allocator. They return an
+//! error where a figure is not known.
 
 mod statistics;
 
@@ -10,6 +9,7 @@ pub use self::statistics::{
     max_memory_allocated, max_memory_reserved, memory_allocated, memory_reserved, memory_snapshot, memory_stats,
     memory_summary, reset_peak_memory_stats,
 };
+pub use crate::query::{current_device, device_count, is_available};
 use crate::{
     error::Result,
     model::{Bytes, GpuProcess, ProcessKind},
@@ -22,7 +22,7 @@ use crate::{
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
 /// # let block = gpu.alloc(gpumem::Bytes::gib(4))?;
-/// let (free, total) = gpumem::mem_get_info(None)?;
+/// let (free, total) = gpumem::torch::mem_get_info(None)?;
 /// println!("{free} of {total} are free"); // 12 GiB of 16 GiB are free
 /// # assert_eq!(format!("{free} of {total} are free"), "12 GiB of 16 GiB are free");
 /// # drop(block);
@@ -48,7 +48,7 @@ pub fn mem_get_info(id: impl Into<Option<u32>>) -> Result<(Bytes, Bytes)> {
 /// # use gpumem::{Bytes, gpu_mem_get_used};
 /// drop(gpu.alloc_async(Bytes::mib(64))?);
 /// assert_eq!(gpu_mem_get_used().mb(), 64); // the pool keeps it
-/// gpumem::empty_cache()?;
+/// gpumem::torch::empty_cache()?;
 /// assert_eq!(gpu_mem_get_used().mb(), 0);
 /// # Ok::<(), gpumem::Error>(())
 /// ```
@@ -67,7 +67,7 @@ pub fn empty_cache() -> Result<()> {
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
 /// # let block = gpu.alloc(gpumem::Bytes::mib(538))?;
-/// let processes = gpumem::list_gpu_processes(0)?;
+/// let processes = gpumem::torch::list_gpu_processes(0)?;
 /// println!("{processes}");
 /// // GPU:0
 /// // process       1234 uses      538.000 MB GPU memory
@@ -87,7 +87,7 @@ pub fn list_gpu_processes(id: impl Into<Option<u32>>) -> Result<GpuProcesses> {
     Ok(GpuProcesses { device: handle.ordinal(), processes: handle.processes()? })
 }
 
-/// The name of a device, as [`device_name`](crate::device_name).
+/// The name of a device, as [`device_name`](crate::device::name).
 ///
 /// # Errors
 /// Without a driver, or when there is no such device.

@@ -27,7 +27,7 @@ use std::{
 use clap::Parser;
 use cudarc::driver::{result, sys};
 use gpumem::__private::internal::hook_for_nobody;
-use gpumem::{Bytes, Gauge, GpuMemTrace, device_name, memory_snapshot, status, subscribe};
+use gpumem::{Bytes, Gauge, GpuMemTrace, device, intercept::subscribe, status, torch::memory_snapshot};
 use gpumem_core::capture::{Reader, Step};
 use gpumem_tests::deeper;
 use libloading::Library;
@@ -490,7 +490,7 @@ fn about() {
     }
     println!(
         "Card: {}, driver {}, CUDA {}",
-        device_name(0).expect("device 0 has a name"),
+        device::name(0).expect("device 0 has a name"),
         driver_version(),
         cuda_version()
     );

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use gpumem::sim::{SimBlock, SimGpu};
-use gpumem::{Bytes, Sink, assert_gpu_mem, gpu_mem_trace};
+use gpumem::{Bytes, assert_gpu_mem, gpu_mem_trace, sink::Sink};
 use gpumem_tests::Yield;
 use pollster::block_on;
 
@@ -196,7 +196,7 @@ thread_local! {
 
 /// What each trace reports: what the function returns and its arguments are still there then, and none of its temporaries.
 pub(crate) fn figures() {
-    gpumem::set_sink(Sink::custom(|output| {
+    gpumem::sink::set_sink(Sink::custom(|output| {
         FIGURES.with(|figures| figures.borrow_mut().extend(output.report().map(ToString::to_string)));
     }));
     let figures = |run: Run| {

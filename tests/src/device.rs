@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use gpumem::{__private::calls_of_both_sources, subscribe, unsubscribe};
+use gpumem::{
+    __private::calls_of_both_sources,
+    intercept::{subscribe, unsubscribe},
+};
 
 use crate::{Machines, Standin};
 

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use gpumem::{Bytes, Sink, sim::SimGpu};
+use gpumem::{Bytes, sim::SimGpu, sink::Sink};
 
 thread_local! {
     static LINES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
@@ -13,13 +13,13 @@ thread_local! {
 /// # Panics
 /// Under `GPUMEM_SIM`.
 pub fn simulated_gpu() -> SimGpu {
-    gpumem::set_sink(Sink::custom(|output| match output.report() {
+    gpumem::sink::set_sink(Sink::custom(|output| match output.report() {
         Some(report) => LINES.with_borrow_mut(|lines| lines.push(report.to_string())),
         None => eprintln!("{output}"),
     }));
     let gpu = SimGpu::install(Bytes::gib(64)).expect("GPUMEM_SIM is not set");
     gpu.make_current();
-    gpumem::subscribe().expect("simulated devices report their allocations");
+    gpumem::intercept::subscribe().expect("simulated devices report their allocations");
     gpu
 }
 

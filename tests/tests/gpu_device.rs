@@ -12,8 +12,9 @@ use std::{
 
 use cudarc::driver::{CudaContext, result, sys};
 use gpumem::{
-    Bytes, Gauge, GpuMemTrace, Sink, current_device, device_count, device_name, gpu_mem_get, gpu_mem_get_all,
-    gpu_mem_trace, set_sink, try_gpu_mem_get, try_gpu_mem_get_free, try_gpu_mem_get_free_no_cache,
+    Bytes, Gauge, GpuMemTrace, device, gpu_mem_get, gpu_mem_get_all, gpu_mem_trace,
+    sink::{Sink, set_sink},
+    try_gpu_mem_get, try_gpu_mem_get_free, try_gpu_mem_get_free_no_cache,
 };
 use gpumem_examples::{Block, Gpu};
 use gpumem_tests::{OwnProcess, device, on_the_standin, part};
@@ -176,7 +177,7 @@ fn queries_agree_with_nvidia_smi_and_with_the_driver() {
     let smi = String::from_utf8_lossy(&smi.stdout).trim().to_owned();
     let ours = [nvml.used, nvml.free, nvml.total].map(Bytes::mb);
     println!("nvidia-smi used, free, total: {smi}\ngpu_mem_get used, free, total: {ours:?}");
-    if env::var_os("CUDA_VISIBLE_DEVICES").is_none() && device_count() == Ok(1) {
+    if env::var_os("CUDA_VISIBLE_DEVICES").is_none() && device::count() == Ok(1) {
         for (smi, ours) in smi.split(", ").map(|figure| figure.parse::<u64>().expect("whole MiB")).zip(ours) {
             assert!(smi.abs_diff(ours) <= 1, "nvidia-smi rounds up, fastai's MB down");
         }
@@ -238,14 +239,14 @@ fn child() {
     match part().as_deref() {
         Some("contexts") => {
             let used = |id| try_gpu_mem_get(id).expect("the device can be read").used;
-            let before: Vec<_> = (0..device_count().expect("there is a driver")).map(used).collect();
-            let _ = (gpu_mem_get(None), gpu_mem_get_all(), gpumem::gpu_with_max_free_mem(), current_device());
-            let _ = (gpumem::gpu_mem_get_free_no_cache(), gpumem::gpu_mem_get_used_no_cache(), device_name(None));
+            let before: Vec<_> = (0..device::count().expect("there is a driver")).map(used).collect();
+            let _ = (gpu_mem_get(None), gpu_mem_get_all(), gpumem::gpu_with_max_free_mem(), device::current());
+            let _ = (gpumem::gpu_mem_get_free_no_cache(), gpumem::gpu_mem_get_used_no_cache(), device::name(None));
             drop(GpuMemTrace::builder().silent(true).start());
             let pool = start(Gauge::Pool);
             assert_eq!((pool.data().used.get(), pool.data().stale), (0, false), "a pool without a context is empty");
             drop(pool);
-            let after: Vec<_> = (0..device_count().expect("there is a driver")).map(used).collect();
+            let after: Vec<_> = (0..device::count().expect("there is a driver")).map(used).collect();
             println!("used before {before:?} and after {after:?} all queries and traces");
             assert_eq!(before, after, "no query creates a context");
             gpumem::preload();
@@ -254,12 +255,12 @@ fn child() {
         }
         Some("cards") => {
             let visible = env::var("CUDA_VISIBLE_DEVICES").unwrap_or_else(|_| "(not set)".to_owned());
-            for id in 0..device_count().expect("there is a driver") {
+            for id in 0..device::count().expect("there is a driver") {
                 let Ok(Gpu::Cuda(context)) = Gpu::nth(id) else { panic!("a real device") };
                 let uuid = context.uuid().expect("a device has one").bytes;
                 let uuid = u32::from_be_bytes([0, 1, 2, 3].map(|at| uuid[at].to_ne_bytes()[0]));
                 let trace = GpuMemTrace::builder().device(id).on_exit_report(false).start().expect("it can be read");
-                let others: Vec<_> = (0..device_count().expect("there is a driver"))
+                let others: Vec<_> = (0..device::count().expect("there is a driver"))
                     .filter(|other| *other != id)
                     .map(|other| {
                         GpuMemTrace::builder().device(other).on_exit_report(false).start().expect("it can be read")
@@ -273,14 +274,14 @@ fn child() {
                 println!(
                     "CUDA_VISIBLE_DEVICES={visible}: ordinal {id} GPU-{uuid:08x}…: current {:?}, query +{} MiB, {trace}, \
                      trace of the current {}, others {:?}",
-                    current_device(),
+                    device::current(),
                     after.used.mb() - before.used.mb(),
                     current.expect("it can be read"),
                     others.iter().map(|trace| trace.data().used.mb()).collect::<Vec<_>>(),
                 );
                 assert_eq!(trace.data().used.mb(), 300 + 100 * i64::from(id));
                 assert!(others.iter().all(|trace| trace.data().used == 0));
-                assert_eq!(current_device().ok(), Some(id));
+                assert_eq!(device::current().ok(), Some(id));
                 drop(CudaContext::new(id as usize));
             }
         }
@@ -306,7 +307,7 @@ fn no_query_creates_a_context() {
 fn each_number_is_the_right_card() {
     let Some(_one) = device() else { return };
     for visible in [None, Some("0"), Some("1"), Some("1,0")] {
-        if device_count().is_ok_and(|count| count > 1) || visible.is_none_or(|visible| visible == "0") {
+        if device::count().is_ok_and(|count| count > 1) || visible.is_none_or(|visible| visible == "0") {
             run_child("cards", visible);
         }
     }

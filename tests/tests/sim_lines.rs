@@ -14,7 +14,7 @@ use std::task::{Context, Waker};
 use std::thread::JoinHandle;
 
 use gpumem::sim::{SimBlock, SimGpu};
-use gpumem::{Bytes, Report, Sink, gpu_mem_trace};
+use gpumem::{Bytes, gpu_mem_trace, report::Report, sink::Sink};
 use gpumem_tests::Yield;
 use pollster::block_on;
 
@@ -41,7 +41,7 @@ fn alone() -> MutexGuard<'static, ()> {
 fn reports<T>(run: impl FnOnce() -> T) -> Vec<Report> {
     drop(take(1));
     REPORTS.take();
-    gpumem::set_sink(Sink::custom(|output| {
+    gpumem::sink::set_sink(Sink::custom(|output| {
         REPORTS.with_borrow_mut(|reports| reports.extend(output.report().cloned()));
     }));
     drop(run());
@@ -50,7 +50,7 @@ fn reports<T>(run: impl FnOnce() -> T) -> Vec<Report> {
 
 /// A row as `source: used peaked total`, in MB.
 fn rows(report: &Report) -> Vec<String> {
-    let row = |line: &gpumem::Line| {
+    let row = |line: &gpumem::report::Line| {
         let (used, peaked) = (line.trace.used.mb(), line.trace.peaked.mb());
         format!("{}: {used} {peaked} {}", line.source, line.total.mb())
     };

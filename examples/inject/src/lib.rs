@@ -71,9 +71,9 @@ pub extern "C" fn InitializeInjection() -> c_int {
     let _ = catch_unwind(|| {
         // The program's own output on stdout stays as it is.
         if format() != "off" {
-            gpumem::set_sink(gpumem::Sink::Stderr);
+            gpumem::sink::set_sink(gpumem::sink::Sink::Stderr);
         }
-        let begun = Begun { process: process::id(), at: Instant::now(), subscribed: gpumem::subscribe() };
+        let begun = Begun { process: process::id(), at: Instant::now(), subscribed: gpumem::intercept::subscribe() };
         if BEGUN.set(begun).is_ok() {
             // Where it is refused (no memory), there is no summary.
             atexit(at_exit);

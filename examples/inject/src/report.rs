@@ -8,7 +8,11 @@ use std::{
     time::Duration,
 };
 
-use gpumem::{AllocStats, Bytes, LiveBlock, MemoryStats, Status};
+use gpumem::{
+    Bytes,
+    intercept::Status,
+    report::{AllocStats, LiveBlock, MemoryStats},
+};
 use serde_json::{Value, json};
 
 /// What the process did, on each device on which it allocated.
@@ -51,18 +55,18 @@ impl Report {
         let devices: Vec<_> = all
             .map(|scope| Device {
                 ordinal: scope.device,
-                name: gpumem::device_name(scope.device).ok(),
+                name: gpumem::device::name(scope.device).ok(),
                 used: scope.used,
                 peak: scope.peak,
                 allocations: scope.allocations,
-                stats: gpumem::memory_stats(scope.device).ok(),
+                stats: gpumem::torch::memory_stats(scope.device).ok(),
                 live: Vec::new(),
             })
             .collect();
         if devices.is_empty() && error.is_none() {
             return None;
         }
-        let blocks = gpumem::memory_snapshot().unwrap_or_default();
+        let blocks = gpumem::torch::memory_snapshot().unwrap_or_default();
         let devices = devices.into_iter().map(|device| Device { live: by_library(&blocks, device.ordinal), ..device });
         Some(Self {
             command: env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),

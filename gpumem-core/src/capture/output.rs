@@ -17,7 +17,7 @@ pub enum Output {
     Summary(Summary),
     /// `gpumem::breakdown`.
     Breakdown(Breakdown),
-    /// `gpumem::memory_stats`.
+    /// `gpumem::torch::memory_stats`.
     MemoryStats(Box<MemoryStats>),
     /// Live blocks.
     LiveBlocks(Vec<LiveBlock>),

@@ -75,7 +75,7 @@ impl fmt::Display for Kind {
             Self::UnknownBlock { address, why: None } => write!(
                 f,
                 "no known block begins at {address:#x}: gpumem knows the blocks that were allocated since the first trace \
-                 or gpumem::subscribe(), by their first address"
+                 or gpumem::intercept::subscribe(), by their first address"
             ),
             Self::UnknownBlock { address, why: Some(why) } => {
                 write!(f, "the block at {address:#x} is not known: {why}")

@@ -41,7 +41,7 @@ impl Show for OutOfMemory {
                 breakdown.show(f, paint)?;
                 let trimmable = breakdown.trimmable();
                 if trimmable > Bytes::ZERO {
-                    write!(f, "\ngpumem::empty_cache() would give back {trimmable}")?;
+                    write!(f, "\ngpumem::torch::empty_cache() would give back {trimmable}")?;
                 }
             }
             Err(why) => write!(f, "\nwhere the memory is cannot be read: {why}")?,

@@ -13,7 +13,7 @@ use crate::report::Output;
 
 /// Where everything goes that gpumem prints: reports of traces, points of trackers, memory that ran out, leaks, peaks, skipped
 /// budgets, notices. The environment variable `GPUMEM_REPORT` (`stdout`, `stderr`, `file:PATH`, `json`, `json:PATH` or `off`) sets
-/// it from outside, `gpumem::set_sink` from inside.
+/// it from outside, `gpumem::sink::set_sink` from inside.
 ///
 /// As [`FromStr`] it is read as that variable is.
 #[derive(Clone, Default)]
@@ -44,7 +44,7 @@ impl Sink {
     /// run in the drop of a guard. What is made inside of it goes nowhere, but for notices, which go to stderr.
     ///
     /// ```
-    /// use gpumem::{Content, Sink, set_sink};
+    /// use gpumem::sink::{Content, Sink, set_sink};
     /// set_sink(Sink::custom(|output| match &output.content {
     ///     Content::Trace(report) => log(&report.to_string()),
     ///     Content::Notice(text) => log(text),

@@ -1,4 +1,4 @@
-//! What `gpumem::MemTracker` prints, in 80 columns.
+//! What `gpumem::tracker::MemTracker` prints, in 80 columns.
 
 use std::{borrow::Cow, fmt};
 

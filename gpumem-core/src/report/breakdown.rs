@@ -50,7 +50,7 @@ pub enum PartKind {
     /// This process: live allocations that a library made for itself (cuBLAS, cuDNN, NCCL…).
     Library,
     /// This process: what the stream-ordered pool holds and nobody uses.
-    /// `gpumem::empty_cache` gives it back.
+    /// `gpumem::torch::empty_cache` gives it back.
     PoolCache,
     /// This process: the rest. The CUDA context, kernels and modules, blocks that are older than the first trace, and what the
     /// driver's pages are larger than what was asked for.

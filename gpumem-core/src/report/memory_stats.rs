@@ -10,7 +10,7 @@ use crate::model::{Bytes, PoolUsage};
 pub struct Tally<T> {
     /// Now.
     pub current: T,
-    /// The most since counting began, or since `gpumem::reset_peak_memory_stats`.
+    /// The most since counting began, or since `gpumem::torch::reset_peak_memory_stats`.
     pub peak: T,
     /// All that was ever allocated, freed or not.
     pub allocated: T,
@@ -46,7 +46,7 @@ pub struct KindStats {
     pub pinned_host: AllocStats,
 }
 
-/// What this process allocated on one device: the answer of `gpumem::memory_stats`.
+/// What this process allocated on one device: the answer of `gpumem::torch::memory_stats`.
 ///
 /// `Display` has PyTorch's names, one a line: `allocated_bytes.all.current: 335544320`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub struct MemoryStats {
     /// Each kind by itself.
     pub kinds: KindStats,
     /// What the driver gave for it. `None` where the device's pool cannot be read;
-    /// `gpumem::memory_reserved` says why.
+    /// `gpumem::torch::memory_reserved` says why.
     pub reserved: Option<ReservedStats>,
 }
 
@@ -144,7 +144,7 @@ impl fmt::Display for PeakBounds {
     }
 }
 
-/// A table for people: the answer of `gpumem::memory_summary`.
+/// A table for people: the answer of `gpumem::torch::memory_summary`.
 ///
 /// `Display` is laid out as PyTorch's, within 80 columns.
 #[derive(Clone, Debug, PartialEq, Eq)]

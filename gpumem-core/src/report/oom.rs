@@ -11,7 +11,7 @@ use crate::{
 /// So many are told of.
 const MOST: usize = 10;
 
-/// An allocation that was refused for want of memory, and who holds the memory: what `gpumem::on_oom` is told.
+/// An allocation that was refused for want of memory, and who holds the memory: what `gpumem::oom::on_oom` is told.
 ///
 /// `Display` is the report that goes to stderr.
 #[derive(Clone, Debug)]

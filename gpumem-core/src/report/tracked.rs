@@ -10,7 +10,7 @@ use std::{
 use super::SourceLine;
 use crate::model::{ByteDelta, Bytes, Device, Family, Label, MemKind, ShortNames};
 
-/// What `gpumem::MemTracker::track` saw.
+/// What `gpumem::tracker::MemTracker::track` saw.
 ///
 /// `Display` is the text that it prints, of at most 80 columns unless a single name is longer.
 #[derive(Clone, Debug, PartialEq, Eq)]

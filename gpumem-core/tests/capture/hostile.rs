@@ -299,7 +299,7 @@ fn what_is_above_a_limit_is_left_out_and_counted() {
     check("a block of that size", &[alloc(1, 512, 1 << 60)], above(1));
     let lost = |number, count| event(number, EventKind::Lost { count });
     check("so many lost events", &[lost(1, u64::MAX), lost(2, 1), Item::Missed(u64::MAX)], above(2));
-    let memory = GpuMemory { free: Bytes::new(1 << 63), ..GpuMemory::default() };
+    let memory = GpuMemory::new(Bytes::ZERO, Bytes::new(1 << 63), Bytes::ZERO, None);
     check("a reading of so much", &[event(1, EventKind::Sample { device: DEVICE, memory })], above(1));
     let device = Device { family: Family::Cuda, ordinal: 1 << 31 };
     check("a device of that number", &[event(1, EventKind::ResetPeaks { device })], above(1));

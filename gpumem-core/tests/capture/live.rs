@@ -16,7 +16,7 @@ use gpumem_core::{
         Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Frame, Gauge, GpuMemory, Key, Label, MemKind,
         PoolUsage, ScopeId, ScopeSpec, Source, Space, StackId, ThreadId, Trace,
     },
-    report::{self, Breakdown, Content, Groups, Known, PeakHolders, Report, SourceLine, Tracked, difference, live},
+    report::{self, Breakdown, Content, Groups, Known, Report, SourceLine, Tracked, difference, live},
 };
 
 use crate::Random;
@@ -189,7 +189,7 @@ fn key(random: &mut Random) -> Key {
 fn memory(random: &mut Random) -> GpuMemory {
     let used = 1_000 + random.below(3_000);
     let [free, used] = [16_000 - used, used].map(Bytes::mib);
-    GpuMemory { total: Bytes::mib(16_000), free, used, reserved: None }
+    GpuMemory::new(Bytes::mib(16_000), free, used, None)
 }
 
 fn usage(random: &mut Random) -> PoolUsage {
@@ -515,8 +515,8 @@ impl Live {
         } else {
             return;
         };
-        let (peak, trace) = (peak.expect("it is kept"), trace.expect("it was answered"));
-        let peak = PeakHolders { untracked: trace.untracked, lost: trace.lost, ..peak };
+        let (mut peak, trace) = (peak.expect("it is kept"), trace.expect("it was answered"));
+        (peak.untracked, peak.lost) = (trace.untracked, trace.lost);
         self.ask(Request::PeakHolders { scope }, Output::PeakHolders(peak));
     }
 

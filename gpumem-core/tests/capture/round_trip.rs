@@ -53,7 +53,7 @@ fn block(random: &mut Random) -> Block {
 }
 
 fn memory(random: &mut Random) -> GpuMemory {
-    GpuMemory { total: bytes(random), free: bytes(random), used: bytes(random), reserved: random.option(bytes) }
+    GpuMemory::new(bytes(random), bytes(random), bytes(random), random.option(bytes))
 }
 
 fn usage(random: &mut Random) -> PoolUsage {
@@ -67,11 +67,11 @@ fn usage(random: &mut Random) -> PoolUsage {
 }
 
 fn reading(random: &mut Random) -> DeviceReading {
-    let process = |random: &mut Random| GpuProcess {
-        pid: random.small(),
-        name: random.option(Random::text),
-        used: random.option(bytes),
-        kind: [ProcessKind::Compute, ProcessKind::Graphics, ProcessKind::Both][random.index(3)],
+    let process = |random: &mut Random| {
+        let kinds = [ProcessKind::Compute, ProcessKind::Graphics, ProcessKind::Both];
+        let mut process = GpuProcess::new(random.small(), kinds[random.index(3)]);
+        (process.name, process.used) = (random.option(Random::text), random.option(bytes));
+        process
     };
     DeviceReading {
         device: device(random),

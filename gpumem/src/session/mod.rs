@@ -59,7 +59,6 @@ use self::{
     output::{Notices, Refusals, SinkState},
     recording::{CallsiteTable, Pools, Sampler},
 };
-pub use crate::report::{Figure, Relation};
 #[cfg(all(feature = "__internal", feature = "backtrace"))]
 pub(crate) use crate::source::WAYS_TO_A_STACK;
 #[cfg(all(feature = "__internal", feature = "cupti", feature = "dispatch"))]
@@ -72,6 +71,7 @@ use crate::{
     source::{self, Devices, StackTable},
     sys::process,
 };
+pub use gpumem_core::report::{Figure, Relation};
 
 /// The inbox of a session. With the feature `capture`, a recording can be made of what comes through it.
 #[cfg(feature = "capture")]

@@ -12,7 +12,7 @@ use crate::{
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
-/// # use gpumem::{Bytes, max_memory_allocated, memory_allocated, memory_reserved, gpu_mem_get_used};
+/// # use gpumem::{Bytes, gpu_mem_get_used, torch::{max_memory_allocated, memory_allocated, memory_reserved}};
 /// assert_eq!(memory_allocated(0)?, 0); // counts from here on
 /// let weights = gpu.alloc(Bytes::new(1_000))?;
 /// drop(gpu.alloc_async(Bytes::mib(40))?);
@@ -31,7 +31,7 @@ use crate::{
 /// blocks and hands out parts: what it asked for is allocated here.
 ///
 /// It counts what traces count: memory that is on the device for certain. Counting begins with the first trace,
-/// [`subscribe`](crate::subscribe), [`preload`](crate::preload) or the first call of one of these functions; older blocks are not
+/// [`subscribe`](crate::intercept::subscribe), [`preload`](crate::preload) or the first call of one of these functions; older blocks are not
 /// in it.
 ///
 /// # Errors
@@ -56,7 +56,7 @@ pub fn max_memory_allocated(id: impl Into<Option<u32>>) -> Result<Bytes> {
 /// What the driver holds of a device for this process's allocations, in use or kept for later:
 ///
 /// - the backing of the device's current stream-ordered pool, as the driver tells it
-///   ([`empty_cache`](crate::empty_cache) has it give back what is unused);
+///   ([`empty_cache`](crate::torch::empty_cache) has it give back what is unused);
 /// - `cuMemAlloc`, arrays and `cuMemCreate` as they were asked for. The driver rounds them up to pages of 2 MiB, which small
 ///   blocks share; how, it does not tell, so that is not in it.
 ///
@@ -74,11 +74,11 @@ pub fn memory_reserved(id: impl Into<Option<u32>>) -> Result<Bytes> {
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
-/// # use gpumem::{Bytes, max_memory_reserved};
-/// # gpumem::memory_allocated(0)?;
+/// # use gpumem::{Bytes, torch::max_memory_reserved};
+/// # gpumem::torch::memory_allocated(0)?;
 /// drop(gpu.alloc_async(Bytes::mib(30))?);
 /// assert_eq!(max_memory_reserved(0)?.exact(), Some(Bytes::mib(32)));
-/// gpumem::empty_cache()?;
+/// gpumem::torch::empty_cache()?;
 /// drop(gpu.alloc(Bytes::mib(10))?);
 /// assert_eq!(max_memory_reserved(0)?.to_string(), "32 MiB to 42 MiB"); // not at the same time: it was 32
 /// # Ok::<(), gpumem::Error>(())
@@ -100,7 +100,7 @@ pub fn max_memory_reserved(id: impl Into<Option<u32>>) -> Result<PeakBounds> {
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
-/// # use gpumem::{Bytes, GpuMemTrace, max_memory_allocated, reset_peak_memory_stats};
+/// # use gpumem::{Bytes, GpuMemTrace, torch::{max_memory_allocated, reset_peak_memory_stats}};
 /// let trace = GpuMemTrace::new();
 /// for batch in [300, 100] {
 ///     reset_peak_memory_stats(0)?;
@@ -122,10 +122,10 @@ pub fn reset_peak_memory_stats(id: impl Into<Option<u32>>) -> Result<()> {
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
-/// # gpumem::memory_allocated(0)?;
+/// # gpumem::torch::memory_allocated(0)?;
 /// # use gpumem::Bytes;
 /// # let block = gpu.alloc(Bytes::mib(320))?;
-/// let stats = gpumem::memory_stats(0)?;
+/// let stats = gpumem::torch::memory_stats(0)?;
 /// assert_eq!((stats.all.bytes.current, stats.kinds.device.blocks.allocated), (Bytes::mib(320), 1));
 /// println!("{stats}"); // allocated_bytes.all.current: 335544320, and 50 lines more
 /// # assert!(stats.to_string().starts_with("allocated_bytes.all.current: 335544320\n"), "{stats}");
@@ -155,8 +155,8 @@ pub fn memory_summary(id: impl Into<Option<u32>>) -> Result<MemorySummary> {
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
 /// # use gpumem::{Bytes, GpuMemTrace};
 /// let weights = GpuMemTrace::scope("load", |_| gpu.alloc(Bytes::mib(256)))?;
-/// let blocks = gpumem::memory_snapshot()?;
-/// assert_eq!((blocks.len(), blocks[0].bytes, blocks[0].kind), (1, Bytes::mib(256), gpumem::MemKind::Device));
+/// let blocks = gpumem::torch::memory_snapshot()?;
+/// assert_eq!((blocks.len(), blocks[0].bytes, blocks[0].kind), (1, Bytes::mib(256), gpumem::report::MemKind::Device));
 /// assert_eq!(blocks[0].path, ["load"]);
 /// assert_eq!(blocks[0].key, weights.address());
 /// # drop(weights);

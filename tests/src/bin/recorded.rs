@@ -16,7 +16,12 @@ use std::{
 
 use cudarc::driver::{CudaContext, CudaSlice, result};
 use gpumem::{
-    Bytes, GpuMemTrace, LabelExt, MemTracker, Sink, breakdown, memory_snapshot, memory_stats, set_sink, summary,
+    Bytes, GpuMemTrace, breakdown,
+    cudarc::LabelExt,
+    sink::{Sink, set_sink},
+    summary,
+    torch::{memory_snapshot, memory_stats},
+    tracker::MemTracker,
 };
 use gpumem_core::{
     capture::{End, Output, Reader},

@@ -60,7 +60,7 @@ impl Two {
 #[test]
 fn two_devices_are_counted_separately() {
     let Some(_one) = device() else { return };
-    if device_count().is_ok_and(|count| count < 2) {
+    if device::count().is_ok_and(|count| count < 2) {
         println!("skipped: one device");
         return;
     }

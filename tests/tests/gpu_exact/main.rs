@@ -18,9 +18,14 @@ use std::{
 };
 
 use gpumem::{
-    Bytes, Gauge, GpuMemTrace, Trace, device_count, device_name, empty_cache, gpu_mem_get_used_no_cache,
-    max_memory_allocated, max_memory_reserved, memory_allocated, memory_reserved, memory_stats, memory_summary,
-    reset_peak_memory_stats, status, subscribe, try_gpu_mem_get, unsubscribe,
+    Bytes, Gauge, GpuMemTrace, Trace, device, gpu_mem_get_used_no_cache,
+    intercept::{subscribe, unsubscribe},
+    status,
+    torch::{
+        empty_cache, max_memory_allocated, max_memory_reserved, memory_allocated, memory_reserved, memory_stats,
+        memory_summary, reset_peak_memory_stats,
+    },
+    try_gpu_mem_get,
 };
 use gpumem_tests::{Random, Standin, on_the_standin, on_the_standin_with_both_sources, reported_by_both};
 
@@ -197,7 +202,7 @@ fn every_kind_of_call() {
 #[test]
 fn fastai_sequences_to_the_byte() {
     let Some(_one) = device() else { return };
-    println!("{} on {}", status(), device_name(0).expect("device 0 has a name"));
+    println!("{} on {}", status(), device::name(0).expect("device 0 has a name"));
     for way in [Way::Plain, Way::Async] {
         let mut trace = exact();
         let a = take(way, 10 * MIB);

@@ -30,7 +30,10 @@ pub(super) fn leak() {
         println!("live: {block}\n  by {:#?}", block.backtrace.iter().take(20).collect::<Vec<_>>());
     }
     let [block] = left.as_slice() else { panic!("{} blocks are left, not 1", left.len()) };
-    assert_eq!((block.bytes, block.kind, block.library.as_deref()), (Bytes::mib(1), gpumem::MemKind::Device, None));
+    assert_eq!(
+        (block.bytes, block.kind, block.library.as_deref()),
+        (Bytes::mib(1), gpumem::report::MemKind::Device, None)
+    );
     assert_eq!(block.path, ["train", "step"]);
     let place = format!("gpu_memory/leaks.rs:{line}:");
     println!("leaked at {place}");

@@ -27,9 +27,14 @@ use cudarc::{
     driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, result, sys},
 };
 use gpumem::{
-    Breakdown, Bytes, Gauge, GpuMemTrace, OutOfMemory, PartKind, breakdown, max_memory_allocated, memory_allocated,
-    memory_snapshot, memory_stats, memory_summary, on_oom, reset_peak_memory_stats, retry_after_trim, status,
-    subscribe, summary,
+    Bytes, Gauge, GpuMemTrace, breakdown,
+    intercept::subscribe,
+    oom::{on_oom, retry_after_trim},
+    report::{Breakdown, OutOfMemory, PartKind},
+    status, summary,
+    torch::{
+        max_memory_allocated, memory_allocated, memory_snapshot, memory_stats, memory_summary, reset_peak_memory_stats,
+    },
 };
 use gpumem_tests::{OwnProcess, Random, device, on_the_standin, part};
 use nvml_wrapper::Nvml;

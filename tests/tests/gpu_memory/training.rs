@@ -147,7 +147,8 @@ fn whose(program: &Program, wrong: &mut Wrong) -> u64 {
     let on_device = theirs.iter().filter(|block| block.kind.is_on_device());
     let library: u64 = on_device.map(|block| block.bytes.get()).sum();
     wrong.unless(own + library == all, || format!("{own} B of ours and {library} B of theirs are not {all} B"));
-    let large = theirs.iter().filter(|block| block.kind == gpumem::MemKind::Device && block.bytes >= Bytes::mib(1));
+    let large =
+        theirs.iter().filter(|block| block.kind == gpumem::report::MemKind::Device && block.bytes >= Bytes::mib(1));
     let large: Vec<_> = large.map(|block| block.library.as_deref()).collect();
     let of_cublas = |library: Option<&str>| library.is_some_and(|name| name.starts_with("cuBLAS"));
     wrong

@@ -136,7 +136,7 @@ fn a_capture_stays_whole() {
                 trace.reset();
                 assert_eq!((trace.data().used.get(), trace.data().peaked.get()), (0, 0), "{gauge:?}");
             }
-            gpumem::memory_stats(0).expect("allocations are intercepted");
+            gpumem::torch::memory_stats(0).expect("allocations are intercepted");
         };
         let graph = Graph::capture(stream, mode, &[(64 * MIB, true)], false, look);
         let data = all.data();

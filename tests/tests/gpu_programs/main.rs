@@ -13,7 +13,10 @@ use std::{
     thread,
 };
 
-use gpumem::{Gauge, GpuMemTrace, device_name, subscribe, unsubscribe};
+use gpumem::{
+    Gauge, GpuMemTrace, device,
+    intercept::{subscribe, unsubscribe},
+};
 use gpumem_tests::{Random, Standin, on_the_standin, on_the_standin_with_both_sources, reported_by_both};
 
 use crate::{

@@ -319,7 +319,7 @@ const STEPS: usize = 40;
 #[test]
 fn random_programs_equal_their_own_log() {
     let Some(_one) = device() else { return };
-    let is_the_standin = device_name(0).is_ok_and(|name| name.starts_with("Stand-in"));
+    let is_the_standin = device::name(0).is_ok_and(|name| name.starts_with("Stand-in"));
     let programs = if is_the_standin { 300 } else { 1000 };
     let (mut readings, mut wrong) = (0, Vec::new());
     for program in 0..programs {

@@ -1,6 +1,12 @@
 //! The names of scopes in reports.
 
-use gpumem::{__private::TestSession, Bytes, Content, GpuMemTrace, MemTracker, Sink, gpu_mem_trace, sim::SimGpu};
+use gpumem::{
+    __private::TestSession,
+    Bytes, GpuMemTrace, gpu_mem_trace,
+    sim::SimGpu,
+    sink::{Content, Sink},
+    tracker::MemTracker,
+};
 use std::sync::{Arc, Mutex};
 
 mod a {
@@ -52,7 +58,7 @@ fn session() -> (TestSession, SimGpu, Lines) {
             assert!(output.at.as_ref().unwrap().file().ends_with("sim/names.rs"));
         }
     });
-    session.run(|| gpumem::set_sink(sink));
+    session.run(|| gpumem::sink::set_sink(sink));
     (session, gpu, lines)
 }
 

@@ -24,9 +24,12 @@ use std::{
 };
 
 use gpumem::{
-    Bytes, Error, GpuMemTrace, LiveBlock, OutOfMemory, PartKind, ScopeHandle, ScopeSummary, Sink, breakdown,
-    gpu_mem_trace, on_oom, retry_after_trim,
+    Bytes, Error, GpuMemTrace, breakdown, gpu_mem_trace,
+    oom::{on_oom, retry_after_trim},
+    report::{LiveBlock, OutOfMemory, PartKind, ScopeSummary},
+    scope::ScopeHandle,
     sim::{SimBlock, SimGpu},
+    sink::Sink,
 };
 use gpumem_tests::{Ended, OwnProcess, Random, part, simulated_gpu};
 use unicode_width::UnicodeWidthStr;
@@ -128,7 +131,7 @@ fn blocks_below_the_deepest_path_are_in_all_scopes_around_it() {
 
 #[test]
 fn tables_stand_in_80_columns_whatever_scopes_are_called() {
-    gpumem::set_sink(Sink::custom(|_| ()));
+    gpumem::sink::set_sink(Sink::custom(|_| ()));
     let gpu = SimGpu::install(Bytes::gib(1 << 20)).expect("GPUMEM_SIM is not set");
     gpu.make_current();
     let names = [

@@ -1,6 +1,6 @@
 //! The allocator's statistics under PyTorch's names, compared with what the program adds up by itself.
 
-use gpumem::{AllocStats, Bytes, GpuMemTrace, sim::SimGpu};
+use gpumem::{Bytes, GpuMemTrace, report::AllocStats, sim::SimGpu};
 use gpumem_tests::Random;
 
 /// Now, at most, allocated, freed.
@@ -44,7 +44,7 @@ fn every_figure_is_what_the_program_adds_up() {
         for step in 0..300 {
             match random.below(12) {
                 0 => {
-                    gpumem::reset_peak_memory_stats(id).expect("it is intercepted");
+                    gpumem::torch::reset_peak_memory_stats(id).expect("it is intercepted");
                     for (bytes, blocks) in &mut expected {
                         bytes.reset();
                         blocks.reset();
@@ -70,12 +70,12 @@ fn every_figure_is_what_the_program_adds_up() {
                 }
             }
             most = most.max(expected[0].0.0[0]);
-            let stats = gpumem::memory_stats(id).expect("it is intercepted");
+            let stats = gpumem::torch::memory_stats(id).expect("it is intercepted");
             let reported = [&stats.all, &stats.kinds.device, &stats.kinds.pool].map(sums);
             assert_eq!(reported, expected, "seed {seed}, step {step}");
-            assert_eq!(gpumem::memory_allocated(id).map(Bytes::get), Ok(expected[0].0.0[0]));
-            assert_eq!(gpumem::max_memory_allocated(id).map(Bytes::get), Ok(expected[0].0.0[1]));
-            assert!(gpumem::memory_reserved(id).expect("it is intercepted").get() >= expected[0].0.0[0]);
+            assert_eq!(gpumem::torch::memory_allocated(id).map(Bytes::get), Ok(expected[0].0.0[0]));
+            assert_eq!(gpumem::torch::max_memory_allocated(id).map(Bytes::get), Ok(expected[0].0.0[1]));
+            assert!(gpumem::torch::memory_reserved(id).expect("it is intercepted").get() >= expected[0].0.0[0]);
         }
         assert_eq!(trace.data().peak_over_start().get(), most, "a reset of these peaks is no trace's");
     }
@@ -85,14 +85,14 @@ fn every_figure_is_what_the_program_adds_up() {
 #[test]
 fn a_device_is_a_number_or_the_current_one() {
     let (quiet, busy) = (SimGpu::install(Bytes::gib(1)).unwrap(), SimGpu::install(Bytes::gib(1)).unwrap());
-    assert_eq!(gpumem::memory_allocated(busy.ordinal()), Ok(Bytes::ZERO));
+    assert_eq!(gpumem::torch::memory_allocated(busy.ordinal()), Ok(Bytes::ZERO));
     let _block = busy.alloc(Bytes::new(77)).unwrap();
-    assert_eq!(gpumem::memory_allocated(quiet.ordinal()), Ok(Bytes::ZERO));
+    assert_eq!(gpumem::torch::memory_allocated(quiet.ordinal()), Ok(Bytes::ZERO));
     busy.make_current();
-    assert_eq!(gpumem::memory_allocated(None), Ok(Bytes::new(77)));
-    assert_eq!(gpumem::memory_stats(None).unwrap().device, busy.ordinal());
-    assert!(gpumem::memory_stats(5000).is_err_and(|error| error.is_unknown_device()));
-    assert!(gpumem::reset_peak_memory_stats(5000).is_err_and(|error| error.is_unknown_device()));
+    assert_eq!(gpumem::torch::memory_allocated(None), Ok(Bytes::new(77)));
+    assert_eq!(gpumem::torch::memory_stats(None).unwrap().device, busy.ordinal());
+    assert!(gpumem::torch::memory_stats(5000).is_err_and(|error| error.is_unknown_device()));
+    assert!(gpumem::torch::reset_peak_memory_stats(5000).is_err_and(|error| error.is_unknown_device()));
 }
 
 /// A device that cannot be read still has its allocations.
@@ -100,16 +100,16 @@ fn a_device_is_a_number_or_the_current_one() {
 fn a_pool_that_cannot_be_read_is_reported() {
     let gpu = SimGpu::install(Bytes::gib(1)).unwrap();
     let id = gpu.ordinal();
-    assert_eq!(gpumem::memory_reserved(id), Ok(Bytes::ZERO));
+    assert_eq!(gpumem::torch::memory_reserved(id), Ok(Bytes::ZERO));
     let block = gpu.alloc(Bytes::mib(3)).unwrap();
     gpu.set_lost(true);
-    assert_eq!(gpumem::memory_allocated(id), Ok(Bytes::mib(3)));
-    assert!(gpumem::memory_reserved(id).is_err() && gpumem::max_memory_reserved(id).is_err());
-    assert_eq!(gpumem::memory_stats(id).unwrap().reserved, None);
+    assert_eq!(gpumem::torch::memory_allocated(id), Ok(Bytes::mib(3)));
+    assert!(gpumem::torch::memory_reserved(id).is_err() && gpumem::torch::max_memory_reserved(id).is_err());
+    assert_eq!(gpumem::torch::memory_stats(id).unwrap().reserved, None);
     // All or nothing begins anew.
     drop(block);
-    assert!(gpumem::reset_peak_memory_stats(id).is_err());
-    assert_eq!(gpumem::max_memory_allocated(id), Ok(Bytes::mib(3)));
+    assert!(gpumem::torch::reset_peak_memory_stats(id).is_err());
+    assert_eq!(gpumem::torch::max_memory_allocated(id), Ok(Bytes::mib(3)));
 }
 
 /// Every live block and no other, with where it comes from.
@@ -117,7 +117,7 @@ fn a_pool_that_cannot_be_read_is_reported() {
 fn a_snapshot_has_every_live_block() {
     let gpu = SimGpu::install(Bytes::gib(1)).unwrap();
     let of_device = || {
-        let mut blocks = gpumem::memory_snapshot().unwrap();
+        let mut blocks = gpumem::torch::memory_snapshot().unwrap();
         blocks.retain(|block| block.device == gpu.ordinal());
         blocks
     };

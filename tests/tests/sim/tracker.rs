@@ -9,9 +9,11 @@ use std::{
 };
 
 use gpumem::{
-    Bytes, GpuMemTrace, MemTracker, Tracked, label,
+    Bytes, GpuMemTrace,
+    report::Tracked,
     sim::{SimBlock, SimGpu},
     track,
+    tracker::{MemTracker, label},
 };
 use gpumem_tests::without_line_numbers;
 

@@ -20,7 +20,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::task::{Context, Waker};
 
 use gpumem::sim::{SimBlock, SimGpu};
-use gpumem::{Bytes, Gauge, Report, Sink, gpu_mem_trace};
+use gpumem::{Bytes, Gauge, gpu_mem_trace, report::Report, sink::Sink};
 use gpumem_tests::Yield;
 use pollster::block_on;
 
@@ -40,7 +40,7 @@ fn reports<T>(run: impl FnOnce() -> T) -> Vec<Report> {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     gpus();
     REPORTS.take();
-    gpumem::set_sink(Sink::custom(|output| {
+    gpumem::sink::set_sink(Sink::custom(|output| {
         REPORTS.with_borrow_mut(|reports| reports.extend(output.report().cloned()));
     }));
     drop(run());

@@ -75,7 +75,7 @@ fn without_interception_every_figure_is_an_error() {
         (with_cupti().env("GPUMEM_GAUGE", "pool"), "count", "GPUMEM_GAUGE says pool"),
         (with_cupti().env("GPUMEM_GAUGE", "off"), "count", "GPUMEM_GAUGE says off"),
         (with_cupti().env("GPUMEM_GAUGE", "nonsense"), "count", "`nonsense` is not a gauge"),
-        (with_cupti(), "unsubscribe", "gpumem::unsubscribe() was called"),
+        (with_cupti(), "unsubscribe", "gpumem::intercept::unsubscribe() was called"),
     ] {
         let outcome = machine.run(&format!("{first}; {}", ALL.join("; ")));
         for command in ALL {

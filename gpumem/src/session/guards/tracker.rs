@@ -22,7 +22,7 @@ use crate::{
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
-/// use gpumem::{Bytes, MemTracker, track};
+/// use gpumem::{Bytes, track, tracker::MemTracker};
 ///
 /// let mut tracker = MemTracker::new();
 /// let weights = (0..7).map(|_| gpu.alloc(Bytes::mib(9))).collect::<Result<Vec<_>, _>>()?;
@@ -42,10 +42,10 @@ use crate::{
 ///
 /// The time is UTC. `used` is that of the whole device, with other processes and the CUDA context; `live` is what this process
 /// allocated and did not free, of the blocks that are known. Below are the blocks that are more (`+`) and less (`-`) than at the last
-/// call, by their [labels](crate::label); blocks without a label by their size and by where they were allocated: the line, if it is
+/// call, by their [labels](crate::tracker::label); blocks without a label by their size and by where they were allocated: the line, if it is
 /// known, and the scopes. The first call lists everything that is known. Blocks that came and went between two calls are not listed.
 ///
-/// Blocks are known if allocations are intercepted, from the process's first trace, tracker or [`subscribe`](crate::subscribe) on.
+/// Blocks are known if allocations are intercepted, from the process's first trace, tracker or [`subscribe`](crate::intercept::subscribe) on.
 /// Where they are not, the total is printed alone, and stderr says once why. Of memory that a framework's own allocator gives
 /// out again, the allocator's blocks are seen. A block that gets its label after a call has been there under its size before: it
 /// leaves one group for another.
@@ -74,7 +74,7 @@ impl MemTracker {
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
-    /// use gpumem::MemTracker;
+    /// use gpumem::tracker::MemTracker;
     ///
     /// # let path = std::env::temp_dir().join("gpumem-doc-mem_track.txt");
     /// let file = std::fs::File::create(&path)?;

@@ -85,7 +85,7 @@ impl Session {
         }
         if untracked > 0 {
             let text = "blocks older than the first trace were freed, and nobody knows their size: `used` may be too high; \
-                        call gpumem::subscribe() before they are allocated";
+                        call gpumem::intercept::subscribe() before they are allocated";
             self.notify(Notice::Untracked, &text);
         }
     }

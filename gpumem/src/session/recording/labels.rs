@@ -21,10 +21,10 @@ impl Session {
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
-/// # let mut tracker = gpumem::MemTracker::builder().to(std::io::sink()).start()?;
+/// # let mut tracker = gpumem::tracker::MemTracker::builder().to(std::io::sink()).start()?;
 /// # let weights = gpu.alloc(gpumem::Bytes::mib(9))?;
 /// # let address = weights.address();
-/// gpumem::label("conv1.weight", &[512, 512, 3, 3], "f32", address)?;
+/// gpumem::tracker::label("conv1.weight", &[512, 512, 3, 3], "f32", address)?;
 /// # assert_eq!(tracker.track().changes.unwrap()[0].names[0].0, "conv1.weight");
 /// # Ok::<(), gpumem::Error>(())
 /// ```
@@ -59,7 +59,7 @@ fn label_block(key: Key, label: &Label, address: u64) -> Result<()> {
 
 #[cfg(feature = "sim")]
 impl crate::source::sim::SimBlock {
-    /// Tells what it is: see [`label`](crate::label).
+    /// Tells what it is: see [`label`](crate::tracker::label).
     ///
     /// # Errors
     /// When it is older than the first trace.

@@ -175,7 +175,7 @@ pub(in crate::session) fn not_exact_by_wish(request: Option<Gauge>) -> Option<Er
 
 /// The error of a session after `unsubscribe`.
 pub(in crate::session) fn given_up() -> Error {
-    let why = "gpumem::unsubscribe() was called; call gpumem::subscribe()";
+    let why = "gpumem::intercept::unsubscribe() was called; call gpumem::intercept::subscribe()";
     Kind::NoGauge { gauge: "exact", why }.into()
 }
 

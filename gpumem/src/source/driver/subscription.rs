@@ -39,7 +39,7 @@ pub(in crate::source) fn subscribe(wanted: Option<Source>) -> Result<Interceptio
     let not_exact = |why| Error::from(Kind::NoGauge { gauge: "exact", why });
     let recorder = recorder::get().ok_or_else(|| not_exact("gpumem has not begun to count"))?;
     choose(wanted, recorder.subscribe)?;
-    subscribed().ok_or_else(|| not_exact("gpumem::unsubscribe() was called on another thread meanwhile"))
+    subscribed().ok_or_else(|| not_exact("gpumem::intercept::unsubscribe() was called on another thread meanwhile"))
 }
 
 /// From now on the calls that this source intercepts are recorded to `R`.

@@ -50,7 +50,7 @@ fn places(devices: u32) -> Result<Vec<Place>, Trouble> {
         Ok(Place { ordinal, context: names.get("context"), stream: names.get("stream") })
     };
     // The streams are created while allocations are intercepted, so their devices are known.
-    gpumem::subscribe()?;
+    gpumem::intercept::subscribe()?;
     (0..devices).map(place).collect()
 }
 
@@ -335,7 +335,7 @@ pub(crate) fn adding_up(steps: u64, devices: u32) -> Result<String, Trouble> {
         match random.below(20) {
             0 => {
                 let at = random.below(places.len());
-                gpumem::reset_peak_memory_stats(places[at].ordinal)?;
+                gpumem::torch::reset_peak_memory_stats(places[at].ordinal)?;
                 tallies[at].of_kind.iter_mut().for_each(Tally::reset_peaks);
             }
             1..10 if count > 0 => {
@@ -350,14 +350,15 @@ pub(crate) fn adding_up(steps: u64, devices: u32) -> Result<String, Trouble> {
             }
         }
         for (place, tallies) in places.iter().zip(&tallies) {
-            let stats = gpumem::memory_stats(place.ordinal)?;
+            let stats = gpumem::torch::memory_stats(place.ordinal)?;
             let kinds = &stats.kinds;
             let reported = [&stats.all, &kinds.device, &kinds.pool, &kinds.vmm];
             for (reported, tally) in reported.into_iter().zip(&tallies.of_kind) {
                 tally.equals(reported).map_err(|wrong| format!("device {} at step {step}: {wrong}", place.ordinal))?;
             }
             let [current, peak, ..] = tallies.of_kind[0].bytes;
-            let reported = (gpumem::memory_allocated(place.ordinal)?, gpumem::max_memory_allocated(place.ordinal)?);
+            let reported =
+                (gpumem::torch::memory_allocated(place.ordinal)?, gpumem::torch::max_memory_allocated(place.ordinal)?);
             if reported.0 != current || reported.1 != peak {
                 return Err(
                     format!("device {} at step {step}: {reported:?} is not {current}, {peak}", place.ordinal).into()
@@ -406,8 +407,8 @@ impl Tally {
         (self.bytes[1], self.blocks[1]) = (self.bytes[0], self.blocks[0]);
     }
 
-    fn equals(&self, reported: &gpumem::AllocStats) -> Result<(), String> {
-        let gpumem::AllocStats { bytes, blocks, .. } = reported;
+    fn equals(&self, reported: &gpumem::report::AllocStats) -> Result<(), String> {
+        let gpumem::report::AllocStats { bytes, blocks, .. } = reported;
         let bytes = [bytes.current, bytes.peak, bytes.allocated, bytes.freed].map(gpumem::Bytes::get);
         let blocks = [blocks.current, blocks.peak, blocks.allocated, blocks.freed];
         let equal = bytes == self.bytes && blocks == self.blocks;
@@ -430,8 +431,8 @@ pub(crate) fn toggling(threads: u64, rounds: u64) -> Result<String, Trouble> {
         let work = &work;
         let running: Vec<_> = (1..=threads).map(|seed| scope.spawn(move || work(Random::new(seed)))).collect();
         let outcome = (0..rounds).try_for_each(|_| {
-            gpumem::unsubscribe();
-            gpumem::subscribe()
+            gpumem::intercept::unsubscribe();
+            gpumem::intercept::subscribe()
         });
         going.store(false, Ordering::Relaxed);
         for thread in running {

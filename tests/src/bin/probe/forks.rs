@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{panic, process, thread};
 
-use gpumem::{Bytes, Gauge, GpuHandle, GpuMemTrace, MemTracker, ScopeHandle, Sink};
+use gpumem::{Bytes, Gauge, GpuHandle, GpuMemTrace, scope::ScopeHandle, sink::Sink, tracker::MemTracker};
 use gpumem_tests::Random;
 
 use crate::Trouble;
@@ -54,7 +54,7 @@ pub(crate) fn forks(children: u64) -> Result<String, Trouble> {
         names.call(call)?;
     }
     let context = names.get("context");
-    gpumem::set_sink(without_reports());
+    gpumem::sink::set_sink(without_reports());
     let mut own = Own::new()?;
     let (mut output, said) = io::pipe()?;
     let going = AtomicBool::new(true);
@@ -92,7 +92,7 @@ fn busy(random: &mut Random) {
             let mut address = 0_u64;
             let size = 1 + random.below(2_u64 << 20);
             if matches!(invoke("cuMemAlloc_v2", [&raw mut address as u64, size, 0, 0, 0, 0]), Ok(0)) {
-                _ = gpumem::label(LABELLED[random.below(2_usize)], &[1], "u8", address);
+                _ = gpumem::tracker::label(LABELLED[random.below(2_usize)], &[1], "u8", address);
                 _ = invoke("cuMemFree_v2", [address, 0, 0, 0, 0, 0]);
             }
         }
@@ -108,16 +108,16 @@ fn busy(random: &mut Random) {
             _ = MemTracker::builder().to(io::sink()).start().map(|mut tracker| tracker.track());
         }
         9 => {
-            gpumem::set_sink(without_reports());
-            gpumem::on_oom(|_| {});
+            gpumem::sink::set_sink(without_reports());
+            gpumem::oom::on_oom(|_| {});
         }
         10 => {
             let mut address = 0_u64;
             _ = invoke("cuMemAlloc_v2", [&raw mut address as u64, 1 << 50, 0, 0, 0, 0]);
         }
         11 => {
-            gpumem::unsubscribe();
-            _ = gpumem::subscribe();
+            gpumem::intercept::unsubscribe();
+            _ = gpumem::intercept::subscribe();
         }
         _ => {
             let (_out, _err) = (io::stdout().lock(), io::stderr().lock());
@@ -187,22 +187,22 @@ fn of_child(own: &mut Own, seed: u64, step: &mut impl Write) {
             9 => own.scope.in_scope(|| ()),
             10 => drop(own.tracker.track()),
             11 => drop(MemTracker::new().track()),
-            12 => gpumem::set_sink(
+            12 => gpumem::sink::set_sink(
                 [Sink::Stdout, Sink::Stderr, Sink::Off, Sink::custom(|_| {})][random.below(4_usize)].clone(),
             ),
-            13 => gpumem::on_oom(|_| {}),
+            13 => gpumem::oom::on_oom(|_| {}),
             14 => _ = gpumem::summary().to_string(),
             15 => _ = gpumem::status().to_string(),
             16 => assert!(gpumem::breakdown(None).is_err()),
-            17 => assert!(gpumem::subscribe().is_err()),
-            18 => gpumem::unsubscribe(),
-            19 => assert!(gpumem::label("weight", &[1], "u8", 512).is_err()),
-            20 => assert!(gpumem::memory_allocated(0).is_err() && gpumem::memory_stats(0).is_err()),
-            21 => assert!(gpumem::memory_summary(0).is_err() && gpumem::memory_snapshot().is_err()),
-            22 => assert!(gpumem::empty_cache().is_err() && gpumem::list_gpu_processes(0).is_err()),
+            17 => assert!(gpumem::intercept::subscribe().is_err()),
+            18 => gpumem::intercept::unsubscribe(),
+            19 => assert!(gpumem::tracker::label("weight", &[1], "u8", 512).is_err()),
+            20 => assert!(gpumem::torch::memory_allocated(0).is_err() && gpumem::torch::memory_stats(0).is_err()),
+            21 => assert!(gpumem::torch::memory_summary(0).is_err() && gpumem::torch::memory_snapshot().is_err()),
+            22 => assert!(gpumem::torch::empty_cache().is_err() && gpumem::torch::list_gpu_processes(0).is_err()),
             23 => assert!(gpumem::gpu_mem_get(0).total == Bytes::ZERO && gpumem::gpu_mem_get_all().is_empty()),
             24 => assert!(gpumem::try_gpu_mem_get_used_fast(&own.handle).is_err() && !gpumem::is_available()),
-            25 => assert!(gpumem::retry_after_trim(|| Err::<(), _>(())).is_err()),
+            25 => assert!(gpumem::oom::retry_after_trim(|| Err::<(), _>(())).is_err()),
             _ => assert!(traced(21) == 21 && process::id() > 0),
         }
     }

@@ -62,7 +62,7 @@ use crate::raw::{Names, Tool};
 use cudarc::driver::result::stream::{self, StreamKind};
 use cudarc::driver::sys::{CUstream, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use gpumem::{Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemory, MemTracker, Source};
+use gpumem::{Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemory, intercept::Source, tracker::MemTracker};
 
 /// What is wrong with a command or with cudarc, and nothing of gpumem's: the test is then wrong.
 type Trouble = Box<dyn std::error::Error>;
@@ -156,29 +156,33 @@ impl Probe {
             }
             "try_preload" => reported(gpumem::try_preload().map(|()| "done")),
             "available" => gpumem::is_available().to_string(),
-            "count" => gpumem::device_count().unwrap_or(0).to_string(),
-            "try_count" => reported(gpumem::device_count()),
-            "current" => reported(gpumem::current_device()),
-            "name" => reported(gpumem::device_name(device(argument)?)),
+            "count" => gpumem::device::count().unwrap_or(0).to_string(),
+            "try_count" => reported(gpumem::device::count()),
+            "current" => reported(gpumem::device::current()),
+            "name" => reported(gpumem::device::name(device(argument)?)),
             "mem_get_info" => {
-                reported(gpumem::mem_get_info(device(argument)?).map(|(free, total)| format!("{free} {total}")))
+                reported(gpumem::torch::mem_get_info(device(argument)?).map(|(free, total)| format!("{free} {total}")))
             }
-            "empty_cache" => reported(gpumem::empty_cache().map(|()| "done")),
-            "get_device_name" => reported(gpumem::get_device_name(device(argument)?)),
-            "processes" => reported(gpumem::list_gpu_processes(device(argument)?).map(|found| processes(&found))),
+            "empty_cache" => reported(gpumem::torch::empty_cache().map(|()| "done")),
+            "get_device_name" => reported(gpumem::torch::get_device_name(device(argument)?)),
+            "processes" => {
+                reported(gpumem::torch::list_gpu_processes(device(argument)?).map(|found| processes(&found)))
+            }
             "list_processes" => reported(
-                gpumem::list_gpu_processes(device(argument)?).map(|found| found.to_string().replace('\n', "|")),
+                gpumem::torch::list_gpu_processes(device(argument)?).map(|found| found.to_string().replace('\n', "|")),
             ),
-            "memory_allocated" => reported(gpumem::memory_allocated(device(argument)?).map(Bytes::get)),
-            "max_memory_allocated" => reported(gpumem::max_memory_allocated(device(argument)?).map(Bytes::get)),
-            "memory_reserved" => reported(gpumem::memory_reserved(device(argument)?).map(Bytes::get)),
+            "memory_allocated" => reported(gpumem::torch::memory_allocated(device(argument)?).map(Bytes::get)),
+            "max_memory_allocated" => reported(gpumem::torch::max_memory_allocated(device(argument)?).map(Bytes::get)),
+            "memory_reserved" => reported(gpumem::torch::memory_reserved(device(argument)?).map(Bytes::get)),
             "max_memory_reserved" => reported(
-                gpumem::max_memory_reserved(device(argument)?)
+                gpumem::torch::max_memory_reserved(device(argument)?)
                     .map(|peak| format!("{} to {}", peak.at_least.get(), peak.at_most.get())),
             ),
-            "reset_peaks" => reported(gpumem::reset_peak_memory_stats(device(argument)?).map(|()| "done")),
-            "memory_stats" => reported(gpumem::memory_stats(device(argument)?).map(|stats| memory_stats(&stats))),
-            "memory_snapshot" => reported(gpumem::memory_snapshot().map(|blocks| {
+            "reset_peaks" => reported(gpumem::torch::reset_peak_memory_stats(device(argument)?).map(|()| "done")),
+            "memory_stats" => {
+                reported(gpumem::torch::memory_stats(device(argument)?).map(|stats| memory_stats(&stats)))
+            }
+            "memory_snapshot" => reported(gpumem::torch::memory_snapshot().map(|blocks| {
                 let reported = blocks.iter().map(|block| format!("{} {}", block.bytes.get(), block.kind));
                 reported.collect::<Vec<_>>().join(", ")
             })),
@@ -371,9 +375,9 @@ impl Probe {
             "forks" => forks::forks(argument.parse()?)?,
             "rush" => churn::rush(argument.parse()?)?,
             "nested" => churn::nested(argument.parse()?)?,
-            "subscribe" => reported(gpumem::subscribe().map(|()| "done")),
+            "subscribe" => reported(gpumem::intercept::subscribe().map(|()| "done")),
             "unsubscribe" => {
-                gpumem::unsubscribe();
+                gpumem::intercept::unsubscribe();
                 "done".to_owned()
             }
             "tool_subscribe" => self.tool.subscribe(argument)?.to_string(),
@@ -483,8 +487,8 @@ fn status() -> String {
 }
 
 /// What is not 0: current/peak/allocated/freed bytes, and the same of blocks.
-fn memory_stats(stats: &gpumem::MemoryStats) -> String {
-    let gpumem::KindStats { device, pool, vmm, graph, managed, pinned_host, .. } = stats.kinds;
+fn memory_stats(stats: &gpumem::report::MemoryStats) -> String {
+    let gpumem::report::KindStats { device, pool, vmm, graph, managed, pinned_host, .. } = stats.kinds;
     let all = [
         ("all", stats.all),
         ("device", device),
@@ -539,8 +543,8 @@ fn all(devices: &[GpuMemory]) -> String {
 }
 
 /// This process goes by `own`.
-fn processes(found: &gpumem::GpuProcesses) -> String {
-    let line = |process: &gpumem::GpuProcess| {
+fn processes(found: &gpumem::torch::GpuProcesses) -> String {
+    let line = |process: &gpumem::report::GpuProcess| {
         let pid = if process.pid == process::id() { "own".to_owned() } else { process.pid.to_string() };
         let used = process.used.map_or_else(|| "?".to_owned(), |used| used.to_string());
         format!("{pid} {} {} {used}", process.name.as_deref().unwrap_or("?"), process.kind)

@@ -1,6 +1,9 @@
 //! Where memory is: scopes, the breakdown of a device, the report when memory runs out.
 
-use gpumem::{Breakdown, Bytes, GpuMemTrace, PartKind};
+use gpumem::{
+    Bytes, GpuMemTrace,
+    report::{Breakdown, PartKind},
+};
 
 use crate::{Names, Trouble};
 
@@ -11,7 +14,7 @@ pub(crate) fn scope(name: &str) -> gpumem::Result<GpuMemTrace> {
 
 /// From now on each refusal is an answer: `> refused: bytes kind, device, path; bytes in use, bytes in parts`.
 pub(crate) fn print_refusals() {
-    gpumem::on_oom(|oom| {
+    gpumem::oom::on_oom(|oom| {
         let reported = oom.breakdown.as_ref().map_or_else(ToString::to_string, |reported| {
             format!("{} in use, {} in parts", reported.memory.used.get(), sum(reported))
         });
@@ -22,7 +25,7 @@ pub(crate) fn print_refusals() {
 /// From now on each refusal calls `function argument…`, whose result is an answer `on_refusal`.
 pub(crate) fn on_refusal(names: &Names, call: &str) {
     let (names, call) = (names.clone(), call.to_owned());
-    gpumem::on_oom(move |_| match names.call(&call) {
+    gpumem::oom::on_oom(move |_| match names.call(&call) {
         Ok(result) => println!("> on_refusal: {result}"),
         Err(trouble) => println!("> on_refusal: {trouble}"),
     });
@@ -30,7 +33,7 @@ pub(crate) fn on_refusal(names: &Names, call: &str) {
 
 /// From now on each refusal panics.
 pub(crate) fn panic_on_refusal() {
-    gpumem::on_oom(|_| panic!("the hook's own"));
+    gpumem::oom::on_oom(|_| panic!("the hook's own"));
 }
 
 fn sum(reported: &Breakdown) -> u64 {
@@ -40,7 +43,7 @@ fn sum(reported: &Breakdown) -> u64 {
 /// `bytes name (count)` for each part, in MiB where they are whole, and whether they add up.
 pub(crate) fn breakdown(device: Option<u32>) -> gpumem::Result<String> {
     let reported = gpumem::breakdown(device)?;
-    let part = |part: &gpumem::Part| {
+    let part = |part: &gpumem::report::Part| {
         let kind = match part.kind {
             PartKind::Others => "others",
             PartKind::Scope => "scope",
@@ -72,7 +75,7 @@ pub(crate) fn summary() -> String {
 /// `function argument…`, tried again if it is refused: the results of all attempts.
 pub(crate) fn retry(names: &Names, call: &str) -> Result<String, Trouble> {
     let mut results = Vec::new();
-    let tried = gpumem::retry_after_trim(|| match names.call(call) {
+    let tried = gpumem::oom::retry_after_trim(|| match names.call(call) {
         Ok(result) => {
             results.push(result.to_string());
             if result == 0 { Ok(()) } else { Err(None) }

@@ -6,7 +6,11 @@
 //! - `labelled name shape`: an allocation on the last context, of `f32`, through cudarc; `mislabelled`: its label again, of
 //!   another shape; `drop_labelled`: all of them are freed.
 
-use gpumem::{AllocLabelledExt, Change, LabelExt, MemTracker, Tracked};
+use gpumem::{
+    cudarc::{AllocLabelledExt, LabelExt},
+    report::{Change, Tracked},
+    tracker::MemTracker,
+};
 
 use crate::{Probe, Trouble, device, reported};
 
@@ -41,7 +45,7 @@ impl Probe {
                     return Err("not of the form name dtype shape address".into());
                 };
                 let address = self.names.value(address)?;
-                reported(gpumem::label(name, &shape(sizes)?, dtype, address).map(|()| "done"))
+                reported(gpumem::tracker::label(name, &shape(sizes)?, dtype, address).map(|()| "done"))
             }
             "labelled" => {
                 let (name, sizes) = argument.split_once(' ').ok_or("not of the form name shape")?;

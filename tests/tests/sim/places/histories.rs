@@ -44,7 +44,7 @@ enum Guard {
     /// And the event that opened it.
     Own(Box<GpuMemTrace>, AllocGroup),
     /// And the event that opened it.
-    Handed(#[expect(dead_code)] gpumem::Entered, u64),
+    Handed(#[expect(dead_code)] gpumem::scope::Entered, u64),
 }
 
 impl Log {

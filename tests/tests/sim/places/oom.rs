@@ -5,7 +5,7 @@ use super::*;
 /// A device of 1 GiB of which 712 MiB are in use, 64 MiB of them kept by its pool.
 fn crowded() -> (SimGpu, Vec<SimBlock>) {
     let gpu = SimGpu::install(Bytes::gib(1)).expect("GPUMEM_SIM is not set");
-    gpumem::subscribe().expect("simulated devices report their allocations");
+    gpumem::intercept::subscribe().expect("simulated devices report their allocations");
     let weights = GpuMemTrace::scope("load", |_| take(&gpu, 600 * MIB));
     let train = GpuMemTrace::with_ctx("train");
     let pooled = gpu.alloc_async(Bytes::mib(64)).expect("there is room");
@@ -124,7 +124,7 @@ fn a_refusal_reports_which_scopes_hold_the_memory() {
                 kept by the pool, unused   64          ▋\n   \
                 train                      48       1  ▌\n     \
                   forward                  48       1  ▌\n\
-             gpumem::empty_cache() would give back 64 MiB\n\
+             gpumem::torch::empty_cache() would give back 64 MiB\n\
              places that hold the most:\n"
     );
     let (head, places) = said.stderr.split_at(expected.len().min(said.stderr.len()));

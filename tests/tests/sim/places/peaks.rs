@@ -1,6 +1,6 @@
 //! Which allocations made a peak.
 
-use gpumem::{Gauge, PeakHolders};
+use gpumem::{Gauge, report::PeakHolders};
 
 use super::*;
 

@@ -10,7 +10,7 @@ use crate::{session::current, source::Devices};
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
 /// # use gpumem::Bytes;
 /// drop(gpu.alloc_async(Bytes::gib(10))?); // the pool keeps it
-/// let block = gpumem::retry_after_trim(|| gpu.alloc(Bytes::gib(10)))?;
+/// let block = gpumem::oom::retry_after_trim(|| gpu.alloc(Bytes::gib(10)))?;
 /// # drop(block);
 /// # Ok::<(), gpumem::Error>(())
 /// ```

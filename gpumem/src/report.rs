@@ -1,0 +1,12 @@
+//! The data in reports. All of it implements `Display`, or is a part of something that does.
+
+#[allow(unused_imports, reason = "each module of this crate names what it needs")]
+pub(crate) use gpumem_core::report::*;
+pub use gpumem_core::{
+    model::{GpuProcess, MemKind, ProcessKind, Sampling},
+    report::{
+        AllocStats, Breakdown, Change, KindStats, Leaks, Line, LiveBlock, MemoryStats, MemorySummary, OutOfMemory,
+        Part, PartKind, PeakBounds, PeakHolder, PeakHolders, Peaks, Place, Report, ReservedStats, ScopeSummary,
+        SourceLine, Summary, Tally, Tracked,
+    },
+};

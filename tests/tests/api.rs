@@ -1,0 +1,71 @@
+//! The public types: each has a name, and goes from thread to thread where nothing speaks against it. Most of this test is done by the
+//! compiler.
+
+use std::{fmt::Debug, fs, future::Future, path::Path};
+
+use gpumem::{
+    ByteDelta, Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemTraceBuilder, GpuMemory, Trace, error, intercept,
+    report, scope, sim, sink, torch, tracker,
+};
+
+fn plain<T: Send + Sync + Unpin + Debug>() {}
+
+fn data<T: Clone + Debug + Send + Sync + Unpin>() {}
+
+macro_rules! each {
+    ($check:ident: $($ty:ty),* $(,)?) => { $($check::<$ty>();)* };
+}
+
+#[test]
+fn types_go_from_thread_to_thread() {
+    each!(plain: GpuMemTrace, GpuMemTraceBuilder, scope::ScopeHandle, sim::SimGpu, sim::SimBlock, sink::Sink);
+    each!(data: ByteDelta, Bytes, Error, Gauge, GpuHandle, GpuMemory, Trace, intercept::LiveMemory, intercept::Source, intercept::Status);
+    each!(data: error::ParseBytesError, error::ParseGaugeError, error::ParseSinkError, error::ParseSourceError);
+    each!(data: sink::Content, sink::Level, sink::Output, torch::GpuProcesses);
+    each!(data:
+        report::AllocStats, report::Breakdown, report::Change, report::GpuProcess, report::KindStats, report::Leaks,
+        report::Line, report::LiveBlock, report::MemKind, report::MemoryStats, report::MemorySummary,
+        report::OutOfMemory, report::Part, report::PartKind, report::PeakBounds, report::PeakHolder,
+        report::PeakHolders, report::Peaks, report::Place, report::ProcessKind, report::Report,
+        report::ReservedStats, report::Sampling, report::ScopeSummary, report::SourceLine, report::Summary,
+        report::Tally<u64>, report::Tracked,
+    );
+}
+
+/// A tracker writes to what the program gave it, so it is `Send` and not `Sync`. Entering is left on the same thread.
+#[test]
+fn the_others_say_so() {
+    fn sends<T: Send + Unpin>() {}
+    fn stays<T: Unpin + Debug>() {}
+    sends::<tracker::MemTracker>();
+    sends::<tracker::MemTrackerBuilder>();
+    stays::<scope::Entered>();
+}
+
+/// The futures of the library are as `Send`, `Sync` and `Unpin` as the futures in them, and have names.
+#[test]
+fn futures_are_as_their_futures() {
+    fn future<T: Future<Output = u8> + Send + Sync + Unpin>(_: &T) {}
+    let inner = || std::future::ready(1_u8);
+    let traced: scope::Traced<std::future::Ready<u8>> = GpuMemTrace::builder().wrap(inner());
+    let handed: scope::InScope<std::future::Ready<u8>> =
+        GpuMemTrace::builder().silent(true).start_or_off().handle().wrap(inner());
+    future(&traced);
+    future(&handed);
+}
+
+/// What a program names most often is at the root, and the rest in modules. More than three dozen names at the root are too many to
+/// read.
+#[test]
+fn the_root_has_about_three_dozen_names() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gpumem/src/lib.rs");
+    let text = fs::read_to_string(file).expect("the source is there");
+    let exports = text.split("\npub use ").skip(1).map(|export| export.split(';').next().unwrap_or(""));
+    let names = |export: &str| {
+        let group = export.split_once('{').map(|(_, group)| group.trim_end_matches('}').to_owned());
+        group.map_or(1, |group| group.split(',').filter(|name| !name.trim().is_empty()).count())
+    };
+    let modules = |export: &&str| *export != "source::sim";
+    let count: usize = exports.filter(modules).map(names).sum();
+    assert!((30..=38).contains(&count), "{count} names besides `track!` and the modules");
+}
