@@ -31,5 +31,5 @@ fn with_default_features() {
 
 #[test]
 fn without_features() {
-    at_most(11, &["--no-default-features"]);
+    at_most(10, &["--no-default-features"]);
 }
