@@ -101,6 +101,8 @@ fn run(out: &str) -> Result<(), Box<dyn Error>> {
         assert!(block.bytes > Bytes::ZERO, "{block:?}");
     }
     // What is left is reported when the process ends (GPUMEM_LEAKS=1, GPUMEM_PEAK=1).
+    // The context must outlive it, or the block is destroyed with the context.
+    std::mem::forget(Arc::clone(&context));
     // SAFETY: the block is never used.
     unsafe { result::malloc_sync(3 << 20) }?;
     drop(outer);

@@ -33,6 +33,7 @@ fn a_recording_yields_the_reports_of_its_program() {
         assert_eq!(derived_lines.get(line), Some(count), "\n{line}\nin\n{derived}");
     }
     assert_eq!(derived_lines.len(), printed_lines.len());
+    assert!(printed.contains("1 block (3 MiB) was not freed"), "{printed}");
     // 16 threads, 20 reports and one at the end of each trace; two traces at the end are those of `train`.
     assert!(printed.lines().count() > 16 * 40, "{printed}");
     fs::remove_dir_all(&folder).unwrap();
