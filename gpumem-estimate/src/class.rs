@@ -1,0 +1,61 @@
+use std::fmt;
+
+/// What memory is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Class {
+    /// Parameters and buffers of the model.
+    Weights,
+    /// Gradients of parameters.
+    Gradients,
+    /// The state of the optimizer.
+    Optimizer,
+    /// The inputs of the model and its labels.
+    Inputs,
+    /// Outputs of layers, what is kept for the backward pass, and temporary tensors.
+    Activations,
+    /// Keys and values of attention, and the copies of weights that autocast keeps.
+    Cache,
+    /// Memory that the libraries for matrix products and convolutions work in.
+    Workspace,
+    /// The CUDA context, kernels and modules.
+    Context,
+    /// What the allocator adds to requests.
+    Rounding,
+}
+
+impl Class {
+    /// All classes, in the order of reports.
+    pub const ALL: [Self; 9] = [
+        Self::Weights,
+        Self::Gradients,
+        Self::Optimizer,
+        Self::Inputs,
+        Self::Activations,
+        Self::Cache,
+        Self::Workspace,
+        Self::Context,
+        Self::Rounding,
+    ];
+
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Weights => "weights",
+            Self::Gradients => "gradients",
+            Self::Optimizer => "optimizer",
+            Self::Inputs => "inputs",
+            Self::Activations => "activations",
+            Self::Cache => "cache",
+            Self::Workspace => "workspace",
+            Self::Context => "context",
+            Self::Rounding => "rounding",
+        }
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}

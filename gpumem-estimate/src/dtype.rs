@@ -1,0 +1,152 @@
+//! Types of elements, down to blocks of 4-bit numbers that share a scale.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::error::{Error, Kind};
+
+/// The type of a tensor's elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names are those of the types")]
+pub enum Dtype {
+    F64,
+    #[default]
+    F32,
+    F16,
+    Bf16,
+    /// 8-bit floats: `e4m3` and `e5m2`.
+    F8,
+    I64,
+    I32,
+    I16,
+    I8,
+    U8,
+    Bool,
+    /// Blocks of elements that are stored together with their scale.
+    Blocks(Blocks),
+}
+
+/// A format that stores a fixed number of elements in a fixed number of bytes, scales included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Blocks {
+    /// Its name, such as `nf4`.
+    pub name: &'static str,
+    /// How many elements a block has.
+    pub elements: u32,
+    /// How many bytes a block has.
+    pub bytes: u32,
+}
+
+/// The formats with blocks. Those from `q4_0` on are GGUF's.
+const BLOCKS: &[Blocks] = &[
+    // 64 elements of 4 bits and a scale of 32 bits: bitsandbytes without nested quantisation.
+    Blocks { name: "nf4", elements: 64, bytes: 36 },
+    Blocks { name: "mxfp4", elements: 32, bytes: 17 },
+    Blocks { name: "nvfp4", elements: 16, bytes: 9 },
+    Blocks { name: "q4_0", elements: 32, bytes: 18 },
+    Blocks { name: "q4_1", elements: 32, bytes: 20 },
+    Blocks { name: "q5_0", elements: 32, bytes: 22 },
+    Blocks { name: "q5_1", elements: 32, bytes: 24 },
+    Blocks { name: "q8_0", elements: 32, bytes: 34 },
+    Blocks { name: "q2_k", elements: 256, bytes: 84 },
+    Blocks { name: "q3_k", elements: 256, bytes: 110 },
+    Blocks { name: "q4_k", elements: 256, bytes: 144 },
+    Blocks { name: "q5_k", elements: 256, bytes: 176 },
+    Blocks { name: "q6_k", elements: 256, bytes: 210 },
+    Blocks { name: "q8_k", elements: 256, bytes: 292 },
+];
+
+const PLAIN: &[(&str, Dtype)] = &[
+    ("f64", Dtype::F64),
+    ("f32", Dtype::F32),
+    ("f16", Dtype::F16),
+    ("bf16", Dtype::Bf16),
+    ("f8", Dtype::F8),
+    ("i64", Dtype::I64),
+    ("i32", Dtype::I32),
+    ("i16", Dtype::I16),
+    ("i8", Dtype::I8),
+    ("u8", Dtype::U8),
+    ("bool", Dtype::Bool),
+];
+
+impl Dtype {
+    /// How many bytes this many elements take. `None` if that is more than 2^64.
+    pub fn bytes(self, elements: u64) -> Option<u64> {
+        let size = match self {
+            Self::F64 | Self::I64 => 8,
+            Self::F32 | Self::I32 => 4,
+            Self::F16 | Self::Bf16 | Self::I16 => 2,
+            Self::F8 | Self::I8 | Self::U8 | Self::Bool => 1,
+            Self::Blocks(blocks) => {
+                return elements.div_ceil(blocks.elements.into()).checked_mul(blocks.bytes.into());
+            }
+        };
+        elements.checked_mul(size)
+    }
+
+    /// Floating-point numbers, which have gradients.
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F64 | Self::F32 | Self::F16 | Self::Bf16 | Self::F8)
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plain = PLAIN.iter().find(|(_, dtype)| dtype == self).map(|(name, _)| *name);
+        let Self::Blocks(blocks) = self else { return f.pad(plain.unwrap_or_default()) };
+        f.pad(blocks.name)
+    }
+}
+
+/// Reads the names that `Display` prints.
+impl FromStr for Dtype {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let name = text.to_ascii_lowercase();
+        let plain = PLAIN.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype);
+        let blocks = || BLOCKS.iter().find(|blocks| blocks.name == name).copied().map(Self::Blocks);
+        plain.or_else(blocks).ok_or_else(|| Kind::UnknownDtype(text.to_owned()).into())
+    }
+}
+
+impl Serialize for Dtype {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Dtype {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BLOCKS, Dtype, PLAIN};
+
+    #[test]
+    fn names_are_read_back() {
+        let all = PLAIN.iter().map(|(_, dtype)| *dtype).chain(BLOCKS.iter().copied().map(Dtype::Blocks));
+        for dtype in all {
+            assert_eq!(dtype.to_string().parse::<Dtype>().unwrap(), dtype);
+        }
+        assert_eq!("f33".parse::<Dtype>().unwrap_err().to_string(), "`f33` is no type of elements");
+    }
+
+    #[test]
+    fn blocks_are_whole() {
+        let bytes = |name: &str, elements| name.parse::<Dtype>().unwrap().bytes(elements);
+        assert_eq!(bytes("nf4", 4096 * 4096), Some(4096 * 4096 / 2 + 4096 * 4096 / 64 * 4));
+        assert_eq!(bytes("q4_0", 33), Some(36), "a part of a block takes a block");
+        assert_eq!(bytes("q6_k", 0), Some(0));
+        assert_eq!(bytes("bool", 7), Some(7));
+        assert_eq!(bytes("f64", u64::MAX / 8), Some(u64::MAX / 8 * 8));
+        assert_eq!(bytes("f64", u64::MAX / 8 + 1), None);
+        assert_eq!(bytes("q8_0", u64::MAX), None);
+    }
+}

@@ -1,0 +1,63 @@
+//! Autocast: matrix products and convolutions run in a smaller type, and some operations in `f32`.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+};
+
+use super::{Eager, Tensor};
+use crate::{class::Class, dtype::Dtype, error::Error};
+
+#[derive(Debug, Default)]
+pub(super) struct Autocast {
+    dtype: Cell<Option<Dtype>>,
+    /// Copies of parameters, which live until autocast ends.
+    copies: RefCell<HashMap<usize, Tensor>>,
+}
+
+impl Eager {
+    /// Runs under autocast to this type, if any.
+    pub(crate) fn with_autocast<R>(&self, dtype: Option<Dtype>, run: impl FnOnce() -> R) -> R {
+        let before = self.autocast.dtype.replace(dtype);
+        let result = run();
+        self.autocast.dtype.set(before);
+        if before.is_none() {
+            let copies = std::mem::take(&mut *self.autocast.copies.borrow_mut());
+            drop(copies);
+        }
+        result
+    }
+
+    pub(crate) fn autocast_dtype(&self) -> Option<Dtype> {
+        self.autocast.dtype.get()
+    }
+
+    /// An input of a matrix product or a convolution.
+    pub(crate) fn lowered(&self, input: &Tensor) -> Result<Tensor, Error> {
+        let Some(dtype) = self.autocast.dtype.get() else { return Ok(input.clone()) };
+        if input.dtype == dtype || !input.dtype.is_float() || input.dtype == Dtype::F64 {
+            return Ok(input.clone());
+        }
+        // Parameters in `f32` that need a gradient are converted once.
+        let parameter = input.parameter.filter(|_| input.edge.is_some() && input.dtype == Dtype::F32);
+        if let Some(copy) = parameter.and_then(|number| self.autocast.copies.borrow().get(&number).cloned()) {
+            return Ok(copy);
+        }
+        let before = parameter.map(|_| self.memory.set_class(Some(Class::Cache)));
+        let copy = self.to(input, dtype);
+        if let Some(before) = before {
+            self.memory.set_class(before);
+        }
+        let copy = copy?;
+        if let Some(number) = parameter {
+            self.autocast.copies.borrow_mut().insert(number, copy.clone());
+        }
+        Ok(copy)
+    }
+
+    /// An input of an operation that autocast runs in `f32`.
+    pub(crate) fn raised(&self, input: &Tensor) -> Result<Tensor, Error> {
+        let is_small = matches!(input.dtype, Dtype::F16 | Dtype::Bf16);
+        if self.autocast.dtype.get().is_some() && is_small { self.to(input, Dtype::F32) } else { Ok(input.clone()) }
+    }
+}

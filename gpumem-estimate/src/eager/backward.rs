@@ -1,0 +1,209 @@
+//! The backward graph and the engine that runs it.
+
+use std::{
+    cell::RefCell,
+    collections::{BinaryHeap, HashMap},
+    fmt, mem,
+};
+
+use gpumem_core::model::CallsiteId;
+
+use super::{Eager, Edge, Tensor};
+use crate::{class::Class, dtype::Dtype, error::Error, shape::Shape};
+
+/// Gradients of the outputs of a node, or of its inputs. `None`: there is none.
+pub(crate) type Grads = Vec<Option<Tensor>>;
+
+/// What a node does: from the gradients of its outputs it makes those of its inputs. What the forward pass saved belongs to it
+/// and is freed after it ran.
+type Function = Box<dyn FnOnce(&Eager, &[Option<Tensor>]) -> Result<Grads, Error>>;
+
+/// The nodes of one step, in the order of the forward pass.
+#[derive(Default)]
+pub(super) struct Tape(RefCell<Vec<Node>>);
+
+struct Node {
+    function: Option<Function>,
+    /// Where the gradients of the inputs go.
+    inputs: Vec<Option<Input>>,
+    outputs: usize,
+    /// The parameter whose gradient this node accumulates.
+    parameter: Option<usize>,
+    /// The layer of the forward pass.
+    layers: Vec<CallsiteId>,
+}
+
+/// An input of an operation. Its gradient has the same shape and type.
+struct Input {
+    edge: Edge,
+    shape: Shape,
+    dtype: Dtype,
+    parameter: bool,
+}
+
+impl fmt::Debug for Tape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tape").field("nodes", &self.0.borrow().len()).finish()
+    }
+}
+
+impl Eager {
+    /// Records an operation: its outputs need a gradient.
+    pub(crate) fn record<const N: usize>(
+        &self,
+        inputs: &[&Tensor],
+        mut outputs: [Tensor; N],
+        function: impl FnOnce(&Self, &[Option<Tensor>]) -> Result<Grads, Error> + 'static,
+    ) -> [Tensor; N] {
+        let inputs = inputs.iter().map(|input| {
+            let edge = input.edge?;
+            let parameter = input.parameter.is_some();
+            Some(Input { edge, shape: input.shape.clone(), dtype: input.dtype, parameter })
+        });
+        let node = Node {
+            function: Some(Box::new(function)),
+            inputs: inputs.collect(),
+            outputs: N,
+            parameter: None,
+            layers: self.layers(),
+        };
+        let node = self.tape.push(node);
+        for (at, output) in outputs.iter_mut().enumerate() {
+            output.edge = Some(Edge { node, output: at });
+        }
+        outputs
+    }
+
+    /// The node that accumulates the gradient of a parameter.
+    pub(super) fn accumulation(&self, parameter: usize) -> Edge {
+        let layers = self.layers();
+        let node = Node { function: None, inputs: Vec::new(), outputs: 1, parameter: Some(parameter), layers };
+        Edge { node: self.tape.push(node), output: 0 }
+    }
+
+    /// How many nodes were recorded.
+    pub(super) fn recorded(&self) -> usize {
+        self.tape.0.borrow().len()
+    }
+
+    /// Removes nodes of a graph that is not used.
+    pub(super) fn forget_from(&self, first: usize) {
+        // Saved tensors are freed after the tape is released again.
+        let removed = self.tape.0.borrow_mut().split_off(first);
+        drop(removed);
+    }
+
+    /// The backward pass from a loss. It runs each node when all gradients of its outputs are there, the newest node first, as
+    /// PyTorch's engine does. Gradients of parameters are accumulated as soon as they are there.
+    pub(crate) fn backward(&self, loss: &Tensor) -> Result<(), Error> {
+        self.in_backward.set(true);
+        let result = loss.edge.map_or(Ok(()), |edge| {
+            // The gradient of the loss itself.
+            let ones = self.output(&loss.shape, loss.dtype)?;
+            self.with_grad(false, || self.run_backward(edge, ones))
+        });
+        self.in_backward.set(false);
+        self.forget_from(0);
+        result
+    }
+
+    fn run_backward(&self, root: Edge, gradient: Tensor) -> Result<(), Error> {
+        let mut missing = self.tape.dependencies(root.node);
+        let mut waiting: HashMap<usize, Grads> = HashMap::new();
+        let mut ready = BinaryHeap::new();
+        let outputs = self.tape.0.borrow()[root.node].outputs;
+        let mut first = vec![None; outputs];
+        first[root.output] = Some(gradient);
+        waiting.insert(root.node, first);
+        ready.push(self.tape.priority(root.node));
+        while let Some((_, node)) = ready.pop() {
+            let grads = waiting.remove(&node).unwrap_or_default();
+            let (function, inputs, parameter, layers) = self.tape.remove(node);
+            self.memory.move_to(&layers);
+            if let Some(parameter) = parameter {
+                self.accumulate(parameter, grads)?;
+                continue;
+            }
+            let Some(function) = function else { continue };
+            let mut results = function(self, &grads)?;
+            for (input, result) in inputs.iter().zip(&mut results) {
+                if let (Some(input), Some(grad)) = (input, result.take()) {
+                    *result = Some(self.validated(input, grad)?);
+                }
+            }
+            drop(grads);
+            for (input, result) in inputs.iter().zip(results) {
+                let Some(Input { edge, .. }) = input else { continue };
+                if let Some(result) = result {
+                    self.add_to_buffer(&mut waiting, *edge, result)?;
+                }
+                let missing = &mut missing[edge.node];
+                *missing -= 1;
+                if *missing == 0 {
+                    ready.push(self.tape.priority(edge.node));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A gradient in the shape and type of its input: broadcast dimensions are summed, and another type is converted.
+    fn validated(&self, input: &Input, grad: Tensor) -> Result<Tensor, Error> {
+        let class = if input.parameter { Class::Gradients } else { Class::Activations };
+        let grad = if grad.shape.elements() == input.shape.elements() {
+            grad
+        } else {
+            self.empty(&input.shape, grad.dtype, class)?
+        };
+        if grad.dtype == input.dtype { Ok(grad) } else { self.empty(&grad.shape, input.dtype, class) }
+    }
+
+    /// Adds a gradient to those that came from other uses of the same tensor: in place if nothing else uses the older sum.
+    fn add_to_buffer(&self, waiting: &mut HashMap<usize, Grads>, edge: Edge, grad: Tensor) -> Result<(), Error> {
+        let outputs = self.tape.0.borrow()[edge.node].outputs;
+        let slot = &mut waiting.entry(edge.node).or_insert_with(|| vec![None; outputs])[edge.output];
+        *slot = Some(match slot.take() {
+            None => grad,
+            Some(sum) if sum.is_sole() => sum,
+            Some(sum) => self.output(&sum.shape, sum.dtype)?,
+        });
+        Ok(())
+    }
+}
+
+impl Tape {
+    fn push(&self, node: Node) -> usize {
+        let mut nodes = self.0.borrow_mut();
+        nodes.push(node);
+        nodes.len() - 1
+    }
+
+    fn remove(&self, node: usize) -> (Option<Function>, Vec<Option<Input>>, Option<usize>, Vec<CallsiteId>) {
+        let node = &mut self.0.borrow_mut()[node];
+        (node.function.take(), mem::take(&mut node.inputs), node.parameter, mem::take(&mut node.layers))
+    }
+
+    /// Nodes that accumulate gradients come first, then newer ones before older ones.
+    fn priority(&self, node: usize) -> (usize, usize) {
+        let accumulates = self.0.borrow()[node].parameter.is_some();
+        (if accumulates { usize::MAX } else { node }, node)
+    }
+
+    /// How many gradients each node waits for.
+    fn dependencies(&self, root: usize) -> Vec<usize> {
+        let nodes = self.0.borrow();
+        let mut counts = vec![0; nodes.len()];
+        let mut is_known = vec![false; nodes.len()];
+        let mut next = vec![root];
+        is_known[root] = true;
+        while let Some(node) = next.pop() {
+            for Input { edge, .. } in nodes[node].inputs.iter().flatten() {
+                counts[edge.node] += 1;
+                if !mem::replace(&mut is_known[edge.node], true) {
+                    next.push(edge.node);
+                }
+            }
+        }
+        counts
+    }
+}

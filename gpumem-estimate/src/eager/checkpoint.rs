@@ -1,0 +1,135 @@
+//! Checkpointing: a block keeps its input only, and runs again in the backward pass when something is needed that it would have
+//! saved (`torch.utils.checkpoint` with `use_reentrant=False`).
+
+use std::{cell::RefCell, fmt, rc::Rc};
+
+use gpumem_core::model::CallsiteId;
+
+use super::{Eager, Tensor};
+use crate::error::{Error, Kind};
+
+#[derive(Debug, Default)]
+pub(super) struct Checkpointing(RefCell<Option<Mode>>);
+
+#[derive(Clone, Debug)]
+enum Mode {
+    /// A block runs for the first time: what it saves is counted and not kept.
+    First(Rc<Block>),
+    /// A block runs again: what it saves is kept.
+    Again(Rc<Block>),
+}
+
+type Run = Box<dyn Fn(&Eager) -> Result<(), Error>>;
+
+/// A block whose saved tensors are recomputed.
+struct Block {
+    run: Run,
+    /// The layer that the block is in.
+    layers: Vec<CallsiteId>,
+    state: RefCell<BlockState>,
+}
+
+#[derive(Debug, Default)]
+struct BlockState {
+    /// How many tensors the first run saved.
+    saved: usize,
+    /// What the second run saved and the backward pass has not used yet.
+    again: Vec<Option<Tensor>>,
+}
+
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Block").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+/// A tensor that the forward pass saved for the backward pass.
+#[derive(Debug)]
+pub(crate) enum Saved {
+    Tensor(Tensor),
+    /// Of a block that runs again: the number of the tensor.
+    Recomputed(RecomputedTensor),
+}
+
+#[derive(Debug)]
+pub(crate) struct RecomputedTensor {
+    block: Rc<Block>,
+    number: usize,
+}
+
+impl Saved {
+    /// The tensor; a checkpointed block runs again if it has not done so.
+    pub(crate) fn unpack(self, eager: &Eager) -> Result<Tensor, Error> {
+        match self {
+            Self::Tensor(tensor) => Ok(tensor),
+            Self::Recomputed(RecomputedTensor { block, number }) => {
+                if block.state.borrow().again.is_empty() {
+                    eager.run_again(&block)?;
+                }
+                let tensor = block.state.borrow_mut().again.get_mut(number).and_then(Option::take);
+                tensor.ok_or_else(|| {
+                    eager.error(Kind::Invalid("a checkpointed block saved less when it ran again".into()))
+                })
+            }
+        }
+    }
+}
+
+impl Eager {
+    /// Keeps a tensor for the backward pass.
+    pub(crate) fn save(&self, tensor: &Tensor) -> Result<Saved, Error> {
+        let mode = self.checkpointing.0.borrow().clone();
+        match mode {
+            None => Ok(Saved::Tensor(tensor.detached())),
+            Some(Mode::First(block)) => {
+                let mut state = block.state.borrow_mut();
+                let number = state.saved;
+                state.saved += 1;
+                drop(state);
+                Ok(Saved::Recomputed(RecomputedTensor { block, number }))
+            }
+            Some(Mode::Again(block)) => {
+                let mut state = block.state.borrow_mut();
+                state.again.push(Some(tensor.detached()));
+                // The rest of the block is not needed.
+                if state.again.len() == state.saved {
+                    Err(Kind::RecomputedAll.into())
+                } else {
+                    Ok(Saved::Tensor(tensor.clone()))
+                }
+            }
+        }
+    }
+
+    /// Runs a block of layers whose saved tensors are recomputed in the backward pass.
+    pub(crate) fn checkpoint(
+        &self,
+        input: &Tensor,
+        run: impl Fn(&Self, &Tensor) -> Result<Tensor, Error> + 'static,
+    ) -> Result<Tensor, Error> {
+        if !self.needs_grad(&[input]) && !self.grad_enabled.get() || self.checkpointing.0.borrow().is_some() {
+            return run(self, input);
+        }
+        let run = Rc::new(run);
+        let (again, kept) = (Rc::clone(&run), input.clone());
+        let autocast = self.autocast_dtype();
+        // The second run ends at its last saved tensor, so it has no output.
+        let again: Run = Box::new(move |eager| eager.with_autocast(autocast, || again(eager, &kept)).map(drop));
+        let block = Rc::new(Block { run: again, layers: self.layers(), state: RefCell::default() });
+        self.checkpointing.0.replace(Some(Mode::First(block)));
+        let output = run(self, input);
+        self.checkpointing.0.replace(None);
+        output
+    }
+
+    fn run_again(&self, block: &Rc<Block>) -> Result<(), Error> {
+        let before = self.checkpointing.0.replace(Some(Mode::Again(Rc::clone(block))));
+        let (layers, first) = (self.layers(), self.recorded());
+        self.memory.move_to(&block.layers);
+        let result = self.with_grad(true, || (block.run)(self));
+        self.memory.move_to(&layers);
+        self.forget_from(first);
+        self.checkpointing.0.replace(before);
+        result.or_else(|error| if error.is_recomputed_all() { Ok(()) } else { Err(error) })
+    }
+}

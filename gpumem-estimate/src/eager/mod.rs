@@ -1,0 +1,178 @@
+//! A model of PyTorch's eager mode: operations allocate what PyTorch's operations allocate, in the same order, keep for the backward
+//! pass what PyTorch keeps, and free a tensor with its last reference. There are no values.
+
+mod autocast;
+mod backward;
+mod checkpoint;
+mod ops;
+mod optimizer;
+mod parameters;
+mod tensor;
+
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+};
+
+pub use self::optimizer::Optimizer;
+pub(crate) use self::{
+    checkpoint::Saved,
+    ops::{AttentionArguments, ConvArguments, PoolArguments},
+    parameters::ParameterId,
+    tensor::{Edge, Tensor},
+};
+use gpumem_core::model::CallsiteId;
+
+use self::{
+    autocast::Autocast,
+    backward::{Grads, Tape},
+    checkpoint::Checkpointing,
+    parameters::Parameters,
+    tensor::contiguous_strides,
+};
+use crate::{
+    class::Class,
+    dtype::Dtype,
+    error::{Error, Kind},
+    layer::Layer,
+    memory::Memory,
+    shape::Shape,
+};
+
+/// The output of a layer that has no layers inside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LayerOutput {
+    pub(crate) path: String,
+    pub(crate) shape: Shape,
+    pub(crate) dtype: Dtype,
+    /// It has the memory of the input.
+    pub(crate) is_in_place: bool,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Eager {
+    pub(crate) memory: Rc<Memory>,
+    /// Operations record what the backward pass needs.
+    grad_enabled: Cell<bool>,
+    /// Dropout and batch norm are in training mode.
+    pub(crate) training: Cell<bool>,
+    /// The backward pass runs. It has a thread of its own, and so handles of its own of NVIDIA's libraries.
+    in_backward: Cell<bool>,
+    tape: Tape,
+    parameters: Parameters,
+    autocast: Autocast,
+    checkpointing: Checkpointing,
+    pub(crate) recomputes_blocks: Cell<bool>,
+    cache: RefCell<Vec<Tensor>>,
+    /// The outputs of all layers; `None` if nobody asks.
+    pub(crate) layer_outputs: RefCell<Option<Vec<LayerOutput>>>,
+    workspaces: RefCell<[Option<Tensor>; 2]>,
+    /// The bytes of a workspace of cuBLAS.
+    workspace_bytes: u64,
+}
+
+impl Eager {
+    pub(crate) fn new(memory: Rc<Memory>, workspace_bytes: u64) -> Self {
+        Self {
+            memory,
+            grad_enabled: Cell::new(false),
+            training: Cell::new(false),
+            in_backward: Cell::new(false),
+            tape: Tape::default(),
+            parameters: Parameters::default(),
+            autocast: Autocast::default(),
+            checkpointing: Checkpointing::default(),
+            recomputes_blocks: Cell::new(false),
+            cache: RefCell::default(),
+            layer_outputs: RefCell::default(),
+            workspaces: RefCell::default(),
+            workspace_bytes,
+        }
+    }
+
+    /// Runs with or without recording for the backward pass.
+    pub(crate) fn with_grad<R>(&self, enabled: bool, run: impl FnOnce() -> R) -> R {
+        let before = self.grad_enabled.replace(enabled);
+        let result = run();
+        self.grad_enabled.set(before);
+        result
+    }
+
+    /// The layers that are open. The outermost scope is no layer.
+    fn layers(&self) -> Vec<CallsiteId> {
+        self.memory.open_scopes().split_off(1)
+    }
+
+    /// Keys and values that inference keeps until its output is dropped.
+    pub(crate) fn keep_in_cache(&self, tensors: [Tensor; 2]) {
+        self.cache.borrow_mut().extend(tensors);
+    }
+
+    /// Drops the keys and values of inference.
+    pub(crate) fn free_cache(&self) {
+        let freed = std::mem::take(&mut *self.cache.borrow_mut());
+        drop(freed);
+    }
+
+    /// Blocks of layers are recomputed in the backward pass.
+    pub(crate) fn recomputes_blocks(&self) -> bool {
+        self.recomputes_blocks.get() && self.training.get()
+    }
+
+    /// A layer has made its output.
+    pub(crate) fn layer_done(&self, layer: &Layer, input: &Tensor, output: &Tensor) {
+        if let Some(outputs) = &mut *self.layer_outputs.borrow_mut()
+            && layer.is_single()
+        {
+            let is_in_place = Rc::ptr_eq(&input.storage, &output.storage);
+            let (path, shape) = (self.memory.path(), output.shape.clone());
+            outputs.push(LayerOutput { path, shape, dtype: output.dtype, is_in_place });
+        }
+    }
+
+    pub(crate) fn error(&self, kind: Kind) -> Error {
+        Error::in_layer(self.memory.path(), kind)
+    }
+
+    pub(crate) fn mismatch(&self, expected: impl Into<String>, found: &Tensor) -> Error {
+        self.error(Kind::Mismatch { expected: expected.into(), found: found.shape.clone() })
+    }
+
+    /// A new tensor.
+    pub(crate) fn empty(&self, shape: &Shape, dtype: Dtype, class: Class) -> Result<Tensor, Error> {
+        let bytes = shape.elements().and_then(|elements| dtype.bytes(elements));
+        let bytes = bytes.ok_or_else(|| self.error(Kind::TooLarge))?;
+        let storage = Rc::new(self.memory.alloc(bytes, class)?);
+        let strides = contiguous_strides(shape);
+        Ok(Tensor { storage, shape: shape.clone(), strides, dtype, edge: None, parameter: None })
+    }
+
+    /// A new tensor for a result.
+    pub(crate) fn output(&self, shape: &Shape, dtype: Dtype) -> Result<Tensor, Error> {
+        self.empty(shape, dtype, Class::Activations)
+    }
+
+    /// The workspace of cuBLAS: each thread that multiplies matrices has one and keeps it.
+    pub(crate) fn use_cublas(&self) -> Result<(), Error> {
+        let thread = usize::from(self.in_backward.get());
+        if self.workspaces.borrow()[thread].is_none() {
+            let workspace = self.empty(&Shape::from([self.workspace_bytes]), Dtype::U8, Class::Workspace)?;
+            self.workspaces.borrow_mut()[thread] = Some(workspace);
+        }
+        Ok(())
+    }
+
+    /// The operation has to be recorded for the backward pass.
+    pub(crate) fn needs_grad(&self, inputs: &[&Tensor]) -> bool {
+        self.grad_enabled.get() && inputs.iter().any(|input| input.edge.is_some())
+    }
+}
+
+/// Gives a result the memory order of an input of the same shape, as elementwise operations do.
+pub(crate) fn keep_order(mut result: Tensor, like: &Tensor) -> Tensor {
+    if like.shape == result.shape && like.is_dense() {
+        result.strides.clone_from(&like.strides);
+    }
+    result
+}

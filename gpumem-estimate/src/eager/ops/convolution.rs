@@ -1,0 +1,191 @@
+//! Convolutions and pooling.
+
+use super::linear::Like;
+use crate::{
+    eager::{Eager, Tensor, keep_order},
+    error::{Error, Kind},
+    shape::Shape,
+};
+
+/// The sizes of a convolution, each for all dimensions of the image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ConvArguments {
+    pub(crate) stride: Vec<u64>,
+    pub(crate) padding: Vec<u64>,
+    pub(crate) dilation: Vec<u64>,
+    pub(crate) groups: u64,
+    /// `Some` if it is transposed: what is added to one side of the output.
+    pub(crate) output_padding: Option<Vec<u64>>,
+}
+
+/// The sizes of a pooling window, each for all dimensions of the image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PoolArguments {
+    pub(crate) kernel: Vec<u64>,
+    pub(crate) stride: Vec<u64>,
+    pub(crate) padding: Vec<u64>,
+    pub(crate) rounds_up: bool,
+}
+
+/// How many positions a window has. `None` if it does not fit or the sizes overflow.
+fn positions(size: u64, kernel: u64, stride: u64, padding: u64, dilation: u64, rounds_up: bool) -> Option<u64> {
+    let window = dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?;
+    let room = size.checked_add(padding.checked_mul(2)?)?.checked_sub(window)?;
+    let count = if rounds_up { room.div_ceil(stride.max(1)) } else { room.checked_div(stride)? };
+    let count = count.checked_add(1)?;
+    // The last window must begin inside the input or its left padding.
+    let begins_outside = rounds_up && (count - 1).checked_mul(stride)? >= size.checked_add(padding)?;
+    Some(count - u64::from(begins_outside))
+}
+
+fn transposed(size: u64, kernel: u64, stride: u64, padding: u64, dilation: u64, added: u64) -> Option<u64> {
+    let window = dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?;
+    let full = size.checked_sub(1)?.checked_mul(stride)?.checked_add(window)?.checked_add(added)?;
+    full.checked_sub(padding.checked_mul(2)?)
+}
+
+impl Eager {
+    /// A convolution over an image of any number of dimensions. The weight has the shape (outputs, inputs / groups, …); the first two
+    /// are the other way round if it is transposed.
+    pub(crate) fn convolution(
+        &self,
+        input: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        arguments: &ConvArguments,
+    ) -> Result<Tensor, Error> {
+        let dimensions = weight.shape.rank() - 2;
+        let is_transposed = arguments.output_padding.is_some();
+        let (inputs, outputs) = if is_transposed {
+            (Some(weight.shape[0]), weight.shape[1].checked_mul(arguments.groups))
+        } else {
+            (weight.shape[1].checked_mul(arguments.groups), Some(weight.shape[0]))
+        };
+        let (Some(inputs), Some(outputs)) = (inputs, outputs) else { return Err(self.error(Kind::TooLarge)) };
+        if input.shape.rank() != dimensions + 2 || input.shape[1] != inputs {
+            let image = vec!["…"; dimensions].join(", ");
+            return Err(self.mismatch(format!("(…, {inputs}, {image})"), input));
+        }
+        let mut sizes = vec![input.shape[0], outputs];
+        for at in 0..dimensions {
+            let (size, kernel) = (input.shape[at + 2], weight.shape[at + 2]);
+            let (stride, padding, dilation) = (arguments.stride[at], arguments.padding[at], arguments.dilation[at]);
+            let size = match &arguments.output_padding {
+                None => positions(size, kernel, stride, padding, dilation, false),
+                Some(added) => transposed(size, kernel, stride, padding, dilation, added[at]),
+            };
+            let fits = size.filter(|size| *size > 0);
+            sizes.push(fits.ok_or_else(|| {
+                self.mismatch(format!("a window of {kernel} with stride {stride} and padding {padding} or more"), input)
+            })?);
+        }
+        let (input, weight) = (self.lowered(input)?, self.lowered(weight)?);
+        let bias = bias.map(|bias| self.lowered(bias)).transpose()?;
+        let input = self.contiguous(&input)?;
+        let mut all = vec![&input, &weight];
+        all.extend(&bias);
+        let needs = self.needs_grad(&all);
+        let saved = needs.then(|| Ok::<_, Error>([self.save(&input)?, self.save(&weight)?])).transpose()?;
+        let output = self.output(&sizes.into(), input.dtype)?;
+        let Some([input_saved, weight_saved]) = saved else { return Ok(output) };
+        let likes: Vec<_> = all.iter().map(|input| input.edge.map(|_| Like::of(input))).collect();
+        let [output] = self.record(&all, [output], move |eager, grads| {
+            if grads[0].is_none() {
+                return Ok(vec![None; likes.len()]);
+            }
+            let _saved = [input_saved.unpack(eager)?, weight_saved.unpack(eager)?];
+            likes.iter().map(|like| like.as_ref().map(|like| like.empty(eager)).transpose()).collect()
+        });
+        Ok(output)
+    }
+
+    /// Max pooling. It makes the positions of the largest elements as well, in `i64`.
+    pub(crate) fn max_pool(&self, input: &Tensor, arguments: &PoolArguments) -> Result<Tensor, Error> {
+        let shape = self.pooled(input, arguments)?;
+        let needs = self.needs_grad(&[input]);
+        let input_saved = needs.then(|| self.save(input)).transpose()?;
+        let output = self.output(&shape, input.dtype)?;
+        let positions = self.integers(&shape)?;
+        let Some(input_saved) = input_saved else { return Ok(output) };
+        let positions = self.save(&positions)?;
+        let like = Like::of(input);
+        let [output] = self.record(&[input], [output], move |eager, grads| {
+            if grads[0].is_none() {
+                return Ok(vec![None]);
+            }
+            let _saved = [input_saved.unpack(eager)?, positions.unpack(eager)?];
+            Ok(vec![Some(like.empty(eager)?)])
+        });
+        Ok(output)
+    }
+
+    /// Average pooling.
+    pub(crate) fn average_pool(&self, input: &Tensor, arguments: &PoolArguments) -> Result<Tensor, Error> {
+        let shape = self.pooled(input, arguments)?;
+        self.averaged(input, &shape, true)
+    }
+
+    /// Average pooling to an image of this size. To an image of one pixel it is a mean, which saves nothing.
+    pub(crate) fn adaptive_average_pool(&self, input: &Tensor, size: &[u64]) -> Result<Tensor, Error> {
+        if input.shape.rank() != size.len() + 2 {
+            let image = vec!["…"; size.len() + 2].join(", ");
+            return Err(self.mismatch(format!("({image})"), input));
+        }
+        let mut sizes = input.shape.sizes()[..2].to_vec();
+        sizes.extend(size);
+        self.averaged(input, &sizes.into(), size.iter().any(|size| *size != 1))
+    }
+
+    fn averaged(&self, input: &Tensor, shape: &Shape, keeps_input: bool) -> Result<Tensor, Error> {
+        let needs = self.needs_grad(&[input]);
+        let saved = (needs && keeps_input).then(|| self.save(input)).transpose()?;
+        let output = self.output(shape, input.dtype)?;
+        if !needs {
+            return Ok(output);
+        }
+        let like = Like::of(input);
+        let [output] = self.record(&[input], [output], move |eager, grads| {
+            if grads[0].is_none() {
+                return Ok(vec![None]);
+            }
+            let _input = saved.map(|saved| saved.unpack(eager)).transpose()?;
+            Ok(vec![Some(like.empty(eager)?)])
+        });
+        Ok(keep_order(output, input))
+    }
+
+    fn pooled(&self, input: &Tensor, arguments: &PoolArguments) -> Result<Shape, Error> {
+        let PoolArguments { kernel, stride, padding, rounds_up } = arguments;
+        if input.shape.rank() != kernel.len() + 2 {
+            let image = vec!["…"; kernel.len() + 2].join(", ");
+            return Err(self.mismatch(format!("({image})"), input));
+        }
+        let mut sizes = input.shape.sizes()[..2].to_vec();
+        for at in 0..kernel.len() {
+            let size = positions(input.shape[at + 2], kernel[at], stride[at], padding[at], 1, *rounds_up);
+            let fits = size.filter(|size| *size > 0);
+            sizes.push(fits.ok_or_else(|| self.mismatch(format!("a window of {} or more", kernel[at]), input))?);
+        }
+        Ok(sizes.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{positions, transposed};
+
+    /// The figures are those of `torch.nn` modules with these arguments.
+    #[test]
+    fn sizes_are_those_of_pytorch() {
+        assert_eq!(positions(224, 7, 2, 3, 1, false), Some(112));
+        assert_eq!(positions(32, 3, 1, 2, 2, false), Some(32));
+        assert_eq!(positions(5, 2, 2, 0, 1, false), Some(2));
+        assert_eq!(positions(5, 2, 2, 0, 1, true), Some(3));
+        assert_eq!(positions(4, 3, 3, 1, 1, true), Some(2), "a last window would begin in the right padding");
+        assert_eq!(positions(2, 3, 1, 0, 1, false), None);
+        assert_eq!(positions(5, 2, 0, 0, 1, false), None);
+        assert_eq!(positions(u64::MAX, 1, 1, 1, 1, false), None);
+        assert_eq!(transposed(4, 3, 2, 1, 1, 1), Some(8));
+        assert_eq!(transposed(1, 1, 1, 1, 1, 0), None);
+    }
+}

@@ -1,0 +1,14 @@
+//! Operations, by topic.
+
+mod attention;
+mod convolution;
+mod elementwise;
+mod linear;
+mod loss;
+mod normalization;
+mod views;
+
+pub(crate) use self::{
+    attention::AttentionArguments,
+    convolution::{ConvArguments, PoolArguments},
+};

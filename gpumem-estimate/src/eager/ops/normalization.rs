@@ -1,0 +1,115 @@
+//! Normalization.
+
+use super::linear::Like;
+use crate::{
+    dtype::Dtype,
+    eager::{Eager, Tensor, keep_order},
+    error::{Error, Kind},
+    shape::Shape,
+};
+
+impl Eager {
+    /// `layer_norm` over the last dimension. It keeps its input and a mean and a deviation in `f32` for each row.
+    pub(crate) fn layer_norm(&self, input: &Tensor, affine: Option<[&Tensor; 2]>) -> Result<Tensor, Error> {
+        let input = self.contiguous(&self.raised(input)?)?;
+        if let Some([weight, _]) = affine
+            && weight.shape.last() != input.shape.last()
+        {
+            return Err(self.mismatch(input.shape.with_last(weight.shape.last()).to_string(), &input));
+        }
+        let mut all = vec![&input];
+        all.extend(affine.into_iter().flatten());
+        let needs = self.needs_grad(&all);
+        let input_saved = needs.then(|| self.save(&input)).transpose()?;
+        let output = self.output(&input.shape, input.dtype)?;
+        let rows = input.shape.with_last(1);
+        let statistics = [self.output(&rows, Dtype::F32)?, self.output(&rows, Dtype::F32)?];
+        let Some(input_saved) = input_saved else { return Ok(output) };
+        let statistics = statistics.iter().map(|tensor| self.save(tensor)).collect::<Result<Vec<_>, _>>()?;
+        let likes: Vec<_> = all.iter().map(|input| input.edge.map(|_| Like::of(input))).collect();
+        let [output] = self.record(&all, [output], move |eager, grads| {
+            if grads[0].is_none() {
+                return Ok(vec![None; likes.len()]);
+            }
+            let _input = input_saved.unpack(eager)?;
+            let _statistics = statistics.into_iter().map(|saved| saved.unpack(eager)).collect::<Result<Vec<_>, _>>()?;
+            likes.iter().map(|like| like.as_ref().map(|like| like.empty(eager)).transpose()).collect()
+        });
+        Ok(output)
+    }
+
+    /// RMS norm as transformers writes it out: in `f32`, `weight * (x * rsqrt(mean(x ** 2) + eps)).to(type of x)`.
+    pub(crate) fn rms_norm_written_out(&self, input: &Tensor, weight: &Tensor) -> Result<Tensor, Error> {
+        if weight.shape.last() != input.shape.last() {
+            return Err(self.mismatch(input.shape.with_last(weight.shape.last()).to_string(), input));
+        }
+        let wide = self.to(input, Dtype::F32)?;
+        let square = self.power(&wide)?;
+        let variance = self.mean_of_last(&square)?;
+        drop(square);
+        let sum = self.add_number(&variance)?;
+        let factor = self.rsqrt(&sum)?;
+        drop(sum);
+        let normalized = self.multiply(&wide, &factor)?;
+        drop((wide, factor, variance));
+        let narrow = self.to(&normalized, input.dtype)?;
+        drop(normalized);
+        self.multiply(weight, &narrow)
+    }
+
+    /// The mean of the last dimension, which has size 1 afterwards.
+    pub(crate) fn mean_of_last(&self, input: &Tensor) -> Result<Tensor, Error> {
+        let output = self.output(&input.shape.with_last(1), input.dtype)?;
+        if !self.needs_grad(&[input]) {
+            return Ok(output);
+        }
+        let (shape, dtype) = (input.shape.clone(), input.dtype);
+        let [output] = self.record(&[input], [output], move |eager, _| Ok(vec![Some(eager.output(&shape, dtype)?)]));
+        Ok(output)
+    }
+
+    /// Batch norm over dimension 1. It keeps its input and, while training, a mean and a deviation of each channel.
+    pub(crate) fn batch_norm(&self, input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor, Error> {
+        if input.shape.rank() < 2 || input.shape[1] != weight.shape.last() {
+            return Err(self.channels(weight.shape.last(), input));
+        }
+        let all = [input, weight, bias];
+        let needs = self.needs_grad(&all);
+        let mut saved = Vec::new();
+        if needs {
+            saved.push(self.save(input)?);
+        }
+        let output = keep_order(self.output(&input.shape, input.dtype)?, input);
+        let channels = Shape::from([input.shape[1]]);
+        if self.training.get() {
+            for _ in 0..2 {
+                let statistics = self.output(&channels, Dtype::F32)?;
+                if needs {
+                    saved.push(self.save(&statistics)?);
+                }
+            }
+        }
+        if !needs {
+            return Ok(output);
+        }
+        let likes = all.map(|input| input.edge.map(|_| Like::of(input)));
+        let [output] = self.record(&all, [output], move |eager, grads| {
+            if grads[0].is_none() {
+                return Ok(vec![None; 3]);
+            }
+            let _saved = saved.into_iter().map(|saved| saved.unpack(eager)).collect::<Result<Vec<_>, _>>()?;
+            likes.iter().map(|like| like.as_ref().map(|like| like.empty(eager)).transpose()).collect()
+        });
+        Ok(output)
+    }
+
+    /// The error of an input with another number of channels.
+    pub(super) fn channels(&self, channels: u64, input: &Tensor) -> Error {
+        let mut sizes = input.shape.sizes().to_vec();
+        if let Some(size) = sizes.get_mut(1) {
+            *size = channels;
+            return self.mismatch(Shape::from(sizes).to_string(), input);
+        }
+        self.error(Kind::Mismatch { expected: format!("(…, {channels}, …)"), found: input.shape.clone() })
+    }
+}

@@ -1,0 +1,170 @@
+//! Views share the memory of their input. A copy is made only where the order of the elements requires it.
+
+use crate::{
+    dtype::Dtype,
+    eager::{Eager, Tensor, tensor::contiguous_strides},
+    error::{Error, Kind},
+    shape::Shape,
+};
+
+impl Eager {
+    /// Records a view: its gradient is a view of the gradient of the result.
+    fn viewed(&self, input: &Tensor, shape: Shape, strides: Vec<u64>) -> Tensor {
+        let view = Tensor { shape, strides, edge: None, parameter: None, ..input.clone() };
+        if !self.needs_grad(&[input]) {
+            return view;
+        }
+        let shape = input.shape.clone();
+        let [view] = self.record(&[input], [view], move |_, grads| {
+            let back =
+                |grad: &Tensor| Tensor { shape: shape.clone(), strides: contiguous_strides(&shape), ..grad.clone() };
+            Ok(vec![grads[0].as_ref().map(back)])
+        });
+        view
+    }
+
+    /// Elements in order: a copy, if they are not.
+    pub(crate) fn contiguous(&self, input: &Tensor) -> Result<Tensor, Error> {
+        if input.is_contiguous() {
+            return Ok(input.clone());
+        }
+        let output = self.output(&input.shape, input.dtype)?;
+        if !self.needs_grad(&[input]) {
+            return Ok(output);
+        }
+        let [output] = self.record(&[input], [output], |_, grads| Ok(grads.to_vec()));
+        Ok(output)
+    }
+
+    /// Another shape with the same number of elements. Copies the elements if they are not in order.
+    pub(crate) fn reshape(&self, input: &Tensor, shape: &Shape) -> Result<Tensor, Error> {
+        if input.shape.elements() != shape.elements() {
+            let (first, second) = (input.shape.clone(), shape.clone());
+            return Err(self.error(Kind::Pair { operation: "a change of shape", first, second }));
+        }
+        let input = self.contiguous(input)?;
+        Ok(self.viewed(&input, shape.clone(), contiguous_strides(shape)))
+    }
+
+    /// A view with another shape of a tensor whose last dimension is in order, such as a part of a joined projection.
+    pub(crate) fn view(&self, input: &Tensor, shape: &Shape) -> Tensor {
+        self.viewed(input, shape.clone(), contiguous_strides(shape))
+    }
+
+    /// The first dimension, which has size 1, is repeated without a copy.
+    pub(crate) fn expand_first(&self, input: &Tensor, size: u64) -> Tensor {
+        let mut sizes = input.shape.sizes().to_vec();
+        sizes[0] = size;
+        let mut strides = input.strides.clone();
+        strides[0] = 0;
+        let view = Tensor { shape: sizes.into(), strides, edge: None, parameter: None, ..input.clone() };
+        if !self.needs_grad(&[input]) {
+            return view;
+        }
+        // The sum over the repeated dimension is made where the gradient is checked against the shape of the input.
+        let [view] = self.record(&[input], [view], |_, grads| Ok(grads.to_vec()));
+        view
+    }
+
+    /// Each head of (batch, heads, n, size) is copied this many times.
+    pub(crate) fn repeat_heads(&self, input: &Tensor, repeats: u64) -> Result<Tensor, Error> {
+        let mut sizes = input.shape.sizes().to_vec();
+        sizes[1] = sizes[1].checked_mul(repeats).ok_or_else(|| self.error(Kind::TooLarge))?;
+        let output = self.output(&sizes.into(), input.dtype)?;
+        if !self.needs_grad(&[input]) {
+            return Ok(output);
+        }
+        let (shape, dtype) = (input.shape.clone(), input.dtype);
+        let [output] = self.record(&[input], [output], move |eager, _| Ok(vec![Some(eager.output(&shape, dtype)?)]));
+        Ok(output)
+    }
+
+    /// Two dimensions change places.
+    pub(crate) fn transpose(&self, input: &Tensor, first: usize, second: usize) -> Tensor {
+        let (mut sizes, mut strides) = (input.shape.sizes().to_vec(), input.strides.clone());
+        sizes.swap(first, second);
+        strides.swap(first, second);
+        let view = Tensor { shape: sizes.into(), strides, edge: None, parameter: None, ..input.clone() };
+        if !self.needs_grad(&[input]) {
+            return view;
+        }
+        let [view] = self.record(&[input], [view], move |eager, grads| {
+            Ok(vec![grads[0].as_ref().map(|grad| eager.transpose(grad, first, second))])
+        });
+        view
+    }
+
+    /// Parts of the last dimension, as views. The gradients of all parts are copied into one tensor.
+    pub(crate) fn split_last<const N: usize>(&self, input: &Tensor, sizes: [u64; N]) -> Result<[Tensor; N], Error> {
+        if sizes.iter().sum::<u64>() != input.shape.last() {
+            return Err(self.mismatch(input.shape.with_last(sizes.iter().sum()).to_string(), input));
+        }
+        let part =
+            |size: u64| Tensor { shape: input.shape.with_last(size), edge: None, parameter: None, ..input.clone() };
+        let parts = sizes.map(part);
+        if !self.needs_grad(&[input]) {
+            return Ok(parts);
+        }
+        let (shape, dtype) = (input.shape.clone(), input.dtype);
+        Ok(self.record(&[input], parts, move |eager, grads| {
+            if grads.iter().all(Option::is_none) {
+                return Ok(vec![None]);
+            }
+            // A part without a gradient is filled with zeros.
+            Ok(vec![Some(eager.output(&shape, dtype)?)])
+        }))
+    }
+
+    /// A part of one dimension, as a view. Its gradient is filled up with zeros.
+    pub(crate) fn narrow(&self, input: &Tensor, dimension: usize, size: u64) -> Tensor {
+        let mut sizes = input.shape.sizes().to_vec();
+        sizes[dimension] = size;
+        let view = Tensor { shape: sizes.into(), edge: None, parameter: None, ..input.clone() };
+        if !self.needs_grad(&[input]) {
+            return view;
+        }
+        let (shape, dtype) = (input.shape.clone(), input.dtype);
+        let [view] = self.record(&[input], [view], move |eager, _| Ok(vec![Some(eager.output(&shape, dtype)?)]));
+        view
+    }
+
+    /// One tensor of several along a dimension.
+    pub(crate) fn concatenate(&self, inputs: &[&Tensor], dimension: usize) -> Result<Tensor, Error> {
+        let Some(first) = inputs.first() else {
+            return Err(self.error(Kind::Invalid("there is nothing to join".into())));
+        };
+        let mut sizes = first.shape.sizes().to_vec();
+        sizes[dimension] = 0;
+        for input in inputs {
+            let mut other = input.shape.sizes().to_vec();
+            let size = other.get(dimension).copied().unwrap_or(0);
+            if other.len() == sizes.len() {
+                other[dimension] = sizes[dimension];
+            }
+            if other != sizes {
+                let (first, second) = (first.shape.clone(), input.shape.clone());
+                return Err(self.error(Kind::Pair { operation: "joining", first, second }));
+            }
+            sizes[dimension] = sizes[dimension].checked_add(size).ok_or_else(|| self.error(Kind::TooLarge))?;
+        }
+        let output = self.output(&sizes.into(), first.dtype)?;
+        if !self.needs_grad(inputs) {
+            return Ok(output);
+        }
+        let parts: Vec<_> = inputs.iter().map(|input| (input.shape.clone(), input.edge.is_some())).collect();
+        let [output] = self.record(inputs, [output], move |_, grads| {
+            let Some(grad) = &grads[0] else { return Ok(vec![None; parts.len()]) };
+            // Each gradient is a view of a part.
+            let part = |(shape, needs): &(Shape, bool)| {
+                needs.then(|| Tensor { shape: shape.clone(), strides: grad.strides.clone(), ..grad.clone() })
+            };
+            Ok(parts.iter().map(part).collect())
+        });
+        Ok(output)
+    }
+
+    /// A new tensor of integers, such as positions.
+    pub(crate) fn integers(&self, shape: &Shape) -> Result<Tensor, Error> {
+        self.output(shape, Dtype::I64)
+    }
+}

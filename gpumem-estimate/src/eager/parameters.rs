@@ -1,0 +1,112 @@
+//! Parameters, their gradients, and buffers.
+
+use std::{cell::RefCell, collections::HashMap};
+
+use super::{Eager, Edge, Grads, Tensor};
+use crate::{class::Class, dtype::Dtype, error::Error, shape::Shape};
+
+/// The number of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ParameterId(usize);
+
+#[derive(Debug, Default)]
+pub(super) struct Parameters {
+    all: RefCell<Vec<Parameter>>,
+    /// The nodes of this step that accumulate gradients.
+    edges: RefCell<HashMap<usize, Edge>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Parameter {
+    pub(super) tensor: Tensor,
+    pub(super) grad: Option<Tensor>,
+    is_trainable: bool,
+    is_buffer: bool,
+}
+
+impl Eager {
+    /// Adds a parameter to the model, in the scope of its layer.
+    pub(crate) fn add_parameter(&self, shape: &Shape, dtype: Dtype, is_trainable: bool) -> Result<ParameterId, Error> {
+        self.add_tensor(shape, dtype, is_trainable && dtype.is_float(), false)
+    }
+
+    /// Adds a tensor that is no parameter but belongs to the model, such as the running mean of a batch norm.
+    pub(crate) fn add_buffer(&self, shape: &Shape, dtype: Dtype) -> Result<ParameterId, Error> {
+        self.add_tensor(shape, dtype, false, true)
+    }
+
+    fn add_tensor(
+        &self,
+        shape: &Shape,
+        dtype: Dtype,
+        is_trainable: bool,
+        is_buffer: bool,
+    ) -> Result<ParameterId, Error> {
+        let mut tensor = self.empty(shape, dtype, Class::Weights)?;
+        let mut all = self.parameters.all.borrow_mut();
+        tensor.parameter = Some(all.len());
+        all.push(Parameter { tensor, grad: None, is_trainable, is_buffer });
+        Ok(ParameterId(all.len() - 1))
+    }
+
+    /// A parameter as an input of an operation.
+    pub(crate) fn parameter(&self, id: ParameterId) -> Tensor {
+        let (mut tensor, is_trainable) = {
+            let all = self.parameters.all.borrow();
+            (all[id.0].tensor.clone(), all[id.0].is_trainable)
+        };
+        if is_trainable {
+            let edge = self.parameters.edges.borrow().get(&id.0).copied();
+            let edge = edge.unwrap_or_else(|| {
+                let edge = self.accumulation(id.0);
+                self.parameters.edges.borrow_mut().insert(id.0, edge);
+                edge
+            });
+            tensor.edge = Some(edge);
+        }
+        tensor
+    }
+
+    /// The sums of the elements and the bytes of all parameters, without buffers.
+    pub(crate) fn count_parameters(&self) -> (u64, u64) {
+        let all = self.parameters.all.borrow();
+        let sizes = all.iter().filter(|parameter| !parameter.is_buffer).filter_map(|parameter| {
+            let elements = parameter.tensor.shape.elements()?;
+            Some((elements, parameter.tensor.dtype.bytes(elements)?))
+        });
+        // Each of them was allocated, so the sums are below 2^62.
+        sizes.fold((0, 0), |sum, size| (sum.0 + size.0, sum.1 + size.1))
+    }
+
+    /// Begins a new backward graph.
+    pub(crate) fn begin_graph(&self) {
+        self.parameters.edges.borrow_mut().clear();
+        self.forget_from(0);
+    }
+
+    /// `zero_grad(set_to_none=True)`.
+    pub(crate) fn free_gradients(&self) {
+        let freed: Vec<_> =
+            self.parameters.all.borrow_mut().iter_mut().map(|parameter| parameter.grad.take()).collect();
+        drop(freed);
+    }
+
+    /// The first gradient of a parameter becomes its gradient; a copy of it, if something else uses it. Later ones are added to it
+    /// in place.
+    pub(super) fn accumulate(&self, parameter: usize, mut grads: Grads) -> Result<(), Error> {
+        let Some(grad) = grads.pop().flatten() else { return Ok(()) };
+        if self.parameters.all.borrow()[parameter].grad.is_some() {
+            return Ok(());
+        }
+        let grad = if grad.is_sole() { grad } else { self.empty(&grad.shape, grad.dtype, Class::Gradients)? };
+        self.parameters.all.borrow_mut()[parameter].grad = Some(grad.detached());
+        Ok(())
+    }
+
+    /// The parameters that have a gradient, with the sizes that an optimizer needs.
+    pub(super) fn with_gradients(&self) -> Vec<(usize, Tensor)> {
+        let all = self.parameters.all.borrow();
+        let with_grad = all.iter().enumerate().filter(|(_, parameter)| parameter.grad.is_some());
+        with_grad.map(|(at, parameter)| (at, parameter.tensor.clone())).collect()
+    }
+}

@@ -1,0 +1,65 @@
+use std::rc::Rc;
+
+use crate::{dtype::Dtype, memory::Storage, shape::Shape};
+
+/// A tensor without values. Clones and views share the storage, which is freed with the last of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Tensor {
+    pub(crate) storage: Rc<Storage>,
+    pub(crate) shape: Shape,
+    /// How many elements apart two neighbours of each dimension are.
+    pub(crate) strides: Vec<u64>,
+    pub(crate) dtype: Dtype,
+    /// Where the gradient goes; `None` if it needs none.
+    pub(crate) edge: Option<Edge>,
+    /// The number of the parameter that this is, if it is one.
+    pub(crate) parameter: Option<usize>,
+}
+
+/// One output of a node of the backward graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Edge {
+    pub(crate) node: usize,
+    pub(crate) output: usize,
+}
+
+/// The strides of a tensor whose elements lie in order.
+pub(crate) fn contiguous_strides(shape: &Shape) -> Vec<u64> {
+    let mut strides = vec![1_u64; shape.rank()];
+    for at in (1..shape.rank()).rev() {
+        // The element count was checked, so only shapes without elements can overflow here.
+        strides[at - 1] = strides[at].saturating_mul(shape[at].max(1));
+    }
+    strides
+}
+
+impl Tensor {
+    pub(crate) fn is_contiguous(&self) -> bool {
+        let expected = contiguous_strides(&self.shape);
+        let sizes = self.shape.sizes().iter().zip(&self.strides).zip(&expected);
+        sizes.into_iter().all(|((size, stride), expected)| *size == 1 || stride == expected)
+    }
+
+    /// Its elements fill the storage without gaps and overlaps, in whatever order.
+    pub(crate) fn is_dense(&self) -> bool {
+        let mut dimensions: Vec<_> =
+            self.strides.iter().zip(self.shape.sizes()).filter(|(_, size)| **size != 1).collect();
+        dimensions.sort_unstable();
+        let mut expected = 1;
+        dimensions.into_iter().all(|(stride, size)| {
+            let is_next = *stride == expected;
+            expected *= size;
+            is_next
+        })
+    }
+
+    /// Nothing else refers to its storage.
+    pub(crate) fn is_sole(&self) -> bool {
+        Rc::strong_count(&self.storage) == 1
+    }
+
+    /// The same memory without a place in the backward graph.
+    pub(crate) fn detached(&self) -> Self {
+        Self { edge: None, ..self.clone() }
+    }
+}

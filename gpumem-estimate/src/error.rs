@@ -1,0 +1,82 @@
+//! The error of an estimate. It names the layer.
+
+use std::fmt;
+
+use crate::shape::Shape;
+
+/// Why there is no estimate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    layer: String,
+    kind: Kind,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A layer needs another shape of its input.
+    Mismatch {
+        expected: String,
+        found: Shape,
+    },
+    /// Two tensors do not fit together.
+    Pair {
+        operation: &'static str,
+        first: Shape,
+        second: Shape,
+    },
+    /// A layer has sizes that make no sense.
+    Invalid(String),
+    /// A size does not fit into 64 bits.
+    TooLarge,
+    UnknownDtype(String),
+    Syntax(String),
+    /// A checkpointed block has recomputed all that it saved. This ends the second run and is never returned to a caller.
+    RecomputedAll,
+}
+
+impl Error {
+    /// An error in a layer; the path of the layer is empty outside of all layers.
+    pub(crate) fn in_layer(layer: String, kind: Kind) -> Self {
+        Self { layer, kind }
+    }
+
+    /// The path of the layer, such as `features.3`; empty if the error belongs to no layer.
+    pub fn layer(&self) -> &str {
+        &self.layer
+    }
+
+    pub(crate) fn is_recomputed_all(&self) -> bool {
+        self.kind == Kind::RecomputedAll
+    }
+
+    /// The shape of an input is not the one that a layer needs.
+    pub fn is_shape_mismatch(&self) -> bool {
+        matches!(self.kind, Kind::Mismatch { .. } | Kind::Pair { .. })
+    }
+}
+
+impl From<Kind> for Error {
+    fn from(kind: Kind) -> Self {
+        Self::in_layer(String::new(), kind)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.layer.is_empty() {
+            write!(f, "layer `{}`: ", self.layer)?;
+        }
+        match &self.kind {
+            Kind::Mismatch { expected, found } => write!(f, "expects an input of shape {expected} and gets {found}"),
+            Kind::Pair { operation, first, second } => {
+                write!(f, "{operation} does not work with the shapes {first} and {second}")
+            }
+            Kind::Invalid(what) | Kind::Syntax(what) => f.write_str(what),
+            Kind::TooLarge => f.write_str("the sizes are too large: the sum does not fit into 62 bits"),
+            Kind::RecomputedAll => f.write_str("a checkpointed block has recomputed all that it saved"),
+            Kind::UnknownDtype(name) => write!(f, "`{name}` is no type of elements"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}

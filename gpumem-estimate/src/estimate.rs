@@ -1,0 +1,81 @@
+//! What an estimate says.
+
+use std::collections::BTreeMap;
+
+use gpumem_core::model::Bytes;
+
+use crate::{class::Class, memory::AtPeak};
+
+/// The predicted memory of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Estimate {
+    /// How many elements all parameters have. Tied weights count once.
+    pub parameters: u64,
+    /// Their bytes.
+    pub parameter_bytes: Bytes,
+    /// The most that is allocated at one time: what `torch.cuda.max_memory_allocated()` returns.
+    pub peak: Bytes,
+    /// What the peak consists of, the largest part first. The parts add up to the peak.
+    pub parts: Vec<Part>,
+    /// The most that the allocator has from the driver: what `torch.cuda.max_memory_reserved()` returns.
+    pub reserved: Bytes,
+    /// The phases of both steps, in order, each with the most that was allocated while it ran.
+    pub phases: Vec<PhasePeak>,
+}
+
+/// A part of a peak.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Part {
+    /// The phase that allocated it: `model`, `input`, `forward`, `backward` or `update`.
+    pub phase: String,
+    /// The path of the layer, such as `features.0`; empty outside of all layers.
+    pub layer: String,
+    /// What it is used for.
+    pub class: Class,
+    /// How much it is.
+    pub bytes: Bytes,
+}
+
+/// A phase of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PhasePeak {
+    /// `forward`, `backward` or `update`.
+    pub name: &'static str,
+    /// The most that was allocated while it ran.
+    pub peak: Bytes,
+}
+
+impl Estimate {
+    pub(crate) fn new(
+        parameters: u64,
+        parameter_bytes: u64,
+        peak: u64,
+        parts: Vec<AtPeak>,
+        reserved: u64,
+        phases: Vec<PhasePeak>,
+    ) -> Self {
+        let part = |part: AtPeak| Part {
+            phase: part.path.first().map(ToString::to_string).unwrap_or_default(),
+            layer: part.path.get(1..).unwrap_or_default().join("."),
+            class: part.class,
+            bytes: Bytes::new(part.bytes),
+        };
+        let mut parts: Vec<_> = parts.into_iter().map(part).collect();
+        parts.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| (&a.layer, a.class).cmp(&(&b.layer, b.class))));
+        let (parameter_bytes, peak) = (Bytes::new(parameter_bytes), Bytes::new(peak));
+        Self { parameters, parameter_bytes, peak, parts, reserved: Bytes::new(reserved), phases }
+    }
+
+    /// The peak by class.
+    pub fn classes(&self) -> Vec<(Class, Bytes)> {
+        let mut sums: BTreeMap<Class, Bytes> = BTreeMap::new();
+        for part in &self.parts {
+            let sum = sums.entry(part.class).or_default();
+            *sum = *sum + part.bytes;
+        }
+        sums.into_iter().collect()
+    }
+}

@@ -1,0 +1,213 @@
+//! From layers as data to layers with parameters.
+
+use std::{collections::HashMap, rc::Rc};
+
+use super::{Attention, Conv, Embeddings, Function, Layer, Linear, Named};
+use crate::{
+    dtype::Dtype,
+    eager::{Eager, ParameterId},
+    error::{Error, Kind},
+    shape::Shape,
+};
+
+/// A layer with its parameters and the layers inside it.
+#[derive(Debug)]
+pub(crate) struct Built {
+    pub(crate) name: String,
+    pub(super) kind: Layer,
+    pub(super) parameters: Vec<ParameterId>,
+    pub(super) children: Vec<Rc<Built>>,
+    /// Of a residual layer: what the input passes through.
+    pub(super) shortcut: Vec<Rc<Built>>,
+}
+
+/// Layers are nested no deeper than this, so that a hostile file cannot overflow the stack.
+const DEEPEST: usize = 64;
+
+/// What is known while the layers of a model are built.
+struct Building<'a> {
+    eager: &'a Eager,
+    dtype: Dtype,
+    /// The tables and weights that other layers may share, by path.
+    weights: HashMap<String, ParameterId>,
+    depth: usize,
+}
+
+/// Builds layers: allocates their parameters in the order of the layers.
+pub(crate) fn build(eager: &Eager, layers: &[Named], dtype: Dtype) -> Result<Vec<Rc<Built>>, Error> {
+    Building { eager, dtype, weights: HashMap::new(), depth: 0 }.all(layers)
+}
+
+impl Built {
+    /// An inner layer, which `build` has made.
+    pub(super) fn child(&self, name: &str) -> &Rc<Self> {
+        let child = self.children.iter().find(|child| child.name == name);
+        child.expect("`build` makes all inner layers that `forward` names")
+    }
+}
+
+impl Building<'_> {
+    fn all(&mut self, layers: &[Named]) -> Result<Vec<Rc<Built>>, Error> {
+        layers.iter().map(|layer| self.one(layer)).collect()
+    }
+
+    fn one(&mut self, named: &Named) -> Result<Rc<Built>, Error> {
+        self.eager.memory.open(&named.name);
+        self.depth += 1;
+        let built = self.parts(named);
+        self.depth -= 1;
+        self.eager.memory.close();
+        built.map(Rc::new)
+    }
+
+    fn parts(&mut self, named: &Named) -> Result<Built, Error> {
+        if self.depth > DEEPEST {
+            return Err(self.eager.error(Kind::Invalid(format!("layers are nested deeper than {DEEPEST}"))));
+        }
+        let (mut kind, mut parameters, mut children, mut shortcut) = (named.layer.clone(), vec![], vec![], vec![]);
+        match &mut kind {
+            Layer::Sequential { layers } | Layer::Block { layers } => children = self.all(&std::mem::take(layers))?,
+            Layer::Residual { layers, shortcut: other, .. } => {
+                children = self.all(&std::mem::take(layers))?;
+                shortcut = self.all(&std::mem::take(other))?;
+            }
+            Layer::Conv(conv) => parameters = self.conv(conv)?,
+            Layer::Linear(linear) => parameters = self.linear(linear)?,
+            Layer::Embedding { rows, size } => {
+                let table = self.add([*rows, *size])?;
+                self.share(table);
+                parameters.push(table);
+            }
+            Layer::Embeddings(Embeddings { size, tokens, positions, segments }) => {
+                let rows = [("tokens", *tokens), ("positions", *positions), ("segments", *segments)];
+                let layer = |(name, rows): (&str, u64)| Layer::Embedding { rows, size: *size }.named(name);
+                let tables: Vec<_> = rows.into_iter().filter(|(_, rows)| *rows > 0).map(layer).collect();
+                children = self.all(&tables)?;
+            }
+            Layer::PatchEmbedding { channels, image, patch, size } => {
+                let side = image.checked_div(*patch).unwrap_or(0);
+                let patches = side.checked_mul(side).and_then(|patches| patches.checked_add(1));
+                let patches = patches.ok_or_else(|| self.eager.error(Kind::TooLarge))?;
+                parameters = vec![self.add([1, 1, *size])?, self.add([1, patches, *size])?];
+                children = vec![self.one(&Layer::conv2d(*channels, *size, *patch, *patch, 0).named("projection"))?];
+            }
+            Layer::BatchNorm { channels } => {
+                parameters = vec![self.add([*channels])?, self.add([*channels])?];
+                for _ in 0..2 {
+                    self.eager.add_buffer(&Shape::from([*channels]), Dtype::F32)?;
+                }
+                // The number of batches so far.
+                self.eager.add_buffer(&Shape::default(), Dtype::I64)?;
+            }
+            Layer::LayerNorm { size } => parameters = vec![self.add([*size])?, self.add([*size])?],
+            Layer::RmsNorm { size } => parameters = vec![self.add([*size])?],
+            Layer::ChannelScale { size } => parameters = vec![self.add([*size, 1, 1])?],
+            Layer::Attention(attention) => children = self.attention(attention)?,
+            Layer::GatedMlp { size, hidden, .. } => {
+                let linear = |name: &str, inputs: u64, outputs: u64| {
+                    Layer::Linear(Linear { inputs, outputs, no_bias: true, tied_to: None }).named(name)
+                };
+                let layers =
+                    [linear("gate", *size, *hidden), linear("up", *size, *hidden), linear("down", *hidden, *size)];
+                children = self.all(&layers)?;
+            }
+            Layer::Activation { function, in_place: true } if !matches!(function, Function::Relu | Function::Relu6) => {
+                return Err(self.eager.error(Kind::Invalid(format!("{function:?} cannot overwrite its input"))));
+            }
+            Layer::MaxPool(pool) | Layer::AveragePool(pool) => {
+                let dimensions = pool.kernel.len();
+                if pool.stride.is_empty() {
+                    pool.stride.clone_from(&pool.kernel);
+                }
+                self.spread(&mut pool.stride, dimensions, 1)?;
+                self.spread(&mut pool.padding, dimensions, 0)?;
+            }
+            _ => {}
+        }
+        Ok(Built { name: named.name.clone(), kind, parameters, children, shortcut })
+    }
+
+    fn conv(&mut self, conv: &mut Conv) -> Result<Vec<ParameterId>, Error> {
+        let dimensions = conv.kernel.len();
+        self.spread(&mut conv.stride, dimensions, 1)?;
+        self.spread(&mut conv.padding, dimensions, 0)?;
+        self.spread(&mut conv.dilation, dimensions, 1)?;
+        if let Some(added) = &mut conv.transposed {
+            self.spread(added, dimensions, 0)?;
+        }
+        conv.groups = conv.groups.max(1);
+        let Conv { inputs, outputs, groups, .. } = *conv;
+        if inputs % groups != 0 || outputs % groups != 0 {
+            let what = format!("{inputs} and {outputs} channels cannot be split into {groups} groups");
+            return Err(self.eager.error(Kind::Invalid(what)));
+        }
+        let mut sizes =
+            if conv.transposed.is_some() { vec![inputs, outputs / groups] } else { vec![outputs, inputs / groups] };
+        sizes.extend(&conv.kernel);
+        let mut parameters = vec![self.eager.add_parameter(&sizes.into(), self.dtype, true)?];
+        if !conv.no_bias {
+            parameters.push(self.add([outputs])?);
+        }
+        Ok(parameters)
+    }
+
+    fn linear(&mut self, linear: &Linear) -> Result<Vec<ParameterId>, Error> {
+        let Linear { inputs, outputs, no_bias, tied_to } = linear;
+        let weight = match tied_to {
+            Some(path) => {
+                let unknown =
+                    || Kind::Invalid(format!("no layer before it has the path `{path}` and a weight to share"));
+                self.weights.get(path).copied().ok_or_else(|| self.eager.error(unknown()))?
+            }
+            None => self.add([*outputs, *inputs])?,
+        };
+        self.share(weight);
+        let mut parameters = vec![weight];
+        if !no_bias {
+            parameters.push(self.add([*outputs])?);
+        }
+        Ok(parameters)
+    }
+
+    fn attention(&mut self, attention: &Attention) -> Result<Vec<Rc<Built>>, Error> {
+        let Attention { size, heads, no_bias, is_joined, .. } = *attention;
+        let repeats = heads.checked_rem(attention.key_value_heads());
+        if attention.head_size() == 0 || repeats != Some(0) {
+            let what = format!("{heads} heads cannot share {} heads of keys", attention.key_value_heads());
+            return Err(self.eager.error(Kind::Invalid(what)));
+        }
+        let [queries, keys, values] = attention.widths().ok_or_else(|| self.eager.error(Kind::TooLarge))?;
+        let linear = |name: &str, inputs: u64, outputs: u64| {
+            Layer::Linear(Linear { inputs, outputs, no_bias, tied_to: None }).named(name)
+        };
+        let mut layers = if is_joined {
+            let sum = queries.checked_add(keys).and_then(|sum| sum.checked_add(values));
+            vec![linear("c_attn", size, sum.ok_or_else(|| self.eager.error(Kind::TooLarge))?)]
+        } else {
+            vec![linear("q", size, queries), linear("k", size, keys), linear("v", size, values)]
+        };
+        layers.push(linear("o", queries, size));
+        self.all(&layers)
+    }
+
+    fn add<const N: usize>(&self, sizes: [u64; N]) -> Result<ParameterId, Error> {
+        self.eager.add_parameter(&Shape::from(sizes), self.dtype, true)
+    }
+
+    /// Lets later layers use this weight.
+    fn share(&mut self, weight: ParameterId) {
+        self.weights.insert(self.eager.memory.path(), weight);
+    }
+
+    /// One number for each dimension.
+    fn spread(&self, sizes: &mut Vec<u64>, dimensions: usize, default: u64) -> Result<(), Error> {
+        if sizes.len() < 2 {
+            *sizes = vec![sizes.first().copied().unwrap_or(default); dimensions];
+        }
+        if sizes.len() != dimensions || dimensions == 0 {
+            let what = format!("{} numbers were given for {dimensions} dimensions", sizes.len());
+            return Err(self.eager.error(Kind::Invalid(what)));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,156 @@
+//! The forward pass of a layer.
+
+use std::rc::Rc;
+
+use super::{Built, Conv, Function, Layer, Pool};
+use crate::{
+    eager::{ConvArguments, Eager, ParameterId, PoolArguments, Tensor},
+    error::{Error, Kind},
+    shape::Shape,
+};
+
+/// Runs layers one after the other.
+pub(crate) fn run_all(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+    let mut current = input.clone();
+    for layer in layers {
+        current = layer.forward(eager, &current)?;
+    }
+    Ok(current)
+}
+
+impl Built {
+    /// The output for an input.
+    pub(crate) fn forward(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+        eager.memory.open(&self.name);
+        // An error closes no scopes: its message has the path, and nothing runs after it. Recomputation ends with an error as well
+        // and restores the scopes itself.
+        let output = self.output(eager, input)?;
+        eager.layer_done(&self.kind, input, &output);
+        eager.memory.close();
+        Ok(output)
+    }
+
+    fn parameter(&self, eager: &Eager, number: usize) -> Tensor {
+        let id: ParameterId = self.parameters[number];
+        eager.parameter(id)
+    }
+
+    fn output(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+        match &self.kind {
+            Layer::Block { .. } if eager.recomputes_blocks() => {
+                let block = Rc::clone(self);
+                eager.checkpoint(input, move |eager, input| run_all(&block.children, eager, input))
+            }
+            Layer::Sequential { .. } | Layer::Block { .. } => run_all(&self.children, eager, input),
+            Layer::Residual { in_place, .. } => {
+                let output = run_all(&self.children, eager, input)?;
+                let shortcut = run_all(&self.shortcut, eager, input)?;
+                if *in_place { eager.add_in_place(&output, &shortcut) } else { eager.add(&shortcut, &output) }
+            }
+            Layer::Conv(conv) => self.conv(conv, eager, input),
+            Layer::Linear(_) => {
+                let weight = self.parameter(eager, 0);
+                let bias = (self.parameters.len() > 1).then(|| self.parameter(eager, 1));
+                eager.linear(input, &weight, bias.as_ref())
+            }
+            Layer::Embedding { .. } => eager.embedding(input, &self.parameter(eager, 0)),
+            Layer::Embeddings(_) => self.embeddings(eager, input),
+            Layer::PatchEmbedding { size, .. } => self.patches(eager, input, *size),
+            Layer::FirstToken => {
+                if input.shape.rank() != 3 {
+                    return Err(eager.mismatch("(…, …, …)", input));
+                }
+                let first = eager.narrow(input, 1, 1);
+                let (batch, size) = (input.shape[0], input.shape[2]);
+                Ok(eager.view(&first, &Shape::from([batch, size])))
+            }
+            Layer::BatchNorm { .. } => eager.batch_norm(input, &self.parameter(eager, 0), &self.parameter(eager, 1)),
+            Layer::LayerNorm { .. } => {
+                eager.layer_norm(input, Some([&self.parameter(eager, 0), &self.parameter(eager, 1)]))
+            }
+            Layer::RmsNorm { .. } => eager.rms_norm_written_out(input, &self.parameter(eager, 0)),
+            Layer::ChannelScale { .. } => eager.multiply(&self.parameter(eager, 0), input),
+            Layer::Activation { function, in_place } => activate(eager, *function, *in_place, input),
+            Layer::Dropout { probability } => eager.dropout(input, *probability),
+            Layer::MaxPool(pool) => eager.max_pool(input, &window(pool)),
+            Layer::AveragePool(pool) => eager.average_pool(input, &window(pool)),
+            Layer::AdaptiveAveragePool { size } => eager.adaptive_average_pool(input, size),
+            Layer::Flatten => {
+                let rows = input.shape.sizes().first().copied().unwrap_or(1);
+                let rest = Shape::from(input.shape.sizes().get(1..).unwrap_or_default().to_vec());
+                let rest = rest.elements().ok_or_else(|| eager.error(Kind::TooLarge))?;
+                eager.reshape(input, &Shape::from([rows, rest]))
+            }
+            Layer::ChannelsToLast => image(eager, input).map(|()| eager.transpose(&eager.transpose(input, 1, 2), 2, 3)),
+            Layer::ChannelsToFirst => {
+                image(eager, input).map(|()| eager.transpose(&eager.transpose(input, 2, 3), 1, 2))
+            }
+            Layer::Softmax => eager.softmax(input),
+            Layer::Attention(attention) => attention.forward(self, eager, input),
+            Layer::GatedMlp { function, .. } => {
+                let gate = activate(eager, *function, false, &self.child("gate").forward(eager, input)?)?;
+                let up = self.child("up").forward(eager, input)?;
+                let product = eager.multiply(&gate, &up)?;
+                drop((gate, up));
+                self.child("down").forward(eager, &product)
+            }
+        }
+    }
+
+    fn conv(&self, conv: &Conv, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+        let arguments = ConvArguments {
+            stride: conv.stride.clone(),
+            padding: conv.padding.clone(),
+            dilation: conv.dilation.clone(),
+            groups: conv.groups,
+            output_padding: conv.transposed.clone(),
+        };
+        let bias = (self.parameters.len() > 1).then(|| self.parameter(eager, 1));
+        eager.convolution(input, &self.parameter(eager, 0), bias.as_ref(), &arguments)
+    }
+
+    fn embeddings(&self, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+        let mut sum = self.child("tokens").forward(eager, input)?;
+        for name in ["segments", "positions"] {
+            let Some(table) = self.children.iter().find(|child| child.name == name) else { continue };
+            // All sequences have the same positions.
+            let shape = if name == "positions" { Shape::from([1, input.shape.last()]) } else { input.shape.clone() };
+            let rows = table.forward(eager, &eager.integers(&shape)?)?;
+            sum = eager.add(&sum, &rows)?;
+        }
+        Ok(sum)
+    }
+
+    fn patches(&self, eager: &Eager, input: &Tensor, size: u64) -> Result<Tensor, Error> {
+        let patches = self.child("projection").forward(eager, input)?;
+        let count = patches.shape[2].checked_mul(patches.shape[3]).ok_or_else(|| eager.error(Kind::TooLarge))?;
+        let batch = input.shape[0];
+        let tokens = eager.transpose(&eager.reshape(&patches, &Shape::from([batch, size, count]))?, 1, 2);
+        drop(patches);
+        let class = eager.expand_first(&self.parameter(eager, 0), batch);
+        let all = eager.concatenate(&[&class, &tokens], 1)?;
+        drop((class, tokens));
+        eager.add(&all, &self.parameter(eager, 1))
+    }
+}
+
+fn image(eager: &Eager, input: &Tensor) -> Result<(), Error> {
+    if input.shape.rank() == 4 { Ok(()) } else { Err(eager.mismatch("(…, …, …, …)", input)) }
+}
+
+fn window(pool: &Pool) -> PoolArguments {
+    let Pool { kernel, stride, padding, rounds_up } = pool.clone();
+    PoolArguments { kernel, stride, padding, rounds_up }
+}
+
+fn activate(eager: &Eager, function: Function, in_place: bool, input: &Tensor) -> Result<Tensor, Error> {
+    match function {
+        Function::Relu | Function::Relu6 if in_place => eager.relu_in_place(input),
+        Function::Relu => eager.relu(input),
+        Function::Relu6 => eager.relu6(input),
+        Function::Gelu => eager.gelu(input),
+        Function::GeluWrittenOut => eager.gelu_written_out(input),
+        Function::Silu => eager.silu(input),
+        Function::Tanh => eager.tanh(input),
+    }
+}

@@ -1,0 +1,271 @@
+//! Layers as data. They can be made in Rust and read from JSON.
+
+mod attention;
+mod build;
+mod forward;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::attention::Attention;
+pub(crate) use self::{
+    build::{Built, build},
+    forward::run_all,
+};
+
+/// A layer with its name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Named {
+    /// Its name inside the layer around it, such as `0` or `conv1`.
+    pub name: String,
+    /// The layer.
+    #[serde(flatten)]
+    pub layer: Layer,
+}
+
+/// A layer of a model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Layer {
+    /// Layers one after the other.
+    Sequential {
+        /// The layers.
+        layers: Vec<Named>,
+    },
+    /// The same, as a block that checkpointing may recompute.
+    Block {
+        /// The layers.
+        layers: Vec<Named>,
+    },
+    /// The sum of its input, or of what `shortcut` makes of it, and of what the layers make of it.
+    Residual {
+        /// The layers.
+        layers: Vec<Named>,
+        /// What the input passes through before it is added.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        shortcut: Vec<Named>,
+        /// The sum overwrites the output of the layers.
+        #[serde(default)]
+        in_place: bool,
+    },
+    /// A convolution.
+    Conv(Conv),
+    /// A matrix product with a weight.
+    Linear(Linear),
+    /// Rows of a table.
+    Embedding {
+        /// How many rows the table has.
+        rows: u64,
+        /// The size of a row.
+        size: u64,
+    },
+    /// The sum of the rows of tables for tokens, positions and segments.
+    Embeddings(Embeddings),
+    /// A convolution that cuts an image into patches, a token for the class, and positions.
+    PatchEmbedding {
+        /// The channels of the image.
+        channels: u64,
+        /// The height and width of the image.
+        image: u64,
+        /// The height and width of a patch.
+        patch: u64,
+        /// The size of a token.
+        size: u64,
+    },
+    /// The first token of each sequence.
+    FirstToken,
+    /// Batch norm.
+    BatchNorm {
+        /// The channels.
+        channels: u64,
+    },
+    /// Layer norm over the last dimension.
+    LayerNorm {
+        /// The size of that dimension.
+        size: u64,
+    },
+    /// RMS norm over the last dimension, as transformers writes it out.
+    RmsNorm {
+        /// The size of that dimension.
+        size: u64,
+    },
+    /// An operation on each element.
+    Activation {
+        /// Which one.
+        function: Function,
+        /// It overwrites its input. Only `relu` and `relu6` can.
+        #[serde(default)]
+        in_place: bool,
+    },
+    /// A weight for each channel of the last dimension, as `ConvNeXt` has it: a parameter of shape (size, 1, 1).
+    ChannelScale {
+        /// The channels.
+        size: u64,
+    },
+    /// Dropout.
+    Dropout {
+        /// The probability.
+        probability: f64,
+    },
+    /// The largest element of each window.
+    MaxPool(Pool),
+    /// The mean of each window.
+    AveragePool(Pool),
+    /// Means, so many that the result has this size.
+    AdaptiveAveragePool {
+        /// The sizes of the result.
+        size: Vec<u64>,
+    },
+    /// All dimensions after the first become one.
+    Flatten,
+    /// Dimensions in another order: from (n, c, h, w) to (n, h, w, c).
+    ChannelsToLast,
+    /// The reverse.
+    ChannelsToFirst,
+    /// Softmax over the last dimension.
+    Softmax,
+    /// Self-attention.
+    Attention(Attention),
+    /// A gated MLP: `down(function(gate(x)) * up(x))`.
+    GatedMlp {
+        /// The size of the input and of the output.
+        size: u64,
+        /// The size in between.
+        hidden: u64,
+        /// What the gate passes through.
+        function: Function,
+    },
+}
+
+/// An operation on each element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names are those of the functions")]
+pub enum Function {
+    Relu,
+    Relu6,
+    Gelu,
+    /// GELU with `tanh`, written out in Python with an operation for each step.
+    GeluWrittenOut,
+    Silu,
+    Tanh,
+}
+
+/// The sizes of a convolution. A list with one element is for all dimensions of the image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conv {
+    /// The channels of the input.
+    pub inputs: u64,
+    /// The channels of the output.
+    pub outputs: u64,
+    /// The size of the window: one number for each dimension of the image.
+    pub kernel: Vec<u64>,
+    /// The step of the window; 1 if empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stride: Vec<u64>,
+    /// What is added on each side; 0 if empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub padding: Vec<u64>,
+    /// The distance between elements of the window; 1 if empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dilation: Vec<u64>,
+    /// The channels are split into so many groups; 0 counts as 1.
+    #[serde(default)]
+    pub groups: u64,
+    /// It has no bias.
+    #[serde(default)]
+    pub no_bias: bool,
+    /// It is transposed, and this much is added to one side of the output.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transposed: Option<Vec<u64>>,
+}
+
+/// The sizes of a linear layer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Linear {
+    /// The size of the last dimension of the input.
+    pub inputs: u64,
+    /// That of the output.
+    pub outputs: u64,
+    /// It has no bias.
+    #[serde(default)]
+    pub no_bias: bool,
+    /// The weight is that of another layer: its path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tied_to: Option<String>,
+}
+
+/// Tables for tokens, positions and segments.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Embeddings {
+    /// The size of a row.
+    pub size: u64,
+    /// How many tokens there are.
+    pub tokens: u64,
+    /// How many positions there are; 0: there is no table.
+    #[serde(default)]
+    pub positions: u64,
+    /// How many kinds of segments there are; 0: there is no table.
+    #[serde(default)]
+    pub segments: u64,
+}
+
+/// The sizes of a pooling window. A list with one element is for all dimensions of the image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pool {
+    /// The size of the window: one number for each dimension of the image.
+    pub kernel: Vec<u64>,
+    /// The step of the window; its size if empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stride: Vec<u64>,
+    /// What is added on each side; 0 if empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub padding: Vec<u64>,
+    /// A window may begin inside the input and end outside.
+    #[serde(default)]
+    pub rounds_up: bool,
+}
+
+impl Layer {
+    /// It has no layers inside.
+    pub(crate) fn is_single(&self) -> bool {
+        !matches!(self, Self::Sequential { .. } | Self::Block { .. } | Self::Residual { .. })
+    }
+
+    /// This layer under a name.
+    pub fn named(self, name: impl Into<String>) -> Named {
+        Named { name: name.into(), layer: self }
+    }
+
+    /// Layers one after the other, with the names `0`, `1`, and so on.
+    pub fn sequence(layers: impl IntoIterator<Item = Self>) -> Self {
+        Self::Sequential { layers: numbered(layers) }
+    }
+
+    /// A convolution over an image with two dimensions, with a square window.
+    pub fn conv2d(inputs: u64, outputs: u64, kernel: u64, stride: u64, padding: u64) -> Self {
+        let (stride, padding) = (vec![stride], vec![padding]);
+        Self::Conv(Conv { inputs, outputs, kernel: vec![kernel; 2], stride, padding, ..Conv::default() })
+    }
+
+    /// A linear layer with a bias.
+    pub fn linear(inputs: u64, outputs: u64) -> Self {
+        Self::Linear(Linear { inputs, outputs, ..Linear::default() })
+    }
+
+    /// Max pooling with a square window.
+    pub fn max_pool2d(kernel: u64, stride: u64, padding: u64) -> Self {
+        Self::MaxPool(Pool { kernel: vec![kernel; 2], stride: vec![stride], padding: vec![padding], rounds_up: false })
+    }
+
+    /// `max(x, 0)`.
+    pub fn relu(in_place: bool) -> Self {
+        Self::Activation { function: Function::Relu, in_place }
+    }
+}
+
+/// Layers with the names `0`, `1`, and so on.
+pub fn numbered(layers: impl IntoIterator<Item = Layer>) -> Vec<Named> {
+    layers.into_iter().enumerate().map(|(number, layer)| layer.named(number.to_string())).collect()
+}

@@ -1,0 +1,49 @@
+//! Predicts the GPU memory of a step before it runs.
+//!
+//! A step runs without values: each layer opens a scope, each tensor is an allocation with a class, and both are events of the
+//! same ledger that counts the memory of running programs. Operations allocate what PyTorch's operations allocate, in the same
+//! order, and keep for the backward pass what PyTorch keeps.
+//!
+//! ```
+//! use gpumem_estimate::{Optimizer, Step, models};
+//!
+//! let model = models::vgg19();
+//! let inference = Step::inference(1).estimate(&model)?;
+//! assert_eq!(inference.parameters, 143_667_240);
+//! let training = Step::training(32, Optimizer::Adam).estimate(&model)?;
+//! assert!(training.peak > inference.peak);
+//! let sum: u64 = training.parts.iter().map(|part| part.bytes.get()).sum();
+//! assert_eq!(sum, training.peak.get());
+//! # Ok::<(), gpumem_estimate::Error>(())
+//! ```
+
+#![forbid(unsafe_code)]
+#![allow(clippy::missing_errors_doc, reason = "[`Error`] says what can be wrong")]
+
+mod allocator;
+mod class;
+mod dtype;
+mod eager;
+mod error;
+mod estimate;
+mod layer;
+mod memory;
+mod model;
+pub mod models;
+mod shape;
+mod size;
+mod step;
+
+pub use self::{
+    allocator::AllocatorKind,
+    class::Class,
+    dtype::{Blocks, Dtype},
+    eager::Optimizer,
+    error::Error,
+    estimate::{Estimate, Part, PhasePeak},
+    layer::{Attention, Conv, Embeddings, Function, Layer, Linear, Named, Pool, numbered},
+    model::{Input, Loss, Model},
+    shape::Shape,
+    size::{LayerSize, ModelSize},
+    step::Step,
+};

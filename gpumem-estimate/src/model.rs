@@ -1,0 +1,73 @@
+//! Models: layers, what they read, and the loss of training.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    dtype::Dtype,
+    error::{Error, Kind},
+    layer::Named,
+    shape::Shape,
+};
+
+/// A model as data.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Model {
+    /// Its name.
+    pub name: String,
+    /// What it reads.
+    pub input: Input,
+    /// Its layers, one after the other.
+    pub layers: Vec<Named>,
+    /// The loss that training minimizes.
+    #[serde(default)]
+    pub loss: Loss,
+}
+
+/// What a model reads, without the batch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Input {
+    /// Sequences of so many tokens.
+    Tokens(u64),
+    /// Numbers of this shape, such as (3, 224, 224).
+    Numbers(Shape),
+}
+
+/// The loss that training minimizes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Loss {
+    /// Cross entropy with one label for each row of the output.
+    #[default]
+    CrossEntropy,
+    /// Cross entropy with the next token as the label, of logits in `f32`, as transformers computes it.
+    NextToken,
+    /// The same without a shift, for masked tokens.
+    Token,
+}
+
+impl Model {
+    /// Reads a model from JSON.
+    pub fn from_json(text: &str) -> Result<Self, Error> {
+        serde_json::from_str(text).map_err(|error| Kind::Syntax(format!("this is no model: {error}")).into())
+    }
+
+    /// The model as JSON.
+    pub fn to_json(&self) -> Result<String, Error> {
+        serde_json::to_string_pretty(self).map_err(|error| Kind::Syntax(error.to_string()).into())
+    }
+
+    /// The shape and type of the input for a batch.
+    pub(crate) fn input(&self, batch: u64) -> (Shape, Dtype) {
+        match &self.input {
+            Input::Tokens(length) => (Shape::from([batch, *length]), Dtype::I64),
+            Input::Numbers(shape) => {
+                let mut sizes = vec![batch];
+                sizes.extend(shape.sizes());
+                (sizes.into(), Dtype::F32)
+            }
+        }
+    }
+}

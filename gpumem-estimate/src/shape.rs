@@ -1,0 +1,106 @@
+//! Sizes of the dimensions of a tensor.
+
+use std::{fmt, ops::Index, slice::SliceIndex};
+
+use gpumem_core::model;
+use serde::{Deserialize, Serialize};
+
+/// The sizes of a tensor's dimensions, the outermost first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Shape(Vec<u64>);
+
+impl Shape {
+    /// How many elements a tensor of this shape has. `None` if that is more than 2^64.
+    pub fn elements(&self) -> Option<u64> {
+        self.0.iter().try_fold(1_u64, |product, size| product.checked_mul(*size))
+    }
+
+    /// How many dimensions it has.
+    pub fn rank(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The sizes.
+    pub fn sizes(&self) -> &[u64] {
+        &self.0
+    }
+
+    /// The size of the last dimension; 1 if there is none.
+    pub fn last(&self) -> u64 {
+        self.0.last().copied().unwrap_or(1)
+    }
+
+    /// The same shape with another size of the last dimension.
+    #[must_use]
+    pub(crate) fn with_last(&self, size: u64) -> Self {
+        let mut sizes = self.0.clone();
+        if let Some(last) = sizes.last_mut() {
+            *last = size;
+        }
+        Self(sizes)
+    }
+
+    /// The shape of both after broadcasting. `None` if they cannot be broadcast.
+    pub(crate) fn broadcast(&self, other: &Self) -> Option<Self> {
+        let rank = self.rank().max(other.rank());
+        let size = |shape: &Self, at: usize| match at.checked_sub(rank - shape.rank()) {
+            Some(at) => shape.0[at],
+            None => 1,
+        };
+        let both = (0..rank).map(|at| match (size(self, at), size(other, at)) {
+            (first, second) if first == second || second == 1 => Some(first),
+            (1, second) => Some(second),
+            _ => None,
+        });
+        both.collect::<Option<Vec<_>>>().map(Self)
+    }
+}
+
+impl<I: SliceIndex<[u64]>> Index<I> for Shape {
+    type Output = I::Output;
+
+    fn index(&self, at: I) -> &I::Output {
+        &self.0[at]
+    }
+}
+
+impl<const N: usize> From<[u64; N]> for Shape {
+    fn from(sizes: [u64; N]) -> Self {
+        Self(sizes.to_vec())
+    }
+}
+
+impl From<Vec<u64>> for Shape {
+    fn from(sizes: Vec<u64>) -> Self {
+        Self(sizes)
+    }
+}
+
+/// Prints `(64, 3, 3, 3)`.
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sizes: Vec<_> = self.0.iter().map(|size| usize::try_from(*size).unwrap_or(usize::MAX)).collect();
+        model::Shape(&sizes).fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Shape;
+
+    #[test]
+    fn elements_do_not_overflow() {
+        assert_eq!(Shape::from([2, 3, 4]).elements(), Some(24));
+        assert_eq!(Shape::default().elements(), Some(1), "a number has no dimensions");
+        assert_eq!(Shape::from([1 << 32, 1 << 32]).elements(), None);
+    }
+
+    #[test]
+    fn shapes_broadcast_as_in_pytorch() {
+        let both = |a: &[u64], b: &[u64]| Shape(a.to_vec()).broadcast(&Shape(b.to_vec())).map(|shape| shape.0);
+        assert_eq!(both(&[2, 1, 4], &[3, 1]), Some(vec![2, 3, 4]));
+        assert_eq!(both(&[], &[5]), Some(vec![5]));
+        assert_eq!(both(&[2], &[3]), None);
+    }
+}

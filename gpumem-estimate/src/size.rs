@@ -1,0 +1,82 @@
+//! Parameters and outputs of layers, added up: `modelsize(model, input)` of the article that gpumem began with.
+
+use std::rc::Rc;
+
+use gpumem_core::model::Bytes;
+
+use crate::{
+    allocator::AllocatorKind,
+    class::Class,
+    dtype::Dtype,
+    eager::{Eager, LayerOutput},
+    error::{Error, Kind},
+    layer::{build, run_all},
+    memory::Memory,
+    model::Model,
+    shape::Shape,
+};
+
+/// The size of a model and of what its layers make of an input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ModelSize {
+    /// How many elements all parameters have. Tied weights count once.
+    pub parameters: u64,
+    /// Their bytes.
+    pub parameter_bytes: Bytes,
+    /// The layers that have no layers inside, in order.
+    pub layers: Vec<LayerSize>,
+    /// The outputs of all layers that do not overwrite their input.
+    pub outputs: Bytes,
+}
+
+/// The size of the output of a layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LayerSize {
+    /// Its path, such as `features.0`.
+    pub path: String,
+    /// The shape of its output.
+    pub output: Shape,
+    /// The bytes of its output; 0 if it overwrites its input.
+    pub bytes: Bytes,
+}
+
+impl ModelSize {
+    /// The outputs and their gradients: twice the outputs.
+    pub fn with_backward(&self) -> Bytes {
+        self.outputs + self.outputs
+    }
+}
+
+impl Model {
+    /// Adds up parameters and outputs of layers for a batch. This is a sum; what is live at one time is in an
+    /// [`Estimate`](crate::Estimate).
+    pub fn size(&self, batch: u64, dtype: Dtype) -> Result<ModelSize, Error> {
+        let memory = Rc::new(Memory::new(AllocatorKind::Exact));
+        let eager = Eager::new(Rc::clone(&memory), 0);
+        eager.layer_outputs.replace(Some(Vec::new()));
+        memory.open("model");
+        let layers = build(&eager, &self.layers, dtype)?;
+        memory.close();
+        let (parameters, parameter_bytes) = eager.count_parameters();
+        memory.open("forward");
+        let (shape, input_dtype) = self.input(batch);
+        let input_dtype = if input_dtype.is_float() { dtype } else { input_dtype };
+        let input = eager.empty(&shape, input_dtype, Class::Inputs)?;
+        run_all(&layers, &eager, &input)?;
+        let outputs = eager.layer_outputs.take().unwrap_or_default();
+        let mut sum = 0_u64;
+        let mut sizes = Vec::new();
+        for LayerOutput { path, shape, dtype, is_in_place } in outputs {
+            let elements = if is_in_place { Some(0) } else { shape.elements() };
+            let bytes = elements.and_then(|elements| dtype.bytes(elements));
+            let total = bytes.and_then(|bytes| sum.checked_add(bytes)).filter(|sum| *sum < 1 << 62);
+            let (Some(bytes), Some(total)) = (bytes, total) else { return Err(Kind::TooLarge.into()) };
+            sum = total;
+            sizes.push(LayerSize { path, output: shape, bytes: Bytes::new(bytes) });
+        }
+        let (parameter_bytes, outputs) = (Bytes::new(parameter_bytes), Bytes::new(sum));
+        Ok(ModelSize { parameters, parameter_bytes, layers: sizes, outputs })
+    }
+}

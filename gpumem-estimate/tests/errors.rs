@@ -1,0 +1,93 @@
+//! Models that do not fit together, and hostile files.
+
+use gpumem_estimate::{Dtype, Input, Layer, Linear, Loss, Model, Optimizer, Shape, Step, models, numbered};
+
+fn model(layers: impl IntoIterator<Item = Layer>, input: Input) -> Model {
+    Model { name: "test".to_owned(), input, layers: numbered(layers), loss: Loss::default() }
+}
+
+fn image() -> Input {
+    Input::Numbers(Shape::from([3, 8, 8]))
+}
+
+fn message(layers: impl IntoIterator<Item = Layer>, input: Input) -> String {
+    Step::inference(2).estimate(&model(layers, input)).unwrap_err().to_string()
+}
+
+#[test]
+fn a_mismatch_names_the_layer_and_both_shapes() {
+    let layers = [Layer::sequence([Layer::conv2d(3, 4, 3, 1, 1), Layer::conv2d(8, 4, 3, 1, 1)])];
+    let error = Step::inference(2).estimate(&model(layers, image())).unwrap_err();
+    assert_eq!(error.layer(), "0.1");
+    assert!(error.is_shape_mismatch());
+    let expected = "layer `0.1`: expects an input of shape (…, 8, …, …) and gets (2, 4, 8, 8)";
+    assert_eq!(error.to_string(), expected);
+    let expected = "layer `1`: expects an input of shape (…, 5) and gets (2, 192)";
+    assert_eq!(message([Layer::Flatten, Layer::linear(5, 5)], image()), expected);
+    let expected = "layer `0`: expects an input of shape (2, 5, 8, 8) and gets (2, 3, 8, 8)";
+    assert_eq!(message([Layer::BatchNorm { channels: 5 }], image()), expected);
+    let residual =
+        Layer::Residual { layers: numbered([Layer::conv2d(3, 4, 3, 1, 1)]), shortcut: vec![], in_place: false };
+    let expected = "layer `0`: a sum does not work with the shapes (2, 3, 8, 8) and (2, 4, 8, 8)";
+    assert_eq!(message([residual], image()), expected);
+    let expected = "layer `0`: expects an input of shape a window of 9 with stride 1 and padding 0 or more";
+    assert!(message([Layer::conv2d(3, 4, 9, 1, 0)], image()).starts_with(expected));
+}
+
+#[test]
+fn sizes_that_overflow_are_errors() {
+    let large = "the sizes are too large: the sum does not fit into 62 bits";
+    assert_eq!(message([Layer::linear(1 << 40, 1 << 40)], image()), format!("layer `0`: {large}"));
+    assert_eq!(message([Layer::conv2d(u64::MAX, u64::MAX, 3, 1, 1)], image()), format!("layer `0`: {large}"));
+    let huge = Input::Numbers(Shape::from([u64::MAX, u64::MAX]));
+    assert_eq!(message([Layer::Flatten], huge.clone()), large);
+    assert!(model([Layer::Flatten], huge).size(1, Dtype::F64).is_err());
+    let step = Step::training(u64::MAX, Optimizer::Adam);
+    assert!(step.estimate(&models::vgg19()).is_err());
+}
+
+#[test]
+fn sizes_that_make_no_sense_are_errors() {
+    let zero_stride = message([Layer::conv2d(3, 4, 3, 0, 1)], image());
+    assert!(zero_stride.starts_with("layer `0`: expects"), "{zero_stride}");
+    assert!(message([Layer::conv2d(3, 4, 0, 1, 1)], image()).starts_with("layer `0`: expects"));
+    let tied = Layer::Linear(Linear { inputs: 192, outputs: 2, no_bias: true, tied_to: Some("x".to_owned()) });
+    assert_eq!(message([tied], image()), "layer `0`: no layer before it has the path `x` and a weight to share");
+    let attention = gpumem_estimate::Attention { size: 8, heads: 0, ..Default::default() };
+    let expected = "layer `0`: 0 heads cannot share 0 heads of keys";
+    assert_eq!(message([Layer::Attention(attention)], Input::Numbers(Shape::from([4, 8]))), expected);
+    let embedding = Layer::Embedding { rows: 10, size: 4 };
+    assert_eq!(message([embedding], image()), "layer `0`: an embedding needs integers and gets f32");
+}
+
+#[test]
+fn models_are_read_back_from_json() {
+    for model in [models::vgg19(), models::mobilenet_v2(), models::gpt2(128), models::llama_1b(64), models::vit_b_16()]
+    {
+        assert_eq!(Model::from_json(&model.to_json().unwrap()).unwrap(), model);
+    }
+    let short = r#"{"name": "small", "input": {"numbers": [3, 8, 8]}, "layers": [
+        {"name": "conv", "type": "conv", "inputs": 3, "outputs": 4, "kernel": [3, 3], "padding": [1]},
+        {"name": "relu", "type": "activation", "function": "relu"},
+        {"name": "flat", "type": "flatten"},
+        {"name": "fc", "type": "linear", "inputs": 256, "outputs": 10}]}"#;
+    let estimate = Step::training(1, Optimizer::Sgd).estimate(&Model::from_json(short).unwrap()).unwrap();
+    assert_eq!(estimate.parameters, 3 * 4 * 9 + 4 + 2560 + 10);
+}
+
+#[test]
+fn hostile_json_is_an_error() {
+    let unknown = Model::from_json(r#"{"name": "", "input": {"tokens": 1}, "layers": [{"name": "a", "type": "b"}]}"#);
+    assert!(unknown.unwrap_err().to_string().starts_with("this is no model: unknown variant `b`"));
+    let open = r#"{"name":"a","type":"sequential","layers":["#.repeat(100_000);
+    let nested = format!(r#"{{"name": "", "input": {{"tokens": 1}}, "layers": [{open}"#);
+    assert!(Model::from_json(&nested).is_err());
+    let negative = r#"{"name": "", "input": {"tokens": -1}, "layers": []}"#;
+    assert!(Model::from_json(negative).is_err());
+    // Not deep enough for the parser, and deeper than a model may be.
+    let mut layer = Layer::Flatten;
+    for _ in 0..100 {
+        layer = Layer::sequence([layer]);
+    }
+    assert!(message([layer], image()).ends_with("layers are nested deeper than 64"));
+}

@@ -1,0 +1,114 @@
+//! Steps: what is live at the peak, and what checkpointing, autocast and optimizers change.
+
+use gpumem_core::model::Bytes;
+use gpumem_estimate::{
+    AllocatorKind, Class, Dtype, Estimate, Input, Layer, Loss, Model, Optimizer, Shape, Step, models, numbered,
+};
+
+/// A linear layer of 100 × 50 for vectors, with the loss of 50 classes.
+fn small() -> Model {
+    let layers = numbered([Layer::linear(100, 50), Layer::relu(false), Layer::linear(50, 50)]);
+    Model { name: "small".to_owned(), input: Input::Numbers(Shape::from([100])), layers, loss: Loss::CrossEntropy }
+}
+
+fn exact(step: Step) -> Step {
+    Step { allocator: AllocatorKind::Exact, cublas_workspace: 0, ..step }
+}
+
+fn of(estimate: &Estimate, class: Class) -> u64 {
+    estimate.classes().iter().find(|(of, _)| *of == class).map_or(0, |(_, bytes)| bytes.get())
+}
+
+/// Each byte of a small step, counted by hand.
+#[test]
+fn a_small_step_byte_by_byte() {
+    let (batch, weights) = (8, (100 * 50 + 50 + 50 * 50 + 50) * 4);
+    let (input, output) = (batch * 100 * 4, batch * 50 * 4);
+    let inference = exact(Step::inference(batch)).estimate(&small()).unwrap();
+    // Two outputs are live: that of a layer and that of the layer before.
+    assert_eq!(inference.peak.get(), weights + input + 2 * output);
+    assert_eq!(inference.reserved, inference.peak);
+    let training = exact(Step::training(batch, Optimizer::Sgd)).estimate(&small()).unwrap();
+    let labels = batch * 8;
+    let phase = |name| training.phases.iter().find(|phase| phase.name == name).map(|phase| phase.peak.get());
+    let constant = weights + input + labels;
+    // The output of `relu`, the logits, the logarithms of the probabilities; the loss and its total weight. `relu` keeps its output,
+    // so that its input is free.
+    assert_eq!(phase("forward"), Some(constant + 3 * output + 2 * 4));
+    // All gradients are there, and the gradient that the first layer's were made of. The input needs none. The loss is live.
+    assert_eq!(phase("backward"), Some(constant + weights + output + 4));
+    assert_eq!(phase("update"), Some(constant + weights + 4));
+}
+
+#[test]
+fn the_parts_add_up_and_have_layers() {
+    for step in [Step::inference(4), Step::training(4, Optimizer::Adam)] {
+        let estimate = step.estimate(&models::vgg19()).unwrap();
+        let sum: u64 = estimate.parts.iter().map(|part| part.bytes.get()).sum();
+        assert_eq!(sum, estimate.peak.get());
+        let weights = estimate.parts.iter().find(|part| part.class == Class::Weights).unwrap();
+        assert_eq!((weights.phase.as_str(), weights.layer.as_str()), ("model", "classifier.0"), "the largest is first");
+        assert!(estimate.reserved >= estimate.peak);
+        let highest = estimate.phases.iter().map(|phase| phase.peak).max();
+        assert_eq!(highest, Some(estimate.peak));
+    }
+}
+
+#[test]
+fn optimizers_have_their_states() {
+    let of_optimizer = |optimizer| exact(Step::training(1, optimizer)).estimate(&models::vgg19()).unwrap();
+    let parameters = 574_668_960;
+    assert_eq!(of(&of_optimizer(Optimizer::Sgd), Class::Optimizer), 0);
+    assert_eq!(of(&of_optimizer(Optimizer::Momentum), Class::Optimizer), parameters);
+    let adam = of_optimizer(Optimizer::Adam);
+    assert_eq!(of(&adam, Class::Optimizer), 3 * parameters, "two states and the temporary roots");
+    assert_eq!(of(&adam, Class::Gradients), parameters);
+}
+
+#[test]
+fn checkpointing_keeps_the_inputs_of_blocks_only() {
+    let model = models::gpt2(256);
+    let step = exact(Step::training(8, Optimizer::Sgd));
+    let all = step.estimate(&model).unwrap();
+    let checkpointed = Step { checkpointing: true, ..step }.estimate(&model).unwrap();
+    let forward = |estimate: &Estimate| estimate.phases[0].peak.get();
+    // A block keeps at least ten tensors of the size of its input.
+    let input = 8 * 256 * 768 * 4;
+    assert!(forward(&all) - forward(&checkpointed) > 12 * 10 * input);
+    assert_eq!(all.parameters, checkpointed.parameters);
+    // All gradients are made all the same.
+    let update = |estimate: &Estimate| estimate.phases[2].peak;
+    assert_eq!(update(&all), update(&checkpointed));
+}
+
+#[test]
+fn autocast_halves_activations_and_copies_weights() {
+    let model = models::gpt2(256);
+    let step = exact(Step::training(8, Optimizer::Sgd));
+    let wide = step.estimate(&model).unwrap();
+    let narrow = Step { autocast: Some(Dtype::Bf16), ..step }.estimate(&model).unwrap();
+    assert!(of(&narrow, Class::Activations) < of(&wide, Class::Activations));
+    assert_eq!(of(&narrow, Class::Weights), of(&wide, Class::Weights));
+    let inference = Step { autocast: Some(Dtype::Bf16), ..exact(Step::inference(8)) }.estimate(&model).unwrap();
+    // The weights of all linear layers, tied with the embedding or not, and their biases, in two bytes; keys and values.
+    let copies = 2 * (50_257 * 768 + 12 * (12 * 768 * 768 + 9 * 768));
+    let keys_and_values = 12 * 2 * 8 * 256 * 768 * 2;
+    assert_eq!(of(&inference, Class::Cache), copies + keys_and_values);
+}
+
+#[test]
+fn estimates_are_the_same_each_time() {
+    let step = Step::training(2, Optimizer::Adam);
+    assert_eq!(step.estimate(&models::resnet50()).unwrap(), step.estimate(&models::resnet50()).unwrap());
+}
+
+/// Deep models need no deep stack, and no time that grows faster than the model.
+#[test]
+fn a_model_of_100_000_layers() {
+    let layers = (0..50_000).flat_map(|_| [Layer::linear(4, 4), Layer::relu(false)]);
+    let input = Input::Numbers(Shape::from([4]));
+    let model = Model { name: "deep".to_owned(), input, layers: numbered(layers), loss: Loss::CrossEntropy };
+    let estimate = exact(Step::training(1, Optimizer::Sgd)).estimate(&model).unwrap();
+    assert_eq!(estimate.parameters, 50_000 * 20);
+    assert!(estimate.peak > Bytes::new(50_000 * 20 * 4 * 2));
+}
