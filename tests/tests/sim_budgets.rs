@@ -417,7 +417,7 @@ mod in_a_child {
         fails(
             TEST,
             &[off],
-            "cannot be measured: traces are off (GPUMEM_GAUGE says so); GPUMEM_BUDGETS=skip runs without it",
+            "cannot be measured: traces are off (GPUMEM_GAUGE is off); GPUMEM_BUDGETS=skip runs without it",
         );
         // A budget needs exact figures, whatever the environment says.
         for gauge in ["sampled", "pool", "nonsense"] {

@@ -11,15 +11,15 @@ use super::{
 };
 use crate::{source, sys::process};
 
-/// While the process exits, libraries are torn down by handlers that they registered when they were loaded. No thread may be inside
-/// them then, and none may call them later. Handlers run in reverse order, so this one is registered again for each library that is
-/// loaded after the session began.
+/// At exit, libraries release their state in handlers that they registered when they were loaded. No thread may be inside a library
+/// then, or call it later. Handlers run in reverse order, so this one is registered again for each library that is loaded after the
+/// session began.
 pub(super) extern "C" fn at_exit() {
     static REPORTED: AtomicBool = AtomicBool::new(false);
     if let (Some(session), false) = (SESSION.get(), process::is_forked()) {
         session.sampler.stop();
         if !REPORTED.swap(true, Relaxed) {
-            // Nothing unwinds into C.
+            // A panic must not unwind into C.
             let _ = catch_unwind(AssertUnwindSafe(|| oom::print_pending(session)));
             let _ = catch_unwind(AssertUnwindSafe(|| exit_reports::print_leaks(session)));
             let _ = catch_unwind(AssertUnwindSafe(|| exit_reports::print_peaks(session)));

@@ -1,4 +1,4 @@
-//! The running thing of a process: the sources in use, the inbox, the sampler.
+//! The session: everything that a run of gpumem owns.
 
 /// Records a request for a report at this moment, if the session is recorded.
 #[cfg(feature = "capture")]
@@ -11,7 +11,7 @@ macro_rules! record_request {
     };
 }
 
-/// Nothing is recorded; what the request would say counts as used.
+/// Without the feature nothing is recorded. The arguments count as used.
 #[cfg(not(feature = "capture"))]
 macro_rules! record_request {
     ($session:expr, $($request:tt)*) => {};
@@ -95,7 +95,7 @@ pub(crate) struct Session {
     capture: capture::Capture,
     callsites: CallsiteTable,
     stacks: StackTable,
-    /// What stacks mean, as far as that was asked.
+    /// The descriptions of stacks that were resolved.
     stack_texts: Mutex<HashMap<StackId, Stack>>,
     labels: Mutex<Labels>,
     sink: SinkState,
@@ -107,13 +107,13 @@ pub(crate) struct Session {
     /// The next number for a scope or a kept peak.
     scopes: AtomicU64,
     subscription: Subscription<Error>,
-    /// CUPTI was subscribed to at some time.
-    is_cupti_heard: AtomicBool,
-    /// Which functions other tools had replaced at the last look.
+    /// CUPTI was the source at some time.
+    was_cupti_used: AtomicBool,
+    /// The functions that other tools had replaced at the last check, one bit each.
     displaced: Mutex<u128>,
-    /// There was one.
+    /// `displaced` is not 0.
     is_displaced: AtomicBool,
-    /// Set when the sources post to it.
+    /// Set when the sources record into it.
     begun: OnceCell<()>,
     /// Its own devices. A session without them uses the process's.
     devices: OnceCell<&'static dyn Devices>,
@@ -138,7 +138,7 @@ impl Session {
             pools: Pools::default(),
             scopes: AtomicU64::new(0),
             subscription: Subscription::new(),
-            is_cupti_heard: AtomicBool::new(false),
+            was_cupti_used: AtomicBool::new(false),
             displaced: Mutex::new(0),
             is_displaced: AtomicBool::new(false),
             begun: OnceCell::new(),
@@ -146,12 +146,12 @@ impl Session {
         }
     }
 
-    /// The session, to which the sources of its devices post from now on.
+    /// The session. The sources of its devices record into it from now on.
     fn begun(&'static self) -> &'static Self {
         self.begun.get_or_init(|| {
             #[cfg(feature = "capture")]
             self.begin_capture();
-            // Another session has devices of its own, which post to it by themselves.
+            // The devices of another session record into it without this.
             if self.devices.get().is_none() {
                 recording::record_process(source::min_bytes_of(self.settings));
                 process::at_exit(exit::at_exit);
@@ -160,12 +160,12 @@ impl Session {
         self
     }
 
-    /// Whether the sources post to it.
+    /// Whether the sources record into it.
     fn is_begun(&self) -> bool {
         self.begun.get().is_some()
     }
 
-    /// Its devices, announced where they are simulated.
+    /// Its devices. If they are simulated, the first use prints a notice.
     pub(crate) fn devices(&self) -> Result<&'static dyn Devices> {
         alive()?;
         process::notice_forks();
@@ -208,13 +208,13 @@ pub(crate) fn current() -> &'static Session {
     OVERRIDE.get().unwrap_or_else(of_process)
 }
 
-/// The session of the process. Threads that come first together may each make one, of which one stays: none waits for another,
-/// which the child of a fork may lack.
+/// The session of the process. Several threads may create one at the same time, and one of these is kept: a thread must not wait for
+/// another, which might not exist in the child of a fork.
 fn of_process() -> &'static Session {
     SESSION.get_or_init(|| Box::new(Session::new(settings::settings())))
 }
 
-/// In the child of a fork locks may be held by threads that are not there, and CUDA does not work.
+/// An error in the child of a fork: locks may be held by threads that do not exist there, and CUDA does not work.
 pub(crate) fn alive() -> Result<()> {
     if process::is_forked() { Err(Kind::Forked.into()) } else { Ok(()) }
 }

@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// A session of its own, with simulated devices. It is never freed: guards refer to their session for as long as the process runs.
+/// A separate session with simulated devices. It is never freed, because guards hold a `'static` reference to their session.
 pub struct TestSession {
     session: &'static Session,
     devices: &'static SimDevices,
@@ -43,17 +43,17 @@ impl TestSession {
         self.devices.add(total)
     }
 
-    /// Runs `code` in this session: what it does on this thread is not seen by other sessions.
+    /// Runs `code` in this session. Other sessions do not observe what `code` does on this thread.
     pub fn run<R>(&self, code: impl FnOnce() -> R) -> R {
-        struct Restore(Option<&'static Session>);
+        struct RestoreSession(Option<&'static Session>);
 
-        impl Drop for Restore {
+        impl Drop for RestoreSession {
             fn drop(&mut self) {
                 OVERRIDE.set(self.0);
             }
         }
 
-        let _restore = Restore(OVERRIDE.replace(Some(self.session)));
+        let _restore = RestoreSession(OVERRIDE.replace(Some(self.session)));
         code()
     }
 }

@@ -1,4 +1,4 @@
-//! Sessions beside each other, in one process.
+//! Several sessions in one process.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,7 +21,7 @@ fn session(variables: &[(&str, &str)]) -> (TestSession, Arc<Mutex<Vec<String>>>)
 }
 
 #[test]
-fn sessions_know_nothing_of_each_other() {
+fn sessions_are_independent() {
     let (one, one_lines) = session(&[("GPUMEM_SIM", "1GiB")]);
     let (other, other_lines) = session(&[("GPUMEM_SIM", "2GiB,4GiB")]);
     let gpu = one.add(Bytes::gib(8)).unwrap();
@@ -29,7 +29,7 @@ fn sessions_know_nothing_of_each_other() {
     let kept = one.run(|| {
         let trace = GpuMemTrace::builder().ctx("load").device(1).start().unwrap();
         let kept = gpu.alloc(Bytes::mib(10)).unwrap();
-        // In the midst of the first session.
+        // Inside the first session.
         other.run(|| {
             let trace = GpuMemTrace::with_ctx("other");
             assert_eq!((trace.data().used.mb(), summary().scopes.len()), (0, 2));
@@ -48,7 +48,7 @@ fn sessions_know_nothing_of_each_other() {
     drop(kept);
 }
 
-/// A guard belongs to the session that it was made in, wherever it is used.
+/// A guard belongs to the session in which it was created, wherever it is used.
 #[test]
 fn a_guard_stays_in_its_session() {
     let (session, lines) = session(&[("GPUMEM_SIM", "1GiB")]);

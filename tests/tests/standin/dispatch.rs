@@ -125,9 +125,9 @@ fn an_error_names_who_chose_the_gauge() {
     // The memory of one thread is counted exactly or not at all, whatever the environment says.
     let outcome =
         check(&machine().env("GPUMEM_GAUGE", "sampled"), "sampled_by_dispatch; by_dispatch; of_thread = started");
-    let by_code = asked("the gauge `sampled` was asked for", source);
+    let by_code = asked("the program requests the gauge `sampled`", source);
     ensure(outcome.answer("sampled_by_dispatch") == by_code, "another error", &outcome);
-    let by_environment = asked("GPUMEM_GAUGE says sampled", source);
+    let by_environment = asked("GPUMEM_GAUGE is sampled", source);
     ensure(outcome.answer("by_dispatch") == by_environment, "another error", &outcome);
 }
 
@@ -153,7 +153,7 @@ fn one_source_at_a_time() {
     // A gauge that is not exact has no such source.
     let outcome = check(&both, &format!("{CONTEXT}; sampled_by_dispatch"));
     let reported = outcome.answer("sampled_by_dispatch");
-    let expected = "error[invalid setting] cannot use source: `dispatch` gives exact figures, and the gauge `sampled` was asked for";
+    let expected = "error[invalid setting] cannot use source: `dispatch` gives exact figures, and the program requests the gauge `sampled`";
     ensure(reported.starts_with(expected), "another error", &outcome);
 }
 

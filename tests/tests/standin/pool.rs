@@ -6,7 +6,7 @@ use gpumem_tests::{CONTEXT, Outcome, Standin, check_answers, ensure};
 /// Somebody else's reset of the mark.
 const RESET: &str = "call cuDeviceGetMemPool &pool 0; call cuMemPoolSetAttribute pool 8 &zero";
 const NOTICE: &str =
-    "gpumem: the high-water mark of device 0's pool was reset by others, or another pool was made current";
+    "gpumem: the high-water mark of device 0's pool was reset by other code, or another pool was made current";
 
 /// A driver and no libcupti.
 fn without_cupti() -> Standin {

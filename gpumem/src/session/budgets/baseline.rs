@@ -27,39 +27,43 @@ mod file {
 
     use crate::error::{Error, Kind, Result};
 
-    /// The wire form. Sorted, so that a change is a change of one line.
+    /// The contents of the file. Sorted, so that a changed peak is one changed line.
     #[derive(Default, Deserialize, Serialize)]
     #[serde(deny_unknown_fields)]
     struct Baseline {
-        /// In bytes over the start of the test.
+        /// In bytes above the start of the test.
         peaks: BTreeMap<String, u64>,
     }
 
     /// The peak of this test in the baseline.
     pub(in crate::session) fn read(path: &Path, name: &str) -> Result<u64> {
-        let baseline = parsed(path)?;
+        let baseline = parse(path)?;
         let peak = baseline.and_then(|baseline| baseline.peaks.get(name).copied());
         peak.ok_or_else(|| {
-            bad(path, format!("it has no peak of `{name}`; run the test with GPUMEM_BASELINE_UPDATE=1 to write it"))
+            baseline_error(
+                path,
+                format!("it has no peak of `{name}`; run the test with GPUMEM_BASELINE_UPDATE=1 to write it"),
+            )
         })
     }
 
-    /// Writes the peak of this test. Others may do the same with the same file, in other threads and processes: each has
-    /// it alone while it reads and writes it, and who only reads finds the old file or the new one, never half of it.
+    /// Writes the peak of this test. Other threads and processes may do the same with the same file: a lock file lets only one of
+    /// them read and write at a time. A reader without the lock finds the old file or the new one, never a part of it.
     pub(in crate::session) fn write(path: &Path, name: &str, peak: u64) -> Result<()> {
-        let failed = |doing: &str, error: io::Error| bad(path, format!("cannot {doing}: {error}")).because(error);
-        let path = &behind_links(path).map_err(|error| failed("follow its symbolic links", error))?;
-        // Not the file itself, which is replaced.
-        let lock = File::create(beside(path, ".lock")).map_err(|error| failed("make its lock file", error))?;
+        let failed =
+            |doing: &str, error: io::Error| baseline_error(path, format!("cannot {doing}: {error}")).because(error);
+        let path = &resolve_links(path).map_err(|error| failed("follow its symbolic links", error))?;
+        // A lock on the file itself would end when the file is replaced.
+        let lock = File::create(with_ending(path, ".lock")).map_err(|error| failed("make its lock file", error))?;
         lock.lock().map_err(|error| failed("lock it", error))?;
-        let mut baseline = parsed(path)?.unwrap_or_default();
+        let mut baseline = parse(path)?.unwrap_or_default();
         if baseline.peaks.insert(name.to_owned(), peak) == Some(peak) {
             return Ok(());
         }
-        let mut text =
-            serde_json::to_string_pretty(&baseline).map_err(|error| bad(path, error.to_string()).because(error))?;
+        let mut text = serde_json::to_string_pretty(&baseline)
+            .map_err(|error| baseline_error(path, error.to_string()).because(error))?;
         text.push('\n');
-        let new = beside(path, ".new");
+        let new = with_ending(path, ".new");
         let replace = || {
             fs::write(&new, text)?;
             match fs::metadata(path) {
@@ -75,15 +79,15 @@ mod file {
         })
     }
 
-    /// The file that a path of symbolic links leads to, which need not be there. It is replaced, and the links stay.
-    fn behind_links(path: &Path) -> io::Result<PathBuf> {
-        // As many as Linux follows.
-        const MOST: usize = 40;
+    /// The file at the end of a chain of symbolic links. It need not exist. It is replaced, and the links stay.
+    fn resolve_links(path: &Path) -> io::Result<PathBuf> {
+        // Linux follows as many.
+        const MAX_LINKS: usize = 40;
         let mut path = path.to_owned();
-        for _ in 0..MOST {
+        for _ in 0..MAX_LINKS {
             match fs::read_link(&path) {
                 Ok(to) => path = path.parent().unwrap_or(Path::new("")).join(to),
-                // No link, or nothing at all.
+                // Not a link, or no file.
                 Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::NotFound) => {
                     return Ok(path);
                 }
@@ -93,31 +97,31 @@ mod file {
         Err(io::Error::other("there are too many"))
     }
 
-    /// The baseline, or none where there is no such file.
-    fn parsed(path: &Path) -> Result<Option<Baseline>> {
-        // Of a device file there may be no end.
+    /// The baseline. `None` if there is no such file.
+    fn parse(path: &Path) -> Result<Option<Baseline>> {
+        // A device file may have no end.
         if path.exists() && !path.is_file() {
-            return Err(bad(path, "it is not a file; name one".to_owned()));
+            return Err(baseline_error(path, "it is not a file; name one".to_owned()));
         }
         match fs::read(path) {
             Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| {
                 let detail = format!(
                     "it is not a baseline file ({error}); repair or remove it, and run with GPUMEM_BASELINE_UPDATE=1"
                 );
-                bad(path, detail).because(error)
+                baseline_error(path, detail).because(error)
             }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(bad(path, format!("cannot read it: {error}")).because(error)),
+            Err(error) => Err(baseline_error(path, format!("cannot read it: {error}")).because(error)),
         }
     }
 
-    fn beside(path: &Path, ending: &str) -> PathBuf {
+    fn with_ending(path: &Path, ending: &str) -> PathBuf {
         let mut name = OsString::from(path);
         name.push(ending);
         name.into()
     }
 
-    fn bad(path: &Path, detail: String) -> Error {
+    fn baseline_error(path: &Path, detail: String) -> Error {
         Kind::BadBaseline { file: path.display().to_string(), detail }.into()
     }
 
@@ -158,7 +162,7 @@ mod file {
                     });
                 }
             });
-            assert_eq!(parsed(&path).unwrap().unwrap().peaks.len(), 8);
+            assert_eq!(parse(&path).unwrap().unwrap().peaks.len(), 8);
         }
 
         #[test]
@@ -187,7 +191,7 @@ mod file {
         }
 
         #[test]
-        fn what_is_wrong_with_a_file_is_said() {
+        fn an_error_names_what_is_wrong_with_the_file() {
             let folder = Folder::new("wrong");
             let path = folder.0.join("baseline.json");
             let missing = read(&path, "a").unwrap_err().to_string();
@@ -205,11 +209,11 @@ mod file {
             #[cfg(target_os = "linux")]
             {
                 fs::write(&path, "{\"peaks\": {}}").unwrap();
-                std::os::unix::fs::symlink("/dev/full", beside(&path, ".new")).unwrap();
+                std::os::unix::fs::symlink("/dev/full", with_ending(&path, ".new")).unwrap();
                 let full = write(&path, "a", 1).unwrap_err().to_string();
                 assert!(full.contains("cannot write it: No space left on device"), "{full}");
                 assert_eq!(fs::read_to_string(&path).unwrap(), "{\"peaks\": {}}");
-                assert!(fs::symlink_metadata(beside(&path, ".new")).is_err(), "it is removed");
+                assert!(fs::symlink_metadata(with_ending(&path, ".new")).is_err(), "it is removed");
             }
             let nowhere = write(&folder.0.join("no/such/folder.json"), "a", 1).unwrap_err().to_string();
             assert!(nowhere.contains("lock file"), "{nowhere}");

@@ -1,4 +1,4 @@
-//! Budgets: what a body may come to, and what happens when it comes to more.
+//! Budgets: how much memory a function may use, and what happens if it uses more.
 
 use std::{fmt::Display, path::PathBuf, thread};
 
@@ -13,12 +13,12 @@ use crate::{
     sys::process,
 };
 
-/// How many blocks were allocated inside the trace and are still live. `None`: not known.
+/// How many blocks were allocated inside the trace and are still live. `None` if it is not known.
 fn live_inside(trace: &GpuMemTrace) -> Option<u64> {
     (trace.data().gauge == Gauge::Exact).then(|| trace.live().len() as u64)
 }
 
-/// The ten largest places that hold what was allocated inside the trace and is still live. `None`: not known.
+/// The ten source locations with the most memory that was allocated inside the trace and is still live. `None` if they are not known.
 fn places(trace: &GpuMemTrace) -> Option<Vec<Place>> {
     if trace.data().gauge != Gauge::Exact {
         return None;
@@ -26,44 +26,44 @@ fn places(trace: &GpuMemTrace) -> Option<Vec<Place>> {
     Some(by_place(&trace.live()))
 }
 
-/// Panics with a text, in the function that is held to a budget.
+/// Panics with a text. The panic is in the function that has the budget.
 type Fail = fn(&str) -> !;
 
-/// What a body may come to. It counts what its own thread allocates, exactly.
+/// How much memory a function may use. It counts exactly what the thread of the function allocates.
 pub struct Budget {
     name: String,
     fail: Fail,
     limits: Vec<Limit>,
-    /// A body that cannot be measured fails too.
+    /// The function also fails if its memory cannot be measured.
     strict: bool,
-    /// The device is to be the GPU, if there is one.
+    /// The function uses a GPU, if there is one.
     real_if_any: bool,
-    baseline: Option<Baseline>,
+    baseline: Option<BaselineLimit>,
 }
 
-/// An earlier peak.
-struct Baseline {
+/// The limit that the peak of an earlier run sets.
+struct BaselineLimit {
     file: PathBuf,
     key: String,
-    /// What is let pass, in hundredths of a per cent.
+    /// The allowed growth, in hundredths of a per cent.
     growth: u32,
 }
 
 impl Budget {
-    /// The budget of a function in a program: where nothing can be measured, that is said once and the program goes on.
+    /// The budget of a function in a program. If it cannot be measured, one notice is printed and the program continues.
     pub fn of_function(name: impl Into<String>, fail: Fail) -> Self {
         Self { name: name.into(), fail, limits: Vec::new(), strict: false, real_if_any: false, baseline: None }
     }
 
-    /// The budget of an assertion: where nothing can be measured, it fails.
+    /// The budget of an assertion, which fails if it cannot be measured.
     pub fn of_assertion(name: impl Into<String>, fail: Fail) -> Self {
         Self { strict: true, ..Self::of_function(name, fail) }
     }
 
-    /// The budget of a test. `growth` over the baseline, in hundredths of a per cent, is let pass; the baseline is in
-    /// `file`, else where `GPUMEM_BASELINE` says, if it does.
-    /// `simulated` says that the test takes its memory from [`simulated_gpu`]. `binary` is the program that the test is part
-    /// of, if it is not a library's: `src/main.rs` and `src/lib.rs` of a package name their tests the same.
+    /// The budget of a test. `growth` is how much the peak may exceed the baseline, in hundredths of a per cent. The baseline is in
+    /// `file`, else in the file of `GPUMEM_BASELINE`, if it is set. `simulated`: the test allocates on [`simulated_gpu`].
+    /// `binary` is the program of the test, unless the test belongs to a library: tests in `src/main.rs` and `src/lib.rs` of a
+    /// package may have the same names.
     pub fn of_test(
         name: impl Into<String>,
         binary: Option<&str>,
@@ -75,11 +75,11 @@ impl Budget {
         let name = name.into();
         let file = file.map(PathBuf::from).or_else(|| current().settings().baseline.clone());
         let key = binary.map_or_else(|| name.clone(), |binary| format!("{name} (bin {binary})"));
-        let baseline = file.map(|file| Baseline { file, key, growth });
+        let baseline = file.map(|file| BaselineLimit { file, key, growth });
         Self { baseline, real_if_any: !simulated, ..Self::of_assertion(name, fail) }
     }
 
-    /// One condition more.
+    /// Adds a condition.
     #[must_use]
     pub fn limit(mut self, figure: Figure, relation: Relation, amount: impl TryInto<i128>) -> Self {
         let amount = amount.try_into().unwrap_or(i128::MAX);
@@ -87,28 +87,28 @@ impl Budget {
         self
     }
 
-    /// Starts the trace that the budget needs, or any, if the body is to run without its budget.
+    /// Starts the trace that the budget needs. If the function runs without its budget, starts the plain trace.
     pub(in crate::session) fn start(self, builder: GpuMemTraceBuilder) -> (GpuMemTrace, Option<Self>) {
         #[cfg(feature = "sim")]
         if self.real_if_any {
-            if !is_there() {
+            if !has_gpu() {
                 simulated_gpu();
             } else if *HIDDEN.get().unwrap_or(&false) {
                 self.unmeasured(
-                    "another test of this process runs on the simulated device, and GPUs are not listened to any more; \
+                    "another test of this process uses the simulated device, so allocations on GPUs are not intercepted; \
                      run each test in a process of its own (cargo nextest)",
                 );
                 return (builder.start_or_off(), None);
             }
         }
         let is_peak_limited = self.baseline.is_some() || self.limits.iter().any(|limit| limit.figure == Figure::Peak);
-        // Of a program that asks for it anyway, the trace keeps it.
+        // The program may have requested `at_peak` itself.
         let counted = builder.clone().thread_local_only();
         let counted = if is_peak_limited { counted.at_peak(true) } else { counted };
         match counted.start() {
             Ok(trace) if trace.data().gauge != Gauge::Off => (trace, Some(self)),
             Ok(_) => {
-                self.unmeasured("traces are off (GPUMEM_GAUGE says so)");
+                self.unmeasured("traces are off (GPUMEM_GAUGE is off)");
                 (builder.start_or_off(), None)
             }
             Err(error) => {
@@ -118,14 +118,14 @@ impl Budget {
         }
     }
 
-    /// Panics if the budget was not kept, unless a panic is on its way already.
+    /// Panics if the budget was exceeded, unless the thread panics already.
     pub(in crate::session) fn check(mut self, figures: Trace, trace: &GpuMemTrace) {
         if thread::panicking() {
             return;
         }
         let baseline = self.baseline.take();
         let updated = match &baseline {
-            Some(baseline) => self.against_baseline(baseline),
+            Some(baseline) => self.apply_baseline(baseline),
             None => false,
         };
         let is_counted = self.limits.iter().any(|limit| limit.figure == Figure::Leaks);
@@ -135,7 +135,7 @@ impl Budget {
             Verdict::Broken(message) => self.panic(&message),
             Verdict::Unmeasured(reason) => self.unmeasured(&reason),
             Verdict::Kept => {
-                if let (true, Some(Baseline { file, key, .. })) = (updated, &baseline) {
+                if let (true, Some(BaselineLimit { file, key, .. })) = (updated, &baseline) {
                     let peak = figures.peak_over_start().get();
                     baseline::write(file, key, peak).unwrap_or_else(|error| self.panic(&error));
                 }
@@ -143,8 +143,8 @@ impl Budget {
         }
     }
 
-    /// Adds the limit of the baseline; true if the baseline is to be written instead.
-    fn against_baseline(&mut self, Baseline { file, key, growth }: &Baseline) -> bool {
+    /// Adds the limit of the baseline. Returns `true` if the baseline is to be written instead.
+    fn apply_baseline(&mut self, BaselineLimit { file, key, growth }: &BaselineLimit) -> bool {
         if current().settings().update_baseline {
             return true;
         }
@@ -161,7 +161,7 @@ impl Budget {
         (self.fail)(&format!("gpumem: {message}"))
     }
 
-    /// The budget cannot be held to anything: that is never passed over in silence.
+    /// The budget cannot be checked. This is always reported, or fails.
     fn unmeasured(&self, reason: &str) {
         let Self { name, .. } = self;
         // The child of a fork prints nothing.
@@ -183,19 +183,19 @@ impl Budget {
     }
 }
 
-/// A GPU was there, and the simulated device hides it.
+/// Whether the process has a GPU that the simulated device hides.
 #[cfg(feature = "sim")]
 static HIDDEN: OnceCell<bool> = OnceCell::new();
 
 #[cfg(feature = "sim")]
-fn is_there() -> bool {
+fn has_gpu() -> bool {
     crate::source::devices().and_then(crate::source::Devices::count).is_ok_and(|count| count > 0)
 }
 
-/// The simulated device that a test takes its memory from: the first of this process. All tests of a process share it.
+/// The simulated device of tests: the first of this process. All tests of a process share it.
 ///
 /// # Panics
-/// When `GPUMEM_SIM` cannot be understood.
+/// When `GPUMEM_SIM` is not valid.
 #[cfg(feature = "sim")]
 pub fn simulated_gpu() -> crate::source::sim::SimGpu {
     use crate::{error::Error, model::Bytes, source::sim::SimGpu};
@@ -205,7 +205,7 @@ pub fn simulated_gpu() -> crate::source::sim::SimGpu {
         if let Some(gpu) = SimGpu::all()?.into_iter().next() {
             return Ok(gpu);
         }
-        let _ = HIDDEN.set(is_there());
+        let _ = HIDDEN.set(has_gpu());
         SimGpu::install(Bytes::gib(16))
     };
     SHARED.get_or_try_init(first).unwrap_or_else(|error: Error| panic!("gpumem: {error}")).clone()

@@ -1,4 +1,4 @@
-//! Limits that code is held to, and the peaks of earlier runs.
+//! Limits of the memory that a function may use, and the peaks of earlier runs.
 
 mod baseline;
 mod budget;

@@ -1,4 +1,4 @@
-//! What an attribute puts into the body of a function: its trace, and the lines and the budget that were asked for.
+//! What an attribute adds to the body of a function: a trace, and on request its lines and its budget.
 
 use std::{
     mem,
@@ -9,7 +9,7 @@ use std::{
 use crate::report;
 use crate::session::{Budget, GpuMemTrace, GpuMemTraceBuilder, ScopeHandle};
 
-/// What is to be measured, before it starts.
+/// What an attribute measures, before it starts.
 #[must_use = "nothing is measured before `start`"]
 pub struct TraceSpec {
     trace: GpuMemTraceBuilder,
@@ -19,32 +19,32 @@ pub struct TraceSpec {
 }
 
 impl TraceSpec {
-    /// A body under this trace, which starts later and perhaps elsewhere: its place in the sources is the caller's.
+    /// A body with this trace. The trace starts later, maybe at another source location; reports name the location of this call.
     #[track_caller]
     pub fn new(mut trace: GpuMemTraceBuilder) -> Self {
         trace.at = Some(Location::caller());
         Self { trace, lines: None, budget: None, end: None }
     }
 
-    /// Each statement is told; the body marks where they begin.
+    /// Reports each statement. The body marks where statements begin.
     pub fn lines(mut self, lines: &Lines) -> Self {
         self.lines = Some(lines.clone());
         self
     }
 
-    /// It fails when it comes to more.
+    /// Panics if the body uses more.
     pub fn budget(mut self, budget: Budget) -> Self {
         self.budget = Some(budget);
         self
     }
 
-    /// It ends where this is dropped, and not with the future around it.
+    /// The measurement ends when `end` is dropped, and not with the future around it.
     pub fn ended_by(mut self, end: &End) -> Self {
         self.end = Some(Arc::clone(&end.0));
         self
     }
 
-    /// Starts the trace. What is returned beside the guard is where the guard is to be put, if the body ends it.
+    /// Starts the trace. If the body ends the measurement, the second value is where the guard must be stored.
     pub(in crate::session) fn start_shared(mut self) -> (BodyGuard, Option<Shared>) {
         let end = self.end.take();
         (self.start(), end)
@@ -54,7 +54,7 @@ impl TraceSpec {
     pub fn start(self) -> BodyGuard {
         let Self { trace: builder, lines, mut budget, end: _ } = self;
         let report = builder.on_exit_report;
-        // Reported here, when everything is known.
+        // `BodyGuard` prints the report, together with the lines.
         let builder = builder.on_exit_report(false);
         let (trace, budget) = match budget.take() {
             None => (builder.start_or_off(), None),
@@ -63,7 +63,7 @@ impl TraceSpec {
         let trace = match &lines {
             None => Some(trace),
             Some(lines) => {
-                lines.recorder().trace = Some(trace);
+                lines.state().trace = Some(trace);
                 None
             }
         };
@@ -71,10 +71,10 @@ impl TraceSpec {
     }
 }
 
-/// The guard of a body. Its drop reports, and then panics if the budget was not kept, unless a panic is on its way.
+/// The guard of a body. Its drop prints the report, then panics if the budget was exceeded, unless the thread panics already.
 #[must_use = "a body is measured until this is dropped"]
 pub struct BodyGuard {
-    /// The trace, unless the lines have it.
+    /// The trace, unless it is in `lines`.
     trace: Option<GpuMemTrace>,
     lines: Option<Lines>,
     budget: Option<Budget>,
@@ -82,11 +82,11 @@ pub struct BodyGuard {
 }
 
 impl BodyGuard {
-    /// What carries the scope of the trace to other threads and tasks.
+    /// The handle of the trace's scope, for other threads and tasks.
     pub(in crate::session) fn handle(&self) -> ScopeHandle {
         let handle = match &self.lines {
             None => self.trace.as_ref().map(GpuMemTrace::handle),
-            Some(lines) => lines.recorder().trace.as_ref().map(GpuMemTrace::handle),
+            Some(lines) => lines.state().trace.as_ref().map(GpuMemTrace::handle),
         };
         handle.unwrap_or_else(|| ScopeHandle::of(None))
     }
@@ -94,12 +94,12 @@ impl BodyGuard {
 
 impl Drop for BodyGuard {
     fn drop(&mut self) {
-        let lines = self.lines.take().map(|lines| mem::take(&mut *lines.recorder()));
+        let lines = self.lines.take().map(|lines| mem::take(&mut *lines.state()));
         let (trace, lines) = match lines {
             None => (self.trace.take(), None),
-            Some(mut recorder) => {
-                recorder.leave();
-                (recorder.trace, Some((recorder.lines, recorder.end)))
+            Some(mut state) => {
+                state.end_statement();
+                (state.trace, Some((state.lines, state.end)))
             }
         };
         let Some(mut trace) = trace else { return };
@@ -123,13 +123,13 @@ impl Drop for BodyGuard {
 /// The guard of an async body, while it runs.
 pub(in crate::session) type Shared = Arc<Mutex<Option<BodyGuard>>>;
 
-/// Ends the measurement of an async body: a variable of the body, declared after its arguments and before all else, so that
-/// it is dropped where the guard of any other function is.
+/// Ends the measurement of an async body. It is a variable of the body, declared after the arguments and before everything else. So
+/// it is dropped at the same point as the guard of a function that is not async.
 #[must_use = "a body is measured until this is dropped"]
 pub struct End(Shared);
 
 impl End {
-    /// Of a body that has not started.
+    /// The end of a body that has not started.
     #[expect(clippy::new_without_default, reason = "for the code that the attribute writes alone")]
     pub fn new() -> Self {
         Self(Arc::default())
@@ -138,19 +138,19 @@ impl End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        // Dropped after the lock: it reports, and may panic.
-        let measured = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        drop(measured);
+        // Dropped after the lock is released: the drop prints a report and may panic.
+        let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(guard);
     }
 }
 
-/// The statements of a body as they run. The guard has one end of it, the body the other.
+/// The figures of the statements of a body. The guard and the body share it.
 #[derive(Clone)]
-pub struct Lines(Arc<Mutex<Recorder>>);
+pub struct Lines(Arc<Mutex<LinesState>>);
 
 #[derive(Default)]
-struct Recorder {
-    /// There while the body runs.
+struct LinesState {
+    /// `Some` while the body runs.
     trace: Option<GpuMemTrace>,
     lines: report::Lines,
     /// The statement that is running.
@@ -160,32 +160,32 @@ struct Recorder {
 }
 
 impl Lines {
-    /// Of a body that ends on line `end`.
+    /// The lines of a body that ends on line `end`.
     pub fn new(end: u32) -> Self {
-        Self(Arc::new(Mutex::new(Recorder { end, ..Recorder::default() })))
+        Self(Arc::new(Mutex::new(LinesState { end, ..LinesState::default() })))
     }
 
-    /// A statement begins here, and the one before it is over.
+    /// Ends the statement before, and begins a new one.
     pub fn line(&self, number: u32, source: &'static str) -> Mark<'_> {
-        let mut recorder = self.recorder();
-        recorder.leave();
-        recorder.running = Some((number, source));
+        let mut state = self.state();
+        state.end_statement();
+        state.running = Some((number, source));
         Mark(self)
     }
 
-    /// The last statement is over: what its scope holds is dropped from now on.
+    /// Ends the last statement. The variables of the body are dropped from now on.
     pub fn end(&self) {
-        self.recorder().leave();
+        self.state().end_statement();
     }
 
-    fn recorder(&self) -> std::sync::MutexGuard<'_, Recorder> {
+    fn state(&self) -> std::sync::MutexGuard<'_, LinesState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Recorder {
-    /// The running statement is over, by one reading that begins what comes next.
-    fn leave(&mut self) {
+impl LinesState {
+    /// Ends the running statement. The same reading begins the next one.
+    fn end_statement(&mut self) {
         if let (Some((number, source)), Some(trace)) = (self.running.take(), &self.trace) {
             self.lines.push(number, source, trace.read_next());
             #[cfg(feature = "capture")]
@@ -194,8 +194,8 @@ impl Recorder {
     }
 }
 
-/// Stands after the variables of one statement and before those of the next. Variables are dropped from the last to the
-/// first, so that the first mark to be dropped knows that the body is being left, by whatever way.
+/// A variable between two statements. Variables are dropped from the last to the first, so the drop of the first mark means that
+/// the body ends, for whatever reason.
 #[must_use = "it marks the end of the body"]
 pub struct Mark<'a>(&'a Lines);
 

@@ -13,12 +13,12 @@ use pin_project_lite::pin_project;
 use crate::model::{EventKind, ScopeId};
 use crate::session::Session;
 
-/// A scope to be entered elsewhere: the answer of [`GpuMemTrace::handle`](crate::session::GpuMemTrace::handle). Cheap to clone.
+/// A handle to enter a scope on other threads and in tasks, from [`GpuMemTrace::handle`](crate::session::GpuMemTrace::handle). It is
+/// cheap to clone.
 ///
-/// A thread that has entered allocates in the scope: its blocks are the scope's in every report of where memory is, and a
-/// trace that is [`thread_local_only`](crate::session::GpuMemTraceBuilder::thread_local_only) counts them as its own thread's. So does
-/// one that the thread which entered opens.
-/// When the scope is closed, or was off, entering it does nothing.
+/// A thread that has entered the scope allocates in it: reports count its blocks in the scope. A trace with
+/// [`thread_local_only`](crate::session::GpuMemTraceBuilder::thread_local_only) counts them, if the trace owns the scope, or if the
+/// thread that entered has opened the trace. Entering a scope that is closed, or whose trace is off, does nothing.
 #[derive(Clone)]
 pub struct ScopeHandle {
     scope: Option<(&'static Session, ScopeId)>,
@@ -35,14 +35,14 @@ impl ScopeHandle {
         Self { scope }
     }
 
-    /// The calling thread is in the scope no longer.
+    /// The calling thread leaves the scope.
     pub(in crate::session) fn leave(&self) {
         if let Some((session, scope)) = self.scope {
             session.inbox.post(&EventKind::Leave { scope });
         }
     }
 
-    /// Enters the scope on the calling thread, until what this returns is dropped.
+    /// Enters the scope on the calling thread. Dropping the result leaves it.
     pub fn enter(&self) -> Entered {
         if let Some((session, scope)) = self.scope {
             session.inbox.post(&EventKind::Enter { scope });
@@ -56,7 +56,7 @@ impl ScopeHandle {
         code()
     }
 
-    /// A future that is in the scope while it is polled, and while it is dropped.
+    /// A future that enters the scope for each poll, and for its drop.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -72,11 +72,11 @@ impl ScopeHandle {
     }
 }
 
-/// This thread is in a scope until this is dropped.
+/// A guard: the thread is in the scope until it is dropped.
 #[must_use = "dropping it leaves the scope at once; bind it to a name"]
 pub struct Entered {
     scope: ScopeHandle,
-    /// Leaving is the same thread's.
+    /// Not `Send`: the thread that has entered must leave.
     of_this_thread: PhantomData<*const ()>,
 }
 
@@ -113,8 +113,8 @@ pin_project! {
 }
 
 impl<F> InScope<F> {
-    /// In no scope until it is given one.
-    pub(in crate::session) fn yet_to_enter(future: F) -> Self {
+    /// In no scope until [`set_scope`](Self::set_scope).
+    pub(in crate::session) fn without_scope(future: F) -> Self {
         Self { handle: ScopeHandle::of(None), future: Some(future) }
     }
 

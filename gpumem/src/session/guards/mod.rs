@@ -1,4 +1,4 @@
-//! What a program holds while it measures: traces, trackers, handles of scopes, the bodies of attributes.
+//! The guards of a program: traces, trackers, handles of scopes, the guards that attributes add.
 
 mod body;
 mod handle;

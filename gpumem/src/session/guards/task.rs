@@ -12,11 +12,11 @@ use pin_project_lite::pin_project;
 use crate::session::{BodyGuard, GpuMemTraceBuilder, InScope, TraceSpec};
 
 pin_project! {
-    /// The future of [`GpuMemTraceBuilder::wrap`] and of traced async functions: runs a future under a trace, which starts at
-    /// the first poll and reports when the future has ended or is dropped, after all that it held.
+    /// The future of [`GpuMemTraceBuilder::wrap`] and of traced async functions. Its trace starts at the first poll, and reports when
+    /// the inner future has ended or is dropped, after everything that it owns is dropped.
     #[must_use = "futures do nothing unless polled"]
     pub struct Traced<F> {
-        // Declared, and so dropped, before the trace.
+        // Declared before the trace, so it is dropped before the trace.
         #[pin]
         future: InScope<F>,
         trace: Task,
@@ -25,16 +25,16 @@ pin_project! {
 
 enum Task {
     Waiting(TraceSpec),
-    /// What is measured is kept for its drop.
+    /// The guard is kept for its drop.
     Running(#[expect(dead_code)] BodyGuard),
-    /// Or the future itself ends what is measured.
+    /// Also if the future itself ends the measurement.
     Ended,
 }
 
 impl GpuMemTraceBuilder {
-    /// Runs a future under the trace: it starts at the first poll, is the scope of whoever polls while that lasts, and reports when
-    /// the future has ended or is dropped, after all that it held. For tasks that run by turns on one thread, where a guard that is
-    /// held across `.await` would be the scope of all of them.
+    /// Traces a future. The trace starts at the first poll. The polling thread is in its scope during each poll. It reports when the
+    /// future has ended or is dropped, after everything that the future owns is dropped. Use this for tasks that share a thread: a
+    /// guard that is held across `.await` would be the scope of all of them.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -57,7 +57,7 @@ impl<F: Future> Traced<F> {
     /// Nothing starts before the first poll.
     #[doc(hidden)]
     pub fn new(body: TraceSpec, future: F) -> Self {
-        Self { future: InScope::yet_to_enter(future), trace: Task::Waiting(body) }
+        Self { future: InScope::without_scope(future), trace: Task::Waiting(body) }
     }
 }
 
@@ -70,7 +70,7 @@ impl<F: Future> Future for Traced<F> {
             Task::Waiting(body) => {
                 let (body, end) = body.start_shared();
                 let scope = body.handle();
-                // Who opens a scope is in it. A task is so only while it is polled.
+                // Opening enters the scope. Leave it here, because each poll enters it.
                 scope.leave();
                 this.future.as_mut().set_scope(scope);
                 match end {
@@ -81,7 +81,7 @@ impl<F: Future> Future for Traced<F> {
                     }
                 }
             }
-            begun => begun,
+            started => started,
         };
         let polled = this.future.poll(context);
         if polled.is_ready() {

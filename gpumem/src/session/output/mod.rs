@@ -1,4 +1,4 @@
-//! What a session prints, and where.
+//! The output of a session: what it prints, and where.
 
 pub(super) mod exit_reports;
 mod notice;

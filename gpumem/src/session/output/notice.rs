@@ -1,4 +1,4 @@
-//! What is printed once.
+//! Notices: messages that are printed once.
 
 use std::{
     cell::Cell,
@@ -12,7 +12,7 @@ use std::{
 use crate::session::Session;
 use crate::{error::Error, model::Device, report::Content, settings::Settings, sys::process};
 
-/// What a notice is about.
+/// The topic of a notice.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Notice {
     Off,
@@ -39,7 +39,7 @@ pub(crate) enum Notice {
 #[derive(Debug, Default)]
 pub(in crate::session) struct Notices {
     /// A bit for each [`Notice`].
-    given: AtomicU32,
+    printed: AtomicU32,
     /// Why traces are off.
     off: Mutex<Vec<Error>>,
 }
@@ -54,7 +54,7 @@ impl Session {
         self.settings
     }
 
-    /// Prints why a trace is off, once for each reason, of the first few.
+    /// Prints why a trace is off, once for each of the first eight reasons.
     pub(in crate::session) fn notify_off(&self, error: &Error) {
         if process::is_forked() {
             return;
@@ -78,13 +78,13 @@ impl Session {
         self.notify(Notice::Stale, &format_args!("reports show ? while {device} cannot be read: {error}"));
     }
 
-    /// Prints that figures may be wrong, if so many events or blocks were missed while they were measured.
+    /// Prints that figures may be wrong, if events were lost or untracked blocks were freed during the measurement.
     pub(in crate::session) fn notify_missed(&self, lost: u64, untracked: u64) {
         if lost > 0 {
             self.notify(Notice::Lost, &"allocations were missed while a trace was open; its figures may be wrong");
         }
         if untracked > 0 {
-            let text = "blocks older than the first trace were freed, and nobody knows their size: `used` may be too high; \
+            let text = "blocks older than the first trace were freed, and their size is not known: `used` may be too high; \
                         call gpumem::intercept::subscribe() before they are allocated";
             self.notify(Notice::Untracked, &text);
         }
@@ -97,18 +97,18 @@ impl Session {
         }
     }
 
-    /// The notice is to be printed, which is asked once.
+    /// Whether the notice is to be printed. A notice is new only once.
     pub(super) fn is_new(&self, notice: Notice) -> bool {
-        let (given, bit) = (&self.notices.given, 1 << notice as u32);
-        given.load(Relaxed) & bit == 0
+        let (printed, bit) = (&self.notices.printed, 1 << notice as u32);
+        printed.load(Relaxed) & bit == 0
             && !process::is_forked()
             && !self.is_silent()
-            && given.fetch_or(bit, Relaxed) & bit == 0
+            && printed.fetch_or(bit, Relaxed) & bit == 0
     }
 }
 
-/// Text for `print!` that does not make it panic when nobody can be written to (a closed pipe, a full disk): the error
-/// stays here. `print!` and not a write to stdout, because the test harness captures that alone.
+/// Text for `print!`, which panics if it cannot write (a closed pipe, a full disk). This keeps the error to itself. `print!` and not
+/// `write!` to stdout, because the test harness captures only `print!`.
 pub(in crate::session) struct Quiet<'a> {
     text: &'a dyn Display,
     failed: Cell<bool>,
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_writer_that_fails_is_no_error_and_is_known() {
+    fn a_failed_write_is_no_error_and_is_remembered() {
         struct Full;
         impl Write for Full {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {

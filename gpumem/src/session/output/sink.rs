@@ -1,4 +1,4 @@
-//! Writes output to where it goes.
+//! Writes output to the sink.
 
 use std::{
     cell::Cell,
@@ -26,7 +26,7 @@ use crate::{
 /// Where the output of a session goes.
 #[derive(Debug, Default)]
 pub(in crate::session) struct SinkState {
-    /// What the program set, else what `GPUMEM_REPORT` says.
+    /// The sink that the program set. `None`: that of `GPUMEM_REPORT`.
     set: RwLock<Option<Sink>>,
     /// The file that was written last.
     file: Mutex<Option<(PathBuf, Arc<File>)>>,
@@ -37,7 +37,7 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Sends all output there from now on, whatever `GPUMEM_REPORT` says. The child of a fork prints nothing.
+/// Writes all output to this sink from now on. It replaces the sink of `GPUMEM_REPORT`. The child of a fork prints nothing.
 pub fn set_sink(sink: Sink) {
     current().set_sink(sink);
 }
@@ -49,27 +49,27 @@ impl Session {
             return;
         }
         let replaced = self.sink.set.write().unwrap_or_else(PoisonError::into_inner).replace(sink);
-        // Not under the lock: what a sink owns may itself print something when it is dropped.
+        // After the lock: a drop of the program's values may itself print something.
         drop(replaced);
     }
 
     fn sink(&self) -> Sink {
-        // Cloned, not borrowed: a sink may itself set another.
+        // Cloned, because the function of a custom sink may set another sink.
         let set = self.sink.set.read().unwrap_or_else(PoisonError::into_inner).clone();
         set.unwrap_or_else(|| self.settings.report.clone())
     }
 
-    /// Nothing is printed.
+    /// Whether nothing is printed.
     pub(in crate::session) fn is_silent(&self) -> bool {
         matches!(self.sink(), Sink::Off)
     }
 
-    /// How output is written where the program said nothing else.
+    /// The form of the sink: text or JSON.
     pub(in crate::session) fn form(&self) -> Form {
         self.sink().form()
     }
 
-    /// As made now by the calling thread.
+    /// Adds the time, the process and the calling thread to this content.
     pub(in crate::session) fn output(&self, content: Content) -> Output {
         let mut output = Output::new(content, SystemTime::now(), std_process::id());
         if self.is_begun() {
@@ -79,8 +79,7 @@ impl Session {
         output
     }
 
-    /// Writes what was made now by the calling thread. Nothing in the child of a fork: a thread that it does not have may hold the
-    /// lock of stdout.
+    /// Writes this content. Does nothing in the child of a fork: a thread that does not exist there may hold the lock of stdout.
     pub(in crate::session) fn print(&self, content: Content) {
         if !process::is_forked() && !self.is_silent() {
             self.write(&self.output(content));
@@ -110,11 +109,11 @@ impl Session {
         let quiet = Quiet::new(&text);
         print!("{quiet}");
         if quiet.failed() {
-            self.lost(&"cannot write to stdout (a closed pipe or a full disk?)");
+            self.report_unwritten(&"cannot write to stdout (a closed pipe or a full disk?)");
         }
     }
 
-    /// All at once: what other processes and libraries write there does not come in between.
+    /// In one write, so that the output of other processes and libraries does not come in between.
     fn write_stderr(&self, output: &Output) {
         let text = Form::Text.write(output, self.paint(io::stderr().is_terminal()));
         eprint!("{}", Quiet::new(&text));
@@ -128,11 +127,11 @@ impl Session {
     fn write_file(&self, path: &Path, text: &str) {
         let written = self.open(path).and_then(|file| (&*file).write_all(text.as_bytes()));
         if let Err(error) = written {
-            self.lost(&format_args!("cannot write to {}: {error}", path.display()));
+            self.report_unwritten(&format_args!("cannot write to {}: {error}", path.display()));
         }
     }
 
-    /// The file is kept open for what comes next.
+    /// Opens the file and keeps it open.
     fn open(&self, path: &Path) -> io::Result<Arc<File>> {
         let mut kept = self.sink.file.lock().unwrap_or_else(PoisonError::into_inner);
         match &*kept {
@@ -146,21 +145,21 @@ impl Session {
     }
 
     fn write_to_function(&self, output: &Output, to: &dyn Fn(&Output)) {
-        // What is made inside of the function would call it without end.
+        // Output of the function itself would call the function without end.
         if INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true) {
-            // A notice is made once, so it must not be lost.
+            // A notice is printed only once, so it must not be lost.
             if matches!(output.content, Content::Notice(_)) {
                 self.write_stderr(output);
             }
             return;
         }
-        // The panic hook has printed it. A guard's drop must not make its program panic.
+        // The panic hook has printed the panic. The drop of a guard must not panic.
         let _ = catch_unwind(AssertUnwindSafe(|| to(output)));
         let _ = INSIDE.try_with(|inside| inside.set(false));
     }
 
     /// Reports once, on stderr, that output cannot be written.
-    fn lost(&self, why: &dyn Display) {
+    fn report_unwritten(&self, why: &dyn Display) {
         if self.is_new(Notice::Unwritten) {
             self.write_stderr(&self.output(Content::Notice(format!("{why}; output is lost"))));
         }

@@ -1,4 +1,4 @@
-//! What the numbers of scopes' callsites stand for.
+//! The callsites of scopes, by number.
 
 use std::{
     borrow::Cow,
@@ -9,26 +9,27 @@ use std::{
 
 use crate::{derive::Callsite, model::CallsiteId};
 
-/// Names that are made while a program runs may be without end: one place has so many, and all places together.
-const MOST_PER_PLACE: usize = 1 << 10;
-const MOST: usize = 1 << 16;
+/// The most names of one source location. A program may create names without end.
+const MAX_PER_LOCATION: usize = 1 << 10;
+/// The most names of all locations together.
+const MAX_NAMES: usize = 1 << 16;
 
 #[derive(Default)]
 struct Callsites {
-    /// By number, from 2 on.
+    /// The index is the number minus 2.
     all: Vec<Callsite>,
-    /// A name is the same scope wherever it is opened, as in the line of a report.
+    /// A name is one callsite wherever it is opened, because reports show only the name.
     by_name: HashMap<Box<str>, CallsiteId>,
-    by_place: HashMap<&'static Location<'static>, Place>,
+    by_location: HashMap<&'static Location<'static>, LocationNames>,
 }
 
-/// The callsites of one place in the code.
+/// The callsites of one source location.
 #[derive(Default)]
-struct Place {
-    /// Names that were first met here.
+struct LocationNames {
+    /// How many names were first used here.
     names: usize,
     unnamed: Option<CallsiteId>,
-    /// Stands for the names that are too many.
+    /// The callsite of all further names, if there are too many.
     more: Option<CallsiteId>,
 }
 
@@ -37,12 +38,12 @@ struct Place {
 pub(in crate::session) struct CallsiteTable(Mutex<Callsites>);
 
 impl CallsiteTable {
-    /// The number of a callsite; the same each time.
+    /// The number of a callsite. Equal callsites have one number.
     pub(in crate::session) fn number(&self, ctx: Option<&str>, location: &'static Location<'static>) -> CallsiteId {
         self.lock().number(ctx, location)
     }
 
-    /// What a number stands for.
+    /// The callsite with this number.
     pub(in crate::session) fn get(&self, number: CallsiteId) -> Callsite {
         self.lock().callsite(number)
     }
@@ -58,8 +59,8 @@ impl Callsites {
         if let Some(known) = ctx.and_then(|ctx| self.by_name.get(ctx)) {
             return *known;
         }
-        let Self { all, by_name, by_place } = self;
-        let place = by_place.entry(location).or_default();
+        let Self { all, by_name, by_location } = self;
+        let place = by_location.entry(location).or_default();
         let mut add = |ctx: Option<Box<str>>| {
             let number = u32::try_from(all.len() + 2).map_or(CallsiteId::OTHERS, CallsiteId);
             let name = ctx.map(|ctx| Cow::Owned(ctx.into_string()));
@@ -68,10 +69,12 @@ impl Callsites {
         };
         match ctx {
             None => *place.unnamed.get_or_insert_with(|| add(None)),
-            Some(_) if place.names == MOST_PER_PLACE || by_name.len() == MOST => *place.more.get_or_insert_with(|| {
-                let (file, line) = (location.file(), location.line());
-                add(Some(format!("(more names at {file}:{line})").into()))
-            }),
+            Some(_) if place.names == MAX_PER_LOCATION || by_name.len() == MAX_NAMES => {
+                *place.more.get_or_insert_with(|| {
+                    let (file, line) = (location.file(), location.line());
+                    add(Some(format!("(more names at {file}:{line})").into()))
+                })
+            }
             Some(ctx) => {
                 place.names += 1;
                 let number = add(Some(ctx.into()));
@@ -91,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_site_has_one_number() {
+    fn a_callsite_has_one_number() {
         let (mut callsites, here) = (Callsites::default(), Location::caller());
         let (unnamed, named) = (callsites.number(None, here), callsites.number(Some("epoch"), here));
         assert_eq!((callsites.number(Some(""), here), callsites.number(Some("epoch"), here)), (unnamed, named));
@@ -99,16 +102,16 @@ mod tests {
         assert_eq!(callsites.callsite(named).to_string(), "epoch");
         assert!(callsites.callsite(unnamed).to_string().ends_with(&format!("callsites.rs:{}", here.line())));
         assert_ne!(callsites.number(None, Location::caller()), unnamed, "another line");
-        assert_eq!(callsites.number(Some("epoch"), Location::caller()), named, "a name is a name");
+        assert_eq!(callsites.number(Some("epoch"), Location::caller()), named, "a name is one callsite at any line");
     }
 
     #[test]
-    fn names_without_end_take_no_names_from_others() {
+    fn a_location_with_too_many_names_leaves_room_for_others() {
         let (mut callsites, here) = (Callsites::default(), Location::caller());
-        for name in 0..MOST_PER_PLACE + 100 {
+        for name in 0..MAX_PER_LOCATION + 100 {
             callsites.number(Some(&name.to_string()), here);
         }
-        assert_eq!(callsites.all.len(), MOST_PER_PLACE + 1);
+        assert_eq!(callsites.all.len(), MAX_PER_LOCATION + 1);
         let late = callsites.number(Some("one more"), here);
         assert_eq!(callsites.callsite(late).to_string(), format!("(more names at {}:{})", here.file(), here.line()));
         let other = callsites.number(Some("validate"), Location::caller());

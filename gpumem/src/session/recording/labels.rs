@@ -1,4 +1,4 @@
-//! What the program calls its blocks.
+//! The program's names for its blocks.
 
 use std::sync::{MutexGuard, PoisonError};
 
@@ -10,14 +10,14 @@ use crate::{
 };
 
 impl Session {
-    /// Labels by block. The lock must be held briefly.
+    /// The labels of all blocks. Hold the lock only briefly.
     pub(in crate::session) fn labels(&self) -> MutexGuard<'_, Labels> {
         self.labels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Tells what a block of memory is, so that [`MemTracker`](crate::session::MemTracker) can say so: its name, shape and element type,
-/// and the address on the device at which it begins. The label goes when the block is freed; a second one replaces it.
+/// Labels a block of memory, so that [`MemTracker`](crate::session::MemTracker) can print its name, shape and element type.
+/// `address` is where the block begins on the device. A free removes the label; a second label replaces the first.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -29,12 +29,12 @@ impl Session {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// It costs allocations nothing. With the feature `cudarc`, slices of cudarc have it as a method, which knows the type and
-/// the address; blocks of simulated devices have one too.
+/// Labels do not slow allocations down. With the feature `cudarc`, slices of cudarc have a method of this name, which knows the
+/// element type and the address. Blocks of simulated devices have one, too.
 ///
 /// # Errors
-/// When no known block begins at this address: it is freed, older than the first trace, or a part of a larger block (of
-/// a framework's own allocator, say), or allocations are not intercepted. Nothing is labelled then.
+/// When no known block begins at this address: it is freed, older than the first trace, or part of a larger block (for example of
+/// a framework's own allocator), or allocations are not intercepted.
 pub fn label(name: impl Into<String>, shape: &[usize], dtype: impl Into<String>, address: u64) -> Result<()> {
     let label = Label { name: name.into(), shape: shape.to_vec(), dtype: dtype.into() };
     label_block(Key::new(Space::Address, address), &label, address)
@@ -59,7 +59,7 @@ fn label_block(key: Key, label: &Label, address: u64) -> Result<()> {
 
 #[cfg(feature = "sim")]
 impl crate::source::sim::SimBlock {
-    /// Tells what it is: see [`label`](crate::tracker::label).
+    /// Labels the block: see [`label`](crate::tracker::label).
     ///
     /// # Errors
     /// When it is older than the first trace.

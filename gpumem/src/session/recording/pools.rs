@@ -1,5 +1,5 @@
-//! The high-water marks of stream-ordered pools. The driver keeps one for each pool and not for each trace, so each reading is
-//! folded into all open traces of the device, and the mark begins anew with each new one.
+//! The high-water marks of stream-ordered pools. The driver keeps one mark for each pool, and not one for each trace. So each
+//! reading is applied to all open traces of the device, and the mark is reset when a trace opens.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -10,23 +10,23 @@ use crate::{
     source::Devices,
 };
 
-/// Locked from the reading until its event is posted: readings reach the inbox in the order in which the marks were read and reset.
+/// Locked from the reading until its event is recorded, so that events have the order in which the marks were read and reset.
 #[derive(Debug, Default)]
-pub(in crate::session) struct Pools(Mutex<Vec<Watched>>);
+pub(in crate::session) struct Pools(Mutex<Vec<WatchedPool>>);
 
-/// The pool of a device that open scopes watch.
+/// The pool of a device with open scopes.
 #[derive(Debug)]
-struct Watched {
+struct WatchedPool {
     device: Device,
     scopes: usize,
-    /// Which one it was at the newest reading, by the driver's name.
+    /// The driver's handle of the pool that was current at the newest reading.
     pool: u64,
-    /// What its mark has been since then, at least.
+    /// The mark has been at least this high since then.
     least: Bytes,
 }
 
 impl Pools {
-    /// Posts a scope that opens, and has the mark begin anew for it.
+    /// Records that a scope opens, and resets the mark for it.
     pub(in crate::session) fn open(
         &self,
         session: &Session,
@@ -39,9 +39,9 @@ impl Pools {
         let usage = devices.reset_pool(device.ordinal)?;
         let reset_by_others = if let Some(watched) = pools.iter_mut().find(|watched| watched.device == device) {
             watched.scopes += 1;
-            watched.take(inbox, &usage, true)
+            watched.record(inbox, &usage, true)
         } else {
-            pools.push(Watched { device, scopes: 1, pool: usage.pool, least: usage.used });
+            pools.push(WatchedPool { device, scopes: 1, pool: usage.pool, least: usage.used });
             false
         };
         inbox.ask(Some(&EventKind::PoolUsage { device, usage }), open);
@@ -50,7 +50,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Asks an open scope what it has come to, after a reading. A reset has the mark begin anew.
+    /// Reads the pool, then the figures of an open scope. A query that resets the scope also resets the mark.
     pub(in crate::session) fn ask(
         &self,
         session: &Session,
@@ -65,7 +65,7 @@ impl Pools {
         let watched = pools.iter_mut().find(|watched| watched.device == device);
         let (reading, reset_by_others) = match &usage {
             Ok(usage) => {
-                let reset_by_others = watched.is_some_and(|watched| watched.take(inbox, usage, reset));
+                let reset_by_others = watched.is_some_and(|watched| watched.record(inbox, usage, reset));
                 (EventKind::PoolUsage { device, usage: *usage }, reset_by_others)
             }
             Err(_) => (EventKind::ReadFailed { device, gauge: Gauge::Pool }, false),
@@ -85,15 +85,15 @@ impl Pools {
         trace
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Watched>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<WatchedPool>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Watched {
-    /// Remembers a reading; `true` if the mark is lower than it can be, or of another pool: a peak may have gone with it, and
-    /// the scopes that are open are told so.
-    fn take(&mut self, inbox: &Inbox, usage: &PoolUsage, reset: bool) -> bool {
+impl WatchedPool {
+    /// Stores a reading. If the mark is lower than `least`, or belongs to another pool, a peak may be missed: records an event that
+    /// marks the open scopes, and returns `true`.
+    fn record(&mut self, inbox: &Inbox, usage: &PoolUsage, reset: bool) -> bool {
         let reset_by_others = usage.pool != self.pool || usage.used_high < self.least;
         if reset_by_others {
             inbox.post(&EventKind::PoolMarkDisturbed { device: self.device });
@@ -107,8 +107,8 @@ impl Watched {
 fn notify(session: &Session, device: Device, reset_by_others: bool) {
     if reset_by_others {
         let text = format_args!(
-            "the high-water mark of {device}'s pool was reset by others, or another pool was made current: peaks before that \
-             are missed; leave both to gpumem, or use GPUMEM_GAUGE=exact"
+            "the high-water mark of {device}'s pool was reset by other code, or another pool was made current: peaks before \
+             that are missed; let only gpumem do either, or use GPUMEM_GAUGE=exact"
         );
         session.notify(Notice::PoolReset, &text);
     }

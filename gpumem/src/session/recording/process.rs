@@ -1,4 +1,4 @@
-//! The sources of the process record to its session.
+//! The sources of the process record into its session.
 
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::{
     source::{self, RecordEvents},
 };
 
-/// From now on the sources record to the session of the process, with the stacks of blocks of at least this size.
+/// From now on the sources record into the session of the process, with the stacks of blocks of at least this size.
 pub(in crate::session) fn record(min_bytes: u64) {
     source::record_to::<ToSession>(min_bytes);
     source::handle_refusals(source::RefusalHandler { refused, obtained });
@@ -27,7 +27,7 @@ fn obtained(device: Device, bytes: Bytes) {
     oom::obtained(of_process(), device, bytes);
 }
 
-/// Hands what sources intercept to the session.
+/// Records what the sources intercept into the session.
 struct ToSession;
 
 impl RecordEvents for ToSession {

@@ -12,18 +12,18 @@ use crate::{
     sys::process,
 };
 
-/// What is requested for a new scope.
+/// The settings that the program requests for a new scope.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::session) struct ScopeRequest {
-    /// Else the calling thread's current device.
+    /// `None`: the calling thread's current device.
     pub(in crate::session) device: Option<u32>,
-    /// Else the best.
+    /// `None`: the best that is available.
     pub(in crate::session) gauge: Option<Gauge>,
-    /// Of exact figures; else the best, or the one in use.
+    /// The source of exact figures. `None`: the one in use, else the best.
     pub(in crate::session) source: Option<Source>,
-    /// Only what the calling thread allocates.
+    /// Count only what the calling thread allocates.
     pub(in crate::session) of_thread: bool,
-    /// The ledger is to keep which allocations make its peak.
+    /// Keep which allocations make its peak.
     pub(in crate::session) at_peak: bool,
 }
 
@@ -40,7 +40,7 @@ pub(in crate::session) struct OpenScope {
 
 impl OpenScope {
     /// Opens a scope by the gauge that was requested, else by that of `GPUMEM_GAUGE`, else by the best that the devices
-    /// offer. None where the gauge is `Off`.
+    /// offer. `None` if the gauge is `Off`.
     pub(in crate::session) fn open(
         session: &'static Session,
         request: ScopeRequest,
@@ -51,7 +51,7 @@ impl OpenScope {
         alive()?;
         let gauge = match (request.gauge, unless_needed(session.settings().gauge(), request.of_thread)) {
             (Some(gauge), _) => Some(gauge),
-            // The scope of one thread needs exact figures. The program requests them, whatever the environment says.
+            // The scope of one thread needs exact figures. The program requests them, whatever `GPUMEM_GAUGE` is.
             (None, set) if request.of_thread && set != Ok(Some(Gauge::Off)) => Some(Gauge::Exact),
             (None, set) => set?,
         };
@@ -62,12 +62,12 @@ impl OpenScope {
         let device = devices.device(request.device)?;
         let ordinal = device.ordinal;
         session.begun();
-        let asked_for = |gauge: Gauge| match request.gauge {
-            Some(_) => format!("the gauge `{gauge}` was asked for"),
-            None => format!("GPUMEM_GAUGE says {gauge}"),
+        let requested_by = |gauge: Gauge| match request.gauge {
+            Some(_) => format!("the program requests the gauge `{gauge}`"),
+            None => format!("GPUMEM_GAUGE is {gauge}"),
         };
         if let (Some(gauge @ (Gauge::Sampled | Gauge::Pool)), Some(source)) = (gauge, request.source) {
-            let detail = format!("`{source}` gives exact figures, and {}; leave one of them out", asked_for(gauge));
+            let detail = format!("`{source}` gives exact figures, and {}; leave one of them out", requested_by(gauge));
             return Err(Kind::BadSetting { setting: "source", detail }.into());
         }
         let interruptions = session.subscription.interruptions();
@@ -85,7 +85,7 @@ impl OpenScope {
         let sampled = gauge == Gauge::Sampled;
         if gauge != Gauge::Exact && request.of_thread {
             let setting = "thread_local_only";
-            let detail = format!("it needs exact figures, and {}; leave one of them out", asked_for(gauge));
+            let detail = format!("it needs exact figures, and {}; leave one of them out", requested_by(gauge));
             return Err(not_exact.unwrap_or_else(|| Kind::BadSetting { setting, detail }.into()));
         }
         let every = if sampled { session.settings.sample_every } else { Duration::ZERO };
@@ -98,7 +98,7 @@ impl OpenScope {
             Gauge::Sampled => {
                 let read = || {
                     let memory = devices.read(ordinal)?;
-                    session.sampler.watch(session, device, devices)?;
+                    session.sampler.add_scope(session, device, devices)?;
                     Ok::<_, Error>(EventKind::Sample { device, memory })
                 };
                 session.readings.ask(&session.inbox, device, read, &open)?;
@@ -116,7 +116,7 @@ impl OpenScope {
                 }
             }
         }
-        // The notice about an invalid setting says already what happens instead.
+        // The notice about an invalid setting has printed what happens instead.
         if let Some(why) = not_exact.filter(|why| !session.settings.is_problem(why)) {
             let text = format_args!(
                 "{device} is sampled every {every:?}, all processes on it, and shorter peaks are missed, because {why}"
@@ -131,13 +131,13 @@ impl OpenScope {
         self.ask(EventKind::Read { scope: self.id })
     }
 
-    /// As [`reset`](Self::reset), but which allocations made the peak is still kept since the start.
+    /// As [`reset`](Self::reset), but the allocations of the peak are still those since the start.
     pub(in crate::session) fn next(&self) -> Trace {
         let scope = self.id;
         self.ask(if self.at_peak { EventKind::ResetKeepingPeak { scope } } else { EventKind::Reset { scope } })
     }
 
-    /// Returns the figures and begins anew. One reading serves both, so that no event falls between.
+    /// Returns the figures and begins again from the same reading, so that no event falls between.
     pub(in crate::session) fn reset(&self) -> Trace {
         self.ask(EventKind::Reset { scope: self.id })
     }
@@ -157,7 +157,7 @@ impl OpenScope {
             Gauge::Pool if !process::is_forked() => pools.ask(session, device, devices, &query),
             _ => inbox.ask(None, &query),
         };
-        // There is no answer for a thread that is inside the inbox already, and in the child of a fork.
+        // A thread that is inside the inbox already gets no answer, nor does the child of a fork.
         trace.unwrap_or_else(|| Trace::stale(self.device.ordinal, self.gauge))
     }
 
@@ -166,7 +166,7 @@ impl OpenScope {
         let within = self.session.inbox.scope_period(self.id);
         let trace = self.ask(EventKind::Close { scope: self.id });
         if self.gauge == Gauge::Sampled {
-            self.session.sampler.unwatch(self.device);
+            self.session.sampler.remove_scope(self.device);
         }
         (trace, within, self.at_peak.then(|| KeptPeak::of_closed(&self.session.inbox, self.id)))
     }

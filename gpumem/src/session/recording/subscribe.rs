@@ -58,7 +58,7 @@ impl Session {
         self.begin(devices, wanted, is_needed, false)
     }
 
-    /// The same; `anew` also after [`unsubscribe`].
+    /// As `subscribe`. With `anew`, also after [`unsubscribe`].
     fn begin(
         &'static self,
         devices: &dyn Devices,
@@ -67,13 +67,13 @@ impl Session {
         anew: bool,
     ) -> Result<Source> {
         let subscribed = self.begun().subscription.begin(anew, given_up, || {
-            // If no source is wanted, the one in use serves.
+            // If no source is requested, the one in use is used.
             if let (None, Some(live)) = (wanted, devices.subscribed()) {
                 return Ok(live);
             }
             let wanted = wanted.map_or_else(|| self.settings().source(), |wanted| Ok(Some(wanted)));
             let subscribed = devices.subscribe(unless_needed(wanted, is_needed)?)?;
-            if subscribed.source == Source::Cupti && !self.is_cupti_heard.swap(true, Relaxed) {
+            if subscribed.source == Source::Cupti && !self.was_cupti_used.swap(true, Relaxed) {
                 // libcupti is loaded now. Its subscription must end before its own exit handler runs.
                 process::at_exit(exit::at_exit);
             }
@@ -82,7 +82,7 @@ impl Session {
         subscribed.map(|interception| interception.source)
     }
 
-    /// Posts what no call reports: how much memory graphs hold on the device, and the functions that other tools have replaced, whose
+    /// Records what no call reports: how much memory graphs hold on the device, and the functions that other tools have replaced, whose
     /// calls may be missed.
     pub(in crate::session) fn post_polled(&self, device: Device, devices: &dyn Devices) {
         devices.poll(device.ordinal);
@@ -100,7 +100,7 @@ impl Session {
         }
     }
 
-    /// Begins to intercept allocations if traces will want that. If it fails, they report why.
+    /// Begins to intercept allocations, if traces would do so. If it fails, the traces report why.
     pub(crate) fn prepare(&'static self, devices: &dyn Devices) {
         if matches!(self.settings().gauge(), Ok(None | Some(Gauge::Exact))) {
             let _ = self.subscribe(devices, None, false);

@@ -1,4 +1,4 @@
-//! What a program asks: where the memory is, what is measured, what the allocators have done.
+//! Where the memory is, what is measured, and the statistics of allocators.
 
 mod places;
 pub(crate) mod statistics;

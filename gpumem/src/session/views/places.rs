@@ -1,4 +1,4 @@
-//! Where memory is, and the names of what the ledger knows by number.
+//! Where the memory is, and the names of the ledger's numbers.
 
 use std::{
     collections::HashMap,
@@ -18,11 +18,11 @@ use crate::{
     source::{self, Devices},
 };
 
-/// What each scope holds, and held at most: by device and path of nested scopes, over all times that it was open.
+/// The memory in use and the peak of each scope, by device and path of nested scopes. All times that the scope was open count
+/// together.
 ///
-/// A scope holds what was allocated while it was the innermost one on its thread, or inside of such a scope; see
-/// [`GpuMemTrace::handle`](crate::session::GpuMemTrace::handle) for other threads and for tasks. Only what is intercepted counts, which is
-/// what exact traces count.
+/// A block belongs to the innermost scope of its thread, and to the scopes around it. For other threads and tasks see
+/// [`GpuMemTrace::handle`](crate::session::GpuMemTrace::handle). Only intercepted allocations count, as in exact traces.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -47,8 +47,8 @@ pub fn summary() -> Summary {
     derive::summary(&session.inbox, session, session.next_scope(), not_intercepted)
 }
 
-/// Where the device's memory went: other processes, this one by scope, by library, by what the driver keeps it for. With
-/// `None` the calling thread's current device.
+/// Where the device's memory is: how much other processes use, and this process by scope, by library and by purpose. `None` is the
+/// calling thread's current device.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -63,7 +63,7 @@ pub fn summary() -> Summary {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// Allocations are told apart from the first trace on (or [`subscribe`](crate::session::subscribe)).
+/// Scopes and libraries are known of allocations since the first trace or [`subscribe`](crate::session::subscribe).
 ///
 /// # Errors
 /// When there is no such device, or it cannot be read.
@@ -72,7 +72,7 @@ pub fn breakdown(device: impl Into<Option<u32>>) -> Result<Breakdown> {
     let session = current();
     let devices = session.devices()?;
     let device = devices.device(device.into())?;
-    // What cannot be observed is a part of the rest, which says so.
+    // Memory that was not intercepted is counted in a part with that name.
     session.prepare(devices);
     let known = read(devices, device)?;
     record_request!(session, Breakdown(gpumem_core::capture::DeviceReading::new(device, &known)));
@@ -80,7 +80,7 @@ pub fn breakdown(device: impl Into<Option<u32>>) -> Result<Breakdown> {
     Ok(Breakdown::of(&Known { live, ..known }))
 }
 
-/// What is known of a device's memory, without what is live.
+/// What the driver and NVML know of a device's memory. `live` is empty.
 pub(in crate::session) fn read(devices: &dyn Devices, device: Device) -> Result<Known> {
     let ordinal = device.ordinal;
     let memory = devices.read(ordinal)?;
@@ -97,20 +97,20 @@ pub(in crate::session) fn read(devices: &dyn Devices, device: Device) -> Result<
     })
 }
 
-/// The path of scopes that the calling thread is in.
+/// The path of scopes of the calling thread.
 pub(in crate::session) fn path_of_this_thread(session: &Session) -> Vec<String> {
     short_names(&session.inbox, session, &session.inbox.path_of_this_thread())
 }
 
-/// So many stacks are remembered in words.
-const MOST_STACKS: usize = 1 << 12;
+/// The most stacks whose descriptions are kept.
+const MAX_STACKS: usize = 1 << 12;
 
 impl Names for Session {
     fn callsite(&self, id: CallsiteId) -> Callsite {
         self.callsites.get(id)
     }
 
-    /// What a stack means. It is resolved once, since that reads files.
+    /// Describes a stack. Each stack is resolved once, because this reads files.
     fn stack(&self, id: StackId) -> Stack {
         if id == StackId::NONE {
             return Stack::default();
@@ -118,11 +118,11 @@ impl Names for Session {
         if let Some(stack) = self.stack_texts().get(&id) {
             return stack.clone();
         }
-        // No lock is held meanwhile: allocations go on.
+        // No lock is held here, so that allocations do not wait.
         let stack = Stack::new(&source::frames(&self.stacks.get(id)), folder(), source::own_module().as_deref());
         let mut texts = self.stack_texts();
-        // The text takes much more room than the addresses, and can be found out again.
-        if texts.len() >= MOST_STACKS {
+        // A description is much larger than the addresses, and can be derived again.
+        if texts.len() >= MAX_STACKS {
             texts.clear();
         }
         texts.insert(id, stack.clone());
@@ -141,7 +141,7 @@ impl Session {
     }
 }
 
-/// The folder that the program was in when this was first asked: files below it are named from there.
+/// The current folder at the first call. Files in it are named relative to it.
 pub(in crate::session) fn folder() -> &'static str {
     static FOLDER: Lazy<String> = Lazy::new(|| env::current_dir().unwrap_or_default().to_string_lossy().into_owned());
     &FOLDER

@@ -28,7 +28,7 @@ pub fn retry_after_trim<T, E>(mut attempt: impl FnMut() -> std::result::Result<T
     let is_intercepted = devices.subscribed().is_some();
     let before = REFUSED_COUNT.get();
     let outer = IS_RETRIED.replace(true);
-    let _restore = Restore(outer);
+    let _restore = RestoreRetried(outer);
     let first = attempt();
     IS_RETRIED.set(outer);
     if first.is_ok() || is_intercepted && REFUSED_COUNT.get() == before {
@@ -39,9 +39,9 @@ pub fn retry_after_trim<T, E>(mut attempt: impl FnMut() -> std::result::Result<T
 }
 
 /// Restores [`IS_RETRIED`], also when the attempt panics.
-struct Restore(bool);
+struct RestoreRetried(bool);
 
-impl Drop for Restore {
+impl Drop for RestoreRetried {
     fn drop(&mut self) {
         IS_RETRIED.set(self.0);
     }
