@@ -1,4 +1,4 @@
-//! What came and went between two lines of a program.
+//! The blocks that were allocated and freed between two lines of a program.
 
 use std::{
     fmt::{self, Display},
@@ -18,7 +18,8 @@ use crate::{
     source::Devices,
 };
 
-/// Tells which blocks of GPU memory came and went between two lines of a program, as Pytorch-Memory-Utils does for PyTorch.
+/// Prints which blocks of GPU memory were allocated and freed between two lines of a program, as Pytorch-Memory-Utils does for
+/// PyTorch.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -23,7 +23,7 @@ use crate::{report::OutOfMemory, session::current, sys::process};
 /// not wait for other threads that call CUDA, because the driver's call is not over yet. A panic of it is caught.
 ///
 /// With or without such a function, refusals are reported on stderr: what was requested, where the device's memory is
-/// ([`breakdown`](crate::breakdown)), the scopes and lines that hold most of it, and what [`empty_cache`](crate::torch::empty_cache)
+/// ([`breakdown`](crate::breakdown)), the scopes and lines that hold most of it, and what [`torch::empty_cache`](crate::torch::empty_cache)
 /// would free. A refusal is not reported if the same thread obtains that much memory of the device within a second: an allocator
 /// with a cache empties the cache and tries again. Several refusals of the same request on one thread are one report. At most
 /// three reports are printed. A pending report is printed when the process exits, and is lost if the process aborts. Only

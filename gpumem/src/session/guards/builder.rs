@@ -1,0 +1,157 @@
+//! The settings of a trace.
+
+use std::{borrow::Cow, panic::Location};
+
+use crate::session::{
+    Session,
+    recording::{OpenScope, ScopeRequest},
+};
+use crate::{
+    error::Result,
+    model::{Gauge, Source, short_name},
+    source::{traces_are_off, turn_traces_off},
+};
+
+/// Settings of a trace, from [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
+#[derive(Clone, Debug)]
+#[must_use = "nothing is measured before `start`"]
+pub struct GpuMemTraceBuilder {
+    pub(super) ctx: Option<String>,
+    /// The compiler's name of the function. It replaces the context.
+    pub(super) function: Option<&'static str>,
+    pub(super) request: ScopeRequest,
+    /// The source location of the trace. `None`: where it is started.
+    pub(super) at: Option<&'static Location<'static>>,
+    /// The module of the function, if it is known.
+    pub(super) module: Option<&'static str>,
+    pub(super) silent: bool,
+    pub(super) on_exit_report: bool,
+}
+
+impl GpuMemTraceBuilder {
+    /// The defaults.
+    #[inline]
+    pub(super) fn new() -> Self {
+        Self {
+            ctx: None,
+            function: None,
+            request: ScopeRequest::default(),
+            at: None,
+            module: None,
+            silent: false,
+            on_exit_report: true,
+        }
+    }
+
+    /// The context of all reports. An empty one counts as none.
+    pub fn ctx(mut self, ctx: impl Into<String>) -> Self {
+        (self.ctx, self.function) = (Some(ctx.into()), None);
+        self
+    }
+
+    /// Sets the function as the scope, by the compiler's name of a closure in it. The context of reports is its short name.
+    #[inline]
+    pub(crate) fn function(mut self, closure: &'static str, module: &'static str) -> Self {
+        (self.function, self.module) = (Some(closure), Some(module));
+        self
+    }
+
+    /// The context in reports.
+    pub(super) fn shown_ctx(&self) -> Option<Cow<'_, str>> {
+        let given = self.ctx.as_deref().map(Cow::Borrowed);
+        given.or_else(|| self.function.map(|function| short_name(function).into()))
+    }
+
+    /// The CUDA ordinal of the device. The default is the calling thread's current device.
+    pub fn device(mut self, ordinal: u32) -> Self {
+        self.request.device = Some(ordinal);
+        self
+    }
+
+    /// How to measure. The default is `GPUMEM_GAUGE`, else the best gauge that the device offers.
+    pub fn gauge(mut self, gauge: Gauge) -> Self {
+        self.request.gauge = Some(gauge);
+        self
+    }
+
+    /// The source that intercepts allocations: [`Source::Dispatch`] or [`Source::Cupti`]. The default is `GPUMEM_SOURCE`, else the best
+    /// one that is available. A process uses one source at a time: if another one is in use, [`start`](Self::start) returns an error.
+    pub fn source(mut self, source: Source) -> Self {
+        self.request.source = Some(source);
+        self
+    }
+
+    /// Counts only the calling thread, instead of the whole process: the blocks that it allocates, on whichever thread they are freed,
+    /// and what other threads allocate in the scope through its [handle](crate::GpuMemTrace::handle). If the thread is in a scope of
+    /// another thread, the other thread's own allocations do not count.
+    ///
+    /// It needs exact figures, so it ignores `GPUMEM_GAUGE=sampled` and `GPUMEM_GAUGE=pool`.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// use gpumem::{Bytes, GpuMemTrace};
+    ///
+    /// let trace = GpuMemTrace::builder().thread_local_only().start()?;
+    /// let other = std::thread::scope(|threads| threads.spawn(|| gpu.alloc(Bytes::mib(100))).join().unwrap())?;
+    /// let own = gpu.alloc(Bytes::mib(1))?;
+    /// assert_eq!(trace.data().used.mb(), 1);
+    /// # drop((own, other));
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    pub fn thread_local_only(mut self) -> Self {
+        self.request.of_thread = true;
+        self
+    }
+
+    /// Whether to keep which allocations made the peak, for [`peak_holders`](crate::GpuMemTrace::peak_holders). The default is `false`.
+    /// It makes each allocation a little slower. It has no effect if the figures are not exact.
+    pub fn at_peak(mut self, at_peak: bool) -> Self {
+        self.request.at_peak = at_peak;
+        self
+    }
+
+    /// Whether the trace prints no reports. The default is `false`.
+    pub fn silent(mut self, silent: bool) -> Self {
+        self.silent = silent;
+        self
+    }
+
+    /// Whether the drop of the trace prints a report. The default is `true`.
+    pub fn on_exit_report(mut self, report: bool) -> Self {
+        self.on_exit_report = report;
+        self
+    }
+
+    /// Sets the context, unless the trace will be off. The attribute calls this after all other settings.
+    #[doc(hidden)]
+    #[inline]
+    pub fn ctx_unless_off<C: Into<String>>(self, ctx: impl FnOnce() -> C) -> Self {
+        if self.is_off() { self } else { self.ctx(ctx()) }
+    }
+
+    /// Whether the trace will be off, because traces are off until the process ends.
+    #[inline]
+    pub(super) fn is_off(&self) -> bool {
+        self.request.gauge.is_none() && traces_are_off()
+    }
+
+    /// Opens the scope. `None` if the trace is off.
+    pub(super) fn open(&self, session: &'static Session, at: &'static Location<'static>) -> Result<Option<OpenScope>> {
+        let scope = OpenScope::open(session, self.request, self.function.or(self.ctx.as_deref()), at)?;
+        if scope.is_none() && self.request.gauge.is_none() {
+            turn_traces_off();
+        }
+        Ok(scope)
+    }
+
+    /// As [`open`](Self::open). An error is printed once, and the trace is off.
+    pub(super) fn open_or_off(&self, session: &'static Session, at: &'static Location<'static>) -> Option<OpenScope> {
+        self.open(session, at).unwrap_or_else(|error| {
+            session.notify_off(&error);
+            if error.is_unavailable() && session.is_without_devices() {
+                turn_traces_off();
+            }
+            None
+        })
+    }
+}

@@ -1,0 +1,106 @@
+//! The reports of a trace.
+
+use std::fmt::{self, Display};
+
+use super::trace::{ActiveTrace, GpuMemTrace};
+use crate::{
+    model::{Gauge, Trace},
+    report::{Content, Line, Report},
+    sys::process,
+};
+
+impl GpuMemTrace {
+    /// Prints the figures: `△Used Peaked MB:     10     15 (ctx)`.
+    pub fn report(&self) {
+        self.report_now(None);
+    }
+
+    /// As [`report`](Self::report), with a text after the context: `(ctx: subctx)`.
+    pub fn report_with(&self, subctx: impl Display) {
+        self.report_now(Some(&subctx));
+    }
+
+    /// As [`report`](Self::report), then resets the trace to the reported reading, so that no event falls between.
+    pub fn report_n_reset(&mut self) {
+        self.print_report(None, self.read_n_reset(), None);
+    }
+
+    /// As [`report_with`](Self::report_with), then resets the trace to the reported reading.
+    pub fn report_n_reset_with(&mut self, subctx: impl Display) {
+        self.print_report(Some(&subctx), self.read_n_reset(), None);
+    }
+
+    /// Records the end of a statement, for a recording. Its figures are those of the newest reading.
+    #[cfg(feature = "capture")]
+    pub(in crate::session) fn record_line(&self, number: u32, source: &str) {
+        if let (Some(guard), Some(scope)) = (&self.guard, self.scope_id()) {
+            record_request!(guard.session, Line { scope, number, source: source.to_owned() });
+        }
+    }
+
+    /// Stops the trace, and prints its last report.
+    fn end(&mut self) {
+        self.stop();
+        if self.guard.as_ref().is_some_and(|guard| guard.settings.on_exit_report) {
+            self.report_with("exit");
+        }
+    }
+
+    /// Does not read the device if the report is not printed.
+    fn report_now(&self, subctx: Option<&dyn Display>) {
+        if self.guard.as_ref().is_some_and(|guard| !guard.settings.silent) {
+            self.print_report(subctx, self.data(), None);
+        }
+    }
+
+    /// Prints a report with these figures. `lines` are the statements of the function and the number of its last line.
+    pub(in crate::session) fn print_report(
+        &self,
+        subctx: Option<&dyn Display>,
+        trace: Trace,
+        lines: Option<(Vec<Line>, u32)>,
+    ) {
+        let Some(guard) = &self.guard else { return };
+        let ActiveTrace { session, settings, .. } = &**guard;
+        // In the child of a fork traces are off, and a thread that does not exist there may hold the lock of stdout.
+        if settings.silent || trace.gauge == Gauge::Off || process::is_forked() {
+            return;
+        }
+        session.notify_missed(trace.lost, trace.untracked);
+        let subctx = subctx.map(ToString::to_string);
+        let mut report = Report::new(trace, settings.shown_ctx().as_deref(), subctx.as_deref());
+        let (lines, end) = lines.unzip();
+        report.lines = lines.unwrap_or_default();
+        #[cfg(feature = "capture")]
+        if let Some(scope) = self.scope_id() {
+            let (ctx, subctx) = (report.ctx.clone(), report.subctx.clone());
+            record_request!(session, Report { scope, ctx, subctx, lines: end });
+        }
+        #[cfg(not(feature = "capture"))]
+        let _ = end;
+        if session.is_silent() {
+            return;
+        }
+        let mut output = session.output(Content::Trace(report));
+        output.at = Some(guard.at.into());
+        output.module = settings.module.map(Into::into);
+        session.write(&output);
+    }
+}
+
+impl Drop for GpuMemTrace {
+    #[inline]
+    fn drop(&mut self) {
+        if self.guard.is_some() {
+            self.end();
+        }
+    }
+}
+
+/// The line that [`report`](GpuMemTrace::report) prints, with the figures of this moment.
+impl Display for GpuMemTrace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ctx = self.guard.as_ref().and_then(|guard| guard.settings.shown_ctx());
+        Report::new(self.data(), ctx.as_deref(), None).fmt(f)
+    }
+}
