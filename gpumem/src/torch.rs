@@ -100,6 +100,7 @@ pub fn get_device_name(id: impl Into<Option<u32>>) -> Result<String> {
 ///
 /// `Display` is PyTorch's text, which has those that compute; what it cannot know is `N/A`.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct GpuProcesses {
     /// The device's CUDA ordinal.

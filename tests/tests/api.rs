@@ -4,8 +4,8 @@
 use std::{fmt::Debug, fs, future::Future, path::Path};
 
 use gpumem::{
-    ByteDelta, Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemTraceBuilder, GpuMemory, Trace, error, intercept,
-    report, scope, sim, sink, torch, tracker,
+    __private::TestSession, ByteDelta, Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemTraceBuilder, GpuMemory,
+    Trace, error, intercept, report, scope, sim, sink, torch, tracker,
 };
 
 fn plain<T: Send + Sync + Unpin + Debug>() {}
@@ -18,7 +18,7 @@ macro_rules! each {
 
 #[test]
 fn types_go_from_thread_to_thread() {
-    each!(plain: GpuMemTrace, GpuMemTraceBuilder, scope::ScopeHandle, sim::SimGpu, sim::SimBlock, sink::Sink);
+    each!(plain: GpuMemTrace, GpuMemTraceBuilder, scope::ScopeHandle, sim::SimBlock, sink::Sink);
     each!(data: ByteDelta, Bytes, Error, Gauge, GpuHandle, GpuMemory, Trace, intercept::LiveMemory, intercept::Source, intercept::Status);
     each!(data: error::ParseBytesError, error::ParseGaugeError, error::ParseSinkError, error::ParseSourceError);
     each!(data: sink::Content, sink::Level, sink::Output, torch::GpuProcesses);
@@ -68,4 +68,30 @@ fn the_root_has_about_three_dozen_names() {
     let modules = |export: &&str| *export != "source::sim";
     let count: usize = exports.filter(modules).map(names).sum();
     assert!((30..=38).contains(&count), "{count} names besides `track!` and the modules");
+}
+
+/// The data in reports goes through `serde` and back. Enums are their names in small letters.
+#[test]
+fn report_data_is_serialized() {
+    fn check<T: serde::Serialize + serde::de::DeserializeOwned + PartialEq + Debug>(data: &T, contains: &str) {
+        let text = serde_json::to_string(data).expect("it can be written");
+        assert!(text.contains(contains), "{text}");
+        assert_eq!(serde_json::from_str::<T>(&text).expect("it can be read"), *data);
+    }
+    let session = TestSession::new(&[]).expect("no setting is set");
+    let gpu = session.add(Bytes::gib(16)).expect("it is the first device");
+    session.run(|| {
+        let trace = GpuMemTrace::builder().ctx("step").silent(true).at_peak(true).start().expect("it is exact");
+        let block = gpu.alloc(Bytes::mib(3)).expect("there is memory");
+        check(&trace.data(), "\"gauge\":\"exact\"");
+        check(&trace.peak_holders().expect("it was requested"), "\"path\":[\"step\"]");
+        check(&trace.live(), "[");
+        check(&gpumem::summary(), "\"path\":[\"step\"]");
+        check(&gpumem::breakdown(0).expect("there is a device"), "\"kind\":\"scope\"");
+        check(&torch::memory_stats(0).expect("it is exact"), "\"pinned_host\":");
+        check(&gpumem::gpu_mem_get(0), "\"total\":17179869184");
+        let mut tracker = tracker::MemTracker::builder().to(std::io::sink()).start().expect("there is a device");
+        check(&tracker.track(), "\"is_first\":true");
+        drop(block);
+    });
 }

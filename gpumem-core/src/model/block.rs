@@ -6,6 +6,7 @@ use super::{Bytes, Device, Family, StackId};
 
 /// The kind of memory of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum MemKind {
     /// Memory of the device: `cuMemAlloc`, arrays.
@@ -47,6 +48,7 @@ impl MemKind {
     /// The clock is read for each allocation of this kind. Allocations from a pool are cheaper than a reading of the clock;
     /// the others cost more.
     #[inline]
+    #[doc(hidden)]
     pub const fn needs_time(self) -> bool {
         !matches!(self, Self::Pool)
     }

@@ -2,6 +2,7 @@ use std::{fmt, str::FromStr, time::Duration};
 
 /// How far the numbers of a trace can be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Gauge {
     /// Each allocation of this process on the device is intercepted, by the driver's dispatch table or CUPTI (see
@@ -67,6 +68,7 @@ impl FromStr for Gauge {
 
 /// How often a trace with [`Gauge::Sampled`] was sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Sampling {
     /// The requested time between two samples (`GPUMEM_SAMPLE_MS`, 1 ms by default).

@@ -12,6 +12,7 @@ use super::Bytes;
 /// assert_eq!(memory.to_string(), "GPUMemory(total=4096, free=3934, used=161)");
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct GpuMemory {
     /// All memory of the device.

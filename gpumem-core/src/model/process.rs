@@ -4,6 +4,7 @@ use super::Bytes;
 
 /// A process that uses a device, as the driver reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct GpuProcess {
     /// The process id that the driver reports. In a container this may be the id outside the container.
@@ -26,6 +27,7 @@ impl GpuProcess {
 
 /// What a process uses a device for. `Display` is the letter that `nvidia-smi` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum ProcessKind {
     /// Computing: `C`.

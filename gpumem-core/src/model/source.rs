@@ -2,6 +2,7 @@ use std::{fmt, str::FromStr};
 
 /// What measures the numbers of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Source {
     /// gpumem's hooks in the driver's dispatch table. They observe each allocation of this process, cost almost nothing, and

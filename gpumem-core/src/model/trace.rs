@@ -6,6 +6,7 @@ use super::{ByteDelta, Bytes, Gauge, Sampling, Source};
 /// included. Then `used = E − S` and `peaked = P − max(S, E)`. So `peaked` is the memory that was needed for some time in
 /// addition to the larger of S and E. It is never negative, and `P − S = max(used, 0) + peaked`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Trace {
     /// The CUDA ordinal of the device.

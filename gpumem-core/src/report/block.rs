@@ -6,6 +6,7 @@ use crate::model::{Bytes, MemKind};
 
 /// An allocation that is still there, and where it comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LiveBlock {
     /// Its own among the live blocks of the process: the address, and for arrays, handles of `cuMemCreate` and registered

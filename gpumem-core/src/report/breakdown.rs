@@ -9,6 +9,7 @@ use crate::model::{Bytes, GpuMemory, GpuProcess, PoolUsage};
 /// The parts add up to what the driver reports as used, always: what cannot be told apart is a part, and named so.
 /// `Display` is a table of at most 80 columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Breakdown {
     /// The CUDA ordinal of the device.
@@ -25,6 +26,7 @@ pub struct Breakdown {
 
 /// A part of a device's used memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Part {
     /// What sort of part.
@@ -41,6 +43,7 @@ pub struct Part {
 
 /// A sort of part of a device's used memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum PartKind {
     /// Other processes.

@@ -7,6 +7,7 @@ use crate::model::Bytes;
 ///
 /// `Display` is a table of at most 80 columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Leaks {
     /// How many blocks.

@@ -6,6 +6,7 @@ use crate::model::{ByteDelta, Trace};
 
 /// A line in the source of the program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SourceLine {
     file: Cow<'static, str>,
     line: u32,
@@ -62,6 +63,7 @@ impl fmt::Display for SourceLine {
 
 /// What one statement of a function under `#[gpu_mem_trace(lines)]` came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Line {
     /// The line on which the statement begins; the last of the function for what is dropped at its end.

@@ -6,6 +6,7 @@ use crate::model::{Bytes, PoolUsage};
 
 /// A figure that goes up and down: bytes, or a number of blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Tally<T> {
     /// Now.
@@ -20,6 +21,7 @@ pub struct Tally<T> {
 
 /// What was allocated of one kind of memory, to the byte as it was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct AllocStats {
     /// Bytes.
@@ -30,6 +32,7 @@ pub struct AllocStats {
 
 /// [`AllocStats`] of each kind of memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct KindStats {
     /// Memory of the device: `cuMemAlloc`, arrays.
@@ -50,6 +53,7 @@ pub struct KindStats {
 ///
 /// `Display` has PyTorch's names, one a line: `allocated_bytes.all.current: 335544320`.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct MemoryStats {
     /// The device's CUDA ordinal.
@@ -92,6 +96,7 @@ impl MemoryStats {
 
 /// What the driver took from the device for this process's allocations, in use or kept for later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ReservedStats {
     /// Now.
@@ -120,6 +125,7 @@ impl ReservedStats {
 ///
 /// `Display` is `320 MiB`, or `256 MiB to 320 MiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PeakBounds {
     /// It was this much or more.
@@ -148,6 +154,7 @@ impl fmt::Display for PeakBounds {
 ///
 /// `Display` is laid out as PyTorch's, within 80 columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct MemorySummary {
     /// The statistics in the table.

@@ -40,6 +40,7 @@ use crate::model::Trace;
 ///
 /// `Display` is fastai's line, without the line break.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Report {
     /// The numbers.

@@ -14,7 +14,7 @@ const MOST: usize = 10;
 /// An allocation that was refused for want of memory, and who holds the memory: what `gpumem::oom::on_oom` is told.
 ///
 /// `Display` is the report that goes to stderr.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OutOfMemory {
     /// The CUDA ordinal of the device.
@@ -39,6 +39,7 @@ pub struct OutOfMemory {
 
 /// A place, in the code or among the scopes, and what of it is live.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Place {
     /// In words.

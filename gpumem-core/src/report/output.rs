@@ -5,7 +5,7 @@ use std::{borrow::Cow, time::SystemTime};
 use super::{Leaks, OutOfMemory, PeakHolders, Report, SourceLine, Tracked};
 
 /// One thing that gpumem prints: what it is, and when, where and by whom it was made. A closure that is set as the sink gets it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Output {
     /// How urgent it is.
@@ -53,7 +53,7 @@ impl Level {
 }
 
 /// What an [`Output`] is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Content {
     /// A report of a trace.
@@ -131,6 +131,7 @@ impl Output {
 ///
 /// `Display` is a table of at most 80 columns for each device.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Peaks {
     /// By the number of the device.

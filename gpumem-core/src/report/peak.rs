@@ -9,6 +9,7 @@ use crate::model::{ByteDelta, Bytes};
 ///
 /// `Display` is a table of at most 80 columns that adds up to the peak.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PeakHolders {
     /// The CUDA ordinal of the device.
@@ -30,6 +31,7 @@ pub struct PeakHolders {
 
 /// What was in use at a peak of the allocations of one scope and line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PeakHolder {
     /// The path of scopes, the outermost first. Empty: outside of all scopes.

@@ -8,6 +8,7 @@ use crate::model::Bytes;
 ///
 /// `Display` is a tree of at most 80 columns, the highest peaks first.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Summary {
     /// One for each device and path. A scope stands below the scope that it is inside of; those inside of one scope are ordered by
@@ -24,6 +25,7 @@ pub struct Summary {
 
 /// What one path of nested scopes came to, over all times that it was open.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ScopeSummary {
     /// The names of the scopes, the outermost first; the place in the code where a scope has no name. Empty: the whole

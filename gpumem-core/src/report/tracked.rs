@@ -14,6 +14,7 @@ use crate::model::{ByteDelta, Bytes, Device, Family, Label, MemKind, ShortNames}
 ///
 /// `Display` is the text that it prints, of at most 80 columns unless a single name is longer.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Tracked {
     /// When it was called.
@@ -41,6 +42,7 @@ pub struct Tracked {
 
 /// Blocks of one sort that there are more or less of.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Change {
     /// How many more, or where negative, less.

@@ -1,7 +1,7 @@
 //! The future of a traced function.
 
 use std::{
-    mem,
+    fmt, mem,
     pin::Pin,
     sync::PoisonError,
     task::{Context, Poll},
@@ -50,6 +50,14 @@ impl GpuMemTraceBuilder {
     #[track_caller]
     pub fn wrap<F: Future>(self, future: F) -> Traced<F> {
         Traced::new(TraceSpec::new(self), future)
+    }
+}
+
+/// Whether the trace has started. Does not read the device.
+impl<F> fmt::Debug for Traced<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_started = !matches!(self.trace, Task::Waiting(_));
+        f.debug_struct("Traced").field("is_started", &is_started).finish_non_exhaustive()
     }
 }
 
