@@ -5,13 +5,9 @@ mod breakdown;
 mod holders;
 #[cfg(feature = "json")]
 mod json;
-#[cfg(feature = "json")]
-mod json_output;
 mod memory_stats;
 mod output;
 mod paint;
-#[cfg(feature = "json")]
-mod places_json;
 mod sink;
 mod summary;
 mod table;
@@ -42,7 +38,7 @@ impl Form {
         let mut text = match self {
             Self::Text => output::text(output, paint),
             #[cfg(feature = "json")]
-            Self::Json => json_output::output(output),
+            Self::Json => json::output(output),
         };
         text.push('\n');
         text

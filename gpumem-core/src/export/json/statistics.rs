@@ -1,17 +1,13 @@
 //! Statistics and live blocks as JSON. Bytes are exact.
 
-use std::time::Duration;
-
 use serde::Serialize;
+
+use super::microseconds;
 
 use crate::{
     model::Bytes,
     report::{AllocStats, LiveBlock, MemoryStats, ReservedStats, Tally},
 };
-
-pub(super) fn microseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
 
 /// Under the names that PyTorch's `memory_stats_as_nested_dict` has.
 #[derive(Serialize)]
@@ -143,6 +139,8 @@ impl LiveBlock {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::{model::MemKind, report::KindStats};
 
