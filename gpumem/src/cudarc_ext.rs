@@ -14,7 +14,7 @@ use crate::{
 pub trait LabelExt: Sized {
     /// Labels the slice. Its element type and size are known.
     ///
-    /// It asks cudarc for the slice's address, as a kernel does that reads the slice on its own stream.
+    /// It gets the slice's address from cudarc, in the same way as a kernel that reads the slice on its own stream.
     ///
     /// # Errors
     /// Those of [`label`](crate::tracker::label), and when the number of elements in the shape is not that of the slice.

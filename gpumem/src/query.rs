@@ -9,7 +9,7 @@ use crate::{
     source::Devices,
 };
 
-/// A device that was found once, for [`gpu_mem_get_used_fast`].
+/// A device for [`gpu_mem_get_used_fast`], which does not look it up again.
 #[derive(Clone, Copy)]
 pub struct GpuHandle {
     devices: &'static dyn Devices,
@@ -160,7 +160,7 @@ pub fn try_gpu_mem_get_used_no_cache() -> Result<Bytes> {
     Ok(device(None)?.memory_no_cache()?.used)
 }
 
-/// Used memory of a device that was found before. Zero when it cannot be read.
+/// Used memory of the device of this handle. Zero if it cannot be read.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::mib(4096))?;

@@ -16,8 +16,8 @@ use crate::{
     query,
 };
 
-/// Free and total memory of a device: the one with this CUDA ordinal, or with `None` the calling thread's current one.
-/// The total is what a program can have of it, without what the driver keeps for itself, where that is known.
+/// Free and total memory of a device. `id` is its CUDA ordinal; `None` is the calling thread's current device. The total does not
+/// include the memory that the driver keeps for itself, if this is known.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -29,7 +29,7 @@ use crate::{
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// PyTorch creates a CUDA context to ask; this does not.
+/// PyTorch creates a CUDA context for this; gpumem does not.
 ///
 /// # Errors
 /// When there is no such device, or it cannot be read.
@@ -40,8 +40,8 @@ pub fn mem_get_info(id: impl Into<Option<u32>>) -> Result<(Bytes, Bytes)> {
     Ok((memory.free, memory.total.checked_sub(reserved).unwrap_or(memory.total)))
 }
 
-/// Has the stream-ordered pools of all devices give back what they do not use: waits for each device on which this process
-/// has a context, then trims. Memory that a framework caches in an allocator of its own stays with it.
+/// Frees the unused memory of the stream-ordered pools of all devices: waits for each device on which this process has a context, then
+/// trims its pools. The caches of a framework's own allocator do not change.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -54,15 +54,15 @@ pub fn mem_get_info(id: impl Into<Option<u32>>) -> Result<(Bytes, Bytes)> {
 /// ```
 ///
 /// # Errors
-/// Without a driver, when a device cannot be waited for or trimmed, and while a stream is being captured: that would break
-/// the capture.
+/// Without a driver, when a device cannot be waited for or trimmed, and while a stream is being captured, because it would break the
+/// capture.
 #[doc(alias("cuMemPoolTrimTo", "torch.cuda.empty_cache"))]
 pub fn empty_cache() -> Result<()> {
     (0..query::device_count()?).try_for_each(|id| query::device(Some(id))?.trim())
 }
 
-/// The processes that use a device, and what each holds: the device with this CUDA ordinal, or with `None` the calling
-/// thread's current one. Printed, it is PyTorch's text.
+/// The processes that use a device, and how much memory each uses. `id` is the device's CUDA ordinal; `None` is the calling thread's
+/// current device. `Display` is PyTorch's text.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -77,10 +77,10 @@ pub fn empty_cache() -> Result<()> {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// In a container the driver may list nobody, or list processes by the numbers that they have outside.
+/// In a container the driver may list no processes, or list them with their process ids outside the container.
 ///
 /// # Errors
-/// When there is no such device, when it cannot be asked, and without NVML.
+/// When there is no such device, when it cannot be read, and without NVML.
 #[doc(alias("nvmlDeviceGetComputeRunningProcesses", "nvidia-smi", "torch.cuda.list_gpu_processes"))]
 pub fn list_gpu_processes(id: impl Into<Option<u32>>) -> Result<GpuProcesses> {
     let handle = query::device(id.into())?;
@@ -98,14 +98,14 @@ pub fn get_device_name(id: impl Into<Option<u32>>) -> Result<String> {
 
 /// The processes that use a device, from [`list_gpu_processes`].
 ///
-/// `Display` is PyTorch's text, which has those that compute; what it cannot know is `N/A`.
+/// `Display` is PyTorch's text: only processes that compute, and `N/A` for unknown amounts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct GpuProcesses {
     /// The device's CUDA ordinal.
     pub device: u32,
-    /// By pid; those that only draw, too.
+    /// Ordered by pid. Includes processes that only draw.
     pub processes: Vec<GpuProcess>,
 }
 
@@ -124,7 +124,7 @@ impl fmt::Display for GpuProcesses {
     }
 }
 
-/// `538.000`, rounded to the nearest, to even where two are as near, as Python prints it.
+/// Such as `538.000`. Rounds half to even, as Python does.
 fn thousandths_of_mb(bytes: u64) -> String {
     const MB: u128 = 1 << 20;
     let (thousandths, rest) = (u128::from(bytes) * 1000 / MB, u128::from(bytes) * 1000 % MB);

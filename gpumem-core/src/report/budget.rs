@@ -44,31 +44,31 @@ pub struct Limit {
     pub origin: Option<String>,
 }
 
-/// What a body came to.
-pub struct Found<'a> {
+/// The measured figures of a function.
+pub struct Measurement<'a> {
     pub trace: Trace,
-    /// Blocks that were allocated inside and are still there; `None` if that is not known.
+    /// How many blocks were allocated inside and are still live. `None` if it is not known.
     pub live: Option<u64>,
-    /// The largest places that hold memory, from the largest on; `None` if they are not known. Asked for when something is
-    /// broken: finding the lines of the sources takes its time.
+    /// The source locations with the most live memory, the largest first. `None` if they are not known. Called only if a limit is
+    /// exceeded, because resolving lines is slow.
     pub places: &'a dyn Fn() -> Option<Vec<Place>>,
-    /// Which allocations made the peak; `None` if they are not known. Asked for when it is too high.
+    /// Which allocations made the peak. `None` if they are not known. Called only if the peak is too high.
     pub peak: &'a dyn Fn() -> Option<PeakHolders>,
 }
 
-/// What came of a budget.
+/// The result of checking a budget.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Kept,
     /// Something could not be measured, for this reason.
     Unmeasured(String),
-    /// Not kept; what to say of it.
+    /// A limit was exceeded. Has the message.
     Broken(String),
 }
 
-/// Holds what was found to the limits. One that is broken for certain counts more than one that is not known.
-pub fn judge(name: &str, limits: &[Limit], found: &Found<'_>) -> Verdict {
-    let Found { trace, .. } = found;
+/// Compares the figures with the limits. If one limit is exceeded and the figure of another is not known, the budget is broken.
+pub fn judge(name: &str, limits: &[Limit], measured: &Measurement<'_>) -> Verdict {
+    let Measurement { trace, .. } = measured;
     if let Some(reason) = unmeasured(trace) {
         return Verdict::Unmeasured(reason);
     }
@@ -76,7 +76,7 @@ pub fn judge(name: &str, limits: &[Limit], found: &Found<'_>) -> Verdict {
     let mut broken = String::new();
     let mut is_peak_broken = false;
     for limit in limits {
-        match figure(limit.figure, found) {
+        match figure(limit.figure, measured) {
             None => unknown = Some(limit),
             Some(figure) if limit.relation.holds(figure, limit.amount) => {}
             Some(figure) => {
@@ -88,7 +88,7 @@ pub fn judge(name: &str, limits: &[Limit], found: &Found<'_>) -> Verdict {
     if !broken.is_empty() {
         return Verdict::Broken(format!(
             "`{name}` did not keep its GPU memory budget:{broken}{}",
-            Circumstances { found, is_peak_broken }
+            Circumstances { measured, is_peak_broken }
         ));
     }
     match unknown {
@@ -108,11 +108,11 @@ fn unmeasured(trace: &Trace) -> Option<String> {
     }
 }
 
-fn figure(figure: Figure, found: &Found<'_>) -> Option<i128> {
+fn figure(figure: Figure, measured: &Measurement<'_>) -> Option<i128> {
     match figure {
-        Figure::Peak => Some(found.trace.peak_over_start().get().into()),
-        Figure::Used => Some(found.trace.used.get().into()),
-        Figure::Leaks => found.live.map(Into::into),
+        Figure::Peak => Some(measured.trace.peak_over_start().get().into()),
+        Figure::Used => Some(measured.trace.used.get().into()),
+        Figure::Leaks => measured.live.map(Into::into),
     }
 }
 
@@ -187,13 +187,13 @@ fn exactly(bytes: i128) -> String {
 
 /// How it was measured, and where the memory is, or was.
 struct Circumstances<'a> {
-    found: &'a Found<'a>,
+    measured: &'a Measurement<'a>,
     is_peak_broken: bool,
 }
 
 impl Display for Circumstances<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Found { trace, places, peak, .. } = self.found;
+        let Measurement { trace, places, peak, .. } = self.measured;
         let places = places();
         let simulated = if trace.simulated { "simulated " } else { "" };
         write!(
@@ -232,8 +232,8 @@ fn made_peak(f: &mut fmt::Formatter<'_>, peak: &PeakHolders) -> fmt::Result {
     const MOST: usize = 10;
     write!(f, "\n  the peak of {} was made of:", peak.bytes)?;
     let holders = &peak.holders;
-    let (told, rest) = holders.split_at(if holders.len() > MOST + 1 { MOST } else { holders.len() });
-    for holder in told {
+    let (listed, rest) = holders.split_at(if holders.len() > MOST + 1 { MOST } else { holders.len() });
+    for holder in listed {
         let inside = if holder.path.is_empty() { "" } else { "in " };
         write!(f, "\n    {:>12}: {}, {inside}{}", holder.bytes, holder.who(), holder.scope())?;
         holder.caller.iter().try_for_each(|caller| write!(f, ", from {caller}"))?;
@@ -258,8 +258,8 @@ mod tests {
         Trace { gauge: Gauge::Exact, used: ByteDelta::new(used), peaked: Bytes::new(peaked), ..Trace::off(0) }
     }
 
-    fn found(trace: Trace) -> Found<'static> {
-        Found { trace, live: None, places: &|| None, peak: &|| None }
+    fn measured(trace: Trace) -> Measurement<'static> {
+        Measurement { trace, live: None, places: &|| None, peak: &|| None }
     }
 
     #[test]
@@ -274,7 +274,7 @@ mod tests {
             (More, false, false, true),
         ] {
             for (used, kept) in [(-21, below), (-20, at), (-19, above)] {
-                let verdict = judge("f", &[limit(Figure::Used, relation, -20)], &found(trace(used, 0)));
+                let verdict = judge("f", &[limit(Figure::Used, relation, -20)], &measured(trace(used, 0)));
                 assert_eq!(verdict == Verdict::Kept, kept, "{used} {relation} -20: {verdict:?}");
             }
         }
@@ -283,13 +283,13 @@ mod tests {
     #[test]
     fn peak_is_over_the_start() {
         let limits = [limit(Figure::Peak, Relation::AtMost, 30)];
-        assert_eq!(judge("f", &limits, &found(trace(10, 20))), Verdict::Kept);
-        assert_eq!(judge("f", &limits, &found(trace(-10, 30))), Verdict::Kept);
-        assert!(matches!(judge("f", &limits, &found(trace(10, 21))), Verdict::Broken(_)));
+        assert_eq!(judge("f", &limits, &measured(trace(10, 20))), Verdict::Kept);
+        assert_eq!(judge("f", &limits, &measured(trace(-10, 30))), Verdict::Kept);
+        assert!(matches!(judge("f", &limits, &measured(trace(10, 21))), Verdict::Broken(_)));
     }
 
     #[test]
-    fn what_is_broken_is_told_with_the_numbers() {
+    fn a_broken_budget_is_reported_with_its_figures() {
         let place = || Place {
             name: "src/model.rs:12".to_owned(),
             caller: None,
@@ -305,9 +305,9 @@ mod tests {
             limit(Figure::Leaks, Relation::AtMost, 0),
         ];
         let trace = Trace { simulated: true, ..trace(-1025, 640 << 20) };
-        let told = Found { trace, live: Some(2), places: &|| Some(vec![place()]), peak: &|| None };
+        let measured = Measurement { trace, live: Some(2), places: &|| Some(vec![place()]), peak: &|| None };
         assert_eq!(
-            judge("model::forward", &limits, &told),
+            judge("model::forward", &limits, &measured),
             Verdict::Broken(
                 "`model::forward` did not keep its GPU memory budget:\
                  \n  peak <= 512 MiB: it was 640 MiB, 128 MiB over\
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_not_kept() {
-        let unmeasured = |limits: &[Limit], trace| match judge("f", limits, &found(trace)) {
+        let unmeasured = |limits: &[Limit], trace| match judge("f", limits, &measured(trace)) {
             Verdict::Unmeasured(reason) => reason,
             other => panic!("{other:?}"),
         };
@@ -337,6 +337,6 @@ mod tests {
         assert_eq!(unmeasured(&[], sampled), "its figures are sampled, not exact");
         // but a limit that is broken for certain is
         let both = [leaks[0].clone(), limit(Figure::Used, Relation::Less, 1)];
-        assert!(matches!(judge("f", &both, &found(trace(1, 0))), Verdict::Broken(_)));
+        assert!(matches!(judge("f", &both, &measured(trace(1, 0))), Verdict::Broken(_)));
     }
 }

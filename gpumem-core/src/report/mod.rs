@@ -28,7 +28,7 @@ pub use self::{
 pub use self::{
     block::{counted, place_in_words},
     breakdown::{Group, Known, path_in_words},
-    budget::{Found, Limit, Verdict, judge},
+    budget::{Limit, Measurement, Verdict, judge},
     leaks::by_place,
     lines::Lines,
     summary::Path,

@@ -1,14 +1,14 @@
-//! What this process has allocated, as PyTorch's allocator tells it of itself.
+//! Statistics of this process's allocations, with the names of PyTorch's allocator.
 
 use crate::{
     error::Result,
     model::Bytes,
     report::{LiveBlock, MemoryStats, MemorySummary, PeakBounds},
-    session::statistics::{Heard, live_blocks},
+    session::statistics::{InterceptedDevice, live_blocks},
 };
 
-/// What this process has allocated on a device and not freed, to the byte as it was asked for: on the one with this CUDA
-/// ordinal, or with `None` on the calling thread's current one.
+/// The bytes that this process has allocated on a device and not freed, as requested. `id` is the device's CUDA ordinal; `None` is the
+/// calling thread's current device.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -24,53 +24,52 @@ use crate::{
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// *Allocated* is what the program asked for. *Reserved* ([`memory_reserved`]) is what the driver took from the device for that: a
-/// stream-ordered pool takes 32 MiB at a time and keeps them after a free. *Used*, as NVML and `nvidia-smi` show it
-/// ([`gpu_mem_get_used`](crate::gpu_mem_get_used)), is of the whole card: pages of 2 MiB instead of bytes, the CUDA context (about
-/// half a GiB), kernels, and all other processes. A framework that has an allocator of its own (burn's, PyTorch's) asks for large
-/// blocks and hands out parts: what it asked for is allocated here.
+/// *Allocated* is what the program requested. *Reserved* ([`memory_reserved`]) is what the driver reserved on the device for it: a
+/// stream-ordered pool reserves 32 MiB at a time and keeps them after a free. *Used* ([`gpu_mem_get_used`](crate::gpu_mem_get_used), NVML,
+/// `nvidia-smi`) is the memory of the whole device: pages of 2 MiB instead of bytes, the CUDA context (about half a GiB), kernels, and
+/// all other processes. A framework with its own allocator (burn, PyTorch) requests large blocks from the driver and divides them;
+/// here the large blocks count as allocated.
 ///
-/// It counts what traces count: memory that is on the device for certain. Counting begins with the first trace,
-/// [`subscribe`](crate::intercept::subscribe), [`preload`](crate::preload) or the first call of one of these functions; older blocks are not
-/// in it.
+/// It counts what traces count: memory that is certainly on the device. Counting begins with the first trace,
+/// [`subscribe`](crate::intercept::subscribe), [`preload`](crate::preload) or the first call of one of these functions. Older blocks are not
+/// counted.
 ///
 /// # Errors
-/// When there is no such device, and when allocations cannot be intercepted: a sampled figure would be of the whole card.
+/// When there is no such device, and when allocations cannot be intercepted: a sampled figure would include other processes.
 #[doc(alias = "torch.cuda.memory_allocated")]
 pub fn memory_allocated(id: impl Into<Option<u32>>) -> Result<Bytes> {
-    let (all, _) = Heard::on(id.into())?.allocated();
+    let (all, _) = InterceptedDevice::on(id.into())?.allocated();
     Ok(all.bytes.current)
 }
 
-/// The most that [`memory_allocated`] ever was, however short, since counting began or
-/// [`reset_peak_memory_stats`] was called.
+/// The highest value of [`memory_allocated`], at any moment since counting began or since [`reset_peak_memory_stats`].
 ///
 /// # Errors
 /// As [`memory_allocated`].
 #[doc(alias = "torch.cuda.max_memory_allocated")]
 pub fn max_memory_allocated(id: impl Into<Option<u32>>) -> Result<Bytes> {
-    let (all, _) = Heard::on(id.into())?.allocated();
+    let (all, _) = InterceptedDevice::on(id.into())?.allocated();
     Ok(all.bytes.peak)
 }
 
-/// What the driver holds of a device for this process's allocations, in use or kept for later:
+/// The memory that the driver reserves on a device for this process's allocations, in use or kept for later:
 ///
-/// - the backing of the device's current stream-ordered pool, as the driver tells it
-///   ([`empty_cache`](crate::torch::empty_cache) has it give back what is unused);
-/// - `cuMemAlloc`, arrays and `cuMemCreate` as they were asked for. The driver rounds them up to pages of 2 MiB, which small
-///   blocks share; how, it does not tell, so that is not in it.
+/// - what the device's current stream-ordered pool reserves, as the driver reports it
+///   ([`empty_cache`](crate::torch::empty_cache) frees its unused part);
+/// - the requested sizes of `cuMemAlloc`, arrays and `cuMemCreate`. The driver rounds them up to pages of 2 MiB, which small blocks
+///   share. It does not report how, so the rounding is not counted.
 ///
-/// Of pools that the program made itself the driver tells nothing without their handles: they count as what is live in them, and
-/// only where that is more than the backing of the current pool.
+/// The driver reports pools that the program created only by their handles, which gpumem does not have. The live blocks of these pools
+/// count, if they are more than what the current pool reserves.
 ///
 /// # Errors
 /// As [`memory_allocated`], and when the pool cannot be read. A device without pools is no error.
 #[doc(alias("torch.cuda.memory_reserved", "torch.cuda.memory_cached", "CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT"))]
 pub fn memory_reserved(id: impl Into<Option<u32>>) -> Result<Bytes> {
-    Ok(Heard::on(id.into())?.reserved()?.current)
+    Ok(InterceptedDevice::on(id.into())?.reserved()?.current)
 }
 
-/// The most that [`memory_reserved`] was, as far as that is known.
+/// Bounds of the highest value of [`memory_reserved`].
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -84,19 +83,19 @@ pub fn memory_reserved(id: impl Into<Option<u32>>) -> Result<Bytes> {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// The pool keeps its own mark, and gpumem one for each other kind of memory: they are of different moments. The peak lies between
-/// the highest of them and their sum; it is exact where a program uses one kind only, as with cudarc's streams. The pool's mark
-/// counts since the pool came to be, or since [`reset_peak_memory_stats`].
+/// The driver keeps the pool's high-water mark, and gpumem keeps one for each other kind of memory. These marks may be of different
+/// moments, so the peak is between the highest mark and the sum of all marks. Both are equal if the program uses only one kind of
+/// memory, as with cudarc's streams. The pool's mark counts since the pool was created, or since [`reset_peak_memory_stats`].
 ///
 /// # Errors
 /// As [`memory_reserved`].
 #[doc(alias("torch.cuda.max_memory_reserved", "torch.cuda.max_memory_cached", "CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH"))]
 pub fn max_memory_reserved(id: impl Into<Option<u32>>) -> Result<PeakBounds> {
-    Ok(Heard::on(id.into())?.reserved()?.peak)
+    Ok(InterceptedDevice::on(id.into())?.reserved()?.peak)
 }
 
-/// Has the peaks of these statistics begin anew from what is in use: of bytes and blocks of each kind, and of what is reserved. The
-/// peak of no trace begins anew. A program that reads `CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH` itself sees the reset.
+/// Resets the peaks of these statistics to the current values: bytes and blocks of each kind, and reserved memory. Peaks of traces do
+/// not change. A program that reads `CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH` itself observes the reset.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -112,13 +111,14 @@ pub fn max_memory_reserved(id: impl Into<Option<u32>>) -> Result<PeakBounds> {
 /// ```
 ///
 /// # Errors
-/// As [`memory_reserved`]; nothing begins anew then.
+/// As [`memory_reserved`]. Nothing is reset then.
 #[doc(alias("torch.cuda.reset_peak_memory_stats", "torch.cuda.reset_max_memory_allocated"))]
 pub fn reset_peak_memory_stats(id: impl Into<Option<u32>>) -> Result<()> {
-    Heard::on(id.into())?.reset_peaks()
+    InterceptedDevice::on(id.into())?.reset_peaks()
 }
 
-/// All that is counted of a device: bytes and blocks, now, at most, ever allocated and ever freed, in all and for each kind of memory.
+/// All statistics of a device: bytes and blocks that are allocated now, at the peak, ever allocated and ever freed, in total and for
+/// each kind of memory.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -137,10 +137,10 @@ pub fn reset_peak_memory_stats(id: impl Into<Option<u32>>) -> Result<()> {
 /// As [`memory_allocated`].
 #[doc(alias("torch.cuda.memory_stats", "torch.cuda.memory_stats_as_nested_dict"))]
 pub fn memory_stats(id: impl Into<Option<u32>>) -> Result<MemoryStats> {
-    Ok(Heard::on(id.into())?.stats())
+    Ok(InterceptedDevice::on(id.into())?.stats())
 }
 
-/// [`memory_stats`] as a table for people, laid out as PyTorch's.
+/// [`memory_stats`] as a table with PyTorch's layout.
 ///
 /// # Errors
 /// As [`memory_allocated`].
@@ -149,7 +149,7 @@ pub fn memory_summary(id: impl Into<Option<u32>>) -> Result<MemorySummary> {
     Ok(memory_stats(id)?.into())
 }
 
-/// Every live allocation of this process on all devices, the largest first: how large it is, where it came from, of what kind it is.
+/// Every live allocation of this process on all devices, the largest first, with its size, kind and source location.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -163,7 +163,7 @@ pub fn memory_summary(id: impl Into<Option<u32>>) -> Result<MemorySummary> {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// While it is taken other threads go on: each block was live at some moment of the call.
+/// Other threads continue meanwhile: each block was live at some moment of the call.
 ///
 /// # Errors
 /// As [`memory_allocated`].

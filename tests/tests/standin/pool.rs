@@ -82,7 +82,7 @@ fn chosen_by_the_environment_it_asks_for_no_cupti_and_creates_no_context() {
     let outcome = machine.run("status; new; build 1; pool 1; data; report; of_thread; status");
     ensure(outcome.is_clean() && outcome.contexts_created() == 0, "created a context", &outcome);
     ensure(outcome.answer("data") == "device=1 used=0 peaked=0 gauge=pool stale=false", "not of the pool", &outcome);
-    let status = "gauge=pool source=pool mark events=0 untracked=0 lost=0 by=nothing why=the gauge `exact` is not available: GPUMEM_GAUGE says pool";
+    let status = "gauge=pool source=pool mark events=0 untracked=0 lost=0 by=nothing why=the gauge `exact` is not available: GPUMEM_GAUGE is pool";
     ensure(outcome.answers("status").iter().all(|answer| *answer == status), "status", &outcome);
     ensure(outcome.reports()[0].contains(r#""gauge":"pool","source":"pool mark","used":0"#), "json", &outcome);
     // It is exact whatever the environment says, and cannot be had here.

@@ -81,7 +81,11 @@ fn without_interception() {
     let outcome = Standin::new().run(&script);
     let used: Vec<_> = outcome.answers("track");
     assert!(used.iter().all(|used| used.starts_with("used=5") && used.ends_with(" live=?, ?")), "{outcome}");
-    assert_eq!(outcome.stderr.matches("which blocks came and went is not known, because").count(), 1, "{outcome}");
+    assert_eq!(
+        outcome.stderr.matches("which blocks were allocated and freed is not known, because").count(),
+        1,
+        "{outcome}"
+    );
     assert!(outcome.stderr.contains("cannot load libcupti"), "{outcome}");
     assert!(printed(&outcome).ends_with("  device 0: 529 MiB used"), "{outcome}");
     let label = outcome.answer("label w u8 2 a");
@@ -89,9 +93,9 @@ fn without_interception() {
         label.starts_with("error[unavailable, unknown block] the block at 0x") && label.contains("libcupti"),
         "{outcome}"
     );
-    for (gauge, says) in [("sampled", "GPUMEM_GAUGE says sampled"), ("pool", "GPUMEM_GAUGE says pool")] {
+    for (gauge, why) in [("sampled", "GPUMEM_GAUGE is sampled"), ("pool", "GPUMEM_GAUGE is pool")] {
         let outcome = clean(Standin::new().cupti().env("GPUMEM_GAUGE", gauge).run("context 0; tracker; track"));
-        assert!(outcome.answer("track").ends_with(" live=?, ?") && outcome.stderr.contains(says), "{outcome}");
+        assert!(outcome.answer("track").ends_with(" live=?, ?") && outcome.stderr.contains(why), "{outcome}");
     }
 }
 

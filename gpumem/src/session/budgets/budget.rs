@@ -8,7 +8,7 @@ use once_cell::sync::OnceCell;
 use super::baseline;
 use crate::{
     model::{Gauge, Trace},
-    report::{Content, Figure, Found, Limit, Place, Relation, Verdict, by_place, judge},
+    report::{Content, Figure, Limit, Measurement, Place, Relation, Verdict, by_place, judge},
     session::{GpuMemTrace, GpuMemTraceBuilder, Notice, current},
     sys::process,
 };
@@ -130,8 +130,8 @@ impl Budget {
         };
         let is_counted = self.limits.iter().any(|limit| limit.figure == Figure::Leaks);
         let live = if is_counted { live_inside(trace) } else { None };
-        let found = Found { trace: figures, live, places: &|| places(trace), peak: &|| trace.peak_holders() };
-        match judge(&self.name, &self.limits, &found) {
+        let measured = Measurement { trace: figures, live, places: &|| places(trace), peak: &|| trace.peak_holders() };
+        match judge(&self.name, &self.limits, &measured) {
             Verdict::Broken(message) => self.panic(&message),
             Verdict::Unmeasured(reason) => self.unmeasured(&reason),
             Verdict::Kept => {

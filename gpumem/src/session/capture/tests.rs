@@ -82,7 +82,7 @@ fn all_reports_of_a_session_are_in_its_recording() {
         printed.push(format!("{:?}", tracker.track()));
         printed.push(format!("{:?}", summary()));
         printed.push(format!("{:?}", breakdown(2).unwrap()));
-        printed.push(format!("{:?}", statistics::Heard::on(Some(2)).unwrap().stats()));
+        printed.push(format!("{:?}", statistics::InterceptedDevice::on(Some(2)).unwrap().stats()));
         printed.push(format!("{:?}", outer.peak_holders().unwrap()));
         printed.push(format!("{:?}", statistics::live_blocks().unwrap()));
         drop(outer);

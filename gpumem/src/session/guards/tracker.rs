@@ -41,37 +41,37 @@ use crate::{
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// The time is UTC. `used` is that of the whole device, with other processes and the CUDA context; `live` is what this process
-/// allocated and did not free, of the blocks that are known. Below are the blocks that are more (`+`) and less (`-`) than at the last
-/// call, by their [labels](crate::tracker::label); blocks without a label by their size and by where they were allocated: the line, if it is
-/// known, and the scopes. The first call lists everything that is known. Blocks that came and went between two calls are not listed.
+/// The time is UTC. `used` is the memory of the whole device, with other processes and the CUDA context. `live` is the memory of this
+/// process's known blocks. The rows are the blocks that were added (`+`) and removed (`-`) since the last call, grouped by their
+/// [labels](crate::tracker::label). Blocks without a label are grouped by size, line (if it is known) and scopes. The first call lists
+/// all known blocks. Blocks that were allocated and freed between two calls are not listed.
 ///
 /// Blocks are known if allocations are intercepted, from the process's first trace, tracker or [`subscribe`](crate::intercept::subscribe) on.
-/// Where they are not, the total is printed alone, and stderr says once why. Of memory that a framework's own allocator gives
-/// out again, the allocator's blocks are seen. A block that gets its label after a call has been there under its size before: it
-/// leaves one group for another.
+/// If they are not intercepted, only the total is printed, and one notice on stderr has the reason. If a framework has its own
+/// allocator, the blocks are those that the allocator requests from the driver. A block that is labelled after a call moves from the
+/// group of its size to the group of its label.
 ///
 /// The device is fixed when the tracker starts. Without a GPU a tracker is off, as a [`GpuMemTrace`](crate::session::GpuMemTrace) is.
 pub struct MemTracker {
     session: &'static Session,
-    /// None is off.
+    /// `None`: the tracker is off.
     device: Option<(Device, &'static dyn Devices)>,
     to: Option<Box<dyn Write + Send>>,
     groups: Groups,
     counts: Counts,
     is_first: bool,
-    /// In a recording.
+    /// The number of the tracker in a recording.
     #[cfg(feature = "capture")]
     number: u64,
 }
 
 impl MemTracker {
-    /// A tracker of the current device, which prints to where reports go.
+    /// Starts a tracker of the current device, which prints to the sink of reports.
     pub fn new() -> Self {
         Self::builder().start_or_off()
     }
 
-    /// A tracker with settings.
+    /// The settings of a new tracker.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -89,14 +89,14 @@ impl MemTracker {
         MemTrackerBuilder { device: None, to: None }
     }
 
-    /// Prints the line that calls it, how much is in use, and which blocks came and went since the last call. What is returned
-    /// is the same as data.
+    /// Prints the calling line, how much memory is in use, and which blocks were added and removed since the last call. Returns the same
+    /// as data.
     #[track_caller]
     pub fn track(&mut self) -> Tracked {
         self.track_now(Location::caller(), None)
     }
 
-    /// As [`track`](Self::track), with a word on the line; [`track!`](crate::track) gives the name of the function.
+    /// As [`track`](Self::track), with a text after the line. [`track!`](crate::track) passes the name of the function.
     #[track_caller]
     pub fn track_with(&mut self, word: impl Display) -> Tracked {
         self.track_now(Location::caller(), Some(word.to_string()))
@@ -121,7 +121,10 @@ impl MemTracker {
         #[cfg(feature = "capture")]
         self.record(&tracked, why_not_intercepted.is_none());
         if let Some(why) = why_not_intercepted {
-            session.notify(Notice::NoBlocks, &format_args!("which blocks came and went is not known, because {why}"));
+            session.notify(
+                Notice::NoBlocks,
+                &format_args!("which blocks were allocated and freed is not known, because {why}"),
+            );
         } else {
             let counts = session.inbox.counts();
             let groups = groups(session, device);
@@ -131,7 +134,7 @@ impl MemTracker {
             session.notify_missed(tracked.lost, counts.untracked.saturating_sub(self.counts.untracked));
             (self.groups, self.counts) = (groups, counts);
         }
-        self.tell(&tracked);
+        self.print(&tracked);
         tracked
     }
 
@@ -153,13 +156,13 @@ impl MemTracker {
     }
 
     /// One write for each call, so that lines of several trackers do not mix.
-    fn tell(&mut self, tracked: &Tracked) {
+    fn print(&mut self, tracked: &Tracked) {
         let output = self.session.output(Content::Tracked(tracked.clone()));
         let Some(to) = &mut self.to else { return self.session.write(&output) };
         let text = self.session.form().write(&output, Paint::Plain);
-        // Who reads the file while the program runs, or after it was killed, finds all of it.
+        // Flushed, so that the file is complete while the program runs and after it was killed.
         if let Err(error) = to.write_all(text.as_bytes()).and_then(|()| to.flush()) {
-            let text = format_args!("cannot write what a tracker saw: {error}; it is lost");
+            let text = format_args!("cannot write the output of a tracker: {error}; it is lost");
             self.session.notify(Notice::UnwrittenTracker, &text);
         }
     }
@@ -197,7 +200,7 @@ impl fmt::Debug for MemTracker {
     }
 }
 
-/// Settings of a [`MemTracker`] that is yet to start.
+/// Settings of a [`MemTracker`], from [`MemTracker::builder`].
 #[must_use = "nothing is tracked before `start`"]
 pub struct MemTrackerBuilder {
     device: Option<u32>,
@@ -205,36 +208,35 @@ pub struct MemTrackerBuilder {
 }
 
 impl MemTrackerBuilder {
-    /// The CUDA ordinal of the device, instead of the calling thread's current one.
+    /// The CUDA ordinal of the device. The default is the calling thread's current device.
     pub fn device(mut self, ordinal: u32) -> Self {
         self.device = Some(ordinal);
         self
     }
 
-    /// Writes there, such as to a file, instead of to where reports go: as JSON lines where reports are, else as text. A
-    /// write that fails is said once on stderr, and tracking goes on.
+    /// Writes to this writer, such as a file, instead of the sink of reports. It writes JSON lines if the sink does, else text. If a
+    /// write fails, stderr has one notice, and the tracker continues.
     pub fn to(mut self, to: impl Write + Send + 'static) -> Self {
         self.to = Some(Box::new(to));
         self
     }
 
-    /// Starts the tracker, and hearing allocations.
+    /// Starts the tracker, and begins to intercept allocations.
     ///
     /// # Errors
     /// When there is no such device.
     pub fn start(self) -> Result<MemTracker> {
         let Self { device, to } = self;
         let session = current();
-        let device = of_number(session, device)?;
+        let device = find_device(session, device)?;
         Ok(MemTracker::started(session, device, to))
     }
 
-    /// Starts the tracker, or one that is off, where [`start`](Self::start) would give an error; the error is then said once on
-    /// stderr.
+    /// Starts the tracker. If [`start`](Self::start) would return an error, the tracker is off, and stderr has the error once.
     pub fn start_or_off(self) -> MemTracker {
         let Self { device, to } = self;
         let session = current();
-        let device = of_number(session, device).unwrap_or_else(|error| {
+        let device = find_device(session, device).unwrap_or_else(|error| {
             session.notify_off(&error);
             None
         });
@@ -268,8 +270,8 @@ impl MemTracker {
     }
 }
 
-/// The device of that number, or the current one, and whatever is intercepted there. None where `GPUMEM_GAUGE` says off.
-fn of_number(session: &'static Session, ordinal: Option<u32>) -> Result<Option<(Device, &'static dyn Devices)>> {
+/// The device with this number, or the current one. Begins to intercept allocations. `None` if `GPUMEM_GAUGE` is off.
+fn find_device(session: &'static Session, ordinal: Option<u32>) -> Result<Option<(Device, &'static dyn Devices)>> {
     crate::session::alive()?;
     if session.settings().gauge()? == Some(Gauge::Off) {
         return Ok(None);

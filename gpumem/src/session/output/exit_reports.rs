@@ -1,6 +1,6 @@
 //! Reports at the end of the process: `GPUMEM_LEAKS=1` and `GPUMEM_PEAK=1`.
 
-use crate::session::{Session, views::Now};
+use crate::session::{Session, views::NewTrace};
 use crate::{derive, report::Content};
 
 /// Prints what was not freed.
@@ -8,7 +8,7 @@ pub(in crate::session) fn print_leaks(session: &'static Session) {
     if !session.settings.leaks || !session.is_begun() {
         return;
     }
-    let is_intercepted = Now::find(session).is_intercepted(session);
+    let is_intercepted = NewTrace::find(session).is_intercepted(session);
     record_request!(session, Leaks { is_intercepted });
     session.print(Content::Leaks(derive::leaks(&session.inbox, session, is_intercepted)));
 }
@@ -18,7 +18,7 @@ pub(in crate::session) fn print_peaks(session: &'static Session) {
     if !session.settings.peak || !session.is_begun() {
         return;
     }
-    let is_intercepted = Now::find(session).is_intercepted(session);
+    let is_intercepted = NewTrace::find(session).is_intercepted(session);
     record_request!(session, Peaks { is_intercepted });
     let peaks = derive::device_peaks(&session.inbox, session, session.next_scope(), is_intercepted);
     session.print(Content::Peaks(peaks));

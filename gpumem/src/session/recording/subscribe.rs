@@ -8,7 +8,7 @@ use crate::{error::Error, model::Trace};
 use crate::{
     error::Result,
     model::{Device, EventKind, Family, Gauge, Source},
-    session::{Session, current, exit, views::given_up},
+    session::{Session, current, exit, views::unsubscribed_error},
     source::Devices,
     sys::process,
 };
@@ -66,7 +66,7 @@ impl Session {
         is_needed: bool,
         anew: bool,
     ) -> Result<Source> {
-        let subscribed = self.begun().subscription.begin(anew, given_up, || {
+        let subscribed = self.begun().subscription.begin(anew, unsubscribed_error, || {
             // If no source is requested, the one in use is used.
             if let (None, Some(live)) = (wanted, devices.subscribed()) {
                 return Ok(live);

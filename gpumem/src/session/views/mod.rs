@@ -10,5 +10,5 @@ pub use self::{
 };
 pub(super) use self::{
     places::{folder, path_of_this_thread, read},
-    status::{Now, given_up, why_not_intercepted},
+    status::{NewTrace, unsubscribed_error, why_not_intercepted},
 };

@@ -8,7 +8,7 @@ use std::{
 
 use once_cell::sync::Lazy;
 
-use super::status::Now;
+use super::status::NewTrace;
 use crate::session::{Session, current};
 use crate::{
     derive::{self, Callsite, Names, Snapshot, Stack, short_names},
@@ -38,7 +38,7 @@ use crate::{
 /// ```
 pub fn summary() -> Summary {
     let session = current();
-    let now = Now::find(session);
+    let now = NewTrace::find(session);
     let not_intercepted = if now.is_intercepted(session) { None } else { now.why_not_exact.map(|why| why.to_string()) };
     if !session.is_begun() {
         return Summary::of(Vec::new(), 0, 0, not_intercepted);

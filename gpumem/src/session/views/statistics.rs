@@ -1,6 +1,6 @@
-//! What the allocators of a device have done, for PyTorch's names.
+//! Statistics of a device's allocations, for the functions with PyTorch's names.
 
-use super::status::not_exact_by_wish;
+use super::status::not_exact_by_setting;
 use crate::session::{Session, current};
 use crate::{
     derive,
@@ -11,15 +11,15 @@ use crate::{
 };
 
 /// A device on which allocations are intercepted.
-pub(crate) struct Heard {
+pub(crate) struct InterceptedDevice {
     session: &'static Session,
     devices: &'static dyn Devices,
     device: Device,
 }
 
-impl Heard {
-    /// The one with this number, else the current one. Begins to hear allocations if traces would: figures of allocations
-    /// that nobody heard would be wrong.
+impl InterceptedDevice {
+    /// The device with this number, else the current one. Begins to intercept allocations, unless `GPUMEM_GAUGE` forbids exact figures.
+    /// Fails if they cannot be intercepted, because the figures would be wrong.
     pub(crate) fn on(id: Option<u32>) -> Result<Self> {
         let session = current();
         let devices = session.devices()?;
@@ -37,7 +37,7 @@ impl Heard {
         derive::memory_stats(&session.inbox, device, intercepted_by, since, pool)
     }
 
-    /// What is on the device for certain, and each kind. Where nothing was intercepted, nothing was allocated.
+    /// The memory that is certainly on the device, and each kind of memory. Zeros if no allocation was intercepted yet.
     pub(crate) fn allocated(&self) -> (AllocStats, KindStats) {
         derive::of_device(&self.session.inbox, self.device)
     }
@@ -47,7 +47,7 @@ impl Heard {
         Ok(ReservedStats::new(&kinds, self.usage()?.as_ref()))
     }
 
-    /// The pool's mark too, which no trace looks at.
+    /// Also resets the pool's high-water mark of reserved memory, which traces do not use.
     pub(crate) fn reset_peaks(&self) -> Result<()> {
         let Self { session, devices, device } = *self;
         without_pools(devices.reset_pool_reserved(device.ordinal))?;
@@ -60,7 +60,7 @@ impl Heard {
     }
 }
 
-/// None on a device that has no pools.
+/// `None` if the device has no pools.
 fn without_pools<T>(read: Result<T>) -> Result<Option<T>> {
     match read {
         Err(error) if error.lacks_gauge(Gauge::Pool.name()) => Ok(None),
@@ -69,14 +69,14 @@ fn without_pools<T>(read: Result<T>) -> Result<Option<T>> {
 }
 
 fn intercept(session: &'static Session, devices: &dyn Devices) -> Result<()> {
-    if let Some(why) = not_exact_by_wish(session.settings().gauge()?) {
-        // A program may have subscribed by itself.
+    if let Some(why) = not_exact_by_setting(session.settings().gauge()?) {
+        // The program may have called `subscribe`.
         return if session.is_begun() && devices.subscribed().is_some() { Ok(()) } else { Err(why) };
     }
     session.subscribe(devices, None, false).map(|_| ())
 }
 
-/// What is live on all devices, the largest first.
+/// The live blocks of all devices, the largest first.
 pub(crate) fn live_blocks() -> Result<Vec<LiveBlock>> {
     let session = current();
     intercept(session, session.devices()?)?;

@@ -1,4 +1,4 @@
-//! What is measured, by what, since when, and how well.
+//! What gpumem measures, how, and since when.
 
 use std::{fmt, time::Duration};
 
@@ -12,33 +12,33 @@ use crate::{
     sys::process,
 };
 
-/// What is measured, by what, since when, and how well: the answer of [`status`].
+/// What gpumem measures, how, and since when. The result of [`status`].
 ///
-/// `Display` is a few lines for people; it ends with the `GPUMEM_` variables that are set and what they stand for.
+/// `Display` has one fact per line. It ends with the `GPUMEM_` variables that are set and what they stand for.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Status {
-    /// What a trace that is started now, without a gauge of its own, would have.
+    /// The gauge that a trace would have if it started now.
     pub gauge: Gauge,
-    /// Why that is not exact; with both reasons, if neither the dispatch table nor CUPTI can be used.
+    /// Why that gauge is not exact. Has both reasons if neither the dispatch table nor CUPTI can be used.
     pub why_not_exact: Option<Error>,
-    /// What the numbers of such a trace would come from.
+    /// The source of that trace's figures.
     pub source: Source,
-    /// Why that is not the dispatch table. `None` unless CUPTI is used instead and nobody asked for CUPTI.
+    /// Why the source is not the dispatch table. `None` unless CUPTI is used and was not requested.
     pub why_not_dispatch: Option<Error>,
-    /// The library in which allocations are intercepted, or the simulated device. `None` if they are not, or not yet.
+    /// The library in which allocations are intercepted, or the simulated device. `None` if allocations are not intercepted, or not yet.
     pub intercepted_by: Option<String>,
-    /// How long ago the first trace (or [`subscribe`](crate::session::subscribe)) began to count. Zero before.
+    /// The time since the first trace or [`subscribe`](crate::session::subscribe). Zero before.
     pub since: Duration,
     /// Allocations and frees that were intercepted since then.
     pub events: u64,
-    /// Frees since then of blocks whose size nobody knows.
+    /// Frees since then of blocks whose size is not known.
     pub untracked: u64,
-    /// Allocations and other events since then that could not be counted, and functions that another tool took from gpumem.
+    /// Events since then that gpumem knows it missed, and the driver's functions that another tool has replaced.
     pub lost: u64,
-    /// What is live of the memory whose allocation was intercepted, by kind of memory.
+    /// The live memory by kind. Only memory whose allocation was intercepted.
     pub live: Vec<LiveMemory>,
-    /// Not in the child of a fork, which may not read the environment.
+    /// `None` in the child of a fork, which must not read the environment.
     settings: Option<&'static Settings>,
 }
 
@@ -46,15 +46,15 @@ pub struct Status {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LiveMemory {
-    /// What sort of memory. Traces count what [`is_on_device`](MemKind::is_on_device).
+    /// The kind of memory. Traces count the kinds that are [`is_on_device`](MemKind::is_on_device).
     pub kind: MemKind,
-    /// How many allocations.
+    /// The number of live allocations.
     pub blocks: u64,
-    /// How much they add up to.
+    /// Their total size.
     pub bytes: Bytes,
 }
 
-/// What is measured, by what, since when, and how well. Starts nothing and never fails.
+/// What gpumem measures, how, and since when. It starts no measurement and never fails.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -67,7 +67,7 @@ pub struct LiveMemory {
 /// ```
 pub fn status() -> Status {
     let session = current();
-    let Now { gauge, source, why_not_exact, why_not_dispatch, intercepted_by } = Now::find(session);
+    let NewTrace { gauge, source, why_not_exact, why_not_dispatch, intercepted_by } = NewTrace::find(session);
     let (counts, stats) = (session.inbox.counts(), session.inbox.stats());
     let live = MemKind::ALL.into_iter().map(|kind| {
         let of_kind = || stats.iter().map(|device| &device.kinds[kind as usize]);
@@ -92,14 +92,14 @@ pub fn status() -> Status {
     }
 }
 
-/// Why live blocks are not known, if they are not.
+/// Why allocations are not intercepted. `None` if they are.
 pub(in crate::session) fn why_not_intercepted(session: &'static Session) -> Option<Error> {
-    Now::find(session).why_not_exact
+    NewTrace::find(session).why_not_exact
 }
 
-/// What a new trace would be.
+/// The gauge and the source that a trace would have if it started now.
 #[derive(Clone, Debug)]
-pub(in crate::session) struct Now {
+pub(in crate::session) struct NewTrace {
     gauge: Gauge,
     source: Source,
     pub(in crate::session) why_not_exact: Option<Error>,
@@ -107,13 +107,13 @@ pub(in crate::session) struct Now {
     intercepted_by: Option<String>,
 }
 
-impl Now {
+impl NewTrace {
     pub(in crate::session) fn find(session: &'static Session) -> Self {
         Self::of_devices(session).unwrap_or_else(|why| Self::inexact(Gauge::Off, Some(why)))
     }
 
-    /// Allocations are intercepted and counted, or will be from the next trace on. Simulated devices report theirs also while nobody
-    /// counts.
+    /// Whether allocations are intercepted and counted, or will be from the next trace on. Simulated devices report their allocations
+    /// also before the session counts them.
     pub(in crate::session) fn is_intercepted(&self, session: &Session) -> bool {
         self.gauge == Gauge::Exact || self.intercepted_by.is_some() && session.is_begun()
     }
@@ -124,17 +124,17 @@ impl Now {
         }
         let request = session.settings().gauge()?;
         let devices = session.devices()?;
-        // With a driver and no device there is nothing to trace.
+        // There may be a driver and no device.
         devices.check(0)?;
         let live = devices.subscribed();
         let intercepted_by = live.map(|live| live.library.to_owned());
         if let Some(gauge @ (Gauge::Off | Gauge::Pool | Gauge::Sampled)) = request {
-            return Ok(Self { intercepted_by, ..Self::inexact(gauge, not_exact_by_wish(request)) });
+            return Ok(Self { intercepted_by, ..Self::inexact(gauge, not_exact_by_setting(request)) });
         }
-        let source = match (live, refused(session)) {
+        let source = match (live, why_not_subscribed(session)) {
             (Some(live), _) => Ok(live.source),
             (None, Some(why)) => Err(why),
-            (None, None) => session.settings().source().and_then(|wanted| devices.can_subscribe(wanted)),
+            (None, None) => session.settings().source().and_then(|source| devices.can_subscribe(source)),
         };
         match source {
             Ok(source) => {
@@ -156,32 +156,32 @@ impl Now {
     }
 }
 
-/// Why CUPTI is used and not the dispatch table, unless that was wanted.
+/// Why CUPTI is used and not the dispatch table. `None` if `GPUMEM_SOURCE` requests CUPTI.
 fn why_not_dispatch(session: &Session, devices: &dyn Devices, source: Source) -> Option<Error> {
-    let by_itself = source == Source::Cupti && matches!(session.settings().source(), Ok(None));
-    by_itself.then(|| devices.can_subscribe(Some(Source::Dispatch)).err()).flatten()
+    let is_automatic = source == Source::Cupti && matches!(session.settings().source(), Ok(None));
+    is_automatic.then(|| devices.can_subscribe(Some(Source::Dispatch)).err()).flatten()
 }
 
-/// Why new traces are not exact, if that is what `GPUMEM_GAUGE` says.
-pub(in crate::session) fn not_exact_by_wish(request: Option<Gauge>) -> Option<Error> {
+/// Why new traces are not exact, if `GPUMEM_GAUGE` sets another gauge.
+pub(in crate::session) fn not_exact_by_setting(request: Option<Gauge>) -> Option<Error> {
     let why = match request {
         None | Some(Gauge::Exact) => return None,
-        Some(Gauge::Off) => "GPUMEM_GAUGE says off",
-        Some(Gauge::Pool) => "GPUMEM_GAUGE says pool",
-        Some(_) => "GPUMEM_GAUGE says sampled",
+        Some(Gauge::Off) => "GPUMEM_GAUGE is off",
+        Some(Gauge::Pool) => "GPUMEM_GAUGE is pool",
+        Some(_) => "GPUMEM_GAUGE is sampled",
     };
     Some(Kind::NoGauge { gauge: "exact", why }.into())
 }
 
 /// The error of a session after `unsubscribe`.
-pub(in crate::session) fn given_up() -> Error {
+pub(in crate::session) fn unsubscribed_error() -> Error {
     let why = "gpumem::intercept::unsubscribe() was called; call gpumem::intercept::subscribe()";
     Kind::NoGauge { gauge: "exact", why }.into()
 }
 
-/// Why the session does not intercept allocations, if that was tried or given up.
-fn refused(session: &Session) -> Option<Error> {
-    session.subscription.why_not(given_up)
+/// Why the session does not intercept allocations, if it failed to subscribe or has unsubscribed.
+fn why_not_subscribed(session: &Session) -> Option<Error> {
+    session.subscription.why_not(unsubscribed_error)
 }
 
 impl fmt::Display for Status {
@@ -196,8 +196,8 @@ impl fmt::Display for Status {
         if let Some(why) = &self.why_not_dispatch {
             write!(f, "\n  not dispatch: {why}")?;
         }
-        let nobody = if self.gauge == Gauge::Exact { "nothing yet" } else { "nothing" };
-        write!(f, "\nallocations intercepted by: {}", self.intercepted_by.as_deref().unwrap_or(nobody))?;
+        let none = if self.gauge == Gauge::Exact { "nothing yet" } else { "nothing" };
+        write!(f, "\nallocations intercepted by: {}", self.intercepted_by.as_deref().unwrap_or(none))?;
         let since = self.since.as_secs_f64();
         let Self { events, untracked, lost, .. } = self;
         write!(f, "\nsince {since:.1} s: {events} events, {untracked} untracked frees, {lost} lost")?;
