@@ -44,7 +44,7 @@ pub enum Loss {
     CrossEntropy,
     /// Cross entropy with the next token as the label, of logits in `f32`, as transformers computes it.
     NextToken,
-    /// The same without a shift, for masked tokens.
+    /// Cross entropy with one label for each token, as for masked tokens.
     Token,
 }
 

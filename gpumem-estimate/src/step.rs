@@ -145,11 +145,11 @@ fn peak_bytes(bytes: u64) -> gpumem_core::model::Bytes {
 
 fn loss(eager: &Eager, loss: Loss, output: &Tensor, labels: &Tensor) -> Result<Tensor, Error> {
     match loss {
-        Loss::CrossEntropy => eager.cross_entropy(output, labels),
-        Loss::NextToken | Loss::Token => {
+        Loss::CrossEntropy | Loss::Token => eager.cross_entropy(output, labels),
+        Loss::NextToken => {
             // The output of the model lives until the loss is there.
             let logits = eager.to(output, Dtype::F32)?;
-            let labels = if loss == Loss::NextToken { eager.shifted_labels(labels)? } else { labels.clone() };
+            let labels = eager.shifted_labels(labels)?;
             eager.cross_entropy(&logits, &labels)
         }
     }

@@ -121,7 +121,7 @@ impl Eager {
             let (function, inputs, parameter, layers) = self.tape.remove(node);
             self.memory.move_to(&layers);
             if let Some(parameter) = parameter {
-                self.accumulate(parameter, grads)?;
+                self.accumulate(parameter, grads);
                 continue;
             }
             let Some(function) = function else { continue };

@@ -145,7 +145,7 @@ impl Eager {
         let bytes = bytes.ok_or_else(|| self.error(Kind::TooLarge))?;
         let storage = Rc::new(self.memory.alloc(bytes, class)?);
         let strides = contiguous_strides(shape);
-        Ok(Tensor { storage, shape: shape.clone(), strides, dtype, edge: None, parameter: None })
+        Ok(Tensor { storage, shape: shape.clone(), strides, dtype, is_view: false, edge: None, parameter: None })
     }
 
     /// A new tensor for a result.

@@ -91,16 +91,13 @@ impl Eager {
         drop(freed);
     }
 
-    /// The first gradient of a parameter becomes its gradient; a copy of it, if something else uses it. Later ones are added to it
-    /// in place.
-    pub(super) fn accumulate(&self, parameter: usize, mut grads: Grads) -> Result<(), Error> {
-        let Some(grad) = grads.pop().flatten() else { return Ok(()) };
+    /// The first gradient of a parameter becomes its gradient. Later ones are added to it in place.
+    pub(super) fn accumulate(&self, parameter: usize, mut grads: Grads) {
+        let Some(grad) = grads.pop().flatten() else { return };
         if self.parameters.all.borrow()[parameter].grad.is_some() {
-            return Ok(());
+            return;
         }
-        let grad = if grad.is_sole() { grad } else { self.empty(&grad.shape, grad.dtype, Class::Gradients)? };
         self.parameters.all.borrow_mut()[parameter].grad = Some(grad.detached());
-        Ok(())
     }
 
     /// The parameters that have a gradient, with the sizes that an optimizer needs.

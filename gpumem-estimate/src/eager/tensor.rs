@@ -10,6 +10,8 @@ pub(crate) struct Tensor {
     /// How many elements apart two neighbours of each dimension are.
     pub(crate) strides: Vec<u64>,
     pub(crate) dtype: Dtype,
+    /// It was made as a view, so PyTorch keeps the tensor that it is a view of.
+    pub(crate) is_view: bool,
     /// Where the gradient goes; `None` if it needs none.
     pub(crate) edge: Option<Edge>,
     /// The number of the parameter that this is, if it is one.
@@ -53,9 +55,14 @@ impl Tensor {
         })
     }
 
-    /// Nothing else refers to its storage.
+    /// Nothing else refers to its storage. A view is never alone: the tensor that it is a view of refers to the same storage.
     pub(crate) fn is_sole(&self) -> bool {
-        Rc::strong_count(&self.storage) == 1
+        !self.is_view && Rc::strong_count(&self.storage) == 1
+    }
+
+    /// The same memory as a view.
+    pub(crate) fn as_view(&self) -> Self {
+        Self { is_view: true, edge: None, parameter: None, ..self.clone() }
     }
 
     /// The same memory without a place in the backward graph.

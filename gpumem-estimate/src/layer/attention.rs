@@ -88,25 +88,37 @@ impl Attention {
             values = in_heads(&built.child("v").forward(eager, input)?, widths[2])?;
         }
         if self.rotates {
-            let angles = rotations(eager, length, head_size, queries.dtype)?;
+            // The angles have the type of the layer's input, which may be wider than that of the queries.
+            let angles = rotations(eager, length, head_size, input.dtype)?;
             queries = rotated(eager, &queries, &angles)?;
             keys = rotated(eager, &keys, &angles)?;
         }
         if self.keeps_cache && !eager.training.get() {
-            // The cache joins what it has, which is nothing yet, with the new keys and values.
+            // The cache joins what it has, which is nothing yet, with the new keys and values. It has the type of the keys.
             let before = eager.memory.set_class(Some(Class::Cache));
-            let kept = eager.concatenate(&[&keys], 2).and_then(|keys| Ok((keys, eager.concatenate(&[&values], 2)?)));
+            let kept = eager.concatenate(&[&keys], 2).and_then(|keys| {
+                let values = if values.dtype == keys.dtype {
+                    eager.concatenate(&[&values], 2)
+                } else {
+                    eager.to(&values, keys.dtype)
+                };
+                Ok((keys, values?))
+            });
             eager.memory.set_class(before);
             (keys, values) = kept?;
             eager.keep_in_cache([keys.clone(), values.clone()]);
         }
         let repeats = self.heads.checked_div(self.key_value_heads()).unwrap_or(1);
-        if repeats > 1 {
-            keys = eager.repeat_heads(&keys, repeats)?;
-            values = eager.repeat_heads(&values, repeats)?;
-        }
+        let dtype = eager.autocast_dtype().unwrap_or(queries.dtype);
         let mut output = if self.stores_scores {
+            if repeats > 1 {
+                keys = eager.repeat_heads(&keys, repeats)?;
+                values = eager.repeat_heads(&values, repeats)?;
+            }
             stored(eager, [&queries, &keys, &values], self.dropout)?
+        } else if repeats > 1 && dtype == Dtype::F32 {
+            // The kernel for `f32` needs as many heads of keys as of queries, so PyTorch does without a kernel.
+            eager.attention_without_kernel([&queries, &keys, &values], repeats)?
         } else {
             eager.fused_attention([&queries, &keys, &values], AttentionArguments::default())?
         };

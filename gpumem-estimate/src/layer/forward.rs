@@ -145,7 +145,8 @@ fn window(pool: &Pool) -> PoolArguments {
 
 fn activate(eager: &Eager, function: Function, in_place: bool, input: &Tensor) -> Result<Tensor, Error> {
     match function {
-        Function::Relu | Function::Relu6 if in_place => eager.relu_in_place(input),
+        Function::Relu if in_place => eager.relu_in_place(input),
+        Function::Relu6 if in_place => eager.relu6_in_place(input),
         Function::Relu => eager.relu(input),
         Function::Relu6 => eager.relu6(input),
         Function::Gelu => eager.gelu(input),

@@ -52,13 +52,14 @@ impl Transformer {
                 Layer::Attention(attention).named("attn"),
                 dropout().named("resid_dropout"),
             ];
-            let mlp = vec![
-                Layer::LayerNorm { size }.named("ln_2"),
+            let inner = vec![
                 Layer::linear(size, hidden).named("c_fc"),
                 activation(Function::GeluWrittenOut).named("act"),
                 Layer::linear(hidden, size).named("c_proj"),
                 dropout().named("dropout"),
             ];
+            let mlp =
+                vec![Layer::LayerNorm { size }.named("ln_2"), Layer::Sequential { layers: inner }.named("layers")];
             let residual = |layers| Layer::Residual { layers, shortcut: vec![], in_place: false };
             Layer::Block { layers: vec![residual(attention).named("attention"), residual(mlp).named("mlp")] }
         };
@@ -114,11 +115,12 @@ impl Transformer {
         let block = || {
             let attention = Layer::Attention(Attention { size, heads, ..Attention::default() });
             let attention = vec![attention.named("self"), dropout().named("dropout")];
+            let intermediate =
+                vec![Layer::linear(size, hidden).named("dense"), activation(Function::Gelu).named("act")];
+            let output = vec![Layer::linear(hidden, size).named("dense"), dropout().named("dropout")];
             let mlp = vec![
-                Layer::linear(size, hidden).named("intermediate"),
-                activation(Function::Gelu).named("act"),
-                Layer::linear(hidden, size).named("output"),
-                dropout().named("dropout"),
+                Layer::Sequential { layers: intermediate }.named("intermediate"),
+                Layer::Sequential { layers: output }.named("output"),
             ];
             let residual = |layers| Layer::Residual { layers, shortcut: vec![], in_place: false };
             let layers = vec![
@@ -129,18 +131,22 @@ impl Transformer {
             ];
             Layer::Block { layers }
         };
-        // The head has the weight of the embedding and a bias of its own.
+        // The output of the last block lives until the head is done. The head has the weight of the embedding and a bias of its own.
         let decoder =
             Linear { inputs: size, outputs: self.vocabulary, no_bias: false, tied_to: Some(TOKENS.to_owned()) };
+        let transform = vec![
+            Layer::linear(size, size).named("dense"),
+            activation(Function::Gelu).named("act"),
+            Layer::LayerNorm { size }.named("norm"),
+        ];
+        let head =
+            vec![Layer::Sequential { layers: transform }.named("transform"), Layer::Linear(decoder).named("decoder")];
         let layers = vec![
             self.embeddings(2).named("embeddings"),
             Layer::LayerNorm { size }.named("norm"),
             dropout().named("dropout"),
             Layer::Sequential { layers: numbered((0..self.blocks).map(|_| block())) }.named("layer"),
-            Layer::linear(size, size).named("transform"),
-            activation(Function::Gelu).named("act"),
-            Layer::LayerNorm { size }.named("transform_norm"),
-            Layer::Linear(decoder).named("decoder"),
+            Layer::Sequential { layers: head }.named("predictions"),
         ];
         Model { name: name.to_owned(), input: Input::Tokens(length), layers, loss: Loss::Token }
     }
@@ -153,11 +159,14 @@ impl Transformer {
                 Layer::LayerNorm { size }.named("layernorm_before"),
                 Layer::Attention(Attention { size, heads, ..Attention::default() }).named("attention"),
             ];
+            let inner = vec![
+                Layer::linear(size, hidden).named("fc1"),
+                activation(Function::Gelu).named("act"),
+                Layer::linear(hidden, size).named("fc2"),
+            ];
             let mlp = vec![
                 Layer::LayerNorm { size }.named("layernorm_after"),
-                Layer::linear(size, hidden).named("intermediate"),
-                activation(Function::Gelu).named("act"),
-                Layer::linear(hidden, size).named("output"),
+                Layer::Sequential { layers: inner }.named("layers"),
             ];
             let residual = |layers: Vec<Named>| Layer::Residual { layers, shortcut: vec![], in_place: false };
             Layer::Block { layers: vec![residual(attention).named("attention"), residual(mlp).named("mlp")] }

@@ -16,7 +16,26 @@ pub(crate) struct AttentionArguments {
 }
 
 impl Eager {
-    /// Of queries (batch, heads, n, size), keys and values (batch, heads, m, size). It keeps its inputs, its output and one number
+    /// What PyTorch does without a kernel (`_scaled_dot_product_attention_math`), with a causal mask: queries and keys are scaled, the
+    /// scores are stored.
+    pub(crate) fn attention_without_kernel(
+        &self,
+        [queries, keys, values]: [&Tensor; 3],
+        repeats: u64,
+    ) -> Result<Tensor, Error> {
+        let queries = self.multiply_by_number(queries)?;
+        let mask = self.output(&Shape::from([queries.shape[2], keys.shape[2]]), queries.dtype)?;
+        let (keys, values) = (self.repeat_heads(keys, repeats)?, self.repeat_heads(values, repeats)?);
+        let scaled = self.multiply_by_number(&self.transpose(&keys, 2, 3))?;
+        let scores = self.matmul(&self.contiguous(&queries)?, &self.contiguous(&scaled)?)?;
+        drop(scaled);
+        let scores = self.add_in_place(&scores, &mask)?;
+        let weights = self.safe_softmax(&scores)?;
+        drop(scores);
+        self.matmul(&weights, &self.contiguous(&values)?)
+    }
+
+    /// Of queries (batch, heads, n, size), keys and values (batch, heads, m, size). Several heads of queries may share one of keys. It keeps its inputs, its output and one number
     /// for each query.
     pub(crate) fn fused_attention(
         &self,
@@ -27,7 +46,8 @@ impl Eager {
         let fits = queries.shape.rank() == 4
             && keys.shape.rank() == 4
             && keys.shape == values.shape
-            && queries.shape[..2] == keys.shape[..2]
+            && queries.shape[0] == keys.shape[0]
+            && queries.shape[1].checked_rem(keys.shape[1]) == Some(0)
             && queries.shape[3] == keys.shape[3];
         if !fits {
             let (first, second) = (queries.shape.clone(), keys.shape.clone());

@@ -61,12 +61,26 @@ impl Eager {
         self.unary(input, Saves::Input)
     }
 
-    /// `relu_` and `relu6_`: the result overwrites the input, and is what the backward pass needs.
+    /// `relu6_` (`hardtanh_`): the result overwrites the input. The backward pass needs the input, so it is copied before.
+    pub(crate) fn relu6_in_place(&self, input: &Tensor) -> Result<Tensor, Error> {
+        if !self.needs_grad(&[input]) {
+            return Ok(input.clone());
+        }
+        let copy = keep_order(self.output(&input.shape, input.dtype)?, input);
+        self.overwritten(input, &copy)
+    }
+
+    /// `relu_`: the result overwrites the input, and is what the backward pass needs.
     pub(crate) fn relu_in_place(&self, input: &Tensor) -> Result<Tensor, Error> {
         if !self.needs_grad(&[input]) {
             return Ok(input.clone());
         }
-        let saved = self.save(input)?;
+        self.overwritten(input, input)
+    }
+
+    /// A result in the memory of the input. The backward pass needs `kept`.
+    fn overwritten(&self, input: &Tensor, kept: &Tensor) -> Result<Tensor, Error> {
+        let saved = self.save(kept)?;
         let output = input.detached();
         let [output] = self.record(&[input], [output], move |eager, grads| {
             let Some(grad) = &grads[0] else { return Ok(vec![None]) };
@@ -85,6 +99,11 @@ impl Eager {
     }
 
     pub(crate) fn tanh(&self, input: &Tensor) -> Result<Tensor, Error> {
+        self.unary(input, Saves::Output)
+    }
+
+    /// The logarithms of a softmax over the last dimension.
+    pub(crate) fn log_softmax(&self, input: &Tensor) -> Result<Tensor, Error> {
         self.unary(input, Saves::Output)
     }
 
@@ -159,7 +178,7 @@ impl Eager {
 
     /// `first += second`.
     pub(crate) fn add_in_place(&self, first: &Tensor, second: &Tensor) -> Result<Tensor, Error> {
-        if first.shape != second.shape {
+        if first.shape.broadcast(&second.shape).as_ref() != Some(&first.shape) {
             let (first, second) = (first.shape.clone(), second.shape.clone());
             return Err(self.error(Kind::Pair { operation: "a sum in place", first, second }));
         }

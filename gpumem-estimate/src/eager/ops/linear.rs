@@ -40,8 +40,11 @@ impl Eager {
             let mut results = Vec::with_capacity(count);
             let weight = weight_saved.map(|saved| saved.unpack(eager)).transpose()?;
             let input = input_saved.map(|saved| saved.unpack(eager)).transpose()?;
-            results.push(weight.as_ref().map(|_| input_like.empty(eager)).transpose()?);
-            results.push(input.as_ref().map(|_| weight_like.empty(eager)).transpose()?);
+            // The product has two dimensions; the gradient of an input with more is a view of it. PyTorch multiplies with the
+            // transposed weight, so that the gradient of the weight is a view as well.
+            let in_rows = |grad: Tensor| if input_like.shape.rank() > 2 { grad.as_view() } else { grad };
+            results.push(weight.as_ref().map(|_| input_like.empty(eager).map(in_rows)).transpose()?);
+            results.push(input.as_ref().map(|_| weight_like.empty(eager).map(|grad| grad.as_view())).transpose()?);
             if let Some((like, needs)) = bias_like {
                 results.push(if needs { Some(like.empty(eager)?) } else { None });
             }

@@ -8,7 +8,8 @@ use crate::{
 };
 
 impl Eager {
-    /// Softmax over the last dimension. The backward pass multiplies the gradient with the result first.
+    /// Softmax over the last dimension, which autocast runs in `f32`. The backward pass multiplies the gradient with the result
+    /// first.
     pub(crate) fn softmax(&self, input: &Tensor) -> Result<Tensor, Error> {
         let input = self.raised(input)?;
         let output = self.output(&input.shape, input.dtype)?;
@@ -26,37 +27,48 @@ impl Eager {
         Ok(output)
     }
 
-    /// Cross entropy of logits (…, classes) with one label for each row. It makes the logarithms of the probabilities and keeps
-    /// them; the backward pass makes their gradient and then that of the logits.
+    /// A softmax with zeros in rows where all is masked: it tests its input, and selects from its first result.
+    pub(crate) fn safe_softmax(&self, input: &Tensor) -> Result<Tensor, Error> {
+        let first = self.with_grad(false, || self.softmax(input))?;
+        let is_masked = self.output(&input.shape, Dtype::Bool)?;
+        let result = self.softmax(input);
+        drop((first, is_masked));
+        result
+    }
+
+    /// Cross entropy of logits (…, classes) with one label for each row: the logarithms of the probabilities in the type of the
+    /// logits, and the mean of those of the labels, which autocast computes in `f32`.
     pub(crate) fn cross_entropy(&self, logits: &Tensor, labels: &Tensor) -> Result<Tensor, Error> {
-        let logits = self.raised(logits)?;
         let rows = logits.shape.elements().map(|elements| elements.checked_div(logits.shape.last()).unwrap_or(0));
         if logits.shape.rank() < 2 || labels.shape.elements() != rows {
             let mut expected = labels.shape.sizes().to_vec();
             expected.push(logits.shape.last());
-            return Err(self.mismatch(Shape::from(expected).to_string(), &logits));
+            return Err(self.mismatch(Shape::from(expected).to_string(), logits));
         }
-        let needs = self.needs_grad(&[&logits]);
-        let log_probabilities = self.output(&logits.shape, logits.dtype)?;
+        let logarithms = self.log_softmax(logits)?;
+        self.mean_of_labels(&logarithms, labels)
+    }
+
+    /// `nll_loss`. It keeps its input.
+    fn mean_of_labels(&self, input: &Tensor, labels: &Tensor) -> Result<Tensor, Error> {
+        let input = self.raised(input)?;
+        let needs = self.needs_grad(&[&input]);
         let mut saved = Vec::new();
         if needs {
-            saved.push(self.save(&log_probabilities)?);
-            saved.push(self.save(labels)?);
+            saved.extend([self.save(&input)?, self.save(labels)?]);
         }
-        let loss = self.output(&Shape::default(), logits.dtype)?;
-        let total_weight = self.output(&Shape::default(), logits.dtype)?;
+        let loss = self.output(&Shape::default(), input.dtype)?;
+        let total_weight = self.output(&Shape::default(), input.dtype)?;
         if !needs {
             return Ok(loss);
         }
         saved.push(self.save(&total_weight)?);
-        drop((log_probabilities, total_weight));
-        let (shape, dtype) = (logits.shape.clone(), logits.dtype);
-        let [loss] = self.record(&[&logits], [loss], move |eager, grads| {
+        let (shape, dtype) = (input.shape.clone(), input.dtype);
+        let [loss] = self.record(&[&input], [loss], move |eager, grads| {
             if grads[0].is_none() {
                 return Ok(vec![None]);
             }
             let _saved = saved.into_iter().map(|saved| saved.unpack(eager)).collect::<Result<Vec<_>, _>>()?;
-            let _grad_of_logarithms = eager.output(&shape, dtype)?;
             Ok(vec![Some(eager.output(&shape, dtype)?)])
         });
         Ok(loss)

@@ -10,14 +10,14 @@ use crate::{
 impl Eager {
     /// Records a view: its gradient is a view of the gradient of the result.
     fn viewed(&self, input: &Tensor, shape: Shape, strides: Vec<u64>) -> Tensor {
-        let view = Tensor { shape, strides, edge: None, parameter: None, ..input.clone() };
+        let view = Tensor { shape, strides, ..input.as_view() };
         if !self.needs_grad(&[input]) {
             return view;
         }
         let shape = input.shape.clone();
         let [view] = self.record(&[input], [view], move |_, grads| {
             let back =
-                |grad: &Tensor| Tensor { shape: shape.clone(), strides: contiguous_strides(&shape), ..grad.clone() };
+                |grad: &Tensor| Tensor { shape: shape.clone(), strides: contiguous_strides(&shape), ..grad.as_view() };
             Ok(vec![grads[0].as_ref().map(back)])
         });
         view
@@ -57,7 +57,7 @@ impl Eager {
         sizes[0] = size;
         let mut strides = input.strides.clone();
         strides[0] = 0;
-        let view = Tensor { shape: sizes.into(), strides, edge: None, parameter: None, ..input.clone() };
+        let view = Tensor { shape: sizes.into(), strides, ..input.as_view() };
         if !self.needs_grad(&[input]) {
             return view;
         }
@@ -84,7 +84,7 @@ impl Eager {
         let (mut sizes, mut strides) = (input.shape.sizes().to_vec(), input.strides.clone());
         sizes.swap(first, second);
         strides.swap(first, second);
-        let view = Tensor { shape: sizes.into(), strides, edge: None, parameter: None, ..input.clone() };
+        let view = Tensor { shape: sizes.into(), strides, ..input.as_view() };
         if !self.needs_grad(&[input]) {
             return view;
         }
@@ -99,8 +99,7 @@ impl Eager {
         if sizes.iter().sum::<u64>() != input.shape.last() {
             return Err(self.mismatch(input.shape.with_last(sizes.iter().sum()).to_string(), input));
         }
-        let part =
-            |size: u64| Tensor { shape: input.shape.with_last(size), edge: None, parameter: None, ..input.clone() };
+        let part = |size: u64| Tensor { shape: input.shape.with_last(size), ..input.as_view() };
         let parts = sizes.map(part);
         if !self.needs_grad(&[input]) {
             return Ok(parts);
@@ -119,7 +118,7 @@ impl Eager {
     pub(crate) fn narrow(&self, input: &Tensor, dimension: usize, size: u64) -> Tensor {
         let mut sizes = input.shape.sizes().to_vec();
         sizes[dimension] = size;
-        let view = Tensor { shape: sizes.into(), edge: None, parameter: None, ..input.clone() };
+        let view = Tensor { shape: sizes.into(), ..input.as_view() };
         if !self.needs_grad(&[input]) {
             return view;
         }
@@ -156,7 +155,7 @@ impl Eager {
             let Some(grad) = &grads[0] else { return Ok(vec![None; parts.len()]) };
             // Each gradient is a view of a part.
             let part = |(shape, needs): &(Shape, bool)| {
-                needs.then(|| Tensor { shape: shape.clone(), strides: grad.strides.clone(), ..grad.clone() })
+                needs.then(|| Tensor { shape: shape.clone(), strides: grad.strides.clone(), ..grad.as_view() })
             };
             Ok(parts.iter().map(part).collect())
         });
