@@ -26,7 +26,7 @@ fn at_most(limit: usize, features: &[&str]) {
 
 #[test]
 fn with_default_features() {
-    at_most(50, &[]);
+    at_most(47, &[]);
 }
 
 #[test]

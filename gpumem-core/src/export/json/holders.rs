@@ -1,23 +1,23 @@
 //! Who holds memory, as JSON: when memory runs out, at peaks, and at the end of the process.
 
-use serde::Serialize;
-
+use super::object::object;
 use super::places::BreakdownObject;
 use crate::{
     model::Bytes,
     report::{Leaks, OutOfMemory, PeakHolders, Peaks, Place},
 };
 
-#[derive(Serialize)]
-pub(super) struct OutOfMemoryLine<'a> {
-    asked: u64,
-    kind: &'static str,
-    scopes: &'a [String],
-    breakdown: Option<BreakdownObject<'a>>,
-    why_no_breakdown: Option<String>,
-    largest_scopes: Vec<PlaceLine<'a>>,
-    largest_places: Vec<PlaceLine<'a>>,
-    peak: Option<PeakLine<'a>>,
+object! {
+    pub(super) struct OutOfMemoryLine<'a> {
+        asked: u64,
+        kind: &'static str,
+        scopes: &'a [String],
+        breakdown: Option<BreakdownObject<'a>>,
+        why_no_breakdown: Option<String>,
+        largest_scopes: Vec<PlaceLine<'a>>,
+        largest_places: Vec<PlaceLine<'a>>,
+        peak: Option<PeakLine<'a>>,
+    }
 }
 
 impl<'a> OutOfMemoryLine<'a> {
@@ -35,13 +35,14 @@ impl<'a> OutOfMemoryLine<'a> {
     }
 }
 
-#[derive(Serialize)]
-struct PlaceLine<'a> {
-    name: &'a str,
-    caller: Option<&'a str>,
-    blocks: u64,
-    bytes: u64,
-    bytes_each: Option<u64>,
+object! {
+    struct PlaceLine<'a> {
+        name: &'a str,
+        caller: Option<&'a str>,
+        blocks: u64,
+        bytes: u64,
+        bytes_each: Option<u64>,
+    }
 }
 
 impl<'a> PlaceLine<'a> {
@@ -51,13 +52,14 @@ impl<'a> PlaceLine<'a> {
     }
 }
 
-#[derive(Serialize)]
-pub(super) struct LeaksLine<'a> {
-    blocks: u64,
-    bytes: u64,
-    places: Vec<PlaceLine<'a>>,
-    gone_with_context: u64,
-    intercepted: bool,
+object! {
+    pub(super) struct LeaksLine<'a> {
+        blocks: u64,
+        bytes: u64,
+        places: Vec<PlaceLine<'a>>,
+        gone_with_context: u64,
+        intercepted: bool,
+    }
 }
 
 impl<'a> LeaksLine<'a> {
@@ -72,10 +74,11 @@ impl<'a> LeaksLine<'a> {
     }
 }
 
-#[derive(Serialize)]
-pub(super) struct PeaksLine<'a> {
-    devices: Vec<PeakLine<'a>>,
-    intercepted: bool,
+object! {
+    pub(super) struct PeaksLine<'a> {
+        devices: Vec<PeakLine<'a>>,
+        intercepted: bool,
+    }
 }
 
 impl<'a> PeaksLine<'a> {
@@ -84,26 +87,28 @@ impl<'a> PeaksLine<'a> {
     }
 }
 
-#[derive(Serialize)]
-struct PeakLine<'a> {
-    device: u32,
-    simulated: bool,
-    bytes: u64,
-    over_start: bool,
-    holders: Vec<HolderLine<'a>>,
-    untracked_frees: u64,
-    lost_events: u64,
+object! {
+    struct PeakLine<'a> {
+        device: u32,
+        simulated: bool,
+        bytes: u64,
+        over_start: bool,
+        holders: Vec<HolderLine<'a>>,
+        untracked_frees: u64,
+        lost_events: u64,
+    }
 }
 
-#[derive(Serialize)]
-struct HolderLine<'a> {
-    scopes: &'a [String],
-    scope_place: Option<&'a str>,
-    library: Option<&'a str>,
-    line: Option<&'a str>,
-    caller: Option<&'a str>,
-    older: bool,
-    bytes: i64,
+object! {
+    struct HolderLine<'a> {
+        scopes: &'a [String],
+        scope_place: Option<&'a str>,
+        library: Option<&'a str>,
+        line: Option<&'a str>,
+        caller: Option<&'a str>,
+        older: bool,
+        bytes: i64,
+    }
 }
 
 impl<'a> PeakLine<'a> {

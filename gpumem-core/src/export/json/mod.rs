@@ -1,6 +1,7 @@
 //! Everything that gpumem prints or returns, as JSON. Bytes are exact; what was not measured is `null`.
 
 mod holders;
+mod object;
 mod output;
 mod places;
 mod statistics;

@@ -1,7 +1,8 @@
 //! Everything that gpumem prints, as JSON objects. Bytes are exact; what was not measured is `null`.
 
-use serde::Serialize;
+use serde_core::ser::SerializeMap;
 
+use super::object::{Object, object};
 use super::{
     super::time::rfc3339,
     holders::{LeaksLine, OutOfMemoryLine, PeaksLine},
@@ -13,25 +14,23 @@ use crate::{
     report::{self, Content, Output, Report, SourceLine},
 };
 
-/// What each line begins with. The wire form: its names are a promise, those of the types inside are not.
-#[derive(Serialize)]
-struct OutputLine<'a> {
-    r#type: &'static str,
-    level: &'static str,
-    time: String,
-    pid: u32,
-    thread: Option<u32>,
-    thread_name: Option<&'a str>,
-    device: Option<u32>,
-    module: Option<&'a str>,
-    file: Option<&'a str>,
-    line: Option<u32>,
-    #[serde(flatten)]
-    content: ContentLine<'a>,
+object! {
+    /// What each line begins with. The wire form: its names are a promise, those of the types inside are not.
+    struct OutputLine<'a> {
+        r#type: &'static str,
+        level: &'static str,
+        time: String,
+        pid: u32,
+        thread: Option<u32>,
+        thread_name: Option<&'a str>,
+        device: Option<u32>,
+        module: Option<&'a str>,
+        file: Option<&'a str>,
+        line: Option<u32>;
+        flatten content: ContentLine<'a>
+    }
 }
 
-#[derive(Serialize)]
-#[serde(untagged)]
 enum ContentLine<'a> {
     Trace(TraceLine<'a>),
     Tracked(TrackedLine<'a>),
@@ -39,6 +38,19 @@ enum ContentLine<'a> {
     Leaks(LeaksLine<'a>),
     Peaks(PeaksLine<'a>),
     Text { text: &'a str },
+}
+
+impl Object for ContentLine<'_> {
+    fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
+        match self {
+            Self::Trace(line) => line.entries(map),
+            Self::Tracked(line) => line.entries(map),
+            Self::OutOfMemory(line) => line.entries(map),
+            Self::Leaks(line) => line.entries(map),
+            Self::Peaks(line) => line.entries(map),
+            Self::Text { text } => map.serialize_entry("text", text),
+        }
+    }
 }
 
 /// A JSON object, without a line break at the end.
@@ -68,22 +80,22 @@ pub(in crate::export) fn output(output: &Output) -> String {
     serde_json::to_string(&line).unwrap_or_default()
 }
 
-#[derive(Serialize)]
-struct TraceLine<'a> {
-    ctx: Option<&'a str>,
-    subctx: Option<&'a str>,
-    simulated: bool,
-    gauge: &'static str,
-    source: &'static str,
-    used: Option<i64>,
-    peaked: Option<u64>,
-    peak_over_start: Option<u64>,
-    sampling: Option<SamplingLine>,
-    untracked_frees: u64,
-    lost_events: u64,
-    overlapped: bool,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    lines: Vec<Statement<'a>>,
+object! {
+    struct TraceLine<'a> {
+        ctx: Option<&'a str>,
+        subctx: Option<&'a str>,
+        simulated: bool,
+        gauge: &'static str,
+        source: &'static str,
+        used: Option<i64>,
+        peaked: Option<u64>,
+        peak_over_start: Option<u64>,
+        sampling: Option<SamplingLine>,
+        untracked_frees: u64,
+        lost_events: u64,
+        overlapped: bool;
+        unless_empty lines: Vec<Statement<'a>>
+    }
 }
 
 impl<'a> TraceLine<'a> {
@@ -112,13 +124,14 @@ impl<'a> TraceLine<'a> {
     }
 }
 
-#[derive(Serialize)]
-struct Statement<'a> {
-    line: u32,
-    source: &'a str,
-    used: Option<i64>,
-    peaked: Option<u64>,
-    total: Option<i64>,
+object! {
+    struct Statement<'a> {
+        line: u32,
+        source: &'a str,
+        used: Option<i64>,
+        peaked: Option<u64>,
+        total: Option<i64>,
+    }
 }
 
 impl<'a> Statement<'a> {
@@ -134,11 +147,12 @@ impl<'a> Statement<'a> {
     }
 }
 
-#[derive(Serialize)]
-struct SamplingLine {
-    every_us: u64,
-    readings: u64,
-    longest_gap_us: u64,
+object! {
+    struct SamplingLine {
+        every_us: u64,
+        readings: u64,
+        longest_gap_us: u64,
+    }
 }
 
 #[cfg(test)]

@@ -1,49 +1,52 @@
 //! Where memory is, as JSON. The names are a promise, those of the types inside are not.
 
-use serde::Serialize;
-
+use super::object::object;
 use crate::report::{Breakdown, PartKind, ScopeSummary, Summary};
 
-#[derive(Serialize)]
-struct SummaryObject<'a> {
-    scopes: Vec<ScopeObject<'a>>,
-    untracked_frees: u64,
-    lost_events: u64,
-    not_intercepted: Option<&'a str>,
+object! {
+    struct SummaryObject<'a> {
+        scopes: Vec<ScopeObject<'a>>,
+        untracked_frees: u64,
+        lost_events: u64,
+        not_intercepted: Option<&'a str>,
+    }
 }
 
-#[derive(Serialize)]
-struct ScopeObject<'a> {
-    path: &'a [String],
-    place: Option<&'a str>,
-    device: u32,
-    simulated: bool,
-    calls: u64,
-    used: u64,
-    peak: u64,
-    at_peak: u64,
-    device_peak: u64,
-    allocated: u64,
-    allocations: u64,
+object! {
+    struct ScopeObject<'a> {
+        path: &'a [String],
+        place: Option<&'a str>,
+        device: u32,
+        simulated: bool,
+        calls: u64,
+        used: u64,
+        peak: u64,
+        at_peak: u64,
+        device_peak: u64,
+        allocated: u64,
+        allocations: u64,
+    }
 }
 
-#[derive(Serialize)]
-pub(super) struct BreakdownObject<'a> {
-    device: u32,
-    name: Option<&'a str>,
-    simulated: bool,
-    total: u64,
-    free: u64,
-    used: u64,
-    parts: Vec<PartObject<'a>>,
+object! {
+    pub(super) struct BreakdownObject<'a> {
+        device: u32,
+        name: Option<&'a str>,
+        simulated: bool,
+        total: u64,
+        free: u64,
+        used: u64,
+        parts: Vec<PartObject<'a>>,
+    }
 }
 
-#[derive(Serialize)]
-struct PartObject<'a> {
-    kind: &'static str,
-    name: &'a str,
-    bytes: u64,
-    count: u64,
+object! {
+    struct PartObject<'a> {
+        kind: &'static str,
+        name: &'a str,
+        bytes: u64,
+        count: u64,
+    }
 }
 
 impl Summary {

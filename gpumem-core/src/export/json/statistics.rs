@@ -1,52 +1,55 @@
 //! Statistics and live blocks as JSON. Bytes are exact.
 
-use serde::Serialize;
-
 use super::microseconds;
+use super::object::object;
 
 use crate::{
     model::Bytes,
     report::{AllocStats, LiveBlock, MemoryStats, ReservedStats, Tally},
 };
 
-/// Under the names that PyTorch's `memory_stats_as_nested_dict` has.
-#[derive(Serialize)]
-struct StatsLine<'a> {
-    device: u32,
-    simulated: bool,
-    intercepted_by: &'a str,
-    since_us: u64,
-    untracked_frees: u64,
-    lost_events: u64,
-    allocated_bytes: KindsLine,
-    allocation: KindsLine,
-    reserved_bytes: Option<ReservedLine>,
+object! {
+    /// Under the names that PyTorch's `memory_stats_as_nested_dict` has.
+    struct StatsLine<'a> {
+        device: u32,
+        simulated: bool,
+        intercepted_by: &'a str,
+        since_us: u64,
+        untracked_frees: u64,
+        lost_events: u64,
+        allocated_bytes: KindsLine,
+        allocation: KindsLine,
+        reserved_bytes: Option<ReservedLine>,
+    }
 }
 
-#[derive(Serialize)]
-struct KindsLine {
-    all: TallyLine,
-    device: TallyLine,
-    pool: TallyLine,
-    vmm: TallyLine,
-    graph: TallyLine,
-    managed: TallyLine,
-    pinned_host: TallyLine,
+object! {
+    struct KindsLine {
+        all: TallyLine,
+        device: TallyLine,
+        pool: TallyLine,
+        vmm: TallyLine,
+        graph: TallyLine,
+        managed: TallyLine,
+        pinned_host: TallyLine,
+    }
 }
 
-#[derive(Serialize)]
-struct TallyLine {
-    current: u64,
-    peak: u64,
-    allocated: u64,
-    freed: u64,
+object! {
+    struct TallyLine {
+        current: u64,
+        peak: u64,
+        allocated: u64,
+        freed: u64,
+    }
 }
 
-#[derive(Serialize)]
-struct ReservedLine {
-    current: u64,
-    peak_at_least: u64,
-    peak_at_most: u64,
+object! {
+    struct ReservedLine {
+        current: u64,
+        peak_at_least: u64,
+        peak_at_most: u64,
+    }
 }
 
 impl KindsLine {
@@ -96,21 +99,22 @@ impl MemoryStats {
     }
 }
 
-#[derive(Serialize)]
-struct BlockLine<'a> {
-    key: u64,
-    bytes: u64,
-    device: u32,
-    simulated: bool,
-    kind: &'static str,
-    path: &'a [String],
-    scope_place: Option<&'a str>,
-    line: Option<&'a str>,
-    caller: Option<&'a str>,
-    library: Option<&'a str>,
-    backtrace: &'a [String],
-    thread: u32,
-    time_us: u64,
+object! {
+    struct BlockLine<'a> {
+        key: u64,
+        bytes: u64,
+        device: u32,
+        simulated: bool,
+        kind: &'static str,
+        path: &'a [String],
+        scope_place: Option<&'a str>,
+        line: Option<&'a str>,
+        caller: Option<&'a str>,
+        library: Option<&'a str>,
+        backtrace: &'a [String],
+        thread: u32,
+        time_us: u64,
+    }
 }
 
 impl LiveBlock {

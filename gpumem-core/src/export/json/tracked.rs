@@ -1,40 +1,42 @@
 //! What came and went between two lines, as JSON.
 
-use serde::Serialize;
-
+use super::object::object;
 use crate::{
     model::Bytes,
     report::{Change, Tracked},
 };
 
-#[derive(Serialize)]
-pub(super) struct TrackedLine<'a> {
-    word: Option<&'a str>,
-    simulated: bool,
-    used: Option<u64>,
-    live: Option<u64>,
-    changes: Option<Vec<ChangeLine<'a>>>,
-    lost_events: u64,
+object! {
+    pub(super) struct TrackedLine<'a> {
+        word: Option<&'a str>,
+        simulated: bool,
+        used: Option<u64>,
+        live: Option<u64>,
+        changes: Option<Vec<ChangeLine<'a>>>,
+        lost_events: u64,
+    }
 }
 
-#[derive(Serialize)]
-struct ChangeLine<'a> {
-    count: i64,
-    bytes_each: u64,
-    bytes: i64,
-    kind: &'static str,
-    dtype: Option<&'a str>,
-    shape: Option<&'a [usize]>,
-    names: Vec<NameLine<'a>>,
-    scopes: Option<&'a [String]>,
-    line: Option<&'a str>,
-    library: Option<&'a str>,
+object! {
+    struct ChangeLine<'a> {
+        count: i64,
+        bytes_each: u64,
+        bytes: i64,
+        kind: &'static str,
+        dtype: Option<&'a str>,
+        shape: Option<&'a [usize]>,
+        names: Vec<NameLine<'a>>,
+        scopes: Option<&'a [String]>,
+        line: Option<&'a str>,
+        library: Option<&'a str>,
+    }
 }
 
-#[derive(Serialize)]
-struct NameLine<'a> {
-    name: &'a str,
-    count: u64,
+object! {
+    struct NameLine<'a> {
+        name: &'a str,
+        count: u64,
+    }
 }
 
 impl<'a> TrackedLine<'a> {
