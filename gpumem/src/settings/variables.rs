@@ -143,8 +143,8 @@ pub(super) const VARIABLES: &[Variable] = &[
     Variable {
         name: "GPUMEM_BUDGETS",
         meaning: "what happens to a budget that cannot be measured",
-        values: "`skip`: a line on stderr says so, and the program goes on",
-        default: "an assertion or a test fails; a function prints one notice and goes on",
+        values: "`skip`: stderr has a line about it, and the program continues",
+        default: "an assertion or a test fails; a function prints one notice and continues",
         read: |text, settings| {
             if lower(text) != "skip" {
                 return invalid(format!("`{}` is not `skip`", text.display()), "budgets are held");

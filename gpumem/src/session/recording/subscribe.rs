@@ -58,15 +58,15 @@ impl Session {
         self.begin(devices, wanted, is_needed, false)
     }
 
-    /// As `subscribe`. With `anew`, also after [`unsubscribe`].
+    /// As `subscribe`. With `after_unsubscribe`, it also begins after [`unsubscribe`].
     fn begin(
         &'static self,
         devices: &dyn Devices,
         wanted: Option<Source>,
         is_needed: bool,
-        anew: bool,
+        after_unsubscribe: bool,
     ) -> Result<Source> {
-        let subscribed = self.begun().subscription.begin(anew, unsubscribed_error, || {
+        let subscribed = self.begun().subscription.begin(after_unsubscribe, unsubscribed_error, || {
             // If no source is requested, the one in use is used.
             if let (None, Some(live)) = (wanted, devices.subscribed()) {
                 return Ok(live);
