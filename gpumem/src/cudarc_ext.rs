@@ -11,6 +11,17 @@ use crate::{
 };
 
 /// Labels for cudarc's slices: see [`label`](crate::tracker::label).
+///
+/// ```no_run
+/// use cudarc::driver::CudaContext;
+/// use gpumem::{cudarc::LabelExt, track, tracker::MemTracker};
+///
+/// let mut tracker = MemTracker::new();
+/// let stream = CudaContext::new(0)?.default_stream(); // needs a GPU
+/// let input = stream.clone_htod(&vec![1_u8; 3 * 224 * 224])?.labelled("input", &[3, 224, 224]);
+/// track!(tracker); // +    1  1 × 147 KiB  u8 (3, 224, 224)  input
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait LabelExt: Sized {
     /// Labels the slice. Its element type and size are known.
     ///
@@ -49,6 +60,16 @@ impl<T> LabelExt for CudaSlice<T> {
 }
 
 /// Labelled allocations from cudarc's streams.
+///
+/// ```no_run
+/// use cudarc::driver::CudaContext;
+/// use gpumem::cudarc::AllocLabelledExt;
+///
+/// let stream = CudaContext::new(0)?.default_stream(); // needs a GPU
+/// let kernel = stream.alloc_labelled::<f32>("conv1.weight", &[512, 512, 3, 3])?;
+/// assert_eq!(kernel.len(), 512 * 512 * 3 * 3);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait AllocLabelledExt {
     /// Allocates a slice of this shape, filled with zeros, and labels it, as [`LabelExt::labelled`] does.
     ///

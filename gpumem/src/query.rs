@@ -10,6 +10,8 @@ use crate::{
 };
 
 /// A device for [`gpu_mem_get_used_fast`], which does not look it up again.
+///
+/// Example: see [`gpu_mem_get_used_fast`].
 #[derive(Clone, Copy)]
 pub struct GpuHandle {
     devices: &'static dyn Devices,
@@ -18,6 +20,15 @@ pub struct GpuHandle {
 
 impl GpuHandle {
     /// Finds the device with this CUDA ordinal, or with `None` the calling thread's current one.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// use gpumem::GpuHandle;
+    ///
+    /// assert_eq!(GpuHandle::new(0)?.ordinal(), 0);
+    /// assert!(GpuHandle::new(99).unwrap_err().is_unknown_device());
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Without a driver, or when there is no such device.
@@ -28,6 +39,8 @@ impl GpuHandle {
     }
 
     /// Its CUDA ordinal.
+    ///
+    /// Example: see [`new`](Self::new).
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }
@@ -84,6 +97,13 @@ pub fn gpu_mem_get(id: impl Into<Option<u32>>) -> GpuMemory {
 
 /// As [`gpu_mem_get`].
 ///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// assert_eq!(gpumem::try_gpu_mem_get(0)?.total.mb(), 16 * 1024);
+/// assert!(gpumem::try_gpu_mem_get(99).unwrap_err().is_unknown_device());
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+///
 /// # Errors
 /// When there is no such device, or it cannot be read.
 pub fn try_gpu_mem_get(id: impl Into<Option<u32>>) -> Result<GpuMemory> {
@@ -92,11 +112,28 @@ pub fn try_gpu_mem_get(id: impl Into<Option<u32>>) -> Result<GpuMemory> {
 
 /// [`gpu_mem_get`] of each device that this process sees, by CUDA ordinal. Empty without a GPU. A device that cannot be read
 /// has zeros.
+///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// for (id, memory) in gpumem::gpu_mem_get_all().iter().enumerate() {
+///     println!("device {id}: {} of {} are free", memory.free, memory.total); // device 0: 16 GiB of 16 GiB are free
+/// }
+/// # assert_eq!(gpumem::gpu_mem_get_all().len(), 1);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 pub fn gpu_mem_get_all() -> Vec<GpuMemory> {
     (0..device_count().unwrap_or(0)).map(gpu_mem_get).collect()
 }
 
 /// As [`gpu_mem_get_all`].
+///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(8))?;
+/// let free: gpumem::Bytes = gpumem::try_gpu_mem_get_all()?.iter().map(|memory| memory.free).sum();
+/// assert_eq!(free.to_string(), "24 GiB"); // of two devices
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 ///
 /// # Errors
 /// Without a driver, or when one of the devices cannot be read.
@@ -105,11 +142,27 @@ pub fn try_gpu_mem_get_all() -> Result<Vec<GpuMemory>> {
 }
 
 /// Free memory of the current device, with the pools as they are. Zero without a GPU.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// let block = gpu.alloc(gpumem::Bytes::gib(4))?;
+/// assert_eq!(gpumem::gpu_mem_get_free().to_string(), "12 GiB");
+/// # drop(block);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 pub fn gpu_mem_get_free() -> Bytes {
     try_gpu_mem_get_free().unwrap_or_default()
 }
 
 /// As [`gpu_mem_get_free`].
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// let block = gpu.alloc(gpumem::Bytes::gib(4))?;
+/// assert_eq!(gpumem::try_gpu_mem_get_free()?.to_string(), "12 GiB");
+/// # drop(block);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 ///
 /// # Errors
 /// When the device cannot be read.
@@ -119,12 +172,28 @@ pub fn try_gpu_mem_get_free() -> Result<Bytes> {
 
 /// Free memory of the current device without the caches of its stream-ordered pools: waits for the device, trims the pools,
 /// then reads. Zero without a GPU. Do not call it while a stream is being captured: this breaks the capture.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # use gpumem::{Bytes, gpu_mem_get_free, gpu_mem_get_free_no_cache};
+/// drop(gpu.alloc_async(Bytes::gib(4))?);
+/// assert_eq!(gpu_mem_get_free(), Bytes::gib(12)); // the pool keeps 4 GiB
+/// assert_eq!(gpu_mem_get_free_no_cache(), Bytes::gib(16));
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[doc(alias("cuMemPoolTrimTo", "empty_cache"))]
 pub fn gpu_mem_get_free_no_cache() -> Bytes {
     try_gpu_mem_get_free_no_cache().unwrap_or_default()
 }
 
 /// As [`gpu_mem_get_free_no_cache`].
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// drop(gpu.alloc_async(gpumem::Bytes::gib(4))?);
+/// assert_eq!(gpumem::try_gpu_mem_get_free_no_cache()?.to_string(), "16 GiB");
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 ///
 /// # Errors
 /// When the device cannot be read, waited for or trimmed, and while a stream is being captured.
@@ -133,11 +202,27 @@ pub fn try_gpu_mem_get_free_no_cache() -> Result<Bytes> {
 }
 
 /// Used memory of the current device, by all processes, with the pools as they are. Zero without a GPU.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// let block = gpu.alloc(gpumem::Bytes::gib(4))?;
+/// assert_eq!(gpumem::gpu_mem_get_used().to_string(), "4 GiB");
+/// # drop(block);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 pub fn gpu_mem_get_used() -> Bytes {
     try_gpu_mem_get_used().unwrap_or_default()
 }
 
 /// As [`gpu_mem_get_used`].
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// let block = gpu.alloc(gpumem::Bytes::gib(4))?;
+/// assert_eq!(gpumem::try_gpu_mem_get_used()?.to_string(), "4 GiB");
+/// # drop(block);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 ///
 /// # Errors
 /// When the device cannot be read.
@@ -147,12 +232,28 @@ pub fn try_gpu_mem_get_used() -> Result<Bytes> {
 
 /// Used memory of the current device without the caches of its stream-ordered pools: waits for the device, trims the pools,
 /// then reads. Zero without a GPU. Do not call it while a stream is being captured: this breaks the capture.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # use gpumem::{Bytes, gpu_mem_get_used, gpu_mem_get_used_no_cache};
+/// drop(gpu.alloc_async(Bytes::gib(4))?);
+/// assert_eq!(gpu_mem_get_used(), Bytes::gib(4)); // the pool keeps it
+/// assert_eq!(gpu_mem_get_used_no_cache(), Bytes::ZERO);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[doc(alias("cuMemPoolTrimTo", "empty_cache"))]
 pub fn gpu_mem_get_used_no_cache() -> Bytes {
     try_gpu_mem_get_used_no_cache().unwrap_or_default()
 }
 
 /// As [`gpu_mem_get_used_no_cache`].
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// drop(gpu.alloc_async(gpumem::Bytes::gib(4))?);
+/// assert_eq!(gpumem::try_gpu_mem_get_used_no_cache()?.to_string(), "0 B");
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 ///
 /// # Errors
 /// When the device cannot be read, waited for or trimmed, and while a stream is being captured.
@@ -176,6 +277,15 @@ pub fn gpu_mem_get_used_fast(handle: &GpuHandle) -> Bytes {
 
 /// As [`gpu_mem_get_used_fast`].
 ///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// let handle = gpumem::GpuHandle::new(0)?;
+/// assert_eq!(gpumem::try_gpu_mem_get_used_fast(&handle)?.mb(), 0);
+/// gpu.set_lost(true); // the device no longer answers
+/// assert!(gpumem::try_gpu_mem_get_used_fast(&handle).is_err());
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+///
 /// # Errors
 /// When the device cannot be read.
 pub fn try_gpu_mem_get_used_fast(handle: &GpuHandle) -> Result<Bytes> {
@@ -184,6 +294,16 @@ pub fn try_gpu_mem_get_used_fast(handle: &GpuHandle) -> Result<Bytes> {
 
 /// The device with the most free memory, the first of several, and how much is free. `(None, 0)` without a GPU. Devices that
 /// cannot be read are skipped.
+///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(24))?;
+/// if let (Some(id), free) = gpumem::gpu_with_max_free_mem() {
+///     println!("device {id} has {free} free"); // device 1 has 24 GiB free
+/// }
+/// # assert_eq!(gpumem::gpu_with_max_free_mem(), (Some(1), gpumem::Bytes::gib(24)));
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 pub fn gpu_with_max_free_mem() -> (Option<u32>, Bytes) {
     let count = device_count().unwrap_or(0);
     let best = most_free((0..count).filter_map(|id| try_gpu_mem_get(id).ok().map(|memory| (id, memory.free))));
@@ -191,6 +311,16 @@ pub fn gpu_with_max_free_mem() -> (Option<u32>, Bytes) {
 }
 
 /// As [`gpu_with_max_free_mem`]; `None` when the process sees no device.
+///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// match gpumem::try_gpu_with_max_free_mem()? {
+///     Some((id, free)) => println!("device {id} has {free} free"), // device 0 has 16 GiB free
+///     None => println!("this process sees no device"),
+/// }
+/// # assert_eq!(gpumem::try_gpu_with_max_free_mem()?, Some((0, gpumem::Bytes::gib(16))));
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 ///
 /// # Errors
 /// Without a driver, or when one of the devices cannot be read.
@@ -207,12 +337,30 @@ fn most_free(devices: impl IntoIterator<Item = (u32, Bytes)>) -> Option<(u32, By
 ///
 /// If exact traces are possible, it also begins to intercept allocations, as [`subscribe`](crate::intercept::subscribe) does, so that
 /// blocks from before the first trace are known. The calling thread's current context does not change.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// gpumem::preload(); // before the first allocation
+/// let weights = gpu.alloc(gpumem::Bytes::mib(256))?;
+/// assert_eq!(gpumem::status().events, 1); // the allocation is known, although no trace has started
+/// # drop(weights);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[doc(alias("cuDevicePrimaryCtxRetain", "preload_pytorch"))]
 pub fn preload() {
     let _ = try_preload();
 }
 
 /// As [`preload`].
+///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// if let Err(error) = gpumem::try_preload() {
+///     eprintln!("the GPU cannot be used: {error}");
+/// }
+/// # gpumem::try_preload()?;
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 ///
 /// # Errors
 /// Without a GPU, or when the context cannot be created.
@@ -233,12 +381,27 @@ pub fn b2mb(bytes: impl Into<Bytes>) -> u64 {
 }
 
 /// Whether there is a device to measure: real, or simulated.
+///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// if !gpumem::is_available() {
+///     println!("no GPU: the figures will be zeros");
+/// }
+/// # assert!(gpumem::is_available());
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[doc(alias = "torch.cuda.is_available")]
 pub fn is_available() -> bool {
     device_count().is_ok_and(|count| count > 0)
 }
 
 /// The number of devices that this process sees.
+///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// assert_eq!(gpumem::device::count()?, 1);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 ///
 /// # Errors
 /// Without a driver, or when it cannot be initialised.
@@ -249,6 +412,15 @@ pub fn device_count() -> Result<u32> {
 
 /// The number of the calling thread's current device. 0 if it has chosen none.
 ///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # let second = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// assert_eq!(gpumem::device::current()?, 0);
+/// second.make_current(); // as `cudaSetDevice` does
+/// assert_eq!(gpumem::device::current()?, 1);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+///
 /// # Errors
 /// Without a driver, or when it cannot be initialised.
 #[doc(alias("cuCtxGetDevice", "torch.cuda.current_device"))]
@@ -258,6 +430,13 @@ pub fn current_device() -> Result<u32> {
 
 /// The name of a device, such as `NVIDIA H200`: the one with this CUDA ordinal, or with `None` the calling thread's
 /// current one.
+///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// println!("{}", gpumem::device::name(0)?); // NVIDIA H200, or here: simulated GPU (16 GiB)
+/// # assert_eq!(gpumem::device::name(0)?, "simulated GPU (16 GiB)");
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 ///
 /// # Errors
 /// Without a driver, or when there is no such device.

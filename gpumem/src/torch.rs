@@ -89,6 +89,12 @@ pub fn list_gpu_processes(id: impl Into<Option<u32>>) -> Result<GpuProcesses> {
 
 /// The name of a device, as [`device_name`](crate::device::name).
 ///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// assert_eq!(gpumem::torch::get_device_name(0)?, "simulated GPU (16 GiB)");
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+///
 /// # Errors
 /// Without a driver, or when there is no such device.
 #[doc(alias("cuDeviceGetName", "torch.cuda.get_device_name"))]
@@ -99,6 +105,8 @@ pub fn get_device_name(id: impl Into<Option<u32>>) -> Result<String> {
 /// The processes that use a device, from [`list_gpu_processes`].
 ///
 /// `Display` is PyTorch's text: only processes that compute, and `N/A` for unknown amounts.
+///
+/// Example: see [`list_gpu_processes`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

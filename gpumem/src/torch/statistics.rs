@@ -44,6 +44,16 @@ pub fn memory_allocated(id: impl Into<Option<u32>>) -> Result<Bytes> {
 
 /// The highest value of [`memory_allocated`], at any moment since counting began or since [`reset_peak_memory_stats`].
 ///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # use gpumem::{Bytes, torch::max_memory_allocated};
+/// assert_eq!(max_memory_allocated(0)?, 0); // counts from here on
+/// drop(gpu.alloc(Bytes::mib(300))?);
+/// drop(gpu.alloc(Bytes::mib(100))?);
+/// assert_eq!(max_memory_allocated(0)?, Bytes::mib(300));
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`memory_allocated`].
 #[doc(alias = "torch.cuda.max_memory_allocated")]
@@ -61,6 +71,17 @@ pub fn max_memory_allocated(id: impl Into<Option<u32>>) -> Result<Bytes> {
 ///
 /// The driver reports pools that the program created only by their handles, which gpumem does not have. The live blocks of these pools
 /// count, if they are more than what the current pool reserves.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # use gpumem::{Bytes, torch::{empty_cache, memory_reserved}};
+/// # memory_reserved(0)?;
+/// drop(gpu.alloc_async(Bytes::mib(40))?);
+/// assert_eq!(memory_reserved(0)?, Bytes::mib(64)); // the pool took 2 times 32 MiB, and keeps them
+/// empty_cache()?;
+/// assert_eq!(memory_reserved(0)?, 0);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`memory_allocated`], and when the pool cannot be read. A device without pools is no error.
@@ -141,6 +162,13 @@ pub fn memory_stats(id: impl Into<Option<u32>>) -> Result<MemoryStats> {
 }
 
 /// [`memory_stats`] as a table with PyTorch's layout.
+///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// println!("{}", gpumem::torch::memory_summary(0)?);
+/// # assert!(gpumem::torch::memory_summary(0)?.to_string().contains("Cur Usage"));
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`memory_allocated`].

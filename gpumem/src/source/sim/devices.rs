@@ -89,6 +89,15 @@ impl SimDevices {
 impl SimGpu {
     /// Adds a simulated device with this much memory. The first one is device 0, unless `GPUMEM_SIM` has added some already.
     ///
+    /// ```
+    /// use gpumem::{Bytes, sim::SimGpu};
+    ///
+    /// SimGpu::install(Bytes::gib(16))?; // device 0
+    /// SimGpu::install(Bytes::gib(8))?; // device 1
+    /// assert_eq!(gpumem::gpu_mem_get(1).total, Bytes::gib(8));
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// If `GPUMEM_SIM` is set and is not valid, or if there are 512 devices already.
     pub fn install(total: Bytes) -> Result<Self> {
@@ -97,6 +106,15 @@ impl SimGpu {
     }
 
     /// The simulated devices of this process, by number.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// let gpus = gpumem::sim::SimGpu::all()?;
+    /// assert_eq!(gpus.len(), 2);
+    /// assert_eq!(gpus[1].ordinal(), 1);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     ///
     /// # Errors
     /// If `GPUMEM_SIM` is set and is not valid.

@@ -18,6 +18,16 @@ use crate::{
 /// A simulated device, which allocates memory from itself or from its stream-ordered pool.
 ///
 /// Cheap to clone; all clones are the same device. It exists until the process ends, as a real device does.
+///
+/// ```
+/// use gpumem::{Bytes, sim::SimGpu};
+///
+/// let gpu = SimGpu::install(Bytes::gib(16))?;
+/// let block = gpu.alloc(Bytes::gib(4))?;
+/// assert_eq!(gpumem::gpu_mem_get_free(), Bytes::gib(12));
+/// # drop(block);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct SimGpu {
     pub(super) ordinal: u32,
@@ -58,16 +68,43 @@ thread_local! {
 
 impl SimGpu {
     /// The device number.
+    ///
+    /// ```
+    /// # use gpumem::{Bytes, sim::SimGpu};
+    /// let first = SimGpu::install(Bytes::gib(16))?;
+    /// let second = SimGpu::install(Bytes::gib(16))?;
+    /// assert_eq!((first.ordinal(), second.ordinal()), (0, 1));
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }
 
     /// Makes this the current device of the calling thread, as `cudaSetDevice` does.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # let second = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// second.make_current();
+    /// let trace = gpumem::GpuMemTrace::new();
+    /// assert_eq!(trace.data().device, 1);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn make_current(&self) {
         CURRENT.set(self.ordinal);
     }
 
     /// Allocates memory, as `cuMemAlloc` does. Dropping the block frees it.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::Bytes;
+    /// let block = gpu.alloc(Bytes::mib(256))?;
+    /// let refused = gpu.alloc(Bytes::gib(16)).unwrap_err();
+    /// assert!(refused.is_out_of_memory());
+    /// drop(block); // frees it
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     ///
     /// # Errors
     /// If the device is full ([`Error::is_out_of_memory`]), or if `bytes` is 0.
@@ -78,6 +115,14 @@ impl SimGpu {
     /// Allocates memory from the stream-ordered pool, as `cuMemAllocAsync` does. The pool reserves memory on the device in steps of
     /// 32 MiB and keeps it until [`synchronize`](Self::synchronize).
     ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::{Bytes, gpu_mem_get_used};
+    /// drop(gpu.alloc_async(Bytes::mib(40))?);
+    /// assert_eq!(gpu_mem_get_used(), Bytes::mib(64)); // the pool keeps 2 times 32 MiB
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
     pub fn alloc_async(&self, bytes: Bytes) -> Result<SimBlock> {
@@ -85,6 +130,15 @@ impl SimGpu {
     }
 
     /// Releases the unused memory of the pool, as a synchronisation of the device does.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::{Bytes, gpu_mem_get_used};
+    /// drop(gpu.alloc_async(Bytes::mib(40))?);
+    /// gpu.synchronize();
+    /// assert_eq!(gpu_mem_get_used(), Bytes::ZERO);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn synchronize(&self) {
         if !process::is_forked() {
             self.state().memory.synchronize();
@@ -92,6 +146,15 @@ impl SimGpu {
     }
 
     /// From now on every reading fails (or no longer), as with a GPU that has fallen off the bus.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// let trace = gpumem::GpuMemTrace::builder().gauge(gpumem::Gauge::Sampled).start()?;
+    /// gpu.set_lost(true);
+    /// assert!(gpumem::try_gpu_mem_get(0).is_err());
+    /// assert!(trace.data().stale); // the figures are those of the last reading
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn set_lost(&self, lost: bool) {
         if !process::is_forked() {
             self.state().lost = lost;
@@ -174,6 +237,8 @@ impl fmt::Debug for SimGpu {
 }
 
 /// Memory of a simulated device. Dropping it frees the memory.
+///
+/// Example: see [`SimGpu::alloc`].
 #[must_use = "dropping it frees the memory at once"]
 pub struct SimBlock {
     gpu: SimGpu,
@@ -184,11 +249,29 @@ pub struct SimBlock {
 
 impl SimBlock {
     /// The size that was requested.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::Bytes;
+    /// let block = gpu.alloc(Bytes::new(1_000))?;
+    /// assert_eq!(block.bytes(), 1_000); // not the pages that the device takes for it
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn bytes(&self) -> Bytes {
         self.block.bytes
     }
 
     /// The address on the device.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::Bytes;
+    /// # let trace = gpumem::GpuMemTrace::new();
+    /// let block = gpu.alloc(Bytes::mib(1))?;
+    /// gpumem::tracker::label("weights", &[512, 512], "f32", block.address())?;
+    /// # drop(trace);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn address(&self) -> u64 {
         self.address
     }
