@@ -15,6 +15,15 @@ use std::{
 };
 
 /// `Result` with the crate's [`Error`].
+///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// fn free_memory() -> gpumem::Result<gpumem::Bytes> {
+///     Ok(gpumem::try_gpu_mem_get(0)?.free)
+/// }
+/// # assert_eq!(free_memory()?, gpumem::Bytes::gib(16));
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a question about GPU memory has no answer, or why an action failed.
@@ -24,6 +33,16 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// Programs branch on the predicates, not on the text. More than one may be true: a child of `fork` is
 /// [`is_forked`](Self::is_forked) and [`is_unavailable`](Self::is_unavailable).
+///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// match gpumem::try_gpu_mem_get(0) {
+///     Ok(memory) => println!("{memory}"),
+///     Err(error) if error.is_unavailable() => println!("no figures: {error}"), // go on without
+///     Err(error) => return Err(error),
+/// }
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 
@@ -97,6 +116,8 @@ impl Error {
 
     /// Nothing can be measured here: there is no driver or no device, or this build cannot reach one. Most programs continue
     /// without figures.
+    ///
+    /// Example: see [`Error`].
     pub fn is_unavailable(&self) -> bool {
         match &self.0.kind {
             Kind::NoLibrary { .. }
@@ -118,28 +139,38 @@ impl Error {
 
     /// A driver library, or a function in it, is missing: the NVIDIA driver or CUPTI is not installed, too old, or not visible in
     /// this container.
+    ///
+    /// Example: see [`Error`].
     pub fn is_missing_library(&self) -> bool {
         matches!(self.0.kind, Kind::NoLibrary { .. } | Kind::NoSymbol { .. })
             || self.any_cause(Self::is_missing_library)
     }
 
     /// This build of gpumem lacks a feature that the call needs.
+    ///
+    /// Example: see [`Error`].
     pub fn is_not_built(&self) -> bool {
         matches!(self.0.kind, Kind::NotBuilt { .. }) || self.any_cause(Self::is_not_built)
     }
 
     /// CUPTI was requested, but another tool holds its only subscription.
+    ///
+    /// Example: see [`Error`].
     pub fn is_busy(&self) -> bool {
         matches!(self.0.kind, Kind::Busy { .. }) || self.any_cause(Self::is_busy)
     }
 
     /// Allocations are already intercepted through another [`Source`](crate::model::Source) than the requested one. Leave the
     /// source out, or set it with `GPUMEM_SOURCE` before the program starts.
+    ///
+    /// Example: see [`Error`].
     pub fn is_other_source(&self) -> bool {
         matches!(self.0.kind, Kind::OtherSource { .. })
     }
 
     /// The requested gauge is not available: on this device, in this build, or with these settings.
+    ///
+    /// Example: see [`Error`].
     pub fn is_unavailable_gauge(&self) -> bool {
         matches!(self.0.kind, Kind::NoGauge { .. } | Kind::NoDispatch { .. } | Kind::NoSource { .. })
     }
@@ -151,11 +182,20 @@ impl Error {
     }
 
     /// The number names no device of this process.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// let error = gpumem::try_gpu_mem_get(99).unwrap_err();
+    /// assert!(error.is_unknown_device());
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn is_unknown_device(&self) -> bool {
         matches!(self.0.kind, Kind::NoDevice { .. })
     }
 
     /// The device fell off the bus, or needs a reset. Other devices may still work.
+    ///
+    /// Example: see [`Error`].
     pub fn is_lost_device(&self) -> bool {
         self.code().is_some_and(|(_, name)| {
             matches!(name, "NVML_ERROR_GPU_IS_LOST" | "NVML_ERROR_RESET_REQUIRED" | "CUDA_ERROR_DEVICE_UNAVAILABLE")
@@ -164,16 +204,22 @@ impl Error {
 
     /// The figure can only be read after this process has created a CUDA context, which takes memory.
     /// `gpumem::preload` creates it.
+    ///
+    /// Example: see [`Error`].
     pub fn needs_context(&self) -> bool {
         matches!(self.0.kind, Kind::NoContext { .. })
     }
 
     /// The driver does not allow this user to access the device.
+    ///
+    /// Example: see [`Error`].
     pub fn is_permission_denied(&self) -> bool {
         self.code().is_some_and(|(_, name)| matches!(name, "NVML_ERROR_NO_PERMISSION" | "CUDA_ERROR_NOT_PERMITTED"))
     }
 
     /// A CUDA stream is being captured, and the call would break the capture. Try again after it.
+    ///
+    /// Example: see [`Error`].
     pub fn is_capturing(&self) -> bool {
         self.code().is_some_and(|(_, name)| {
             matches!(name, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" | "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT")
@@ -181,16 +227,27 @@ impl Error {
     }
 
     /// A setting (an environment variable, an argument) has a value that cannot be used.
+    ///
+    /// Example: see [`Error`].
     pub fn is_invalid_setting(&self) -> bool {
         matches!(self.0.kind, Kind::BadSetting { .. })
     }
 
     /// The file of a baseline cannot be read, understood or written.
+    ///
+    /// Example: see [`Error`].
     pub fn is_invalid_baseline(&self) -> bool {
         matches!(self.0.kind, Kind::BadBaseline { .. })
     }
 
     /// An allocation failed, because the device has not enough free memory.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// let error = gpu.alloc(gpumem::Bytes::gib(17)).unwrap_err(); // of 16 GiB
+    /// assert!(error.is_out_of_memory());
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn is_out_of_memory(&self) -> bool {
         match &self.0.kind {
             Kind::Call { name, .. } => name == "CUDA_ERROR_OUT_OF_MEMORY",
@@ -200,21 +257,44 @@ impl Error {
     }
 
     /// This process is the child of a `fork` of a process that used gpumem. CUDA does not work in it.
+    ///
+    /// Example: see [`Error`].
     pub fn is_forked(&self) -> bool {
         matches!(self.0.kind, Kind::Forked) || self.any_cause(Self::is_forked)
     }
 
     /// No known block begins at the address.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// let error = gpumem::tracker::label("weights", &[9], "f32", 0x1234).unwrap_err();
+    /// assert!(error.is_unknown_block());
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn is_unknown_block(&self) -> bool {
         matches!(self.0.kind, Kind::UnknownBlock { .. })
     }
 
     /// There was no answer in time. A later question may have one.
+    ///
+    /// Example: see [`Error`].
     pub fn is_timeout(&self) -> bool {
         matches!(self.0.kind, Kind::NoAnswer { .. })
     }
 
     /// The driver's own error number and name, such as `(15, "NVML_ERROR_GPU_IS_LOST")`.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// if let Err(error) = gpumem::try_gpu_mem_get(0) {
+    ///     match error.code() {
+    ///         Some((number, name)) => eprintln!("the driver says {name} ({number})"),
+    ///         None => eprintln!("{error}"), // not an error of the driver
+    ///     }
+    /// }
+    /// # assert_eq!(gpumem::try_gpu_mem_get(99).unwrap_err().code(), None);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn code(&self) -> Option<(u32, &str)> {
         match &self.0.kind {
             Kind::Call { code, name, .. } => Some((*code, name)),

@@ -16,6 +16,14 @@ use crate::report::Output;
 /// it from outside, `gpumem::sink::set_sink` from inside.
 ///
 /// As [`FromStr`] it is read as that variable is.
+///
+/// ```
+/// use gpumem::sink::{Sink, set_sink};
+///
+/// set_sink(Sink::File("gpu-memory.log".into()));
+/// # set_sink(Sink::Off);
+/// assert_eq!("file:gpu-memory.log".parse::<Sink>().unwrap().to_string(), "file:gpu-memory.log"); // as in GPUMEM_REPORT
+/// ```
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum Sink {
@@ -96,6 +104,11 @@ impl fmt::Debug for Sink {
 }
 
 /// A text that names no [`Sink`].
+///
+/// ```
+/// let error = "printer".parse::<gpumem::sink::Sink>().unwrap_err();
+/// assert!(error.to_string().starts_with("`printer` is not one of stdout, stderr"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseSinkError(String);
 

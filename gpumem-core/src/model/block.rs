@@ -5,6 +5,13 @@ use std::fmt;
 use super::{Bytes, Device, Family, StackId};
 
 /// The kind of memory of a block.
+///
+/// ```
+/// use gpumem::report::MemKind;
+///
+/// assert_eq!(MemKind::PinnedHost.to_string(), "pinned host");
+/// assert!(!MemKind::PinnedHost.is_on_device());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -28,6 +35,10 @@ impl MemKind {
     pub const ALL: [Self; 6] = [Self::Device, Self::Pool, Self::Managed, Self::PinnedHost, Self::Vmm, Self::Graph];
 
     /// The name in reports and in JSON, such as `pinned host`.
+    ///
+    /// ```
+    /// assert_eq!(gpumem::report::MemKind::Vmm.name(), "vmm");
+    /// ```
     pub const fn name(self) -> &'static str {
         match self {
             Self::Device => "device",
@@ -41,12 +52,23 @@ impl MemKind {
 
     /// Whether it is certainly in the device's memory. Traces count only such memory: managed memory may have moved to the
     /// host, and pinned memory is on the host.
+    ///
+    /// ```
+    /// use gpumem::report::MemKind;
+    ///
+    /// assert!(MemKind::Pool.is_on_device());
+    /// assert!(!MemKind::Managed.is_on_device()); // it may be on the host
+    /// ```
     pub const fn is_on_device(self) -> bool {
         matches!(self, Self::Device | Self::Pool | Self::Vmm | Self::Graph)
     }
 
     /// The clock is read for each allocation of this kind. Allocations from a pool are cheaper than a reading of the clock;
     /// the others cost more.
+    ///
+    /// ```
+    /// assert!(!gpumem::report::MemKind::Pool.needs_time());
+    /// ```
     #[inline]
     #[doc(hidden)]
     pub const fn needs_time(self) -> bool {

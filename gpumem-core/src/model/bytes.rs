@@ -24,14 +24,24 @@ pub struct Bytes(u64);
 
 impl Bytes {
     /// No bytes.
+    ///
+    /// ```
+    /// assert_eq!(gpumem::Bytes::ZERO.get(), 0);
+    /// ```
     pub const ZERO: Self = Self(0);
 
     /// An amount in bytes.
+    ///
+    /// Example: see [`Bytes`].
     pub const fn new(bytes: u64) -> Self {
         Self(bytes)
     }
 
     /// An amount in KiB (2^10 bytes).
+    ///
+    /// ```
+    /// assert_eq!(gpumem::Bytes::kib(2).get(), 2 * (1 << 10));
+    /// ```
     ///
     /// # Panics
     /// If the result is 2^64 bytes or more, in every build.
@@ -41,6 +51,10 @@ impl Bytes {
 
     /// An amount in MiB (2^20 bytes).
     ///
+    /// ```
+    /// assert_eq!(gpumem::Bytes::mib(2).get(), 2 * (1 << 20));
+    /// ```
+    ///
     /// # Panics
     /// If the result is 2^64 bytes or more, in every build.
     pub const fn mib(mib: u64) -> Self {
@@ -48,6 +62,10 @@ impl Bytes {
     }
 
     /// An amount in GiB (2^30 bytes).
+    ///
+    /// ```
+    /// assert_eq!(gpumem::Bytes::gib(2).get(), 2 * (1 << 30));
+    /// ```
     ///
     /// # Panics
     /// If the result is 2^64 bytes or more, in every build.
@@ -63,16 +81,31 @@ impl Bytes {
     }
 
     /// The exact number of bytes.
+    ///
+    /// ```
+    /// assert_eq!(gpumem::Bytes::kib(1).get(), 1024);
+    /// ```
     pub const fn get(self) -> u64 {
         self.0
     }
 
     /// Whole MiB, rounded down. fastai calls this MB.
+    ///
+    /// ```
+    /// assert_eq!(gpumem::Bytes::new(3 * 1024 * 1024 - 1).mb(), 2);
+    /// ```
     pub const fn mb(self) -> u64 {
         self.0 / MIB
     }
 
     /// This amount minus `other`, or `None` if `other` is larger.
+    ///
+    /// ```
+    /// use gpumem::Bytes;
+    ///
+    /// assert_eq!(Bytes::mib(3).checked_sub(Bytes::mib(1)), Some(Bytes::mib(2)));
+    /// assert_eq!(Bytes::mib(1).checked_sub(Bytes::mib(3)), None);
+    /// ```
     pub const fn checked_sub(self, other: Self) -> Option<Self> {
         match self.0.checked_sub(other.0) {
             Some(bytes) => Some(Self(bytes)),
@@ -94,19 +127,33 @@ pub struct ByteDelta(i64);
 
 impl ByteDelta {
     /// No difference.
+    ///
+    /// ```
+    /// assert_eq!(gpumem::ByteDelta::ZERO.get(), 0);
+    /// ```
     pub const ZERO: Self = Self(0);
 
     /// A difference in bytes.
+    ///
+    /// Example: see [`ByteDelta`].
     pub const fn new(bytes: i64) -> Self {
         Self(bytes)
     }
 
     /// The exact number of bytes.
+    ///
+    /// ```
+    /// assert_eq!(gpumem::ByteDelta::new(-5).get(), -5);
+    /// ```
     pub const fn get(self) -> i64 {
         self.0
     }
 
     /// Whole MiB, rounded towards zero like Python's `int()`. fastai calls this MB.
+    ///
+    /// ```
+    /// assert_eq!(gpumem::ByteDelta::new(-3 * 1024 * 1024 + 1).mb(), -2);
+    /// ```
     pub const fn mb(self) -> i64 {
         self.0 / MIB.cast_signed()
     }
@@ -226,6 +273,11 @@ impl fmt::Debug for ByteDelta {
 }
 
 /// The error of a text that is not an amount of memory.
+///
+/// ```
+/// let error = "16 apples".parse::<gpumem::Bytes>().unwrap_err();
+/// assert!(error.to_string().starts_with("`16 apples` is not an amount of memory"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseBytesError(String);
 

@@ -1,6 +1,13 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 /// How far the numbers of a trace can be trusted.
+///
+/// ```
+/// use gpumem::Gauge;
+///
+/// assert_eq!("sampled".parse(), Ok(Gauge::Sampled));
+/// assert_eq!(Gauge::Exact.to_string(), "exact");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -27,6 +34,10 @@ pub enum Gauge {
 
 impl Gauge {
     /// The name in JSON, in `GPUMEM_GAUGE` and in `#[gpu_mem_trace(gauge = "…")]`.
+    ///
+    /// ```
+    /// assert_eq!(gpumem::Gauge::Sampled.name(), "sampled");
+    /// ```
     pub const fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
@@ -44,6 +55,11 @@ impl fmt::Display for Gauge {
 }
 
 /// The error of a text that is not the name of a [`Gauge`].
+///
+/// ```
+/// let error = "fast".parse::<gpumem::Gauge>().unwrap_err();
+/// assert!(error.to_string().starts_with("`fast` is not a gauge"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseGaugeError(String);
 
@@ -67,6 +83,16 @@ impl FromStr for Gauge {
 }
 
 /// How often a trace with [`Gauge::Sampled`] was sampled.
+///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # use gpumem::{Gauge, GpuMemTrace};
+/// let trace = GpuMemTrace::builder().gauge(Gauge::Sampled).start()?;
+/// let sampling = trace.data().sampling.unwrap();
+/// println!("{} readings, {:?} apart at most", sampling.readings, sampling.longest_gap);
+/// # assert!(sampling.readings > 0);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -7,9 +7,12 @@ use super::Bytes;
 /// `Display` prints fastai's line, in whole MiB:
 ///
 /// ```
-/// use gpumem::{Bytes, GpuMemory};
-/// let memory = GpuMemory { total: Bytes::mib(4096), free: Bytes::mib(3934), used: Bytes::mib(161), reserved: None };
-/// assert_eq!(memory.to_string(), "GPUMemory(total=4096, free=3934, used=161)");
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::mib(4096))?;
+/// # let block = gpu.alloc(gpumem::Bytes::mib(160))?;
+/// let memory = gpumem::gpu_mem_get(0);
+/// assert_eq!(memory.to_string(), "GPUMemory(total=4096, free=3936, used=160)");
+/// # drop(block);
+/// # Ok::<(), gpumem::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

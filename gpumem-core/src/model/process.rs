@@ -3,6 +3,8 @@ use std::fmt;
 use super::Bytes;
 
 /// A process that uses a device, as the driver reports it.
+///
+/// Example: see `gpumem::torch::list_gpu_processes`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -26,6 +28,10 @@ impl GpuProcess {
 }
 
 /// What a process uses a device for. `Display` is the letter that `nvidia-smi` shows.
+///
+/// ```
+/// assert_eq!(gpumem::report::ProcessKind::Compute.to_string(), "C");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]

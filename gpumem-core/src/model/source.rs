@@ -1,6 +1,15 @@
 use std::{fmt, str::FromStr};
 
 /// What measures the numbers of a trace.
+///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # use gpumem::intercept::Source;
+/// let trace = gpumem::GpuMemTrace::new();
+/// assert_eq!(trace.data().source, Source::Simulation); // with a GPU: Source::Dispatch
+/// assert_eq!("cupti".parse(), Ok(Source::Cupti)); // as in GPUMEM_SOURCE
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -22,6 +31,10 @@ pub enum Source {
 
 impl Source {
     /// The name in JSON. For the first two also the name in `GPUMEM_SOURCE`.
+    ///
+    /// ```
+    /// assert_eq!(gpumem::intercept::Source::Dispatch.name(), "dispatch");
+    /// ```
     pub const fn name(self) -> &'static str {
         match self {
             Self::Dispatch => "dispatch",
@@ -41,6 +54,11 @@ impl fmt::Display for Source {
 }
 
 /// The error of a text that is not the name of a [`Source`] that can be chosen.
+///
+/// ```
+/// let error = "strace".parse::<gpumem::intercept::Source>().unwrap_err();
+/// assert!(error.to_string().starts_with("`strace` is not a source"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseSourceError(String);
 

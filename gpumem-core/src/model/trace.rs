@@ -5,6 +5,18 @@ use super::{ByteDelta, Bytes, Gauge, Sampling, Source};
 /// S is the memory in use at the start (or at the last reset), E at the reading, and P the most in between, S and E
 /// included. Then `used = E − S` and `peaked = P − max(S, E)`. So `peaked` is the memory that was needed for some time in
 /// addition to the larger of S and E. It is never negative, and `P − S = max(used, 0) + peaked`.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # use gpumem::{Bytes, GpuMemTrace};
+/// let trace = GpuMemTrace::new();
+/// let kept = gpu.alloc(Bytes::mib(20))?;
+/// drop(gpu.alloc(Bytes::mib(100))?);
+/// assert_eq!(trace.data().used.mb(), 20); // more in use than at the start
+/// assert_eq!(trace.data().peaked.mb(), 100); // needed for some time, on top of these 20
+/// # drop(kept);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -42,11 +54,33 @@ pub struct Trace {
 
 impl Trace {
     /// `P − S`: how far the peak was above the memory in use at the start.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::{Bytes, GpuMemTrace};
+    /// # let trace = GpuMemTrace::new();
+    /// let kept = gpu.alloc(Bytes::mib(20))?;
+    /// drop(gpu.alloc(Bytes::mib(100))?);
+    /// assert_eq!(trace.data().peak_over_start().mb(), 120);
+    /// # drop(kept);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn peak_over_start(&self) -> Bytes {
         Bytes::new(self.used.get().max(0).unsigned_abs()) + self.peaked
     }
 
     /// The numbers are valid: the gauge is not `Off`, and the readings succeeded.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # let trace = gpumem::GpuMemTrace::new();
+    /// let data = trace.data();
+    /// if !data.is_measured() {
+    ///     println!("the numbers mean nothing: gauge {}", data.gauge);
+    /// }
+    /// # assert!(data.is_measured());
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn is_measured(&self) -> bool {
         self.gauge != Gauge::Off && !self.stale
     }

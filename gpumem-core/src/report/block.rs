@@ -5,6 +5,8 @@ use std::time::Duration;
 use crate::model::{Bytes, MemKind};
 
 /// An allocation that is still there, and where it comes from.
+///
+/// Example: see `gpumem::GpuMemTrace::live`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -53,6 +55,8 @@ pub fn place_in_words(line: Option<&str>, scope_place: Option<&str>) -> Option<S
 
 impl LiveBlock {
     /// Where it was asked for: the line, else where its scope was opened.
+    ///
+    /// Example: see `gpumem::GpuMemTrace::live`.
     pub fn place(&self) -> Option<&str> {
         self.line.as_deref().or(self.scope_place.as_deref())
     }

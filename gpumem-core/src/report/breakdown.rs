@@ -8,6 +8,8 @@ use crate::model::{Bytes, GpuMemory, GpuProcess, PoolUsage};
 ///
 /// The parts add up to what the driver reports as used, always: what cannot be told apart is a part, and named so.
 /// `Display` is a table of at most 80 columns.
+///
+/// Example: see `gpumem::breakdown`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -25,6 +27,19 @@ pub struct Breakdown {
 }
 
 /// A part of a device's used memory.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # let trace = gpumem::GpuMemTrace::builder().silent(true).start()?;
+/// # drop(trace);
+/// let block = gpu.alloc(gpumem::Bytes::mib(256))?;
+/// for part in gpumem::breakdown(0)?.parts {
+///     println!("{} {}", part.bytes, part.name); // 256 MiB outside of all scopes
+/// }
+/// # assert_eq!(gpumem::breakdown(0)?.parts[0].name, "outside of all scopes");
+/// # drop(block);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -42,6 +57,16 @@ pub struct Part {
 }
 
 /// A sort of part of a device's used memory.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # use gpumem::{Bytes, report::PartKind};
+/// drop(gpu.alloc_async(Bytes::mib(64))?);
+/// let parts = gpumem::breakdown(0)?.parts;
+/// let cache = parts.iter().find(|part| part.kind == PartKind::PoolCache).unwrap();
+/// assert_eq!(cache.bytes, Bytes::mib(64));
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -149,6 +174,16 @@ impl Breakdown {
     }
 
     /// What trimming the pool would give back.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::Bytes;
+    /// drop(gpu.alloc_async(Bytes::mib(64))?);
+    /// assert_eq!(gpumem::breakdown(0)?.trimmable(), Bytes::mib(64));
+    /// gpumem::torch::empty_cache()?;
+    /// assert_eq!(gpumem::breakdown(0)?.trimmable(), Bytes::ZERO);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn trimmable(&self) -> Bytes {
         self.parts.iter().filter(|part| part.kind == PartKind::PoolCache).map(|part| part.bytes).sum()
     }

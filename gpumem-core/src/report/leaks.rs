@@ -6,6 +6,8 @@ use crate::model::Bytes;
 /// Blocks that are still there when nothing should be.
 ///
 /// `Display` is a table of at most 80 columns.
+///
+/// Example: see `gpumem::sink::Content`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -5,6 +5,14 @@ use std::{borrow::Cow, fmt, panic::Location};
 use crate::model::{ByteDelta, Trace};
 
 /// A line in the source of the program.
+///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// let at = gpumem::tracker::MemTracker::new().track().at;
+/// println!("{at}"); // src/main.rs:5
+/// assert_eq!(at.line(), line!() - 2);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SourceLine {
@@ -33,16 +41,22 @@ impl SourceLine {
     }
 
     /// The file, as the compiler names it.
+    ///
+    /// Example: see [`SourceLine`].
     pub fn file(&self) -> &str {
         &self.file
     }
 
     /// The line, from 1 on.
+    ///
+    /// Example: see [`SourceLine`].
     pub fn line(&self) -> u32 {
         self.line
     }
 
     /// The column, from 1 on.
+    ///
+    /// Example: see [`SourceLine`].
     pub fn column(&self) -> u32 {
         self.column
     }
@@ -62,6 +76,23 @@ impl fmt::Display for SourceLine {
 }
 
 /// What one statement of a function under `#[gpu_mem_trace(lines)]` came to.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # use gpumem::{Bytes, gpu_mem_trace, sim::{SimBlock, SimGpu}, sink::{Sink, set_sink}};
+/// # let (send, outputs) = std::sync::mpsc::channel();
+/// # set_sink(Sink::custom(move |output| _ = send.send(output.clone())));
+/// #[gpu_mem_trace(lines)]
+/// fn load(gpu: &SimGpu) -> gpumem::Result<SimBlock> {
+///     let weights = gpu.alloc(Bytes::mib(20))?;
+///     Ok(weights)
+/// }
+/// load(&gpu)?;
+/// let report = outputs.try_iter().find_map(|output| output.report().cloned()).unwrap();
+/// assert_eq!(report.lines[0].source, "let weights = gpu.alloc(Bytes::mib(20))?;");
+/// assert_eq!(report.lines[0].trace.used.mb(), 20);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

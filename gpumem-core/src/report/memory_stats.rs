@@ -5,6 +5,8 @@ use std::{fmt, time::Duration};
 use crate::model::{Bytes, PoolUsage};
 
 /// A figure that goes up and down: bytes, or a number of blocks.
+///
+/// Example: see `gpumem::torch::memory_stats`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -20,6 +22,8 @@ pub struct Tally<T> {
 }
 
 /// What was allocated of one kind of memory, to the byte as it was asked for.
+///
+/// Example: see `gpumem::torch::memory_stats`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -31,6 +35,8 @@ pub struct AllocStats {
 }
 
 /// [`AllocStats`] of each kind of memory.
+///
+/// Example: see `gpumem::torch::memory_stats`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -52,6 +58,8 @@ pub struct KindStats {
 /// What this process allocated on one device: the answer of `gpumem::torch::memory_stats`.
 ///
 /// `Display` has PyTorch's names, one a line: `allocated_bytes.all.current: 335544320`.
+///
+/// Example: see `gpumem::torch::memory_stats`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -95,6 +103,15 @@ impl MemoryStats {
 }
 
 /// What the driver took from the device for this process's allocations, in use or kept for later.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # gpumem::torch::memory_allocated(0)?;
+/// drop(gpu.alloc_async(gpumem::Bytes::mib(40))?);
+/// let reserved = gpumem::torch::memory_stats(0)?.reserved.unwrap();
+/// assert_eq!(reserved.current.mb(), 64); // the pool takes 32 MiB at a time, and keeps them
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -124,6 +141,8 @@ impl ReservedStats {
 /// of them together. Both are equal where only one part was there, and the peak is then known.
 ///
 /// `Display` is `320 MiB`, or `256 MiB to 320 MiB`.
+///
+/// Example: see `gpumem::torch::max_memory_reserved`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -136,6 +155,8 @@ pub struct PeakBounds {
 
 impl PeakBounds {
     /// The peak, where both bounds agree on it.
+    ///
+    /// Example: see `gpumem::torch::max_memory_reserved`.
     pub fn exact(&self) -> Option<Bytes> {
         (self.at_least == self.at_most).then_some(self.at_most)
     }
@@ -153,6 +174,8 @@ impl fmt::Display for PeakBounds {
 /// A table for people: the answer of `gpumem::torch::memory_summary`.
 ///
 /// `Display` is laid out as PyTorch's, within 80 columns.
+///
+/// Example: see `gpumem::torch::memory_summary`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

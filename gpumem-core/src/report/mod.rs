@@ -39,6 +39,8 @@ use crate::model::Trace;
 /// One reading of a trace, and the words it was reported with.
 ///
 /// `Display` is fastai's line, without the line break.
+///
+/// Example: see `gpumem::sink::Output::report`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

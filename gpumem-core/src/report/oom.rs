@@ -14,6 +14,8 @@ const MOST: usize = 10;
 /// An allocation that was refused for want of memory, and who holds the memory: what `gpumem::oom::on_oom` is told.
 ///
 /// `Display` is the report that goes to stderr.
+///
+/// Example: see `gpumem::oom::on_oom`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OutOfMemory {
@@ -38,6 +40,8 @@ pub struct OutOfMemory {
 }
 
 /// A place, in the code or among the scopes, and what of it is live.
+///
+/// Example: see `gpumem::oom::on_oom`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -5,6 +5,18 @@ use std::{borrow::Cow, time::SystemTime};
 use super::{Leaks, OutOfMemory, PeakHolders, Report, SourceLine, Tracked};
 
 /// One thing that gpumem prints: what it is, and when, where and by whom it was made. A closure that is set as the sink gets it.
+///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # use gpumem::{GpuMemTrace, sink::{Sink, set_sink}};
+/// let (send, outputs) = std::sync::mpsc::channel();
+/// set_sink(Sink::custom(move |output| _ = send.send(output.clone())));
+/// GpuMemTrace::with_ctx("epoch").report();
+/// for output in outputs.try_iter() {
+///     println!("{:?} {}: {}", output.time, output.level.name(), output.content.name());
+/// }
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Output {
@@ -30,6 +42,12 @@ pub struct Output {
 }
 
 /// How urgent an [`Output`] is.
+///
+/// ```
+/// use gpumem::sink::Level;
+///
+/// assert!(Level::Error > Level::Warning && Level::Warning > Level::Info);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Level {
@@ -43,6 +61,10 @@ pub enum Level {
 
 impl Level {
     /// The name in JSON.
+    ///
+    /// ```
+    /// assert_eq!(gpumem::sink::Level::Warning.name(), "warning");
+    /// ```
     pub const fn name(self) -> &'static str {
         match self {
             Self::Info => "info",
@@ -53,6 +75,17 @@ impl Level {
 }
 
 /// What an [`Output`] is.
+///
+/// ```
+/// use gpumem::sink::{Content, Sink, set_sink};
+///
+/// set_sink(Sink::custom(|output| match &output.content {
+///     Content::Trace(report) => println!("{report}"),
+///     Content::Leaks(leaks) => eprintln!("{} were not freed", leaks.bytes),
+///     Content::Peaks(peaks) => peaks.devices.iter().for_each(|peak| eprintln!("peak: {}", peak.bytes)),
+///     other => eprintln!("{}", other.name()),
+/// }));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Content {
@@ -74,6 +107,10 @@ pub enum Content {
 
 impl Content {
     /// The name in JSON: `type`.
+    ///
+    /// ```
+    /// assert_eq!(gpumem::sink::Content::Notice("no GPU".to_owned()).name(), "notice");
+    /// ```
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Trace(_) => "trace",
@@ -87,6 +124,12 @@ impl Content {
     }
 
     /// How urgent it is.
+    ///
+    /// ```
+    /// use gpumem::sink::{Content, Level};
+    ///
+    /// assert_eq!(Content::Notice("no GPU".to_owned()).level(), Level::Warning);
+    /// ```
     pub const fn level(&self) -> Level {
         match self {
             Self::Trace(_) | Self::Tracked(_) | Self::Peaks(_) => Level::Info,
@@ -122,6 +165,17 @@ impl Output {
     }
 
     /// The report of a trace, if it is one.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::{GpuMemTrace, sink::{Sink, set_sink}};
+    /// # let (send, outputs) = std::sync::mpsc::channel();
+    /// # set_sink(Sink::custom(move |output| _ = send.send(output.clone())));
+    /// GpuMemTrace::with_ctx("epoch").report();
+    /// let report = outputs.try_iter().find_map(|output| output.report().cloned()).unwrap();
+    /// assert_eq!(report.ctx.as_deref(), Some("epoch"));
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn report(&self) -> Option<&Report> {
         if let Content::Trace(report) = &self.content { Some(report) } else { None }
     }
@@ -130,6 +184,8 @@ impl Output {
 /// Which allocations made the peak of each device.
 ///
 /// `Display` is a table of at most 80 columns for each device.
+///
+/// Example: see [`Content`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -8,6 +8,8 @@ use crate::model::{ByteDelta, Bytes};
 /// Which allocations made a peak: the answer of `gpumem::GpuMemTrace::peak_holders`.
 ///
 /// `Display` is a table of at most 80 columns that adds up to the peak.
+///
+/// Example: see `gpumem::GpuMemTrace::peak_holders`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -30,6 +32,8 @@ pub struct PeakHolders {
 }
 
 /// What was in use at a peak of the allocations of one scope and line.
+///
+/// Example: see `gpumem::GpuMemTrace::peak_holders`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

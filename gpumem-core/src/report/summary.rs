@@ -7,6 +7,8 @@ use crate::model::Bytes;
 /// What each path of nested scopes holds, and held at most: the answer of `gpumem::summary`.
 ///
 /// `Display` is a tree of at most 80 columns, the highest peaks first.
+///
+/// Example: see `gpumem::summary`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -24,6 +26,8 @@ pub struct Summary {
 }
 
 /// What one path of nested scopes came to, over all times that it was open.
+///
+/// Example: see `gpumem::summary`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -13,6 +13,8 @@ use crate::model::{ByteDelta, Bytes, Device, Family, Label, MemKind, ShortNames}
 /// What `gpumem::tracker::MemTracker::track` saw.
 ///
 /// `Display` is the text that it prints, of at most 80 columns unless a single name is longer.
+///
+/// Example: see `gpumem::tracker::MemTracker::track`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -41,6 +43,17 @@ pub struct Tracked {
 }
 
 /// Blocks of one sort that there are more or less of.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # use gpumem::Bytes;
+/// # let mut tracker = gpumem::tracker::MemTracker::new();
+/// let blocks = [gpu.alloc(Bytes::mib(9))?, gpu.alloc(Bytes::mib(9))?];
+/// let changes = tracker.track().changes.unwrap();
+/// assert_eq!((changes[0].count, changes[0].each), (2, Bytes::mib(9)));
+/// # drop(blocks);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -70,6 +83,18 @@ pub struct Change {
 
 impl Change {
     /// How much more or less that is.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::Bytes;
+    /// # let mut tracker = gpumem::tracker::MemTracker::new();
+    /// let block = gpu.alloc(Bytes::mib(9))?;
+    /// tracker.track();
+    /// drop(block);
+    /// let changes = tracker.track().changes.unwrap();
+    /// assert_eq!(changes[0].total().mb(), -9);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn total(&self) -> ByteDelta {
         ByteDelta::new(self.count.saturating_mul(self.each.get().try_into().unwrap_or(i64::MAX)))
     }

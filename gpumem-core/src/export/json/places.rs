@@ -52,6 +52,14 @@ object! {
 impl Summary {
     /// As a JSON object on one line: `{"scopes":[{"path":["train","forward"], …`, in exact bytes. The whole process is the
     /// one with an empty path.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # let trace = gpumem::GpuMemTrace::new();
+    /// let json = gpumem::summary().to_json();
+    /// assert!(json.starts_with(r#"{"scopes":["#));
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     #[must_use]
     pub fn to_json(&self) -> String {
         let scopes = self.scopes.iter().map(|scope: &ScopeSummary| ScopeObject {
@@ -80,6 +88,13 @@ impl Summary {
 
 impl Breakdown {
     /// As a JSON object on one line: `{"device":0, …, "parts":[{"kind":"scope", …`, in exact bytes.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// let json = gpumem::breakdown(0)?.to_json();
+    /// assert!(json.starts_with(r#"{"device":0,"#));
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     #[must_use]
     pub fn to_json(&self) -> String {
         serde_json::to_string(&BreakdownObject::new(self)).unwrap_or_default()

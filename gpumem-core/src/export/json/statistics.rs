@@ -75,6 +75,13 @@ impl TallyLine {
 impl MemoryStats {
     /// As a JSON object on one line, nested as PyTorch's `memory_stats_as_nested_dict`:
     /// `{"device":0, …, "allocated_bytes":{"all":{"current":335544320, …`. What could not be read is `null`.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// let json = gpumem::torch::memory_stats(0)?.to_json();
+    /// assert!(json.starts_with(r#"{"device":0,"#));
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     #[must_use]
     pub fn to_json(&self) -> String {
         let MemoryStats { device, simulated, since, untracked, lost, .. } = *self;
@@ -119,6 +126,18 @@ object! {
 
 impl LiveBlock {
     /// As a JSON object on one line.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # gpumem::torch::memory_allocated(0)?;
+    /// # let block = gpu.alloc(gpumem::Bytes::mib(1))?;
+    /// for block in gpumem::torch::memory_snapshot()? {
+    ///     println!("{}", block.to_json());
+    /// }
+    /// # assert!(gpumem::torch::memory_snapshot()?[0].to_json().contains("\"bytes\":1048576"));
+    /// # drop(block);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     #[must_use]
     pub fn to_json(&self) -> String {
         let line = BlockLine {
