@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use gpumem_core::model::Bytes;
+
 use crate::shape::Shape;
 
 /// Why there is no estimate.
@@ -26,6 +28,11 @@ pub(crate) enum Kind {
     },
     /// A layer has sizes that make no sense.
     Invalid(String),
+    /// The allocator has no more memory.
+    OutOfMemory {
+        requested: u64,
+        in_use: u64,
+    },
     /// A size does not fit into 64 bits.
     TooLarge,
     UnknownDtype(String),
@@ -43,6 +50,11 @@ impl Error {
     /// The path of the layer, such as `features.3`; empty if the error belongs to no layer.
     pub fn layer(&self) -> &str {
         &self.layer
+    }
+
+    /// The step needs more memory than its limit.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self.kind, Kind::OutOfMemory { .. } | Kind::TooLarge)
     }
 
     pub(crate) fn is_recomputed_all(&self) -> bool {
@@ -72,6 +84,10 @@ impl fmt::Display for Error {
                 write!(f, "{operation} does not work with the shapes {first} and {second}")
             }
             Kind::Invalid(what) | Kind::Syntax(what) => f.write_str(what),
+            Kind::OutOfMemory { requested, in_use } => {
+                let (requested, in_use) = (Bytes::new(*requested), Bytes::new(*in_use));
+                write!(f, "out of memory: {requested} are requested and {in_use} in use")
+            }
             Kind::TooLarge => f.write_str("the sizes are too large: the sum does not fit into 62 bits"),
             Kind::RecomputedAll => f.write_str("a checkpointed block has recomputed all that it saved"),
             Kind::UnknownDtype(name) => write!(f, "`{name}` is no type of elements"),

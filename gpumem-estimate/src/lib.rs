@@ -45,5 +45,5 @@ pub use self::{
     model::{Input, Loss, Model},
     shape::Shape,
     size::{LayerSize, ModelSize},
-    step::Step,
+    step::{Step, largest},
 };

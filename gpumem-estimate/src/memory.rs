@@ -35,6 +35,8 @@ struct State {
     /// The number of the newest event.
     number: u64,
     in_use: u64,
+    /// The most that the allocator may have.
+    limit: u64,
     open: Vec<OpenScope>,
     scopes: u64,
     /// The names of scopes. The first ones are the ledger's own.
@@ -76,9 +78,10 @@ impl Drop for Storage {
 }
 
 impl Memory {
-    pub(crate) fn new(kind: AllocatorKind) -> Self {
+    pub(crate) fn new(kind: AllocatorKind, limit: u64) -> Self {
         Self(RefCell::new(State {
-            allocator: Allocator::new(kind),
+            allocator: Allocator::new(kind, limit.min(MOST)),
+            limit,
             inbox: Inbox::new(),
             number: 0,
             in_use: 0,
@@ -97,14 +100,16 @@ impl Memory {
     }
 
     fn place(&self, bytes: u64, class: Class) -> Result<u64, Error> {
-        let too_large = || Error::in_layer(self.path(), Kind::TooLarge);
         let mut state = self.0.borrow_mut();
         let class = state.class.unwrap_or(class);
         let placement = state.allocator.alloc(bytes);
         let in_use = placement.and_then(|placement| state.in_use.checked_add(placement.bytes));
         let (Some(placement), Some(in_use @ ..MOST)) = (placement, in_use) else {
+            let has_limit = state.limit < MOST && bytes < MOST;
+            let kind =
+                if has_limit { Kind::OutOfMemory { requested: bytes, in_use: state.in_use } } else { Kind::TooLarge };
             drop(state);
-            return Err(too_large());
+            return Err(Error::in_layer(self.path(), kind));
         };
         state.in_use = in_use;
         state.record(&alloc(key(placement.address), bytes, class));
@@ -288,7 +293,7 @@ mod tests {
 
     #[test]
     fn the_peak_has_paths_and_classes() {
-        let memory = Rc::new(Memory::new(AllocatorKind::PyTorch));
+        let memory = Rc::new(Memory::new(AllocatorKind::PyTorch, u64::MAX));
         memory.open("forward");
         memory.open("conv");
         let weights = memory.alloc(1000, Class::Weights).unwrap();
@@ -308,7 +313,7 @@ mod tests {
 
     #[test]
     fn scopes_move_by_the_shortest_way() {
-        let memory = Rc::new(Memory::new(AllocatorKind::Exact));
+        let memory = Rc::new(Memory::new(AllocatorKind::Exact, u64::MAX));
         memory.open("forward");
         memory.open("a");
         memory.open("b");
@@ -323,7 +328,7 @@ mod tests {
 
     #[test]
     fn sums_beyond_the_ledger_are_errors() {
-        let memory = Rc::new(Memory::new(AllocatorKind::Exact));
+        let memory = Rc::new(Memory::new(AllocatorKind::Exact, u64::MAX));
         memory.open("forward");
         memory.open("head");
         let _half = memory.alloc(1 << 61, Class::Weights).unwrap();

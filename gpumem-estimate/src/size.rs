@@ -53,7 +53,7 @@ impl Model {
     /// Adds up parameters and outputs of layers for a batch. This is a sum; what is live at one time is in an
     /// [`Estimate`](crate::Estimate).
     pub fn size(&self, batch: u64, dtype: Dtype) -> Result<ModelSize, Error> {
-        let memory = Rc::new(Memory::new(AllocatorKind::Exact));
+        let memory = Rc::new(Memory::new(AllocatorKind::Exact, u64::MAX));
         let eager = Eager::new(Rc::clone(&memory), 0);
         eager.layer_outputs.replace(Some(Vec::new()));
         memory.open("model");

@@ -2,12 +2,14 @@
 
 use std::rc::Rc;
 
+use gpumem_core::model::Bytes;
+
 use crate::{
     allocator::AllocatorKind,
     class::Class,
     dtype::Dtype,
     eager::{Eager, Optimizer, Tensor},
-    error::Error,
+    error::{Error, Kind},
     estimate::{Estimate, PhasePeak},
     layer::{Built, build, run_all},
     memory::Memory,
@@ -30,6 +32,9 @@ pub struct Step {
     pub checkpointing: bool,
     /// The allocator.
     pub allocator: AllocatorKind,
+    /// What the allocator may have from the driver: the memory of the card, without the CUDA context and other processes. A step
+    /// that needs more is an error.
+    pub limit: Option<Bytes>,
     /// The workspace that cuBLAS takes through the allocator: once for the forward pass and once for the backward pass. PyTorch
     /// gives it 32 MiB on cards of compute capability 9.0, and 8.125 MiB on others.
     pub cublas_workspace: u64,
@@ -44,6 +49,7 @@ impl Default for Step {
             autocast: None,
             checkpointing: false,
             allocator: AllocatorKind::PyTorch,
+            limit: None,
             cublas_workspace: 32 << 20,
         }
     }
@@ -65,7 +71,7 @@ impl Step {
 
     /// Runs the step with a model, without values.
     pub fn estimate(&self, model: &Model) -> Result<Estimate, Error> {
-        let memory = Rc::new(Memory::new(self.allocator));
+        let memory = Rc::new(Memory::new(self.allocator, self.limit.map_or(u64::MAX, Bytes::get)));
         let eager = Eager::new(Rc::clone(&memory), self.cublas_workspace);
         eager.training.set(self.optimizer.is_some());
         eager.recomputes_blocks.set(self.checkpointing);
@@ -85,6 +91,19 @@ impl Step {
         }
         let (peak, parts) = memory.peak();
         Ok(Estimate::new(parameters, parameter_bytes, peak, parts, memory.reserved_peak(), phases))
+    }
+
+    /// The largest batch with which the step does not need more than its limit; 0 if none fits. A larger batch needs more memory,
+    /// so it is found by bisection.
+    pub fn largest_batch(&self, model: &Model) -> Result<u64, Error> {
+        if self.limit.is_none() {
+            return Err(Kind::Invalid("a step without a limit has no largest batch".to_owned()).into());
+        }
+        largest(|batch| match (Self { batch, ..*self }).estimate(model) {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_out_of_memory() => Ok(false),
+            Err(error) => Err(error),
+        })
     }
 
     fn labels(&self, eager: &Eager, model: &Model, shape: &Shape) -> Result<Option<Tensor>, Error> {
@@ -110,7 +129,7 @@ impl Step {
         states: &mut Vec<Tensor>,
         phases: &mut Vec<PhasePeak>,
     ) -> Result<(), Error> {
-        let mut done = |name, peak| phases.push(PhasePeak { name, peak: peak_bytes(peak) });
+        let mut done = |name, peak| phases.push(PhasePeak { name, peak: Bytes::new(peak) });
         eager.begin_graph();
         eager.free_gradients();
         eager.memory.open("forward");
@@ -139,8 +158,24 @@ impl Step {
     }
 }
 
-fn peak_bytes(bytes: u64) -> gpumem_core::model::Bytes {
-    gpumem_core::model::Bytes::new(bytes)
+/// The largest number for which `fits` is true, by bisection: `fits` must be false for all numbers after the first that it is false
+/// for. 0 if it is false for 1. For other sizes than the batch, such as the length of sequences.
+pub fn largest(mut fits: impl FnMut(u64) -> Result<bool, Error>) -> Result<u64, Error> {
+    let (mut fitting, mut too_large) = (0, 1);
+    while fits(too_large)? {
+        fitting = too_large;
+        let Some(next) = too_large.checked_mul(2) else { return Ok(fitting) };
+        too_large = next;
+    }
+    while too_large - fitting > 1 {
+        let middle = fitting + (too_large - fitting) / 2;
+        if fits(middle)? {
+            fitting = middle;
+        } else {
+            too_large = middle;
+        }
+    }
+    Ok(fitting)
 }
 
 fn loss(eager: &Eager, loss: Loss, output: &Tensor, labels: &Tensor) -> Result<Tensor, Error> {

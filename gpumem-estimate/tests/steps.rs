@@ -97,6 +97,41 @@ fn autocast_halves_activations_and_copies_weights() {
 }
 
 #[test]
+fn the_largest_batch_fits_and_the_next_one_does_not() {
+    let model = models::resnet50();
+    let step = Step { limit: Some(Bytes::mib(4096)), ..Step::training(1, Optimizer::Sgd) };
+    let batch = step.largest_batch(&model).unwrap();
+    let fits = Step { batch, ..step }.estimate(&model).unwrap();
+    assert!(fits.reserved <= Bytes::mib(4096));
+    let error = Step { batch: batch + 1, ..step }.estimate(&model).unwrap_err();
+    assert!(error.is_out_of_memory() && !error.layer().is_empty(), "{error}");
+    assert!(error.to_string().contains("out of memory"), "{error}");
+    // Most of the limit is used: one more image is about 80 MiB.
+    assert!(fits.peak > Bytes::mib(3500), "{batch}: {}", fits.peak);
+    // Not even the weights fit.
+    let small = Step { limit: Some(Bytes::mib(64)), ..step };
+    assert_eq!(small.largest_batch(&model).unwrap(), 0);
+    let error = Step::default().largest_batch(&model).unwrap_err();
+    assert_eq!(error.to_string(), "a step without a limit has no largest batch");
+}
+
+#[test]
+fn bisection_finds_the_largest_number() {
+    for most in [0, 1, 2, 3, 7, 8, 100, 1 << 40, u64::MAX / 2] {
+        assert_eq!(gpumem_estimate::largest(|number| Ok(number <= most)).unwrap(), most);
+    }
+    assert_eq!(gpumem_estimate::largest(|_| Ok(true)).unwrap(), 1 << 63);
+}
+
+/// A card that is too small for a whole language model's logits says which layer needs them.
+#[test]
+fn an_error_names_the_layer_that_does_not_fit() {
+    let step = Step { limit: Some(Bytes::mib(3000)), ..Step::inference(16) };
+    let error = step.estimate(&models::gpt2(1024)).unwrap_err();
+    assert_eq!(error.layer(), "lm_head");
+}
+
+#[test]
 fn estimates_are_the_same_each_time() {
     let step = Step::training(2, Optimizer::Adam);
     assert_eq!(step.estimate(&models::resnet50()).unwrap(), step.estimate(&models::resnet50()).unwrap());

@@ -40,10 +40,18 @@ pub(crate) struct Caching {
     /// The sizes of segments by address.
     segments: HashMap<u64, u64>,
     segments_end: u64,
+    /// What the driver has for the segments.
+    limit: u64,
     reserved: u64,
+    /// The most that it was.
+    pub(super) reserved_peak: u64,
 }
 
 impl Caching {
+    pub(super) fn new(limit: u64) -> Self {
+        Self { limit, ..Self::default() }
+    }
+
     pub(super) fn alloc(&mut self, bytes: u64) -> Option<Placement> {
         let size = bytes.max(1).checked_next_multiple_of(ROUNDING)?;
         let is_small = size <= SMALL;
@@ -87,9 +95,18 @@ impl Caching {
         self.insert_free(start, block);
     }
 
-    /// All segments. Without pressure the allocator returns none, so this is the peak as well.
-    pub(super) fn reserved(&self) -> u64 {
-        self.reserved
+    /// Returns all segments to the driver that have no block in use, as PyTorch does when the driver has no memory left.
+    fn return_free_segments(&mut self) {
+        let is_free = |(address, bytes): (&u64, &u64)| {
+            let block = self.blocks.get(address)?;
+            (block.is_free && block.bytes == *bytes).then_some((*address, *block))
+        };
+        let free: Vec<_> = self.segments.iter().filter_map(is_free).collect();
+        for (address, block) in free {
+            self.remove_free(address, block);
+            self.segments.remove(&address);
+            self.reserved -= block.bytes;
+        }
     }
 
     fn add_segment(&mut self, size: u64, is_small: bool) -> Option<(u64, u64)> {
@@ -100,9 +117,15 @@ impl Caching {
         } else {
             size.checked_next_multiple_of(SEGMENT_ROUNDING)?
         };
+        let fits = |reserved: u64| reserved.checked_add(bytes).is_some_and(|sum| sum <= self.limit);
+        if !fits(self.reserved) {
+            self.return_free_segments();
+            self.reserved.checked_add(bytes).filter(|sum| *sum <= self.limit)?;
+        }
         let address = self.segments_end.max(FIRST_ADDRESS);
         self.segments_end = address.checked_add(bytes)?.checked_add(SEGMENT_ROUNDING)?;
-        self.reserved = self.reserved.checked_add(bytes)?;
+        self.reserved += bytes;
+        self.reserved_peak = self.reserved_peak.max(self.reserved);
         self.segments.insert(address, bytes);
         self.insert_free(address, Block { bytes, segment: address, is_small, is_free: true });
         Some((bytes, address))
@@ -136,19 +159,19 @@ mod tests {
 
     #[test]
     fn sizes_are_rounded_and_segments_have_steps() {
-        let mut caching = Caching::default();
+        let mut caching = Caching::new(u64::MAX);
         assert_eq!(bytes(&mut caching, 1).1, 512);
         assert_eq!(bytes(&mut caching, 513).1, 1024);
-        assert_eq!(caching.reserved(), 2 * MIB);
+        assert_eq!(caching.reserved, 2 * MIB);
         assert_eq!(bytes(&mut caching, MIB + 1).1, MIB + 512);
-        assert_eq!(caching.reserved(), 22 * MIB, "small and large blocks have segments of their own");
+        assert_eq!(caching.reserved, 22 * MIB, "small and large blocks have segments of their own");
         assert_eq!(bytes(&mut caching, 25 * MIB + 1).1, 26 * MIB, "a rest of 1 MiB or less is not split off");
-        assert_eq!(caching.reserved(), 48 * MIB);
+        assert_eq!(caching.reserved, 48 * MIB);
     }
 
     #[test]
     fn the_smallest_free_block_is_used_and_neighbours_are_joined() {
-        let mut caching = Caching::default();
+        let mut caching = Caching::new(u64::MAX);
         let [first, second, third] = [4, 2, 6].map(|mib| bytes(&mut caching, mib * MIB).0);
         caching.free(first);
         caching.free(second);
@@ -156,12 +179,27 @@ mod tests {
         caching.free(first);
         caching.free(third);
         assert_eq!(bytes(&mut caching, 20 * MIB), (first, 20 * MIB), "the whole segment is free again");
-        assert_eq!(caching.reserved(), 20 * MIB);
+        assert_eq!(caching.reserved, 20 * MIB);
+    }
+
+    #[test]
+    fn free_segments_are_returned_when_memory_runs_out() {
+        let mut caching = Caching::new(100 * MIB);
+        let [first, second] = [30, 40].map(|mib| bytes(&mut caching, mib * MIB).0);
+        assert_eq!(caching.alloc(50 * MIB), None, "both segments are in use");
+        caching.free(first);
+        assert_eq!(bytes(&mut caching, 60 * MIB).1, 60 * MIB);
+        assert_eq!((caching.reserved, caching.reserved_peak), (100 * MIB, 100 * MIB));
+        caching.free(second);
+        let part = bytes(&mut caching, 20 * MIB).0;
+        assert_eq!(caching.alloc(41 * MIB), None, "a part of the segment is in use");
+        caching.free(part);
+        assert!(caching.alloc(40 * MIB).is_some());
     }
 
     #[test]
     fn a_request_of_2_to_the_64_is_refused() {
-        assert_eq!(Caching::default().alloc(u64::MAX), None);
-        assert_eq!(Caching::default().alloc(u64::MAX - 1023), None);
+        assert_eq!(Caching::new(u64::MAX).alloc(u64::MAX), None);
+        assert_eq!(Caching::new(u64::MAX).alloc(u64::MAX - 1023), None);
     }
 }

@@ -3,8 +3,9 @@ use std::collections::HashMap;
 use super::Placement;
 
 /// An allocator that needs nothing but the requested bytes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Exact {
+    limit: u64,
     next: u64,
     in_use: u64,
     pub(super) peak: u64,
@@ -12,10 +13,14 @@ pub(crate) struct Exact {
 }
 
 impl Exact {
+    pub(super) fn new(limit: u64) -> Self {
+        Self { limit, next: 0, in_use: 0, peak: 0, bytes: HashMap::new() }
+    }
+
     pub(super) fn alloc(&mut self, bytes: u64) -> Option<Placement> {
+        self.in_use = self.in_use.checked_add(bytes).filter(|sum| *sum <= self.limit)?;
         // Addresses are names here: a number for each block.
         self.next += 1;
-        self.in_use = self.in_use.checked_add(bytes)?;
         self.peak = self.peak.max(self.in_use);
         self.bytes.insert(self.next, bytes);
         Some(Placement { address: self.next, bytes })

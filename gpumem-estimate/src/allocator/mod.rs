@@ -30,14 +30,15 @@ pub(crate) enum Allocator {
 }
 
 impl Allocator {
-    pub(crate) fn new(kind: AllocatorKind) -> Self {
+    /// An allocator that may have this much memory.
+    pub(crate) fn new(kind: AllocatorKind, limit: u64) -> Self {
         match kind {
-            AllocatorKind::Exact => Self::Exact(Exact::default()),
-            AllocatorKind::PyTorch => Self::Caching(Caching::default()),
+            AllocatorKind::Exact => Self::Exact(Exact::new(limit)),
+            AllocatorKind::PyTorch => Self::Caching(Caching::new(limit)),
         }
     }
 
-    /// `None` if a sum does not fit into 64 bits.
+    /// `None` if there is not enough memory.
     pub(crate) fn alloc(&mut self, bytes: u64) -> Option<Placement> {
         match self {
             Self::Exact(exact) => exact.alloc(bytes),
@@ -56,7 +57,7 @@ impl Allocator {
     pub(crate) fn reserved_peak(&self) -> u64 {
         match self {
             Self::Exact(exact) => exact.peak,
-            Self::Caching(caching) => caching.reserved(),
+            Self::Caching(caching) => caching.reserved_peak,
         }
     }
 }
