@@ -92,6 +92,15 @@ pub mod cudarc {
 }
 
 /// [`MemTracker::track_with`](tracker::MemTracker::track_with) the name of the function in which it stands: `track!(tracker)`.
+///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// fn load(tracker: &mut gpumem::tracker::MemTracker) {
+///     gpumem::track!(tracker); // 13:59:03Z src/main.rs:2 (load)  device 0: …
+/// }
+/// # load(&mut gpumem::tracker::MemTracker::new());
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[macro_export]
 macro_rules! track {
     ($tracker:expr) => {

@@ -13,6 +13,8 @@ use crate::{
 };
 
 /// Settings of a trace, from [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
+///
+/// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
 #[derive(Clone, Debug)]
 #[must_use = "nothing is measured before `start`"]
 pub struct GpuMemTraceBuilder {
@@ -44,6 +46,8 @@ impl GpuMemTraceBuilder {
     }
 
     /// The context of all reports. An empty one counts as none.
+    ///
+    /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn ctx(mut self, ctx: impl Into<String>) -> Self {
         (self.ctx, self.function) = (Some(ctx.into()), None);
         self
@@ -63,12 +67,16 @@ impl GpuMemTraceBuilder {
     }
 
     /// The CUDA ordinal of the device. The default is the calling thread's current device.
+    ///
+    /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn device(mut self, ordinal: u32) -> Self {
         self.request.device = Some(ordinal);
         self
     }
 
     /// How to measure. The default is `GPUMEM_GAUGE`, else the best gauge that the device offers.
+    ///
+    /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn gauge(mut self, gauge: Gauge) -> Self {
         self.request.gauge = Some(gauge);
         self
@@ -76,6 +84,18 @@ impl GpuMemTraceBuilder {
 
     /// The source that intercepts allocations: [`Source::Dispatch`] or [`Source::Cupti`]. The default is `GPUMEM_SOURCE`, else the best
     /// one that is available. A process uses one source at a time: if another one is in use, [`start`](Self::start) returns an error.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// use gpumem::{GpuMemTrace, intercept::Source};
+    ///
+    /// match GpuMemTrace::builder().source(Source::Cupti).start() {
+    ///     Ok(trace) => println!("measured by {}", trace.data().source),
+    ///     Err(error) => println!("not through CUPTI: {error}"),
+    /// }
+    /// # assert!(GpuMemTrace::builder().source(Source::Cupti).start()?.data().is_measured()); // simulated devices ignore it
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn source(mut self, source: Source) -> Self {
         self.request.source = Some(source);
         self
@@ -105,18 +125,24 @@ impl GpuMemTraceBuilder {
 
     /// Whether to keep which allocations made the peak, for [`peak_holders`](crate::GpuMemTrace::peak_holders). The default is `false`.
     /// It makes each allocation a little slower. It has no effect if the figures are not exact.
+    ///
+    /// Example: see [`GpuMemTrace::peak_holders`](crate::GpuMemTrace::peak_holders).
     pub fn at_peak(mut self, at_peak: bool) -> Self {
         self.request.at_peak = at_peak;
         self
     }
 
     /// Whether the trace prints no reports. The default is `false`.
+    ///
+    /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn silent(mut self, silent: bool) -> Self {
         self.silent = silent;
         self
     }
 
     /// Whether the drop of the trace prints a report. The default is `true`.
+    ///
+    /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn on_exit_report(mut self, report: bool) -> Self {
         self.on_exit_report = report;
         self

@@ -13,12 +13,14 @@ use pin_project_lite::pin_project;
 use crate::model::{EventKind, ScopeId};
 use crate::session::Session;
 
-/// A handle to enter a scope on other threads and in tasks, from [`GpuMemTrace::handle`](crate::session::GpuMemTrace::handle). It is
+/// A handle to enter a scope on other threads and in tasks, from [`GpuMemTrace::handle`](crate::GpuMemTrace::handle). It is
 /// cheap to clone.
 ///
 /// A thread that has entered the scope allocates in it: reports count its blocks in the scope. A trace with
 /// [`thread_local_only`](crate::session::GpuMemTraceBuilder::thread_local_only) counts them, if the trace owns the scope, or if the
 /// thread that entered has opened the trace. Entering a scope that is closed, or whose trace is off, does nothing.
+///
+/// Example: see [`GpuMemTrace::handle`](crate::GpuMemTrace::handle).
 #[derive(Clone)]
 pub struct ScopeHandle {
     scope: Option<(&'static Session, ScopeId)>,
@@ -43,6 +45,21 @@ impl ScopeHandle {
     }
 
     /// Enters the scope on the calling thread. Dropping the result leaves it.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::{Bytes, GpuMemTrace};
+    /// # let trace = GpuMemTrace::with_ctx("load");
+    /// # let handle = trace.handle();
+    /// let worker = || {
+    ///     let _entered = handle.enter();
+    ///     gpu.alloc(Bytes::mib(10))
+    /// };
+    /// let block = std::thread::scope(|threads| threads.spawn(worker).join().unwrap())?;
+    /// assert_eq!(trace.live()[0].path, ["load"]);
+    /// # drop(block);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn enter(&self) -> Entered {
         if let Some((session, scope)) = self.scope {
             session.inbox.post(&EventKind::Enter { scope });
@@ -51,6 +68,18 @@ impl ScopeHandle {
     }
 
     /// Runs `code` in the scope.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::{Bytes, GpuMemTrace};
+    /// # let trace = GpuMemTrace::with_ctx("load");
+    /// # let handle = trace.handle();
+    /// let worker = || handle.in_scope(|| gpu.alloc(Bytes::mib(10)));
+    /// let block = std::thread::scope(|threads| threads.spawn(worker).join().unwrap())?;
+    /// assert_eq!(trace.live()[0].path, ["load"]);
+    /// # drop(block);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn in_scope<R>(&self, code: impl FnOnce() -> R) -> R {
         let _entered = self.enter();
         code()
@@ -73,6 +102,8 @@ impl ScopeHandle {
 }
 
 /// A guard: the thread is in the scope until it is dropped.
+///
+/// Example: see [`ScopeHandle::enter`].
 #[must_use = "dropping it leaves the scope at once; bind it to a name"]
 pub struct Entered {
     scope: ScopeHandle,
@@ -94,6 +125,8 @@ impl Drop for Entered {
 
 pin_project! {
     /// The future of [`ScopeHandle::wrap`].
+    ///
+    /// Example: see [`ScopeHandle::wrap`].
     #[derive(Debug)]
     pub struct InScope<F> {
         handle: ScopeHandle,

@@ -11,21 +11,81 @@ use crate::{
 
 impl GpuMemTrace {
     /// Prints the figures: `△Used Peaked MB:     10     15 (ctx)`.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::{Bytes, GpuMemTrace};
+    /// # let (send, outputs) = std::sync::mpsc::channel();
+    /// # gpumem::sink::set_sink(gpumem::sink::Sink::custom(move |output| _ = send.send(output.clone())));
+    /// let trace = GpuMemTrace::with_ctx("load");
+    /// let weights = gpu.alloc(Bytes::mib(10))?;
+    /// trace.report(); // △Used Peaked MB:     10      0 (load)
+    /// # let printed: Vec<_> = outputs.try_iter().filter_map(|it| it.report().map(ToString::to_string)).collect();
+    /// # assert_eq!(printed, ["△Used Peaked MB:     10      0 (load)"]);
+    /// # drop(weights);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn report(&self) {
         self.report_now(None);
     }
 
     /// As [`report`](Self::report), with a text after the context: `(ctx: subctx)`.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::{Bytes, GpuMemTrace};
+    /// # let (send, outputs) = std::sync::mpsc::channel();
+    /// # gpumem::sink::set_sink(gpumem::sink::Sink::custom(move |output| _ = send.send(output.clone())));
+    /// let trace = GpuMemTrace::with_ctx("epoch");
+    /// for batch in 0..2 {
+    ///     drop(gpu.alloc(Bytes::mib(10))?);
+    ///     trace.report_with(format!("batch {batch}")); // △Used Peaked MB:      0     10 (epoch: batch 0)
+    /// }
+    /// # let printed: Vec<_> = outputs.try_iter().filter_map(|it| it.report().map(ToString::to_string)).collect();
+    /// # assert_eq!(printed[0], "△Used Peaked MB:      0     10 (epoch: batch 0)");
+    /// # assert_eq!(printed[1], "△Used Peaked MB:      0     10 (epoch: batch 1)");
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn report_with(&self, subctx: impl Display) {
         self.report_now(Some(&subctx));
     }
 
     /// As [`report`](Self::report), then resets the trace to the reported reading, so that no event falls between.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::{Bytes, GpuMemTrace};
+    /// # let (send, outputs) = std::sync::mpsc::channel();
+    /// # gpumem::sink::set_sink(gpumem::sink::Sink::custom(move |output| _ = send.send(output.clone())));
+    /// # let mut trace = GpuMemTrace::with_ctx("load");
+    /// let weights = gpu.alloc(Bytes::mib(10))?;
+    /// trace.report_n_reset(); // △Used Peaked MB:     10      0 (load)
+    /// assert_eq!(trace.data().used, 0);
+    /// # let printed: Vec<_> = outputs.try_iter().filter_map(|it| it.report().map(ToString::to_string)).collect();
+    /// # assert_eq!(printed, ["△Used Peaked MB:     10      0 (load)"]);
+    /// # drop(weights);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn report_n_reset(&mut self) {
         self.print_report(None, self.read_n_reset(), None);
     }
 
     /// As [`report_with`](Self::report_with), then resets the trace to the reported reading.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::{Bytes, GpuMemTrace};
+    /// # let (send, outputs) = std::sync::mpsc::channel();
+    /// # gpumem::sink::set_sink(gpumem::sink::Sink::custom(move |output| _ = send.send(output.clone())));
+    /// # let mut trace = GpuMemTrace::with_ctx("load");
+    /// let weights = gpu.alloc(Bytes::mib(10))?;
+    /// trace.report_n_reset_with("weights"); // △Used Peaked MB:     10      0 (load: weights)
+    /// assert_eq!(trace.data().used, 0);
+    /// # let printed: Vec<_> = outputs.try_iter().filter_map(|it| it.report().map(ToString::to_string)).collect();
+    /// # assert_eq!(printed, ["△Used Peaked MB:     10      0 (load: weights)"]);
+    /// # drop(weights);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn report_n_reset_with(&mut self, subctx: impl Display) {
         self.print_report(Some(&subctx), self.read_n_reset(), None);
     }

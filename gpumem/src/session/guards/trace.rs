@@ -65,6 +65,21 @@ enum TraceState {
 
 impl GpuMemTrace {
     /// Starts a trace of the current device.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::{Bytes, GpuMemTrace};
+    /// # let (send, outputs) = std::sync::mpsc::channel();
+    /// # gpumem::sink::set_sink(gpumem::sink::Sink::custom(move |output| _ = send.send(output.clone())));
+    /// let trace = GpuMemTrace::new();
+    /// let weights = gpu.alloc(Bytes::mib(10))?;
+    /// assert_eq!(trace.data().used.mb(), 10);
+    /// drop(trace); // △Used Peaked MB:     10      0 (exit)
+    /// # let printed: Vec<_> = outputs.try_iter().filter_map(|it| it.report().map(ToString::to_string)).collect();
+    /// # assert_eq!(printed, ["△Used Peaked MB:     10      0 (exit)"]);
+    /// # drop(weights);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     #[inline]
     #[track_caller]
     pub fn new() -> Self {
@@ -72,6 +87,18 @@ impl GpuMemTrace {
     }
 
     /// Starts a trace with this context, which its reports print. An empty context counts as none.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::GpuMemTrace;
+    /// # let (send, outputs) = std::sync::mpsc::channel();
+    /// # gpumem::sink::set_sink(gpumem::sink::Sink::custom(move |output| _ = send.send(output.clone())));
+    /// let trace = GpuMemTrace::with_ctx("epoch");
+    /// drop(trace); // △Used Peaked MB:      0      0 (epoch: exit)
+    /// # let printed: Vec<_> = outputs.try_iter().filter_map(|it| it.report().map(ToString::to_string)).collect();
+    /// # assert_eq!(printed, ["△Used Peaked MB:      0      0 (epoch: exit)"]);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     #[inline]
     #[track_caller]
     pub fn with_ctx(ctx: impl Into<String>) -> Self {
@@ -121,6 +148,19 @@ impl GpuMemTrace {
 
     /// Measures from now on. Resets a running trace, and starts a stopped trace again. A trace that is off starts only if traces were
     /// not off for the whole process, for example because there is no GPU.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::{Bytes, GpuMemTrace};
+    /// # let mut trace = GpuMemTrace::new();
+    /// trace.stop();
+    /// let weights = gpu.alloc(Bytes::mib(10))?; // not measured
+    /// trace.start();
+    /// drop(gpu.alloc(Bytes::mib(5))?);
+    /// assert_eq!((trace.data().used.mb(), trace.data().peaked.mb()), (0, 5));
+    /// # drop(weights);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     #[track_caller]
     pub fn start(&mut self) {
         let Some(guard) = &mut self.guard else { return };
@@ -134,6 +174,17 @@ impl GpuMemTrace {
     }
 
     /// Ends the measurement. [`data`](Self::data) and reports have its last figures from now on. Does nothing if the trace is stopped.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::{Bytes, GpuMemTrace};
+    /// # let mut trace = GpuMemTrace::new();
+    /// let weights = gpu.alloc(Bytes::mib(10))?;
+    /// trace.stop();
+    /// drop(weights);
+    /// assert_eq!(trace.data().used.mb(), 10); // as it was when the trace stopped
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn stop(&mut self) {
         let Some(guard) = &mut self.guard else { return };
         guard.state = match mem::replace(&mut guard.state, TraceState::Off) {
@@ -147,6 +198,17 @@ impl GpuMemTrace {
     }
 
     /// Begins the measurement again, if the trace is running.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::{Bytes, GpuMemTrace};
+    /// # let mut trace = GpuMemTrace::new();
+    /// let weights = gpu.alloc(Bytes::mib(10))?;
+    /// trace.reset();
+    /// assert_eq!(trace.data().used.mb(), 0);
+    /// # drop(weights);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn reset(&mut self) {
         if let Some((_, scope)) = self.running() {
             scope.reset();
@@ -171,6 +233,19 @@ impl GpuMemTrace {
     }
 
     /// Whether this trace prints no reports.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # let (send, outputs) = std::sync::mpsc::channel();
+    /// # gpumem::sink::set_sink(gpumem::sink::Sink::custom(move |output| _ = send.send(output.clone())));
+    /// # let mut trace = gpumem::GpuMemTrace::new();
+    /// trace.set_silent(true);
+    /// trace.report(); // prints nothing
+    /// assert!(trace.data().is_measured()); // but it measures
+    /// # let printed: Vec<_> = outputs.try_iter().filter_map(|it| it.report().map(ToString::to_string)).collect();
+    /// # assert!(printed.is_empty());
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn set_silent(&mut self, silent: bool) {
         if let Some(guard) = &mut self.guard {
             guard.settings.silent = silent;
@@ -326,6 +401,14 @@ impl fmt::Debug for GpuMemTrace {
 impl GpuMemTraceBuilder {
     /// Starts the trace.
     ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::GpuMemTrace;
+    /// let refused = GpuMemTrace::builder().device(99).start().unwrap_err();
+    /// assert!(refused.is_unknown_device());
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// When there is no such device, it cannot be read, or the gauge is not available on it.
     #[track_caller]
@@ -336,6 +419,14 @@ impl GpuMemTraceBuilder {
     }
 
     /// Starts the trace. If [`start`](Self::start) would return an error, the trace is off, and stderr has the error once.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::{Gauge, GpuMemTrace};
+    /// let trace = GpuMemTrace::builder().device(99).start_or_off(); // stderr says why it is off
+    /// assert_eq!(trace.data().gauge, Gauge::Off);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     #[inline]
     #[track_caller]
     pub fn start_or_off(self) -> GpuMemTrace {

@@ -67,6 +67,8 @@ pub struct MemTracker {
 
 impl MemTracker {
     /// Starts a tracker of the current device, which prints to the sink of reports.
+    ///
+    /// Example: see [`MemTracker`].
     pub fn new() -> Self {
         Self::builder().start_or_off()
     }
@@ -91,12 +93,32 @@ impl MemTracker {
 
     /// Prints the calling line, how much memory is in use, and which blocks were added and removed since the last call. Returns the same
     /// as data.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::Bytes;
+    /// # let mut tracker = gpumem::tracker::MemTracker::new();
+    /// let block = gpu.alloc(Bytes::mib(9))?;
+    /// let tracked = tracker.track(); // prints
+    /// assert_eq!(tracked.live, Some(Bytes::mib(9)));
+    /// assert_eq!(tracked.changes.unwrap()[0].count, 1); // one block more
+    /// # drop(block);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     #[track_caller]
     pub fn track(&mut self) -> Tracked {
         self.track_now(Location::caller(), None)
     }
 
     /// As [`track`](Self::track), with a text after the line. [`track!`](crate::track) passes the name of the function.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # let mut tracker = gpumem::tracker::MemTracker::new();
+    /// let tracked = tracker.track_with("after load"); // 13:59:03Z src/main.rs:11 (after load)  device 0: …
+    /// assert_eq!(tracked.word.as_deref(), Some("after load"));
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     #[track_caller]
     pub fn track_with(&mut self, word: impl Display) -> Tracked {
         self.track_now(Location::caller(), Some(word.to_string()))
@@ -201,6 +223,8 @@ impl fmt::Debug for MemTracker {
 }
 
 /// Settings of a [`MemTracker`], from [`MemTracker::builder`].
+///
+/// Example: see [`MemTracker::builder`].
 #[must_use = "nothing is tracked before `start`"]
 pub struct MemTrackerBuilder {
     device: Option<u32>,
@@ -209,6 +233,8 @@ pub struct MemTrackerBuilder {
 
 impl MemTrackerBuilder {
     /// The CUDA ordinal of the device. The default is the calling thread's current device.
+    ///
+    /// Example: see [`MemTracker::builder`].
     pub fn device(mut self, ordinal: u32) -> Self {
         self.device = Some(ordinal);
         self
@@ -216,12 +242,22 @@ impl MemTrackerBuilder {
 
     /// Writes to this writer, such as a file, instead of the sink of reports. It writes JSON lines if the sink does, else text. If a
     /// write fails, stderr has one notice, and the tracker continues.
+    ///
+    /// Example: see [`MemTracker::builder`].
     pub fn to(mut self, to: impl Write + Send + 'static) -> Self {
         self.to = Some(Box::new(to));
         self
     }
 
     /// Starts the tracker, and begins to intercept allocations.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::tracker::MemTracker;
+    /// let refused = MemTracker::builder().device(99).start().unwrap_err();
+    /// assert!(refused.is_unknown_device());
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     ///
     /// # Errors
     /// When there is no such device.
@@ -233,6 +269,14 @@ impl MemTrackerBuilder {
     }
 
     /// Starts the tracker. If [`start`](Self::start) would return an error, the tracker is off, and stderr has the error once.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::tracker::MemTracker;
+    /// let mut tracker = MemTracker::builder().device(99).start_or_off(); // stderr says why it is off
+    /// assert_eq!(tracker.track().used, None);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
     pub fn start_or_off(self) -> MemTracker {
         let Self { device, to } = self;
         let session = current();

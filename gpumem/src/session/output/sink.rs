@@ -38,6 +38,16 @@ thread_local! {
 }
 
 /// Writes all output to this sink from now on. It replaces the sink of `GPUMEM_REPORT`. The child of a fork prints nothing.
+///
+/// ```
+/// use gpumem::sink::{Sink, set_sink};
+///
+/// set_sink(Sink::custom(|output| {
+///     if let Some(report) = output.report() {
+///         println!("{} bytes more", report.trace.used.get());
+///     }
+/// }));
+/// ```
 pub fn set_sink(sink: Sink) {
     current().set_sink(sink);
 }

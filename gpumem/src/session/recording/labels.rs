@@ -61,6 +61,15 @@ fn label_block(key: Key, label: &Label, address: u64) -> Result<()> {
 impl crate::source::sim::SimBlock {
     /// Labels the block: see [`label`](crate::tracker::label).
     ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # let mut tracker = gpumem::tracker::MemTracker::new();
+    /// # let block = gpu.alloc(gpumem::Bytes::mib(9))?;
+    /// block.label("conv1.weight", &[512, 512, 3, 3], "f32")?;
+    /// assert_eq!(tracker.track().changes.unwrap()[0].names[0].0, "conv1.weight");
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// When it is older than the first trace.
     pub fn label(&self, name: impl Into<String>, shape: &[usize], dtype: impl Into<String>) -> Result<()> {

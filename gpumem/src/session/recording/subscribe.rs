@@ -17,6 +17,15 @@ use crate::{
 /// table, else through CUPTI. The first exact trace does this by itself; a program that allocates before its first trace calls
 /// this (or [`preload`](crate::preload)) first, so that these blocks are known.
 ///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// gpumem::intercept::subscribe()?;
+/// let weights = gpu.alloc(gpumem::Bytes::mib(256))?;
+/// assert_eq!(gpumem::status().events, 1); // the allocation is known, although no trace has started
+/// # drop(weights);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+///
 /// # Errors
 /// When allocations cannot be intercepted: there is no driver; or the dispatch table cannot be used, and CUPTI is not installed
 /// or another tool has its one subscription ([`Error::is_busy`]).
@@ -29,6 +38,14 @@ pub fn subscribe() -> Result<()> {
 /// Intercepts no allocations until [`subscribe`] is called: the driver's own pointers are put back into its dispatch table, or
 /// CUPTI's only subscription is released, so that another tool can have it. The known live blocks are kept. Open traces count a
 /// loss ([`Trace::lost`]), and new ones are sampled. Simulated devices are not affected.
+///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// gpumem::intercept::unsubscribe();
+/// // Another tool can subscribe to CUPTI here.
+/// gpumem::intercept::subscribe()?;
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[doc(alias = "cuptiUnsubscribe")]
 pub fn unsubscribe() {
     let session = current();

@@ -15,6 +15,8 @@ use crate::{
 /// What gpumem measures, how, and since when. The result of [`status`].
 ///
 /// `Display` has one fact per line. It ends with the `GPUMEM_` variables that are set and what they stand for.
+///
+/// Example: see [`status`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Status {
@@ -43,6 +45,18 @@ pub struct Status {
 }
 
 /// Live memory of one kind.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # let trace = gpumem::GpuMemTrace::new();
+/// let block = gpu.alloc(gpumem::Bytes::mib(2))?;
+/// for live in gpumem::status().live {
+///     println!("{} bytes of {} memory", live.bytes.get(), live.kind); // 2097152 bytes of device memory
+/// }
+/// # assert_eq!(gpumem::status().live[0].bytes, gpumem::Bytes::mib(2));
+/// # drop(block);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LiveMemory {
