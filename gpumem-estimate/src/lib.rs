@@ -26,6 +26,7 @@ mod dtype;
 mod eager;
 mod error;
 mod estimate;
+mod files;
 mod layer;
 mod memory;
 mod model;
@@ -41,6 +42,7 @@ pub use self::{
     eager::Optimizer,
     error::Error,
     estimate::{Estimate, Part, PhasePeak},
+    files::{TensorInfo, TensorSum, Tensors},
     layer::{Attention, Conv, Embeddings, Function, Layer, Linear, Named, Pool, numbered},
     model::{Input, Loss, Model},
     shape::Shape,

@@ -12,7 +12,7 @@ use gpumem_core::{
 };
 
 use crate::{
-    allocator::{Allocator, AllocatorKind},
+    allocator::{Allocator, AllocatorKind, Placement},
     class::Class,
     error::{Error, Kind},
 };
@@ -66,13 +66,20 @@ pub(crate) struct AtPeak {
 pub(crate) struct Storage {
     memory: Rc<Memory>,
     /// `None` if it has no bytes.
-    address: Option<u64>,
+    block: Option<Placed>,
+}
+
+/// A block and what the allocator added to it.
+#[derive(Clone, Copy, Debug)]
+struct Placed {
+    placement: Placement,
+    is_rounded: bool,
 }
 
 impl Drop for Storage {
     fn drop(&mut self) {
-        if let Some(address) = self.address {
-            self.memory.free(address);
+        if let Some(block) = self.block {
+            self.memory.free(block);
         }
     }
 }
@@ -95,11 +102,11 @@ impl Memory {
 
     /// Allocates memory in the scope that is open. `set_class` may override the class.
     pub(crate) fn alloc(self: &Rc<Self>, bytes: u64, class: Class) -> Result<Storage, Error> {
-        let address = if bytes == 0 { None } else { Some(self.place(bytes, class)?) };
-        Ok(Storage { memory: Rc::clone(self), address })
+        let block = if bytes == 0 { None } else { Some(self.place(bytes, class)?) };
+        Ok(Storage { memory: Rc::clone(self), block })
     }
 
-    fn place(&self, bytes: u64, class: Class) -> Result<u64, Error> {
+    fn place(&self, bytes: u64, class: Class) -> Result<Placed, Error> {
         let mut state = self.0.borrow_mut();
         let class = state.class.unwrap_or(class);
         let placement = state.allocator.alloc(bytes);
@@ -113,22 +120,20 @@ impl Memory {
         };
         state.in_use = in_use;
         state.record(&alloc(key(placement.address), bytes, class));
-        if placement.bytes > bytes {
+        let is_rounded = placement.bytes > bytes;
+        if is_rounded {
             state.record(&alloc(rounding_key(placement.address), placement.bytes - bytes, Class::Rounding));
         }
-        Ok(placement.address)
+        Ok(Placed { placement, is_rounded })
     }
 
-    fn free(&self, address: u64) {
+    fn free(&self, Placed { placement: Placement { address, bytes }, is_rounded }: Placed) {
         let mut state = self.0.borrow_mut();
-        let before = state.in_use;
-        for key in [key(address), rounding_key(address)] {
-            if let Some(block) = state.inbox.block(key) {
-                state.in_use -= block.bytes.get();
-                state.record(&EventKind::Free { key, block: None });
-            }
+        state.in_use -= bytes;
+        state.record(&EventKind::Free { key: key(address), block: None });
+        if is_rounded {
+            state.record(&EventKind::Free { key: rounding_key(address), block: None });
         }
-        debug_assert!(state.in_use < before, "the block was live");
         state.allocator.free(address);
     }
 

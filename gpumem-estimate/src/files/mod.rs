@@ -1,0 +1,92 @@
+//! What files say about a model, without its weights.
+
+mod safetensors;
+
+use std::{collections::BTreeMap, path::Path};
+
+use gpumem_core::model::Bytes;
+
+use crate::{
+    dtype::Dtype,
+    error::{Error, Kind},
+    shape::Shape,
+};
+
+/// The tensors of a model, as a file describes them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tensors {
+    all: Vec<TensorInfo>,
+}
+
+/// A tensor in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TensorInfo {
+    /// Its name, such as `model.layers.0.mlp.up_proj.weight`.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// Its shape.
+    pub shape: Shape,
+    /// Its bytes in the file.
+    pub bytes: Bytes,
+}
+
+/// A sum over tensors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TensorSum {
+    /// Their elements.
+    pub elements: u64,
+    /// Their bytes.
+    pub bytes: Bytes,
+}
+
+impl Tensors {
+    /// Reads the header of a `.safetensors` file, or of all files that a `.safetensors.index.json` names. Nothing else of these
+    /// files is read.
+    pub fn from_safetensors(path: impl AsRef<Path>) -> Result<Self, Error> {
+        safetensors::read(path.as_ref()).map(|all| Self { all })
+    }
+
+    /// All tensors, sorted by name.
+    pub fn all(&self) -> &[TensorInfo] {
+        &self.all
+    }
+
+    /// The sum over all tensors.
+    pub fn sum(&self) -> TensorSum {
+        sum(&self.all)
+    }
+
+    /// The sums by type of elements.
+    pub fn by_dtype(&self) -> BTreeMap<String, TensorSum> {
+        self.by(|tensor| tensor.dtype.to_string())
+    }
+
+    /// The sums by module: by the first parts of the names, so many as `depth` says.
+    pub fn by_module(&self, depth: usize) -> BTreeMap<String, TensorSum> {
+        self.by(|tensor| tensor.name.split('.').take(depth).collect::<Vec<_>>().join("."))
+    }
+
+    fn by(&self, key: impl Fn(&TensorInfo) -> String) -> BTreeMap<String, TensorSum> {
+        let mut groups: BTreeMap<String, Vec<&TensorInfo>> = BTreeMap::new();
+        for tensor in &self.all {
+            groups.entry(key(tensor)).or_default().push(tensor);
+        }
+        groups.into_iter().map(|(key, tensors)| (key, sum(tensors))).collect()
+    }
+}
+
+/// The readers have checked that the sums fit.
+fn sum<'a>(tensors: impl IntoIterator<Item = &'a TensorInfo>) -> TensorSum {
+    tensors.into_iter().fold(TensorSum::default(), |sum, tensor| TensorSum {
+        elements: sum.elements.saturating_add(tensor.shape.elements().unwrap_or(u64::MAX)),
+        bytes: sum.bytes + tensor.bytes,
+    })
+}
+
+/// The error of a file.
+fn refused(path: &Path, what: impl std::fmt::Display) -> Error {
+    Kind::Syntax(format!("{}: {what}", path.display())).into()
+}

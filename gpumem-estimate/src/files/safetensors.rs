@@ -1,0 +1,181 @@
+//! The headers of safetensors files: eight bytes with the length of a JSON object, then that object.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io::{ErrorKind, Read},
+    path::{Component, Path},
+};
+
+use gpumem_core::model::Bytes;
+use serde::Deserialize;
+
+use super::{TensorInfo, refused};
+use crate::{dtype::Dtype, error::Error, shape::Shape};
+
+/// The limit that the format has for its header.
+const LONGEST_HEADER: u64 = 100_000_000;
+/// The longest index. That of a model of 1 T parameters has some 10 MB.
+const LONGEST_INDEX: u64 = 100_000_000;
+
+#[derive(Deserialize)]
+struct Entry {
+    dtype: String,
+    shape: Shape,
+    data_offsets: [u64; 2],
+}
+
+#[derive(Deserialize)]
+struct Index {
+    /// From the names of tensors to the names of files.
+    weight_map: BTreeMap<String, String>,
+}
+
+pub(super) fn read(path: &Path) -> Result<Vec<TensorInfo>, Error> {
+    let mut tensors =
+        if path.extension().is_some_and(|extension| extension == "json") { all_files(path)? } else { one_file(path)? };
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    // A sum of many files could still be too large for the ledger.
+    let sum = tensors.iter().try_fold(0_u64, |sum, tensor| sum.checked_add(tensor.bytes.get()));
+    sum.filter(|sum| *sum < 1 << 62).ok_or_else(|| refused(path, "the tensors have more than 2^62 bytes"))?;
+    Ok(tensors)
+}
+
+fn one_file(path: &Path) -> Result<Vec<TensorInfo>, Error> {
+    let failed = |error: std::io::Error| match error.kind() {
+        ErrorKind::UnexpectedEof => refused(path, "the file ends inside its header"),
+        _ => refused(path, error),
+    };
+    let mut file = File::open(path).map_err(failed)?;
+    let length_of_file = file.metadata().map_err(failed)?.len();
+    let mut length = [0; 8];
+    file.read_exact(&mut length).map_err(failed)?;
+    let length = u64::from_le_bytes(length);
+    if length > LONGEST_HEADER {
+        return Err(refused(path, format!("a header of {length} bytes; at most {LONGEST_HEADER} are allowed")));
+    }
+    let data =
+        length_of_file.checked_sub(8 + length).ok_or_else(|| refused(path, "the file ends inside its header"))?;
+    // The file has this many bytes, so no more memory is allocated than there is header.
+    let mut header = Vec::new();
+    file.take(length).read_to_end(&mut header).map_err(failed)?;
+    tensors(&header, data).map_err(|what| refused(path, what))
+}
+
+/// The tensors of a header. `data` is the length of the rest of the file.
+fn tensors(header: &[u8], data: u64) -> Result<Vec<TensorInfo>, String> {
+    let mut entries: BTreeMap<String, serde_json::Value> =
+        serde_json::from_slice(header).map_err(|error| format!("the header is no JSON object: {error}"))?;
+    entries.remove("__metadata__");
+    let mut ranges = Vec::with_capacity(entries.len());
+    let mut tensors = Vec::with_capacity(entries.len());
+    for (name, entry) in entries {
+        let of_tensor = |what: &dyn std::fmt::Display| format!("tensor `{name}`: {what}");
+        let Entry { dtype, shape, data_offsets: [start, end] } =
+            serde_json::from_value(entry).map_err(|error| of_tensor(&error))?;
+        let dtype = dtype_of(&dtype).ok_or_else(|| of_tensor(&format!("`{dtype}` is no type of elements")))?;
+        let bytes = shape.elements().and_then(|elements| dtype.bytes(elements));
+        let length = end.checked_sub(start).filter(|_| end <= data);
+        if bytes.is_none() || bytes != length {
+            return Err(of_tensor(&format!("the shape {shape} of {dtype} does not take the bytes {start} to {end}")));
+        }
+        ranges.push((start, end));
+        tensors.push(TensorInfo { name, dtype, shape, bytes: Bytes::new(end - start) });
+    }
+    ranges.sort_unstable();
+    // The tensors lie one after the other and fill the file.
+    let filled = ranges.into_iter().try_fold(0, |filled, (start, end)| (start == filled).then_some(end));
+    if filled == Some(data) { Ok(tensors) } else { Err("the tensors overlap or leave gaps".to_owned()) }
+}
+
+fn all_files(index: &Path) -> Result<Vec<TensorInfo>, Error> {
+    let mut text = Vec::new();
+    let file = File::open(index).map_err(|error| refused(index, error))?;
+    file.take(LONGEST_INDEX + 1).read_to_end(&mut text).map_err(|error| refused(index, error))?;
+    if text.len() as u64 > LONGEST_INDEX {
+        return Err(refused(index, format!("an index of more than {LONGEST_INDEX} bytes")));
+    }
+    let Index { weight_map } =
+        serde_json::from_slice(&text).map_err(|error| refused(index, format!("this is no index: {error}")))?;
+    let files: BTreeSet<&String> = weight_map.values().collect();
+    let mut tensors = Vec::new();
+    for name in files {
+        let mut parts = Path::new(name).components();
+        if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
+            return Err(refused(index, format!("`{name}` is not the name of a file beside the index")));
+        }
+        let found = one_file(&index.with_file_name(name))?;
+        // A file may have tensors that the index takes from another one.
+        tensors.extend(found.into_iter().filter(|tensor| weight_map.get(&tensor.name) == Some(name)));
+    }
+    if tensors.len() == weight_map.len() {
+        return Ok(tensors);
+    }
+    let found: BTreeSet<_> = tensors.iter().map(|tensor| &tensor.name).collect();
+    let missing = weight_map.keys().find(|name| !found.contains(name));
+    Err(refused(index, format!("the files do not have the tensor `{}`", missing.map_or("", |name| name))))
+}
+
+fn dtype_of(name: &str) -> Option<Dtype> {
+    Some(match name {
+        "F64" => Dtype::F64,
+        "F32" => Dtype::F32,
+        "F16" => Dtype::F16,
+        "BF16" => Dtype::Bf16,
+        "F8_E4M3" | "F8_E5M2" | "F8_E8M0" => Dtype::F8,
+        "I64" | "U64" => Dtype::I64,
+        "I32" | "U32" => Dtype::I32,
+        "I16" | "U16" => Dtype::I16,
+        "I8" => Dtype::I8,
+        "U8" => Dtype::U8,
+        "BOOL" => Dtype::Bool,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tensors;
+
+    fn error(header: &str, data: u64) -> String {
+        tensors(header.as_bytes(), data).unwrap_err()
+    }
+
+    #[test]
+    fn a_header_is_read() {
+        let header = r#"{"__metadata__":{"format":"pt"},"b":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]},
+            "a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"c":{"dtype":"U8","shape":[0,7],"data_offsets":[16,16]}}"#;
+        let found = tensors(header.as_bytes(), 16).unwrap();
+        let lines: Vec<_> = found
+            .iter()
+            .map(|tensor| format!("{} {} {} {}", tensor.name, tensor.dtype, tensor.shape, tensor.bytes.get()))
+            .collect();
+        assert_eq!(lines, ["a f32 () 4", "b bf16 (2, 3) 12", "c u8 (0, 7) 0"]);
+    }
+
+    #[test]
+    fn hostile_headers_are_errors() {
+        let one = |shape: &str, offsets: &str| {
+            format!(r#"{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#)
+        };
+        let size = "tensor `a`: the shape";
+        assert!(error(&one("[2]", "[0,4]"), 4).starts_with(size));
+        assert!(error(&one("[2]", "[8,0]"), 8).starts_with(size));
+        assert!(error(&one("[2]", "[0,8]"), 7).starts_with(size), "beyond the end of the file");
+        let overflow = one("[4294967296,4294967296,2]", "[0,0]");
+        assert!(error(&overflow, 0).starts_with(size), "{}", error(&overflow, 0));
+        assert!(error(&one("[-1]", "[0,4]"), 4).starts_with("tensor `a`: invalid value"));
+        assert!(error(&one("[1.5]", "[0,4]"), 4).starts_with("tensor `a`: invalid type"));
+        assert_eq!(error(&one("[1]", "[4,8]"), 8), "the tensors overlap or leave gaps");
+        assert_eq!(error(&one("[1]", "[0,4]"), 8), "the tensors overlap or leave gaps");
+        let unknown = one("[1]", "[0,4]").replace("F32", "F33");
+        assert_eq!(error(&unknown, 4), "tensor `a`: `F33` is no type of elements");
+        let twice = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+        assert_eq!(error(twice, 4), "the tensors overlap or leave gaps");
+        assert!(error(&"[".repeat(1_000_000), 0).starts_with("the header is no JSON object"));
+        assert!(
+            error(&format!(r#"{{"a":{}"#, r#"{"a":"#.repeat(1_000_000)), 0).starts_with("the header is no JSON object")
+        );
+        assert!(error("", 0).starts_with("the header is no JSON object"));
+    }
+}
