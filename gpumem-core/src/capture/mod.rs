@@ -27,7 +27,7 @@ pub use self::{
         SymbolsDefinition, ThreadDefinition,
     },
     items::items_of,
-    output::Output,
+    output::ReplayedReport,
     reader::{Reader, Skipped, Step},
     record::{End, VERSION},
     ring::{RingReader, RingWriter, ring},

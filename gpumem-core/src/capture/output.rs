@@ -10,7 +10,7 @@ use crate::report::{
 /// the end.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Output {
+pub enum ReplayedReport {
     /// The line of a trace.
     Report(Report),
     /// `gpumem::summary`.
@@ -31,7 +31,7 @@ pub enum Output {
     OutOfMemory(OutOfMemory),
 }
 
-impl fmt::Display for Output {
+impl fmt::Display for ReplayedReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Report(report) => printed(Content::Trace(report.clone())).fmt(f),
@@ -53,6 +53,6 @@ fn printed(content: Content) -> report::Output {
 }
 
 /// What is printed when the process ends.
-pub(super) fn at_exit(content: Content, pid: u32) -> Output {
-    Output::AtExit(Box::new(report::Output::new(content, UNIX_EPOCH, pid)))
+pub(super) fn at_exit(content: Content, pid: u32) -> ReplayedReport {
+    ReplayedReport::AtExit(Box::new(report::Output::new(content, UNIX_EPOCH, pid)))
 }

@@ -3,7 +3,7 @@
 use std::io::{self, Read, Seek, SeekFrom};
 
 use super::{
-    check::Rejection, definitions::Definitions, event::RecordedEvent, item::Item, items::Items, output::Output,
+    check::Rejection, definitions::Definitions, event::RecordedEvent, item::Item, items::Items, output::ReplayedReport,
     record::End, state::State,
 };
 use crate::{
@@ -30,7 +30,7 @@ pub enum Step {
     /// An event was applied. If it is a query of a scope: what the scope came to.
     Event(RecordedEvent, Option<Trace>),
     /// The program asked for a report.
-    Output(Box<Output>),
+    ReplayedReport(Box<ReplayedReport>),
 }
 
 /// What was left out, and why.
@@ -102,7 +102,7 @@ impl<R: Read> Reader<R> {
         match item {
             Item::Event(event) => return state.apply(&event).map(|trace| Some(Step::Event(event, trace))),
             Item::Request(request) => {
-                return state.output(request).map(|output| output.map(|output| Step::Output(Box::new(output))));
+                return state.output(request).map(|output| output.map(|output| Step::ReplayedReport(Box::new(output))));
             }
             Item::ThreadReused(thread) => state.reuse_thread(thread)?,
             Item::PeakReleased(scope) => state.release_peak(scope),
@@ -118,9 +118,9 @@ impl<R: Read> Reader<R> {
     ///
     /// # Errors
     /// Of reading.
-    pub fn replay(&mut self, mut report: impl FnMut(&Output)) -> io::Result<()> {
+    pub fn replay(&mut self, mut report: impl FnMut(&ReplayedReport)) -> io::Result<()> {
         while let Some(step) = self.step()? {
-            if let Step::Output(output) = step {
+            if let Step::ReplayedReport(output) = step {
                 report(&output);
             }
         }

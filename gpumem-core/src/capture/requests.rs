@@ -5,7 +5,7 @@ use std::time::UNIX_EPOCH;
 use super::{
     check::{Rejection, check_device, check_memory, check_usage},
     item::{DeviceReading, Request},
-    output::{Output, at_exit},
+    output::{ReplayedReport, at_exit},
     state::{MOST_LINES, Refused, ScopeResult, State, Tracker},
 };
 use crate::{
@@ -39,10 +39,10 @@ type Result<T> = std::result::Result<T, Rejection>;
 
 impl State {
     /// What the program asked for; `None` if that is nothing to be reported.
-    pub(super) fn output(&mut self, request: Request) -> Result<Option<Output>> {
+    pub(super) fn output(&mut self, request: Request) -> Result<Option<ReplayedReport>> {
         Ok(match request {
             Request::Report { scope, ctx, subctx, lines } => {
-                Some(Output::Report(self.report(scope, ctx.as_deref(), subctx.as_deref(), lines)?))
+                Some(ReplayedReport::Report(self.report(scope, ctx.as_deref(), subctx.as_deref(), lines)?))
             }
             Request::Line { scope, number, source } => {
                 self.line(scope, number, source)?;
@@ -51,16 +51,16 @@ impl State {
             Request::Summary { not_intercepted } => {
                 self.charge(Extent::Groups)?;
                 let under = self.next_scope();
-                Some(Output::Summary(derive::summary(&self.inbox, &self.definitions, under, not_intercepted)))
+                Some(ReplayedReport::Summary(derive::summary(&self.inbox, &self.definitions, under, not_intercepted)))
             }
-            Request::Breakdown(reading) => Some(Output::Breakdown(self.breakdown(&reading)?)),
+            Request::Breakdown(reading) => Some(ReplayedReport::Breakdown(self.breakdown(&reading)?)),
             Request::MemoryStats { device, intercepted_by, since, pool } => {
                 check_device(device)?;
                 pool.flatten().as_ref().map_or(Ok(()), check_usage)?;
                 let stats = derive::memory_stats(&self.inbox, device, intercepted_by, since, pool);
-                Some(Output::MemoryStats(Box::new(stats)))
+                Some(ReplayedReport::MemoryStats(Box::new(stats)))
             }
-            Request::LiveBlocks { scope } => Some(Output::LiveBlocks(self.blocks_of(scope)?)),
+            Request::LiveBlocks { scope } => Some(ReplayedReport::LiveBlocks(self.blocks_of(scope)?)),
             Request::Leaks { is_intercepted } => {
                 self.charge(Extent::Blocks)?;
                 let pid = self.definitions.process().pid;
@@ -73,7 +73,7 @@ impl State {
                 let peaks = derive::device_peaks(&self.inbox, &self.definitions, under, is_intercepted);
                 Some(at_exit(Content::Peaks(peaks), pid))
             }
-            Request::PeakHolders { scope } => Some(Output::PeakHolders(self.peak_holders(scope)?)),
+            Request::PeakHolders { scope } => Some(ReplayedReport::PeakHolders(self.peak_holders(scope)?)),
             Request::TrackerStarted { tracker, device } => {
                 check_device(device)?;
                 if self.trackers.len() >= MOST_TRACKERS {
@@ -91,7 +91,7 @@ impl State {
                     self.came_and_went(tracker, SourceLine::new(file, line, column), word, is_intercepted)?;
                 tracked.time = UNIX_EPOCH.checked_add(time).ok_or(Rejection::Limit)?;
                 tracked.used = used;
-                Some(Output::Tracked(tracked))
+                Some(ReplayedReport::Tracked(tracked))
             }
             Request::TrackerEnded { tracker } => {
                 self.trackers.remove(&tracker).ok_or(Rejection::Contradiction)?;
@@ -104,7 +104,7 @@ impl State {
                 None
             }
             Request::OutOfMemory { refusal, reading } => {
-                Some(Output::OutOfMemory(self.out_of_memory(refusal, reading)?))
+                Some(ReplayedReport::OutOfMemory(self.out_of_memory(refusal, reading)?))
             }
         })
     }

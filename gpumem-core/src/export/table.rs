@@ -30,7 +30,7 @@ pub(super) enum Fit {
 /// A heading and rows; the one column that may be cut has what the others leave.
 pub(super) struct Table {
     columns: Vec<Column>,
-    lines: Vec<Line>,
+    lines: Vec<TableLine>,
 }
 
 struct Column {
@@ -40,7 +40,7 @@ struct Column {
     fit: Fit,
 }
 
-enum Line {
+enum TableLine {
     Row(Vec<Cell>),
     /// A text across all columns, behind so many spaces.
     Note(usize, String),
@@ -102,17 +102,18 @@ impl Table {
     }
 
     pub(super) fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
-        self.lines.push(Line::Row(cells.into_iter().collect()));
+        self.lines.push(TableLine::Row(cells.into_iter().collect()));
     }
 
     /// A line below the last row, as far to the right as what is inside of it.
     pub(super) fn note(&mut self, depth: usize, text: &str) {
-        self.lines.push(Line::Note(1 + 2 * depth, text.to_owned()));
+        self.lines.push(TableLine::Note(1 + 2 * depth, text.to_owned()));
     }
 
     /// How wide each column is; the one that may be cut is as wide as there is room for.
     fn widths(&self) -> Vec<usize> {
-        let rows = || self.lines.iter().filter_map(|line| if let Line::Row(cells) = line { Some(cells) } else { None });
+        let rows =
+            || self.lines.iter().filter_map(|line| if let TableLine::Row(cells) = line { Some(cells) } else { None });
         let mut widths: Vec<_> = self
             .columns
             .iter()
@@ -146,8 +147,8 @@ impl Table {
         write!(f, " {}", paint.on(Role::Faint, "─".repeat(rule)))?;
         for line in &self.lines {
             match line {
-                Line::Row(cells) => write!(f, "\n{}", self.line(cells, &widths, paint))?,
-                Line::Note(indent, text) => {
+                TableLine::Row(cells) => write!(f, "\n{}", self.line(cells, &widths, paint))?,
+                TableLine::Note(indent, text) => {
                     let text = shortened(text, WIDTH.saturating_sub(*indent));
                     write!(f, "\n{:indent$}{}", "", paint.on(Role::Faint, text))?;
                 }

@@ -58,9 +58,9 @@ impl Show for Tracked {
 
 fn table(changes: &[Change]) -> Table {
     let (more, less) = changes.split_at(changes.partition_point(|change| change.count > 0));
-    let lines: Vec<_> = [more, less].into_iter().flat_map(Line::of).collect();
+    let lines: Vec<_> = [more, less].into_iter().flat_map(ChangeRow::of).collect();
     let amounts = Amounts::of(lines.iter().map(|line| line.total));
-    let wide = |of: &dyn Fn(&Line<'_>) -> usize| lines.iter().map(of).max().unwrap_or(0);
+    let wide = |of: &dyn Fn(&ChangeRow<'_>) -> usize| lines.iter().map(of).max().unwrap_or(0);
     let total = wide(&|line| amounts.show(line.total).len()).max(amounts.unit.len());
     let blocks = wide(&|line| line.blocks.width()).max("blocks".len());
     let what = wide(&|line| line.what.width());
@@ -80,7 +80,7 @@ fn table(changes: &[Change]) -> Table {
 }
 
 /// The text of one change, or of the smallest ones together.
-struct Line<'a> {
+struct ChangeRow<'a> {
     is_less: bool,
     /// Without its sign.
     total: i64,
@@ -90,7 +90,7 @@ struct Line<'a> {
     change: Option<&'a Change>,
 }
 
-impl<'a> Line<'a> {
+impl<'a> ChangeRow<'a> {
     fn of(changes: &'a [Change]) -> impl Iterator<Item = Self> {
         // One is not worth a line that stands for it.
         let shown = if changes.len() > MOST_LINES + 1 { MOST_LINES } else { changes.len() };

@@ -1,7 +1,7 @@
 //! Peaks that are kept, so that their groups can be read in parts: of an open scope, of a closed scope, or of a device.
 
 use super::{
-    Ledger, groups::AllocGroup, kept_range::KeptRange, meters::Meter, peaks::Peaks, scope::Scope,
+    Ledger, groups::AllocGroup, kept_range::KeptRange, meters::Meter, peaks::PeakHistory, scope::Scope,
     thread_level::ThreadLevel,
 };
 use crate::model::{ByteDelta, Device, Gauge, OwnerThread, ScopeId};
@@ -27,7 +27,7 @@ pub struct PeakTotal {
 
 impl Ledger {
     /// The peaks that the peak of a scope is among, and the level that they belong to.
-    fn peaks(&mut self, of_thread: Option<OwnerThread>, meter: u16) -> (&mut Peaks, i64) {
+    fn peaks(&mut self, of_thread: Option<OwnerThread>, meter: u16) -> (&mut PeakHistory, i64) {
         match of_thread {
             None => {
                 let Meter { level, peaks, .. } = &mut self.meters.0[usize::from(meter)];

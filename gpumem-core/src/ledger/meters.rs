@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{counts::signed, open_traces::OpenTraces, peaks::Peaks, stats::Stat, watermark::Watermark};
+use super::{counts::signed, open_traces::OpenTraces, peaks::PeakHistory, stats::Stat, watermark::Watermark};
 use crate::model::{Device, Gauge, GpuMemory, MemKind, PoolUsage, Time};
 
 /// One meter for each device and gauge. There are few, so a linear search is faster than a hash table.
@@ -13,9 +13,9 @@ pub(super) struct Meters(pub(super) Vec<Meter>);
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Meter {
-    pub(super) level: Level,
+    pub(super) level: UsageLevel,
     /// Used by [`Gauge::Exact`] only, as are `on_device` and `kinds`.
-    pub(super) peaks: Peaks,
+    pub(super) peaks: PeakHistory,
     /// The memory that traces count.
     pub(super) on_device: Stat,
     /// Indexed as [`MemKind::ALL`].
@@ -29,7 +29,7 @@ pub(super) struct Meter {
 
 /// Bytes in use, and the most of them since each open scope began.
 #[derive(Debug, Default)]
-pub(super) struct Level {
+pub(super) struct UsageLevel {
     /// May be negative: blocks that are older than the session may be freed, and samples count down from what is free.
     pub(super) in_use: i64,
     pub(super) peaks: Watermark<i64>,
@@ -61,8 +61,8 @@ impl Meters {
         let known = self.0.iter().position(|meter| meter.device == device && meter.gauge == gauge);
         let index = known.unwrap_or_else(|| {
             self.0.push(Meter {
-                level: Level::default(),
-                peaks: Peaks::of_device(),
+                level: UsageLevel::default(),
+                peaks: PeakHistory::of_device(),
                 on_device: Stat::default(),
                 kinds: Default::default(),
                 device,
@@ -93,7 +93,7 @@ impl Meters {
     }
 }
 
-impl Level {
+impl UsageLevel {
     /// Changes by `net`; `high` is the most that was in use meanwhile.
     #[inline]
     pub(super) fn apply(&mut self, high: i64, net: i64) {

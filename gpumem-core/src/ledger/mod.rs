@@ -40,7 +40,7 @@ pub use self::{
 };
 use self::{
     groups::AllocGroups, guests::Guests, kept_range::KeptRange, live::LiveBlocks, live::hash::KeyHashBuilder,
-    meters::Meters, pending::PendingDelta, scope::Scope, thread::Thread, thread_level::ThreadLevel, tree::Tree,
+    meters::Meters, pending::PendingDelta, scope::Scope, thread::Thread, thread_level::ThreadLevel, tree::ScopeTree,
 };
 use crate::model::{OwnerThread, ScopeId, Trace};
 
@@ -69,7 +69,7 @@ pub struct Ledger {
     /// The result of the newest query. It is not part of [`apply`](Self::apply)'s return value, so that allocations stay
     /// cheap.
     last_trace: Option<Trace>,
-    tree: Tree,
+    tree: ScopeTree,
     meters: Meters,
     /// What one thread has in use on one meter. An entry exists while a scope counts that thread only.
     thread_levels: HashMap<(OwnerThread, u16), ThreadLevel, KeyHashBuilder>,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     Ledger,
-    meters::{Level, Meter},
+    meters::{Meter, UsageLevel},
     scope::{Scope, ScopeStart},
     thread::{Entered, Thread},
 };
@@ -113,7 +113,7 @@ impl Ledger {
         trace
     }
 
-    fn level(&self, scope: &Scope) -> &Level {
+    fn level(&self, scope: &Scope) -> &UsageLevel {
         match scope.of_thread {
             None => &self.meters.0[usize::from(scope.meter)].level,
             Some(thread) => &self.thread_levels[&(thread, scope.meter)].level,

@@ -5,14 +5,14 @@ use std::collections::HashMap;
 use super::{
     groups::GroupId,
     live::hash::KeyHashBuilder,
-    meters::Level,
-    peaks::{GroupBytes, Peaks},
+    meters::UsageLevel,
+    peaks::{GroupBytes, PeakHistory},
 };
 
 /// What one thread has in use on one meter.
 #[derive(Debug, Default)]
 pub(super) struct ThreadLevel {
-    pub(super) level: Level,
+    pub(super) level: UsageLevel,
     /// How many open scopes and kept peaks need it.
     pub(super) users: usize,
     /// Exists while one of them needs to know which allocations make a peak.
@@ -22,7 +22,7 @@ pub(super) struct ThreadLevel {
 /// What one thread has in use of each group. The counts begin when this is created.
 #[derive(Debug)]
 pub(super) struct ThreadGroups {
-    pub(super) peaks: Peaks,
+    pub(super) peaks: PeakHistory,
     pub(super) all: Vec<(GroupId, GroupBytes)>,
     known: HashMap<GroupId, usize, KeyHashBuilder>,
     /// The index of the group that changed last.
@@ -31,7 +31,7 @@ pub(super) struct ThreadGroups {
 
 impl Default for ThreadGroups {
     fn default() -> Self {
-        Self { peaks: Peaks::of_thread(), all: Vec::new(), known: HashMap::default(), newest: 0 }
+        Self { peaks: PeakHistory::of_thread(), all: Vec::new(), known: HashMap::default(), newest: 0 }
     }
 }
 

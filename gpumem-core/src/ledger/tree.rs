@@ -57,7 +57,7 @@ pub struct ScopeNode {
 
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Tree {
+pub(super) struct ScopeTree {
     known: HashMap<(NodeId, CallsiteId), NodeId>,
     /// The root of each device, indexed by meter.
     roots: Vec<NodeId>,
@@ -65,7 +65,7 @@ pub(super) struct Tree {
     nodes: Vec<ScopeNode>,
 }
 
-impl Default for Tree {
+impl Default for ScopeTree {
     fn default() -> Self {
         let none = ScopeNode::new(NodeId::NONE, CallsiteId::NONE, u16::MAX, 0, NodeId::NONE);
         Self { nodes: vec![none], known: HashMap::new(), roots: Vec::new() }
@@ -101,7 +101,7 @@ impl ScopeNode {
     }
 }
 
-impl Tree {
+impl ScopeTree {
     /// Applies the sum of several events of one node.
     #[inline]
     pub(super) fn apply(&mut self, node: NodeId, delta: &GroupDelta) {

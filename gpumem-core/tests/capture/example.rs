@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, fs, io::Cursor, path::Path, time::Duration};
 
 use gpumem_core::{
-    capture::{CallsiteDefinition, End, Item, Output, Reader, RecordedEvent, Request},
+    capture::{CallsiteDefinition, End, Item, Reader, RecordedEvent, ReplayedReport, Request},
     model::{
         Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, ScopeSpec, Source, StackId,
         ThreadId,
@@ -67,7 +67,7 @@ fn the_document_shows_what_is_written() {
     assert!(document.contains(&dump), "the document does not have:\n{dump}");
     let mut reader = Reader::new(Cursor::new(file)).unwrap();
     let mut printed = String::new();
-    reader.replay(|output: &Output| printed.push_str(&output.to_string())).unwrap();
+    reader.replay(|output: &ReplayedReport| printed.push_str(&output.to_string())).unwrap();
     assert_eq!(reader.end(), Some(&End::Complete));
     assert!(document.contains(printed.trim_end()), "the document does not have:\n{printed}");
 }

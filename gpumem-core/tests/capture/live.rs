@@ -5,8 +5,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use gpumem_core::{
     capture::{
-        BlockLabel, CallsiteDefinition, CodeAddress, DeviceReading, Item, ModuleDefinition, Output, Process,
-        RecordedEvent, Request, StackDefinition, Symbol, SymbolsDefinition,
+        BlockLabel, CallsiteDefinition, CodeAddress, DeviceReading, Item, ModuleDefinition, Process, RecordedEvent,
+        ReplayedReport, Request, StackDefinition, Symbol, SymbolsDefinition,
     },
     derive::{self, Callsite, KeptPeak, Labels, Names, Refusal, Snapshot, Stack},
     error::Error,
@@ -164,7 +164,7 @@ pub(crate) struct Live {
     displaced: u64,
     next: u64,
     /// The reports that the program got.
-    pub(crate) outputs: Vec<Output>,
+    pub(crate) outputs: Vec<ReplayedReport>,
 }
 
 fn device(random: &mut Random) -> Device {
@@ -216,7 +216,7 @@ impl Live {
     }
 
     /// What was recorded.
-    pub(crate) fn finish(self) -> (Vec<Item>, Vec<Output>) {
+    pub(crate) fn finish(self) -> (Vec<Item>, Vec<ReplayedReport>) {
         definitions().1.into_iter().for_each(|item| this_push(&self.inbox, item));
         let items = self.inbox.with_tap(|tap| (false, std::mem::take(&mut tap.0))).expect("nobody is inside");
         (items, self.outputs)
@@ -226,7 +226,7 @@ impl Live {
         this_push(&self.inbox, item);
     }
 
-    fn ask(&mut self, request: Request, output: Output) {
+    fn ask(&mut self, request: Request, output: ReplayedReport) {
         self.push(Item::Request(request));
         self.outputs.push(output);
     }
@@ -356,7 +356,7 @@ impl Live {
         let ctx = self.random.option(|_| "step".to_owned());
         let subctx = self.random.option(|_| "exit".to_owned());
         let report = Report::new(trace, ctx.as_deref(), subctx.as_deref());
-        self.ask(Request::Report { scope, ctx, subctx, lines: None }, Output::Report(report));
+        self.ask(Request::Report { scope, ctx, subctx, lines: None }, ReplayedReport::Report(report));
     }
 
     fn close(&mut self) {
@@ -463,14 +463,14 @@ impl Live {
             0 => {
                 let not_intercepted = self.random.option(|_| "it was asked for".to_owned());
                 let summary = derive::summary(&self.inbox, &SessionNames, under, not_intercepted.clone());
-                self.ask(Request::Summary { not_intercepted }, Output::Summary(summary));
+                self.ask(Request::Summary { not_intercepted }, ReplayedReport::Summary(summary));
             }
             1 => {
                 let reading = self.reading(device);
                 let snapshot = Snapshot::now(&self.inbox, &SessionNames, device);
                 let live = snapshot.groups(|stack| SessionNames.stack(stack));
                 let breakdown = Breakdown::of(&Known { live, ..Self::known(&reading) });
-                self.ask(Request::Breakdown(reading), Output::Breakdown(breakdown));
+                self.ask(Request::Breakdown(reading), ReplayedReport::Breakdown(breakdown));
             }
             2 => {
                 let (since, pool) = (self.inbox.age(), self.random.option(|random| random.option(usage)));
@@ -478,7 +478,7 @@ impl Live {
                 let stats = derive::memory_stats(&self.inbox, device, by.clone(), since, pool);
                 self.ask(
                     Request::MemoryStats { device, intercepted_by: by, since, pool },
-                    Output::MemoryStats(Box::new(stats)),
+                    ReplayedReport::MemoryStats(Box::new(stats)),
                 );
             }
             3 => {
@@ -489,7 +489,7 @@ impl Live {
                     (None, None) => (None, None),
                 };
                 let blocks = derive::live_blocks(&self.inbox, &SessionNames, within.as_ref());
-                self.ask(Request::LiveBlocks { scope }, Output::LiveBlocks(blocks));
+                self.ask(Request::LiveBlocks { scope }, ReplayedReport::LiveBlocks(blocks));
             }
             4 => {
                 let leaks = derive::leaks(&self.inbox, &SessionNames, is_intercepted);
@@ -517,7 +517,7 @@ impl Live {
         };
         let (mut peak, trace) = (peak.expect("it is kept"), trace.expect("it was answered"));
         (peak.untracked, peak.lost) = (trace.untracked, trace.lost);
-        self.ask(Request::PeakHolders { scope }, Output::PeakHolders(peak));
+        self.ask(Request::PeakHolders { scope }, ReplayedReport::PeakHolders(peak));
     }
 
     fn track(&mut self, device: Device, is_intercepted: bool) {
@@ -554,7 +554,7 @@ impl Live {
         }
         let (number, file) = (tracking.number, file.to_owned());
         let request = Request::Tracked { tracker: number, time, file, line, column, word, used, is_intercepted };
-        self.ask(request, Output::Tracked(tracked));
+        self.ask(request, ReplayedReport::Tracked(tracked));
     }
 
     fn refused(&mut self, device: Device, under: ScopeId) {
@@ -576,7 +576,7 @@ impl Live {
             self.inbox.release_peak(under);
         }
         let oom = refusal.resolved(&snapshot, holders, known, &SessionNames);
-        self.ask(Request::OutOfMemory { refusal: number, reading }, Output::OutOfMemory(oom));
+        self.ask(Request::OutOfMemory { refusal: number, reading }, ReplayedReport::OutOfMemory(oom));
     }
 }
 
@@ -585,17 +585,17 @@ fn this_push(inbox: &Inbox<Collect>, item: Item) {
 }
 
 /// A recording, and the reports that the program got.
-pub(crate) fn recording(seed: u64, steps: usize) -> (Vec<Item>, Vec<Output>) {
+pub(crate) fn recording(seed: u64, steps: usize) -> (Vec<Item>, Vec<ReplayedReport>) {
     let mut live = Live::new(seed);
     live.steps(steps);
     live.finish()
 }
 
-fn at_exit(content: Content) -> Output {
-    Output::AtExit(Box::new(report::Output::new(content, UNIX_EPOCH, 4711)))
+fn at_exit(content: Content) -> ReplayedReport {
+    ReplayedReport::AtExit(Box::new(report::Output::new(content, UNIX_EPOCH, 4711)))
 }
 
 /// What tells two reports apart: all that they have, and what is printed.
-pub(crate) fn words(output: &Output) -> String {
+pub(crate) fn words(output: &ReplayedReport) -> String {
     format!("{output:?}\n{output}")
 }

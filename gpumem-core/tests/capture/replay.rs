@@ -2,14 +2,14 @@
 
 use std::io::Cursor;
 
-use gpumem_core::capture::{End, Item, Output, Reader, Request};
+use gpumem_core::capture::{End, Item, Reader, ReplayedReport, Request};
 
 use crate::{
     live::{recording, words},
     round_trip::written,
 };
 
-fn replayed(file: Vec<u8>) -> (Vec<Output>, Reader<Cursor<Vec<u8>>>) {
+fn replayed(file: Vec<u8>) -> (Vec<ReplayedReport>, Reader<Cursor<Vec<u8>>>) {
     let mut reader = Reader::new(Cursor::new(file)).unwrap();
     let mut outputs = Vec::new();
     reader.replay(|output| outputs.push(output.clone())).unwrap();
@@ -28,14 +28,14 @@ fn all_reports_are_the_same_character_by_character() {
         for (at, (replayed, live)) in replayed.iter().zip(&live).enumerate() {
             assert_eq!(words(replayed), words(live), "seed {seed}, report {at}");
             let kind = match live {
-                Output::Report(_) => 0,
-                Output::Summary(_) => 1,
-                Output::Breakdown(_) => 2,
-                Output::MemoryStats(_) => 3,
-                Output::LiveBlocks(_) => 4,
-                Output::AtExit(_) => 5,
-                Output::PeakHolders(_) => 6,
-                Output::Tracked(_) => 7,
+                ReplayedReport::Report(_) => 0,
+                ReplayedReport::Summary(_) => 1,
+                ReplayedReport::Breakdown(_) => 2,
+                ReplayedReport::MemoryStats(_) => 3,
+                ReplayedReport::LiveBlocks(_) => 4,
+                ReplayedReport::AtExit(_) => 5,
+                ReplayedReport::PeakHolders(_) => 6,
+                ReplayedReport::Tracked(_) => 7,
                 _ => 8,
             };
             kinds[kind] += 1;
@@ -53,7 +53,7 @@ fn what_the_recording_missed_is_lost() {
     let (outputs, reader) = replayed(written(&before.chain(items[is_open..].iter().cloned()).collect::<Vec<_>>()));
     assert_eq!(reader.skipped().missed, 7);
     let lost = outputs.iter().rev().find_map(|output| match output {
-        Output::Summary(summary) => Some(summary.lost),
+        ReplayedReport::Summary(summary) => Some(summary.lost),
         _ => None,
     });
     assert!(lost.is_some_and(|lost| lost >= 7), "{lost:?}");
@@ -69,9 +69,9 @@ fn names_that_are_missing_are_replaced_and_nothing_else_changes() {
     assert_eq!(outputs.len(), live.len());
     for (output, live) in outputs.iter().zip(&live) {
         match (output, live) {
-            (Output::Report(output), Output::Report(live)) => assert_eq!(output, live),
-            (Output::MemoryStats(output), Output::MemoryStats(live)) => assert_eq!(output, live),
-            (Output::Summary(output), Output::Summary(live)) => {
+            (ReplayedReport::Report(output), ReplayedReport::Report(live)) => assert_eq!(output, live),
+            (ReplayedReport::MemoryStats(output), ReplayedReport::MemoryStats(live)) => assert_eq!(output, live),
+            (ReplayedReport::Summary(output), ReplayedReport::Summary(live)) => {
                 let figures = |summary: &gpumem_core::report::Summary| {
                     let mut all: Vec<_> =
                         summary.scopes.iter().map(|scope| (scope.used, scope.peak, scope.calls)).collect();

@@ -24,7 +24,7 @@ use gpumem::{
     tracker::MemTracker,
 };
 use gpumem_core::{
-    capture::{End, Output, Reader},
+    capture::{End, Reader, ReplayedReport},
     report::Content,
 };
 use gpumem_tests::Random;
@@ -138,7 +138,7 @@ fn read(file: &str) -> Result<(), Box<dyn Error>> {
     let mut reader = Reader::new(fs::File::open(file)?)?;
     let mut lines = Vec::new();
     reader.replay(|output| {
-        if !matches!(output, Output::LiveBlocks(_)) {
+        if !matches!(output, ReplayedReport::LiveBlocks(_)) {
             lines.push(format!("{:?}", output.to_string()));
         }
     })?;

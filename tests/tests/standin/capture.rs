@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gpumem_core::capture::{End, Output, Reader, Step};
+use gpumem_core::capture::{End, Reader, ReplayedReport, Step};
 use gpumem_core::model::EventKind;
 use gpumem_tests::{CONTEXT, Standin};
 
@@ -48,8 +48,8 @@ fn what_a_program_printed_is_in_its_recording() {
         let (mut printed, mut at_exit) = (Vec::new(), Vec::new());
         reader
             .replay(|output| match output {
-                Output::Report(_) | Output::Tracked(_) => printed.push(output.to_string()),
-                Output::AtExit(_) => at_exit.push(output.to_string()),
+                ReplayedReport::Report(_) | ReplayedReport::Tracked(_) => printed.push(output.to_string()),
+                ReplayedReport::AtExit(_) => at_exit.push(output.to_string()),
                 other => panic!("{other:?}"),
             })
             .unwrap();
@@ -74,8 +74,8 @@ fn the_report_of_a_refusal_is_in_the_recording() {
     assert!(outcome.is_clean(), "{outcome}");
     let mut reader = recording.reader();
     let mut printed = Vec::new();
-    let mut keep = |output: &Output| {
-        if matches!(output, Output::OutOfMemory(_)) {
+    let mut keep = |output: &ReplayedReport| {
+        if matches!(output, ReplayedReport::OutOfMemory(_)) {
             printed.push(output.to_string());
         }
     };

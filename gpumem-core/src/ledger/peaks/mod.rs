@@ -31,7 +31,7 @@ pub(super) struct Peak {
 /// The needed moments of one level of bytes in use.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Peaks {
+pub(super) struct PeakHistory {
     /// The newest needed moment.
     newest: Moment,
     /// A level above this is a new peak.
@@ -110,7 +110,7 @@ impl PeakRange {
     }
 }
 
-impl Peaks {
+impl PeakHistory {
     /// The peaks of a device. Its record is always kept.
     pub(super) fn of_device() -> Self {
         Self { highest: 0, record: Peak::default(), ..Self::of_thread() }

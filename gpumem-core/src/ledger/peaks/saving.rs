@@ -1,27 +1,27 @@
 //! When a group saves its bytes, and which saved bytes it keeps.
 
 use super::{
-    PeakRange, Peaks,
+    PeakHistory, PeakRange,
     history::{GroupBytes, GroupHistory, Moment},
 };
 
 impl GroupHistory {
     /// The group must be saved before it changes.
     #[inline]
-    pub(in super::super) fn must_save(&self, peaks: &Peaks) -> bool {
+    pub(in super::super) fn must_save(&self, peaks: &PeakHistory) -> bool {
         self.moment < peaks.newest
     }
 
     /// Saves the group, which has `bytes` and is about to change.
     #[inline]
-    pub(super) fn save(&mut self, bytes: i64, peaks: &Peaks) {
+    pub(super) fn save(&mut self, bytes: i64, peaks: &PeakHistory) {
         if self.must_save(peaks) {
             self.save_for(bytes, peaks);
         }
     }
 
     #[inline(never)]
-    fn save_for(&mut self, bytes: i64, peaks: &Peaks) {
+    fn save_for(&mut self, bytes: i64, peaks: &PeakHistory) {
         if (self.moment >= peaks.oldest || self.earlier.is_some()) && !self.has_earlier_until(peaks.second) {
             self.keep_earlier(peaks);
         }
@@ -37,7 +37,7 @@ impl GroupHistory {
     /// Moves the newest saved bytes to `earlier`, if they are still needed. Removes from `earlier` what is not needed any
     /// more.
     #[cold]
-    fn keep_earlier(&mut self, peaks: &Peaks) {
+    fn keep_earlier(&mut self, peaks: &PeakHistory) {
         let earlier = self.earlier.get_or_insert_default();
         let before = |earlier: &[(Moment, i64)]| earlier.last().map_or(0, |(moment, _)| *moment);
         if peaks.has_moment(before(earlier), self.moment) {
@@ -63,7 +63,7 @@ impl GroupHistory {
     }
 
     /// The group, which has nothing in use now, had something in use at a needed moment.
-    pub(in super::super) fn is_needed(&self, peaks: &Peaks) -> bool {
+    pub(in super::super) fn is_needed(&self, peaks: &PeakHistory) -> bool {
         let mut before = 0;
         let earlier = self.earlier.iter().flat_map(|earlier| earlier.iter().copied());
         earlier.chain([(self.moment, self.bytes)]).any(|(moment, bytes)| {
@@ -75,7 +75,7 @@ impl GroupHistory {
 
 impl GroupBytes {
     /// Saves the bytes if necessary, and changes them.
-    pub(in super::super) fn change(&mut self, by: i64, peaks: &Peaks) {
+    pub(in super::super) fn change(&mut self, by: i64, peaks: &PeakHistory) {
         self.history.save(self.bytes, peaks);
         self.bytes = self.bytes.saturating_add(by);
     }

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use gpumem_core::capture::{End, Item, Output, Reader, Step, items_of};
+use gpumem_core::capture::{End, Item, Reader, ReplayedReport, Step, items_of};
 
 use crate::{
     export::Sink,
@@ -24,7 +24,7 @@ impl Recording {
         Self(std::env::temp_dir().join(file))
     }
 
-    fn read(&self) -> (Vec<Output>, Reader<fs::File>) {
+    fn read(&self) -> (Vec<ReplayedReport>, Reader<fs::File>) {
         let mut reader = Reader::new(fs::File::open(&self.0).unwrap()).unwrap();
         let mut outputs = Vec::new();
         reader.replay(|output| outputs.push(output.clone())).unwrap();
@@ -96,13 +96,13 @@ fn all_reports_of_a_session_are_in_its_recording() {
     let mut replayed = Vec::new();
     for output in outputs {
         match output {
-            Output::Report(report) => replayed_reports.push(report),
-            Output::Summary(value) => replayed.push(format!("{value:?}")),
-            Output::Breakdown(value) => replayed.push(format!("{value:?}")),
-            Output::MemoryStats(value) => replayed.push(format!("{value:?}")),
-            Output::LiveBlocks(value) => replayed.push(format!("{value:?}")),
-            Output::PeakHolders(value) => replayed.push(format!("{value:?}")),
-            Output::Tracked(value) => replayed.push(format!("{value:?}")),
+            ReplayedReport::Report(report) => replayed_reports.push(report),
+            ReplayedReport::Summary(value) => replayed.push(format!("{value:?}")),
+            ReplayedReport::Breakdown(value) => replayed.push(format!("{value:?}")),
+            ReplayedReport::MemoryStats(value) => replayed.push(format!("{value:?}")),
+            ReplayedReport::LiveBlocks(value) => replayed.push(format!("{value:?}")),
+            ReplayedReport::PeakHolders(value) => replayed.push(format!("{value:?}")),
+            ReplayedReport::Tracked(value) => replayed.push(format!("{value:?}")),
             other => panic!("{other:?}"),
         }
     }

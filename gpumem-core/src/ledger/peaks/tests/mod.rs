@@ -4,7 +4,7 @@ mod history;
 mod simple;
 
 use self::history::history;
-use super::{super::tests::numbers, GroupBytes, Peaks};
+use super::{super::tests::numbers, GroupBytes, PeakHistory};
 
 #[test]
 fn ten_thousand_histories_agree_with_the_simple_way() {
@@ -25,7 +25,7 @@ fn forgotten_groups_are_not_part_of_a_peak() {
 #[test]
 fn unneeded_saved_bytes_are_removed() {
     let mut numbers = numbers(7);
-    let mut peaks = Peaks::of_device();
+    let mut peaks = PeakHistory::of_device();
     let mut groups = [GroupBytes::default(), GroupBytes::default()];
     let mut scopes = std::collections::VecDeque::new();
     let mut longest = 0;
