@@ -10,7 +10,8 @@ mod tests;
 mod thread;
 
 use std::{
-    fs::File,
+    fs::{File, TryLockError},
+    io,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
@@ -93,8 +94,8 @@ impl Session {
         }
     }
 
-    fn try_capture(&'static self, path: &Path) -> std::io::Result<()> {
-        let writer = Writer::new(File::create(path)?)?;
+    fn try_capture(&'static self, path: &Path) -> io::Result<()> {
+        let writer = Writer::new(create(path)?)?;
         let (to, from) = ring(SLOTS);
         let stop = Arc::new(AtomicBool::new(false));
         let (done, is_done) = mpsc::sync_channel(1);
@@ -158,6 +159,21 @@ impl Session {
     pub(super) fn next_tracker(&self) -> u64 {
         self.capture.trackers.fetch_add(1, Relaxed)
     }
+}
+
+/// Creates the file, or empties it. The lock lasts until the process ends: two processes that write to one file would destroy both
+/// recordings. A pipe or a device is refused, because opening or writing it can block the program.
+fn create(path: &Path) -> io::Result<File> {
+    if path.metadata().is_ok_and(|known| !known.is_file()) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+    }
+    let file = File::options().write(true).create(true).truncate(false).open(path)?;
+    if let Err(TryLockError::WouldBlock) = file.try_lock() {
+        let why = "another process records to it; with %p in the name, each process has a file of its own";
+        return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
+    }
+    file.set_len(0)?;
+    Ok(file)
 }
 
 /// `%p` stands for the number of the process.

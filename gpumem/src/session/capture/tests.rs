@@ -200,3 +200,38 @@ fn a_file_that_cannot_be_written_is_said_once_and_nothing_else_changes() {
     session.end_capture();
     assert!(!path.exists());
 }
+
+/// The second recording would destroy both.
+#[test]
+fn a_file_has_one_recording_at_a_time() {
+    let (first, recording, _) = recorded("twice", &[]);
+    let gpu = first.add(Bytes::gib(1)).unwrap();
+    let trace = first.run(|| GpuMemTrace::builder().device(2).silent(true).start().unwrap());
+    let path = recording.0.to_str().unwrap();
+    let second = TestSession::new(&[("GPUMEM_CAPTURE", path), ("GPUMEM_SIM", "1GiB")]).unwrap();
+    let notices = Arc::new(Mutex::new(Vec::new()));
+    let to = Arc::clone(&notices);
+    second.run(|| {
+        set_sink(Sink::custom(move |output| to.lock().unwrap().push(output.to_string())));
+        drop(GpuMemTrace::builder().silent(true).start().unwrap());
+    });
+    let notices = notices.lock().unwrap().join("\n");
+    assert!(notices.contains("another process records to it") && notices.contains("%p"), "{notices}");
+    drop(gpu.alloc(Bytes::mib(3)).unwrap());
+    drop(trace);
+    first.end_capture();
+    let (outputs, reader) = recording.read();
+    assert!(outputs.is_empty() && reader.end() == Some(&End::Complete));
+}
+
+#[test]
+fn a_device_or_a_pipe_is_no_file_for_a_recording() {
+    let session = TestSession::new(&[("GPUMEM_CAPTURE", "/dev/null"), ("GPUMEM_SIM", "1GiB")]).unwrap();
+    let notices = Arc::new(Mutex::new(Vec::new()));
+    let to = Arc::clone(&notices);
+    session.run(|| {
+        set_sink(Sink::custom(move |output| to.lock().unwrap().push(output.to_string())));
+        drop(GpuMemTrace::builder().silent(true).start().unwrap());
+    });
+    assert!(notices.lock().unwrap().iter().any(|notice| notice.contains("/dev/null: it is not a regular file")));
+}

@@ -5,6 +5,7 @@ use std::{
     fmt::Display,
     fs::{File, OpenOptions},
     io::{self, IsTerminal, Write},
+    mem,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     process as std_process,
@@ -164,7 +165,11 @@ impl Session {
             return;
         }
         // The panic hook has printed the panic. The drop of a guard must not panic.
-        let _ = catch_unwind(AssertUnwindSafe(|| to(output)));
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| to(output))) {
+            // The drop of what a panic carries may panic as well.
+            mem::forget(panic);
+            self.report_unwritten(&"the function of the sink panicked");
+        }
         let _ = INSIDE.try_with(|inside| inside.set(false));
     }
 
@@ -191,6 +196,25 @@ mod tests {
         let session = TestSession::new(variables).unwrap();
         session.add(Bytes::gib(1)).unwrap();
         session
+    }
+
+    /// What a panic carries may panic when it is dropped.
+    #[test]
+    fn a_function_that_panics_with_anything_is_caught() {
+        struct Bad;
+
+        impl Drop for Bad {
+            fn drop(&mut self) {
+                panic!("in the drop of what a panic carries");
+            }
+        }
+
+        let session = session(&[]);
+        session.run(|| {
+            set_sink(Sink::custom(|_| std::panic::panic_any(Bad)));
+            let trace = GpuMemTrace::with_ctx("step");
+            trace.report();
+        });
     }
 
     /// A trace that holds 3 MiB, a tracker's point, a skipped budget, and the notice that the device is simulated.

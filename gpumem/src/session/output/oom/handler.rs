@@ -2,6 +2,7 @@
 
 use std::{
     cell::Cell,
+    mem,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{PoisonError, atomic::Ordering::Relaxed},
     thread,
@@ -41,7 +42,8 @@ pub(in crate::session) fn refused(session: &'static Session, device: Option<Devi
         return;
     }
     // The panic hook has printed the panic. The program still gets the error of its allocation.
-    let _ = catch_unwind(AssertUnwindSafe(|| handle(session, device, bytes, kind)));
+    // The drop of what a panic carries may panic as well.
+    mem::forget(catch_unwind(AssertUnwindSafe(|| handle(session, device, bytes, kind))));
     IS_HANDLED.set(false);
 }
 
