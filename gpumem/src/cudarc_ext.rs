@@ -19,7 +19,9 @@ use crate::{
 /// let mut tracker = MemTracker::new();
 /// let stream = CudaContext::new(0)?.default_stream(); // needs a GPU
 /// let input = stream.clone_htod(&vec![1_u8; 3 * 224 * 224])?.labelled("input", &[3, 224, 224]);
-/// track!(tracker); // +    1  1 × 147 KiB  u8 (3, 224, 224)  input
+/// let kernel = stream.alloc_zeros::<f32>(9)?;
+/// kernel.label("kernel", &[3, 3])?;
+/// track!(tracker); // lists both by their labels
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait LabelExt: Sized {
@@ -27,12 +29,16 @@ pub trait LabelExt: Sized {
     ///
     /// It gets the slice's address from cudarc, in the same way as a kernel that reads the slice on its own stream.
     ///
+    /// Example: see [`LabelExt`].
+    ///
     /// # Errors
     /// Those of [`label`](crate::tracker::label), and when the number of elements in the shape is not that of the slice.
     fn label(&self, name: impl Into<String>, shape: &[usize]) -> Result<()>;
 
     /// As [`label`](Self::label), for the line that allocates: `stream.alloc_zeros(9)?.labelled("kernel", &[3, 3])`. If
     /// allocations are not intercepted, the slice has no label. A wrong shape is reported once on stderr.
+    ///
+    /// Example: see [`LabelExt`].
     #[must_use]
     fn labelled(self, name: impl Into<String>, shape: &[usize]) -> Self {
         if let Err(error) = self.label(name, shape)
@@ -72,6 +78,8 @@ impl<T> LabelExt for CudaSlice<T> {
 /// ```
 pub trait AllocLabelledExt {
     /// Allocates a slice of this shape, filled with zeros, and labels it, as [`LabelExt::labelled`] does.
+    ///
+    /// Example: see [`AllocLabelledExt`].
     ///
     /// # Errors
     /// Those of cudarc's `alloc_zeros`.

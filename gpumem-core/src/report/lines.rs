@@ -10,7 +10,8 @@ use crate::model::{ByteDelta, Trace};
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
 /// let at = gpumem::tracker::MemTracker::new().track().at;
 /// println!("{at}"); // src/main.rs:5
-/// assert_eq!(at.line(), line!() - 2);
+/// println!("{}, line {}, column {}", at.file(), at.line(), at.column());
+/// assert_eq!(at.line(), line!() - 3);
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
