@@ -41,7 +41,19 @@ pub struct OutOfMemory {
 
 /// A place, in the code or among the scopes, and what of it is live.
 ///
-/// Example: see `gpumem::oom::on_oom`.
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # use gpumem::Bytes;
+/// # let trace = gpumem::GpuMemTrace::new();
+/// gpumem::oom::on_oom(|oom| {
+///     let Some(largest) = oom.places.first() else { return };
+///     eprintln!("{} at {}", largest.bytes, largest.name); // 10 GiB at src/main.rs:7
+/// });
+/// let weights = gpu.alloc(Bytes::gib(10))?;
+/// assert!(gpu.alloc(Bytes::gib(10)).unwrap_err().is_out_of_memory());
+/// # drop(weights);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
