@@ -17,6 +17,7 @@ fn main() -> Result<(), gpumem_estimate::Error> {
         key_value_heads: 8,
         hidden: 28_672,
         positions: 0,
+        dropout: 0.0,
     };
     for model in [deep, sizes.llama("70 B", 2048, false)] {
         let began = Instant::now();

@@ -17,7 +17,7 @@ fn vgg(name: &str) -> Model {
 }
 
 fn llama(vocabulary: u64, size: u64, hidden: u64, blocks: usize, [heads, key_value_heads]: [u64; 2]) -> Transformer {
-    Transformer { vocabulary, size, blocks, heads, key_value_heads, hidden, positions: 0 }
+    Transformer { vocabulary, size, blocks, heads, key_value_heads, hidden, positions: 0, dropout: 0.0 }
 }
 
 fn model(name: &str) -> Model {

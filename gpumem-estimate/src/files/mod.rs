@@ -1,5 +1,6 @@
 //! What files say about a model, without its weights.
 
+mod config;
 mod safetensors;
 
 use std::{collections::BTreeMap, path::Path};

@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// The sizes of a transformer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Transformer {
     /// How many tokens there are.
     pub vocabulary: u64,
@@ -23,10 +23,9 @@ pub struct Transformer {
     pub hidden: u64,
     /// How many positions have an embedding; 0 if positions rotate the queries and keys.
     pub positions: u64,
+    /// The dropout after embeddings and in each block, of GPT-2 and BERT.
+    pub dropout: f64,
 }
-
-/// The dropout of GPT-2 and BERT.
-const DROPOUT: f64 = 0.1;
 
 fn activation(function: Function) -> Layer {
     Layer::Activation { function, in_place: false }
@@ -44,7 +43,7 @@ impl Transformer {
     /// GPT-2 with a head for the next token.
     pub fn gpt2(&self, name: &str, length: u64) -> Model {
         let Self { size, heads, hidden, .. } = *self;
-        let dropout = || Layer::Dropout { probability: DROPOUT };
+        let dropout = || Layer::Dropout { probability: self.dropout };
         let block = || {
             let attention = Attention { size, heads, is_joined: true, keeps_cache: true, ..Attention::default() };
             let attention = vec![
@@ -111,7 +110,7 @@ impl Transformer {
     /// BERT with a head for masked tokens.
     pub fn bert(&self, name: &str, length: u64) -> Model {
         let Self { size, heads, hidden, .. } = *self;
-        let dropout = || Layer::Dropout { probability: DROPOUT };
+        let dropout = || Layer::Dropout { probability: self.dropout };
         let block = || {
             let attention = Layer::Attention(Attention { size, heads, ..Attention::default() });
             let attention = vec![attention.named("self"), dropout().named("dropout")];
@@ -186,19 +185,19 @@ impl Transformer {
 /// The sizes of a GPT-2.
 pub const fn gpt2_sizes(size: u64, blocks: usize, heads: u64) -> Transformer {
     let (vocabulary, positions, hidden) = (50_257, 1024, 4 * size);
-    Transformer { vocabulary, size, blocks, heads, key_value_heads: heads, hidden, positions }
+    Transformer { vocabulary, size, blocks, heads, key_value_heads: heads, hidden, positions, dropout: 0.1 }
 }
 
 /// The sizes of a BERT.
 pub const fn bert_sizes(size: u64, blocks: usize, heads: u64) -> Transformer {
     let (vocabulary, positions, hidden) = (30_522, 512, 4 * size);
-    Transformer { vocabulary, size, blocks, heads, key_value_heads: heads, hidden, positions }
+    Transformer { vocabulary, size, blocks, heads, key_value_heads: heads, hidden, positions, dropout: 0.1 }
 }
 
 /// The sizes of a vision transformer.
 pub const fn vit_sizes(size: u64, blocks: usize, heads: u64) -> Transformer {
     let (vocabulary, positions, hidden) = (0, 0, 4 * size);
-    Transformer { vocabulary, size, blocks, heads, key_value_heads: heads, hidden, positions }
+    Transformer { vocabulary, size, blocks, heads, key_value_heads: heads, hidden, positions, dropout: 0.1 }
 }
 
 /// GPT-2 small with sequences of this length.
@@ -221,6 +220,7 @@ pub fn llama_1b(length: u64) -> Model {
         key_value_heads: 8,
         hidden: 8192,
         positions: 0,
+        dropout: 0.0,
     };
     sizes.llama("llama-1b", length, true)
 }

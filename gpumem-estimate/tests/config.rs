@@ -1,0 +1,54 @@
+//! Configurations of Hugging Face.
+
+use gpumem_estimate::{Dtype, Model, Step};
+
+fn parameters(config: &str) -> u64 {
+    Model::from_config(config, 16).unwrap().size(1, Dtype::Bf16).unwrap().parameters
+}
+
+fn error(config: &str) -> String {
+    Model::from_config(config, 16).unwrap_err().to_string()
+}
+
+/// The counts are those of `parameters.txt`.
+#[test]
+fn known_architectures() {
+    let llama_3_70b = r#"{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "hidden_act": "silu", "hidden_size": 8192, "intermediate_size": 28672, "max_position_embeddings": 8192,
+        "model_type": "llama", "num_attention_heads": 64, "num_hidden_layers": 80, "num_key_value_heads": 8,
+        "rope_theta": 500000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "vocab_size": 128256}"#;
+    assert_eq!(parameters(llama_3_70b), 70_553_706_496);
+    assert_eq!(parameters(r#"{"architectures": ["LlamaForCausalLM"]}"#), 6_738_415_616, "the defaults are Llama 2 7B");
+    let gpt2_medium =
+        r#"{"architectures": ["GPT2LMHeadModel"], "n_embd": 1024, "n_layer": 24, "n_head": 16, "n_inner": null}"#;
+    assert_eq!(parameters(gpt2_medium), 354_823_168);
+    assert_eq!(parameters(r#"{"architectures": ["BertForMaskedLM"]}"#), 109_514_298);
+}
+
+#[test]
+fn what_is_not_known_is_an_error() {
+    assert_eq!(error("{}"), "config.json: it names no architecture");
+    assert_eq!(error(r#"{"architectures": ["NewLM"]}"#), "config.json: the architecture `NewLM` is not supported");
+    let llama = |field: &str| format!(r#"{{"architectures": ["LlamaForCausalLM"], {field}}}"#);
+    assert_eq!(
+        error(&llama(r#""hidden_act": "gelu""#)),
+        "config.json: `hidden_act` is \"gelu\"; only \"silu\" is supported"
+    );
+    assert!(error(&llama(r#""head_dim": 64"#)).ends_with("`head_dim` is 64; only 128 is supported"));
+    assert!(error(&llama(r#""attention_bias": true"#)).contains("`attention_bias` is true"));
+}
+
+#[test]
+fn hostile_numbers_are_errors() {
+    let llama = |field: &str| format!(r#"{{"architectures": ["LlamaForCausalLM"], {field}}}"#);
+    assert!(error(&llama(r#""hidden_size": -1"#)).ends_with("`hidden_size` is -1 and not a whole number"));
+    assert!(error(&llama(r#""num_attention_heads": 0"#)).ends_with("`num_attention_heads` is 0"));
+    assert!(error(&llama(r#""num_hidden_layers": 1152921504606846976"#)).ends_with("is more than 100000"));
+    assert!(error(r#"{"architectures": ["GPT2LMHeadModel"], "n_embd": 9223372036854775807}"#).ends_with("too large"));
+    assert!(error(&"[".repeat(1_000_000)).starts_with("config.json: this is no JSON"));
+    let huge = Model::from_config(&llama(r#""hidden_size": 4611686018427387904"#), 16).unwrap();
+    assert!(Step::inference(1).estimate(&huge).is_err());
+    let none = Model::from_config(&llama(r#""num_key_value_heads": 0"#), 16).unwrap();
+    // 0 heads of keys stands for as many as there are queries.
+    assert_eq!(none.size(1, Dtype::Bf16).unwrap().parameters, 6_738_415_616);
+}
