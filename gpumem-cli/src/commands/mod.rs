@@ -1,0 +1,32 @@
+//! The commands, one in each file: its arguments, and `execute`.
+
+pub(crate) mod completions;
+pub(crate) mod diff;
+pub(crate) mod man;
+pub(crate) mod report;
+pub(crate) mod run;
+pub(crate) mod start;
+pub(crate) mod stop;
+
+use crate::{
+    arguments::{Arguments, Command},
+    exit::Exit,
+    failure::Failure,
+};
+
+/// Does what the arguments ask for.
+pub(crate) fn execute(arguments: Arguments) -> Result<Exit, Failure> {
+    let done = match arguments.command {
+        Command::Run(arguments) => run::execute(&arguments),
+        Command::Start(arguments) => start::execute(&arguments),
+        Command::Stop(arguments) => stop::execute(&arguments),
+        Command::Report(arguments) => report::execute(&arguments),
+        Command::Diff(arguments) => diff::execute(&arguments),
+        Command::Completions(arguments) => completions::execute(&arguments),
+        Command::Man(arguments) => man::execute(&arguments),
+    };
+    match done {
+        Err(Failure::ClosedPipe) => Ok(Exit::Done),
+        done => done,
+    }
+}

@@ -1,0 +1,21 @@
+//! Begins to record a program that was started with `gpumem run --dormant`.
+
+use clap::Args;
+
+use crate::{exit::Exit, failure::Failure};
+
+const EXAMPLES: &str = "\
+Examples:
+  gpumem start 4711";
+
+/// Begins to record a program that was started with `gpumem run --dormant`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// The number of the process.
+    pid: u32,
+}
+
+pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
+    Err(Failure::new(format!("{arguments:?}"), "this command is not written yet", ""))
+}

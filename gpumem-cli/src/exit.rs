@@ -1,0 +1,58 @@
+//! The exit codes of all commands.
+
+use std::process::ExitCode;
+
+/// How a command ended. `gpumem --help` lists the codes, from [`HELP`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// The command did what it was asked for.
+    Done,
+    #[allow(dead_code, reason = "`diff` is not written yet")]
+    /// A limit was exceeded, such as that of `--fail-on-increase`.
+    LimitExceeded,
+    /// The command could not do it, or not all of it. An error on stderr says why.
+    Failed,
+    #[allow(dead_code, reason = "`run` is not written yet")]
+    /// `gpumem run`: what the program ended with.
+    Program(u8),
+}
+
+/// In the help of the command.
+pub(crate) const HELP: &str = "\
+Exit codes:
+  0  done
+  1  a limit was exceeded
+  2  could not be done, or not all of it: stderr says why
+`gpumem run` ends as the program did.";
+
+impl Exit {
+    const fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::LimitExceeded => 1,
+            Self::Failed => 2,
+            Self::Program(code) => code,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        exit.code().into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_has_each_code() {
+        for exit in [Exit::Done, Exit::LimitExceeded, Exit::Failed] {
+            assert!(HELP.contains(&format!("\n  {}  ", exit.code())), "{exit:?}");
+        }
+        // What clap exits with if the arguments are wrong.
+        let error = clap::Command::new("x").try_get_matches_from(["x", "--none"]).unwrap_err();
+        assert_eq!(error.exit_code(), i32::from(Exit::Failed.code()));
+    }
+}

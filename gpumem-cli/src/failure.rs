@@ -1,0 +1,42 @@
+//! Why a command could not do what it was asked for.
+
+use std::{fmt, io};
+
+/// One line on stderr: the thing, the cause, the next step.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Something could not be done.
+    Failed {
+        /// Such as `` `train.capture` cannot be read ``.
+        what: String,
+        cause: String,
+        /// What the user may do. Empty if there is nothing to do.
+        next: String,
+    },
+    /// Whoever read the output does not read any more, which is no error.
+    ClosedPipe,
+}
+
+impl Failure {
+    /// `what: cause; next`. `next` may be empty.
+    pub(crate) fn new(what: impl fmt::Display, cause: impl fmt::Display, next: impl fmt::Display) -> Self {
+        Self::Failed { what: what.to_string(), cause: cause.to_string(), next: next.to_string() }
+    }
+
+    /// The output could not be written.
+    pub(crate) fn of_output(error: &io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            Self::ClosedPipe
+        } else {
+            Self::new("the output cannot be written", error, "")
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Failed { what, cause, next } = self else { return Ok(()) };
+        write!(f, "{what}: {cause}")?;
+        if next.is_empty() { Ok(()) } else { write!(f, "; {next}") }
+    }
+}

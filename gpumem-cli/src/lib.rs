@@ -1,0 +1,25 @@
+//! The command `gpumem`: records, shows and compares the GPU memory of any CUDA program.
+//!
+//! `arguments.rs` has what each command takes, `commands/` what it does, `exit.rs` the exit codes, `failure.rs` the form of errors.
+
+mod arguments;
+mod commands;
+mod exit;
+mod failure;
+mod terminal;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use self::{arguments::Arguments, exit::Exit};
+
+/// Does what the arguments of the process ask for.
+pub fn main() -> ExitCode {
+    let done = commands::execute(Arguments::parse());
+    let exit = done.unwrap_or_else(|failure| {
+        terminal::error(&failure);
+        Exit::Failed
+    });
+    exit.into()
+}

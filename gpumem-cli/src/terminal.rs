@@ -1,0 +1,32 @@
+//! What is written to the terminal, or to whatever stands in its place.
+
+use std::{
+    env, fmt,
+    io::{self, IsTerminal, Write},
+};
+
+use gpumem_core::export::Paint;
+
+use crate::failure::Failure;
+
+/// One line on stderr. Line breaks in names do not make it two.
+pub(crate) fn error(text: &impl fmt::Display) {
+    let line = text.to_string().replace(['\n', '\r'], " ");
+    if !line.is_empty() {
+        // There is no other place to report that stderr is closed.
+        _ = writeln!(io::stderr(), "gpumem: {line}");
+    }
+}
+
+/// Writes the whole output of a command to stdout.
+pub(crate) fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
+    let mut out = io::BufWriter::with_capacity(1 << 16, io::stdout().lock());
+    write(&mut out).and_then(|()| out.flush()).map_err(|error| Failure::of_output(&error))
+}
+
+#[allow(dead_code, reason = "`report` is not written yet")]
+/// Colours, if stdout is a terminal and `NO_COLOR` is not set.
+pub(crate) fn paint() -> Paint {
+    let is_wanted = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    if is_wanted && io::stdout().is_terminal() { Paint::Ansi } else { Paint::Plain }
+}

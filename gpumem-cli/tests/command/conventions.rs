@@ -1,0 +1,82 @@
+//! What all commands have in common.
+
+use std::{
+    fs,
+    io::Read,
+    process::{Command, Stdio},
+};
+
+use crate::{file, gpumem, ran};
+
+#[test]
+fn wrong_arguments_end_with_2() {
+    for arguments in [&["no-such-command"][..], &["report"], &["report", "--no-such-option", "x"], &[]] {
+        let ran = ran(arguments);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{arguments:?}");
+        assert!(ran.stderr.contains("Usage: gpumem"), "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn help_and_version_end_with_0() {
+    for (argument, text) in [("--help", "Exit codes:"), ("--version", env!("CARGO_PKG_VERSION"))] {
+        let ran = ran(&[argument]);
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{argument}");
+        assert!(ran.stdout.contains(text), "{}", ran.stdout);
+    }
+}
+
+#[test]
+fn an_error_is_one_line() {
+    let ran = ran(&["report", "no\nsuch file"]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""));
+    assert!(ran.stderr.starts_with("gpumem: `no such file`"), "{}", ran.stderr);
+    assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
+}
+
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let mut child =
+        gpumem(&["completions", "bash"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    drop(child.stdout.take());
+    let mut stderr = String::new();
+    child.stderr.take().expect("it is piped").read_to_string(&mut stderr).expect("stderr is text");
+    assert_eq!((child.wait().expect("it ends").code(), stderr.as_str()), (Some(0), ""));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_disk_is_an_error() {
+    let full = fs::File::options().write(true).open("/dev/full").expect("Linux has it");
+    let ran = crate::Ran::of(&gpumem(&["completions", "bash"]).stdout(full).output().expect("it starts"));
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.starts_with("gpumem: the output cannot be written: "), "{}", ran.stderr);
+}
+
+#[test]
+fn completions_are_those_of_each_shell() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let ran = ran(&["completions", shell]);
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+        assert!(ran.stdout.contains("report"), "{shell}: {}", ran.stdout);
+    }
+    // Bash itself reads it.
+    let script = file("gpumem.bash");
+    fs::write(&script, ran(&["completions", "bash"]).stdout).expect("it is written");
+    if let Ok(checked) = Command::new("bash").arg("-n").arg(&script).status() {
+        assert!(checked.success());
+    }
+}
+
+#[test]
+fn each_command_has_a_manual_page() {
+    let folder = file("man");
+    assert_eq!(ran(&["man", "--folder", folder.to_str().expect("it is text")]).code, Some(0));
+    for page in ["gpumem.1", "gpumem-report.1", "gpumem-diff.1", "gpumem-completions.1", "gpumem-man.1"] {
+        let text = fs::read_to_string(folder.join(page)).expect("the page is there");
+        assert!(text.contains(".SH NAME") && text.contains("Examples:"), "{page}: {text}");
+    }
+    let ran = ran(&["man", "--folder", "/dev/null/x"]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.starts_with("gpumem: manual pages cannot be written to `/dev/null/x`: "), "{}", ran.stderr);
+}

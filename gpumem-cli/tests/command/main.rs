@@ -1,0 +1,39 @@
+//! Runs the command as a user does.
+
+mod conventions;
+
+use std::{
+    path::PathBuf,
+    process::{Command, Output},
+};
+
+/// `gpumem` with these arguments.
+fn gpumem(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpumem"));
+    command.args(arguments).env_remove("NO_COLOR");
+    command
+}
+
+/// What it printed and how it ended.
+fn ran(arguments: &[&str]) -> Ran {
+    Ran::of(&gpumem(arguments).output().expect("the command starts"))
+}
+
+#[derive(Debug)]
+struct Ran {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ran {
+    fn of(output: &Output) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("the output is text");
+        Self { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
+    }
+}
+
+/// A file for one test.
+fn file(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
