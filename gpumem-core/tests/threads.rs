@@ -4,28 +4,17 @@ use std::{
     cell::{Cell, OnceCell},
     sync::Arc,
     thread,
-    time::Duration,
 };
 
 use gpumem_core::{
     inbox::Inbox,
-    model::{
-        Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, ScopeSpec, Source, Space,
-    },
+    model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, Space},
 };
 
 const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
 fn open(scope: u64) -> EventKind {
-    let spec = ScopeSpec {
-        device: DEVICE,
-        gauge: Gauge::Exact,
-        every: Duration::ZERO,
-        thread: None,
-        callsite: CallsiteId::NONE,
-        source: Source::Dispatch,
-        at_peak: false,
-    };
+    let spec = ScopeSpec::exact(DEVICE);
     EventKind::Open { scope: ScopeId(scope), spec }
 }
 

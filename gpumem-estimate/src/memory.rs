@@ -6,8 +6,8 @@ use gpumem_core::{
     inbox::Inbox,
     ledger::NodeId,
     model::{
-        Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Gauge, Key, MemKind, ScopeId, ScopeSpec, Source,
-        Space, StackId, ThreadId, Trace,
+        Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, Source, Space,
+        StackId, ThreadId, Trace,
     },
 };
 
@@ -240,15 +240,7 @@ impl State {
     fn open(&mut self, name: CallsiteId) {
         self.scopes += 1;
         let scope = ScopeId(self.scopes);
-        let spec = ScopeSpec {
-            device: DEVICE,
-            gauge: Gauge::Exact,
-            every: Duration::ZERO,
-            thread: None,
-            callsite: name,
-            source: Source::Simulation,
-            at_peak: false,
-        };
+        let spec = ScopeSpec { callsite: name, source: Source::Simulation, ..ScopeSpec::exact(DEVICE) };
         self.record(&EventKind::Open { scope, spec });
         self.open.push(OpenScope { scope, name, start: self.in_use });
     }

@@ -1,12 +1,8 @@
 //! An inbox without sources and session, for benchmarks.
 
-use std::time::Duration;
-
 use gpumem_core::{
     inbox::Inbox,
-    model::{
-        Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, ScopeSpec, Source, Space,
-    },
+    model::{Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, Space},
 };
 
 const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
@@ -48,13 +44,10 @@ impl BareInbox {
     pub fn open_as(&self, scope: u64, callsite: u32, at_peak: bool, of_this_thread: bool) {
         let callsite = CallsiteId(callsite);
         let spec = ScopeSpec {
-            device: DEVICE,
-            gauge: Gauge::Exact,
-            every: Duration::ZERO,
             thread: of_this_thread.then(|| self.0.this_thread()),
             callsite,
-            source: Source::Dispatch,
             at_peak,
+            ..ScopeSpec::exact(DEVICE)
         };
         self.0.post(&EventKind::Open { scope: ScopeId(scope), spec });
     }

@@ -1,16 +1,12 @@
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     thread,
-    time::Duration,
 };
 
 use super::{NoTap, Std, run_rare};
 use crate::{
     ledger::{NodeId, PART_LEN},
-    model::{
-        Answer, Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, ScopeSpec, Source,
-        Space,
-    },
+    model::{Answer, Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, Space},
 };
 
 type TestInbox = super::Inbox<NoTap, Std>;
@@ -18,15 +14,7 @@ type TestInbox = super::Inbox<NoTap, Std>;
 const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
 fn open(scope: u64) -> EventKind {
-    let spec = ScopeSpec {
-        device: DEVICE,
-        gauge: Gauge::Exact,
-        every: Duration::ZERO,
-        thread: None,
-        callsite: CallsiteId::NONE,
-        source: Source::Dispatch,
-        at_peak: false,
-    };
+    let spec = ScopeSpec::exact(DEVICE);
     EventKind::Open { scope: ScopeId(scope), spec }
 }
 

@@ -113,6 +113,22 @@ pub struct ScopeSpec {
     pub at_peak: bool,
 }
 
+impl ScopeSpec {
+    /// A scope that counts each allocation of the whole process on this device, intercepted in the driver's dispatch table. It
+    /// has no callsite, and which allocations make its peak is not recorded.
+    pub const fn exact(device: Device) -> Self {
+        Self {
+            device,
+            gauge: Gauge::Exact,
+            every: Duration::ZERO,
+            thread: None,
+            callsite: CallsiteId::NONE,
+            source: Source::Dispatch,
+            at_peak: false,
+        }
+    }
+}
+
 /// The result of applying an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {

@@ -4,10 +4,7 @@ use std::{fmt::Write as _, fs, io::Cursor, path::Path, time::Duration};
 
 use gpumem_core::{
     capture::{CallsiteDefinition, End, Item, Reader, RecordedEvent, ReplayedReport, Request},
-    model::{
-        Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, ScopeSpec, Source, StackId,
-        ThreadId,
-    },
+    model::{Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, StackId, ThreadId},
 };
 
 use crate::round_trip::written;
@@ -18,15 +15,7 @@ fn example() -> Vec<Item> {
         let time = Duration::from_micros(micros);
         Item::Event(RecordedEvent { number, ticks: 1_000 * number, time, thread: ThreadId(1), kind })
     };
-    let spec = ScopeSpec {
-        device,
-        gauge: Gauge::Exact,
-        every: Duration::ZERO,
-        thread: None,
-        callsite: CallsiteId(2),
-        source: Source::Dispatch,
-        at_peak: false,
-    };
+    let spec = ScopeSpec { callsite: CallsiteId(2), ..ScopeSpec::exact(device) };
     let key = Key::from_raw(0x7000_0000);
     let block = Block { device, bytes: Bytes::mib(1), kind: MemKind::Pool, context: 1, stack: StackId::NONE };
     let name = Some("step".to_owned());

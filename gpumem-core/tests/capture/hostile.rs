@@ -9,8 +9,8 @@ use std::{
 use gpumem_core::{
     capture::{CallsiteDefinition, End, Item, Reader, RecordedEvent, Request, Skipped, VERSION, Writer, items_of},
     model::{
-        Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, ScopeId, ScopeSpec,
-        Source, StackId, ThreadId,
+        Block, Bytes, CallsiteId, Device, EventKind, Family, GpuMemory, Key, MemKind, ScopeId, ScopeSpec, StackId,
+        ThreadId,
     },
 };
 
@@ -231,15 +231,7 @@ fn alloc(number: u64, key: u64, bytes: u64) -> Item {
 }
 
 fn open(number: u64, scope: u64) -> Item {
-    let spec = ScopeSpec {
-        device: DEVICE,
-        gauge: Gauge::Exact,
-        every: Duration::ZERO,
-        thread: None,
-        callsite: CallsiteId(2),
-        source: Source::Dispatch,
-        at_peak: true,
-    };
+    let spec = ScopeSpec { callsite: CallsiteId(2), at_peak: true, ..ScopeSpec::exact(DEVICE) };
     event(number, EventKind::Open { scope: ScopeId(scope), spec })
 }
 

@@ -65,7 +65,7 @@ lazy_static! {
 gpumem_core::thread_variables!(shuttle::thread_local, Checked);
 
 impl Primitives for Checked {
-    type SpinLock<T> = CheckedSpinLock<T>;
+    type SpinLock<T> = CheckedLock<T>;
     type Lock<T> = CheckedLock<T>;
     type Counter = CheckedCounter;
     type Instant = Ticks;
@@ -93,10 +93,11 @@ impl Primitives for Checked {
     }
 }
 
+/// Both locks of an inbox.
 #[derive(Debug)]
-pub(crate) struct CheckedSpinLock<T>(shuttle::sync::Mutex<T>);
+pub(crate) struct CheckedLock<T>(shuttle::sync::Mutex<T>);
 
-impl<T> SpinLock<T> for CheckedSpinLock<T> {
+impl<T> SpinLock<T> for CheckedLock<T> {
     type Guard<'a>
         = MutexGuard<'a, T>
     where
@@ -125,8 +126,6 @@ impl<T> SpinLock<T> for CheckedSpinLock<T> {
     }
 }
 
-pub(crate) struct CheckedLock<T>(shuttle::sync::Mutex<T>);
-
 impl<T> Lock<T> for CheckedLock<T> {
     type Guard<'a>
         = MutexGuard<'a, T>
@@ -134,7 +133,7 @@ impl<T> Lock<T> for CheckedLock<T> {
         Self: 'a;
 
     fn new(value: T) -> Self {
-        Self(shuttle::sync::Mutex::new(value))
+        SpinLock::new(value)
     }
 
     fn lock(&self) -> MutexGuard<'_, T> {

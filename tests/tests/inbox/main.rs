@@ -13,12 +13,11 @@ use std::{
     convert::Infallible,
     process::ExitCode,
     sync::{Arc, Mutex},
-    time::Duration,
 };
 
 use gpumem_core::model::{
-    Answer, Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, ScopeId, ScopeSpec,
-    Source, Space, ThreadId, Trace,
+    Answer, Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, ScopeId, ScopeSpec, Space,
+    ThreadId, Trace,
 };
 use libtest_mimic::{Arguments, Trial};
 use shuttle::{
@@ -111,15 +110,7 @@ fn open(scope: u64) -> EventKind {
 }
 
 fn open_of(scope: u64, thread: Option<ThreadId>) -> EventKind {
-    let spec = ScopeSpec {
-        device: DEVICE,
-        gauge: Gauge::Exact,
-        every: Duration::ZERO,
-        thread,
-        callsite: CallsiteId::NONE,
-        source: Source::Dispatch,
-        at_peak: false,
-    };
+    let spec = ScopeSpec { thread, ..ScopeSpec::exact(DEVICE) };
     EventKind::Open { scope: ScopeId(scope), spec }
 }
 

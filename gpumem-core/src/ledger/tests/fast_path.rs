@@ -110,13 +110,10 @@ fn the_fast_path_gives_the_figures_of_the_general_path() {
                 }
                 180..184 => {
                     let spec = ScopeSpec {
-                        device: of.device,
-                        gauge: Gauge::Exact,
-                        every: Duration::ZERO,
                         thread: (has_locals && random(3) == 0).then_some(thread),
                         callsite: CallsiteId(2 + u32::try_from(random(3)).unwrap()),
-                        source: crate::model::Source::Dispatch,
                         at_peak: random(2) == 0,
+                        ..ScopeSpec::exact(of.device)
                     };
                     twins.post(&EventKind::Open { scope: id, spec }, thread);
                     scopes.push((id, spec.at_peak));

@@ -150,13 +150,9 @@ fn all_figures_agree_with_the_simple_way() {
                     let device = random(2);
                     let of_thread = (random(2) == 0).then_some(id);
                     let spec = ScopeSpec {
-                        device: devices[device],
-                        gauge: Gauge::Exact,
-                        every: Duration::ZERO,
                         thread: of_thread,
                         callsite: CallsiteId(2 + u32::try_from(random(3)).unwrap()),
-                        source: crate::model::Source::Dispatch,
-                        at_peak: false,
+                        ..ScopeSpec::exact(devices[device])
                     };
                     next_scope += 1;
                     runner.post(&EventKind::Open { scope: ScopeId(next_scope), spec }, id);

@@ -145,15 +145,7 @@ fn nested_scopes_agree_with_the_merge_rule_of_rmm() {
             match random(6) {
                 0 => {
                     let scope = ScopeId(step);
-                    let spec = ScopeSpec {
-                        device,
-                        gauge: Gauge::Exact,
-                        every: Duration::ZERO,
-                        thread: None,
-                        callsite: CallsiteId::NONE,
-                        source: crate::model::Source::Dispatch,
-                        at_peak: false,
-                    };
+                    let spec = ScopeSpec::exact(device);
                     apply(EventKind::Open { scope, spec });
                     stack.push((scope, RmmCounter::default()));
                 }

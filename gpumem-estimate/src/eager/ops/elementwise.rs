@@ -63,24 +63,20 @@ impl Eager {
 
     /// `relu6_` (`hardtanh_`): the result overwrites the input. The backward pass needs the input, so it is copied before.
     pub(crate) fn relu6_in_place(&self, input: &Tensor) -> Result<Tensor, Error> {
-        if !self.needs_grad(&[input]) {
-            return Ok(input.clone());
-        }
-        let copy = keep_order(self.output(&input.shape, input.dtype)?, input);
-        self.overwritten(input, &copy)
+        self.overwritten(input, || Ok(keep_order(self.output(&input.shape, input.dtype)?, input)))
     }
 
     /// `relu_`: the result overwrites the input, and is what the backward pass needs.
     pub(crate) fn relu_in_place(&self, input: &Tensor) -> Result<Tensor, Error> {
+        self.overwritten(input, || Ok(input.clone()))
+    }
+
+    /// A result in the memory of the input. `kept` is what the backward pass needs, if there is one.
+    fn overwritten(&self, input: &Tensor, kept: impl FnOnce() -> Result<Tensor, Error>) -> Result<Tensor, Error> {
         if !self.needs_grad(&[input]) {
             return Ok(input.clone());
         }
-        self.overwritten(input, input)
-    }
-
-    /// A result in the memory of the input. The backward pass needs `kept`.
-    fn overwritten(&self, input: &Tensor, kept: &Tensor) -> Result<Tensor, Error> {
-        let saved = self.save(kept)?;
+        let saved = self.save(&kept()?)?;
         let output = input.detached();
         let [output] = self.record(&[input], [output], move |eager, grads| {
             let Some(grad) = &grads[0] else { return Ok(vec![None]) };

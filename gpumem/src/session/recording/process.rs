@@ -1,10 +1,7 @@
 //! The sources of the process record into its session.
 
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
-use std::time::Duration;
-
-#[cfg(all(feature = "__internal", feature = "dispatch"))]
-use crate::model::{Family, Gauge, ScopeId, ScopeSpec, Source};
+use crate::model::{Family, ScopeId, ScopeSpec};
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) use crate::source::hook_for_nobody;
 use crate::{
@@ -60,15 +57,7 @@ impl RecordEvents for ToSession {
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) fn rehearse() -> [fn(u64); 2] {
     let device = Device { family: Family::Cuda, ordinal: 0 };
-    let spec = ScopeSpec {
-        device,
-        gauge: Gauge::Exact,
-        every: Duration::ZERO,
-        thread: None,
-        callsite: crate::model::CallsiteId::NONE,
-        source: Source::Dispatch,
-        at_peak: false,
-    };
+    let spec = ScopeSpec::exact(device);
     of_process().begun().inbox.post(&EventKind::Open { scope: ScopeId(u64::MAX), spec });
     source::rehearse::<ToSession>()
 }

@@ -7,8 +7,8 @@ use super::{
     simple::{GroupTable, Now, SimpleScope, WatchedBlock},
 };
 use crate::model::{
-    Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Gauge, Key, MemKind, OwnerThread, ScopeId, ScopeSpec,
-    Source, Space, StackId, ThreadId, Trace,
+    Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Key, MemKind, OwnerThread, ScopeId, ScopeSpec, Space,
+    StackId, ThreadId, Trace,
 };
 
 const THREADS: usize = 3;
@@ -162,13 +162,10 @@ impl History {
     fn open(&mut self, thread: usize, on: usize, of_thread: bool, is_watched: bool, callsite: CallsiteId) {
         let id = self.new_id();
         let spec = ScopeSpec {
-            device: device(on),
-            gauge: Gauge::Exact,
-            every: Duration::ZERO,
             thread: of_thread.then_some(thread_id(thread)),
             callsite,
-            source: Source::Dispatch,
             at_peak: is_watched,
+            ..ScopeSpec::exact(device(on))
         };
         self.post(&EventKind::Open { scope: id, spec }, thread);
         let own = self.ledger.thread(thread_id(thread)).own.0;
