@@ -115,7 +115,7 @@ fn is_box_pin(function: &Expr) -> bool {
     names.next().is_some_and(|name| name == "pin") && names.next().is_some_and(|name| name == "Box")
 }
 
-/// A statement that tells the compiler the type of the body. An async block, unlike a function, cannot declare its type.
+/// A statement that gives the compiler the type of the body. An async block, unlike a function, cannot declare its type.
 fn return_type_hint(function: &Function, gpumem: &TokenStream) -> TokenStream {
     let mut ty = match &function.sig.output {
         ReturnType::Default => parse_quote!(()),

@@ -23,7 +23,7 @@ pub fn builder_in<F>(_here: &F, module: &'static str) -> GpuMemTraceBuilder {
     GpuMemTrace::builder().function(type_name::<F>(), module)
 }
 
-/// Is never called. A body that returns its value tells the compiler the type of the body.
+/// Is never called. Its return value gives the compiler the type of the body.
 pub fn return_type_hint<R>() -> R {
     unreachable!("gpumem: nothing calls this")
 }

@@ -149,7 +149,7 @@ fn events(criterion: &mut Criterion) {
 }
 
 /// A pair of events as it comes in a program: after much other code, the driver's, that has pushed what events need out of the
-/// processor's inner caches. Told is what a pair costs there, without the other code.
+/// processor's inner caches. Printed is what a pair costs there, without the other code.
 fn cold(criterion: &mut Criterion) {
     /// Words that the other code reads: 256 KiB.
     const WORDS: usize = 1 << 15;
@@ -281,7 +281,7 @@ fn places(criterion: &mut Criterion) {
         );
     }
     let gpu = SimGpu::install(Bytes::gib(64)).expect("GPUMEM_SIM is sound");
-    let listening = trace(Gauge::Exact);
+    let open = trace(Gauge::Exact);
     for depth in [1, 10, 40] {
         for (name, bytes) in [("baseline: alloc+free", (1 << 20) - 1), ("alloc+free with its stack", 1 << 20)] {
             group.bench_function(format!("{name}, {depth} calls deep"), |bench| {
@@ -289,7 +289,7 @@ fn places(criterion: &mut Criterion) {
             });
         }
     }
-    drop(listening);
+    drop(open);
     group.finish();
 }
 

@@ -1,11 +1,11 @@
-//! What hearing every allocation costs the calls that are heard, on a real GPU. Prints one table, for `docs/VERIFIED.md`.
+//! What recording every allocation costs the calls that are recorded, on a real GPU. Prints one table, for `docs/VERIFIED.md`.
 //!
 //! `cargo bench -p gpumem-tests --bench gpu`, or the binary alone; it needs no toolkit and no Rust. `-- --help` lists what can be
 //! chosen: `-- --rows async,launch --only dispatch1` takes half a minute, all of it about four.
 //!
 //! The baseline of every row is an untraced process: one in which gpumem intercepts nothing and CUPTI was never loaded. CUPTI
-//! makes the driver slower from the moment it is loaded, also when nobody listens, so a process in which it was loaded is no
-//! baseline. Each way to hear is a process of its own, which is this program once more. The first process uses no GPU: it
+//! makes the driver slower from the moment it is loaded, also without a subscriber, so a process in which it was loaded is no
+//! baseline. Each way to observe calls is a process of its own, which is this program once more. The first process uses no GPU: it
 //! only asks the others to measure, one at a time and in turns; the others wait meanwhile.
 
 use std::{
@@ -37,19 +37,19 @@ const MIB: usize = 1 << 20;
 /// How many functions deeper the deep rows call the driver.
 const DEEP: usize = 40;
 
-/// What hearing every allocation costs, beside processes in which nobody listens.
+/// What recording every allocation costs, compared with processes in which calls are not observed.
 #[derive(Parser)]
 struct Options {
     /// Only rows whose name contains one of these words, such as `async,launch`
     #[arg(long, value_delimiter = ',')]
     rows: Vec<String>,
-    /// Only these ways to hear, such as `dispatch1,cupti1`; `untraced` is always there
+    /// Only these ways to observe calls, such as `dispatch1,cupti1`; `untraced` is always there
     #[arg(long, value_delimiter = ',', value_parser = Way::ALL.map(|way| way.name))]
     only: Vec<String>,
     /// How often all processes are started anew
     #[arg(long, default_value_t = 5)]
     generations: usize,
-    /// Rounds in each generation; in a round every way to hear is measured once for every row
+    /// Rounds in each generation; in a round every way is measured once for every row
     #[arg(long, default_value_t = 6)]
     rounds: usize,
     /// What `cargo bench` says to every benchmark.
@@ -77,15 +77,15 @@ fn main() {
 
 /// Starts the others, has them measure in turns, and prints.
 fn control(options: &Options) {
-    let Ok(about) = Worker::told(ABOUT) else {
+    let Ok(about) = Worker::hello_of(ABOUT) else {
         println!("skipped: no device");
         return;
     };
     let rows: Vec<_> = Row::ALL.iter().filter(|row| row.is_wanted(options)).collect();
     assert!(!rows.is_empty(), "no row is called {:?}; there are {:?}", options.rows, Row::ALL.map(|row| row.name));
-    // Where libcupti is; the ways that use it without gpumem are told.
-    let heard = Worker::told("cupti1").unwrap_or_default();
-    let cupti = heard.strip_prefix("cupti ");
+    // Where libcupti is; the processes that use it without gpumem get its path.
+    let hello = Worker::hello_of("cupti1").unwrap_or_default();
+    let cupti = hello.strip_prefix("cupti ");
     println!("{about}\nCUPTI: {}", cupti.map_or("not found", file_name));
     let mut ways = Way::ALL.iter().filter(|way| way.is_wanted(options, &rows)).collect::<Vec<_>>();
     let mut times: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
@@ -150,7 +150,9 @@ impl Table<'_> {
             thread::available_parallelism().map_or(0, usize::from),
         );
         println!();
-        println!("| what | heard by | untraced, ns | traced, ns | ratio | 10th to 90th percentile | required | kept |");
+        println!(
+            "| what | observed by | untraced, ns | traced, ns | ratio | 10th to 90th percentile | required | kept |"
+        );
         println!("|---|---|---:|---:|---:|---:|---:|---|");
         for row in self.rows {
             let untraced = self.times.get(&(row.name, UNTRACED));
@@ -177,7 +179,7 @@ impl Table<'_> {
             }
         }
         if !self.functions.is_empty() {
-            println!("\n| what | heard by | functions known of a stack | the stack adds, ns |\n|---|---|---:|---:|");
+            println!("\n| what | observed by | functions known of a stack | the stack adds, ns |\n|---|---|---:|---:|");
         }
         for ((name, way), functions) in self.functions {
             let (row, way) = (Row::named(name), Way::named(way));
@@ -268,7 +270,7 @@ impl Row {
 
     /// The ratio that is required of gpumem.
     fn most_for(&self, way: &Way) -> Option<f64> {
-        let is_by_dispatch = matches!(way.ear, Ear::Gpumem { source: "dispatch" });
+        let is_by_dispatch = matches!(way.observer, Observer::Gpumem { source: "dispatch" });
         if !is_by_dispatch || way.traces == 0 || way.name == RECORDED || self.is_of_stacks() {
             return None;
         }
@@ -319,22 +321,22 @@ const UNTRACED: &str = "untraced";
 /// The way in which a recording is written as well.
 const RECORDED: &str = "dispatch1-recorded";
 
-/// How allocations are heard in a process.
+/// How allocations are observed in a process.
 struct Way {
     name: &'static str,
     what: &'static str,
-    ear: Ear,
+    observer: Observer,
     /// So many of gpumem's traces are open.
     traces: usize,
-    /// All stacks are taken down; this is the way that is the same otherwise.
+    /// All stacks are recorded; this is the way that is the same otherwise.
     without_stacks: Option<&'static str>,
 }
 
-/// Who hears them.
+/// What observes them.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ear {
+enum Observer {
     Nobody,
-    /// gpumem's hooks in the dispatch table, without what they tell.
+    /// gpumem's hooks in the dispatch table, which record nothing.
     Hooks,
     /// CUPTI is loaded and had a subscriber once.
     Idle,
@@ -345,15 +347,15 @@ enum Ear {
     },
 }
 
-const DISPATCH: Ear = Ear::Gpumem { source: "dispatch" };
-const CUPTI: Ear = Ear::Gpumem { source: "cupti" };
+const DISPATCH: Observer = Observer::Gpumem { source: "dispatch" };
+const CUPTI: Observer = Observer::Gpumem { source: "cupti" };
 
 impl Way {
     const ALL: [Self; 14] = [
-        Self::of(UNTRACED, "nobody", Ear::Nobody, 0),
+        Self::of(UNTRACED, "nobody", Observer::Nobody, 0),
         // Its ratio to the other shows how far two processes differ that do the same.
-        Self::of("untraced-again", "nobody, in another process", Ear::Nobody, 0),
-        Self::of("dispatch-empty", "hooks that do nothing", Ear::Hooks, 0),
+        Self::of("untraced-again", "nobody, in another process", Observer::Nobody, 0),
+        Self::of("dispatch-empty", "hooks that do nothing", Observer::Hooks, 0),
         Self::of("dispatch0", "gpumem by dispatch, no open trace", DISPATCH, 0),
         Self::of("dispatch1", "gpumem by dispatch, 1 open trace", DISPATCH, 1),
         Self::of("dispatch100", "gpumem by dispatch, 100 open traces", DISPATCH, 100),
@@ -362,9 +364,9 @@ impl Way {
             without_stacks: Some("dispatch1"),
             ..Self::of("dispatch-stacks", "gpumem by dispatch, `GPUMEM_BACKTRACE=1`", DISPATCH, 1)
         },
-        Self::of("cupti-idle", "CUPTI loaded, nobody", Ear::Idle, 0),
-        Self::of("cupti-empty", "CUPTI, empty callback", Ear::Empty, 0),
-        Self::of("cupti-naive", "CUPTI, naive `Mutex<HashMap>`", Ear::Naive, 0),
+        Self::of("cupti-idle", "CUPTI loaded, nobody", Observer::Idle, 0),
+        Self::of("cupti-empty", "CUPTI, empty callback", Observer::Empty, 0),
+        Self::of("cupti-naive", "CUPTI, naive `Mutex<HashMap>`", Observer::Naive, 0),
         Self::of("cupti1", "gpumem by CUPTI, 1 open trace", CUPTI, 1),
         Self::of("cupti100", "gpumem by CUPTI, 100 open traces", CUPTI, 100),
         Self {
@@ -373,8 +375,8 @@ impl Way {
         },
     ];
 
-    const fn of(name: &'static str, what: &'static str, ear: Ear, traces: usize) -> Self {
-        Self { name, what, ear, traces, without_stacks: None }
+    const fn of(name: &'static str, what: &'static str, observer: Observer, traces: usize) -> Self {
+        Self { name, what, observer, traces, without_stacks: None }
     }
 
     fn named(name: &str) -> &'static Self {
@@ -383,7 +385,7 @@ impl Way {
     }
 
     fn is_gpumem(&self) -> bool {
-        matches!(self.ear, Ear::Gpumem { .. })
+        matches!(self.observer, Observer::Gpumem { .. })
     }
 
     fn is_wanted(&self, options: &Options, rows: &[&Row]) -> bool {
@@ -392,7 +394,7 @@ impl Way {
     }
 }
 
-/// This program once more, with nothing on the GPU yet but what its way to hear needs.
+/// This program once more, with nothing on the GPU yet but what its way to observe calls needs.
 struct Worker {
     name: String,
     process: Child,
@@ -413,7 +415,7 @@ impl Worker {
     fn start(name: &str, cupti: Option<&str>) -> Self {
         let mut command = Command::new(env::current_exe().expect("a program has a path"));
         command.env(Self::SWITCH, name).env(Self::CUPTI, cupti.unwrap_or_default()).env_remove("CUDA_INJECTION64_PATH");
-        if let Some(Way { ear: Ear::Gpumem { source }, without_stacks, .. }) =
+        if let Some(Way { observer: Observer::Gpumem { source }, without_stacks, .. }) =
             Way::ALL.iter().find(|way| way.name == name)
         {
             // `auto` is the default, which the rows of `cuMemAlloc` are about.
@@ -431,26 +433,26 @@ impl Worker {
         Self { name: name.to_owned(), process, questions, answers, recording }
     }
 
-    /// What one says that is needed for nothing more.
-    fn told(name: &str) -> Result<String, String> {
+    /// The first answer of a process that is needed for nothing else.
+    fn hello_of(name: &str) -> Result<String, String> {
         let mut worker = Self::start(name, None);
         let hello = worker.hello();
         worker.end();
         hello
     }
 
-    /// The first thing that it says: by what it hears, or why it cannot do what it is for.
+    /// The first answer: what observes its calls, or why they cannot be observed so.
     fn hello(&mut self) -> Result<String, String> {
-        let hello = self.hear();
+        let hello = self.answer();
         hello.strip_prefix("cannot ").map_or_else(|| Ok(hello.clone()), |why| Err(why.to_owned()))
     }
 
     fn ask(&mut self, what: &str, row: &str) -> f64 {
-        writeln!(self.questions, "{what} {row}").and_then(|()| self.questions.flush()).expect("it listens");
-        self.hear().parse().expect("it answers with a number")
+        writeln!(self.questions, "{what} {row}").and_then(|()| self.questions.flush()).expect("it reads questions");
+        self.answer().parse().expect("it answers with a number")
     }
 
-    fn hear(&mut self) -> String {
+    fn answer(&mut self) -> String {
         let mut answer = String::new();
         self.answers.read_line(&mut answer).expect("it answers");
         assert!(answer.ends_with('\n'), "the process `{}` has ended: {:?}", self.name, self.process.wait());
@@ -513,7 +515,7 @@ fn answer(way: &Way) {
         let mut answer = 0.0;
         deeper(row.deeper, &mut || {
             answer = match what {
-                "measure" => gpu.heard(row, way),
+                "measure" => gpu.measure_by(row, way),
                 _ => functions(&gpu, row.kind),
             };
         });
@@ -522,27 +524,27 @@ fn answer(way: &Way) {
     check_libraries(way).expect("it has stayed so to the end");
 }
 
-/// Begins to hear, and says by what.
+/// Begins to observe calls, and returns by what.
 fn begin(way: &Way) -> Result<(Option<Cupti>, String), String> {
-    let callback = match way.ear {
-        Ear::Nobody => {
+    let callback = match way.observer {
+        Observer::Nobody => {
             check_libraries(way)?;
             return Ok((None, "nothing".to_owned()));
         }
-        Ear::Gpumem { source } => {
+        Observer::Gpumem { source } => {
             subscribe().map_err(|error| error.to_string())?;
             check_libraries(way)?;
-            let intercepted_by = status().intercepted_by.ok_or("subscribed, and nothing is heard")?;
+            let intercepted_by = status().intercepted_by.ok_or("subscribed, and nothing is intercepted")?;
             return Ok((None, format!("{source} {intercepted_by}")));
         }
-        Ear::Hooks => {
+        Observer::Hooks => {
             hook_for_nobody().map_err(|error| error.to_string())?;
             check_libraries(way)?;
             return Ok((None, "hooks".to_owned()));
         }
-        Ear::Idle => None,
-        Ear::Empty => Some(empty as Callback),
-        Ear::Naive => Some(naive as Callback),
+        Observer::Idle => None,
+        Observer::Empty => Some(empty as Callback),
+        Observer::Naive => Some(naive as Callback),
     };
     let path = env::var(Worker::CUPTI).ok().filter(|path| !path.is_empty()).ok_or("there is no libcupti")?;
     let cupti = Cupti::load(&path);
@@ -559,7 +561,7 @@ fn begin(way: &Way) -> Result<(Option<Cupti>, String), String> {
 fn check_libraries(way: &Way) -> Result<(), String> {
     let maps = fs::read_to_string("/proc/self/maps").map_err(|error| error.to_string())?;
     let is_there = maps.lines().any(|line| line.rsplit('/').next().is_some_and(|file| file.starts_with("libcupti")));
-    let is_wanted = !matches!(way.ear, Ear::Nobody | Ear::Hooks | DISPATCH);
+    let is_wanted = !matches!(way.observer, Observer::Nobody | Observer::Hooks | DISPATCH);
     match (is_there, is_wanted) {
         (true, false) => Err(format!("{} without CUPTI: libcupti is loaded", way.name)),
         (false, true) => Err(format!("{} with CUPTI: libcupti is not loaded", way.name)),
@@ -727,25 +729,25 @@ impl Gpu {
         unsafe { sys::cuGraphLaunch(self.graph(), stream) }.result().expect("the graph can be launched");
     }
 
-    /// One measurement. Whoever listens has then heard all of it.
-    fn heard(&self, row: &Row, way: &Way) -> f64 {
-        match way.ear {
-            Ear::Nobody | Ear::Hooks | Ear::Idle | Ear::Empty => self.measure(row),
-            Ear::Naive => {
+    /// One measurement. It also checks that each call was observed.
+    fn measure_by(&self, row: &Row, way: &Way) -> f64 {
+        match way.observer {
+            Observer::Nobody | Observer::Hooks | Observer::Idle | Observer::Empty => self.measure(row),
+            Observer::Naive => {
                 let measured = self.measure(row);
                 let naive = NAIVE.lock().expect("nobody panicked");
                 let live = naive.as_ref().map(HashMap::len);
                 assert!(
                     live == Some(0) || live.is_none() && row.events() == 0,
-                    "all was heard, and freed again: {live:?}"
+                    "all was observed, and freed again: {live:?}"
                 );
                 measured
             }
-            Ear::Gpumem { .. } => self.heard_by_gpumem(row, way.traces),
+            Observer::Gpumem { .. } => self.measure_by_gpumem(row, way.traces),
         }
     }
 
-    fn heard_by_gpumem(&self, row: &Row, traces: usize) -> f64 {
+    fn measure_by_gpumem(&self, row: &Row, traces: usize) -> f64 {
         // All but one stay open as long as the process. Who opens and closes a hundred before each measurement leaves holes on the
         // heap, among which the driver then finds its own blocks more slowly.
         static OPEN: Mutex<Vec<GpuMemTrace>> = Mutex::new(Vec::new());
@@ -757,14 +759,14 @@ impl Gpu {
         let before = status();
         let measured = self.measure(row);
         let after = status();
-        assert_eq!(after.events - before.events, row.events(), "every call was heard once");
+        assert_eq!(after.events - before.events, row.events(), "every call was recorded once");
         assert_eq!((after.lost, after.untracked, after.live.len()), (0, 0, 0), "nothing was missed, nothing is left");
         let Some(newest) = trace.map(|trace| trace.data()) else { return measured };
         let (least, most) = row.most();
         let peaked = newest.peaked.get();
         assert!((least..=most).contains(&peaked), "{peaked} B is not from {least} to {most}");
         for data in open.iter().map(GpuMemTrace::data).chain([newest]) {
-            assert_eq!((data.used.get(), data.lost, data.untracked), (0, 0, 0), "all was heard");
+            assert_eq!((data.used.get(), data.lost, data.untracked), (0, 0, 0), "all was recorded");
             assert!(data.peaked.get() >= peaked, "what was open was open for longer");
         }
         measured
@@ -785,7 +787,7 @@ fn functions(gpu: &Gpu, kind: Kind) -> f64 {
         .result()
         .expect("the device has room");
     }
-    let blocks = memory_snapshot().expect("allocations are heard");
+    let blocks = memory_snapshot().expect("allocations are intercepted");
     // SAFETY: as above.
     unsafe {
         match kind {
@@ -795,12 +797,12 @@ fn functions(gpu: &Gpu, kind: Kind) -> f64 {
         .result()
         .expect("it was allocated");
     }
-    count(blocks.iter().find(|block| block.key == at).expect("it was heard").backtrace.len())
+    count(blocks.iter().find(|block| block.key == at).expect("it was recorded").backtrace.len())
 }
 
 /// Keeps the calling thread on one processor: on another its caches are empty.
 fn pin(thread: usize) {
-    // Those of the machine: a thread that is kept on one is told of that one alone.
+    // The processors of the machine: a thread that is bound to one would count that one only.
     // SAFETY: any name may be asked for.
     let processors = usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1).max(1);
     // SAFETY: zeros are an empty set, the processor's number is below the size of the set, and 0 is the calling thread. Where
@@ -832,7 +834,7 @@ fn plain_pair(bytes: usize) {
 
 fn exact() -> GpuMemTrace {
     let builder = GpuMemTrace::builder().gauge(Gauge::Exact).on_exit_report(false);
-    builder.start().expect("the device can be heard")
+    builder.start().expect("the device can be traced")
 }
 
 fn sorted(mut of: Vec<f64>) -> Vec<f64> {
@@ -943,7 +945,7 @@ impl Cupti {
         }
     }
 
-    /// Has this callback hear what gpumem would.
+    /// Calls this callback for the calls that gpumem would observe.
     fn subscribe(&self, callback: Callback) -> *mut c_void {
         let mut subscriber = ptr::null_mut();
         // SAFETY: the out-parameter is live, and the callbacks below keep CUPTI's contract.

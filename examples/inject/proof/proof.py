@@ -97,7 +97,7 @@ class Cupti:
         self.calls = 0
         kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)
         # Kept: CUPTI calls it as long as it is subscribed.
-        self.callback = kind(self.heard)
+        self.callback = kind(self.observed)
         self.subscriber = ctypes.c_void_p()
         code = self.library.cuptiSubscribe(ctypes.byref(self.subscriber), self.callback, None)
         assert code == 0, f"cuptiSubscribe: {code}"
@@ -105,7 +105,7 @@ class Cupti:
         code = self.library.cuptiEnableCallback(1, self.subscriber, driver_api, mem_alloc)
         assert code == 0, f"cuptiEnableCallback: {code}"
 
-    def heard(self, _data, _domain, _number, call):
+    def observed(self, _data, _domain, _number, call):
         # The site is the first field; the exit is 1.
         self.calls += ctypes.cast(call, ctypes.POINTER(ctypes.c_int)).contents.value == 1
 
@@ -279,7 +279,7 @@ class Run:
             said = self.errors.read().strip().splitlines()[-8:]
             raise RuntimeError(f"{self.what}: exit status {code}: " + " | ".join(line.strip() for line in said))
 
-    def told(self):
+    def answer(self):
         """What it says of itself, and what gpumem says of its first device."""
         own = self.line()
         self.end()
@@ -299,16 +299,16 @@ class Proof:
         print(f"{'PASS' if passed else 'FAIL'}  {text}", flush=True)
 
     def run(self, *what, **how):
-        return Run(self.options, *what, **how).told()
+        return Run(self.options, *what, **how).answer()
 
-    def heard(self, name, summary):
+    def check_observed(self, name, summary):
         """The first device of a summary in which nothing was missed."""
         if summary is None or summary["error"] or not summary["devices"]:
             self.check(False, f"{name}: no summary: {summary and summary['error']}")
             return None
         missed = summary["lost_events"] + summary["untracked_frees"]
         by = os.path.basename(summary["intercepted_by"] or "nothing")
-        self.check(missed == 0, f"{name}: {summary['events']} events heard by {by}, {missed} missed")
+        self.check(missed == 0, f"{name}: {summary['events']} events observed by {by}, {missed} missed")
         return summary["devices"][0]
 
     def torch(self):
@@ -333,7 +333,7 @@ class Proof:
         outside = {}
         for way, (own, summary) in results.items():
             name = f"torch, {way}"
-            device = self.heard(name, summary)
+            device = self.check_observed(name, summary)
             if device is None:
                 continue
             truth = own[ways[way][2]]
@@ -377,7 +377,7 @@ class Proof:
             sizes = ["1024", "4096"]
             results = dict(zip(sizes, pool.map(lambda size: self.run("jax", size, env=env), sizes)))
         for size, (own, summary) in results.items():
-            device = self.heard(f"jax, {size}", summary)
+            device = self.check_observed(f"jax, {size}", summary)
             if device is None:
                 continue
             stats = own["stats"]
@@ -396,7 +396,7 @@ class Proof:
         for injected in [False, True]:
             own[injected], summary = self.run("profile", injected=injected)
             if injected:
-                self.heard("torch.profiler", summary)
+                self.check_observed("torch.profiler", summary)
         for which, when in [("first", "begun before the first call of CUDA"), ("second", "begun after it")]:
             plain, traced = own[False][which], own[True][which]
             count = sum(plain.values())
@@ -424,21 +424,21 @@ class Proof:
         )
 
     def cupti(self):
-        """A tool that uses CUPTI hears all, and so does gpumem."""
+        """A tool that uses CUPTI observes all calls, and so does gpumem."""
         if libcupti() is None:
             print("skip  cupti: there is no libcupti")
             return
         for order in ["before", "after"]:
             own, summary = self.run("cupti", order)
             name = f"CUPTI subscribed {order} gpumem"
-            device = self.heard(name, summary)
+            device = self.check_observed(name, summary)
             if device is None:
                 continue
-            heard = (own["calls"], device["allocations"], device["peak"])
+            observed = (own["calls"], device["allocations"], device["peak"])
             self.check(
-                heard == (len(SIZES), len(SIZES), sum(SIZES)),
-                f"{name}: of {len(SIZES)} allocations CUPTI's subscriber heard {heard[0]}, gpumem {heard[1]}; "
-                f"peak {heard[2]} of {sum(SIZES)}",
+                observed == (len(SIZES), len(SIZES), sum(SIZES)),
+                f"{name}: of {len(SIZES)} allocations CUPTI's subscriber observed {observed[0]}, gpumem {observed[1]}; "
+                f"peak {observed[2]} of {sum(SIZES)}",
             )
 
     def context(self):
@@ -493,9 +493,9 @@ CHILDREN = {
 
 def main():
     if sys.argv[1:2] == ["--child"]:
-        told = CHILDREN[sys.argv[2]](*sys.argv[3:])
-        if told is not None:
-            print(json.dumps(told), flush=True)
+        answer = CHILDREN[sys.argv[2]](*sys.argv[3:])
+        if answer is not None:
+            print(json.dumps(answer), flush=True)
         return 0
     # First what needs the device for itself.
     parts = ["context", "cupti", "torch", "jax", "profile", "steps"]

@@ -92,7 +92,7 @@ extern "C" fn at_exit() {
         }
         let Some(report) = Report::of(&begun.subscribed, begun.at.elapsed()) else { return };
         let text = if format == "json" { format!("{}\n", report.json()) } else { report.to_string() };
-        // Who cannot be written to is not told.
+        // A write that fails cannot be reported anywhere.
         let _ = write(&text);
     });
 }

@@ -46,7 +46,7 @@ struct Live {
 }
 
 impl Report {
-    /// `None` where there is nothing to tell: the process allocated no GPU memory.
+    /// `None` where there is nothing to report: the process allocated no GPU memory.
     pub(crate) fn of(subscribed: &gpumem::Result<()>, lasted: Duration) -> Option<Self> {
         let error = subscribed.as_ref().err().map(ToString::to_string);
         // The driver may be shut down already, so the summary does not call it.

@@ -133,7 +133,7 @@ impl Config {
     /// | `yields` | `0` | `1`: other threads get their turn between a call and its callbacks |
     /// | `nested` | `0` | `1`: `cuMemAllocPitch_v2` and `cuMemAllocManaged` call `cuMemAlloc_v2` as a program does, and managed memory is on the card |
     /// | `teardown` | `0` | `1`: each library is torn down when the process exits, as by a handler that it sets when it begins, and writes `teardown` to the log |
-    /// | `slow` | `0` | so many milliseconds pass before NVML tells the memory of a card |
+    /// | `slow` | `0` | so many milliseconds pass before NVML returns the memory of a card |
     /// | `foreign_slot` | | a function whose slot points out of the library; see `foreign.rs` |
     /// | `fastest` | `pci` | `reversed`: CUDA's own order of the cards is the reverse of NVML's |
     ///
@@ -185,7 +185,7 @@ impl Config {
                     config.slow = Duration::from_millis(value.parse().map_err(|_| refuse("no milliseconds"))?);
                 }
                 "nested" => config.nested = flag()?,
-                // Heard while the library was loaded.
+                // Observed while the library was loaded.
                 "foreign_slot" => {}
                 "shared" => config.cupti.shared = flag()?,
                 "processes" => {

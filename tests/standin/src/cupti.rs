@@ -140,21 +140,21 @@ pub(crate) fn in_callback() -> bool {
     DEPTH.get() > 0
 }
 
-/// The handles of those who asked for this id.
-fn hearers(domain: c_uint, id: c_uint) -> Vec<usize> {
-    let hearing = |subscriber: &&Subscriber| subscriber.enabled.contains(&(domain, id));
-    lock(&driver().cupti).live.iter().filter(hearing).map(|hearer| hearer.handle).collect()
+/// The handles of the subscribers that enabled this id.
+fn subscribers(domain: c_uint, id: c_uint) -> Vec<usize> {
+    let enabled = |subscriber: &&Subscriber| subscriber.enabled.contains(&(domain, id));
+    lock(&driver().cupti).live.iter().filter(enabled).map(|subscriber| subscriber.handle).collect()
 }
 
-/// Calls one who asked for this id, unless they have unsubscribed or asked no more meanwhile. Nothing is held while the
-/// callback runs.
+/// Calls a subscriber, unless it has unsubscribed or disabled this id meanwhile. No lock is held while the callback runs.
 ///
-/// Inlined, as the next: gpumem takes down few frames of a stack, and without optimisation the stand-in driver has many.
+/// Inlined, as the next: gpumem records few frames of a stack, and without optimisation the stand-in driver has many.
 #[allow(clippy::inline_always)]
 #[inline(always)]
-fn tell<T>(hearer: usize, domain: c_uint, id: c_uint, data: &T) {
-    let hears = |subscriber: &&Subscriber| subscriber.handle == hearer && subscriber.enabled.contains(&(domain, id));
-    let listener = lock(&driver().cupti).live.iter().find(hears).map(|subscriber| subscriber.listener);
+fn call_back<T>(handle: usize, domain: c_uint, id: c_uint, data: &T) {
+    let is_enabled =
+        |subscriber: &&Subscriber| subscriber.handle == handle && subscriber.enabled.contains(&(domain, id));
+    let listener = lock(&driver().cupti).live.iter().find(is_enabled).map(|subscriber| subscriber.listener);
     if let Some(listener) = listener {
         DEPTH.set(DEPTH.get() + 1);
         listener.call(domain, id, data);
@@ -162,14 +162,14 @@ fn tell<T>(hearer: usize, domain: c_uint, id: c_uint, data: &T) {
     }
 }
 
-/// Says that a context is about to end, with all that is in it.
+/// Reports that a context is about to be destroyed, with all that is in it.
 pub(crate) fn announce_end(context: usize) {
-    for hearer in hearers(RESOURCE, CONTEXT_DESTROY_STARTING) {
-        tell(hearer, RESOURCE, CONTEXT_DESTROY_STARTING, &ResourceData { context, resource: 0, descriptor: 0 });
+    for handle in subscribers(RESOURCE, CONTEXT_DESTROY_STARTING) {
+        call_back(handle, RESOURCE, CONTEXT_DESTROY_STARTING, &ResourceData { context, resource: 0, descriptor: 0 });
     }
 }
 
-/// Runs a call, between the callbacks of everybody who asked for this function.
+/// Makes a call, between the callbacks of all subscribers that enabled this function.
 pub(crate) fn announce<P>(
     id: Option<c_uint>,
     function: &'static str,
@@ -178,14 +178,14 @@ pub(crate) fn announce<P>(
 ) -> c_int {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let Some(id) = id else { return call() };
-    let mut hearers: Vec<(usize, u64)> = hearers(DRIVER_API, id).into_iter().map(|hearer| (hearer, 0)).collect();
-    if hearers.is_empty() {
+    let mut handles: Vec<(usize, u64)> = subscribers(DRIVER_API, id).into_iter().map(|handle| (handle, 0)).collect();
+    if handles.is_empty() {
         return call();
     }
     let correlation = CALLS.fetch_add(1, Ordering::Relaxed) + 1;
     let mut announce = |site, result: Option<&mut c_int>| {
         let result: *mut c_int = result.map_or(std::ptr::null_mut(), std::ptr::from_mut);
-        for (handle, correlation_data) in &mut hearers {
+        for (handle, correlation_data) in &mut handles {
             let context = (root().current)();
             let data = CUpti_CallbackData {
                 callbackSite: site,
@@ -198,7 +198,7 @@ pub(crate) fn announce<P>(
                 correlationData: correlation_data,
                 correlationId: correlation,
             };
-            tell(*handle, DRIVER_API, id, &data);
+            call_back(*handle, DRIVER_API, id, &data);
         }
     };
     announce(CUpti_ApiCallbackSite::CUPTI_API_ENTER, None);

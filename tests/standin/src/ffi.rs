@@ -131,7 +131,7 @@ impl Listener {
     }
 
     /// `data` is what CUPTI gives in this domain.
-    #[allow(clippy::inline_always)] // As `cupti::tell`.
+    #[allow(clippy::inline_always)] // As `cupti::call_back`.
     #[inline(always)]
     pub(crate) fn call<T>(self, domain: c_uint, id: c_uint, data: &T) {
         // SAFETY: whoever subscribed gave a function of this type for just this, with data that it promised to keep

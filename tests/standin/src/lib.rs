@@ -2,7 +2,7 @@
 //! with cards that are the same model as gpumem's simulated device.
 //!
 //! The tests put it on the loader's path under NVIDIA's names, so that the real nvml-wrapper and cudarc run on it, and
-//! tell it by its environment what to be like and what to fail at; `config.rs` lists all that it understands.
+//! configure it by environment variables; `config.rs` lists all that it understands.
 
 // The C ABI is what this crate is for, and its functions keep NVIDIA's names.
 #![allow(unsafe_code, non_snake_case)]
@@ -37,7 +37,7 @@ macro_rules! functions {
         $(
             #[$attribute]
             $visibility extern "C" fn $name($($argument: $type),*) -> std::ffi::c_int {
-                const ID: Option<std::ffi::c_uint> = crate::heard::id(stringify!($name));
+                const ID: Option<std::ffi::c_uint> = crate::callback_ids::id(stringify!($name));
                 let params = params::$name { $($argument),* };
                 crate::cupti::announce(ID, concat!(stringify!($name), "\0"), &params, || {
                     crate::driver::Call::run(stringify!($name), |$call| -> Result<(), Refusal> { $body })
@@ -73,6 +73,7 @@ macro_rules! refusals {
 #[macro_use]
 mod stubs;
 
+mod callback_ids;
 mod card;
 mod config;
 mod cuda;
@@ -82,7 +83,6 @@ mod ffi;
 #[cfg(target_arch = "x86_64")]
 mod foreign;
 mod graphs;
-mod heard;
 mod imports;
 mod injection;
 mod memory;

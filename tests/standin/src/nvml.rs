@@ -1,4 +1,4 @@
-//! `libnvidia-ml`: NVML sees every card, in its own order, whatever CUDA is told.
+//! `libnvidia-ml`: NVML sees every card, in its own order, whatever `CUDA_VISIBLE_DEVICES` says.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::process;

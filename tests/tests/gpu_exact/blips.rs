@@ -28,8 +28,11 @@ fn blips_are_seen_by_exact_traces() {
                         thread::sleep(held);
                     }
                     give(block);
-                    let (heard, polled) = (trace.data(), sampled.data());
-                    let exact = heard.used == 0 && heard.peaked == size && heard.lost == 0 && heard.untracked == 0;
+                    let (intercepted, polled) = (trace.data(), sampled.data());
+                    let exact = intercepted.used == 0
+                        && intercepted.peaked == size
+                        && intercepted.lost == 0
+                        && intercepted.untracked == 0;
                     right += usize::from(exact);
                     seen += usize::from(polled.peak_over_start() >= size);
                     highest = highest.max(polled.peak_over_start());

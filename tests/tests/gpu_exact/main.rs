@@ -33,7 +33,7 @@ use crate::cu::{Block, Context, Way};
 
 const MIB: usize = 1 << 20;
 
-/// Heard, and current.
+/// Intercepted, and current.
 fn device() -> Option<MutexGuard<'static, ()>> {
     let one = gpumem_tests::device()?;
     Context::primary(0).expect("GPUMEM_DEVICE says that there is a device").make_current();

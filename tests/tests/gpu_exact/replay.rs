@@ -254,11 +254,11 @@ fn at_once(ways: &[Way]) -> Result<(), String> {
     let kept = kept.into_inner().expect("no thread panicked");
     let expected: i64 = kept.iter().map(Block::counted).sum();
     let data = trace.data();
-    let heard = status().events - before.events;
+    let events = status().events - before.events;
     kept.into_iter().for_each(give);
     let end = trace.data();
     let said = format!(
-        "16 threads at once by {ways:?}: {heard} events, used {} where {expected} B were kept, {} when all was freed, \
+        "16 threads at once by {ways:?}: {events} events, used {} where {expected} B were kept, {} when all was freed, \
          peaked {}, lost {}, untracked {}",
         data.used.get(),
         end.used.get(),

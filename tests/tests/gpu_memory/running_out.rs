@@ -30,8 +30,8 @@ fn hog(blocks: usize) -> (u32, usize, Vec<u64>) {
 }
 
 pub(super) fn out_of_memory() {
-    static TOLD: Mutex<Vec<OutOfMemory>> = Mutex::new(Vec::new());
-    let reported = || TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    static REPORTED: Mutex<Vec<OutOfMemory>> = Mutex::new(Vec::new());
+    let reported = || REPORTED.lock().unwrap_or_else(PoisonError::into_inner);
     let context = CudaContext::new(0).expect("GPUMEM_DEVICE says that there is a device");
     let stream = context.default_stream().cu_stream();
     on_oom(move |oom| reported().push(oom.clone()));
@@ -155,12 +155,12 @@ impl Pool {
 }
 
 pub(super) fn retry() {
-    static TOLD: AtomicUsize = AtomicUsize::new(0);
+    static REPORTED: AtomicUsize = AtomicUsize::new(0);
     let context = CudaContext::new(0).expect("GPUMEM_DEVICE says that there is a device");
     let stream = context.default_stream().cu_stream();
     subscribe().expect("allocations can be intercepted");
     on_oom(|_| {
-        TOLD.fetch_add(1, Relaxed);
+        REPORTED.fetch_add(1, Relaxed);
     });
     let (pool, mut wrong) = (Pool::that_keeps(), Wrong::default());
     let most = free_memory() / 10 * 8 / (2 * MIB) * (2 * MIB);
@@ -176,7 +176,7 @@ pub(super) fn retry() {
     println!("without us: {alone:?}; the pool keeps {}", pool.reserved());
     let is_refused = alone.is_err();
     alone.into_iter().for_each(give);
-    let reported = TOLD.load(Relaxed);
+    let reported = REPORTED.load(Relaxed);
     wrong.unless(reported == usize::from(is_refused), || format!("{reported} refusals are reported"));
 
     give_async(take_async());
@@ -204,6 +204,6 @@ pub(super) fn retry() {
     let right = got.is_ok() && attempts == 2 && kept < Bytes::mib(64);
     wrong.unless(right, || format!("in a cache: {got:?} after {attempts} attempts, with {kept} in the pool"));
     got.into_iter().for_each(give);
-    wrong.unless(TOLD.load(Relaxed) == reported, || "the first failure of a retry is reported".to_owned());
+    wrong.unless(REPORTED.load(Relaxed) == reported, || "the first failure of a retry is reported".to_owned());
     wrong.end();
 }

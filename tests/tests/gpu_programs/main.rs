@@ -39,7 +39,7 @@ fn on_the_stand_in_driver_with_both_sources() {
     on_the_standin_with_both_sources(Standin::new());
 }
 
-/// Heard, and current.
+/// Intercepted, and current.
 fn device() -> Option<MutexGuard<'static, ()>> {
     let one = gpumem_tests::device()?;
     done("cuInit", &[0]);

@@ -36,21 +36,21 @@ fn main() -> ExitCode {
         ($($name:ident)*) => { vec![$(Trial::test(stringify!($name), || { $name(); Ok(()) })),*] };
     }
     let trials = trials! {
-        nothing_is_dropped_doubled_or_moved
-        every_trace_is_what_the_order_of_events_makes_it
-        a_block_that_is_freed_before_the_call_is_never_taken_for_its_successor
-        a_block_that_is_freed_after_the_call_is_and_the_checker_finds_that
+        each_event_is_applied_once_and_in_the_order_of_its_thread
+        each_trace_follows_from_the_order_of_events
+        a_free_that_is_recorded_before_the_call_removes_its_own_block
+        a_free_that_is_recorded_after_the_call_can_remove_the_next_block_at_the_address
         a_free_that_failed_brings_back_its_own_block
-        a_scope_sees_what_another_thread_does_in_all_the_ways_it_can_and_no_other
-        a_scope_of_one_thread_sees_nothing_of_another
-        a_scope_of_one_thread_sees_nothing_of_one_that_had_its_number
-        a_reading_and_its_question_are_neighbours
-        lost_facts_are_told_once
+        a_scope_counts_another_thread_in_each_possible_way_and_in_no_other
+        a_scope_of_one_thread_does_not_count_another
+        a_scope_of_one_thread_does_not_count_a_thread_that_had_its_number
+        no_event_comes_between_a_reading_and_its_query
+        lost_events_are_reported_once
         a_scope_is_closed_once
-        what_is_not_heard_is_told_if_that_is_said_first
-        who_begins_and_who_gives_up_at_once_leave_nobody_in_the_dark
-        readings_are_folded_in_the_order_in_which_they_are_made
-        what_is_not_heard_is_not_always_told_if_that_is_said_afterwards
+        missed_events_are_reported_as_lost_if_the_loss_is_recorded_first
+        no_scope_misses_events_unreported_while_one_thread_subscribes_and_another_unsubscribes
+        readings_are_applied_in_the_order_in_which_they_are_made
+        missed_events_may_go_unreported_if_the_loss_is_recorded_afterwards
     };
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
@@ -94,14 +94,14 @@ fn outcomes<T: Ord + Send + 'static>(
 const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
 /// Posts as sources do: allocations and frees have functions of their own.
-fn post(inbox: &Inbox, fact: &EventKind) -> Answer {
-    match fact {
+fn post(inbox: &Inbox, event: &EventKind) -> Answer {
+    match event {
         EventKind::Alloc { key, block } => {
             inbox.alloc(*key, block.bytes, block.tag());
             Answer::Applied
         }
         EventKind::Free { key, block: None } => inbox.free(*key),
-        _ => inbox.post(fact),
+        _ => inbox.post(event),
     }
 }
 
@@ -132,12 +132,12 @@ const SAMPLE: EventKind =
 
 const LOST: EventKind = EventKind::Lost { count: 1 };
 
-/// What the ledger was told, which is numbered without a gap and in the order of time.
-fn told() -> Vec<Applied> {
-    let told = applied();
-    assert!(told.iter().map(|event| event.number).eq(1..=told.len() as u64), "numbers have gaps: {told:?}");
-    assert!(told.is_sorted_by_key(|event| event.time), "time goes back: {told:?}");
-    told
+/// The events that the ledger applied: their numbers have no gaps, and their times do not fall.
+fn checked_events() -> Vec<Applied> {
+    let events = applied();
+    assert!(events.iter().map(|event| event.number).eq(1..=events.len() as u64), "numbers have gaps: {events:?}");
+    assert!(events.is_sorted_by_key(|event| event.time), "time goes back: {events:?}");
+    events
 }
 
 /// Bytes that are live, as the inbox has it.
@@ -171,18 +171,18 @@ impl Driver {
 /// What a thread posted, and the scopes that it closed.
 #[derive(Default)]
 struct Posted {
-    facts: Vec<EventKind>,
+    events: Vec<EventKind>,
     closed: Vec<(u64, Trace)>,
 }
 
 impl Posted {
-    fn post(&mut self, inbox: &Inbox, fact: EventKind) {
-        post(inbox, &fact);
-        self.facts.push(fact);
+    fn post(&mut self, inbox: &Inbox, event: EventKind) {
+        post(inbox, &event);
+        self.events.push(event);
     }
 
     fn close(&mut self, inbox: &Inbox, scope: u64) {
-        self.facts.push(close(scope));
+        self.events.push(close(scope));
         self.closed.push((scope, inbox.ask(None, &close(scope)).expect("the scope is open")));
     }
 }
@@ -224,16 +224,16 @@ fn churn(inbox: &Arc<Inbox>) -> Vec<(ThreadId, Posted, u64)> {
     all
 }
 
-fn nothing_is_dropped_doubled_or_moved() {
+fn each_event_is_applied_once_and_in_the_order_of_its_thread() {
     often(|| {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         let all = churn(&inbox);
-        let told = told();
-        assert_eq!(told.len(), all.iter().map(|(_, posted, _)| posted.facts.len()).sum::<usize>());
+        let events = checked_events();
+        assert_eq!(events.len(), all.iter().map(|(_, posted, _)| posted.events.len()).sum::<usize>());
         for (thread, posted, _) in &all {
             let of_thread: Vec<_> =
-                told.iter().filter(|event| event.thread == *thread).map(|event| event.kind).collect();
-            assert_eq!(of_thread, posted.facts, "{thread:?}");
+                events.iter().filter(|event| event.thread == *thread).map(|event| event.kind).collect();
+            assert_eq!(of_thread, posted.events, "{thread:?}");
         }
         let threads: BTreeSet<_> = all.iter().map(|(thread, ..)| thread.0).collect();
         assert!(threads.into_iter().eq(1..=4), "each thread has its own number");
@@ -243,10 +243,10 @@ fn nothing_is_dropped_doubled_or_moved() {
     });
 }
 
-fn every_trace_is_what_the_order_of_events_makes_it() {
+fn each_trace_follows_from_the_order_of_events() {
     let peaks = often(|| {
         let all = churn(&Arc::new(Inbox::tapped(Recorder)));
-        let expected = obvious::traces(&told());
+        let expected = obvious::traces(&checked_events());
         let closed = all.iter().flat_map(|(_, posted, _)| &posted.closed);
         let closed = closed.map(|(scope, trace)| {
             assert_eq!((trace.lost, trace.untracked), (0, 0));
@@ -280,16 +280,16 @@ fn handed_over(free_first: bool) -> BTreeSet<(u64, i64)> {
         post(&inbox, &alloc(driver.alloc(1024), 100));
         gives.join().unwrap();
         let trace = inbox.ask(None, &close(0)).expect("the scope is open");
-        told();
+        checked_events();
         (live(&inbox), trace.used.get())
     })
 }
 
-fn a_block_that_is_freed_before_the_call_is_never_taken_for_its_successor() {
+fn a_free_that_is_recorded_before_the_call_removes_its_own_block() {
     assert_eq!(handed_over(true), [(100, 100)].into());
 }
 
-fn a_block_that_is_freed_after_the_call_is_and_the_checker_finds_that() {
+fn a_free_that_is_recorded_after_the_call_can_remove_the_next_block_at_the_address() {
     assert_eq!(handed_over(false), [(0, 0), (100, 100)].into());
 }
 
@@ -326,22 +326,22 @@ fn beside(of_thread: bool) -> BTreeSet<(i64, u64)> {
         post(&inbox, &open_of(0, of_thread.then(|| inbox.this_thread())));
         let trace = inbox.ask(None, &close(0)).expect("the scope is open");
         other.join().unwrap();
-        told();
+        checked_events();
         used_and_peaked(&trace)
     })
 }
 
-fn a_scope_sees_what_another_thread_does_in_all_the_ways_it_can_and_no_other() {
+fn a_scope_counts_another_thread_in_each_possible_way_and_in_no_other() {
     // Nothing of it or a block that stays, the free alone, all of it, the allocation alone.
     assert_eq!(beside(false), [(0, 0), (-100, 0), (0, 100), (100, 0)].into());
 }
 
-fn a_scope_of_one_thread_sees_nothing_of_another() {
+fn a_scope_of_one_thread_does_not_count_another() {
     assert_eq!(beside(true), [(0, 0)].into());
 }
 
 /// Two threads, one of which may have ended before the other begins; gives whether they had the same number.
-fn a_scope_of_one_thread_sees_nothing_of_one_that_had_its_number() {
+fn a_scope_of_one_thread_does_not_count_a_thread_that_had_its_number() {
     let outcomes = often(|| {
         set_lends_again(true);
         let inbox = Arc::new(Inbox::tapped(Recorder));
@@ -360,13 +360,13 @@ fn a_scope_of_one_thread_sees_nothing_of_one_that_had_its_number() {
         });
         let numbers = threads.map(|thread| thread.join().unwrap());
         set_lends_again(false);
-        told();
+        checked_events();
         numbers[0] == numbers[1]
     });
     assert_eq!(outcomes, [false, true].into());
 }
 
-fn a_reading_and_its_question_are_neighbours() {
+fn no_event_comes_between_a_reading_and_its_query() {
     always(|| {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         post(&inbox, &open(0));
@@ -379,17 +379,17 @@ fn a_reading_and_its_question_are_neighbours() {
         });
         assert!(inbox.ask(Some(&SAMPLE), &close(0)).is_some());
         other.join().unwrap();
-        let told = told();
-        let samples = told.iter().filter(|event| matches!(event.kind, EventKind::Sample { .. }));
+        let events = checked_events();
+        let samples = events.iter().filter(|event| matches!(event.kind, EventKind::Sample { .. }));
         assert_eq!(samples.count(), 2);
-        for pair in told.windows(2).filter(|pair| matches!(pair[0].kind, EventKind::Sample { .. })) {
-            assert_eq!(pair[0].thread, pair[1].thread, "{told:?}");
+        for pair in events.windows(2).filter(|pair| matches!(pair[0].kind, EventKind::Sample { .. })) {
+            assert_eq!(pair[0].thread, pair[1].thread, "{events:?}");
         }
     });
 }
 
-/// Threads are interrupted while they are inside, or wait to be, and post from there; gives how many facts the
-/// scope around it all was told to be lost.
+/// Threads are interrupted while they are inside, or wait to be, and post from there; gives how many lost
+/// events the scope around it all reports.
 fn interrupted(threads: u64) -> u64 {
     let inbox = Arc::new(Inbox::tapped(Recorder));
     post(&inbox, &open(0));
@@ -406,13 +406,13 @@ fn interrupted(threads: u64) -> u64 {
             })
         })
         .collect();
-    // Who comes next tells what was lost, whoever it is.
+    // The next event of any thread records the loss.
     post(&inbox, &EventKind::ReadFailed { device: DEVICE, gauge: Gauge::Sampled });
     for thread in threads {
         thread.join().unwrap();
     }
     let trace = inbox.ask(None, &close(0)).expect("the scope is open");
-    let counts: Vec<_> = told()
+    let counts: Vec<_> = checked_events()
         .iter()
         .filter_map(|event| if let EventKind::Lost { count } = event.kind { Some(count) } else { None })
         .collect();
@@ -422,7 +422,7 @@ fn interrupted(threads: u64) -> u64 {
     trace.lost
 }
 
-fn lost_facts_are_told_once() {
+fn lost_events_are_reported_once() {
     assert_eq!(often(|| interrupted(3)), [9].into());
     assert_eq!(always(|| interrupted(1)), [3].into());
 }
@@ -445,8 +445,8 @@ fn a_scope_is_closed_once() {
 type Other = fn(&Subscription, &Arc<Inbox>, &AtomicBool, bool);
 
 /// What the calls that other threads make come to, while a scope is opened as the session opens it, and its thread allocates; gives
-/// whether that was heard, and whether the scope was told that events were lost. `None` if it is not exact.
-fn unsubscribed(said_first: bool, others: &'static [Other]) -> BTreeSet<Option<(bool, bool)>> {
+/// whether the allocation was intercepted, and whether the scope reports lost events. `None` if the scope is not exact.
+fn unsubscribed(loss_first: bool, others: &'static [Other]) -> BTreeSet<Option<(bool, bool)>> {
     often(move || {
         let (inbox, subscribed) = (Arc::new(Inbox::tapped(Recorder)), Arc::new(AtomicBool::new(true)));
         let subscription = Arc::new(Subscription::new());
@@ -455,7 +455,7 @@ fn unsubscribed(said_first: bool, others: &'static [Other]) -> BTreeSet<Option<(
             .map(|other| {
                 let (inbox, subscribed, subscription) =
                     (Arc::clone(&inbox), Arc::clone(&subscribed), Arc::clone(&subscription));
-                thread::spawn(move || other(&subscription, &inbox, &subscribed, said_first))
+                thread::spawn(move || other(&subscription, &inbox, &subscribed, loss_first))
             })
             .collect();
         let before = subscription.interruptions();
@@ -464,12 +464,12 @@ fn unsubscribed(said_first: bool, others: &'static [Other]) -> BTreeSet<Option<(
             if subscription.interruptions() != before {
                 post(&inbox, &LOST);
             }
-            let heard = subscribed.load(SeqCst);
-            if heard {
+            let intercepted = subscribed.load(SeqCst);
+            if intercepted {
                 post(&inbox, &alloc(1, 100));
             }
             let trace = inbox.ask(None, &close(0)).expect("the scope is open");
-            (heard, trace.lost > 0)
+            (intercepted, trace.lost > 0)
         });
         for other in others {
             other.join().unwrap();
@@ -479,23 +479,23 @@ fn unsubscribed(said_first: bool, others: &'static [Other]) -> BTreeSet<Option<(
             subscribed.load(SeqCst),
             "what was wanted last is what is"
         );
-        told();
+        checked_events();
         outcome
     })
 }
 
-fn give_up(subscription: &Subscription, inbox: &Arc<Inbox>, subscribed: &AtomicBool, said_first: bool) {
-    let tell = || _ = post(inbox, &LOST);
+fn give_up(subscription: &Subscription, inbox: &Arc<Inbox>, subscribed: &AtomicBool, loss_first: bool) {
+    let record_loss = || _ = post(inbox, &LOST);
     let unsubscribe = || subscribed.store(false, SeqCst);
     let is_live = || subscribed.load(SeqCst);
-    if said_first {
-        subscription.stop(is_live, tell, unsubscribe);
+    if loss_first {
+        subscription.stop(is_live, record_loss, unsubscribe);
     } else {
-        subscription.stop(is_live, unsubscribe, tell);
+        subscription.stop(is_live, unsubscribe, record_loss);
     }
 }
 
-/// Begins, around a driver that does as it is told; says whether allocations are intercepted.
+/// Subscribes at a driver that always accepts; returns whether allocations are intercepted.
 fn begin(subscription: &Subscription, anew: bool, subscribed: &AtomicBool) -> bool {
     let subscribe = || {
         subscribed.store(true, SeqCst);
@@ -508,7 +508,7 @@ fn begin_anew(subscription: &Subscription, _: &Arc<Inbox>, subscribed: &AtomicBo
     assert!(begin(subscription, true, subscribed));
 }
 
-fn who_begins_and_who_gives_up_at_once_leave_nobody_in_the_dark() {
+fn no_scope_misses_events_unreported_while_one_thread_subscribes_and_another_unsubscribes() {
     let outcomes = unsubscribed(true, &[give_up, begin_anew]);
     assert!(!outcomes.contains(&Some((false, false))), "{outcomes:?}");
     assert!(outcomes.contains(&None) && outcomes.contains(&Some((true, false))), "{outcomes:?}");
@@ -517,7 +517,7 @@ fn who_begins_and_who_gives_up_at_once_leave_nobody_in_the_dark() {
 }
 
 /// A device whose memory becomes less with each reading.
-fn readings_are_folded_in_the_order_in_which_they_are_made() {
+fn readings_are_applied_in_the_order_in_which_they_are_made() {
     often(|| {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         let (readings, count) = (Arc::new(Readings::new()), Arc::new(AtomicU64::new(0)));
@@ -533,7 +533,7 @@ fn readings_are_folded_in_the_order_in_which_they_are_made() {
         let Ok(_) = readings.ask::<Infallible>(&inbox, DEVICE, || Ok(read(&count)), &open(0));
         let Ok(_) = readings.ask::<Infallible>(&inbox, DEVICE, || Ok(read(&count)), &close(0));
         sampler.join().unwrap();
-        let free = told()
+        let free = checked_events()
             .iter()
             .filter_map(|event| match event.kind {
                 EventKind::Sample { memory, .. } => Some(memory.free.get()),
@@ -544,11 +544,11 @@ fn readings_are_folded_in_the_order_in_which_they_are_made() {
     });
 }
 
-fn what_is_not_heard_is_told_if_that_is_said_first() {
+fn missed_events_are_reported_as_lost_if_the_loss_is_recorded_first() {
     let expected = [None, Some((true, false)), Some((true, true)), Some((false, true))];
     assert_eq!(unsubscribed(true, &[give_up]), expected.into());
 }
 
-fn what_is_not_heard_is_not_always_told_if_that_is_said_afterwards() {
+fn missed_events_may_go_unreported_if_the_loss_is_recorded_afterwards() {
     assert!(unsubscribed(false, &[give_up]).contains(&Some((false, false))));
 }

@@ -1,4 +1,4 @@
-//! What scopes come to, told from the order of events in the obvious way: everything is summed up again for each.
+//! Used and peaked of scopes, computed from the order of events in the obvious way: everything is summed up again for each event.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,12 +7,12 @@ use gpumem_core::model::{EventKind, Key, ScopeId, ThreadId};
 use crate::checker::Applied;
 
 /// Used and peaked of each scope when it was closed.
-pub(crate) fn traces(told: &[Applied]) -> BTreeMap<u64, (i64, u64)> {
+pub(crate) fn traces(events: &[Applied]) -> BTreeMap<u64, (i64, u64)> {
     let mut live: HashMap<Key, (ThreadId, i64)> = HashMap::new();
     let mut freed = HashMap::new();
     let mut open: HashMap<ScopeId, (Option<ThreadId>, i64, i64)> = HashMap::new();
     let mut closed = BTreeMap::new();
-    for event in told {
+    for event in events {
         let level = |live: &HashMap<Key, (ThreadId, i64)>, of: Option<ThreadId>| -> i64 {
             live.values().filter(|(thread, _)| of.is_none_or(|of| of == *thread)).map(|(_, bytes)| bytes).sum()
         };

@@ -128,8 +128,8 @@ fn a_snapshot_has_every_live_block() {
     drop(gpu.alloc(Bytes::new(9_000)).unwrap());
     drop(trace);
     let blocks = of_device();
-    let told: Vec<_> = blocks.iter().map(|block| (block.bytes, block.kind.name(), block.path.join(" > "))).collect();
-    assert_eq!(told, [(inside.bytes(), "pool", "load".to_owned()), (before.bytes(), "device", String::new())]);
+    let found: Vec<_> = blocks.iter().map(|block| (block.bytes, block.kind.name(), block.path.join(" > "))).collect();
+    assert_eq!(found, [(inside.bytes(), "pool", "load".to_owned()), (before.bytes(), "device", String::new())]);
     assert!(blocks.iter().all(|block| block.simulated && block.thread > 0));
     assert_ne!(blocks[0].key, blocks[1].key);
     drop((before, inside));

@@ -117,8 +117,8 @@ fn across_unsubscribe_and_subscribe() {
          call cuMemAlloc_v2 &c 6291456; track; track"
     );
     let outcome = clean(Standin::new().cupti().run(&script));
-    let [heard, not, again, last] = outcome.answers("track")[..] else { panic!("four answers\n{outcome}") };
-    assert!(heard.ends_with(" live=2 MiB, +1 * 2097152 device"), "{outcome}");
+    let [intercepted, not, again, last] = outcome.answers("track")[..] else { panic!("four answers\n{outcome}") };
+    assert!(intercepted.ends_with(" live=2 MiB, +1 * 2097152 device"), "{outcome}");
     assert!(not.ends_with(" live=?, ?"), "{outcome}");
     assert!(again.ends_with(" live=8 MiB, +1 * 6291456 device, 1 lost"), "{outcome}");
     assert!(last.ends_with(" live=8 MiB"), "{outcome}");

@@ -352,7 +352,7 @@ impl Probe {
         }))
     }
 
-    /// What drives the driver, and what listens to it.
+    /// What calls the driver, and what observes the calls.
     fn drive(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
         let numbers = || argument.split(' ').map(str::parse).collect::<Result<Vec<u32>, _>>();
         Ok(Some(match verb {

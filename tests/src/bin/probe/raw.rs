@@ -247,14 +247,14 @@ pub(crate) struct Tool(Option<u64>);
 impl Tool {
     /// The code of `cuptiSubscribe` in the library of this name or path.
     pub(crate) fn subscribe(&mut self, library: &str) -> Result<c_int, Trouble> {
-        extern "C" fn heard(_: *mut c_void, _: u32, _: u32, _: *const c_void) {}
+        extern "C" fn callback(_: *mut c_void, _: u32, _: u32, _: *const c_void) {}
         type Subscribe =
             unsafe extern "C" fn(*mut u64, extern "C" fn(*mut c_void, u32, u32, *const c_void), *mut c_void) -> c_int;
         let mut subscriber = 0;
         // SAFETY: the library is the stand-in's, whose function has this type; all pointers live for the call, and the
         // callback for ever.
         let code =
-            unsafe { load::<Subscribe>(library, "cuptiSubscribe")?(&raw mut subscriber, heard, ptr::null_mut()) };
+            unsafe { load::<Subscribe>(library, "cuptiSubscribe")?(&raw mut subscriber, callback, ptr::null_mut()) };
         self.0 = Some(subscriber).filter(|_| code == 0);
         Ok(code)
     }

@@ -1,11 +1,11 @@
-//! What each function is to CUPTI: its id, and that its arguments lie one after the other as NVIDIA's header has them.
+//! CUPTI's callback id of each function, and a check that our arguments have the layout of NVIDIA's header.
 
 use std::ffi::c_uint;
 use std::mem::offset_of;
 
 use cudarc::cupti::sys::{self, CUpti_driver_api_trace_cbid as Id};
 
-macro_rules! heard {
+macro_rules! callback_ids {
     ($($module:ident::$name:ident: $id:ident, $params:ident { $($field:ident),* };)*) => {
         const IDS: &[(&str, c_uint)] = &[$((stringify!($name), Id::$id as c_uint)),*];
 
@@ -19,7 +19,7 @@ macro_rules! heard {
     };
 }
 
-/// Those of which cudarc has no arguments, because there are none, or because not every version has the function.
+/// Functions whose arguments cudarc does not declare: they have none, or not every version has the function.
 const OTHERS: &[(&str, c_uint)] = &[
     ("cuCtxSynchronize", Id::CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize as c_uint),
     ("cuCtxCreate_v4", 757),
@@ -65,7 +65,7 @@ const fn same(a: &[usize], b: &[usize]) -> bool {
     at == a.len() && at == b.len()
 }
 
-heard! {
+callback_ids! {
     cuda::cuInit: CUPTI_DRIVER_TRACE_CBID_cuInit, cuInit_params { Flags };
     cuda::cuDriverGetVersion: CUPTI_DRIVER_TRACE_CBID_cuDriverGetVersion, cuDriverGetVersion_params { driverVersion };
     cuda::cuDeviceGetCount: CUPTI_DRIVER_TRACE_CBID_cuDeviceGetCount, cuDeviceGetCount_params { count };
