@@ -22,8 +22,13 @@ pub enum Dtype {
     I32,
     I16,
     I8,
+    U64,
+    U32,
+    U16,
     U8,
     Bool,
+    /// Complex numbers of two `f32`.
+    C64,
     /// Blocks of elements that are stored together with their scale.
     Blocks(Blocks),
 }
@@ -39,23 +44,47 @@ pub struct Blocks {
     pub bytes: u32,
 }
 
-/// The formats with blocks. Those from `q4_0` on are GGUF's.
+/// The formats with blocks.
 const BLOCKS: &[Blocks] = &[
-    // 64 elements of 4 bits and a scale of 32 bits: bitsandbytes without nested quantisation.
+    // 64 elements of 4 bits and a scale of 32 bits: bitsandbytes without nested quantisation. `fp4` is its other table of values.
     Blocks { name: "nf4", elements: 64, bytes: 36 },
+    Blocks { name: "fp4", elements: 64, bytes: 36 },
+    // With nested quantisation: scales of 8 bits, and for 256 of them one of 32 bits.
+    Blocks { name: "nf4_nested", elements: 64 * 256, bytes: (32 + 1) * 256 + 4 },
+    // The formats of the Open Compute Project: 32 elements and an exponent of 8 bits.
+    Blocks { name: "mxfp8", elements: 32, bytes: 33 },
+    Blocks { name: "mxfp6", elements: 32, bytes: 25 },
     Blocks { name: "mxfp4", elements: 32, bytes: 17 },
     Blocks { name: "nvfp4", elements: 16, bytes: 9 },
+    // Numbers of 4 and 6 bits without scales, as safetensors stores them.
+    Blocks { name: "f4", elements: 2, bytes: 1 },
+    Blocks { name: "f6", elements: 4, bytes: 3 },
+    // GGUF's types.
+    Blocks { name: "q1_0", elements: 128, bytes: 18 },
     Blocks { name: "q4_0", elements: 32, bytes: 18 },
     Blocks { name: "q4_1", elements: 32, bytes: 20 },
     Blocks { name: "q5_0", elements: 32, bytes: 22 },
     Blocks { name: "q5_1", elements: 32, bytes: 24 },
     Blocks { name: "q8_0", elements: 32, bytes: 34 },
+    // In no file: ggml makes it for products. Python's package has an older size.
+    Blocks { name: "q8_1", elements: 32, bytes: 36 },
     Blocks { name: "q2_k", elements: 256, bytes: 84 },
     Blocks { name: "q3_k", elements: 256, bytes: 110 },
     Blocks { name: "q4_k", elements: 256, bytes: 144 },
     Blocks { name: "q5_k", elements: 256, bytes: 176 },
     Blocks { name: "q6_k", elements: 256, bytes: 210 },
     Blocks { name: "q8_k", elements: 256, bytes: 292 },
+    Blocks { name: "iq1_s", elements: 256, bytes: 50 },
+    Blocks { name: "iq1_m", elements: 256, bytes: 56 },
+    Blocks { name: "iq2_xxs", elements: 256, bytes: 66 },
+    Blocks { name: "iq2_xs", elements: 256, bytes: 74 },
+    Blocks { name: "iq2_s", elements: 256, bytes: 82 },
+    Blocks { name: "iq3_xxs", elements: 256, bytes: 98 },
+    Blocks { name: "iq3_s", elements: 256, bytes: 110 },
+    Blocks { name: "iq4_nl", elements: 32, bytes: 18 },
+    Blocks { name: "iq4_xs", elements: 256, bytes: 136 },
+    Blocks { name: "tq1_0", elements: 256, bytes: 54 },
+    Blocks { name: "tq2_0", elements: 256, bytes: 66 },
 ];
 
 const PLAIN: &[(&str, Dtype)] = &[
@@ -68,17 +97,26 @@ const PLAIN: &[(&str, Dtype)] = &[
     ("i32", Dtype::I32),
     ("i16", Dtype::I16),
     ("i8", Dtype::I8),
+    ("u64", Dtype::U64),
+    ("u32", Dtype::U32),
+    ("u16", Dtype::U16),
     ("u8", Dtype::U8),
     ("bool", Dtype::Bool),
+    ("c64", Dtype::C64),
 ];
 
 impl Dtype {
+    /// How many elements are stored together.
+    pub(crate) fn block(self) -> u64 {
+        if let Self::Blocks(blocks) = self { blocks.elements.into() } else { 1 }
+    }
+
     /// How many bytes this many elements take. `None` if that is more than 2^64.
     pub fn bytes(self, elements: u64) -> Option<u64> {
         let size = match self {
-            Self::F64 | Self::I64 => 8,
-            Self::F32 | Self::I32 => 4,
-            Self::F16 | Self::Bf16 | Self::I16 => 2,
+            Self::F64 | Self::I64 | Self::U64 | Self::C64 => 8,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::F16 | Self::Bf16 | Self::I16 | Self::U16 => 2,
             Self::F8 | Self::I8 | Self::U8 | Self::Bool => 1,
             Self::Blocks(blocks) => {
                 return elements.div_ceil(blocks.elements.into()).checked_mul(blocks.bytes.into());
@@ -142,6 +180,8 @@ mod tests {
     fn blocks_are_whole() {
         let bytes = |name: &str, elements| name.parse::<Dtype>().unwrap().bytes(elements);
         assert_eq!(bytes("nf4", 4096 * 4096), Some(4096 * 4096 / 2 + 4096 * 4096 / 64 * 4));
+        assert_eq!(bytes("nf4_nested", 4096 * 4096), Some(4096 * 4096 / 2 + 4096 * 64 + 4096 / 4 * 4));
+        assert_eq!(bytes("f6", 8), Some(6));
         assert_eq!(bytes("q4_0", 33), Some(36), "a part of a block takes a block");
         assert_eq!(bytes("q6_k", 0), Some(0));
         assert_eq!(bytes("bool", 7), Some(7));

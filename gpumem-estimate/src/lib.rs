@@ -42,7 +42,7 @@ pub use self::{
     eager::Optimizer,
     error::Error,
     estimate::{Estimate, Part, PhasePeak},
-    files::{TensorInfo, TensorSum, Tensors},
+    files::{Gguf, TensorInfo, TensorSum, Tensors},
     layer::{Attention, Conv, Embeddings, Function, Layer, Linear, Named, Pool, numbered},
     model::{Input, Loss, Model},
     shape::Shape,

@@ -54,6 +54,26 @@ impl Model {
         serde_json::from_str(text).map_err(|error| Kind::Syntax(format!("this is no model: {error}")).into())
     }
 
+    /// Reads a model from TOML, with the same names as in JSON.
+    ///
+    /// ```
+    /// use gpumem_estimate::{Model, Step};
+    ///
+    /// let model = r#"
+    ///     name = "small"
+    ///     input = { numbers = [3, 8, 8] }
+    ///     layers = [
+    ///         { name = "conv", type = "conv", inputs = 3, outputs = 4, kernel = [3, 3], padding = [1] },
+    ///         { name = "relu", type = "activation", function = "relu" },
+    ///     ]"#;
+    /// let estimate = Step::inference(1).estimate(&Model::from_toml(model)?)?;
+    /// assert_eq!(estimate.parameters, 4 * 3 * 3 * 3 + 4);
+    /// # Ok::<(), gpumem_estimate::Error>(())
+    /// ```
+    pub fn from_toml(text: &str) -> Result<Self, Error> {
+        toml::from_str(text).map_err(|error| Kind::Syntax(format!("this is no model: {}", error.message())).into())
+    }
+
     /// The model as JSON.
     pub fn to_json(&self) -> Result<String, Error> {
         serde_json::to_string_pretty(self).map_err(|error| Kind::Syntax(error.to_string()).into())

@@ -91,3 +91,61 @@ fn hostile_json_is_an_error() {
     }
     assert!(message([layer], image()).ends_with("layers are nested deeper than 64"));
 }
+
+#[test]
+fn models_are_read_from_toml() {
+    let text = r#"
+        name = "small"
+        loss = "next_token"
+        [input]
+        tokens = 16
+        [[layers]]
+        name = "embedding"
+        type = "embedding"
+        rows = 100
+        size = 8
+        [[layers]]
+        name = "blocks"
+        type = "sequential"
+        [[layers.layers]]
+        name = "norm"
+        type = "rms_norm"
+        size = 8
+        [[layers.layers]]
+        name = "head"
+        type = "linear"
+        inputs = 8
+        outputs = 100
+        no_bias = true
+        tied_to = "embedding"
+    "#;
+    let model = Model::from_toml(text).unwrap();
+    assert_eq!(model.loss, Loss::NextToken);
+    assert_eq!(Step::training(2, Optimizer::Sgd).estimate(&model).unwrap().parameters, 800 + 8);
+    let error = |text: &str| Model::from_toml(text).unwrap_err().to_string();
+    assert_eq!(
+        error(&text.replace("rms_norm", "b_norm")).split(',').next(),
+        Some("this is no model: unknown variant `b_norm`")
+    );
+    assert!(error("name = 1").starts_with("this is no model: "));
+}
+
+/// How deep hostile values are nested.
+const DEEP: usize = 100_000;
+
+#[test]
+fn hostile_toml_is_an_error() {
+    let error = |text: &str| {
+        let message = Model::from_toml(text).unwrap_err().to_string();
+        assert!(message.starts_with("this is no model: "), "{message}");
+    };
+    error(&format!("layers = {}", "[".repeat(DEEP)));
+    error(&format!("layers = {}{}", "[".repeat(DEEP), "]".repeat(DEEP)));
+    error(&format!("layers = {}{}", "{a=".repeat(DEEP), "}".repeat(DEEP)));
+    error(&format!("a{} = 1", ".a".repeat(DEEP)));
+    error(&format!("[a{}]", ".a".repeat(DEEP)));
+    error(&format!("[[a{}]]", ".a".repeat(DEEP)));
+    error(&format!("name = \"a\"\nlayers = []\ninput = {{ tokens{} = 1 }}", ".a".repeat(DEEP)));
+    error(&format!("name = \"a\"\nlayers = []\ninput = {{ tokens = 1{} }}", "0".repeat(DEEP)));
+    error("name = \"\"\nlayers = []\ninput = { tokens = -1 }");
+}

@@ -1,11 +1,14 @@
 //! What files say about a model, without its weights.
 
 mod config;
+mod gguf;
 mod safetensors;
 
 use std::{collections::BTreeMap, path::Path};
 
 use gpumem_core::model::Bytes;
+
+pub use self::gguf::Gguf;
 
 use crate::{
     dtype::Dtype,

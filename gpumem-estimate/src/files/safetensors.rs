@@ -74,7 +74,8 @@ fn tensors(header: &[u8], data: u64) -> Result<Vec<TensorInfo>, String> {
         let Entry { dtype, shape, data_offsets: [start, end] } =
             serde_json::from_value(entry).map_err(|error| of_tensor(&error))?;
         let dtype = dtype_of(&dtype).ok_or_else(|| of_tensor(&format!("`{dtype}` is no type of elements")))?;
-        let bytes = shape.elements().and_then(|elements| dtype.bytes(elements));
+        let elements = shape.elements().filter(|elements| elements % dtype.block() == 0);
+        let bytes = elements.and_then(|elements| dtype.bytes(elements));
         let length = end.checked_sub(start).filter(|_| end <= data);
         if bytes.is_none() || bytes != length {
             return Err(of_tensor(&format!("the shape {shape} of {dtype} does not take the bytes {start} to {end}")));
@@ -122,13 +123,19 @@ fn dtype_of(name: &str) -> Option<Dtype> {
         "F32" => Dtype::F32,
         "F16" => Dtype::F16,
         "BF16" => Dtype::Bf16,
-        "F8_E4M3" | "F8_E5M2" | "F8_E8M0" => Dtype::F8,
-        "I64" | "U64" => Dtype::I64,
-        "I32" | "U32" => Dtype::I32,
-        "I16" | "U16" => Dtype::I16,
+        "F8_E4M3" | "F8_E5M2" | "F8_E8M0" | "F8_E4M3FNUZ" | "F8_E5M2FNUZ" => Dtype::F8,
+        "F6_E2M3" | "F6_E3M2" => return "f6".parse().ok(),
+        "F4" => return "f4".parse().ok(),
+        "I64" => Dtype::I64,
+        "I32" => Dtype::I32,
+        "I16" => Dtype::I16,
         "I8" => Dtype::I8,
+        "U64" => Dtype::U64,
+        "U32" => Dtype::U32,
+        "U16" => Dtype::U16,
         "U8" => Dtype::U8,
         "BOOL" => Dtype::Bool,
+        "C64" => Dtype::C64,
         _ => return None,
     })
 }
@@ -164,6 +171,8 @@ mod tests {
         assert!(error(&one("[2]", "[0,8]"), 7).starts_with(size), "beyond the end of the file");
         let overflow = one("[4294967296,4294967296,2]", "[0,0]");
         assert!(error(&overflow, 0).starts_with(size), "{}", error(&overflow, 0));
+        let odd = one("[3]", "[0,2]").replace("F32", "F4");
+        assert!(error(&odd, 2).starts_with(size), "three numbers of 4 bits fill no bytes");
         assert!(error(&one("[-1]", "[0,4]"), 4).starts_with("tensor `a`: invalid value"));
         assert!(error(&one("[1.5]", "[0,4]"), 4).starts_with("tensor `a`: invalid type"));
         assert_eq!(error(&one("[1]", "[4,8]"), 8), "the tensors overlap or leave gaps");

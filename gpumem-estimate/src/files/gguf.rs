@@ -1,0 +1,630 @@
+//! The headers of GGUF files: metadata, and where each tensor lies.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Display,
+    fs::File,
+    io::{self, BufReader, ErrorKind, Read},
+    path::Path,
+};
+
+use gpumem_core::model::Bytes;
+
+use super::{TensorInfo, Tensors, refused};
+use crate::{dtype::Dtype, error::Error, shape::Shape};
+
+/// The longest header. The largest vocabularies take some 20 MB.
+const LONGEST_HEADER: u64 = 100_000_000;
+/// The longest name and the longest key: the limit that the format has for keys.
+const LONGEST_NAME: u64 = 65_535;
+/// Strings up to this length are kept: names and templates. Longer ones are skipped.
+const LONGEST_KEPT: u64 = 1 << 20;
+/// Arrays of up to so many numbers are kept: settings of layers. Vocabularies are counted.
+const LONGEST_ARRAY: u64 = 4096;
+/// A model is split into at most so many files.
+const MOST_FILES: u64 = 10_000;
+
+/// The header of a GGUF file: what it says about the model, and its tensors.
+///
+/// ```no_run
+/// # fn main() -> Result<(), gpumem_estimate::Error> {
+/// let file = gpumem_estimate::Gguf::read("model-Q4_K_M.gguf")?;
+/// for (dtype, sum) in file.tensors().by_dtype() {
+///     println!("{dtype}: {} parameters in {}", sum.elements, sum.bytes);
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gguf {
+    metadata: BTreeMap<String, Value>,
+    tensors: Tensors,
+}
+
+/// A value of the metadata.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Value {
+    /// A whole number that is not negative.
+    Number(u64),
+    Fraction(f64),
+    Bool(bool),
+    Text(String),
+    /// An array with its length, and its values if they are whole numbers and not too many.
+    Array(u64, Vec<u64>),
+    /// A negative number, or a text that is too long to be kept.
+    Other,
+}
+
+impl Gguf {
+    /// Reads the header of a `.gguf` file, or of all files that it is split into. No weights are read.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let mut first = one_file(path)?;
+        let count = match first.metadata.get("split.count") {
+            Some(Value::Number(count)) => *count,
+            _ => 1,
+        };
+        if count > 1 {
+            first.tensors.all.extend(other_parts(path, count)?);
+        }
+        let tensors = &mut first.tensors.all;
+        tensors.sort_by(|a, b| a.name.cmp(&b.name));
+        if let Some(pair) = tensors.windows(2).find(|pair| pair[0].name == pair[1].name) {
+            return Err(refused(path, format!("the tensor `{}` is there twice", pair[0].name)));
+        }
+        if let Some(Value::Number(expected)) = first.metadata.get("split.tensors.count")
+            && *expected != tensors.len() as u64
+        {
+            return Err(refused(path, format!("the files have {} tensors and not {expected}", tensors.len())));
+        }
+        let sum = tensors.iter().try_fold(0_u64, |sum, tensor| sum.checked_add(tensor.bytes.get()));
+        sum.filter(|sum| *sum < 1 << 62).ok_or_else(|| refused(path, "the tensors have more than 2^62 bytes"))?;
+        Ok(first)
+    }
+
+    /// Reads a header from elsewhere, such as the first bytes of a file on a server. The file has `length` bytes.
+    pub fn from_header(read: impl Read, length: u64) -> Result<Self, Error> {
+        let mut header = header(read, length).map_err(|what| refused(Path::new("GGUF"), what))?;
+        header.tensors.all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(header)
+    }
+
+    /// Its tensors.
+    pub fn tensors(&self) -> &Tensors {
+        &self.tensors
+    }
+
+    /// The architecture of the model, such as `llama`.
+    pub fn architecture(&self) -> Option<&str> {
+        self.text("general.architecture")
+    }
+
+    pub(crate) fn text(&self, key: &str) -> Option<&str> {
+        if let Some(Value::Text(text)) = self.metadata.get(key) { Some(text) } else { None }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn value(&self, key: &str) -> Option<&Value> {
+        self.metadata.get(key)
+    }
+}
+
+/// The tensors of the other files of a model: `name-00001-of-00003.gguf` is the first of three.
+fn other_parts(path: &Path, count: u64) -> Result<Vec<TensorInfo>, Error> {
+    let wrong =
+        || refused(path, format!("the model has {count} files, and the name does not end with the number of one"));
+    let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(wrong)?;
+    let stem = name.strip_suffix(&format!("-00001-of-{count:05}.gguf")).ok_or_else(wrong)?;
+    if count > MOST_FILES {
+        return Err(refused(path, format!("the model has {count} files; at most {MOST_FILES} are allowed")));
+    }
+    let mut tensors = Vec::new();
+    for number in 2..=count {
+        tensors.extend(one_file(&path.with_file_name(format!("{stem}-{number:05}-of-{count:05}.gguf")))?.tensors.all);
+    }
+    Ok(tensors)
+}
+
+fn one_file(path: &Path) -> Result<Gguf, Error> {
+    let opened = File::open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
+    let (length, file) = opened.map_err(|error| refused(path, error))?;
+    header(BufReader::new(file), length).map_err(|what| refused(path, what))
+}
+
+/// What is wrong with a header.
+type Wrong = String;
+
+/// A header that is being read.
+struct Source<R> {
+    read: io::Take<R>,
+    /// The length of the file.
+    file: u64,
+}
+
+impl<R: Read> Source<R> {
+    fn position(&self) -> u64 {
+        LONGEST_HEADER - self.read.limit()
+    }
+
+    fn failed(&self, error: &io::Error) -> Wrong {
+        match error.kind() {
+            ErrorKind::UnexpectedEof if self.read.limit() == 0 => {
+                format!("a header of more than {LONGEST_HEADER} bytes")
+            }
+            ErrorKind::UnexpectedEof => "the file ends inside its header".to_owned(),
+            _ => error.to_string(),
+        }
+    }
+
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Wrong> {
+        let mut bytes = [0; N];
+        match self.read.read_exact(&mut bytes) {
+            Ok(()) => Ok(bytes),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    fn u32(&mut self) -> Result<u32, Wrong> {
+        self.bytes().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, Wrong> {
+        self.bytes().map(u64::from_le_bytes)
+    }
+
+    /// A length that fits into the rest of the header. `size`: what each element takes at least.
+    fn count(&mut self, size: u64, of: &str) -> Result<u64, Wrong> {
+        let count = self.u64()?;
+        let rest = self.read.limit().min(self.file.saturating_sub(self.position()));
+        if count.checked_mul(size).is_some_and(|bytes| bytes <= rest) {
+            Ok(count)
+        } else {
+            Err(format!("{count} {of} do not fit into the header"))
+        }
+    }
+
+    /// A text with its length before it. `None`: it has more than `longest` bytes and is skipped.
+    fn text(&mut self, longest: u64) -> Result<Option<String>, Wrong> {
+        let length = self.count(1, "bytes of a text")?;
+        if length > longest {
+            self.skip(length)?;
+            return Ok(None);
+        }
+        let mut bytes = Vec::new();
+        match self.read.by_ref().take(length).read_to_end(&mut bytes) {
+            Ok(found) if found as u64 == length => {}
+            Ok(_) => return Err("the file ends inside its header".to_owned()),
+            Err(error) => return Err(self.failed(&error)),
+        }
+        String::from_utf8(bytes).map(Some).map_err(|_| "a text is not UTF-8".to_owned())
+    }
+
+    fn name(&mut self) -> Result<String, Wrong> {
+        self.text(LONGEST_NAME)?.ok_or_else(|| format!("a name of more than {LONGEST_NAME} bytes"))
+    }
+
+    fn skip(&mut self, bytes: u64) -> Result<(), Wrong> {
+        match io::copy(&mut self.read.by_ref().take(bytes), &mut io::sink()) {
+            Ok(skipped) if skipped == bytes => Ok(()),
+            Ok(_) => Err("the file ends inside its header".to_owned()),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    /// A value that is no array. The numbers of the types are those of the specification.
+    fn value(&mut self, kind: u32) -> Result<Value, Wrong> {
+        let signed = |number: i64| u64::try_from(number).map_or(Value::Other, Value::Number);
+        Ok(match kind {
+            0 => Value::Number(u8::from_le_bytes(self.bytes()?).into()),
+            1 => signed(i8::from_le_bytes(self.bytes()?).into()),
+            2 => Value::Number(u16::from_le_bytes(self.bytes()?).into()),
+            3 => signed(i16::from_le_bytes(self.bytes()?).into()),
+            4 => Value::Number(self.u32()?.into()),
+            5 => signed(i32::from_le_bytes(self.bytes()?).into()),
+            6 => Value::Fraction(f32::from_le_bytes(self.bytes()?).into()),
+            7 => Value::Bool(u8::from_le_bytes(self.bytes()?) != 0),
+            8 => self.text(LONGEST_KEPT)?.map_or(Value::Other, Value::Text),
+            10 => Value::Number(self.u64()?),
+            11 => signed(i64::from_le_bytes(self.bytes()?)),
+            12 => Value::Fraction(f64::from_le_bytes(self.bytes()?)),
+            kind => return Err(format!("values of the type {kind} are not known")),
+        })
+    }
+
+    fn array(&mut self) -> Result<Value, Wrong> {
+        let kind = self.u32()?;
+        let size = match kind {
+            0 | 1 | 7 => 1,
+            2 | 3 => 2,
+            4..=6 => 4,
+            8 | 10..=12 => 8,
+            9 => return Err("an array of arrays".to_owned()),
+            kind => return Err(format!("values of the type {kind} are not known")),
+        };
+        let count = self.count(size, "elements of an array")?;
+        let mut kept = Vec::new();
+        if kind == 8 {
+            for _ in 0..count {
+                let length = self.count(1, "bytes of a text")?;
+                self.skip(length)?;
+            }
+        } else if count > LONGEST_ARRAY {
+            self.skip(count * size)?;
+        } else {
+            for _ in 0..count {
+                match self.value(kind)? {
+                    Value::Number(number) => kept.push(number),
+                    Value::Bool(is_true) => kept.push(is_true.into()),
+                    _ => {}
+                }
+            }
+        }
+        // A part of the numbers would be taken for all.
+        if kept.len() as u64 != count {
+            kept.clear();
+        }
+        Ok(Value::Array(count, kept))
+    }
+
+    fn metadata(&mut self) -> Result<(String, Value), Wrong> {
+        let key = self.name()?;
+        let kind = self.u32()?;
+        let value = if kind == 9 { self.array() } else { self.value(kind) };
+        value.map(|value| (key.clone(), value)).map_err(|what| format!("key `{key}`: {what}"))
+    }
+
+    /// A tensor, and where it begins in the data.
+    fn tensor(&mut self) -> Result<(TensorInfo, u64), Wrong> {
+        let name = self.name()?;
+        let of_tensor = |what: &dyn Display| format!("tensor `{name}`: {what}");
+        let rank = self.u32()?;
+        if rank > 4 {
+            return Err(of_tensor(&format!("{rank} dimensions; at most 4 are allowed")));
+        }
+        let mut sizes = (0..rank).map(|_| self.u64()).collect::<Result<Vec<_>, _>>()?;
+        let kind = self.u32()?;
+        let (dtype, block) =
+            dtype_of(kind).ok_or_else(|| of_tensor(&format!("the type {kind} of elements is not known")))?;
+        let row = sizes.first().copied().unwrap_or(1);
+        // The innermost size is the first in the file.
+        sizes.reverse();
+        let shape = Shape::from(sizes);
+        if row % block != 0 {
+            return Err(of_tensor(&format!("the shape {shape} of {dtype} has no whole blocks of {block}")));
+        }
+        let bytes = shape.elements().and_then(|elements| dtype.bytes(elements));
+        let bytes = bytes.filter(|bytes| *bytes < 1 << 62);
+        let bytes = bytes.ok_or_else(|| of_tensor(&format!("the shape {shape} of {dtype} is too large")))?;
+        let start = self.u64()?;
+        Ok((TensorInfo { name, dtype, shape, bytes: Bytes::new(bytes) }, start))
+    }
+}
+
+/// Reads a header. `file` is the length of the file.
+fn header(read: impl Read, file: u64) -> Result<Gguf, Wrong> {
+    let mut source = Source { read: read.take(LONGEST_HEADER), file };
+    if source.bytes()? != *b"GGUF" {
+        return Err("this is no GGUF file".to_owned());
+    }
+    match source.u32()? {
+        2 | 3 => {}
+        version if version.swap_bytes() == 3 => return Err("the numbers of the file are big-endian".to_owned()),
+        version => return Err(format!("the version {version} of GGUF is not known")),
+    }
+    // A tensor has a name, dimensions, a type and a place; an entry of the metadata a key, a type and a value.
+    let tensors = source.count(8 + 4 + 4 + 8, "tensors")?;
+    let entries = source.count(8 + 4 + 1, "entries of the metadata")?;
+    let mut metadata = BTreeMap::new();
+    for _ in 0..entries {
+        let (key, value) = source.metadata()?;
+        if metadata.contains_key(&key) {
+            return Err(format!("the key `{key}` is there twice"));
+        }
+        metadata.insert(key, value);
+    }
+    let alignment = match metadata.get("general.alignment") {
+        None => 32,
+        Some(Value::Number(alignment)) if alignment.is_power_of_two() && *alignment <= 1 << 20 => *alignment,
+        Some(_) => return Err("`general.alignment` is no power of two".to_owned()),
+    };
+    let mut all = Vec::new();
+    let mut filled = 0_u64;
+    let mut last = String::new();
+    let mut names = BTreeSet::new();
+    for _ in 0..tensors {
+        let (tensor, start) = source.tensor()?;
+        if !names.insert(tensor.name.clone()) {
+            return Err(format!("the tensor `{}` is there twice", tensor.name));
+        }
+        // The tensors lie one after the other, in the order of the header.
+        let expected = filled.next_multiple_of(alignment);
+        if start != expected {
+            let (name, side) = (&tensor.name, if start < expected { "overlaps" } else { "leaves a gap after" });
+            return Err(format!("tensor `{name}`: it begins at {start} and {side} `{last}`, which ends at {filled}"));
+        }
+        filled = start + tensor.bytes.get();
+        if filled >= 1 << 62 {
+            return Err("the tensors have more than 2^62 bytes".to_owned());
+        }
+        last.clone_from(&tensor.name);
+        all.push(tensor);
+    }
+    let data = source.position().next_multiple_of(alignment);
+    if filled > file.saturating_sub(data) && filled > 0 {
+        return Err(format!("tensor `{last}`: it ends {} bytes after the file", filled - file.saturating_sub(data)));
+    }
+    Ok(Gguf { metadata, tensors: Tensors { all } })
+}
+
+/// The type of elements with this number, and how many elements of a row are stored together.
+fn dtype_of(kind: u32) -> Option<(Dtype, u64)> {
+    let name = match kind {
+        0 => "f32",
+        1 => "f16",
+        2 => "q4_0",
+        3 => "q4_1",
+        6 => "q5_0",
+        7 => "q5_1",
+        8 => "q8_0",
+        9 => "q8_1",
+        10 => "q2_k",
+        11 => "q3_k",
+        12 => "q4_k",
+        13 => "q5_k",
+        14 => "q6_k",
+        15 => "q8_k",
+        16 => "iq2_xxs",
+        17 => "iq2_xs",
+        18 => "iq3_xxs",
+        19 => "iq1_s",
+        20 => "iq4_nl",
+        21 => "iq3_s",
+        22 => "iq2_s",
+        23 => "iq4_xs",
+        24 => "i8",
+        25 => "i16",
+        26 => "i32",
+        27 => "i64",
+        28 => "f64",
+        29 => "iq1_m",
+        30 => "bf16",
+        34 => "tq1_0",
+        35 => "tq2_0",
+        39 => "mxfp4",
+        // Four blocks of 16 lie together.
+        40 => return Some(("nvfp4".parse().ok()?, 64)),
+        41 => "q1_0",
+        // The others were removed from the format.
+        _ => return None,
+    };
+    let dtype: Dtype = name.parse().ok()?;
+    Some((dtype, dtype.block()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Gguf, LONGEST_HEADER, Value, header};
+
+    /// A header with these entries and tensors, and the length of a file with 1 KiB of data.
+    struct File {
+        bytes: Vec<u8>,
+        data: u64,
+    }
+
+    fn text(text: &str) -> Vec<u8> {
+        let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(text.as_bytes());
+        bytes
+    }
+
+    fn entry(key: &str, kind: u32, value: &[u8]) -> Vec<u8> {
+        [&text(key), &kind.to_le_bytes()[..], value].concat()
+    }
+
+    fn tensor(name: &str, sizes: &[u64], kind: u32, start: u64) -> Vec<u8> {
+        let mut bytes = text(name);
+        bytes.extend(u32::try_from(sizes.len()).unwrap().to_le_bytes());
+        bytes.extend(sizes.iter().flat_map(|size| size.to_le_bytes()));
+        bytes.extend(kind.to_le_bytes());
+        bytes.extend(start.to_le_bytes());
+        bytes
+    }
+
+    impl File {
+        fn new(entries: &[Vec<u8>], tensors: &[Vec<u8>]) -> Self {
+            let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+            bytes.extend((tensors.len() as u64).to_le_bytes());
+            bytes.extend((entries.len() as u64).to_le_bytes());
+            bytes.extend(entries.concat());
+            bytes.extend(tensors.concat());
+            Self { bytes, data: 1024 }
+        }
+
+        fn read(&self) -> Result<Gguf, String> {
+            header(&self.bytes[..], (self.bytes.len() as u64).next_multiple_of(32) + self.data)
+        }
+
+        fn error(&self) -> String {
+            self.read().unwrap_err()
+        }
+
+        fn with(mut self, at: usize, bytes: &[u8]) -> Self {
+            self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+            self
+        }
+    }
+
+    fn of_tensors(tensors: &[Vec<u8>]) -> File {
+        File::new(&[], tensors)
+    }
+
+    #[test]
+    fn a_header_is_read() {
+        let array =
+            [&5_u32.to_le_bytes()[..], &2_u64.to_le_bytes(), &7_i32.to_le_bytes(), &8_i32.to_le_bytes()].concat();
+        let words = [&8_u32.to_le_bytes()[..], &2_u64.to_le_bytes(), &text("a"), &text("bc")].concat();
+        let entries = [
+            entry("general.architecture", 8, &text("llama")),
+            entry("heads", 9, &array),
+            entry("tokens", 9, &words),
+            entry("negative", 5, &(-1_i32).to_le_bytes()),
+            entry("count", 10, &9_u64.to_le_bytes()),
+            entry("fraction", 6, &0.5_f32.to_le_bytes()),
+            entry("flag", 7, &[1]),
+        ];
+        let tensors = [tensor("b", &[64, 2], 2, 0), tensor("a", &[3], 0, 96), tensor("c", &[], 1, 128)];
+        let file = File::new(&entries, &tensors).read().unwrap();
+        assert_eq!(file.architecture(), Some("llama"));
+        assert_eq!(file.value("heads"), Some(&Value::Array(2, vec![7, 8])));
+        assert_eq!(file.value("tokens"), Some(&Value::Array(2, vec![])));
+        assert_eq!(file.value("negative"), Some(&Value::Other));
+        assert_eq!(file.value("count"), Some(&Value::Number(9)));
+        assert_eq!(file.value("fraction"), Some(&Value::Fraction(0.5)));
+        assert_eq!(file.value("flag"), Some(&Value::Bool(true)));
+        let lines: Vec<_> = file
+            .tensors()
+            .all()
+            .iter()
+            .map(|tensor| format!("{} {} {}", tensor.name, tensor.dtype, tensor.shape))
+            .collect();
+        assert_eq!(lines, ["b q4_0 (2, 64)", "a f32 (3,)", "c f16 ()"]);
+        let sum = file.tensors().sum();
+        assert_eq!((sum.elements, sum.bytes.get()), (132, 72 + 12 + 2));
+    }
+
+    #[test]
+    fn an_alignment_moves_the_tensors() {
+        let alignment = entry("general.alignment", 4, &64_u32.to_le_bytes());
+        let tensors = |second| [tensor("a", &[1], 0, 0), tensor("b", &[1], 0, second)];
+        assert!(File::new(std::slice::from_ref(&alignment), &tensors(64)).read().is_ok());
+        assert!(File::new(&[alignment], &tensors(32)).error().starts_with("tensor `b`: it begins at 32 and overlaps"));
+        for wrong in [0, 3, 1 << 30] {
+            let entry = entry("general.alignment", 4, &u32::to_le_bytes(wrong));
+            assert_eq!(File::new(&[entry], &[]).error(), "`general.alignment` is no power of two");
+        }
+    }
+
+    #[test]
+    fn hostile_tensors_are_errors() {
+        let too_large = |sizes: &[u64]| {
+            let error = of_tensors(&[tensor("a", sizes, 0, 0)]).error();
+            assert!(error.ends_with(" of f32 is too large"), "{error}");
+        };
+        too_large(&[u64::MAX, u64::MAX]);
+        too_large(&[1 << 32, 1 << 32]);
+        too_large(&[1 << 60]);
+        let beyond = of_tensors(&[tensor("a", &[1 << 58], 0, 0)]).error();
+        assert!(beyond.starts_with("tensor `a`: it ends ") && beyond.ends_with(" bytes after the file"), "{beyond}");
+        assert_eq!(of_tensors(&[tensor("a", &[257], 0, 0)]).error(), "tensor `a`: it ends 4 bytes after the file");
+        let pair = |second| [tensor("a", &[16], 0, 0), tensor("b", &[16], 0, second)];
+        assert!(of_tensors(&pair(64)).read().is_ok());
+        for (start, side) in
+            [(0, "overlaps"), (32, "overlaps"), (96, "leaves a gap after"), (u64::MAX, "leaves a gap after")]
+        {
+            let expected = format!("tensor `b`: it begins at {start} and {side} `a`, which ends at 64");
+            assert_eq!(of_tensors(&pair(start)).error(), expected);
+        }
+        let halves = [tensor("a", &[1 << 59], 0, 0), tensor("b", &[1 << 59], 0, 1 << 61)];
+        assert_eq!(of_tensors(&halves).error(), "the tensors have more than 2^62 bytes");
+        assert_eq!(
+            of_tensors(&[tensor("a", &[1; 5], 0, 0)]).error(),
+            "tensor `a`: 5 dimensions; at most 4 are allowed"
+        );
+        let part = "tensor `a`: the shape (2, 33) of q4_0 has no whole blocks of 32";
+        assert_eq!(of_tensors(&[tensor("a", &[33, 2], 2, 0)]).error(), part);
+        for removed in [4, 5, 31, 36, 1000] {
+            let expected = format!("tensor `a`: the type {removed} of elements is not known");
+            assert_eq!(of_tensors(&[tensor("a", &[32], removed, 0)]).error(), expected);
+        }
+        let twice = [tensor("a", &[8], 0, 0), tensor("a", &[8], 0, 32)];
+        assert_eq!(of_tensors(&twice).error(), "the tensor `a` is there twice");
+    }
+
+    #[test]
+    fn hostile_metadata_is_an_error() {
+        let error = |entries: &[Vec<u8>]| File::new(entries, &[]).error();
+        let huge = (1_u64 << 60).to_le_bytes();
+        let text_of = format!("{} bytes of a text do not fit into the header", 1_u64 << 60);
+        assert_eq!(error(&[entry("k", 8, &huge)]), format!("key `k`: {text_of}"));
+        assert_eq!(File::new(&[entry("k", 8, &text("v"))], &[]).with(24, &huge).error(), text_of);
+        for kind in [0_u32, 8, 12] {
+            let array = [&kind.to_le_bytes()[..], &huge].concat();
+            assert!(
+                error(&[entry("k", 9, &array)]).starts_with("key `k`: 1152921504606846976 elements of an array do not")
+            );
+        }
+        let overflow = [&12_u32.to_le_bytes()[..], &(1_u64 << 61).to_le_bytes()].concat();
+        assert!(error(&[entry("k", 9, &overflow)]).contains("elements of an array do not fit"));
+        let nested = [&9_u32.to_le_bytes()[..], &1_u64.to_le_bytes()].concat();
+        assert_eq!(error(&[entry("k", 9, &nested)]), "key `k`: an array of arrays");
+        assert_eq!(error(&[entry("k", 13, &[])]), "key `k`: values of the type 13 are not known");
+        let twice = entry("k", 7, &[0]);
+        assert_eq!(error(&[twice.clone(), twice]), "the key `k` is there twice");
+        let name = entry(&"k".repeat(65_536), 7, &[0]);
+        assert_eq!(error(&[name]), "a name of more than 65535 bytes");
+        let not_text = [&1_u64.to_le_bytes()[..], &[255]].concat();
+        assert_eq!(error(&[entry("k", 8, &not_text)]), "key `k`: a text is not UTF-8");
+    }
+
+    #[test]
+    fn counts_and_versions_that_lie_are_errors() {
+        let empty = || File::new(&[], &[]);
+        assert!(empty().read().is_ok());
+        assert!(empty().with(4, &[2]).read().is_ok());
+        assert_eq!(empty().with(0, b"GGML").error(), "this is no GGUF file");
+        assert_eq!(empty().with(4, &[1]).error(), "the version 1 of GGUF is not known");
+        assert_eq!(empty().with(4, &[0, 0, 0, 3]).error(), "the numbers of the file are big-endian");
+        for count in [1 << 60, u64::MAX] {
+            let bytes = count.to_le_bytes();
+            assert_eq!(empty().with(8, &bytes).error(), format!("{count} tensors do not fit into the header"));
+            let expected = format!("{count} entries of the metadata do not fit into the header");
+            assert_eq!(empty().with(16, &bytes).error(), expected);
+        }
+        for length in 0..24 {
+            let error = header(&empty().bytes[..length], length as u64).unwrap_err();
+            assert!(error.ends_with("inside its header"), "{length}: {error}");
+        }
+    }
+
+    /// Zeros without end, after the first bytes of a file that says it is 2^60 bytes long.
+    #[test]
+    fn a_header_without_an_end_is_an_error() {
+        let count = (LONGEST_HEADER / 13).to_le_bytes();
+        let start = [b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0", &count[..]].concat();
+        let error = header(std::io::Read::chain(&start[..], std::io::repeat(0)), 1 << 60).unwrap_err();
+        assert_eq!(error, "7692307 entries of the metadata do not fit into the header");
+        let text = [b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0", &(1_u64 << 59).to_le_bytes()[..]].concat();
+        let error = header(std::io::Read::chain(&text[..], std::io::repeat(0)), 1 << 60).unwrap_err();
+        assert_eq!(error, format!("{} bytes of a text do not fit into the header", 1_u64 << 59));
+    }
+
+    /// Files with some bytes changed are read or refused; nothing else happens.
+    #[test]
+    fn damaged_files_do_no_harm() {
+        let array = [&4_u32.to_le_bytes()[..], &1_u64.to_le_bytes(), &7_u32.to_le_bytes()].concat();
+        let entries = [entry("general.architecture", 8, &text("llama")), entry("heads", 9, &array)];
+        let tensors = [tensor("b", &[64, 2], 2, 0), tensor("a", &[3], 0, 96)];
+        let good = File::new(&entries, &tensors).bytes;
+        let mut state = 1_u64;
+        let mut random = |below: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            usize::try_from(state % below as u64).unwrap()
+        };
+        let mut counts = [0; 2];
+        for _ in 0..20_000 {
+            let mut bytes = good.clone();
+            for _ in 0..=random(3) {
+                let at = random(bytes.len());
+                bytes[at] = [0, 1, 0x7f, 0x80, 0xff, u8::try_from(random(256)).unwrap()][random(6)];
+            }
+            bytes.truncate(if random(4) == 0 { random(bytes.len()) } else { bytes.len() });
+            let result = header(&bytes[..], 1024);
+            if let Ok(file) = &result {
+                assert!(file.tensors().sum().bytes.get() <= 1024);
+            }
+            counts[usize::from(result.is_ok())] += 1;
+        }
+        assert!(counts.iter().all(|count| *count > 1000), "{counts:?}");
+    }
+}
