@@ -33,7 +33,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                         if !wanted.is_empty() && !wanted.iter().any(|part| row.contains(part.as_str())) {
                             continue;
                         }
-                        let step = Step { batch, optimizer, autocast, checkpointing, ..Step::default() };
+                        let step =
+                            Step { batch, optimizer, autocast, checkpointing: checkpointing.into(), ..Step::default() };
                         let estimate = step.estimate(model)?;
                         let classes: Vec<_> =
                             estimate.classes().iter().map(|(class, bytes)| (class.name(), bytes.get())).collect();

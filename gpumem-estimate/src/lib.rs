@@ -47,5 +47,5 @@ pub use self::{
     model::{Input, Loss, Model},
     shape::Shape,
     size::{LayerSize, ModelSize},
-    step::{Step, largest},
+    step::{Checkpointing, Names, Step, largest},
 };

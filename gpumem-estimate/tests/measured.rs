@@ -40,7 +40,7 @@ fn compared(row: &Value) -> Option<Row> {
         batch: row["batch"].as_u64().expect("a number"),
         optimizer,
         autocast: (text("precision") == "bf16").then_some(Dtype::Bf16),
-        checkpointing: row["checkpointing"].as_bool().expect("true or false"),
+        checkpointing: row["checkpointing"].as_bool().expect("true or false").into(),
         ..Step::default()
     };
     let estimate = step.estimate(&model).expect("the model fits together");

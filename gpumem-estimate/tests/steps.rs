@@ -2,7 +2,8 @@
 
 use gpumem_core::model::Bytes;
 use gpumem_estimate::{
-    AllocatorKind, Class, Dtype, Estimate, Input, Layer, Loss, Model, Optimizer, Shape, Step, models, numbered,
+    AllocatorKind, Checkpointing, Class, Dtype, Estimate, Input, Layer, Loss, Model, Optimizer, Shape, Step, models,
+    numbered,
 };
 
 /// A linear layer of 100 × 50 for vectors, with the loss of 50 classes.
@@ -70,7 +71,7 @@ fn checkpointing_keeps_the_inputs_of_blocks_only() {
     let model = models::gpt2(256);
     let step = exact(Step::training(8, Optimizer::Sgd));
     let all = step.estimate(&model).unwrap();
-    let checkpointed = Step { checkpointing: true, ..step }.estimate(&model).unwrap();
+    let checkpointed = Step { checkpointing: Checkpointing::Blocks, ..step.clone() }.estimate(&model).unwrap();
     let forward = |estimate: &Estimate| estimate.phases[0].peak.get();
     // A block keeps at least ten tensors of the size of its input.
     let input = 8 * 256 * 768 * 4;
@@ -86,7 +87,7 @@ fn autocast_halves_activations_and_copies_weights() {
     let model = models::gpt2(256);
     let step = exact(Step::training(8, Optimizer::Sgd));
     let wide = step.estimate(&model).unwrap();
-    let narrow = Step { autocast: Some(Dtype::Bf16), ..step }.estimate(&model).unwrap();
+    let narrow = Step { autocast: Some(Dtype::Bf16), ..step.clone() }.estimate(&model).unwrap();
     assert!(of(&narrow, Class::Activations) < of(&wide, Class::Activations));
     assert_eq!(of(&narrow, Class::Weights), of(&wide, Class::Weights));
     let inference = Step { autocast: Some(Dtype::Bf16), ..exact(Step::inference(8)) }.estimate(&model).unwrap();
@@ -101,15 +102,15 @@ fn the_largest_batch_fits_and_the_next_one_does_not() {
     let model = models::resnet50();
     let step = Step { limit: Some(Bytes::mib(4096)), ..Step::training(1, Optimizer::Sgd) };
     let batch = step.largest_batch(&model).unwrap();
-    let fits = Step { batch, ..step }.estimate(&model).unwrap();
+    let fits = Step { batch, ..step.clone() }.estimate(&model).unwrap();
     assert!(fits.reserved <= Bytes::mib(4096));
-    let error = Step { batch: batch + 1, ..step }.estimate(&model).unwrap_err();
+    let error = Step { batch: batch + 1, ..step.clone() }.estimate(&model).unwrap_err();
     assert!(error.is_out_of_memory() && !error.layer().is_empty(), "{error}");
     assert!(error.to_string().contains("out of memory"), "{error}");
     // Most of the limit is used: one more image is about 80 MiB.
     assert!(fits.peak > Bytes::mib(3500), "{batch}: {}", fits.peak);
     // Not even the weights fit.
-    let small = Step { limit: Some(Bytes::mib(64)), ..step };
+    let small = Step { limit: Some(Bytes::mib(64)), ..step.clone() };
     assert_eq!(small.largest_batch(&model).unwrap(), 0);
     let error = Step::default().largest_batch(&model).unwrap_err();
     assert_eq!(error.to_string(), "a step without a limit has no largest batch");

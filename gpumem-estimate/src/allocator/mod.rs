@@ -3,16 +3,20 @@
 mod caching;
 mod exact;
 
+use serde::{Deserialize, Serialize};
+
 use self::{caching::Caching, exact::Exact};
 
 /// Which allocator a step uses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum AllocatorKind {
     /// Each request takes its bytes.
     Exact,
     /// PyTorch's caching allocator with its default settings.
     #[default]
+    #[serde(rename = "pytorch")]
     PyTorch,
 }
 

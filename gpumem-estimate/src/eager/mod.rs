@@ -34,7 +34,7 @@ use crate::{
     class::Class,
     dtype::Dtype,
     error::{Error, Kind},
-    layer::Layer,
+    layer::{Layer, Segments},
     memory::Memory,
     shape::Shape,
 };
@@ -63,7 +63,8 @@ pub(crate) struct Eager {
     parameters: Parameters,
     autocast: Autocast,
     checkpointing: Checkpointing,
-    pub(crate) recomputes_blocks: Cell<bool>,
+    /// Which layers run again in the backward pass.
+    segments: RefCell<Option<Rc<Segments>>>,
     cache: RefCell<Vec<Tensor>>,
     /// The outputs of all layers; `None` if nobody asks.
     pub(crate) layer_outputs: RefCell<Option<Vec<LayerOutput>>>,
@@ -83,7 +84,7 @@ impl Eager {
             parameters: Parameters::default(),
             autocast: Autocast::default(),
             checkpointing: Checkpointing::default(),
-            recomputes_blocks: Cell::new(false),
+            segments: RefCell::default(),
             cache: RefCell::default(),
             layer_outputs: RefCell::default(),
             workspaces: RefCell::default(),
@@ -115,9 +116,14 @@ impl Eager {
         drop(freed);
     }
 
-    /// Blocks of layers are recomputed in the backward pass.
-    pub(crate) fn recomputes_blocks(&self) -> bool {
-        self.recomputes_blocks.get() && self.training.get()
+    /// Sets which layers run again in the backward pass.
+    pub(crate) fn set_segments(&self, segments: Segments) {
+        self.segments.replace(Some(Rc::new(segments)));
+    }
+
+    /// Which layers run again in the backward pass; `None` if none do.
+    pub(crate) fn segments(&self) -> Option<Rc<Segments>> {
+        self.segments.borrow().clone()
     }
 
     /// A layer has made its output.

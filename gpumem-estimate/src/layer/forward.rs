@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::{Built, Conv, Function, Layer, Pool};
+use super::{Built, Conv, Function, Layer, Pool, Segments};
 use crate::{
     eager::{ConvArguments, Eager, ParameterId, PoolArguments, Tensor},
     error::{Error, Kind},
@@ -11,6 +11,25 @@ use crate::{
 
 /// Runs layers one after the other.
 pub(crate) fn run_all(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+    let Some(groups) = eager.segments().filter(|segments| !segments.groups.is_empty()) else {
+        return run_each(layers, eager, input);
+    };
+    let Some(groups) = groups.groups.get(&eager.memory.path()) else { return run_each(layers, eager, input) };
+    let (mut current, mut rest) = (input.clone(), layers);
+    for (length, runs_again) in groups {
+        let (group, others) = rest.split_at(*length);
+        rest = others;
+        current = if *runs_again {
+            let group = group.to_vec();
+            eager.checkpoint(&current, move |eager, input| run_each(&group, eager, input))?
+        } else {
+            run_each(group, eager, &current)?
+        };
+    }
+    Ok(current)
+}
+
+fn run_each(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
     let mut current = input.clone();
     for layer in layers {
         current = layer.forward(eager, &current)?;
@@ -36,11 +55,20 @@ impl Built {
     }
 
     fn output(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+        if eager.segments().is_some_and(|segments| self.runs_again(&segments, eager)) {
+            let layer = Rc::clone(self);
+            return eager.checkpoint(input, move |eager, input| layer.output_once(eager, input));
+        }
+        self.output_once(eager, input)
+    }
+
+    fn runs_again(&self, segments: &Segments, eager: &Eager) -> bool {
+        let is_chosen = || segments.layers.contains(&eager.memory.path());
+        (segments.blocks && matches!(self.kind, Layer::Block { .. })) || (!segments.layers.is_empty() && is_chosen())
+    }
+
+    fn output_once(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
         match &self.kind {
-            Layer::Block { .. } if eager.recomputes_blocks() => {
-                let block = Rc::clone(self);
-                eager.checkpoint(input, move |eager, input| run_all(&block.children, eager, input))
-            }
             Layer::Sequential { .. } | Layer::Block { .. } => run_all(&self.children, eager, input),
             Layer::Residual { in_place, .. } => {
                 let output = run_all(&self.children, eager, input)?;

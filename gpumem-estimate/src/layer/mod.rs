@@ -3,6 +3,7 @@
 mod attention;
 mod build;
 mod forward;
+mod segments;
 
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +11,7 @@ pub use self::attention::Attention;
 pub(crate) use self::{
     build::{Built, build},
     forward::run_all,
+    segments::Segments,
 };
 
 /// A layer with its name.

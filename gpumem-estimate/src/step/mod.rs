@@ -1,9 +1,14 @@
 //! A step of inference or training, as events.
 
+mod checkpointing;
+mod names;
+
 use std::rc::Rc;
 
 use gpumem_core::model::Bytes;
+use serde::{Deserialize, Serialize};
 
+pub use self::{checkpointing::Checkpointing, names::Names};
 use crate::{
     allocator::AllocatorKind,
     class::Class,
@@ -11,14 +16,15 @@ use crate::{
     eager::{Eager, Optimizer, Tensor},
     error::{Error, Kind},
     estimate::{Estimate, PhasePeak},
-    layer::{Built, build, run_all},
+    layer::{Built, Segments, build, run_all},
     memory::Memory,
     model::{Loss, Model},
     shape::Shape,
 };
 
-/// How a step is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How a step is made. Fields that a file leaves out have their values of [`Step::default`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Step {
     /// How many inputs are read at once.
     pub batch: u64,
@@ -28,8 +34,8 @@ pub struct Step {
     pub parameters: Dtype,
     /// Autocast to this type.
     pub autocast: Option<Dtype>,
-    /// Blocks of layers are recomputed in the backward pass.
-    pub checkpointing: bool,
+    /// Which layers the backward pass runs again.
+    pub checkpointing: Checkpointing,
     /// The allocator.
     pub allocator: AllocatorKind,
     /// What the allocator may have from the driver: the memory of the card, without the CUDA context and other processes. A step
@@ -47,7 +53,7 @@ impl Default for Step {
             optimizer: None,
             parameters: Dtype::F32,
             autocast: None,
-            checkpointing: false,
+            checkpointing: Checkpointing::Off,
             allocator: AllocatorKind::PyTorch,
             limit: None,
             cublas_workspace: 32 << 20,
@@ -74,10 +80,12 @@ impl Step {
         let memory = Rc::new(Memory::new(self.allocator, self.limit.map_or(u64::MAX, Bytes::get)));
         let eager = Eager::new(Rc::clone(&memory), self.cublas_workspace);
         eager.training.set(self.optimizer.is_some());
-        eager.recomputes_blocks.set(self.checkpointing);
         memory.open("model");
         let layers = build(&eager, &model.layers, self.parameters)?;
         memory.close();
+        if self.checkpointing != Checkpointing::Off && self.optimizer.is_some() {
+            eager.set_segments(Segments::new(&self.checkpointing, &layers)?);
+        }
         let (parameters, parameter_bytes) = eager.count_parameters();
         memory.open("input");
         let (shape, dtype) = model.input(self.batch);
@@ -99,7 +107,7 @@ impl Step {
         if self.limit.is_none() {
             return Err(Kind::Invalid("a step without a limit has no largest batch".to_owned()).into());
         }
-        largest(|batch| match (Self { batch, ..*self }).estimate(model) {
+        largest(|batch| match (Self { batch, ..self.clone() }).estimate(model) {
             Ok(_) => Ok(true),
             Err(error) if error.is_out_of_memory() => Ok(false),
             Err(error) => Err(error),

@@ -1,0 +1,111 @@
+//! Which layers run again in the backward pass.
+
+use std::{
+    collections::{HashMap, HashSet},
+    rc::Rc,
+};
+
+use super::{Built, Layer};
+use crate::{
+    error::{Error, Kind},
+    step::Checkpointing,
+};
+
+/// What [`Checkpointing`] means for the layers of a model.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Segments {
+    /// Each block runs again by itself.
+    pub(super) blocks: bool,
+    /// The paths of layers that run again.
+    pub(super) layers: HashSet<String>,
+    /// The paths of sequences, with the lengths of their groups and whether a group runs again.
+    pub(super) groups: HashMap<String, Vec<(usize, bool)>>,
+}
+
+impl Segments {
+    pub(crate) fn new(checkpointing: &Checkpointing, layers: &[Rc<Built>]) -> Result<Self, Error> {
+        let invalid = |what: String| Err(Kind::Invalid(what).into());
+        let mut sequences = Vec::new();
+        let mut paths = Vec::new();
+        walk(layers, String::new(), &mut sequences, &mut paths);
+        let has_blocks = sequences.iter().any(|(_, layers)| layers.iter().any(is_block));
+        match checkpointing {
+            Checkpointing::Off => Ok(Self::default()),
+            Checkpointing::Blocks if has_blocks => Ok(Self { blocks: true, ..Self::default() }),
+            Checkpointing::Blocks => invalid("the model has no blocks that checkpointing could run again".to_owned()),
+            Checkpointing::Layers(names) => {
+                if let Some(name) = names.unused(&paths) {
+                    return invalid(format!("checkpointing: no layer has the name `{name}`"));
+                }
+                let layers = paths.into_iter().filter(|path| names.contains(path)).collect();
+                Ok(Self { layers, ..Self::default() })
+            }
+            Checkpointing::Every(0) => invalid("checkpointing of every 0 blocks makes no sense".to_owned()),
+            Checkpointing::Segments(0) => invalid("checkpointing with 0 segments makes no sense".to_owned()),
+            Checkpointing::Every(_) | Checkpointing::Segments(_) | Checkpointing::SquareRoot => {
+                // Without blocks, the layers of the longest sequence are the units.
+                let longest = sequences.iter().map(|(_, layers)| layers.len()).max().unwrap_or(0);
+                let mut groups = HashMap::new();
+                for (path, layers) in sequences {
+                    let is_unit: Vec<_> = layers.iter().map(|layer| is_block(layer) || !has_blocks).collect();
+                    let units = is_unit.iter().filter(|is_unit| **is_unit).count();
+                    if units == 0 || (!has_blocks && layers.len() < longest) {
+                        continue;
+                    }
+                    groups.insert(path, around_others(&is_unit, &checkpointing.groups(units)));
+                    if !has_blocks {
+                        break;
+                    }
+                }
+                Ok(Self { groups, ..Self::default() })
+            }
+        }
+    }
+}
+
+fn is_block(layer: &Rc<Built>) -> bool {
+    matches!(layer.kind, Layer::Block { .. })
+}
+
+/// The groups of units in a sequence that has other layers as well, each of which is a group that does not run again. A group ends
+/// where another layer is between its units.
+fn around_others(is_unit: &[bool], groups: &[(usize, bool)]) -> Vec<(usize, bool)> {
+    let mut all: Vec<(usize, bool)> = Vec::new();
+    let mut units = groups.iter().enumerate().flat_map(|(number, (length, again))| vec![(number, *again); *length]);
+    let mut last = None;
+    for is_unit in is_unit {
+        let unit = if *is_unit { units.next() } else { None };
+        match (unit, all.last_mut()) {
+            (Some(unit), Some(group)) if last == Some(unit) => group.0 += 1,
+            (Some(unit), _) => all.push((1, unit.1)),
+            (None, _) => all.push((1, false)),
+        }
+        last = unit;
+    }
+    all
+}
+
+/// Collects all sequences of layers with their paths, and the paths of all layers. Layers are nested no deeper than `build` allows.
+fn walk<'a>(
+    layers: &'a [Rc<Built>],
+    path: String,
+    sequences: &mut Vec<(String, &'a [Rc<Built>])>,
+    paths: &mut Vec<String>,
+) {
+    for layer in layers {
+        let separator = if path.is_empty() || layer.name.is_empty() { "" } else { "." };
+        let inner = format!("{path}{separator}{}", layer.name);
+        paths.push(inner.clone());
+        match layer.kind {
+            Layer::Sequential { .. } | Layer::Block { .. } => walk(&layer.children, inner, sequences, paths),
+            // What is inside runs in an order of its own.
+            _ => {
+                let mut others = Vec::new();
+                for children in [&layer.children[..], &layer.shortcut[..]] {
+                    walk(children, inner.clone(), &mut others, paths);
+                }
+            }
+        }
+    }
+    sequences.push((path, layers));
+}
