@@ -28,7 +28,7 @@ pub struct Estimate {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Part {
-    /// The phase that allocated it: `model`, `input`, `forward`, `backward` or `update`.
+    /// The phase that allocated it: `model`, `input`, `forward`, `backward`, `update`, `prefill` or `decode`.
     pub phase: String,
     /// The path of the layer, such as `features.0`; empty outside of all layers.
     pub layer: String,
@@ -42,7 +42,7 @@ pub struct Part {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PhasePeak {
-    /// `forward`, `backward` or `update`.
+    /// `forward`, `backward` or `update`; `prefill` or `decode` where tokens are generated.
     pub name: &'static str,
     /// The most that was allocated while it ran.
     pub peak: Bytes,

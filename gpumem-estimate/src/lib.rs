@@ -47,5 +47,5 @@ pub use self::{
     model::{Input, Loss, Model},
     shape::Shape,
     size::{LayerSize, ModelSize},
-    step::{Checkpointing, Names, Step, largest},
+    step::{Checkpointing, Decode, KvCache, Names, Step, largest},
 };

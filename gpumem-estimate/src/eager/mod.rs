@@ -3,6 +3,7 @@
 
 mod autocast;
 mod backward;
+mod cache;
 mod checkpoint;
 mod ops;
 mod optimizer;
@@ -26,6 +27,7 @@ use gpumem_core::model::CallsiteId;
 use self::{
     autocast::Autocast,
     backward::{Grads, Tape},
+    cache::Cache,
     checkpoint::Checkpointing,
     parameters::Parameters,
     tensor::contiguous_strides,
@@ -65,7 +67,7 @@ pub(crate) struct Eager {
     checkpointing: Checkpointing,
     /// Which layers run again in the backward pass.
     segments: RefCell<Option<Rc<Segments>>>,
-    cache: RefCell<Vec<Tensor>>,
+    cache: Cache,
     /// The outputs of all layers; `None` if nobody asks.
     pub(crate) layer_outputs: RefCell<Option<Vec<LayerOutput>>>,
     workspaces: RefCell<[Option<Tensor>; 2]>,
@@ -85,7 +87,7 @@ impl Eager {
             autocast: Autocast::default(),
             checkpointing: Checkpointing::default(),
             segments: RefCell::default(),
-            cache: RefCell::default(),
+            cache: Cache::default(),
             layer_outputs: RefCell::default(),
             workspaces: RefCell::default(),
             workspace_bytes,
@@ -103,17 +105,6 @@ impl Eager {
     /// The layers that are open. The outermost scope is no layer.
     fn layers(&self) -> Vec<CallsiteId> {
         self.memory.open_scopes().split_off(1)
-    }
-
-    /// Keys and values that inference keeps until its output is dropped.
-    pub(crate) fn keep_in_cache(&self, tensors: [Tensor; 2]) {
-        self.cache.borrow_mut().extend(tensors);
-    }
-
-    /// Drops the keys and values of inference.
-    pub(crate) fn free_cache(&self) {
-        let freed = std::mem::take(&mut *self.cache.borrow_mut());
-        drop(freed);
     }
 
     /// Sets which layers run again in the backward pass.

@@ -4,7 +4,6 @@ use serde::{Deserialize, Serialize};
 
 use super::Built;
 use crate::{
-    class::Class,
     dtype::Dtype,
     eager::{AttentionArguments, Eager, Tensor},
     error::{Error, Kind},
@@ -94,19 +93,7 @@ impl Attention {
             keys = rotated(eager, &keys, &angles)?;
         }
         if self.keeps_cache && !eager.training.get() {
-            // The cache joins what it has, which is nothing yet, with the new keys and values. It has the type of the keys.
-            let before = eager.memory.set_class(Some(Class::Cache));
-            let kept = eager.concatenate(&[&keys], 2).and_then(|keys| {
-                let values = if values.dtype == keys.dtype {
-                    eager.concatenate(&[&values], 2)
-                } else {
-                    eager.to(&values, keys.dtype)
-                };
-                Ok((keys, values?))
-            });
-            eager.memory.set_class(before);
-            (keys, values) = kept?;
-            eager.keep_in_cache([keys.clone(), values.clone()]);
+            [keys, values] = eager.append_to_cache(&keys, &values, None)?;
         }
         let repeats = self.heads.checked_div(self.key_value_heads()).unwrap_or(1);
         let dtype = eager.autocast_dtype().unwrap_or(queries.dtype);

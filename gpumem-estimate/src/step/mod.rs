@@ -1,6 +1,7 @@
 //! A step of inference or training, as events.
 
 mod checkpointing;
+mod decode;
 mod names;
 
 use std::rc::Rc;
@@ -8,7 +9,11 @@ use std::rc::Rc;
 use gpumem_core::model::Bytes;
 use serde::{Deserialize, Serialize};
 
-pub use self::{checkpointing::Checkpointing, names::Names};
+pub use self::{
+    checkpointing::Checkpointing,
+    decode::{Decode, KvCache},
+    names::Names,
+};
 use crate::{
     allocator::AllocatorKind,
     class::Class,
@@ -30,6 +35,12 @@ pub struct Step {
     pub batch: u64,
     /// `None`: inference. Else a forward pass, a backward pass and an update by this optimizer.
     pub optimizer: Option<Optimizer>,
+    /// So many passes forward and backward, with a batch each, before each update. Their gradients are added up. 0 and 1 are the
+    /// same. From the fifth pass on, nothing is allocated that the fourth one did not allocate, so these are not run.
+    pub micro_batches: u64,
+    /// Inference goes on with tokens that the model generates. `None`: the prompt alone is read, and logits are computed for all of its
+    /// positions.
+    pub decode: Option<Decode>,
     /// The type of the parameters.
     pub parameters: Dtype,
     /// Autocast to this type.
@@ -51,6 +62,8 @@ impl Default for Step {
         Self {
             batch: 1,
             optimizer: None,
+            micro_batches: 1,
+            decode: None,
             parameters: Dtype::F32,
             autocast: None,
             checkpointing: Checkpointing::Off,
@@ -63,6 +76,10 @@ impl Default for Step {
 
 /// The optimizer's state exists from the first update on, so the second step may need more than the first.
 const STEPS: usize = 2;
+
+/// The first pass makes the gradients, the second one adds to them: all later ones allocate what the second one does. A few more let the
+/// allocator settle.
+const MICRO_BATCHES: u64 = 4;
 
 impl Step {
     /// Inference with a batch.
@@ -77,13 +94,14 @@ impl Step {
 
     /// Runs the step with a model, without values.
     pub fn estimate(&self, model: &Model) -> Result<Estimate, Error> {
+        self.check()?;
         let memory = Rc::new(Memory::new(self.allocator, self.limit.map_or(u64::MAX, Bytes::get)));
         let eager = Eager::new(Rc::clone(&memory), self.cublas_workspace);
         eager.training.set(self.optimizer.is_some());
         memory.open("model");
         let layers = build(&eager, &model.layers, self.parameters)?;
         memory.close();
-        if self.checkpointing != Checkpointing::Off && self.optimizer.is_some() {
+        if self.checkpointing != Checkpointing::Off {
             eager.set_segments(Segments::new(&self.checkpointing, &layers)?);
         }
         let (parameters, parameter_bytes) = eager.count_parameters();
@@ -93,12 +111,31 @@ impl Step {
         let labels = self.labels(&eager, model, &shape)?;
         memory.close();
         let mut phases = Vec::new();
-        let mut states = Vec::new();
-        for _ in 0..STEPS {
-            self.run(&eager, model, (&layers, &input, labels.as_ref()), &mut states, &mut phases)?;
+        if let Some(decode) = &self.decode {
+            self.generate(decode, &eager, model, &layers, &input, &mut phases)?;
+        } else {
+            let mut states = Vec::new();
+            for _ in 0..STEPS {
+                self.run(&eager, model, (&layers, &input, labels.as_ref()), &mut states, &mut phases)?;
+            }
         }
         let (peak, parts) = memory.peak();
         Ok(Estimate::new(parameters, parameter_bytes, peak, parts, memory.reserved_peak(), phases))
+    }
+
+    /// Choices that make no sense together.
+    fn check(&self) -> Result<(), Error> {
+        let is_training = self.optimizer.is_some();
+        let wrong = if !is_training && self.micro_batches > 1 {
+            "gradients are added up over several passes in training only"
+        } else if is_training && self.decode.is_some() {
+            "tokens are decoded in inference only, without an optimizer"
+        } else if !is_training && self.checkpointing != Checkpointing::Off {
+            "checkpointing needs a backward pass, which inference has not"
+        } else {
+            return Ok(());
+        };
+        Err(Kind::Invalid(wrong.to_owned()).into())
     }
 
     /// The largest batch with which the step does not need more than its limit; 0 if none fits. A larger batch needs more memory,
@@ -138,24 +175,33 @@ impl Step {
         phases: &mut Vec<PhasePeak>,
     ) -> Result<(), Error> {
         let mut done = |name, peak| phases.push(PhasePeak { name, peak: Bytes::new(peak) });
-        eager.begin_graph();
         eager.free_gradients();
-        eager.memory.open("forward");
-        let output = eager.with_grad(self.optimizer.is_some(), || {
-            eager.with_autocast(self.autocast, || {
-                let output = run_all(layers, eager, input)?;
-                match labels {
-                    None => Ok(output),
-                    Some(labels) => loss(eager, model.loss, &output, labels),
-                }
-            })
-        })?;
-        done("forward", eager.memory.close());
+        let mut output = None;
+        for _ in 0..self.micro_batches.clamp(1, MICRO_BATCHES) {
+            eager.begin_graph();
+            eager.begin_pass();
+            eager.memory.open("forward");
+            let result = eager.with_grad(self.optimizer.is_some(), || {
+                eager.with_autocast(self.autocast, || {
+                    let output = run_all(layers, eager, input)?;
+                    let Some(labels) = labels else { return Ok(output) };
+                    let loss = loss(eager, model.loss, &output, labels)?;
+                    drop(output);
+                    // The mean over all passes.
+                    if self.micro_batches > 1 { eager.multiply_by_number(&loss) } else { Ok(loss) }
+                })
+            })?;
+            done("forward", eager.memory.close());
+            // A loss lives until the next one takes its name.
+            let result = output.insert(result);
+            if self.optimizer.is_some() {
+                eager.memory.open("backward");
+                eager.backward(result)?;
+                eager.memory.move_to(&[]);
+                done("backward", eager.memory.close());
+            }
+        }
         if let Some(optimizer) = self.optimizer {
-            eager.memory.open("backward");
-            eager.backward(&output)?;
-            eager.memory.move_to(&[]);
-            done("backward", eager.memory.close());
             eager.memory.open("update");
             eager.update(optimizer, states)?;
             done("update", eager.memory.close());
@@ -164,6 +210,62 @@ impl Step {
         eager.free_cache();
         Ok(())
     }
+
+    /// `generate` of transformers, without sampling.
+    fn generate(
+        &self,
+        decode: &Decode,
+        eager: &Eager,
+        model: &Model,
+        layers: &[Rc<Built>],
+        prompt: &Tensor,
+        phases: &mut Vec<PhasePeak>,
+    ) -> Result<(), Error> {
+        let invalid = |what: &str| Err(Kind::Invalid(what.to_owned()).into());
+        if decode.tokens == 0 {
+            return invalid("decoding 0 tokens makes no sense");
+        }
+        let (true, Some((head, body))) = (model.loss == Loss::NextToken, layers.split_last()) else {
+            return invalid("only a model that predicts the next token can decode");
+        };
+        eager.set_cache(decode.cache);
+        // The whole generation runs under autocast, so that it keeps its copies of parameters.
+        eager.with_autocast(self.autocast, || {
+            let mut ids = prompt.clone();
+            let mut new = prompt.clone();
+            for (name, count) in [("prefill", 1), ("decode", decode.tokens - 1)] {
+                if count == 0 {
+                    continue;
+                }
+                eager.memory.open(name);
+                for _ in 0..count {
+                    eager.begin_pass();
+                    new = next_token(eager, body, head, &new)?;
+                    ids = eager.concatenate(&[&ids, &new], 1)?;
+                }
+                phases.push(PhasePeak { name, peak: Bytes::new(eager.memory.close()) });
+                if eager.has_no_cache() {
+                    return invalid("the model keeps no keys and values, so it cannot decode");
+                }
+            }
+            Ok(())
+        })?;
+        eager.free_cache();
+        Ok(())
+    }
+}
+
+/// The next token of each sequence, (batch, 1): the logits of the last position (`logits_to_keep=1`), a copy of them in `f32`, and the
+/// index of the largest.
+fn next_token(eager: &Eager, body: &[Rc<Built>], head: &Rc<Built>, tokens: &Tensor) -> Result<Tensor, Error> {
+    let hidden = run_all(body, eager, tokens)?;
+    if hidden.shape.rank() != 3 {
+        return Err(eager.mismatch("(…, …, …)", &hidden));
+    }
+    let last = eager.narrow(&hidden, 1, 1);
+    let logits = head.forward(eager, &last)?;
+    let _scores = eager.output(&logits.shape, Dtype::F32)?;
+    eager.integers(&Shape::from([tokens.shape[0], 1]))
 }
 
 /// The largest number for which `fits` is true, by bisection: `fits` must be false for all numbers after the first that it is false

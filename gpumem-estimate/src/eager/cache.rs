@@ -1,0 +1,126 @@
+//! The keys and values that attention keeps while a model generates tokens.
+
+use std::cell::{Cell, RefCell};
+
+use super::{Eager, Tensor};
+use crate::{
+    class::Class,
+    error::{Error, Kind},
+    step::KvCache,
+};
+
+#[derive(Debug, Default)]
+pub(super) struct Cache {
+    kind: Cell<KvCache>,
+    /// One pair for each attention layer, in the order of the forward pass.
+    layers: RefCell<Vec<Kept>>,
+    /// The layer that is next.
+    next: Cell<usize>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    keys: Option<Tensor>,
+    values: Option<Tensor>,
+    /// How many tokens it has.
+    tokens: u64,
+}
+
+impl Eager {
+    /// Sets how keys and values are kept.
+    pub(crate) fn set_cache(&self, kind: KvCache) {
+        self.cache.kind.set(kind);
+    }
+
+    /// A pass over the next tokens begins: its layers find what they kept in the passes before.
+    pub(crate) fn begin_pass(&self) {
+        self.cache.next.set(0);
+    }
+
+    /// Joins the keys and values of former tokens, (batch, heads, n, size), with new ones: `Cache.update` of transformers. With a window,
+    /// only the last `window - 1` tokens are kept, but all are returned.
+    pub(crate) fn append_to_cache(
+        &self,
+        keys: &Tensor,
+        values: &Tensor,
+        window: Option<u64>,
+    ) -> Result<[Tensor; 2], Error> {
+        let number = self.cache.next.replace(self.cache.next.get() + 1);
+        if self.cache.layers.borrow().len() == number {
+            self.cache.layers.borrow_mut().push(Kept { keys: None, values: None, tokens: 0 });
+        }
+        let before = self.memory.set_class(Some(Class::Cache));
+        let both = match self.cache.kind.get() {
+            KvCache::Dynamic => self.joined(number, keys, values, window),
+            KvCache::Static(room) => self.placed(number, keys, values, room),
+        };
+        self.memory.set_class(before);
+        both
+    }
+
+    /// `DynamicLayer.update`: `torch.cat` of the keys, then of the values. At first there is an empty tensor of the type of the keys.
+    fn joined(&self, number: usize, keys: &Tensor, values: &Tensor, window: Option<u64>) -> Result<[Tensor; 2], Error> {
+        let old_keys = self.cache.layers.borrow_mut()[number].keys.take();
+        let all_keys = match &old_keys {
+            Some(old) => self.concatenate(&[old, keys], 2)?,
+            None => self.concatenate(&[keys], 2)?,
+        };
+        // Without a window, the new keys take the name of the old ones, so that these are free.
+        let old_keys = old_keys.filter(|_| window.is_some());
+        let old_values = self.cache.layers.borrow_mut()[number].values.take();
+        let all_values = match &old_values {
+            Some(old) => self.concatenate(&[old, values], 2)?,
+            None if values.dtype == keys.dtype => self.concatenate(&[values], 2)?,
+            None => self.to(values, keys.dtype)?,
+        };
+        drop((old_keys, old_values));
+        let kept = |all: &Tensor| match window {
+            // A view of the last tokens keeps the memory of all.
+            Some(window) if all.shape[2] >= window.max(1) => self.narrow(all, 2, window.max(1) - 1),
+            _ => all.clone(),
+        };
+        let layer = &mut self.cache.layers.borrow_mut()[number];
+        layer.tokens = all_keys.shape[2];
+        (layer.keys, layer.values) = (Some(kept(&all_keys)), Some(kept(&all_values)));
+        Ok([all_keys, all_values])
+    }
+
+    /// `StaticLayer.update`: writes into tensors with room for all tokens.
+    fn placed(&self, number: usize, keys: &Tensor, values: &Tensor, room: u64) -> Result<[Tensor; 2], Error> {
+        let allocate = |like: &Tensor| {
+            let mut sizes = like.shape.sizes().to_vec();
+            sizes[2] = room;
+            self.empty(&sizes.into(), keys.dtype, Class::Cache)
+        };
+        let mut layers = self.cache.layers.borrow_mut();
+        let layer = &mut layers[number];
+        let new = keys.shape[2];
+        let is_first = layer.tokens == 0;
+        layer.tokens = layer.tokens.saturating_add(new);
+        if layer.tokens > room {
+            let what = format!("a cache with room for {room} tokens cannot keep {}", layer.tokens);
+            return Err(self.error(Kind::Invalid(what)));
+        }
+        if layer.keys.is_none() {
+            (layer.keys, layer.values) = (Some(allocate(keys)?), Some(allocate(values)?));
+        }
+        match (&layer.keys, &layer.values) {
+            // `sdpa_attention_forward` uses the part of the first pass that has tokens.
+            (Some(keys), Some(values)) if is_first => Ok([self.narrow(keys, 2, new), self.narrow(values, 2, new)]),
+            (Some(keys), Some(values)) => Ok([keys.clone(), values.clone()]),
+            _ => Err(self.error(Kind::Invalid("a cache has no keys".to_owned()))),
+        }
+    }
+
+    /// No layer keeps keys and values.
+    pub(crate) fn has_no_cache(&self) -> bool {
+        self.cache.layers.borrow().is_empty()
+    }
+
+    /// Drops all keys and values.
+    pub(crate) fn free_cache(&self) {
+        let freed = std::mem::take(&mut *self.cache.layers.borrow_mut());
+        drop(freed);
+        self.begin_pass();
+    }
+}

@@ -1,0 +1,29 @@
+use serde::{Deserialize, Serialize};
+
+/// Tokens that a language model generates after it has read its input, the prompt: `generate` of transformers.
+///
+/// The first token comes from the pass over the prompt (the phase `prefill`), each other one from a pass over the token before it
+/// (the phase `decode`). Logits are computed for the last position only. All passes are run, so the time that an estimate takes grows
+/// with the number of tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decode {
+    /// How many tokens are generated. 0 is an error.
+    pub tokens: u64,
+    /// How the keys and values of former tokens are kept.
+    #[serde(default)]
+    pub cache: KvCache,
+}
+
+/// How attention keeps the keys and values of former tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum KvCache {
+    /// `DynamicCache` of transformers: each pass joins the old keys with the new ones in a new tensor, so that the keys of a layer are
+    /// there twice for a moment; then the same with the values.
+    #[default]
+    Dynamic,
+    /// `StaticCache`: the first pass allocates room for so many tokens. A prompt and tokens that do not fit are an error.
+    Static(u64),
+}

@@ -1,0 +1,91 @@
+//! Generation of tokens and accumulation of gradients: what is live, counted by hand.
+
+use gpumem_core::model::Bytes;
+use gpumem_estimate::{
+    AllocatorKind, Class, Decode, Estimate, Input, KvCache, Layer, Loss, Model, Optimizer, Shape, Step, models,
+    numbered,
+};
+
+fn exact(step: Step) -> Step {
+    Step { allocator: AllocatorKind::Exact, cublas_workspace: 0, ..step }
+}
+
+fn phases(estimate: &Estimate, name: &str) -> Vec<u64> {
+    estimate.phases.iter().filter(|phase| phase.name == name).map(|phase| phase.peak.get()).collect()
+}
+
+fn decode(tokens: u64, cache: KvCache) -> Step {
+    Step { decode: Some(Decode { tokens, cache }), ..exact(Step::inference(4)) }
+}
+
+/// GPT-2 small keeps 768 keys and 768 values of 4 bytes for each token in each of 12 layers.
+const KEYS: u64 = 768 * 4;
+
+#[test]
+fn each_token_adds_its_keys_and_values() {
+    let model = models::gpt2(128);
+    let of = |tokens, cache| decode(tokens, cache).estimate(&model).unwrap();
+    let (long, short) = (of(65, KvCache::Dynamic), of(33, KvCache::Dynamic));
+    let peak = |estimate: &Estimate| phases(estimate, "decode")[0];
+    // 32 tokens more of 4 sequences: keys and values of 12 layers, and the keys of one layer once more while they are joined; the
+    // numbers of the tokens.
+    assert_eq!(peak(&long) - peak(&short), 32 * 4 * (25 * KEYS + 8));
+    assert_eq!(phases(&long, "prefill"), phases(&short, "prefill"));
+    // With room for all tokens, only their numbers are added.
+    let (long, short) = (of(65, KvCache::Static(192)), of(33, KvCache::Static(192)));
+    assert_eq!(peak(&long) - peak(&short), 32 * 4 * 8);
+    let cache = |estimate: &Estimate| estimate.classes().iter().find(|(class, _)| *class == Class::Cache).unwrap().1;
+    assert_eq!(cache(&long), Bytes::new(4 * 192 * 24 * KEYS));
+}
+
+/// Logits of the last position only: 128 times less than without decoding.
+#[test]
+fn the_prompt_needs_no_logits_but_the_last() {
+    let model = models::gpt2(128);
+    let all = exact(Step::inference(4)).estimate(&model).unwrap();
+    let last = decode(1, KvCache::Dynamic).estimate(&model).unwrap();
+    assert_eq!(last.phases.len(), 1, "one token needs no pass but that over the prompt");
+    // The peak of the first is at the logits. That of the second is inside of the last block, before it has all its keys.
+    let logits = 4 * 128 * 50_257 * 4;
+    assert!(all.peak.get() - last.peak.get() > logits / 2);
+}
+
+#[test]
+fn decoding_that_makes_no_sense_is_an_error() {
+    let error = |step: Step, model: &Model| step.estimate(model).unwrap_err().to_string();
+    let gpt2 = models::gpt2(128);
+    assert_eq!(error(decode(0, KvCache::Dynamic), &gpt2), "decoding 0 tokens makes no sense");
+    let expected = "layer `h.0.attention.attn`: a cache with room for 130 tokens cannot keep 131";
+    assert_eq!(error(decode(4, KvCache::Static(130)), &gpt2), expected);
+    assert!(decode(3, KvCache::Static(130)).estimate(&gpt2).is_ok());
+    let bert = models::bert_base(128);
+    assert_eq!(error(decode(2, KvCache::Dynamic), &bert), "only a model that predicts the next token can decode");
+    let training = Step { optimizer: Some(Optimizer::Sgd), ..decode(2, KvCache::Dynamic) };
+    assert_eq!(error(training, &gpt2), "tokens are decoded in inference only, without an optimizer");
+}
+
+/// The first pass makes the gradients, the second one needs them twice for a moment.
+#[test]
+fn gradients_are_added_up() {
+    let layers = numbered([Layer::linear(100, 50), Layer::relu(false), Layer::linear(50, 50)]);
+    let input = Input::Numbers(Shape::from([100]));
+    let model = Model { name: "small".to_owned(), input, layers, loss: Loss::CrossEntropy };
+    let step = |micro_batches| Step { micro_batches, ..exact(Step::training(8, Optimizer::Sgd)) };
+    let estimate = step(2).estimate(&model).unwrap();
+    let (weights, output) = ((100 * 50 + 50 + 50 * 50 + 50) * 4, 8 * 50 * 4);
+    let constant = weights + 8 * 100 * 4 + 8 * 8;
+    let backward = phases(&estimate, "backward");
+    // As without accumulation.
+    assert_eq!(backward[0], constant + weights + output + 4);
+    // The gradients of the first pass, those of the first layer again, and the gradient that they were made of.
+    assert_eq!(backward[1], constant + weights + (100 * 50 + 50) * 4 + output + 4);
+    let forward = phases(&estimate, "forward");
+    // The output of `relu`, the logits, the logarithms; the loss and its total weight; in the second pass, the loss before.
+    assert_eq!(forward[..2], [constant + 3 * output + 8, constant + weights + 3 * output + 12]);
+    assert_eq!((forward.len(), phases(&estimate, "update").len()), (4, 2), "two steps of two passes");
+    assert_eq!(step(0).estimate(&model).unwrap(), step(1).estimate(&model).unwrap());
+    assert_eq!(step(100).estimate(&model).unwrap().peak, estimate.peak);
+    let inference = Step { optimizer: None, ..step(2) };
+    let expected = "gradients are added up over several passes in training only";
+    assert_eq!(inference.estimate(&model).unwrap_err().to_string(), expected);
+}
