@@ -6,11 +6,12 @@ use serde_json::json;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
-    let models: [(&str, Model); 9] = [
+    let models: [(&str, Model); 10] = [
         ("gpt2", models::gpt2(512)),
         ("gpt2-medium", models::gpt2_medium(512)),
         ("llama-1b", models::llama_1b(256)),
         ("bert-base", models::bert_base(256)),
+        ("t5-small", models::t5_small([256, 128])),
         ("vit-b", models::vit_b_16()),
         ("vgg19", models::vgg19()),
         ("resnet50", models::resnet50()),
@@ -24,8 +25,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             {
                 for (precision, autocast) in [("fp32", None), ("bf16", Some(Dtype::Bf16))] {
                     for checkpointing in [false, true] {
-                        // The first five are transformers.
-                        if checkpointing && (optimizer.is_none() || position >= 5) {
+                        // The first six are transformers.
+                        if checkpointing && (optimizer.is_none() || position >= 6) {
                             continue;
                         }
                         let suffix = if checkpointing { "/checkpointing" } else { "" };

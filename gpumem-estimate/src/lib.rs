@@ -43,7 +43,7 @@ pub use self::{
     error::Error,
     estimate::{Estimate, Part, PhasePeak},
     files::{Gguf, TensorInfo, TensorSum, Tensors},
-    layer::{Attention, Conv, Embeddings, Function, Layer, Linear, Named, Pool, numbered},
+    layer::{Attention, Conv, Embeddings, Function, Layer, Linear, Named, Pool, RelativeAttention, numbered},
     model::{Input, Loss, Model},
     shape::Shape,
     size::{LayerSize, ModelSize},

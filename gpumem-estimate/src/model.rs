@@ -30,6 +30,13 @@ pub struct Model {
 pub enum Input {
     /// Sequences of so many tokens.
     Tokens(u64),
+    /// Sequences of tokens for an encoder, and sequences for a decoder.
+    Pair {
+        /// How many tokens the encoder reads.
+        source: u64,
+        /// How many tokens the decoder reads. While training they are the labels, moved by one position.
+        target: u64,
+    },
     /// Numbers of this shape, such as (3, 224, 224).
     Numbers(Shape),
 }
@@ -79,10 +86,18 @@ impl Model {
         serde_json::to_string_pretty(self).map_err(|error| Kind::Syntax(error.to_string()).into())
     }
 
+    /// The shape of what a decoder reads for a batch.
+    pub(crate) fn target(&self, batch: u64) -> Option<Shape> {
+        match &self.input {
+            Input::Pair { target, .. } => Some(Shape::from([batch, *target])),
+            Input::Tokens(_) | Input::Numbers(_) => None,
+        }
+    }
+
     /// The shape and type of the input for a batch.
     pub(crate) fn input(&self, batch: u64) -> (Shape, Dtype) {
         match &self.input {
-            Input::Tokens(length) => (Shape::from([batch, *length]), Dtype::I64),
+            Input::Tokens(length) | Input::Pair { source: length, .. } => (Shape::from([batch, *length]), Dtype::I64),
             Input::Numbers(shape) => {
                 let mut sizes = vec![batch];
                 sizes.extend(shape.sizes());

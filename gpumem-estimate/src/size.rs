@@ -64,6 +64,9 @@ impl Model {
         let (shape, input_dtype) = self.input(batch);
         let input_dtype = if input_dtype.is_float() { dtype } else { input_dtype };
         let input = eager.empty(&shape, input_dtype, Class::Inputs)?;
+        if let Some(target) = self.target(batch) {
+            eager.set_target(Some(eager.empty(&target, Dtype::I64, Class::Inputs)?));
+        }
         run_all(&layers, &eager, &input)?;
         let outputs = eager.layer_outputs.take().unwrap_or_default();
         let mut sum = 0_u64;

@@ -74,6 +74,15 @@ impl Eager {
         outputs
     }
 
+    /// Gives a new tensor a gradient of its own. It is not kept.
+    pub(crate) fn leaf(&self, tensor: Tensor) -> Tensor {
+        if !self.grad_enabled.get() {
+            return tensor;
+        }
+        let [tensor] = self.record(&[], [tensor], |_, _| Ok(Vec::new()));
+        tensor
+    }
+
     /// The node that accumulates the gradient of a parameter.
     pub(super) fn accumulation(&self, parameter: usize) -> Edge {
         let layers = self.layers();

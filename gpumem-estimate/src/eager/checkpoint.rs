@@ -113,8 +113,14 @@ impl Eager {
         let run = Rc::new(run);
         let (again, kept) = (Rc::clone(&run), input.clone());
         let autocast = self.autocast_dtype();
+        let context = self.context();
         // The second run ends at its last saved tensor, so it has no output.
-        let again: Run = Box::new(move |eager| eager.with_autocast(autocast, || again(eager, &kept)).map(drop));
+        let again: Run = Box::new(move |eager| {
+            let before = eager.set_context(context.clone());
+            let result = eager.with_autocast(autocast, || again(eager, &kept)).map(drop);
+            eager.set_context(before);
+            result
+        });
         let block = Rc::new(Block { run: again, layers: self.layers(), state: RefCell::default() });
         self.checkpointing.0.replace(Some(Mode::First(block)));
         let output = run(self, input);

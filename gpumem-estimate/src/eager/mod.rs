@@ -5,6 +5,7 @@ mod autocast;
 mod backward;
 mod cache;
 mod checkpoint;
+mod context;
 mod ops;
 mod optimizer;
 mod parameters;
@@ -18,6 +19,7 @@ use std::{
 pub use self::optimizer::Optimizer;
 pub(crate) use self::{
     checkpoint::Saved,
+    context::Context,
     ops::{AttentionArguments, ConvArguments, PoolArguments},
     parameters::ParameterId,
     tensor::{Edge, Tensor},
@@ -68,6 +70,7 @@ pub(crate) struct Eager {
     /// Which layers run again in the backward pass.
     segments: RefCell<Option<Rc<Segments>>>,
     cache: Cache,
+    context: RefCell<Context>,
     /// The outputs of all layers; `None` if nobody asks.
     pub(crate) layer_outputs: RefCell<Option<Vec<LayerOutput>>>,
     workspaces: RefCell<[Option<Tensor>; 2]>,
@@ -88,6 +91,7 @@ impl Eager {
             checkpointing: Checkpointing::default(),
             segments: RefCell::default(),
             cache: Cache::default(),
+            context: RefCell::default(),
             layer_outputs: RefCell::default(),
             workspaces: RefCell::default(),
             workspace_bytes,

@@ -105,7 +105,7 @@ impl Attention {
             stored(eager, [&queries, &keys, &values], self.dropout)?
         } else if repeats > 1 && dtype == Dtype::F32 {
             // The kernel for `f32` needs as many heads of keys as of queries, so PyTorch does without a kernel.
-            eager.attention_without_kernel([&queries, &keys, &values], repeats)?
+            eager.attention_without_kernel([&queries, &keys, &values], repeats, AttentionArguments::default())?
         } else {
             eager.fused_attention([&queries, &keys, &values], AttentionArguments::default())?
         };

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, rc::Rc};
 
-use super::{Attention, Conv, Embeddings, Function, Layer, Linear, Named};
+use super::{Attention, Conv, Embeddings, Function, Layer, Linear, Named, RelativeAttention};
 use crate::{
     dtype::Dtype,
     eager::{Eager, ParameterId},
@@ -71,6 +71,10 @@ impl Building<'_> {
                 children = self.all(&std::mem::take(layers))?;
                 shortcut = self.all(&std::mem::take(other))?;
             }
+            Layer::EncoderDecoder { encoder, decoder } => {
+                children = self.all(&std::mem::take(encoder))?;
+                shortcut = self.all(&std::mem::take(decoder))?;
+            }
             Layer::Conv(conv) => parameters = self.conv(conv)?,
             Layer::Linear(linear) => parameters = self.linear(linear)?,
             Layer::Embedding { rows, size } => {
@@ -78,6 +82,7 @@ impl Building<'_> {
                 self.share(table);
                 parameters.push(table);
             }
+            Layer::TiedEmbedding { tied_to } => parameters = vec![self.shared(tied_to)?],
             Layer::Embeddings(Embeddings { size, tokens, positions, segments }) => {
                 let rows = [("tokens", *tokens), ("positions", *positions), ("segments", *segments)];
                 let layer = |(name, rows): (&str, u64)| Layer::Embedding { rows, size: *size }.named(name);
@@ -103,6 +108,7 @@ impl Building<'_> {
             Layer::RmsNorm { size } => parameters = vec![self.add([*size])?],
             Layer::ChannelScale { size } => parameters = vec![self.add([*size, 1, 1])?],
             Layer::Attention(attention) => children = self.attention(attention)?,
+            Layer::RelativeAttention(attention) => (parameters, children) = self.relative_attention(attention)?,
             Layer::GatedMlp { size, hidden, .. } => {
                 let linear = |name: &str, inputs: u64, outputs: u64| {
                     Layer::Linear(Linear { inputs, outputs, no_bias: true, tied_to: None }).named(name)
@@ -154,11 +160,7 @@ impl Building<'_> {
     fn linear(&mut self, linear: &Linear) -> Result<Vec<ParameterId>, Error> {
         let Linear { inputs, outputs, no_bias, tied_to } = linear;
         let weight = match tied_to {
-            Some(path) => {
-                let unknown =
-                    || Kind::Invalid(format!("no layer before it has the path `{path}` and a weight to share"));
-                self.weights.get(path).copied().ok_or_else(|| self.eager.error(unknown()))?
-            }
+            Some(path) => self.shared(path)?,
             None => self.add([*outputs, *inputs])?,
         };
         self.share(weight);
@@ -188,6 +190,29 @@ impl Building<'_> {
         };
         layers.push(linear("o", queries, size));
         self.all(&layers)
+    }
+
+    fn relative_attention(
+        &mut self,
+        attention: &RelativeAttention,
+    ) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>), Error> {
+        let RelativeAttention { size, heads, buckets, .. } = *attention;
+        let width = attention.width().filter(|width| *width > 0);
+        let width = width.ok_or_else(|| self.eager.error(Kind::Invalid("it has no heads".to_owned())))?;
+        let linear = |name: &str, inputs: u64, outputs: u64| {
+            Layer::Linear(Linear { inputs, outputs, no_bias: true, tied_to: None }).named(name)
+        };
+        let layers =
+            [linear("q", size, width), linear("k", size, width), linear("v", size, width), linear("o", width, size)];
+        let children = self.all(&layers)?;
+        let table = if buckets > 0 { vec![self.add([buckets, heads])?] } else { vec![] };
+        Ok((table, children))
+    }
+
+    /// The weight of the layer with this path.
+    fn shared(&self, path: &str) -> Result<ParameterId, Error> {
+        let unknown = || Kind::Invalid(format!("no layer before it has the path `{path}` and a weight to share"));
+        self.weights.get(path).copied().ok_or_else(|| self.eager.error(unknown()))
     }
 
     fn add<const N: usize>(&self, sizes: [u64; N]) -> Result<ParameterId, Error> {

@@ -2,8 +2,9 @@
 
 use std::rc::Rc;
 
-use super::{Built, Conv, Function, Layer, Pool, Segments};
+use super::{Built, Conv, Function, Layer, Pool, Segments, encoder_decoder};
 use crate::{
+    dtype::Dtype,
     eager::{ConvArguments, Eager, ParameterId, PoolArguments, Tensor},
     error::{Error, Kind},
     shape::Shape,
@@ -75,13 +76,14 @@ impl Built {
                 let shortcut = run_all(&self.shortcut, eager, input)?;
                 if *in_place { eager.add_in_place(&output, &shortcut) } else { eager.add(&shortcut, &output) }
             }
+            Layer::EncoderDecoder { .. } => encoder_decoder::run_both(self, eager, input),
             Layer::Conv(conv) => self.conv(conv, eager, input),
             Layer::Linear(_) => {
                 let weight = self.parameter(eager, 0);
                 let bias = (self.parameters.len() > 1).then(|| self.parameter(eager, 1));
                 eager.linear(input, &weight, bias.as_ref())
             }
-            Layer::Embedding { .. } => eager.embedding(input, &self.parameter(eager, 0)),
+            Layer::Embedding { .. } | Layer::TiedEmbedding { .. } => eager.embedding(input, &self.parameter(eager, 0)),
             Layer::Embeddings(_) => self.embeddings(eager, input),
             Layer::PatchEmbedding { size, .. } => self.patches(eager, input, *size),
             Layer::FirstToken => {
@@ -114,7 +116,10 @@ impl Built {
                 image(eager, input).map(|()| eager.transpose(&eager.transpose(input, 2, 3), 1, 2))
             }
             Layer::Softmax => eager.softmax(input),
+            Layer::Scale => eager.multiply_by_number(input),
+            Layer::ToF32 => eager.to(input, Dtype::F32),
             Layer::Attention(attention) => attention.forward(self, eager, input),
+            Layer::RelativeAttention(attention) => attention.forward(self, eager, input),
             Layer::GatedMlp { function, .. } => {
                 let gate = activate(eager, *function, false, &self.child("gate").forward(eager, input)?)?;
                 let up = self.child("up").forward(eager, input)?;

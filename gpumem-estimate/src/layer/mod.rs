@@ -2,12 +2,13 @@
 
 mod attention;
 mod build;
+mod encoder_decoder;
 mod forward;
 mod segments;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::attention::Attention;
+pub use self::{attention::Attention, encoder_decoder::RelativeAttention};
 pub(crate) use self::{
     build::{Built, build},
     forward::run_all,
@@ -50,6 +51,13 @@ pub enum Layer {
         #[serde(default)]
         in_place: bool,
     },
+    /// Layers that read the input, and layers that read the target tokens of the model and the output of the former.
+    EncoderDecoder {
+        /// The layers that read the input.
+        encoder: Vec<Named>,
+        /// The layers that read the target tokens.
+        decoder: Vec<Named>,
+    },
     /// A convolution.
     Conv(Conv),
     /// A matrix product with a weight.
@@ -60,6 +68,11 @@ pub enum Layer {
         rows: u64,
         /// The size of a row.
         size: u64,
+    },
+    /// The same with the table of an earlier layer.
+    TiedEmbedding {
+        /// The path of that layer.
+        tied_to: String,
     },
     /// The sum of the rows of tables for tokens, positions and segments.
     Embeddings(Embeddings),
@@ -126,8 +139,14 @@ pub enum Layer {
     ChannelsToFirst,
     /// Softmax over the last dimension.
     Softmax,
+    /// A product of all elements with a number.
+    Scale,
+    /// A copy in `f32` if the input has a smaller type.
+    ToF32,
     /// Self-attention.
     Attention(Attention),
+    /// Attention with a relative position bias, as T5 has it.
+    RelativeAttention(RelativeAttention),
     /// A gated MLP: `down(function(gate(x)) * up(x))`.
     GatedMlp {
         /// The size of the input and of the output.
@@ -232,7 +251,10 @@ pub struct Pool {
 impl Layer {
     /// It has no layers inside.
     pub(crate) fn is_single(&self) -> bool {
-        !matches!(self, Self::Sequential { .. } | Self::Block { .. } | Self::Residual { .. })
+        !matches!(
+            self,
+            Self::Sequential { .. } | Self::Block { .. } | Self::Residual { .. } | Self::EncoderDecoder { .. }
+        )
     }
 
     /// This layer under a name.

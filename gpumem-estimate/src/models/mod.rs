@@ -1,11 +1,13 @@
 //! Known models. Their parameters are those of torchvision and transformers.
 
 mod convolutional;
+mod t5;
 mod transformers;
 
 pub use self::{
     convolutional::{
         ResNet, VGG11, VGG13, VGG16, VGG19, alexnet, convnext, mobilenet_v2, resnet, resnet50, vgg, vgg19,
     },
+    t5::{T5, t5_small},
     transformers::{Transformer, bert_base, bert_sizes, gpt2, gpt2_medium, gpt2_sizes, llama_1b, vit_b_16, vit_sizes},
 };

@@ -108,7 +108,11 @@ impl Step {
         memory.open("input");
         let (shape, dtype) = model.input(self.batch);
         let input = eager.empty(&shape, dtype, Class::Inputs)?;
-        let labels = self.labels(&eager, model, &shape)?;
+        let target = model.target(self.batch);
+        if let Some(target) = &target {
+            eager.set_target(Some(eager.empty(target, Dtype::I64, Class::Inputs)?));
+        }
+        let labels = self.labels(&eager, model, target.as_ref().unwrap_or(&shape))?;
         memory.close();
         let mut phases = Vec::new();
         if let Some(decode) = &self.decode {

@@ -2,6 +2,7 @@
 
 use super::linear::Like;
 use crate::{
+    class::Class,
     dtype::Dtype,
     eager::{Eager, Tensor},
     error::{Error, Kind},
@@ -10,37 +11,91 @@ use crate::{
 
 /// What attention is computed with, besides queries, keys and values.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct AttentionArguments {
-    /// A mask is passed to the kernel.
-    pub(crate) has_mask: bool,
+pub(crate) struct AttentionArguments<'a> {
+    /// What is added to the scores: a tensor of the shape (batch or 1, heads or 1, n, m).
+    pub(crate) mask: Option<&'a Tensor>,
+    /// The dropout of the weights.
+    pub(crate) dropout: f64,
+}
+
+/// The kernels of `scaled_dot_product_attention`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kernel {
+    /// `_scaled_dot_product_efficient_attention`, of CUTLASS.
+    Efficient,
+    /// `_scaled_dot_product_cudnn_attention`.
+    CuDnn,
+}
+
+impl Kernel {
+    /// What PyTorch chooses on a card of compute capability 9.0 or 10.0 with cuDNN 9.15 or newer (`sdp_utils.cpp`,
+    /// `check_prefer_cudnn_attention`). cuDNN has no kernel for `f32` and no gradient of a mask.
+    fn chosen(dtype: Dtype, mask: Option<&Tensor>) -> Self {
+        let is_half = matches!(dtype, Dtype::F16 | Dtype::Bf16);
+        if is_half && mask.is_none_or(|mask| mask.edge.is_none()) { Self::CuDnn } else { Self::Efficient }
+    }
 }
 
 impl Eager {
-    /// What PyTorch does without a kernel (`_scaled_dot_product_attention_math`), with a causal mask: queries and keys are scaled, the
-    /// scores are stored.
+    /// Attention with a mask. No kernel takes a mask whose last dimension is not in order (`sdp_utils_cpp.h`,
+    /// `check_last_dim_stride_equals_1_dense`).
+    pub(crate) fn masked_attention(
+        &self,
+        inputs: [&Tensor; 3],
+        arguments: AttentionArguments<'_>,
+    ) -> Result<Tensor, Error> {
+        let mask = arguments.mask.map(|mask| self.lowered(mask)).transpose()?;
+        let arguments = AttentionArguments { mask: mask.as_ref(), ..arguments };
+        if mask.as_ref().is_some_and(|mask| mask.strides.last() != Some(&1)) {
+            self.attention_without_kernel(inputs, 1, arguments)
+        } else {
+            self.fused_attention(inputs, arguments)
+        }
+    }
+
+    /// What PyTorch does without a kernel (`_scaled_dot_product_attention_math`), with a causal mask if there is no other one: queries
+    /// and keys are scaled in `f32`, the scores are stored.
     pub(crate) fn attention_without_kernel(
         &self,
         [queries, keys, values]: [&Tensor; 3],
         repeats: u64,
+        AttentionArguments { mask, dropout }: AttentionArguments<'_>,
     ) -> Result<Tensor, Error> {
-        let queries = self.multiply_by_number(queries)?;
-        let mask = self.output(&Shape::from([queries.shape[2], keys.shape[2]]), queries.dtype)?;
-        let (keys, values) = (self.repeat_heads(keys, repeats)?, self.repeat_heads(values, repeats)?);
-        let scaled = self.multiply_by_number(&self.transpose(&keys, 2, 3))?;
-        let scores = self.matmul(&self.contiguous(&queries)?, &self.contiguous(&scaled)?)?;
-        drop(scaled);
-        let scores = self.add_in_place(&scores, &mask)?;
-        let weights = self.safe_softmax(&scores)?;
-        drop(scores);
-        self.matmul(&weights, &self.contiguous(&values)?)
+        let [queries, keys, values] = [self.lowered(queries)?, self.lowered(keys)?, self.lowered(values)?];
+        let dtype = queries.dtype;
+        self.with_autocast(None, || {
+            let wide = |tensor: &Tensor| self.to(tensor, Dtype::F32);
+            let [narrow, keys, values] = [wide(&queries)?, wide(&keys)?, wide(&values)?];
+            let queries = self.multiply_by_number(&narrow)?;
+            let causal = match mask {
+                Some(mask) => mask.clone(),
+                None => self.output(&Shape::from([queries.shape[2], keys.shape[2]]), queries.dtype)?,
+            };
+            let [keys, values] = if repeats > 1 {
+                [self.repeat_heads(&keys, repeats)?, self.repeat_heads(&values, repeats)?]
+            } else {
+                [keys, values]
+            };
+            let scaled = self.multiply_by_number(&self.transpose(&keys, 2, 3))?;
+            let scores = self.matmul(&self.contiguous(&queries)?, &self.contiguous(&scaled)?)?;
+            drop(scaled);
+            let scores = self.add_in_place(&scores, &causal)?;
+            let weights = self.safe_softmax(&scores)?;
+            drop(scores);
+            let weights = self.dropout(&weights, dropout)?;
+            let output = self.to(&self.matmul(&weights, &self.contiguous(&values)?)?, dtype)?;
+            // The weights are a result as well, which nobody uses.
+            drop(self.with_grad(false, || self.to(&weights, dtype))?);
+            Ok(output)
+        })
     }
 
-    /// Of queries (batch, heads, n, size), keys and values (batch, heads, m, size). Several heads of queries may share one of keys. It keeps its inputs, its output and one number
-    /// for each query.
+    /// Of queries (batch, heads, n, size), keys and values (batch, heads, m, size). Several heads of queries may share one of keys. It
+    /// keeps its inputs, its output and one number for each query.
     pub(crate) fn fused_attention(
         &self,
         [queries, keys, values]: [&Tensor; 3],
-        arguments: AttentionArguments,
+        AttentionArguments { mask, .. }: AttentionArguments<'_>,
     ) -> Result<Tensor, Error> {
         let [queries, keys, values] = [self.lowered(queries)?, self.lowered(keys)?, self.lowered(values)?];
         let fits = queries.shape.rank() == 4
@@ -53,20 +108,25 @@ impl Eager {
             let (first, second) = (queries.shape.clone(), keys.shape.clone());
             return Err(self.error(Kind::Pair { operation: "attention", first, second }));
         }
-        let [batch, heads, length, size] = [0, 1, 2, 3].map(|at| queries.shape[at]);
-        let all = [&queries, &keys, &values];
+        let sizes = Sizes::of(&queries, &keys);
+        let Sizes { batch, heads, length, size, .. } = sizes;
+        let mask = mask.map(|mask| self.lowered(mask)).transpose()?;
+        let kernel = Kernel::chosen(queries.dtype, mask.as_ref());
+        let mask =
+            mask.map(|mask| if kernel == Kernel::Efficient { self.aligned(&mask) } else { Ok(mask) }).transpose()?;
+        let mut all = vec![&queries, &keys, &values];
+        all.extend(&mask);
         let needs = self.needs_grad(&all);
         let mut saved = Vec::new();
         if needs {
-            for input in all {
+            for input in &all {
                 saved.push(self.save(input)?);
             }
         }
         // The kernel writes (batch, n, heads, size); the result is a view of it.
         let rows = self.output(&Shape::from([batch, length, heads, size]), queries.dtype)?;
-        // The kernel for `f32` and masks aligns the numbers of each head to 32.
-        let is_efficient = queries.dtype == Dtype::F32 || arguments.has_mask;
-        let numbers = if is_efficient { length.next_multiple_of(32) } else { length };
+        // CUTLASS aligns the numbers of each head to 32.
+        let numbers = if kernel == Kernel::Efficient { length.next_multiple_of(32) } else { length };
         let sums = needs.then(|| self.output(&Shape::from([batch, heads, numbers]), Dtype::F32)).transpose()?;
         let view = self.with_grad(false, || self.transpose(&rows, 1, 2));
         drop(rows);
@@ -74,30 +134,97 @@ impl Eager {
         saved.push(self.save(&view)?);
         saved.push(self.save(&sums)?);
         drop(sums);
-        let likes = all.map(Like::of);
+        let likes = [&queries, &keys, &values].map(Like::of);
+        let mask_dtype = mask.as_ref().filter(|mask| mask.edge.is_some()).map(|mask| mask.dtype);
+        let count = all.len();
         let [output] = self.record(&all, [view], move |eager, grads| {
             if grads[0].is_none() {
-                return Ok(vec![None; 3]);
+                return Ok(vec![None; count]);
             }
             let _saved = saved.into_iter().map(|saved| saved.unpack(eager)).collect::<Result<Vec<_>, _>>()?;
-            let grads = likes.iter().map(|like| Ok(Some(like.empty(eager)?))).collect::<Result<Vec<_>, Error>>()?;
-            // The sum of output times gradient for each query.
-            let _delta = eager.output(&Shape::from([batch, heads, length]), Dtype::F32)?;
-            // The other kernels add up the gradient of the queries in `f32`.
-            let is_wide = likes[0].dtype() == Dtype::F32;
-            let shape = Shape::from([batch, heads, length, size]);
-            let _wide = if is_wide { None } else { Some(eager.output(&shape, Dtype::F32)?) };
+            let grads = likes.iter().map(|like| like.empty(eager)).collect::<Result<Vec<_>, Error>>()?;
+            // For each sequence, whatever the mask repeats.
+            let shape = Shape::from([batch, heads, length, sizes.keys.next_multiple_of(16)]);
+            let mask_grad = mask_dtype.map(|dtype| eager.output(&shape, dtype)).transpose()?;
+            match kernel {
+                Kernel::Efficient => eager.efficient_backward(&sizes, likes[0].dtype())?,
+                Kernel::CuDnn => eager.cudnn_backward(&sizes)?,
+            }
             // They have the order (batch, n, heads, size) as well.
-            let ordered = |grad: Option<Tensor>| {
-                grad.map(|grad| {
-                    let [batch, heads, length, size] = [0, 1, 2, 3].map(|at| grad.shape[at]);
-                    let rows = Shape::from([batch, length, heads, size]);
-                    let strides = super::super::contiguous_strides(&rows);
-                    eager.transpose(&Tensor { shape: rows, strides, ..grad }, 1, 2)
-                })
+            let ordered = |grad: Tensor| {
+                let [batch, heads, length, size] = [0, 1, 2, 3].map(|at| grad.shape[at]);
+                let rows = Shape::from([batch, length, heads, size]);
+                let strides = super::super::contiguous_strides(&rows);
+                Some(eager.transpose(&Tensor { shape: rows, strides, ..grad }, 1, 2))
             };
-            Ok(grads.into_iter().map(ordered).collect())
+            let mut grads: Vec<_> = grads.into_iter().map(ordered).collect();
+            grads.push(mask_grad);
+            grads.truncate(count);
+            Ok(grads)
         });
         Ok(output)
+    }
+
+    /// A mask whose rows begin at multiples of 8 elements (`preprocess_mask`).
+    fn aligned(&self, mask: &Tensor) -> Result<Tensor, Error> {
+        let Some((1, others)) = mask.strides.split_last() else { return self.contiguous(mask) };
+        if others.iter().all(|stride| stride % 8 == 0) {
+            return Ok(mask.clone());
+        }
+        let last = mask.shape.last();
+        let padded = self.output(&mask.shape.with_last(last + 8 - last % 8), mask.dtype)?;
+        let strides = padded.strides.clone();
+        let padded = Tensor { shape: mask.shape.clone(), strides, is_view: true, ..padded };
+        if !self.needs_grad(&[mask]) {
+            return Ok(padded);
+        }
+        let [padded] = self.record(&[mask], [padded], |_, grads| Ok(grads.to_vec()));
+        Ok(padded)
+    }
+
+    /// What `_efficient_attention_backward` needs besides its results (`attention_backward.cu`, `kernel_backward.h`).
+    fn efficient_backward(&self, sizes: &Sizes, dtype: Dtype) -> Result<(), Error> {
+        let Sizes { batch, heads, length, size, .. } = *sizes;
+        // The sum of output times gradient for each query. The kernels for `f32` do not compute it.
+        let is_wide = dtype == Dtype::F32;
+        let product = is_wide.then(|| self.output(&Shape::from([batch, length, heads, size]), dtype)).transpose()?;
+        let sum = is_wide.then(|| self.output(&Shape::from([batch, length, heads]), dtype)).transpose()?;
+        let _delta = self.output(&Shape::from([batch, heads, length]), Dtype::F32)?;
+        drop((product, sum));
+        // The gradient of the queries is added up in tiles of `f32`, each with 16 bytes for its lock.
+        let (rows, columns) = if size <= 64 { (64, 64) } else { (128, 64) };
+        let tile = Shape::from([batch, heads, length.div_ceil(rows), size.div_ceil(columns), 16 + 4 * rows * columns]);
+        self.empty(&tile, Dtype::U8, Class::Workspace).map(drop)
+    }
+
+    /// The workspace of cuDNN (cudnn-frontend, `get_fe_workspace_size_node`): the gradient of the queries in `f32`, a number for each
+    /// query, and gradients of keys and values for each head of the queries if they share heads.
+    fn cudnn_backward(&self, sizes: &Sizes) -> Result<(), Error> {
+        let Sizes { batch, heads, key_heads, length, keys, size } = *sizes;
+        let elements = |sizes: &[u64]| Shape::from(sizes.to_vec()).elements();
+        let queries = elements(&[batch, heads, length, size, 4]);
+        let sums = elements(&[batch, heads, length, 4]);
+        let shared = if heads == key_heads { Some(0) } else { elements(&[2, batch, heads, keys, size, 2]) };
+        let sum = [queries, sums, shared].into_iter().try_fold(0_u64, |sum, part| sum.checked_add(part?));
+        let bytes = sum.ok_or_else(|| self.error(Kind::TooLarge))?;
+        self.empty(&Shape::from([bytes]), Dtype::U8, Class::Workspace).map(drop)
+    }
+}
+
+/// The sizes of an attention.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    batch: u64,
+    heads: u64,
+    key_heads: u64,
+    length: u64,
+    keys: u64,
+    size: u64,
+}
+
+impl Sizes {
+    fn of(queries: &Tensor, keys: &Tensor) -> Self {
+        let [batch, heads, length, size] = [0, 1, 2, 3].map(|at| queries.shape[at]);
+        Self { batch, heads, key_heads: keys.shape[1], length, keys: keys.shape[2], size }
     }
 }

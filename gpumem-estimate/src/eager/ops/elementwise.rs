@@ -4,6 +4,7 @@ use crate::{
     dtype::Dtype,
     eager::{Eager, Tensor, keep_order},
     error::{Error, Kind},
+    shape::Shape,
 };
 
 /// What an operation with one input saves for its backward pass, and what that needs besides its result.
@@ -227,6 +228,22 @@ impl Eager {
         let [output] = self.record(&[input], [output], move |eager, grads| {
             let Some(grad) = &grads[0] else { return Ok(vec![None]) };
             let _mask = saved.unpack(eager)?;
+            Ok(vec![Some(keep_order(eager.output(&grad.shape, grad.dtype)?, grad))])
+        });
+        Ok(output)
+    }
+
+    /// `where(condition, input, number)` with a condition for the last two dimensions. It keeps the condition.
+    pub(crate) fn select(&self, input: &Tensor) -> Result<Tensor, Error> {
+        let sizes = input.shape.sizes();
+        let condition = self.output(&Shape::from(sizes[sizes.len().saturating_sub(2)..].to_vec()), Dtype::Bool)?;
+        let needs = self.needs_grad(&[input]);
+        let saved = needs.then(|| self.save(&condition)).transpose()?;
+        let output = keep_order(self.output(&input.shape, input.dtype)?, input);
+        let Some(saved) = saved else { return Ok(output) };
+        let [output] = self.record(&[input], [output], move |eager, grads| {
+            let Some(grad) = &grads[0] else { return Ok(vec![None]) };
+            let _condition = saved.unpack(eager)?;
             Ok(vec![Some(keep_order(eager.output(&grad.shape, grad.dtype)?, grad))])
         });
         Ok(output)

@@ -94,6 +94,24 @@ impl Eager {
         view
     }
 
+    /// A view with a new first dimension of size 1.
+    pub(crate) fn unsqueeze_first(&self, input: &Tensor) -> Tensor {
+        let mut sizes = vec![1];
+        sizes.extend(input.shape.sizes());
+        let mut strides = vec![input.shape.sizes().first().unwrap_or(&1) * input.strides.first().unwrap_or(&1)];
+        strides.extend(&input.strides);
+        let view = Tensor { shape: sizes.into(), strides, ..input.as_view() };
+        if !self.needs_grad(&[input]) {
+            return view;
+        }
+        let (shape, strides) = (input.shape.clone(), input.strides.clone());
+        let [view] = self.record(&[input], [view], move |_, grads| {
+            let back = |grad: &Tensor| Tensor { shape: shape.clone(), strides: strides.clone(), ..grad.as_view() };
+            Ok(vec![grads[0].as_ref().map(back)])
+        });
+        view
+    }
+
     /// Parts of the last dimension, as views. The gradients of all parts are copied into one tensor.
     pub(crate) fn split_last<const N: usize>(&self, input: &Tensor, sizes: [u64; N]) -> Result<[Tensor; N], Error> {
         if sizes.iter().sum::<u64>() != input.shape.last() {

@@ -1,0 +1,148 @@
+//! An encoder and a decoder that reads the output of the encoder, and attention with a bias that depends on the distance of two
+//! positions: T5 as transformers writes it.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Built, run_all};
+use crate::{
+    class::Class,
+    dtype::Dtype,
+    eager::{AttentionArguments, Eager, Tensor},
+    error::{Error, Kind},
+    shape::Shape,
+};
+
+/// The sizes of an attention layer with a relative position bias. It has no other bias and does not scale the scores.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RelativeAttention {
+    /// The size of a token.
+    pub size: u64,
+    /// How many heads it has.
+    pub heads: u64,
+    /// The size of a head.
+    pub head_size: u64,
+    /// The rows of its table of biases; 0: it has none and uses the bias of the first layer that has one.
+    #[serde(default)]
+    pub buckets: u64,
+    /// The dropout of the weights.
+    #[serde(default)]
+    pub dropout: f64,
+    /// A token reads no later tokens. Inference keeps keys and values.
+    #[serde(default)]
+    pub is_causal: bool,
+    /// Keys and values come from the output of the encoder. There is no table: the bias is 0.
+    #[serde(default)]
+    pub is_cross: bool,
+}
+
+impl RelativeAttention {
+    pub(super) fn width(&self) -> Option<u64> {
+        self.heads.checked_mul(self.head_size)
+    }
+
+    pub(super) fn forward(&self, built: &Built, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+        if input.shape.rank() != 3 || input.shape.last() != self.size {
+            return Err(eager.mismatch(format!("(…, …, {})", self.size), input));
+        }
+        let Some(width) = self.width() else { return Err(eager.error(Kind::TooLarge)) };
+        let in_heads = |tensor: &Tensor| {
+            let shape = Shape::from([tensor.shape[0], tensor.shape[1], self.heads, self.head_size]);
+            Ok::<_, Error>(eager.transpose(&eager.reshape(tensor, &shape)?, 1, 2))
+        };
+        let queries = in_heads(&built.child("q").forward(eager, input)?)?;
+        let encoded = eager.context().encoded.filter(|_| self.is_cross);
+        if self.is_cross && encoded.is_none() {
+            return Err(eager.error(Kind::Invalid("cross attention needs an encoder".to_owned())));
+        }
+        let source = encoded.as_ref().unwrap_or(input);
+        let mut keys = in_heads(&built.child("k").forward(eager, source)?)?;
+        let mut values = in_heads(&built.child("v").forward(eager, source)?)?;
+        if (self.is_causal || self.is_cross) && !eager.training.get() {
+            let before = eager.memory.set_class(Some(Class::Cache));
+            let kept = eager.concatenate(&[&keys], 2).and_then(|keys| Ok((keys, eager.concatenate(&[&values], 2)?)));
+            eager.memory.set_class(before);
+            (keys, values) = kept?;
+            eager.keep_in_cache([keys.clone(), values.clone()]);
+        }
+        let bias = self.bias(built, eager, &queries, &keys)?;
+        // The bias with the mask for later tokens is made by each layer anew.
+        let mask = if self.is_causal { eager.select(&bias)? } else { bias };
+        let arguments = AttentionArguments { mask: Some(&mask), dropout: self.dropout };
+        let output = eager.masked_attention([&queries, &keys, &values], arguments)?;
+        let output = eager.contiguous(&eager.transpose(&output, 1, 2))?;
+        let output = eager.reshape(&output, &Shape::from([input.shape[0], input.shape[1], width]))?;
+        built.child("o").forward(eager, &output)
+    }
+
+    /// The bias of each head for each pair of positions. The first layer makes it for all layers.
+    fn bias(&self, built: &Built, eager: &Eager, queries: &Tensor, keys: &Tensor) -> Result<Tensor, Error> {
+        let mut context = eager.context();
+        let known = if self.is_cross { &mut context.cross_bias } else { &mut context.bias };
+        if let Some(bias) = known {
+            return Ok(bias.clone());
+        }
+        let (length, key_length) = (queries.shape[2], keys.shape[2]);
+        let bias = if self.is_cross {
+            let zeros = eager.output(&Shape::from([1, self.heads, length, key_length]), queries.dtype)?;
+            // Checkpointing needs an input with a gradient, so transformers gives it one.
+            if eager.recomputes_blocks() { eager.leaf(zeros) } else { zeros }
+        } else {
+            let buckets = buckets(eager, &Shape::from([length, key_length]))?;
+            let table = built.parameters.first().copied();
+            let table = table.ok_or_else(|| {
+                eager.error(Kind::Invalid("no layer before it has a table of position biases".to_owned()))
+            })?;
+            let rows = eager.embedding(&buckets, &eager.parameter(table))?;
+            drop(buckets);
+            eager.unsqueeze_first(&eager.transpose(&eager.transpose(&rows, 1, 2), 0, 1))
+        };
+        *known = Some(bias.clone());
+        eager.set_context(context);
+        Ok(bias)
+    }
+}
+
+/// The bucket of each pair of positions, from their distance. Small distances have a bucket each, larger ones share one.
+fn buckets(eager: &Eager, shape: &Shape) -> Result<Tensor, Error> {
+    let distance = eager.integers(shape)?;
+    let is_small = eager.output(shape, Dtype::Bool)?;
+    let offset = eager.integers(shape)?;
+    let large = {
+        let logarithm = eager.output(shape, Dtype::F32)?;
+        let scaled = eager.output(shape, Dtype::F32)?;
+        drop(logarithm);
+        let whole = eager.integers(shape)?;
+        drop(scaled);
+        let shifted = eager.integers(shape)?;
+        drop(whole);
+        let most = eager.integers(shape)?;
+        let large = eager.integers(shape)?;
+        drop((shifted, most));
+        large
+    };
+    let chosen = eager.integers(shape)?;
+    drop((distance, is_small, large, chosen));
+    Ok(offset)
+}
+
+/// The encoder reads the input, the decoder the target tokens. While training these are the labels, moved by one position.
+pub(super) fn run_both(built: &Built, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+    let mut context = eager.context();
+    let Some(target) = context.target.clone() else {
+        return Err(eager.error(Kind::Invalid("a decoder needs target tokens".to_owned())));
+    };
+    (context.bias, context.cross_bias) = (None, None);
+    eager.set_context(context.clone());
+    let encoded = run_all(&built.children, eager, input)?;
+    let target = if eager.training.get() { eager.shifted_labels(&target)? } else { target };
+    context.encoded = Some(encoded);
+    eager.set_context(context.clone());
+    let output = run_all(&built.shortcut, eager, &target)?;
+    (context.bias, context.cross_bias) = (None, None);
+    // The output of the model refers to the output of the encoder.
+    if eager.training.get() {
+        context.encoded = None;
+    }
+    eager.set_context(context);
+    Ok(output)
+}
