@@ -46,6 +46,7 @@ transformers_models = {
     "gpt2-xl": gpt2(1600, 48, 25),
     "bert-base": bert(768, 12, 12),
     "bert-large": bert(1024, 24, 16),
+    "t5-small": (t.T5ForConditionalGeneration, t.T5Config()),
     "vit-b": vit(768, 12, 12, 16),
     "vit-l": vit(1024, 24, 16, 16),
     "llama-1b": llama(

@@ -1,6 +1,8 @@
 //! Models that do not fit together, and hostile files.
 
-use gpumem_estimate::{Dtype, Input, Layer, Linear, Loss, Model, Optimizer, Shape, Step, models, numbered};
+use gpumem_estimate::{
+    Dtype, Input, Layer, Linear, Loss, Model, Optimizer, RelativeAttention, Shape, Step, models, numbered,
+};
 
 fn model(layers: impl IntoIterator<Item = Layer>, input: Input) -> Model {
     Model { name: "test".to_owned(), input, layers: numbered(layers), loss: Loss::default() }
@@ -148,4 +150,22 @@ fn hostile_toml_is_an_error() {
     error(&format!("name = \"a\"\nlayers = []\ninput = {{ tokens{} = 1 }}", ".a".repeat(DEEP)));
     error(&format!("name = \"a\"\nlayers = []\ninput = {{ tokens = 1{} }}", "0".repeat(DEEP)));
     error("name = \"\"\nlayers = []\ninput = { tokens = -1 }");
+}
+
+#[test]
+fn a_decoder_needs_an_encoder_and_target_tokens() {
+    let attention = RelativeAttention { size: 8, heads: 2, head_size: 4, ..RelativeAttention::default() };
+    let tokens = || Input::Numbers(Shape::from([4, 8]));
+    let cross = Layer::RelativeAttention(RelativeAttention { is_cross: true, ..attention.clone() });
+    assert_eq!(message([cross], tokens()), "layer `0`: cross attention needs an encoder");
+    let own = Layer::RelativeAttention(attention.clone());
+    assert_eq!(message([own], tokens()), "layer `0`: no layer before it has a table of position biases");
+    let none = Layer::RelativeAttention(RelativeAttention { heads: 0, ..attention });
+    assert_eq!(message([none], tokens()), "layer `0`: it has no heads");
+    let pair = Layer::EncoderDecoder { encoder: vec![], decoder: vec![] };
+    assert_eq!(message([pair.clone()], tokens()), "layer `0`: a decoder needs target tokens");
+    let both = model([pair], Input::Pair { source: 4, target: 3 });
+    assert_eq!(both.size(2, Dtype::F32).unwrap().outputs.get(), 0);
+    let tied = Layer::TiedEmbedding { tied_to: "x".to_owned() };
+    assert_eq!(message([tied], tokens()), "layer `0`: no layer before it has the path `x` and a weight to share");
 }

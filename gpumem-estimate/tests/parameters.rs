@@ -45,6 +45,7 @@ fn model(name: &str) -> Model {
         "vit_b_32" => vit_sizes(768, 12, 12).vit(name, 32),
         "vit_l_16" | "vit-l" => vit_sizes(1024, 24, 16).vit(name, 16),
         "vit_l_32" => vit_sizes(1024, 24, 16).vit(name, 32),
+        "t5-small" => models::t5_small([16, 16]),
         "gpt2" => models::gpt2(16),
         "gpt2-medium" => models::gpt2_medium(16),
         "gpt2-large" => gpt2_sizes(1280, 36, 20).gpt2(name, 16),

@@ -98,6 +98,11 @@ fn walk<'a>(
         paths.push(inner.clone());
         match layer.kind {
             Layer::Sequential { .. } | Layer::Block { .. } => walk(&layer.children, inner, sequences, paths),
+            Layer::EncoderDecoder { .. } => {
+                for children in [&layer.children[..], &layer.shortcut[..]] {
+                    walk(children, inner.clone(), sequences, paths);
+                }
+            }
             // What is inside runs in an order of its own.
             _ => {
                 let mut others = Vec::new();
