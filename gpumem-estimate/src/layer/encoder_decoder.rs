@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 
 use super::{Built, run_all};
 use crate::{
-    class::Class,
     dtype::Dtype,
     eager::{AttentionArguments, Eager, Tensor},
     error::{Error, Kind},
@@ -58,11 +57,7 @@ impl RelativeAttention {
         let mut keys = in_heads(&built.child("k").forward(eager, source)?)?;
         let mut values = in_heads(&built.child("v").forward(eager, source)?)?;
         if (self.is_causal || self.is_cross) && !eager.training.get() {
-            let before = eager.memory.set_class(Some(Class::Cache));
-            let kept = eager.concatenate(&[&keys], 2).and_then(|keys| Ok((keys, eager.concatenate(&[&values], 2)?)));
-            eager.memory.set_class(before);
-            (keys, values) = kept?;
-            eager.keep_in_cache([keys.clone(), values.clone()]);
+            [keys, values] = eager.append_to_cache(&keys, &values, None)?;
         }
         let bias = self.bias(built, eager, &queries, &keys)?;
         // The bias with the mask for later tokens is made by each layer anew.
