@@ -10,7 +10,8 @@ use crate::shape::Shape;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     layer: String,
-    kind: Kind,
+    /// In a box, so that results of functions are small.
+    kind: Box<Kind>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +45,7 @@ pub(crate) enum Kind {
 impl Error {
     /// An error in a layer; the path of the layer is empty outside of all layers.
     pub(crate) fn in_layer(layer: String, kind: Kind) -> Self {
-        Self { layer, kind }
+        Self { layer, kind: Box::new(kind) }
     }
 
     /// The path of the layer, such as `features.3`; empty if the error belongs to no layer.
@@ -54,16 +55,16 @@ impl Error {
 
     /// The step needs more memory than its limit.
     pub fn is_out_of_memory(&self) -> bool {
-        matches!(self.kind, Kind::OutOfMemory { .. } | Kind::TooLarge)
+        matches!(*self.kind, Kind::OutOfMemory { .. } | Kind::TooLarge)
     }
 
     pub(crate) fn is_recomputed_all(&self) -> bool {
-        self.kind == Kind::RecomputedAll
+        *self.kind == Kind::RecomputedAll
     }
 
     /// The shape of an input is not the one that a layer needs.
     pub fn is_shape_mismatch(&self) -> bool {
-        matches!(self.kind, Kind::Mismatch { .. } | Kind::Pair { .. })
+        matches!(*self.kind, Kind::Mismatch { .. } | Kind::Pair { .. })
     }
 }
 
@@ -78,7 +79,7 @@ impl fmt::Display for Error {
         if !self.layer.is_empty() {
             write!(f, "layer `{}`: ", self.layer)?;
         }
-        match &self.kind {
+        match &*self.kind {
             Kind::Mismatch { expected, found } => write!(f, "expects an input of shape {expected} and gets {found}"),
             Kind::Pair { operation, first, second } => {
                 write!(f, "{operation} does not work with the shapes {first} and {second}")

@@ -1,6 +1,11 @@
 //! The memory of the device during a step: an allocator and the inbox that its allocations are recorded in.
 
-use std::{cell::RefCell, collections::HashMap, rc::Rc, time::Duration};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, HashMap},
+    rc::Rc,
+    time::Duration,
+};
 
 use gpumem_core::{
     inbox::Inbox,
@@ -38,11 +43,72 @@ struct State {
     /// The most that the allocator may have.
     limit: u64,
     open: Vec<OpenScope>,
+    /// What [`Memory::layers`] has returned for these open scopes.
+    layers: Option<Rc<[CallsiteId]>>,
     scopes: u64,
     /// The names of scopes. The first ones are the ledger's own.
     names: Vec<Rc<str>>,
     numbers: HashMap<Rc<str>, CallsiteId>,
     class: Option<Class>,
+    uses: Uses,
+    /// The step is over. Its blocks stay as they are, as those of a process that ends.
+    is_over: bool,
+}
+
+/// What the blocks of one stack number are. The ledger keeps that number for each block; in a running program it says where the block
+/// comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Use {
+    class: Class,
+    /// `None`: the blocks have what was requested.
+    rounding: Option<Rounding>,
+}
+
+/// A size to which an allocator rounds. A block of this size is one event, and its parts are told apart by its stack number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Rounding {
+    requested: u64,
+    taken: u64,
+}
+
+/// The uses by stack number. The first ones are the classes.
+#[derive(Debug)]
+struct Uses {
+    all: Vec<Use>,
+    numbers: HashMap<Use, StackId>,
+}
+
+impl Uses {
+    fn new() -> Self {
+        let all = Class::ALL.into_iter().map(|class| Use { class, rounding: None });
+        Self { all: all.collect(), numbers: HashMap::new() }
+    }
+
+    fn stack(&mut self, class: Class, requested: u64, taken: u64) -> StackId {
+        let number = |at: usize| StackId(u32::try_from(at + 1).unwrap_or(u32::MAX));
+        if requested == taken {
+            return number(class as usize);
+        }
+        let Self { all, numbers } = self;
+        let of = Use { class, rounding: Some(Rounding { requested, taken }) };
+        *numbers.entry(of).or_insert_with(|| {
+            all.push(of);
+            number(all.len() - 1)
+        })
+    }
+
+    /// The classes of `bytes` of this stack number.
+    fn parts(&self, stack: StackId, bytes: u64) -> [(Class, u64); 2] {
+        let known = (stack.0 as usize).checked_sub(1).and_then(|at| self.all.get(at));
+        match known {
+            Some(Use { class, rounding: Some(Rounding { requested, taken }) }) => {
+                let requested = bytes / taken * requested;
+                [(*class, requested), (Class::Rounding, bytes - requested)]
+            }
+            Some(Use { class, rounding: None }) => [(*class, bytes), (Class::Rounding, 0)],
+            None => [(Class::Activations, bytes), (Class::Rounding, 0)],
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -66,14 +132,7 @@ pub(crate) struct AtPeak {
 pub(crate) struct Storage {
     memory: Rc<Memory>,
     /// `None` if it has no bytes.
-    block: Option<Placed>,
-}
-
-/// A block and what the allocator added to it.
-#[derive(Clone, Copy, Debug)]
-struct Placed {
-    placement: Placement,
-    is_rounded: bool,
+    block: Option<Placement>,
 }
 
 impl Drop for Storage {
@@ -93,10 +152,13 @@ impl Memory {
             number: 0,
             in_use: 0,
             open: Vec::new(),
+            layers: None,
             scopes: 0,
-            names: vec!["".into(), "".into()],
+            names: vec!["".into(), "(other layers)".into()],
             numbers: HashMap::new(),
             class: None,
+            uses: Uses::new(),
+            is_over: false,
         }))
     }
 
@@ -106,7 +168,7 @@ impl Memory {
         Ok(Storage { memory: Rc::clone(self), block })
     }
 
-    fn place(&self, bytes: u64, class: Class) -> Result<Placed, Error> {
+    fn place(&self, bytes: u64, class: Class) -> Result<Placement, Error> {
         let mut state = self.0.borrow_mut();
         let class = state.class.unwrap_or(class);
         let placement = state.allocator.alloc(bytes);
@@ -119,22 +181,20 @@ impl Memory {
             return Err(Error::in_layer(self.path(), kind));
         };
         state.in_use = in_use;
-        state.record(&alloc(key(placement.address), bytes, class));
-        let is_rounded = placement.bytes > bytes;
-        if is_rounded {
-            state.record(&alloc(rounding_key(placement.address), placement.bytes - bytes, Class::Rounding));
-        }
-        Ok(Placed { placement, is_rounded })
+        let stack = state.uses.stack(class, bytes, placement.bytes);
+        let block = Block { stack, ..Block::new(DEVICE, Bytes::new(placement.bytes), MemKind::Device) };
+        state.record(&EventKind::Alloc { key: key(placement.address), block });
+        Ok(placement)
     }
 
-    fn free(&self, Placed { placement: Placement { address, bytes }, is_rounded }: Placed) {
+    fn free(&self, placement: Placement) {
         let mut state = self.0.borrow_mut();
-        state.in_use -= bytes;
-        state.record(&EventKind::Free { key: key(address), block: None });
-        if is_rounded {
-            state.record(&EventKind::Free { key: rounding_key(address), block: None });
+        if state.is_over {
+            return;
         }
-        state.allocator.free(address);
+        state.in_use -= placement.bytes;
+        state.record(&EventKind::Free { key: key(placement.address), block: None });
+        state.allocator.free(placement);
     }
 
     /// All allocations have this class until `None` is set again.
@@ -154,9 +214,11 @@ impl Memory {
         self.0.borrow_mut().close()
     }
 
-    /// The names of the open scopes, as numbers.
-    pub(crate) fn open_scopes(&self) -> Vec<CallsiteId> {
-        self.0.borrow().open.iter().map(|scope| scope.name).collect()
+    /// The names of the open layers, as numbers. The outermost scope is no layer.
+    pub(crate) fn layers(&self) -> Rc<[CallsiteId]> {
+        let State { open, layers, .. } = &mut *self.0.borrow_mut();
+        let names = || open.iter().skip(1).map(|scope| scope.name).collect();
+        Rc::clone(layers.get_or_insert_with(names))
     }
 
     /// Closes and opens scopes so that those inside the outermost one have these names.
@@ -187,9 +249,10 @@ impl Memory {
         self.0.borrow().allocator.reserved_peak()
     }
 
-    /// The highest sum of all blocks so far, and what it consists of.
-    pub(crate) fn peak(&self) -> (u64, Vec<AtPeak>) {
-        let state = self.0.borrow();
+    /// Ends the step. Returns the highest sum of all blocks, and what it consists of.
+    pub(crate) fn end(&self) -> (u64, Vec<AtPeak>) {
+        let mut state = self.0.borrow_mut();
+        state.is_over = true;
         let inbox = &state.inbox;
         if !inbox.keep_device_peak(DEVICE, PEAK) {
             return (0, Vec::new());
@@ -209,12 +272,16 @@ impl Memory {
             path.reverse();
             path
         };
-        let at_peak = |group: &gpumem_core::ledger::GroupAtPeak| AtPeak {
-            path: path(group.group.node),
-            class: Class::from_stack(group.group.stack),
-            bytes: unsigned(group.bytes.get()),
-        };
-        (unsigned(total.bytes.get()), groups.iter().map(at_peak).collect())
+        // Blocks of one class and layer may have several stack numbers.
+        let mut sums: BTreeMap<(u32, Class), u64> = BTreeMap::new();
+        for group in &groups {
+            for (class, bytes) in state.uses.parts(group.group.stack, unsigned(group.bytes.get())) {
+                *sums.entry((group.group.node.0, class)).or_default() += bytes;
+            }
+        }
+        sums.retain(|_, bytes| *bytes > 0);
+        let at_peak = |((node, class), bytes)| AtPeak { path: path(NodeId(node)), class, bytes };
+        (unsigned(total.bytes.get()), sums.into_iter().map(at_peak).collect())
     }
 }
 
@@ -238,6 +305,7 @@ impl State {
     }
 
     fn open(&mut self, name: CallsiteId) {
+        self.layers = None;
         self.scopes += 1;
         let scope = ScopeId(self.scopes);
         let spec = ScopeSpec { callsite: name, source: Source::Simulation, ..ScopeSpec::exact(DEVICE) };
@@ -246,39 +314,19 @@ impl State {
     }
 
     fn close(&mut self) -> u64 {
+        self.layers = None;
         let Some(OpenScope { scope, start, .. }) = self.open.pop() else { return self.in_use };
         let trace = self.record(&EventKind::Close { scope });
         trace.map_or(start, |trace| start + trace.peak_over_start().get())
     }
 }
 
-fn alloc(key: Key, bytes: u64, class: Class) -> EventKind {
-    let block = Block { stack: class.stack(), ..Block::new(DEVICE, Bytes::new(bytes), MemKind::Device) };
-    EventKind::Alloc { key, block }
-}
-
 fn key(address: u64) -> Key {
     Key::new(Space::Address, address)
 }
 
-/// What an allocator adds to a block is a block of its own at the same address.
-fn rounding_key(address: u64) -> Key {
-    Key::new(Space::Handle, address)
-}
-
 fn unsigned(bytes: i64) -> u64 {
     bytes.max(0).unsigned_abs()
-}
-
-impl Class {
-    /// The ledger keeps a number for each block that says where it comes from. In an estimate that is the class.
-    fn stack(self) -> StackId {
-        StackId(self as u32 + 1)
-    }
-
-    fn from_stack(stack: StackId) -> Self {
-        Self::ALL[(stack.0 as usize).saturating_sub(1).min(Self::ALL.len() - 1)]
-    }
 }
 
 #[cfg(test)]
@@ -301,7 +349,7 @@ mod tests {
         assert_eq!(memory.close(), 1536);
         drop(weights);
         assert_eq!(memory.in_use(), 0);
-        let (peak, mut parts) = memory.peak();
+        let (peak, mut parts) = memory.end();
         parts.sort_by_key(|part| part.class);
         let part = |class, bytes| AtPeak { path: vec!["forward".into(), "conv".into()], class, bytes };
         let expected = [part(Class::Weights, 1000), part(Class::Activations, 512), part(Class::Rounding, 24)];
@@ -314,7 +362,7 @@ mod tests {
         memory.open("forward");
         memory.open("a");
         memory.open("b");
-        let inside: Vec<_> = memory.open_scopes()[1..].to_vec();
+        let inside = memory.layers();
         memory.move_to(&inside[..1]);
         assert_eq!(memory.path(), "a");
         memory.move_to(&inside);

@@ -4,11 +4,15 @@ use std::{fmt, ops::Index, slice::SliceIndex};
 
 use gpumem_core::model;
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+/// One number for each dimension.
+pub(crate) type Numbers = SmallVec<[u64; 4]>;
 
 /// The sizes of a tensor's dimensions, the outermost first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Shape(Vec<u64>);
+#[serde(from = "Vec<u64>", into = "Vec<u64>")]
+pub struct Shape(Numbers);
 
 impl Shape {
     /// How many elements a tensor of this shape has. `None` if that is more than 2^64.
@@ -53,7 +57,7 @@ impl Shape {
             (1, second) => Some(second),
             _ => None,
         });
-        both.collect::<Option<Vec<_>>>().map(Self)
+        both.collect::<Option<_>>().map(Self)
     }
 }
 
@@ -67,12 +71,24 @@ impl<I: SliceIndex<[u64]>> Index<I> for Shape {
 
 impl<const N: usize> From<[u64; N]> for Shape {
     fn from(sizes: [u64; N]) -> Self {
-        Self(sizes.to_vec())
+        Self(Numbers::from_slice(&sizes))
     }
 }
 
 impl From<Vec<u64>> for Shape {
     fn from(sizes: Vec<u64>) -> Self {
+        Self(sizes.into())
+    }
+}
+
+impl From<Shape> for Vec<u64> {
+    fn from(Shape(sizes): Shape) -> Self {
+        sizes.into_vec()
+    }
+}
+
+impl From<Numbers> for Shape {
+    fn from(sizes: Numbers) -> Self {
         Self(sizes)
     }
 }
@@ -98,7 +114,7 @@ mod tests {
 
     #[test]
     fn shapes_broadcast_as_in_pytorch() {
-        let both = |a: &[u64], b: &[u64]| Shape(a.to_vec()).broadcast(&Shape(b.to_vec())).map(|shape| shape.0);
+        let both = |a: &[u64], b: &[u64]| Shape::from(a.to_vec()).broadcast(&Shape::from(b.to_vec())).map(Vec::from);
         assert_eq!(both(&[2, 1, 4], &[3, 1]), Some(vec![2, 3, 4]));
         assert_eq!(both(&[], &[5]), Some(vec![5]));
         assert_eq!(both(&[2], &[3]), None);

@@ -1,11 +1,13 @@
 //! Models of allocators: how many bytes a request takes, and how much the allocator has from the driver.
 
 mod caching;
-mod exact;
+mod counting;
+mod cubecl;
 
+use gpumem_core::model::Bytes;
 use serde::{Deserialize, Serialize};
 
-use self::{caching::Caching, exact::Exact};
+use self::{caching::Caching, counting::Counting, cubecl::Cubecl};
 
 /// Which allocator a step uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,50 +20,73 @@ pub enum AllocatorKind {
     #[default]
     #[serde(rename = "pytorch")]
     PyTorch,
+    /// PyTorch's caching allocator with `expandable_segments:True`.
+    #[serde(rename = "pytorch_expandable")]
+    PyTorchExpandable,
+    /// The driver's stream-ordered pool (`cudaMallocAsync`), as candle and cudarc use it, and PyTorch with
+    /// `backend:cudaMallocAsync`.
+    StreamOrdered,
+    /// The pages of cubecl 0.10 on CUDA, as Burn 0.21 uses them. Their sizes depend on the memory of the card.
+    Cubecl {
+        /// All memory of the card.
+        card: Bytes,
+    },
 }
+
+/// The step in which the stream-ordered pool grows.
+const POOL_STEP: u64 = 32 << 20;
 
 /// Where a block is, and how many bytes it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
+    /// What the allocator needs to free it.
+    block: u32,
 }
 
 #[derive(Debug)]
 pub(crate) enum Allocator {
-    Exact(Exact),
+    Counting(Counting),
     Caching(Caching),
+    Cubecl(Cubecl),
 }
 
 impl Allocator {
     /// An allocator that may have this much memory.
     pub(crate) fn new(kind: AllocatorKind, limit: u64) -> Self {
         match kind {
-            AllocatorKind::Exact => Self::Exact(Exact::new(limit)),
+            AllocatorKind::Exact => Self::Counting(Counting::new(1, limit)),
             AllocatorKind::PyTorch => Self::Caching(Caching::new(limit)),
+            AllocatorKind::PyTorchExpandable => Self::Caching(Caching::expandable(limit)),
+            AllocatorKind::StreamOrdered => Self::Counting(Counting::new(POOL_STEP, limit)),
+            AllocatorKind::Cubecl { card } => Self::Cubecl(Cubecl::new(card.get(), limit)),
         }
     }
 
     /// `None` if there is not enough memory.
     pub(crate) fn alloc(&mut self, bytes: u64) -> Option<Placement> {
         match self {
-            Self::Exact(exact) => exact.alloc(bytes),
+            Self::Counting(counting) => counting.alloc(bytes),
             Self::Caching(caching) => caching.alloc(bytes),
+            Self::Cubecl(cubecl) => cubecl.alloc(bytes),
         }
     }
 
-    pub(crate) fn free(&mut self, address: u64) {
+    pub(crate) fn free(&mut self, placement: Placement) {
         match self {
-            Self::Exact(exact) => exact.free(address),
-            Self::Caching(caching) => caching.free(address),
+            Self::Counting(counting) => counting.free(placement.bytes),
+            Self::Caching(caching) => caching.free(placement.block),
+            Self::Cubecl(cubecl) => cubecl.free(placement),
         }
     }
 
     /// The most that the allocator had from the driver at one time.
     pub(crate) fn reserved_peak(&self) -> u64 {
         match self {
-            Self::Exact(exact) => exact.peak,
+            Self::Counting(counting) => counting.reserved_peak,
             Self::Caching(caching) => caching.reserved_peak,
+            Self::Cubecl(cubecl) => cubecl.reserved_peak(),
         }
     }
 }

@@ -1,10 +1,6 @@
 //! The backward graph and the engine that runs it.
 
-use std::{
-    cell::RefCell,
-    collections::{BinaryHeap, HashMap},
-    fmt, mem,
-};
+use std::{cell::RefCell, collections::BinaryHeap, fmt, mem, rc::Rc};
 
 use gpumem_core::model::CallsiteId;
 
@@ -30,7 +26,7 @@ struct Node {
     /// The parameter whose gradient this node accumulates.
     parameter: Option<usize>,
     /// The layer of the forward pass.
-    layers: Vec<CallsiteId>,
+    layers: Rc<[CallsiteId]>,
 }
 
 /// An input of an operation. Its gradient has the same shape and type.
@@ -118,16 +114,16 @@ impl Eager {
 
     fn run_backward(&self, root: Edge, gradient: Tensor) -> Result<(), Error> {
         let mut missing = self.tape.dependencies(root.node);
-        let mut waiting: HashMap<usize, Grads> = HashMap::new();
+        let mut waiting: Vec<Grads> = vec![Grads::new(); missing.len()];
         let mut ready = BinaryHeap::new();
         let outputs = self.tape.0.borrow()[root.node].outputs;
         let mut first = vec![None; outputs];
         first[root.output] = Some(gradient);
-        waiting.insert(root.node, first);
+        waiting[root.node] = first;
         ready.push(self.tape.priority(root.node));
         while let Some((_, node)) = ready.pop() {
-            let grads = waiting.remove(&node).unwrap_or_default();
-            let (function, inputs, parameter, layers) = self.tape.remove(node);
+            let grads = mem::take(&mut waiting[node]);
+            let Node { function, inputs, parameter, layers, .. } = self.tape.remove(node);
             self.memory.move_to(&layers);
             if let Some(parameter) = parameter {
                 self.accumulate(parameter, grads);
@@ -168,9 +164,11 @@ impl Eager {
     }
 
     /// Adds a gradient to those that came from other uses of the same tensor: in place if nothing else uses the older sum.
-    fn add_to_buffer(&self, waiting: &mut HashMap<usize, Grads>, edge: Edge, grad: Tensor) -> Result<(), Error> {
+    fn add_to_buffer(&self, waiting: &mut [Grads], edge: Edge, grad: Tensor) -> Result<(), Error> {
         let outputs = self.tape.0.borrow()[edge.node].outputs;
-        let slot = &mut waiting.entry(edge.node).or_insert_with(|| vec![None; outputs])[edge.output];
+        let grads = &mut waiting[edge.node];
+        grads.resize(outputs, None);
+        let slot = &mut grads[edge.output];
         *slot = Some(match slot.take() {
             None => grad,
             Some(sum) if sum.is_sole() => sum,
@@ -187,9 +185,15 @@ impl Tape {
         nodes.len() - 1
     }
 
-    fn remove(&self, node: usize) -> (Option<Function>, Vec<Option<Input>>, Option<usize>, Vec<CallsiteId>) {
+    /// Takes what runs a node. What it saved is freed with it.
+    fn remove(&self, node: usize) -> Node {
         let node = &mut self.0.borrow_mut()[node];
-        (node.function.take(), mem::take(&mut node.inputs), node.parameter, mem::take(&mut node.layers))
+        Node {
+            function: node.function.take(),
+            inputs: mem::take(&mut node.inputs),
+            layers: Rc::clone(&node.layers),
+            ..*node
+        }
     }
 
     /// Nodes that accumulate gradients come first, then newer ones before older ones.

@@ -25,7 +25,7 @@ type Run = Box<dyn Fn(&Eager) -> Result<(), Error>>;
 struct Block {
     run: Run,
     /// The layer that the block is in.
-    layers: Vec<CallsiteId>,
+    layers: Rc<[CallsiteId]>,
     state: RefCell<BlockState>,
 }
 

@@ -107,8 +107,8 @@ impl Eager {
     }
 
     /// The layers that are open. The outermost scope is no layer.
-    fn layers(&self) -> Vec<CallsiteId> {
-        self.memory.open_scopes().split_off(1)
+    fn layers(&self) -> Rc<[CallsiteId]> {
+        self.memory.layers()
     }
 
     /// Sets which layers run again in the backward pass.

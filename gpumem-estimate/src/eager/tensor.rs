@@ -1,6 +1,12 @@
 use std::rc::Rc;
 
-use crate::{dtype::Dtype, memory::Storage, shape::Shape};
+use smallvec::{SmallVec, smallvec};
+
+use crate::{
+    dtype::Dtype,
+    memory::Storage,
+    shape::{Numbers, Shape},
+};
 
 /// A tensor without values. Clones and views share the storage, which is freed with the last of them.
 #[derive(Clone, Debug)]
@@ -8,7 +14,7 @@ pub(crate) struct Tensor {
     pub(crate) storage: Rc<Storage>,
     pub(crate) shape: Shape,
     /// How many elements apart two neighbours of each dimension are.
-    pub(crate) strides: Vec<u64>,
+    pub(crate) strides: Numbers,
     pub(crate) dtype: Dtype,
     /// It was made as a view, so PyTorch keeps the tensor that it is a view of.
     pub(crate) is_view: bool,
@@ -26,8 +32,8 @@ pub(crate) struct Edge {
 }
 
 /// The strides of a tensor whose elements lie in order.
-pub(crate) fn contiguous_strides(shape: &Shape) -> Vec<u64> {
-    let mut strides = vec![1_u64; shape.rank()];
+pub(crate) fn contiguous_strides(shape: &Shape) -> Numbers {
+    let mut strides: Numbers = smallvec![1; shape.rank()];
     for at in (1..shape.rank()).rev() {
         // The element count was checked, so only shapes without elements can overflow here.
         strides[at - 1] = strides[at].saturating_mul(shape[at].max(1));
@@ -44,7 +50,7 @@ impl Tensor {
 
     /// Its elements fill the storage without gaps and overlaps, in whatever order.
     pub(crate) fn is_dense(&self) -> bool {
-        let mut dimensions: Vec<_> =
+        let mut dimensions: SmallVec<[_; 4]> =
             self.strides.iter().zip(self.shape.sizes()).filter(|(_, size)| **size != 1).collect();
         dimensions.sort_unstable();
         let mut expected = 1;

@@ -123,7 +123,7 @@ impl Step {
                 self.run(&eager, model, (&layers, &input, labels.as_ref()), &mut states, &mut phases)?;
             }
         }
-        let (peak, parts) = memory.peak();
+        let (peak, parts) = memory.end();
         Ok(Estimate::new(parameters, parameter_bytes, peak, parts, memory.reserved_peak(), phases))
     }
 

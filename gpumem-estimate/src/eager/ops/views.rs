@@ -4,12 +4,12 @@ use crate::{
     dtype::Dtype,
     eager::{Eager, Tensor, tensor::contiguous_strides},
     error::{Error, Kind},
-    shape::Shape,
+    shape::{Numbers, Shape},
 };
 
 impl Eager {
     /// Records a view: its gradient is a view of the gradient of the result.
-    fn viewed(&self, input: &Tensor, shape: Shape, strides: Vec<u64>) -> Tensor {
+    fn viewed(&self, input: &Tensor, shape: Shape, strides: Numbers) -> Tensor {
         let view = Tensor { shape, strides, ..input.as_view() };
         if !self.needs_grad(&[input]) {
             return view;

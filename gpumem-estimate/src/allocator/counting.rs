@@ -1,0 +1,66 @@
+//! Allocators without a layout: what they have from the driver depends on the sum of the blocks only.
+
+use super::Placement;
+
+/// Blocks take what was requested; the allocator has a multiple of a step from the driver.
+///
+/// With a step of 1 this is an allocator that adds nothing. The driver's stream-ordered pool (`cudaMallocAsync`) has a step of 32 MiB:
+/// it can put blocks together from parts that lie apart, so that a free part of it is never too small. Its release threshold says when
+/// it returns memory to the driver. It does not change the most that it had, since memory is returned before the driver refuses more.
+#[derive(Debug)]
+pub(crate) struct Counting {
+    step: u64,
+    limit: u64,
+    next: u64,
+    in_use: u64,
+    pub(super) reserved_peak: u64,
+}
+
+impl Counting {
+    pub(super) fn new(step: u64, limit: u64) -> Self {
+        Self { step, limit, next: 0, in_use: 0, reserved_peak: 0 }
+    }
+
+    pub(super) fn alloc(&mut self, bytes: u64) -> Option<Placement> {
+        let in_use = self.in_use.checked_add(bytes)?;
+        let reserved = in_use.checked_next_multiple_of(self.step).filter(|reserved| *reserved <= self.limit)?;
+        self.in_use = in_use;
+        self.reserved_peak = self.reserved_peak.max(reserved);
+        // Addresses are names here: a number for each block.
+        self.next += 1;
+        Some(Placement { address: self.next, bytes, block: 0 })
+    }
+
+    pub(super) fn free(&mut self, bytes: u64) {
+        self.in_use -= bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Counting;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_pool_grows_by_32_mib() {
+        let mut pool = Counting::new(32 * MIB, 96 * MIB);
+        let first = pool.alloc(1).unwrap();
+        assert_eq!((first.bytes, pool.reserved_peak), (1, 32 * MIB));
+        let second = pool.alloc(60 * MIB).unwrap();
+        assert_eq!(pool.reserved_peak, 64 * MIB);
+        assert_eq!(pool.alloc(36 * MIB), None, "96 MiB and 1 byte are in use then");
+        pool.free(first.bytes);
+        assert!(pool.alloc(36 * MIB).is_some());
+        assert_eq!(pool.reserved_peak, 96 * MIB);
+        pool.free(second.bytes);
+        assert!(pool.alloc(60 * MIB).is_some(), "what was freed is used again");
+    }
+
+    #[test]
+    fn without_a_step_nothing_is_added() {
+        let mut exact = Counting::new(1, 10);
+        assert!(exact.alloc(7).is_some());
+        assert_eq!((exact.alloc(4), exact.reserved_peak), (None, 7));
+    }
+}
