@@ -98,8 +98,8 @@ impl Eager {
     pub(crate) fn unsqueeze_first(&self, input: &Tensor) -> Tensor {
         let mut sizes = vec![1];
         sizes.extend(input.shape.sizes());
-        let mut strides = vec![input.shape.sizes().first().unwrap_or(&1) * input.strides.first().unwrap_or(&1)];
-        strides.extend(&input.strides);
+        let first = input.shape.sizes().first().unwrap_or(&1) * input.strides.first().unwrap_or(&1);
+        let strides = [first].into_iter().chain(input.strides.iter().copied()).collect();
         let view = Tensor { shape: sizes.into(), strides, ..input.as_view() };
         if !self.needs_grad(&[input]) {
             return view;
