@@ -15,7 +15,7 @@ fn main() -> Result<()> {
     let part = |sixteenths: u64| Bytes::new(free.get() / 16 * sixteenths);
 
     // Optional: a function for your own log. The report goes to stderr without it.
-    on_oom(|oom| println!("on_oom: {} asked for in {:?}", oom.asked, oom.path));
+    on_oom(|oom| println!("on_oom: {} requested in {:?}", oom.requested, oom.path));
 
     let _weights = GpuMemTrace::scope("load", |_| gpu.alloc(part(5)))?;
     drop(gpu.alloc_async(part(6))?); // the pool keeps it

@@ -80,7 +80,7 @@ pub enum Kind {
     /// Neither of the sources of allocations can be used.
     NoSource { dispatch: Error, cupti: Error },
     /// Allocations are already intercepted through another source than the requested one.
-    OtherSource { asked: &'static str, using: &'static str },
+    OtherSource { requested: &'static str, using: &'static str },
     /// Another tool holds CUPTI's only subscription. `holder` is its name, empty if CUPTI does not report it.
     Busy { holder: String },
     /// The process is the child of a fork.
@@ -98,7 +98,7 @@ pub enum Kind {
     /// The operating system refused to start a thread.
     NoThread { detail: String },
     /// The simulated device is full.
-    SimulatedOutOfMemory { device: u32, asked: String, free: String, total: String },
+    SimulatedOutOfMemory { device: u32, requested: String, free: String, total: String },
     /// A call that a simulated device does not support.
     SimulatedMisuse { device: u32, detail: &'static str },
 }

@@ -797,7 +797,7 @@ fn functions(gpu: &Gpu, kind: Kind) -> f64 {
         .result()
         .expect("it was allocated");
     }
-    count(blocks.iter().find(|block| block.key == at).expect("it was recorded").backtrace.len())
+    count(blocks.iter().find(|block| block.id == at).expect("it was recorded").backtrace.len())
 }
 
 /// Keeps the calling thread on one processor: on another its caches are empty.

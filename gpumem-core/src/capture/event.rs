@@ -18,7 +18,7 @@ pub struct RecordedEvent {
     pub number: u64,
     /// By the counter of the processor; [`ClockPair`](super::ClockPair) says what it means.
     pub ticks: u64,
-    /// What the ledger was told. Older than the event where the clock was not read for it.
+    /// The time that the ledger has for it. Older than the event if the clock was not read for it.
     pub time: Time,
     /// The thread that posted it.
     pub thread: ThreadId,
@@ -40,9 +40,9 @@ mod flag {
     pub(super) const FINE: u8 = 0x04;
     /// Of an allocation: as many bytes as the allocation before.
     pub(super) const SAME_BYTES: u8 = 0x02;
-    /// Of a free: the source said what the block is.
+    /// Of a free: the source described the block.
     pub(super) const WITH_BLOCK: u8 = 0x02;
-    /// Of an allocation: what else is said of the block is as of the allocation before.
+    /// Of an allocation: device, kind, context and stack are those of the allocation before.
     pub(super) const SAME_SORT: u8 = 0x01;
     /// Of a free: the key is that of the event before.
     pub(super) const SAME_KEY: u8 = 0x01;
@@ -143,7 +143,7 @@ impl EventWriter {
         true
     }
 
-    /// Writes what is said of an allocated block.
+    /// Writes the description of an allocated block.
     fn put_block(&mut self, block: &Block, to: &mut Vec<u8>) -> u8 {
         let mut flags = 0;
         let Block { device, bytes, kind, context, stack } = *block;

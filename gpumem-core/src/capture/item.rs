@@ -1,4 +1,4 @@
-//! What a recording consists of: definitions of what numbers stand for, events, and the reports that the program asked for.
+//! What a recording consists of: definitions of what numbers stand for, events, and the reports that the program requested.
 
 use std::time::Duration;
 
@@ -47,11 +47,11 @@ pub enum Item {
     Event(RecordedEvent),
     /// Another thread has the number of one that has ended.
     ThreadReused(ThreadId),
-    /// Nobody asks any more which allocations made the peak of a scope that is closed.
+    /// The holders of the peak of a closed scope are not needed any more.
     PeakReleased(ScopeId),
     /// The recording missed so many items: the writer did not keep up.
     Missed(u64),
-    /// The program asked for a report.
+    /// The program requested a report.
     Request(Request),
 }
 
@@ -66,7 +66,7 @@ pub struct Process {
     pub arguments: Vec<String>,
     /// The folder that it ran in: files below it are named from there.
     pub folder: String,
-    /// The file name of the module that gpumem is in, which is not told apart from the program.
+    /// The file name of the module that gpumem is in, which is shown as part of the program.
     pub own_module: Option<String>,
     /// When the session began, since 1970.
     pub began: Duration,
@@ -238,7 +238,7 @@ impl DeviceReading {
     }
 }
 
-/// The program asked for a report at this point. What the report says besides is in the ledger and the definitions.
+/// The program requested a report at this point. The rest of the report is in the ledger and the definitions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Request {
@@ -320,7 +320,7 @@ pub enum Request {
         /// The column.
         column: u32,
         /// What the line was called.
-        word: Option<String>,
+        ctx: Option<String>,
         /// In use on the device, if it could be read.
         used: Option<Bytes>,
         /// Allocations are intercepted.
@@ -337,8 +337,8 @@ pub enum Request {
         refusal: u64,
         /// Where.
         device: Device,
-        /// How much was asked for.
-        asked: Bytes,
+        /// The size of the refused allocation.
+        requested: Bytes,
         /// Of which kind.
         kind: MemKind,
         /// Of the call.
@@ -350,7 +350,7 @@ pub enum Request {
     OutOfMemory {
         /// Its number.
         refusal: u64,
-        /// What the driver said, or why it said nothing.
+        /// The reading of the driver, or why there is none.
         reading: std::result::Result<DeviceReading, String>,
     },
 }
@@ -409,9 +409,9 @@ requests! {
     Peaks = 8 { is_intercepted }
     PeakHolders = 9 { scope }
     TrackerStarted = 10 { tracker, device }
-    Tracked = 11 { tracker, time, file, line, column, word, used, is_intercepted }
+    Tracked = 11 { tracker, time, file, line, column, ctx, used, is_intercepted }
     TrackerEnded = 12 { tracker }
-    Refused = 13 { refusal, device, asked, kind, stack, path }
+    Refused = 13 { refusal, device, requested, kind, stack, path }
     OutOfMemory = 14 { refusal, reading }
 }
 

@@ -1,4 +1,4 @@
-//! What the program asked for, derived again.
+//! The reports that the program requested, derived again.
 
 use std::{fmt, time::UNIX_EPOCH};
 
@@ -6,7 +6,7 @@ use crate::report::{
     self, Breakdown, Content, LiveBlock, MemoryStats, OutOfMemory, PeakHolders, Report, Summary, Tracked,
 };
 
-/// A report that the program asked for. `Display` is what the program printed, or would have printed, without the line break at
+/// A report that the program requested. `Display` is what the program printed, or would have printed, without the line break at
 /// the end.
 #[derive(Clone, Debug)]
 #[non_exhaustive]

@@ -14,7 +14,7 @@ use crate::{
 
 /// Reads a recording.
 ///
-/// Events are applied to a ledger as they are read, and what the program asked for is derived from it at the same point. The file
+/// Events are applied to a ledger as they are read, and the reports that the program requested are derived from it at the same point. The file
 /// is read twice: names may come later than what they name.
 #[derive(Debug)]
 pub struct Reader<R> {
@@ -29,7 +29,7 @@ pub struct Reader<R> {
 pub enum Step {
     /// An event was applied. If it is a query of a scope: what the scope came to.
     Event(RecordedEvent, Option<Trace>),
-    /// The program asked for a report.
+    /// The program requested a report.
     ReplayedReport(Box<ReplayedReport>),
 }
 
@@ -159,13 +159,13 @@ impl<R> Reader<R> {
         &self.state.inbox
     }
 
-    /// What the ledger was told of the time last.
+    /// The time of the newest event of the ledger.
     pub fn time(&self) -> Time {
         self.state.time
     }
 }
 
-/// Reports of the moment that was read last, whatever the program asked for. `None` if the recording is too large for a report.
+/// Reports of the moment that was read last, whether or not the program requested them. `None` if the recording is too large for a report.
 impl<R> Reader<R> {
     /// What each scope holds, and held at most.
     pub fn summary(&mut self) -> Option<Summary> {

@@ -1,4 +1,4 @@
-//! Derives what the program asked for.
+//! Derives the reports that the program requested.
 
 use std::time::UNIX_EPOCH;
 
@@ -38,7 +38,7 @@ enum Extent {
 type Result<T> = std::result::Result<T, Rejection>;
 
 impl State {
-    /// What the program asked for; `None` if that is nothing to be reported.
+    /// The report that the program requested; `None` if the request has no report.
     pub(super) fn output(&mut self, request: Request) -> Result<Option<ReplayedReport>> {
         Ok(match request {
             Request::Report { scope, ctx, subctx, lines } => {
@@ -86,9 +86,9 @@ impl State {
                 }
                 None
             }
-            Request::Tracked { tracker, time, file, line, column, word, used, is_intercepted } => {
+            Request::Tracked { tracker, time, file, line, column, ctx, used, is_intercepted } => {
                 let mut tracked =
-                    self.came_and_went(tracker, SourceLine::new(file, line, column), word, is_intercepted)?;
+                    self.came_and_went(tracker, SourceLine::new(file, line, column), ctx, is_intercepted)?;
                 tracked.time = UNIX_EPOCH.checked_add(time).ok_or(Rejection::Limit)?;
                 tracked.used = used;
                 Some(ReplayedReport::Tracked(tracked))
@@ -97,10 +97,10 @@ impl State {
                 self.trackers.remove(&tracker).ok_or(Rejection::Contradiction)?;
                 None
             }
-            Request::Refused { refusal, device, asked, kind, stack, path } => {
+            Request::Refused { refusal, device, requested, kind, stack, path } => {
                 check_device(device)?;
                 self.charge(Extent::Groups)?;
-                self.refused(refusal, derive::Refusal { device, asked, kind, stack, path });
+                self.refused(refusal, derive::Refusal { device, requested, kind, stack, path });
                 None
             }
             Request::OutOfMemory { refusal, reading } => {
@@ -197,7 +197,7 @@ impl State {
         &mut self,
         number: u64,
         at: SourceLine,
-        word: Option<String>,
+        ctx: Option<String>,
         is_intercepted: bool,
     ) -> Result<Tracked> {
         let device = self.trackers.get(&number).ok_or(Rejection::Contradiction)?.device;
@@ -213,7 +213,7 @@ impl State {
         let now = self.inbox.counts().lost;
         let Tracker { groups: before, lost, is_first, .. } =
             self.trackers.get_mut(&number).ok_or(Rejection::Contradiction)?;
-        let mut tracked = Tracked::at(UNIX_EPOCH, at, word, device);
+        let mut tracked = Tracked::at(UNIX_EPOCH, at, ctx, device);
         tracked.is_first = std::mem::replace(is_first, false);
         if let Some(groups) = groups {
             tracked.live = Some(live(&groups));
@@ -259,7 +259,7 @@ impl State {
         Ok(refusal.resolved(&snapshot, holders, known, &self.definitions))
     }
 
-    /// Refuses a report that would be too large, or too much work after all that the file asked for.
+    /// Refuses a report that would be too large, or that would be too much work after the earlier ones.
     fn charge(&mut self, extent: Extent) -> Result<()> {
         let names = &self.definitions;
         let mut paths: Vec<u64> = Vec::new();
@@ -289,7 +289,7 @@ impl State {
     }
 }
 
-/// Reports of the moment that was read last, whatever the program asked for.
+/// Reports of the moment that was read last, whether or not the program requested them.
 impl State {
     /// What each scope holds, and held at most.
     pub(super) fn summary(&mut self) -> Option<Summary> {

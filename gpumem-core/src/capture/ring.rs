@@ -311,7 +311,7 @@ mod tests {
                     }
                     Some(Item::Missed(more)) => missed += more,
                     Some(other) => panic!("{other:?}"),
-                    // What was missed last is only told when something follows.
+                    // The last missed items are reported only when an item follows.
                     None if thread::panicking() || Arc::strong_count(&reader.ring) == 1 => break,
                     None => thread::yield_now(),
                 }

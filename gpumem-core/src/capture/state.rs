@@ -1,4 +1,4 @@
-//! What the reader of a recording knows: a ledger to which the events were applied, names, and what was asked so far.
+//! What the reader of a recording knows: a ledger to which the events were applied, names, and the earlier requests.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -41,7 +41,7 @@ pub(super) struct State {
     pub(super) trackers: HashMap<u64, Tracker>,
     pub(super) refusals: VecDeque<(u64, Refused)>,
     next_own: u64,
-    /// What the ledger was told of the time last.
+    /// The time of the newest event of the ledger.
     pub(super) time: Time,
     /// Items that were read.
     pub(super) read: u64,

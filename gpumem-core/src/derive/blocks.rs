@@ -26,7 +26,7 @@ pub fn live_blocks(view: &dyn LedgerView, names: &dyn Names, within: Option<&Sco
 fn live_block(known: &KnownBlock, paths: &Paths, names: &dyn Names) -> LiveBlock {
     let stack = names.stack(known.group.stack);
     LiveBlock {
-        key: known.key.get(),
+        id: known.key.get(),
         device: known.device.ordinal,
         simulated: known.device.family == Family::Simulated,
         bytes: known.bytes,

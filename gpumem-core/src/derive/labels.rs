@@ -27,7 +27,7 @@ impl Default for Labels {
 
 impl Labels {
     /// How many there are, with some of blocks that are gone.
-    #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
+    #[expect(clippy::len_without_is_empty, reason = "nothing uses it")]
     pub fn len(&self) -> usize {
         self.by_key.len()
     }

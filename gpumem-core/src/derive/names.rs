@@ -32,7 +32,7 @@ impl Callsite {
         Some(Self { name: Some(name.into()), ..Self::default() })
     }
 
-    /// `src/main.rs:12`: nobody needs the column.
+    /// `src/main.rs:12`, without the column.
     pub fn place(&self) -> Option<String> {
         (!self.file.is_empty()).then(|| format!("{}:{}", self.file, self.line))
     }

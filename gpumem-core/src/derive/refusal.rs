@@ -11,7 +11,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub device: Device,
-    pub asked: Bytes,
+    pub requested: Bytes,
     pub kind: MemKind,
     pub stack: StackId,
     /// The scopes that the thread was in.
@@ -23,7 +23,7 @@ impl Refusal {
     pub fn report(&self, breakdown: Result<Breakdown>) -> OutOfMemory {
         OutOfMemory {
             device: self.device.ordinal,
-            asked: self.asked,
+            requested: self.requested,
             kind: self.kind,
             path: self.path.clone(),
             line: None,
@@ -34,7 +34,7 @@ impl Refusal {
         }
     }
 
-    /// All that can be known: what was live then, and what the driver said. It may read files.
+    /// The whole report: what was live then, and the reading of the driver. It may read files.
     pub fn resolved(
         &self,
         snapshot: &Snapshot,

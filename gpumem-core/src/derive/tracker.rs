@@ -6,7 +6,7 @@ use super::{LedgerView, Names, Paths, Stack};
 use crate::{
     ledger::{AllocGroup, KnownBlock},
     model::{Device, Label},
-    report::{Asked, Groups, Sort, What, place_of},
+    report::{AllocatedAt, Groups, Sort, What, place_of},
 };
 
 /// The blocks on a device that are live now. `labels` gives the label of each of the blocks that it is handed, if it has one.
@@ -26,9 +26,9 @@ pub fn tracked_groups(
         let what = match label {
             Some(label) => What::Labelled(label),
             // With no lock held: what a stack says is in files.
-            None => What::Asked(Arc::clone(known.entry((node, stack)).or_insert_with(|| {
+            None => What::Unlabelled(Arc::clone(known.entry((node, stack)).or_insert_with(|| {
                 let Stack { line, library, .. } = names.stack(stack);
-                Arc::new(Asked { path: paths.full_names_of(node), line, library })
+                Arc::new(AllocatedAt { path: paths.full_names_of(node), line, library })
             }))),
         };
         let sort = Sort { each: block.bytes, kind: place_of(kind), what };

@@ -55,10 +55,10 @@ impl fmt::Display for Kind {
                 Self::NoDispatch { detail } => write!(f, "{cupti}; and {NO_DISPATCH}: {detail}"),
                 _ => write!(f, "{cupti}; and {dispatch}"),
             },
-            Self::OtherSource { asked, using } => write!(
+            Self::OtherSource { requested, using } => write!(
                 f,
-                "cannot use the source `{asked}`: allocations are already intercepted through `{using}`; leave \
-                 the source out, or start the program with GPUMEM_SOURCE={asked}"
+                "cannot use the source `{requested}`: allocations are already intercepted through `{using}`; leave \
+                 the source out, or start the program with GPUMEM_SOURCE={requested}"
             ),
             Self::Busy { holder } => {
                 let holder = if holder.is_empty() { "another profiler" } else { holder };
@@ -89,9 +89,9 @@ impl fmt::Display for Kind {
             Self::NoThread { detail } => {
                 write!(f, "cannot start a thread: {detail}; raise the limit on threads (ulimit -u)")
             }
-            Self::SimulatedOutOfMemory { device, asked, free, total } => write!(
+            Self::SimulatedOutOfMemory { device, requested, free, total } => write!(
                 f,
-                "simulated device {device} is out of memory: asked for {asked}, {free} of {total} are free; free blocks \
+                "simulated device {device} is out of memory: {requested} were requested, {free} of {total} are free; free blocks \
                  or simulate a larger device"
             ),
             Self::SimulatedMisuse { device, detail } => write!(f, "simulated device {device}: {detail}"),

@@ -81,7 +81,7 @@ fn kinds() -> Vec<(Kind, Vec<&'static str>)> {
         (Kind::NoDispatch { detail: detail() }, vec!["unavailable", "unavailable gauge"]),
         (no_source(no_library()), vec!["unavailable", "missing library", "unavailable gauge"]),
         (no_source(busy()), vec!["busy", "unavailable gauge"]),
-        (Kind::OtherSource { asked: "cupti", using: "dispatch" }, vec!["unavailable", "other source"]),
+        (Kind::OtherSource { requested: "cupti", using: "dispatch" }, vec!["unavailable", "other source"]),
         (busy(), vec!["busy"]),
         (Kind::Forked, vec!["unavailable", "forked"]),
         (Kind::UnknownBlock { address: 16, why: None }, vec!["unknown block"]),
@@ -95,7 +95,7 @@ fn kinds() -> Vec<(Kind, Vec<&'static str>)> {
         (Kind::Recorded { message: detail() }, vec![]),
         (Kind::NoThread { detail: detail() }, vec![]),
         (
-            Kind::SimulatedOutOfMemory { device: 0, asked: detail(), free: detail(), total: detail() },
+            Kind::SimulatedOutOfMemory { device: 0, requested: detail(), free: detail(), total: detail() },
             vec!["out of memory"],
         ),
         (Kind::SimulatedMisuse { device: 0, detail: "misuse" }, vec![]),

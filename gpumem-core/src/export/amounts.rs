@@ -1,9 +1,9 @@
-//! A column of amounts in one unit.
+//! A column of amounts with one unit.
 
 const UNITS: [(&str, u32); 5] = [("B", 0), ("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)];
 
-/// How the amounts of one column are written: in one unit, with as many decimals as give the largest four significant digits, and
-/// none that are 0 in all of them.
+/// How the amounts of one column are written: in one unit, with so many decimals that the largest has four significant digits.
+/// Decimals that are 0 in all rows are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Amounts {
     pub(super) unit: &'static str,
@@ -15,7 +15,7 @@ impl Amounts {
     pub(super) fn of(bytes: impl IntoIterator<Item = i64>) -> Self {
         let bytes: Vec<i64> = bytes.into_iter().collect();
         let largest = bytes.iter().copied().map(i64::unsigned_abs).max().unwrap_or(0);
-        // 9,999 MiB is read more easily than 9.76 GiB, and compares with what else is said in MiB.
+        // 9,999 MiB can be compared with other amounts in MiB, 9.76 GiB cannot.
         let is_too_large = |shift: u32| shift >= 20 && largest >> shift >= 10_000;
         let fits = |(_, shift): &(&str, u32)| largest >> shift >= 1 && (*shift <= 20 || is_too_large(shift - 10));
         let (unit, shift) = UNITS.into_iter().rev().find(fits).unwrap_or(("MiB", 20));
@@ -34,7 +34,7 @@ impl Amounts {
         Self { unit, shift, decimals }
     }
 
-    /// What is not 0 does not become 0: it is less than the last digit.
+    /// An amount that is not 0 is not shown as 0, but as less than the last digit.
     pub(super) fn show(self, bytes: i64) -> String {
         if bytes == 0 {
             return "0".to_owned();

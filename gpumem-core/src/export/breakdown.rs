@@ -1,4 +1,4 @@
-//! Where a device's memory is, as a table.
+//! The parts of a device's memory, as a table.
 
 use std::fmt;
 
@@ -10,10 +10,10 @@ use super::{
 };
 use crate::report::{Breakdown, Part, PartKind};
 
-/// So many scopes, libraries and other parts of this process have a row.
+/// The most rows for scopes, libraries and other parts of this process.
 const MOST: usize = 20;
 
-/// A tree, the largest first. A row has what the rows inside of it have, and what is its own.
+/// A tree, the largest first. A row has the sum of the rows inside of it and its own memory.
 impl fmt::Display for Breakdown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.show(f, Paint::Plain)
@@ -70,7 +70,7 @@ impl Breakdown {
     }
 }
 
-/// Rows with how much each is, how many blocks, and a bar.
+/// Rows with a size, a number of blocks, and a bar.
 pub(super) fn table(what: &str, rows: &[Row]) -> Table {
     let amounts = Amounts::of(rows.iter().map(|row| row.bytes));
     let has_blocks = rows.iter().any(|row| row.blocks > 0);
@@ -166,7 +166,7 @@ device 0 (NVIDIA H200): 2 GiB of 16 GiB in use, 14 GiB free
         let known = known();
         let memory = known.memory;
         assert_eq!(sum(&Breakdown::of(&known)), memory.used);
-        // What the driver does not report is not guessed.
+        // If the driver does not report a figure, none is shown.
         for processes in
             [None, Some(vec![]), Some(vec![process(7, None)]), Some(vec![process(1, None), process(7, Some(1000))])]
         {
@@ -174,7 +174,7 @@ device 0 (NVIDIA H200): 2 GiB of 16 GiB in use, 14 GiB free
             assert_eq!(sum(&breakdown), memory.used);
             assert!(breakdown.parts.iter().all(|part| part.kind != PartKind::Others), "{breakdown}");
         }
-        // Readings of different moments may be more than there is.
+        // Readings of different moments may add up to more than the device has.
         let less = GpuMemory { used: Bytes::mib(1010), ..memory };
         assert_eq!(sum(&Breakdown::of(&Known { memory: less, ..known })), less.used);
     }

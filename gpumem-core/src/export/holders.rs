@@ -1,4 +1,4 @@
-//! Who holds memory: when an allocation is refused, at a peak, and at the end.
+//! What holds memory: when an allocation is refused, at a peak, and at the end of the process.
 
 use std::fmt;
 
@@ -14,12 +14,12 @@ use crate::{
     report::{Leaks, LiveBlock, OutOfMemory, PartKind, PeakHolder, PeakHolders, Place, counted, path_in_words},
 };
 
-/// So many rows of a peak are shown.
+/// The most rows of a peak.
 const MOST_AT_PEAK: usize = 24;
-/// So many places are shown.
+/// The most places that are listed.
 const MOST_PLACES: usize = 20;
 
-/// Several lines: what was requested, where the memory is, who holds it.
+/// Several lines: the request, the parts of the device's memory, and what holds it.
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.show(f, Paint::Plain)
@@ -28,8 +28,8 @@ impl fmt::Display for OutOfMemory {
 
 impl Show for OutOfMemory {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
-        let Self { device, asked, kind, path, line, breakdown, scopes, places, peak } = self;
-        let title = format_args!("device {device} is out of memory: {asked} ({kind}) were requested");
+        let Self { device, requested, kind, path, line, breakdown, scopes, places, peak } = self;
+        let title = format_args!("device {device} is out of memory: {requested} ({kind}) were requested");
         write!(f, "{}", paint.on(Role::Alarm, title))?;
         if let Some(line) = line {
             write!(f, "\n  at {}", shortened(line, 75))?;
@@ -46,7 +46,7 @@ impl Show for OutOfMemory {
             }
             Err(why) => write!(f, "\nwhere the memory is cannot be read: {why}")?,
         }
-        // Scopes without the libraries' blocks are in the breakdown.
+        // The breakdown has the scopes already, without the blocks of libraries.
         let has_them =
             breakdown.as_ref().is_ok_and(|breakdown| breakdown.parts.iter().all(|part| part.kind != PartKind::Library));
         if !has_them && !scopes.is_empty() {
@@ -58,7 +58,7 @@ impl Show for OutOfMemory {
             table("place", &rows(places)).show(f, paint)?;
         }
         match peak {
-            // Else that is what is in use now.
+            // A peak that equals what is in use now would say nothing new.
             Some(peak) if peak.bytes > places.iter().map(|place| place.bytes).sum::<Bytes>() => {
                 f.write_str("\n")?;
                 peak.show(f, paint)
@@ -153,7 +153,7 @@ impl Show for Leaks {
 
 impl Leaks {
     fn rows(&self) -> Vec<Row> {
-        // One is not worth a row that stands for it.
+        // If only one is left, its own row takes no more room than the shared row.
         let most = if self.places.len() > MOST_PLACES + 1 { MOST_PLACES } else { self.places.len() };
         let (shown, rest) = self.places.split_at(most);
         let mut rows = rows(shown);
@@ -275,7 +275,7 @@ device 0: the peak was 641 MiB over the start
 
     fn block(mib: u64, line: &str) -> LiveBlock {
         LiveBlock {
-            key: mib,
+            id: mib,
             device: 0,
             simulated: false,
             bytes: Bytes::mib(mib),
@@ -322,7 +322,7 @@ device 0: the peak was 641 MiB over the start
         let blocks = [block(512, "src/a.rs:1"), block(512, "src/a.rs:1")];
         let oom = OutOfMemory {
             device: 0,
-            asked: Bytes::gib(75),
+            requested: Bytes::gib(75),
             kind: MemKind::Device,
             path: vec!["train".to_owned()],
             line: Some("src/a.rs:9:1".to_owned()),
@@ -348,7 +348,7 @@ device 0: the peak was 1.00 GiB over the start
 ";
         assert!(text.contains(places), "{text}");
         assert!(!text.ends_with('\n'));
-        // What is in use now is the peak.
+        // The peak is what is in use now.
         let now =
             OutOfMemory { peak: oom.peak.clone().map(|peak| PeakHolders { bytes: Bytes::gib(1), ..peak }), ..oom };
         assert!(!now.to_string().contains("the peak was"), "{now}");

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::report::{KindStats, MemoryStats, MemorySummary, ReservedStats, Tally};
 
-/// PyTorch's table, under lines that say how far it can be trusted.
+/// PyTorch's table, below lines that say how accurate it is.
 impl fmt::Display for MemorySummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.show(f, Paint::Plain)
@@ -19,13 +19,13 @@ impl Show for MemorySummary {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let MemoryStats { device, simulated, intercepted_by, since, untracked, lost, reserved, .. } = &self.stats;
         let simulated = if *simulated { "simulated " } else { "" };
-        // What is older than the session is in no figure, so that its free changes none.
+        // Blocks that are older than the session are in no figure, so their frees change none.
         let exact = if *lost == 0 { "exact" } else { "not exact" };
         let since = since.as_secs_f64();
         let title =
             format_args!("GPU memory of this process, {simulated}device {device}: {exact}, counted for {since:.1} s");
         writeln!(f, "{}", paint.on(Role::Heading, title))?;
-        // The folder of a library may be longer than a line.
+        // The path of a library may be longer than a line.
         let intercepted_by = intercepted_by.rsplit('/').next().unwrap_or_default();
         writeln!(f, "(intercepted by {intercepted_by}; {untracked} untracked frees, {lost} lost events)")?;
         table(&self.stats).show(f, paint)?;
@@ -86,7 +86,7 @@ fn reserved(reserved: Option<&ReservedStats>) -> [String; 4] {
     [current, peak, "-".to_owned(), "-".to_owned()]
 }
 
-/// PyTorch's names, one a line; what the driver does not tell has none.
+/// PyTorch's names, one on each line. Figures that the driver does not report are left out.
 impl fmt::Display for MemoryStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let named = self.named();

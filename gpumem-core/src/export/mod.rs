@@ -1,4 +1,4 @@
-//! Writers of reports, one topic a file. They only write: what is said is settled before.
+//! Writers of reports, one topic in each file. They only write: all figures are derived before.
 
 mod amounts;
 mod breakdown;
@@ -22,12 +22,12 @@ pub use self::{
 };
 use crate::report::Output;
 
-/// How output is written.
+/// The form in which output is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// For people.
+    /// Text for people.
     Text,
-    /// A JSON object a line.
+    /// A JSON object on each line.
     #[cfg(feature = "json")]
     Json,
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use super::paint::{InPaint, Paint, Role, Show};
 use crate::report::{Content, Output, Peaks};
 
-/// Without a line break at the end.
+/// The text has no line break at the end.
 pub(super) fn text(output: &Output, paint: Paint) -> String {
     InPaint(output, paint).to_string()
 }

@@ -1,4 +1,4 @@
-//! Colours, for whoever writes to a terminal. `Display` of a report uses none.
+//! Colours for terminals. `Display` of a report uses none.
 
 use std::fmt;
 
@@ -7,20 +7,20 @@ use anstyle::{AnsiColor, Style};
 /// Whether text is coloured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Paint {
-    /// Text as it is.
+    /// Text without escape codes.
     #[default]
     Plain,
-    /// With the escape codes of ANSI terminals.
+    /// Text with the escape codes of ANSI terminals.
     Ansi,
 }
 
-/// What a piece of text is, which decides its colour.
+/// The role of a piece of text. It decides the colour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Role {
     #[default]
     Text,
     Heading,
-    /// What the eye should pass over: rules, units, callers.
+    /// Less important text: rules, units, callers.
     Faint,
     Bar,
     More,
@@ -61,12 +61,12 @@ impl<T: fmt::Display> fmt::Display for Painted<T> {
     }
 }
 
-/// Text that can be written with and without colours. What `Display` writes is the same as [`Paint::Plain`].
+/// Text that can be written with and without colours. `Display` writes the same as [`Paint::Plain`].
 pub(super) trait Show {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result;
 }
 
-/// Shows something in this paint.
+/// Writes a value with or without colours.
 pub(super) struct InPaint<'a, T: ?Sized>(pub(super) &'a T, pub(super) Paint);
 
 impl<T: Show + ?Sized> fmt::Display for InPaint<'_, T> {

@@ -1,4 +1,4 @@
-//! Where output goes, and in which form.
+//! Where gpumem prints, and in which form.
 
 use std::{
     fmt,
@@ -11,11 +11,11 @@ use std::{
 use super::Form;
 use crate::report::Output;
 
-/// Where everything goes that gpumem prints: reports of traces, points of trackers, memory that ran out, leaks, peaks, skipped
-/// budgets, notices. The environment variable `GPUMEM_REPORT` (`stdout`, `stderr`, `file:PATH`, `json`, `json:PATH` or `off`) sets
-/// it from outside, `gpumem::sink::set_sink` from inside.
+/// Where gpumem prints everything: reports of traces, points of trackers, memory that ran out, leaks, peaks, budgets that were not
+/// checked, notices. The environment variable `GPUMEM_REPORT` (`stdout`, `stderr`, `file:PATH`, `json`, `json:PATH` or `off`) sets
+/// it for a whole program, `gpumem::sink::set_sink` sets it from code.
 ///
-/// As [`FromStr`] it is read as that variable is.
+/// [`FromStr`] reads the same values as the variable.
 ///
 /// ```
 /// use gpumem::sink::{Sink, set_sink};
@@ -41,15 +41,15 @@ pub enum Sink {
     /// Everything as JSON objects at the end of a file, one a line.
     #[cfg(feature = "json")]
     JsonFile(PathBuf),
-    /// Nothing, nowhere.
+    /// Prints nothing.
     Off,
-    /// Everything to a function; see [`Sink::custom`]. Its panics are caught.
+    /// Passes everything to a function; see [`Sink::custom`]. Its panics are caught.
     Custom(Arc<dyn Fn(&Output) + Send + Sync + RefUnwindSafe>),
 }
 
 impl Sink {
-    /// Hands each [`Output`] to a function, on the thread that makes it. A panic that unwinds from it is caught, since it may
-    /// run in the drop of a guard. What is made inside of it goes nowhere, but for notices, which go to stderr.
+    /// Passes each [`Output`] to a function, on the thread that makes it. A panic that unwinds from it is caught, since it may
+    /// run in the drop of a guard. Output that is made inside of it is dropped, except notices, which go to stderr.
     ///
     /// ```
     /// use gpumem::sink::{Content, Sink, set_sink};
@@ -68,7 +68,7 @@ impl Sink {
         }))
     }
 
-    /// What is written there.
+    /// The form that is written there.
     #[doc(hidden)]
     #[doc(hidden)]
     pub fn form(&self) -> Form {
@@ -80,7 +80,7 @@ impl Sink {
     }
 }
 
-/// As in `GPUMEM_REPORT`.
+/// The value of `GPUMEM_REPORT` that stands for this sink.
 impl fmt::Display for Sink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -103,7 +103,7 @@ impl fmt::Debug for Sink {
     }
 }
 
-/// A text that names no [`Sink`].
+/// The error for a text that names no [`Sink`].
 ///
 /// ```
 /// let error = "printer".parse::<gpumem::sink::Sink>().unwrap_err();

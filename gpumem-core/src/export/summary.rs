@@ -1,4 +1,4 @@
-//! What each scope holds, as a table.
+//! The memory of each scope, as a table.
 
 use std::fmt;
 
@@ -60,7 +60,7 @@ fn table(scopes: &[ScopeSummary]) -> Table {
         let figures: Vec<_> = figures.iter().map(|(_, figure)| *figure).collect();
         Amounts::of(scopes.iter().flat_map(|scope| figures.iter().map(|figure| signed(figure(scope)))))
     };
-    // In one unit, since they are compared; what was allocated in all may be far more.
+    // Amounts that are compared share one unit. The sum of all allocations may be far larger, so it has its own.
     let amounts = all(&in_use);
     let total: (&str, Figure) = ("total", |scope| scope.allocated);
     let figures: Vec<_> = in_use.map(|figure| (figure, amounts)).into_iter().chain([(total, all(&[total]))]).collect();
@@ -77,7 +77,7 @@ fn table(scopes: &[ScopeSummary]) -> Table {
             around.pop();
         }
         let is_whole = scope.path.is_empty();
-        // What has no row of its own stands before the name: no scope is without the scopes around it.
+        // Scopes around it that have no row of their own are written before its name.
         let own = &scope.path[around.last().map_or(0, |outer| outer.len())..];
         let name = if is_whole { "(whole process)".to_owned() } else { own.join(" > ") };
         let calls = if is_whole { String::new() } else { scope.calls.to_string() };

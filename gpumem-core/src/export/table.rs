@@ -1,4 +1,4 @@
-//! Columns of text within 80 columns.
+//! Tables of at most 80 columns of text.
 
 use std::fmt::{self, Write};
 
@@ -11,23 +11,23 @@ use super::{
 };
 
 pub(super) const WIDTH: usize = 80;
-/// How many columns a bar has.
+/// The width of a bar.
 const BAR: usize = 8;
-/// What is left of a name at least.
+/// The least width of a name that is cut.
 const LEAST: usize = 12;
 
-/// How the texts of a column stand in it.
+/// The alignment of a column, and how a text that is too long is cut.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fit {
     Right,
     Left,
-    /// On the left; a text that is too long loses its beginning.
+    /// On the left. A text that is too long is cut at its beginning.
     LeftCutFront,
-    /// On the left; a text that is too long loses its end.
+    /// On the left. A text that is too long is cut at its end.
     LeftCutEnd,
 }
 
-/// A heading and rows; the one column that may be cut has what the others leave.
+/// A heading and rows. One column may be cut: it gets the width that the others leave.
 pub(super) struct Table {
     columns: Vec<Column>,
     lines: Vec<TableLine>,
@@ -35,14 +35,14 @@ pub(super) struct Table {
 
 struct Column {
     name: String,
-    /// Of a column of amounts, unless it is the name.
+    /// The unit of a column of amounts, unless it is in the name.
     unit: &'static str,
     fit: Fit,
 }
 
 enum TableLine {
     Row(Vec<Cell>),
-    /// A text across all columns, behind so many spaces.
+    /// A text across all columns, after so many spaces.
     Note(usize, String),
 }
 
@@ -54,12 +54,12 @@ pub(super) struct Cell {
 }
 
 impl Cell {
-    /// A text inside so many others.
+    /// A text that is indented by its depth.
     pub(super) fn nested(depth: usize, text: &str) -> Self {
         Self { indent: 2 * depth, ..Self::from(text) }
     }
 
-    /// How much `part` is of `whole`, in eighths of a column.
+    /// The share of `part` in `whole`, in eighths of a column.
     pub(super) fn bar(part: i64, whole: i64) -> Self {
         const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
         let (part, whole) = (i128::from(part.max(0)), i128::from(whole.max(1)));
@@ -94,7 +94,7 @@ impl Table {
         self
     }
 
-    /// A column of amounts, whose unit is named below its name, or is the name of a column without one.
+    /// A column of amounts. Its unit is below its name; without a name, the unit is the heading.
     pub(super) fn amounts(mut self, name: &str, amounts: Amounts) -> Self {
         let (name, unit) = if name.is_empty() { (amounts.unit, "") } else { (name, amounts.unit) };
         self.columns.push(Column { name: name.to_owned(), unit, fit: Fit::Right });
@@ -105,12 +105,12 @@ impl Table {
         self.lines.push(TableLine::Row(cells.into_iter().collect()));
     }
 
-    /// A line below the last row, as far to the right as what is inside of it.
+    /// A line below the last row, indented like the rows inside of it.
     pub(super) fn note(&mut self, depth: usize, text: &str) {
         self.lines.push(TableLine::Note(1 + 2 * depth, text.to_owned()));
     }
 
-    /// How wide each column is; the one that may be cut is as wide as there is room for.
+    /// The width of each column. The one that may be cut gets the room that is left.
     fn widths(&self) -> Vec<usize> {
         let rows =
             || self.lines.iter().filter_map(|line| if let TableLine::Row(cells) = line { Some(cells) } else { None });
@@ -132,7 +132,7 @@ impl Table {
         widths
     }
 
-    /// The lines, without a break after the last one.
+    /// The lines, without a line break after the last one.
     pub(super) fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let widths = self.widths();
         let heading = |text: fn(&Column) -> &str, role: Role| {
@@ -162,7 +162,7 @@ impl Table {
         let mut line = String::new();
         for (at, Cell { indent, text, role }) in cells.iter().enumerate().take(last) {
             let fit = self.columns[at].fit;
-            // What is nested too deep for the column stands where its last name would.
+            // A text that is nested too deep for the column begins where there is still room for its last name.
             let indent = (*indent).min(widths[at].saturating_sub(LEAST));
             let room = widths[at] - indent;
             let text = match fit {
@@ -179,7 +179,7 @@ impl Table {
     }
 }
 
-/// At most so many columns: of a longer name the end is kept, which says most.
+/// At most so many columns. Of a longer name the end is kept, because it says most.
 pub(super) fn shortened(name: &str, most: usize) -> String {
     let name = one_line(name);
     if name.width() <= most {
@@ -189,7 +189,7 @@ pub(super) fn shortened(name: &str, most: usize) -> String {
     format!("…{}", &name[end..])
 }
 
-/// At most so many columns: of a longer text the beginning is kept.
+/// At most so many columns. Of a longer text the beginning is kept.
 fn cut(text: &str, most: usize) -> String {
     if text.width() <= most {
         return text.to_owned();
@@ -198,7 +198,7 @@ fn cut(text: &str, most: usize) -> String {
     format!("{}…", text[..end].trim_end())
 }
 
-/// The characters that fit beside `…`.
+/// The characters that fit together with `…`.
 fn fitting(chars: impl Iterator<Item = (usize, char)>, most: usize) -> impl Iterator<Item = (usize, char)> {
     let mut room = most.saturating_sub(1);
     chars.take_while(move |(_, c)| {

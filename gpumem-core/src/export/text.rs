@@ -21,7 +21,7 @@ impl Show for Report {
     }
 }
 
-/// In the order of the source. The bars compare how much each statement needed.
+/// One row for each statement, in the order of the source. The bars compare how much each statement needed.
 fn statements(lines: &[Line]) -> Table {
     type Figure = (&'static str, fn(&Line) -> i64);
     let figures: [Figure; 3] = [
@@ -30,7 +30,7 @@ fn statements(lines: &[Line]) -> Table {
         ("total", |line| line.total.get()),
     ];
     let is_measured = |line: &&Line| line.trace.is_measured();
-    // In one unit, since they are compared.
+    // All amounts have one unit, so that they can be compared.
     let all: Vec<_> =
         lines.iter().filter(is_measured).flat_map(|line| figures.map(|(_, figure)| figure(line))).collect();
     let amounts = Amounts::of(all);
@@ -65,25 +65,25 @@ impl fmt::Display for Report {
         write!(f, "\u{25b3}Used Peaked MB: {used:>6} {peaked:>6}")?;
         match (self.ctx.as_deref().map(one_line), self.subctx.as_deref().map(one_line)) {
             (None, None) => {}
-            (Some(word), None) | (None, Some(word)) => write!(f, " ({word})")?,
+            (Some(name), None) | (None, Some(name)) => write!(f, " ({name})")?,
             (Some(ctx), Some(subctx)) => write!(f, " ({ctx}: {subctx})")?,
         }
         if trace.overlapped { f.write_str(" [overlaps other threads]") } else { Ok(()) }
     }
 }
 
-/// A report is a line, whatever it is called: line breaks and terminal controls are shown, not done.
-pub(super) fn one_line(word: &str) -> Cow<'_, str> {
-    // Controls, line and paragraph separators, and all that has to do with the direction of text (Unicode's `Bidi_Control`).
+/// A report is one line, whatever its name has: line breaks and control characters are written as escapes.
+pub(super) fn one_line(text: &str) -> Cow<'_, str> {
+    // Control characters, line and paragraph separators, and characters that change the direction of text (`Bidi_Control`).
     let acts = |c: char| {
         c.is_control()
             || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
-    if !word.contains(acts) {
-        return Cow::Borrowed(word);
+    if !text.contains(acts) {
+        return Cow::Borrowed(text);
     }
     let shown = |c: char| if acts(c) { c.escape_default().to_string() } else { c.to_string() };
-    Cow::Owned(word.chars().map(shown).collect())
+    Cow::Owned(text.chars().map(shown).collect())
 }
 
 /// Commas between thousands, as Python's `,` format does.

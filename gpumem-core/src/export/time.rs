@@ -1,4 +1,4 @@
-//! Moments, as text. In UTC: std does not know time zones.
+//! Times as text. They are in UTC, because std does not know time zones.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

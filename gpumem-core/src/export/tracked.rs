@@ -1,4 +1,4 @@
-//! What `gpumem::tracker::MemTracker` prints, in 80 columns.
+//! The text that `gpumem::tracker::MemTracker` prints, in 80 columns.
 
 use std::{borrow::Cow, fmt};
 
@@ -16,14 +16,14 @@ use crate::{
     report::{Change, Tracked, path_in_words},
 };
 
-/// What a group's type and shape have at most.
+/// The most columns of a label's type and shape.
 const MOST: usize = 36;
-/// What the last column has at least.
+/// The least width of the last column.
 const LEAST: usize = 16;
-/// Of more lines than these, in each direction, the smallest are summed up.
+/// The most lines for blocks that came, and for blocks that went. If there are more, the smallest share one line.
 const MOST_LINES: usize = 30;
 
-/// A line with the time, the place and what is in use; below it the blocks that came and went.
+/// A line with the time, the place and the memory in use; below it the blocks that came and went.
 impl fmt::Display for Tracked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.show(f, Paint::Plain)
@@ -32,13 +32,13 @@ impl fmt::Display for Tracked {
 
 impl Show for Tracked {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
-        let word = self.word.as_deref().map(|word| format!(" ({})", one_line(word))).unwrap_or_default();
+        let ctx = self.ctx.as_deref().map(|ctx| format!(" ({})", one_line(ctx))).unwrap_or_default();
         let used = self.used.map_or_else(|| "?".to_owned(), |used| used.to_string());
         let live = self.live.map(|live| format!(", {live} live")).unwrap_or_default();
         let amounts = format!("device {}: {used} used{live}", self.device);
         let time = clock(self.time);
         let room = WIDTH.saturating_sub(time.len() + amounts.len() + "   ".len());
-        let at = without_folders(&format!("{}{word}", one_line(&self.at.to_string())), room.max(LEAST));
+        let at = without_folders(&format!("{}{ctx}", one_line(&self.at.to_string())), room.max(LEAST));
         write!(f, "{}", paint.on(Role::Heading, format_args!("{time} {at}  {amounts}")))?;
         if self.is_first {
             write!(f, "\n  {}", paint.on(Role::Faint, "the first call: blocks from before the tracing are not known"))?;
@@ -82,7 +82,7 @@ fn table(changes: &[Change]) -> Table {
 /// The text of one change, or of the smallest ones together.
 struct ChangeRow<'a> {
     is_less: bool,
-    /// Without its sign.
+    /// Without a sign.
     total: i64,
     blocks: String,
     /// Type and shape of a label, and the kind of memory that is not on the device.
@@ -92,7 +92,7 @@ struct ChangeRow<'a> {
 
 impl<'a> ChangeRow<'a> {
     fn of(changes: &'a [Change]) -> impl Iterator<Item = Self> {
-        // One is not worth a line that stands for it.
+        // If only one is left, its own line takes no more room than the shared line.
         let shown = if changes.len() > MOST_LINES + 1 { MOST_LINES } else { changes.len() };
         let (shown, rest) = changes.split_at(shown);
         let rest = (!rest.is_empty()).then(|| Self {
@@ -119,7 +119,7 @@ impl<'a> ChangeRow<'a> {
         }
     }
 
-    /// The names, or where they were allocated, as much of it as there is room for.
+    /// The names, or where the blocks were allocated, cut to the room that is left.
     fn place(&self, room: usize) -> String {
         let Some(change) = self.change else { return String::new() };
         if change.dtype.is_some() {
@@ -136,7 +136,7 @@ impl<'a> ChangeRow<'a> {
     }
 }
 
-/// A place without its first folders, as many as do not fit.
+/// A place without the first folders, if it does not fit.
 fn without_folders(place: &str, room: usize) -> String {
     if place.width() <= room {
         return place.to_owned();
@@ -149,7 +149,7 @@ fn size(change: &Change) -> i64 {
     change.total().get().saturating_abs()
 }
 
-/// `a, 2 × b and 5 more`; of the first one at least the end.
+/// `a, 2 × b and 5 more`. If there is no room, only the end of the first name is shown.
 fn names_in(names: &[(String, u64)], count: u64, room: usize) -> String {
     if let [(name, _)] = names {
         return shortened(name, room);
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn the_header_is_one_line_with_time_and_place() {
         check(&tracked(vec![]), "13:59:03Z src/train.rs:42 (train::step)  device 1: 538 MiB used, 63 MiB live");
-        let unknown = Tracked { used: None, live: None, changes: None, word: None, ..tracked(vec![]) };
+        let unknown = Tracked { used: None, live: None, changes: None, ctx: None, ..tracked(vec![]) };
         check(&unknown, "13:59:03Z src/train.rs:42  device 1: ? used");
         check(
             &Tracked { is_first: true, ..unknown },

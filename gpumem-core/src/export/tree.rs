@@ -1,10 +1,10 @@
-//! Scopes inside scopes, and what each holds, as rows from the largest to the smallest.
+//! Nested scopes and their memory, as rows from the largest to the smallest.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use crate::model::Bytes;
 
-/// What is to be shown as a tree. Each row has what the rows inside of it have, and its own.
+/// A tree of rows. A row has the sum of the rows inside of it and its own memory.
 #[derive(Default)]
 pub(super) struct Tree {
     nodes: Vec<Node>,
@@ -18,16 +18,16 @@ struct Node {
     blocks: u64,
     note: Option<String>,
     inside: Vec<usize>,
-    /// It is shown.
+    /// Whether it has a row.
     is_kept: bool,
 }
 
-/// What stands in one scope or beside all of them: a line, a library, what the driver keeps.
+/// A row inside a scope or beside all scopes: a line, a library, memory that the driver keeps.
 pub(super) struct Leaf {
     pub(super) name: String,
     pub(super) bytes: i64,
     pub(super) blocks: u64,
-    /// Who called the line.
+    /// The line that called the function of the line.
     pub(super) note: Option<String>,
 }
 
@@ -37,20 +37,20 @@ pub(super) struct Row {
     pub(super) depth: usize,
     pub(super) name: String,
     pub(super) bytes: i64,
-    /// 0 where that says nothing.
+    /// 0 if there is no such number.
     pub(super) blocks: u64,
-    /// How large each block is, if all are of one size.
+    /// The size of each block, if all have one size.
     pub(super) each: Option<Bytes>,
     pub(super) note: Option<String>,
 }
 
 impl Tree {
     pub(super) fn new() -> Self {
-        // The root, which is no row.
+        // The root. It has no row.
         Self { nodes: vec![Node::default()] }
     }
 
-    /// The scope with this path, and how much it has without the scopes inside of it.
+    /// Adds memory of the scope with this path, without the scopes inside of it.
     pub(super) fn scope(&mut self, path: &[String], bytes: i64, blocks: u64) -> usize {
         let mut at = 0;
         self.add(at, bytes, blocks);
@@ -63,7 +63,7 @@ impl Tree {
         at
     }
 
-    /// A row of its own inside a scope, or with an empty path beside all scopes.
+    /// Adds a row inside a scope, or, with an empty path, beside all scopes.
     pub(super) fn leaf(&mut self, path: &[String], leaf: Leaf) {
         let Leaf { name, bytes, blocks, note } = leaf;
         let scope = self.scope(path, bytes, blocks);
@@ -83,8 +83,8 @@ impl Tree {
         at
     }
 
-    /// The rows, the largest first. Of very many the largest `most` are shown, each below what it is inside of, and the others of
-    /// each scope are one row: what is inside a row still adds up to it.
+    /// The rows, the largest first. If there are more than `most`, the others of each scope share one row, so the rows inside a row
+    /// still add up to it.
     pub(super) fn rows(mut self, most: usize) -> Vec<Row> {
         let mut largest = BinaryHeap::from([(u64::MAX, Reverse(0))]);
         let mut left = most + 1;
@@ -101,7 +101,7 @@ impl Tree {
     fn collect(&self, outer: usize, depth: usize, rows: &mut Vec<Row>) {
         let mut inside: Vec<_> = self.nodes[outer].inside.iter().map(|at| (*at, &self.nodes[*at])).collect();
         inside.sort_by_key(|(_, node)| Reverse(node.bytes));
-        // One is not worth a row that stands for it.
+        // If only one is left, its own row takes no more room than the shared row.
         let keeps_all = inside.iter().filter(|(_, node)| !node.is_kept).count() <= 1;
         let (kept, rest): (Vec<_>, Vec<_>) = inside.into_iter().partition(|(_, node)| node.is_kept || keeps_all);
         for (at, Node { name, bytes, blocks, note, .. }) in kept {
@@ -150,7 +150,7 @@ mod tests {
         let scopes: Vec<_> = (1..=9).map(|at| (format!("a/{at}"), at)).chain([("b/x".to_owned(), 100)]).collect();
         let scopes: Vec<_> = scopes.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect();
         assert_eq!(rows(&scopes, 4), ["b 100", " x 100", "a 45", " 9 9", " (8 more scopes) 36"]);
-        // Eight fit, and the one that is left is shown itself.
+        // Eight fit. Only one is left, so it has its own row.
         assert_eq!(rows(&scopes, 11).len(), 12);
     }
 

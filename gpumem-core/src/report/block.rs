@@ -4,41 +4,41 @@ use std::time::Duration;
 
 use crate::model::{Bytes, MemKind};
 
-/// An allocation that is still there, and where it comes from.
+/// An allocation that is not freed yet, and where it was made.
 ///
 /// Example: see `gpumem::GpuMemTrace::live`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LiveBlock {
-    /// Its own among the live blocks of the process: the address, and for arrays, handles of `cuMemCreate` and registered
-    /// memory a number above all addresses.
-    pub key: u64,
+    /// No other live block of the process has this number. It is the address; for arrays, handles of `cuMemCreate` and registered
+    /// memory it is a number above all addresses.
+    pub id: u64,
     /// The CUDA ordinal of the device.
     pub device: u32,
     /// The device is a simulated one.
     pub simulated: bool,
-    /// How much was asked for.
+    /// The requested size.
     pub bytes: Bytes,
-    /// What sort of memory it is.
+    /// The kind of memory.
     pub kind: MemKind,
-    /// The path of scopes that it was allocated in, the outermost first. Empty: outside of all scopes.
+    /// The path of scopes in which it was allocated, the outermost first. Empty: outside of all scopes.
     pub path: Vec<String>,
     /// Where the innermost of them was opened, such as `src/train.rs:12`.
     pub scope_place: Option<String>,
-    /// The line that asked for it, such as `src/train.rs:15`. `None` where its stack was not taken down: blocks below 1 MiB,
-    /// unless `GPUMEM_BACKTRACE=1` is set.
+    /// The line of the program that allocated it, such as `src/train.rs:15`. `None` if its stack was not recorded: blocks below
+    /// 1 MiB, unless `GPUMEM_BACKTRACE=1` is set.
     pub line: Option<String>,
-    /// The line that called that one's function: programs allocate through functions of their own.
+    /// The line that called the function of `line`: programs allocate through functions of their own.
     pub caller: Option<String>,
-    /// The library that asked for it by itself (cuBLAS, cuDNN, NCCL…). `None`: the program, or nobody knows.
+    /// The library that allocated it for itself (cuBLAS, cuDNN, NCCL…). `None`: the program allocated it, or the stack is not known.
     pub library: Option<String>,
-    /// The functions that it was asked for in, the innermost first, with their lines. Empty where `line` is not known.
+    /// The functions that allocated it, the innermost first, with their lines. Empty if `line` is not known.
     pub backtrace: Vec<String>,
-    /// The thread that allocated it, or on whose behalf that was, by a number of this crate.
+    /// Its owner thread: the thread that allocated it, or in whose scope that thread was. A number of this crate, from 1 on.
     pub thread: u32,
-    /// When, since the first trace. To a tenth of a second; stream-ordered memory may be older than this says by the
-    /// time since the event before it.
+    /// When it was allocated, since the first trace, to a tenth of a second. Stream-ordered memory has the time of an earlier event,
+    /// because the clock is not read for it.
     pub time: Duration,
 }
 
@@ -48,13 +48,13 @@ pub fn counted(count: impl Into<i128>, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
-/// Where something was asked for, in words: the line, else the scope.
+/// Where something was allocated, as text: the line, else the scope.
 pub fn place_in_words(line: Option<&str>, scope_place: Option<&str>) -> Option<String> {
     line.map(str::to_owned).or_else(|| scope_place.map(|place| format!("scope of {place}")))
 }
 
 impl LiveBlock {
-    /// Where it was asked for: the line, else where its scope was opened.
+    /// Where it was allocated: the line, else where its scope was opened.
     ///
     /// Example: see `gpumem::GpuMemTrace::live`.
     pub fn place(&self) -> Option<&str> {

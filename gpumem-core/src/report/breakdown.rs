@@ -1,12 +1,13 @@
-//! What a device's used memory is made of. Derived from readings and from what is live, never measured here.
+//! The parts of a device's used memory. They are derived from readings and from live blocks; nothing is measured here.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
 use crate::model::{Bytes, GpuMemory, GpuProcess, PoolUsage};
 
-/// Where a device's memory went: the answer of `gpumem::breakdown`.
+/// The parts of a device's used memory, which `gpumem::breakdown` returns.
 ///
-/// The parts add up to what the driver reports as used, always: what cannot be told apart is a part, and named so.
+/// The parts always add up to what the driver reports as used: memory that cannot be attributed is a part of its own, whose name
+/// says so.
 /// `Display` is a table of at most 80 columns.
 ///
 /// Example: see `gpumem::breakdown`.
@@ -22,7 +23,7 @@ pub struct Breakdown {
     pub simulated: bool,
     /// The reading that the parts add up to.
     pub memory: GpuMemory,
-    /// First other processes, then this one, then what is nobody's.
+    /// First other processes, then this process, then memory that cannot be attributed to a process.
     pub parts: Vec<Part>,
 }
 
@@ -44,19 +45,19 @@ pub struct Breakdown {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Part {
-    /// What sort of part.
+    /// What holds it.
     pub kind: PartKind,
-    /// Attribution, in words: the path of scopes, the library, what the driver keeps it for.
+    /// What holds it, as text: the path of scopes, the library, or what the driver uses it for.
     pub name: String,
     /// Of [`PartKind::Scope`]: the path of scopes. Empty: outside of all scopes.
     pub path: Vec<String>,
-    /// How much.
+    /// Its size.
     pub bytes: Bytes,
-    /// How many allocations, or processes; 0 where that says nothing.
+    /// The number of allocations, or of processes; 0 if there is no such number.
     pub count: u64,
 }
 
-/// A sort of part of a device's used memory.
+/// What holds a part of a device's used memory.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -77,47 +78,47 @@ pub enum PartKind {
     Scope,
     /// This process: live allocations that a library made for itself (cuBLAS, cuDNN, NCCL…).
     Library,
-    /// This process: what the stream-ordered pool holds and nobody uses.
-    /// `gpumem::torch::empty_cache` gives it back.
+    /// This process: memory that the stream-ordered pool keeps and no allocation uses.
+    /// `gpumem::torch::empty_cache` returns it to the device.
     PoolCache,
-    /// This process: the rest. The CUDA context, kernels and modules, blocks that are older than the first trace, and what the
-    /// driver's pages are larger than what was asked for.
+    /// This process: the rest. The CUDA context, kernels and modules, blocks that are older than the first trace, and the rounding
+    /// of allocations to the driver's pages.
     Driver,
-    /// Used and not told of any process.
+    /// Used memory that the driver reports for no process.
     Unknown,
 }
 
-/// Live allocations that have in common where they come from.
+/// Live allocations of one scope, library and place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     /// The path of scopes.
     pub path: Vec<String>,
-    /// The library that made them, unless that is the program.
+    /// The library that allocated them. `None`: the program.
     pub library: Option<String>,
-    /// The user's line, or where the scope was opened.
+    /// The line of the program, or where the scope was opened.
     pub place: Option<String>,
-    /// The line that called that of the user's.
+    /// The line that called the function of that line.
     pub caller: Option<String>,
     pub blocks: u64,
     pub bytes: Bytes,
 }
 
-/// What is known of a device at one moment.
+/// Readings of a device at one moment, of which its breakdown is made.
 #[derive(Clone, Debug)]
 pub struct Known {
     pub device: u32,
     pub name: Option<String>,
     pub simulated: bool,
     pub memory: GpuMemory,
-    /// None where the driver does not tell.
+    /// `None` if the driver does not list them.
     pub processes: Option<Vec<GpuProcess>>,
     pub own_pid: u32,
     pub pool: Option<PoolUsage>,
-    /// What is in the device's memory.
+    /// The live allocations of this process on the device.
     pub live: Vec<Group>,
 }
 
-/// A path of scopes in words.
+/// A path of scopes as text.
 pub fn path_in_words(path: &[String]) -> String {
     if path.is_empty() { "outside of all scopes".to_owned() } else { path.join(" > ") }
 }
@@ -127,24 +128,24 @@ impl Breakdown {
     pub fn of(known: &Known) -> Self {
         let mut parts = Vec::new();
         let own = own_parts(known);
-        let told = |own: bool| {
+        let reported = |own: bool| {
             let all = known.processes.as_ref()?;
             let some: Vec<_> = all.iter().filter(|process| (process.pid == known.own_pid) == own).collect();
-            // One that the driver does not tell of makes the sum unknown.
+            // The sum is not known if the driver does not report the memory of one process.
             let sum = some.iter().map(|process| process.used).sum::<Option<Bytes>>()?;
             Some((sum, some.len() as u64))
         };
-        // In a container this process may go by another number: then the others cannot be told from it.
-        let this = told(true).filter(|(_, count)| *count > 0).map(|(bytes, _)| bytes);
-        let others = told(false);
+        // In a container the driver may list this process by another number. Then its memory cannot be separated from that of others.
+        let this = reported(true).filter(|(_, count)| *count > 0).map(|(bytes, _)| bytes);
+        let others = reported(false);
         let mut left = known.memory.used;
         let mut take = |part: Part| {
-            // The readings are of neighbouring moments: together they may be more than there is.
+            // The readings are of different moments, so their sum may be more than the device has.
             let bytes = part.bytes.min(left);
             left = left.checked_sub(bytes).unwrap_or_default();
             parts.push(Part { bytes, ..part });
         };
-        // First what is known for certain.
+        // First the parts that are certain.
         let accounted: Bytes = own.iter().map(|part| part.bytes).sum();
         own.into_iter().for_each(&mut take);
         if let (Some((bytes, count @ 1..)), Some(_)) = (others, this) {
@@ -173,7 +174,7 @@ impl Breakdown {
         Self { device: *device, name: name.clone(), simulated: *simulated, memory: *memory, parts }
     }
 
-    /// What trimming the pool would give back.
+    /// How much the device would get back if the pool were trimmed.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -189,7 +190,7 @@ impl Breakdown {
     }
 }
 
-/// The live memory of this process by library and by path of scopes, the largest first, and what its pool keeps.
+/// The live memory of this process by library and by path of scopes, the largest first, and the memory that its pool keeps.
 fn own_parts(known: &Known) -> Vec<Part> {
     let mut sums: BTreeMap<(PartKind, String, Vec<String>), (Bytes, u64)> = BTreeMap::new();
     for group in &known.live {

@@ -1,4 +1,4 @@
-//! Whether a budget was kept, and what is said when it was not.
+//! Compares measured figures with a budget, and writes the message if it was exceeded.
 
 use std::fmt::{self, Display, Write};
 
@@ -8,15 +8,15 @@ use crate::model::{ByteDelta, Gauge, Trace};
 /// What can be limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Figure {
-    /// The most in use on top of the start.
+    /// The peak above what was in use at the start.
     Peak,
-    /// More in use at the end than at the start.
+    /// How much more is in use at the end than at the start.
     Used,
-    /// Blocks that were allocated inside and are still there.
+    /// The number of blocks that were allocated inside and are still live.
     Leaks,
 }
 
-/// How a figure is to stand to its limit.
+/// The relation between a figure and its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relation {
     /// `<`
@@ -97,7 +97,7 @@ pub fn judge(name: &str, limits: &[Limit], measured: &Measurement<'_>) -> Verdic
     }
 }
 
-/// Why the figures are not those of a budget, if so.
+/// Why the figures cannot be compared with a budget, if so.
 fn unmeasured(trace: &Trace) -> Option<String> {
     match trace.gauge {
         Gauge::Off => Some("traces are off".to_owned()),
@@ -178,14 +178,14 @@ impl Display for Complaint<'_> {
     }
 }
 
-/// An amount in the unit that it is whole in; no byte is rounded away.
+/// An amount without rounding: in the largest unit in which it is a whole number, else in bytes.
 fn exactly(bytes: i128) -> String {
     let Ok(bytes) = i64::try_from(bytes) else { return format!("{bytes} B") };
     let text = ByteDelta::new(bytes).to_string();
     if text.contains('.') { format!("{bytes} B ({text})") } else { text }
 }
 
-/// How it was measured, and where the memory is, or was.
+/// How it was measured, and which places hold the memory.
 struct Circumstances<'a> {
     measured: &'a Measurement<'a>,
     is_peak_broken: bool,
@@ -204,7 +204,7 @@ impl Display for Circumstances<'_> {
         if trace.untracked > 0 {
             write!(f, "\n  {} blocks of unknown size were freed: `used` may be too high", trace.untracked)?;
         }
-        // What adds up to another figure is not what the limit was held to.
+        // Holders that add up to another peak would not explain this one.
         let peak = if self.is_peak_broken { peak().filter(|peak| peak.bytes == trace.peak_over_start()) } else { None };
         if let Some(peak) = &peak {
             made_peak(f, peak)?;
@@ -227,7 +227,7 @@ impl Display for Circumstances<'_> {
     }
 }
 
-/// The scopes and lines that made the peak; those that had least are put together, so that all adds up.
+/// The scopes and lines that made the peak. The smallest are in one row, so that all rows add up to the peak.
 fn made_peak(f: &mut fmt::Formatter<'_>, peak: &PeakHolders) -> fmt::Result {
     const MOST: usize = 10;
     write!(f, "\n  the peak of {} was made of:", peak.bytes)?;

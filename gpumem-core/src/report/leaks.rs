@@ -3,7 +3,7 @@
 use super::{LiveBlock, Place, path_in_words, place_in_words};
 use crate::model::Bytes;
 
-/// Blocks that are still there when nothing should be.
+/// Blocks that were not freed at the end of the process.
 ///
 /// `Display` is a table of at most 80 columns.
 ///
@@ -12,20 +12,20 @@ use crate::model::Bytes;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Leaks {
-    /// How many blocks.
+    /// The number of blocks.
     pub blocks: u64,
-    /// How much they add up to.
+    /// The sum of their sizes.
     pub bytes: Bytes,
-    /// By the place and the scope that they were allocated in, the largest first.
+    /// The places and scopes that allocated them, the largest first.
     pub places: Vec<Place>,
-    /// How many other blocks went with their CUDA context: nobody freed them.
+    /// The number of other blocks whose CUDA context was destroyed before they were freed.
     pub gone: u64,
-    /// Allocations are intercepted. If not, there may be more.
+    /// Whether allocations were intercepted to the end. If not, there may be more leaks.
     pub is_intercepted: bool,
 }
 
 impl Leaks {
-    /// Blocks by the place and the scope that they were allocated in, the largest first.
+    /// The leaks of these blocks.
     #[doc(hidden)]
     pub fn of(blocks: &[LiveBlock]) -> Self {
         let bytes = blocks.iter().map(|block| block.bytes).sum();
@@ -33,7 +33,7 @@ impl Leaks {
     }
 }
 
-/// Blocks by the place and the scope that they were asked for in, the largest first.
+/// The places and scopes that allocated the blocks, the largest first.
 pub fn by_place(blocks: &[LiveBlock]) -> Vec<Place> {
     let place = |block: &LiveBlock| {
         let scope_place = block.scope_place.as_deref().filter(|_| !block.path.is_empty());

@@ -1,4 +1,4 @@
-//! What each statement of a function came to.
+//! The figures of each statement of a function.
 
 use std::{borrow::Cow, fmt, panic::Location};
 
@@ -76,7 +76,7 @@ impl fmt::Display for SourceLine {
     }
 }
 
-/// What one statement of a function under `#[gpu_mem_trace(lines)]` came to.
+/// The figures of one statement of a function under `#[gpu_mem_trace(lines)]`.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -98,21 +98,21 @@ impl fmt::Display for SourceLine {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Line {
-    /// The line on which the statement begins; the last of the function for what is dropped at its end.
+    /// The line on which the statement begins; the last line of the function for the drops at its end.
     pub number: u32,
-    /// The statement, on one line, however it was written; `}` for what is dropped at the end.
+    /// The statement, without its line breaks; `}` for the drops at the end of the function.
     pub source: Cow<'static, str>,
-    /// The statement alone.
+    /// The figures of the statement alone.
     pub trace: Trace,
-    /// More in use after the statement than at the start of the function.
+    /// How much more is in use after the statement than at the start of the function.
     pub total: ByteDelta,
 }
 
-/// The statements of one call, in order, each measured from the very reading that ended the one before.
+/// The statements of one call, in order. Each begins with the reading that ended the one before, so nothing is between them.
 #[derive(Debug, Default)]
 pub struct Lines {
     lines: Vec<Line>,
-    /// All of them as one trace.
+    /// The figures of all of them as one trace.
     total: Option<Trace>,
 }
 
@@ -123,7 +123,7 @@ impl Lines {
         self.total = Some(total);
     }
 
-    /// The trace of the whole, which a trace with that last reading closes, and the lines.
+    /// The figures of the whole call and of its statements. `last` has the drops at the end.
     pub fn finish(mut self, number: u32, last: Trace) -> (Trace, Vec<Line>) {
         let lines = self.lines.len();
         self.push(number, "}", last);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_is_what_one_trace_would_have_told() {
+    fn the_whole_equals_one_trace() {
         // (used, peaked) of each statement, and of all.
         for (statements, used, peaked) in [
             (vec![(20, 0), (-20, 0)], 0, 20),
@@ -158,10 +158,10 @@ mod tests {
             for (number, (used, peaked)) in (1..).zip(&statements) {
                 lines.push(number, "", trace(*used, *peaked));
             }
-            let (total, told) = lines.finish(9, trace(0, 0));
+            let (total, lines) = lines.finish(9, trace(0, 0));
             assert_eq!((total.used.get(), total.peaked.get()), (used, peaked), "{statements:?}");
-            assert_eq!(told.len(), statements.len(), "nothing was dropped");
-            assert_eq!(told.last().map(|line| line.total.get()), Some(used));
+            assert_eq!(lines.len(), statements.len(), "nothing was dropped");
+            assert_eq!(lines.last().map(|line| line.total.get()), Some(used));
         }
     }
 
@@ -169,13 +169,13 @@ mod tests {
     fn what_is_dropped_at_the_end_has_its_line() {
         let mut lines = Lines::default();
         lines.push(1, "let x = f();", trace(20, 0));
-        let (total, told) = lines.finish(3, trace(-20, 0));
+        let (total, lines) = lines.finish(3, trace(-20, 0));
         assert_eq!((total.used.get(), total.peaked.get()), (0, 20));
-        assert_eq!(told.iter().map(|line| (line.number, line.total.get())).collect::<Vec<_>>(), [(1, 20), (3, 0)]);
+        assert_eq!(lines.iter().map(|line| (line.number, line.total.get())).collect::<Vec<_>>(), [(1, 20), (3, 0)]);
     }
 
     #[test]
-    fn one_reading_that_failed_is_told_by_the_whole() {
+    fn a_failed_reading_of_one_statement_is_in_the_whole() {
         let mut lines = Lines::default();
         lines.push(1, "", Trace { stale: true, lost: 1, ..trace(0, 0) });
         let (total, _) = lines.finish(2, Trace { untracked: 2, ..trace(1, 0) });

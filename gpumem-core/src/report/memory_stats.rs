@@ -1,10 +1,10 @@
-//! The allocator's statistics of a device. Derived from what was intercepted and from the pool's usage, never measured here.
+//! The allocator's statistics of a device. They are derived from the ledger and the usage of the pool; nothing is measured here.
 
 use std::{fmt, time::Duration};
 
 use crate::model::{Bytes, PoolUsage};
 
-/// A figure that goes up and down: bytes, or a number of blocks.
+/// A figure that rises and falls: bytes, or a number of blocks.
 ///
 /// Example: see `gpumem::torch::memory_stats`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,13 +15,13 @@ pub struct Tally<T> {
     pub current: T,
     /// The most since counting began, or since `gpumem::torch::reset_peak_memory_stats`.
     pub peak: T,
-    /// All that was ever allocated, freed or not.
+    /// The sum of all allocations, freed or not.
     pub allocated: T,
-    /// All that was ever freed.
+    /// The sum of all frees.
     pub freed: T,
 }
 
-/// What was allocated of one kind of memory, to the byte as it was asked for.
+/// The allocations of one kind of memory, in requested bytes: without the driver's rounding.
 ///
 /// Example: see `gpumem::torch::memory_stats`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub struct KindStats {
     pub pinned_host: AllocStats,
 }
 
-/// What this process allocated on one device: the answer of `gpumem::torch::memory_stats`.
+/// What this process allocated on one device. `gpumem::torch::memory_stats` returns it.
 ///
 /// `Display` has PyTorch's names, one a line: `allocated_bytes.all.current: 335544320`.
 ///
@@ -68,25 +68,25 @@ pub struct MemoryStats {
     pub device: u32,
     /// The device is a simulated one.
     pub simulated: bool,
-    /// Where allocations are intercepted: the path of `libcuda` or `libcupti`, or the simulated device.
+    /// What intercepts allocations: the path of `libcuda` or `libcupti`, or the simulated device.
     pub intercepted_by: String,
-    /// How long ago counting began. Blocks that are older are in no figure but those of [`reserved`](Self::reserved).
+    /// The time since counting began. Older blocks are only in the figures of [`reserved`](Self::reserved).
     pub since: Duration,
-    /// Frees in the whole process of blocks that are older and whose size nobody knows.
+    /// Frees of older blocks whose size is not known, in the whole process.
     pub untracked: u64,
-    /// Events in the whole process that could not be taken. Not 0: the figures may be wrong.
+    /// Events that could not be recorded, in the whole process. If not 0, the figures may be wrong.
     pub lost: u64,
-    /// What is on the device for certain, as traces count it: the kinds `device`, `pool`, `vmm` and `graph`.
+    /// The memory that is certainly on the device, as traces count it: the kinds `device`, `pool`, `vmm` and `graph`.
     pub all: AllocStats,
-    /// Each kind by itself.
+    /// The statistics of each kind.
     pub kinds: KindStats,
-    /// What the driver gave for it. `None` where the device's pool cannot be read;
-    /// `gpumem::torch::memory_reserved` says why.
+    /// What the driver reserved on the device for these allocations. `None` if the device's pool cannot be read;
+    /// `gpumem::torch::memory_reserved` returns the reason.
     pub reserved: Option<ReservedStats>,
 }
 
 impl MemoryStats {
-    /// By PyTorch's way of naming: `all`, then each kind.
+    /// The names in PyTorch's style: `all`, then each kind.
     #[doc(hidden)]
     pub fn named(&self) -> [(&'static str, &AllocStats); 7] {
         let KindStats { device, pool, vmm, graph, managed, pinned_host } = &self.kinds;
@@ -102,7 +102,7 @@ impl MemoryStats {
     }
 }
 
-/// What the driver took from the device for this process's allocations, in use or kept for later.
+/// What the driver reserved on the device for this process's allocations, in use or kept for later ones.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -118,13 +118,13 @@ impl MemoryStats {
 pub struct ReservedStats {
     /// Now.
     pub current: Bytes,
-    /// The most.
+    /// The most since counting began, or since the last reset. Only bounds of it are known.
     pub peak: PeakBounds,
 }
 
 impl ReservedStats {
-    /// The kinds that the driver gives out of the device as asked for, and the backing of the device's current pool: it holds at
-    /// least what is live in pools, which is more where the program has pools of its own. None is a device without pools.
+    /// Adds the kinds that the driver allocates in the requested size to the memory of the device's current pool. If the program has
+    /// other pools, more may be live in pools than this pool has: then that counts. `usage` is `None` if the device has no pools.
     #[doc(hidden)]
     pub fn new(kinds: &KindStats, usage: Option<&PoolUsage>) -> Self {
         let [device, pool, vmm, graph] = [kinds.device, kinds.pool, kinds.vmm, kinds.graph].map(|kind| kind.bytes);
@@ -137,8 +137,8 @@ impl ReservedStats {
     }
 }
 
-/// The most of a sum whose parts were each at their most at moments of their own: it was between the largest part and all
-/// of them together. Both are equal where only one part was there, and the peak is then known.
+/// Bounds of the peak of a sum of which only the peaks of the parts are known, and not when they were: it lies between the largest
+/// part and the sum of all. With one part, both are equal, and the peak is known.
 ///
 /// `Display` is `320 MiB`, or `256 MiB to 320 MiB`.
 ///
@@ -147,14 +147,14 @@ impl ReservedStats {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PeakBounds {
-    /// It was this much or more.
+    /// The peak was not less than this.
     pub at_least: Bytes,
-    /// It was not more than this.
+    /// The peak was not more than this.
     pub at_most: Bytes,
 }
 
 impl PeakBounds {
-    /// The peak, where both bounds agree on it.
+    /// The peak, if both bounds are equal.
     ///
     /// Example: see `gpumem::torch::max_memory_reserved`.
     pub fn exact(&self) -> Option<Bytes> {
@@ -171,7 +171,7 @@ impl fmt::Display for PeakBounds {
     }
 }
 
-/// A table for people: the answer of `gpumem::torch::memory_summary`.
+/// The statistics as a table. `gpumem::torch::memory_summary` returns it.
 ///
 /// `Display` is laid out as PyTorch's, within 80 columns.
 ///

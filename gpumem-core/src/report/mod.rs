@@ -1,4 +1,4 @@
-//! What is told of a trace. Derived, never measured here.
+//! The data of reports. It is derived from the ledger; nothing is measured here.
 
 mod block;
 mod breakdown;
@@ -32,11 +32,11 @@ pub use self::{
     leaks::by_place,
     lines::Lines,
     summary::Path,
-    tracked::{Asked, Groups, Sort, What, difference, live, place_of},
+    tracked::{AllocatedAt, Groups, Sort, What, difference, live, place_of},
 };
 use crate::model::Trace;
 
-/// One reading of a trace, and the words it was reported with.
+/// One reading of a trace, and the names in its line.
 ///
 /// `Display` is fastai's line, without the line break.
 ///
@@ -49,17 +49,17 @@ pub struct Report {
     pub trace: Trace,
     /// The trace's own context, such as the name of the function. Never empty.
     pub ctx: Option<String>,
-    /// What this one report was given, such as `exit`. Never empty.
+    /// The name of this report, such as `exit`. Never empty.
     pub subctx: Option<String>,
     /// Each statement of the function, under `#[gpu_mem_trace(lines)]`.
     pub lines: Vec<Line>,
 }
 
 impl Report {
-    /// An empty word counts as none: fastai prints ` (: exit)` there.
+    /// An empty name counts as none: fastai prints ` (: exit)` for it.
     #[doc(hidden)]
     pub fn new(trace: Trace, ctx: Option<&str>, subctx: Option<&str>) -> Self {
-        let word = |word: Option<&str>| word.filter(|word| !word.is_empty()).map(str::to_owned);
-        Self { trace, ctx: word(ctx), subctx: word(subctx), lines: Vec::new() }
+        let name = |name: Option<&str>| name.filter(|name| !name.is_empty()).map(str::to_owned);
+        Self { trace, ctx: name(ctx), subctx: name(subctx), lines: Vec::new() }
     }
 }

@@ -1,4 +1,4 @@
-//! An allocation that was refused, and who holds the memory. Derived, never measured here.
+//! An allocation that was refused, and what holds the memory. Nothing is measured here.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -8,10 +8,10 @@ use crate::{
     model::{Bytes, MemKind},
 };
 
-/// So many are told of.
+/// The number of scopes and of places in a report.
 const MOST: usize = 10;
 
-/// An allocation that was refused for want of memory, and who holds the memory: what `gpumem::oom::on_oom` is told.
+/// An allocation that was refused because memory ran out, and what holds the memory. The hook of `gpumem::oom::on_oom` gets it.
 ///
 /// `Display` is the report that goes to stderr.
 ///
@@ -21,25 +21,25 @@ const MOST: usize = 10;
 pub struct OutOfMemory {
     /// The CUDA ordinal of the device.
     pub device: u32,
-    /// How much was asked for.
-    pub asked: Bytes,
-    /// What sort of memory was asked for.
+    /// The size of the refused allocation.
+    pub requested: Bytes,
+    /// The kind of memory that was requested.
     pub kind: MemKind,
-    /// In which path of scopes.
+    /// The path of scopes in which it was requested, the outermost first. Empty: outside of all scopes.
     pub path: Vec<String>,
-    /// On which line, where that can be found out.
+    /// The line that requested it, if it is known.
     pub line: Option<String>,
     /// Where the device's memory is, or why that is not known.
     pub breakdown: Result<Breakdown, Error>,
-    /// The paths of scopes that hold most, at most ten: what was allocated in each, without the scopes inside.
+    /// The paths of scopes with the most live memory, at most ten. Each is without the scopes inside of it.
     pub scopes: Vec<Place>,
-    /// The places in the code that hold most, at most ten.
+    /// The places in the code with the most live memory, at most ten.
     pub places: Vec<Place>,
-    /// Which allocations made the peak of the device, if gpumem saw any.
+    /// Which allocations made the peak of the device, if gpumem recorded any.
     pub peak: Option<PeakHolders>,
 }
 
-/// A place, in the code or among the scopes, and what of it is live.
+/// A place in the code or a path of scopes, and its live memory.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -58,20 +58,20 @@ pub struct OutOfMemory {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Place {
-    /// In words.
+    /// The line, the library or the path of scopes, as text.
     pub name: String,
-    /// Of a line: where its function was called.
+    /// If it is a line: the line that called its function.
     pub caller: Option<String>,
-    /// How many allocations.
+    /// The number of allocations.
     pub blocks: u64,
-    /// How much they add up to.
+    /// The sum of their sizes.
     pub bytes: Bytes,
-    /// How large each of them is, if all are of one size and that is known.
+    /// The size of each, if all have the same size and it is known.
     pub each: Option<Bytes>,
 }
 
 impl Place {
-    /// Those of one name and caller put together, the largest first.
+    /// Adds up those with the same name and caller. The largest come first.
     #[doc(hidden)]
     pub fn largest(all: impl IntoIterator<Item = Self>) -> Vec<Self> {
         let mut sums: BTreeMap<(String, Option<String>), Self> = BTreeMap::new();
@@ -92,14 +92,24 @@ impl Place {
 }
 
 impl OutOfMemory {
-    /// A refusal of which only this is known.
+    /// A refusal of which nothing else is known yet.
     #[doc(hidden)]
-    pub fn new(device: u32, asked: Bytes, kind: MemKind, path: Vec<String>, why_unknown: Error) -> Self {
+    pub fn new(device: u32, requested: Bytes, kind: MemKind, path: Vec<String>, why_unknown: Error) -> Self {
         let breakdown = Err(why_unknown);
-        Self { device, asked, kind, path, line: None, breakdown, scopes: Vec::new(), places: Vec::new(), peak: None }
+        Self {
+            device,
+            requested,
+            kind,
+            path,
+            line: None,
+            breakdown,
+            scopes: Vec::new(),
+            places: Vec::new(),
+            peak: None,
+        }
     }
 
-    /// Fills in who holds the memory.
+    /// Fills in the scopes and places with the most live memory.
     #[doc(hidden)]
     #[must_use]
     pub fn with_holders(self, groups: &[Group]) -> Self {

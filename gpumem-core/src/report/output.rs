@@ -4,7 +4,8 @@ use std::{borrow::Cow, time::SystemTime};
 
 use super::{Leaks, OutOfMemory, PeakHolders, Report, SourceLine, Tracked};
 
-/// One thing that gpumem prints: what it is, and when, where and by whom it was made. A closure that is set as the sink gets it.
+/// One thing that gpumem prints: its content, level and time, and the process, thread, device and line that it is about. A
+/// closure that is set as the sink gets it.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -20,28 +21,28 @@ use super::{Leaks, OutOfMemory, PeakHolders, Report, SourceLine, Tracked};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Output {
-    /// How urgent it is.
+    /// Its level.
     pub level: Level,
-    /// When it was made.
+    /// The time at which it was made.
     pub time: SystemTime,
     /// The process.
     pub pid: u32,
-    /// The thread that made it, by the same number as in [`LiveBlock::thread`](super::LiveBlock::thread). `None` if the thread has
+    /// The number of the thread that made it, the same as in [`LiveBlock::thread`](super::LiveBlock::thread). `None` if the thread has
     /// none yet.
     pub thread: Option<u32>,
     /// The name of the thread, if it has one.
     pub thread_name: Option<String>,
     /// The CUDA ordinal of the device that it is about, if it is about one.
     pub device: Option<u32>,
-    /// The module of the function that it is about, such as `app::train`. Known of functions under an attribute alone.
+    /// The module of the function that it is about, such as `app::train`. Only known for functions under an attribute.
     pub module: Option<Cow<'static, str>>,
     /// The line that it is about: where a trace was opened, a tracker was called, memory was requested.
     pub at: Option<SourceLine>,
-    /// What it is.
+    /// The content.
     pub content: Content,
 }
 
-/// How urgent an [`Output`] is.
+/// The level of an [`Output`], from the lowest to the highest.
 ///
 /// ```
 /// use gpumem::sink::Level;
@@ -51,9 +52,9 @@ pub struct Output {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Level {
-    /// What was asked for: a trace, a tracker's point, a peak.
+    /// A report that the program or the user requested: a trace, a point of a tracker, a peak.
     Info,
-    /// Something that the reader should know: a notice, memory that was not freed, a budget that was skipped.
+    /// Something that needs attention: a notice, memory that was not freed, a budget that was not checked.
     Warning,
     /// Out of memory.
     Error,
@@ -74,7 +75,7 @@ impl Level {
     }
 }
 
-/// What an [`Output`] is.
+/// The content of an [`Output`].
 ///
 /// ```
 /// use gpumem::sink::{Content, Sink, set_sink};
@@ -91,17 +92,17 @@ impl Level {
 pub enum Content {
     /// A report of a trace.
     Trace(Report),
-    /// What a tracker saw.
+    /// A point of a tracker.
     Tracked(Tracked),
     /// An allocation that was refused.
     OutOfMemory(Box<OutOfMemory>),
-    /// What was not freed at the end of the process.
+    /// Blocks that were not freed at the end of the process.
     Leaks(Leaks),
     /// Which allocations made the peak of each device, at the end of the process.
     Peaks(Peaks),
-    /// A budget that was not checked.
+    /// A budget that was not checked, and why.
     Budget(String),
-    /// What is wrong, or not as it seems, printed once.
+    /// A message about gpumem itself, such as why figures are missing. Each is printed once.
     Notice(String),
 }
 
@@ -123,7 +124,7 @@ impl Content {
         }
     }
 
-    /// How urgent it is.
+    /// Its level.
     ///
     /// ```
     /// use gpumem::sink::{Content, Level};
@@ -138,7 +139,7 @@ impl Content {
         }
     }
 
-    /// A report that the program asked for line by line. The rest goes to stderr where reports go to stdout.
+    /// Whether it is a report that the program requested by a call. Such reports go to stdout by default, the rest to stderr.
     #[doc(hidden)]
     pub const fn is_report(&self) -> bool {
         matches!(self, Self::Trace(_) | Self::Tracked(_))
@@ -146,7 +147,7 @@ impl Content {
 }
 
 impl Output {
-    /// Made at this time by this process; nothing else is known.
+    /// An output of this process and time, without thread, module and, unless the content has one, line.
     #[doc(hidden)]
     pub fn new(content: Content, time: SystemTime, pid: u32) -> Self {
         let device = match &content {
@@ -190,14 +191,14 @@ impl Output {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Peaks {
-    /// By the number of the device.
+    /// One for each device, by its ordinal.
     pub devices: Vec<PeakHolders>,
-    /// Allocations were intercepted to the end. If not, there may have been higher peaks.
+    /// Whether allocations were intercepted to the end. If not, there may have been higher peaks.
     pub is_intercepted: bool,
 }
 
 impl Peaks {
-    /// Of these devices.
+    /// The peaks of these devices.
     #[doc(hidden)]
     pub fn new(devices: Vec<PeakHolders>, is_intercepted: bool) -> Self {
         Self { devices, is_intercepted }

@@ -1,11 +1,11 @@
-//! Which allocations made a peak. Derived, never measured here.
+//! Which allocations made a peak. Nothing is measured here.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
 use super::{path_in_words, place_in_words};
 use crate::model::{ByteDelta, Bytes};
 
-/// Which allocations made a peak: the answer of `gpumem::GpuMemTrace::peak_holders`.
+/// Which allocations made a peak. `gpumem::GpuMemTrace::peak_holders` returns it.
 ///
 /// `Display` is a table of at most 80 columns that adds up to the peak.
 ///
@@ -20,18 +20,18 @@ pub struct PeakHolders {
     pub simulated: bool,
     /// The peak, which the holders add up to.
     pub bytes: Bytes,
-    /// The peak of a trace, over what was in use at its start. Else that of the whole process on the device: the most that was in use
-    /// at one time of what gpumem saw allocated.
+    /// Whether `bytes` is the peak of a trace, above what was in use at its start. Else it is the peak of the whole process on the
+    /// device, of all allocations that gpumem recorded.
     pub is_over_start: bool,
     /// One for each scope and line, the largest first.
     pub holders: Vec<PeakHolder>,
-    /// Frees of blocks that are not known and were not counted, while the trace was open, or since the first one.
+    /// Frees of unknown blocks, which were not counted: while the trace was open, or since the first trace.
     pub untracked: u64,
-    /// Events that could not be counted, while the trace was open, or since the first one. Not 0: the numbers may be wrong.
+    /// Events that could not be recorded: while the trace was open, or since the first trace. If not 0, the numbers may be wrong.
     pub lost: u64,
 }
 
-/// What was in use at a peak of the allocations of one scope and line.
+/// The allocations of one scope and line that were in use at a peak.
 ///
 /// Example: see `gpumem::GpuMemTrace::peak_holders`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,23 +40,23 @@ pub struct PeakHolders {
 pub struct PeakHolder {
     /// The path of scopes, the outermost first. Empty: outside of all scopes.
     pub path: Vec<String>,
-    /// Where the innermost of them was opened, such as `src/train.rs:12`.
+    /// Where the innermost scope was opened, such as `src/train.rs:12`.
     pub scope_place: Option<String>,
-    /// The library that allocated it by itself (cuBLAS, cuDNN, NCCL…).
+    /// The library that allocated them for itself (cuBLAS, cuDNN, NCCL…). `None`: the program, or the stack is not known.
     pub library: Option<String>,
-    /// The line that allocated it. `None` where its stack was not recorded: blocks below 1 MiB, unless `GPUMEM_BACKTRACE=1` is
-    /// set; or a library did.
+    /// The line that allocated them. `None` if a library allocated them, or if the stack was not recorded: blocks below 1 MiB, unless
+    /// `GPUMEM_BACKTRACE=1` is set.
     pub line: Option<String>,
-    /// The line that called that one's function.
+    /// The line that called the function of `line`.
     pub caller: Option<String>,
-    /// No allocation, but what was freed of blocks that are older than the first trace: `bytes` is below 0.
+    /// Not allocations, but frees of blocks that are older than the first trace: `bytes` is below 0.
     pub is_older: bool,
-    /// How much. Of a trace, below 0 if more was in use at the start than at the peak.
+    /// Their size at the peak. Of a trace, it is below 0 if they had more in use at the start than at the peak.
     pub bytes: ByteDelta,
 }
 
 impl PeakHolder {
-    /// Those that have all in common put together, the largest first.
+    /// Adds up those that differ in nothing but their size. The largest come first.
     #[doc(hidden)]
     pub fn largest(all: impl IntoIterator<Item = Self>) -> Vec<Self> {
         let mut sums: BTreeMap<_, (Self, i64)> = BTreeMap::new();
@@ -72,7 +72,7 @@ impl PeakHolder {
         holders
     }
 
-    /// Attribution it is, without its scope: the line, the library, else where the scope was opened.
+    /// The library, the line, or where the scope was opened, as text.
     #[doc(hidden)]
     pub fn who(&self) -> String {
         if self.is_older {
@@ -90,7 +90,7 @@ impl PeakHolder {
 }
 
 impl PeakHolders {
-    /// By path of scopes, those without the scopes inside, the largest first.
+    /// The holders of each path of scopes, without the scopes inside of it, and their sum. The largest come first.
     #[doc(hidden)]
     pub fn by_scope(&self) -> Vec<(String, ByteDelta, Vec<&PeakHolder>)> {
         let mut scopes: BTreeMap<String, Vec<&PeakHolder>> = BTreeMap::new();

@@ -1,10 +1,10 @@
-//! Where memory is, by scope. Derived from the tree of scopes, never measured here.
+//! Memory by scope. It is derived from the tree of scopes; nothing is measured here.
 
 use std::cmp::Reverse;
 
 use crate::model::Bytes;
 
-/// What each path of nested scopes holds, and held at most: the answer of `gpumem::summary`.
+/// What each path of nested scopes has in use, and its peak. `gpumem::summary` returns it.
 ///
 /// `Display` is a tree of at most 80 columns, the highest peaks first.
 ///
@@ -13,27 +13,26 @@ use crate::model::Bytes;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Summary {
-    /// One for each device and path. A scope stands below the scope that it is inside of; those inside of one scope are ordered by
-    /// peak, the highest first.
+    /// One for each device and path. A scope comes after the scope around it; scopes in the same scope are ordered by peak, the
+    /// highest first.
     pub scopes: Vec<ScopeSummary>,
-    /// Blocks older than the first trace that were freed, and nobody knows their size.
+    /// Frees of blocks that are older than the first trace and whose size is not known.
     pub untracked: u64,
-    /// Events that could not be taken. Not 0: the numbers may be wrong.
+    /// Events that could not be recorded. If not 0, the numbers may be wrong.
     pub lost: u64,
-    /// Why nothing is intercepted, where that is so: the amounts are then those of the time before, and mean nothing if there was
-    /// none.
+    /// Why allocations are not intercepted now. Then the amounts are those of the last moment at which they were intercepted; if
+    /// there was none, they mean nothing.
     pub not_intercepted: Option<String>,
 }
 
-/// What one path of nested scopes came to, over all times that it was open.
+/// The figures of one path of nested scopes, over all times that it was open.
 ///
 /// Example: see `gpumem::summary`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ScopeSummary {
-    /// The names of the scopes, the outermost first; the place in the code where a scope has no name. Empty: the whole
-    /// process.
+    /// The names of the scopes, the outermost first; of a scope without a name, where it was opened. Empty: the whole process.
     pub path: Vec<String>,
     /// Where the innermost one was opened, such as `src/train.rs:12`.
     pub place: Option<String>,
@@ -43,23 +42,23 @@ pub struct ScopeSummary {
     pub simulated: bool,
     /// How often it was opened.
     pub calls: u64,
-    /// In use now of what was allocated in it.
+    /// In use now, of what was allocated in it.
     pub used: Bytes,
-    /// The most that was in use at one time of what was allocated in it.
+    /// The most that was in use at one time, of what was allocated in it.
     pub peak: Bytes,
     /// In use at the peak of the whole process on the device, of what was allocated in it. With what was allocated outside of all
     /// scopes, the outermost scopes add up to that peak: of the whole process it is the same as `peak`.
     pub at_peak: Bytes,
-    /// The most that the whole process had in use on the device while it was open. Of a device that it was not opened for only
+    /// The most that the whole process had in use on the device while it was open. On a device for which it was not opened, only
     /// `peak` is known.
     pub device_peak: Bytes,
-    /// All that was allocated in it, whether it was freed or not.
+    /// The sum of all that was allocated in it, freed or not.
     pub allocated: Bytes,
-    /// How many allocations that were.
+    /// The number of these allocations.
     pub allocations: u64,
 }
 
-/// What the ledger knows of a path: [`ScopeSummary`], but for the scopes inside it, which are not in `at_peak` and the last two.
+/// The figures of a path in the ledger. `at_peak`, `allocated` and `allocations` are without the scopes inside of it.
 #[derive(Clone, Debug)]
 pub struct Path {
     pub parent: Option<usize>,
@@ -67,7 +66,7 @@ pub struct Path {
 }
 
 impl Summary {
-    /// `paths` stand after their parents.
+    /// Each path comes after its parent.
     #[doc(hidden)]
     pub fn of(mut paths: Vec<Path>, untracked: u64, lost: u64, not_intercepted: Option<String>) -> Self {
         let mut has_row: Vec<bool> = paths.iter().map(|path| path.own.calls > 0 || path.own.allocations > 0).collect();

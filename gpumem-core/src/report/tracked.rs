@@ -1,4 +1,4 @@
-//! What came and went between two looks at the live blocks: the difference of two groupings.
+//! The difference of the live blocks at two points of a program.
 
 use std::{
     cmp::Reverse,
@@ -10,7 +10,7 @@ use std::{
 use super::SourceLine;
 use crate::model::{ByteDelta, Bytes, Device, Family, Label, MemKind, ShortNames};
 
-/// What `gpumem::tracker::MemTracker::track` saw.
+/// One point of a tracker. `gpumem::tracker::MemTracker::track` returns it.
 ///
 /// `Display` is the text that it prints, of at most 80 columns unless a single name is longer.
 ///
@@ -19,30 +19,30 @@ use crate::model::{ByteDelta, Bytes, Device, Family, Label, MemKind, ShortNames}
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Tracked {
-    /// When it was called.
+    /// The time of the call.
     pub time: SystemTime,
-    /// The line that called it.
+    /// The line of the call.
     pub at: SourceLine,
-    /// What the line was called, such as its function. Never empty.
-    pub word: Option<String>,
+    /// The name that the call gave, such as that of its function. Never empty.
+    pub ctx: Option<String>,
     /// The device's CUDA ordinal.
     pub device: u32,
     /// The device is a simulated one.
     pub simulated: bool,
     /// In use on the device by all processes. `None` if it could not be read.
     pub used: Option<Bytes>,
-    /// In use on the device by blocks of this process that are known. `None` if allocations are not intercepted.
+    /// In use on the device by this process, of the blocks that gpumem knows. `None` if allocations are not intercepted.
     pub live: Option<Bytes>,
-    /// What is there more and less than at the last call, or at the first call: all that is known. What there is more of comes
-    /// first, then what there is less of, the largest first. `None` if allocations are not intercepted.
+    /// The blocks that came and went since the last call; at the first call, all blocks. Those of which there are more come first,
+    /// then those of which there are fewer, the largest first. `None` if allocations are not intercepted.
     pub changes: Option<Vec<Change>>,
-    /// Events since the last call that could not be taken. Not 0: `live` and `changes` may be wrong.
+    /// Events since the last call that could not be recorded. If not 0, `live` and `changes` may be wrong.
     pub lost: u64,
-    /// It is the first call.
+    /// Whether it is the first call of this tracker.
     pub is_first: bool,
 }
 
-/// Blocks of one sort that there are more or less of.
+/// Blocks of one size and place, or of one label, of which there are more or fewer than before.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -58,31 +58,31 @@ pub struct Tracked {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Change {
-    /// How many more, or where negative, less.
+    /// How many more there are; negative if there are fewer.
     pub count: i64,
-    /// What was asked for with each of them.
+    /// The requested size of each.
     pub each: Bytes,
-    /// [`MemKind::Device`] for all memory that is on the device for certain, [`MemKind::Managed`] or [`MemKind::PinnedHost`]. Only
+    /// [`MemKind::Device`] for all memory that is certainly on the device, [`MemKind::Managed`] or [`MemKind::PinnedHost`]. Only
     /// the first counts as [`live`](Tracked::live).
     pub kind: MemKind,
-    /// The labels' element type. `None` if they have no label.
+    /// The element type of their label. `None` if they have no label.
     pub dtype: Option<String>,
-    /// The labels' shape.
+    /// The shape of their label.
     pub shape: Option<Vec<usize>>,
-    /// The labels' names, and how many of the blocks have each.
+    /// The names of their labels, and how many of the blocks have each.
     pub names: Vec<(String, u64)>,
-    /// Of blocks without a label: the path of scopes that they were allocated in, the outermost first. Empty: outside of all
+    /// Of blocks without a label: the path of scopes in which they were allocated, the outermost first. Empty: outside of all
     /// scopes.
     pub path: Vec<String>,
-    /// Of blocks without a label: the line that asked for them, as [`LiveBlock::line`](super::LiveBlock::line).
+    /// Of blocks without a label: the line that allocated them, as [`LiveBlock::line`](super::LiveBlock::line).
     pub line: Option<String>,
-    /// Of blocks without a label: the library that asked for them by itself, as
+    /// Of blocks without a label: the library that allocated them for itself, as
     /// [`LiveBlock::library`](super::LiveBlock::library).
     pub library: Option<String>,
 }
 
 impl Change {
-    /// How much more or less that is.
+    /// The size of all of them together; negative if there are fewer.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -100,7 +100,7 @@ impl Change {
     }
 }
 
-/// What blocks have in common that are counted together.
+/// What the blocks of one group have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sort {
     pub each: Bytes,
@@ -111,12 +111,12 @@ pub struct Sort {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum What {
     Labelled(Arc<Label>),
-    Asked(Arc<Asked>),
+    Unlabelled(Arc<AllocatedAt>),
 }
 
-/// Where a block was asked for, as far as that is known.
+/// Where a block was allocated, as far as that is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Asked {
+pub struct AllocatedAt {
     /// Full names: short ones would change when other scopes are opened.
     pub path: Vec<String>,
     pub line: Option<String>,
@@ -126,28 +126,28 @@ pub struct Asked {
 /// How many blocks of each sort there are.
 pub type Groups = HashMap<Sort, u64>;
 
-/// The kind, as far as it says where the memory is.
+/// The kind, reduced to where the memory is: all kinds on the device are [`MemKind::Device`].
 pub const fn place_of(kind: MemKind) -> MemKind {
     if kind.is_on_device() { MemKind::Device } else { kind }
 }
 
-/// All of them, but for what is not on the device for certain.
+/// The size of all blocks that are certainly on the device.
 pub fn live(groups: &Groups) -> Bytes {
     let on_device = groups.iter().filter(|(sort, _)| sort.kind == MemKind::Device);
     Bytes::new(on_device.map(|(sort, count)| sort.each.get() * count).sum())
 }
 
-/// What a line of the difference has in common: labels that differ in nothing but their names are on one.
-type Line = (bool, Reverse<Bytes>, MemKind, Option<(String, Vec<usize>)>, Option<Arc<Asked>>);
+/// Key of a line of the difference. Labels that differ in nothing but their names share a line.
+type Line = (bool, Reverse<Bytes>, MemKind, Option<(String, Vec<usize>)>, Option<Arc<AllocatedAt>>);
 
-/// What there is more and less of: first more, then less, the largest first.
+/// The blocks of which there are more, then those of which there are fewer, the largest first.
 pub fn difference(before: &Groups, now: &Groups) -> Vec<Change> {
     let scopes = |sort: &'_ Sort| match &sort.what {
         What::Labelled(_) => None,
-        What::Asked(asked) => Some(Arc::clone(asked)),
+        What::Unlabelled(place) => Some(Arc::clone(place)),
     };
-    let asked: Vec<_> = before.keys().chain(now.keys()).filter_map(scopes).collect();
-    let short = ShortNames::of(asked.iter().flat_map(|asked| asked.path.iter().map(String::as_str)));
+    let places: Vec<_> = before.keys().chain(now.keys()).filter_map(scopes).collect();
+    let short = ShortNames::of(places.iter().flat_map(|place| place.path.iter().map(String::as_str)));
     let mut lines: BTreeMap<Line, BTreeMap<&str, u64>> = BTreeMap::new();
     let gone = before.keys().filter(|sort| !now.contains_key(sort));
     for sort in now.keys().chain(gone) {
@@ -156,38 +156,38 @@ pub fn difference(before: &Groups, now: &Groups) -> Vec<Change> {
         if had == has {
             continue;
         }
-        let (label, asked, name) = match &sort.what {
+        let (label, place, name) = match &sort.what {
             What::Labelled(label) => (Some((label.dtype.clone(), label.shape.clone())), None, label.name.as_str()),
-            What::Asked(asked) => (None, Some(Arc::clone(asked)), ""),
+            What::Unlabelled(place) => (None, Some(Arc::clone(place)), ""),
         };
-        let names = lines.entry((has < had, Reverse(sort.each), sort.kind, label, asked)).or_default();
+        let names = lines.entry((has < had, Reverse(sort.each), sort.kind, label, place)).or_default();
         *names.entry(name).or_default() += has.abs_diff(had);
     }
-    let change = |((is_less, Reverse(each), kind, label, asked), names): (Line, BTreeMap<&str, u64>)| {
+    let change = |((is_less, Reverse(each), kind, label, place), names): (Line, BTreeMap<&str, u64>)| {
         let count = names.values().sum::<u64>().try_into().unwrap_or(i64::MAX);
         let names = names.into_iter().filter(|(name, _)| !name.is_empty());
         let mut names: Vec<_> = names.map(|(name, count)| (name.to_owned(), count)).collect();
-        // So that 9 comes before 10.
+        // By length first, so that 9 comes before 10.
         names.sort_by_key(|(name, _)| name.len());
         let (dtype, shape) = label.unzip();
-        let Asked { path, line, library } = asked.map(|asked| (*asked).clone()).unwrap_or_default();
+        let AllocatedAt { path, line, library } = place.map(|place| (*place).clone()).unwrap_or_default();
         let path = path.iter().map(|name| short.get(name).to_owned()).collect();
         Change { count: if is_less { -count } else { count }, each, kind, dtype, shape, names, path, line, library }
     };
     let mut changes: Vec<_> = lines.into_iter().map(change).collect();
-    // Stable: what is as large stays in the order of the lines.
+    // The sort is stable: changes of one size keep the order of the lines.
     changes.sort_by_key(|change| (change.count < 0, Reverse(change.total().get().unsigned_abs())));
     changes
 }
 
 impl Tracked {
-    /// Nothing is known yet.
+    /// A point of which nothing else is known yet.
     #[doc(hidden)]
-    pub fn at(time: SystemTime, at: SourceLine, word: Option<String>, device: Device) -> Self {
+    pub fn at(time: SystemTime, at: SourceLine, ctx: Option<String>, device: Device) -> Self {
         Self {
             time,
             at,
-            word: word.filter(|word| !word.is_empty()),
+            ctx: ctx.filter(|ctx| !ctx.is_empty()),
             device: device.ordinal,
             simulated: device.family == Family::Simulated,
             used: None,
@@ -218,7 +218,7 @@ mod tests {
                     let shape = shape.split('x').filter_map(|size| size.parse().ok()).collect();
                     What::Labelled(Arc::new(Label { name: name.join(" "), shape, dtype: (*dtype).to_owned() }))
                 }
-                _ => What::Asked(Arc::new(Asked { path: place.collect(), ..Asked::default() })),
+                _ => What::Unlabelled(Arc::new(AllocatedAt { path: place.collect(), ..AllocatedAt::default() })),
             };
             let sort = Sort { each: Bytes::new(each.parse().expect(line)), kind: place_of(kind), what };
             *groups.entry(sort).or_default() += count.parse::<u64>().expect(line);
@@ -226,7 +226,7 @@ mod tests {
         groups
     }
 
-    fn told(change: &Change) -> String {
+    fn text(change: &Change) -> String {
         let Change { count, each, kind, dtype, shape, names, path, .. } = change;
         let what = dtype.as_ref().zip(shape.as_ref()).map(|(dtype, shape)| {
             let names: Vec<_> = names.iter().map(|(name, count)| format!(" {name}:{count}")).collect();
@@ -238,7 +238,7 @@ mod tests {
     #[track_caller]
     fn check(before: &str, now: &str, expected: &[&str]) {
         let (before, now) = (groups(before), groups(now));
-        let changes: Vec<_> = difference(&before, &now).iter().map(told).collect();
+        let changes: Vec<_> = difference(&before, &now).iter().map(text).collect();
         assert_eq!(changes, expected);
         let sum: i64 = difference(&before, &now)
             .iter()
@@ -249,13 +249,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_same_is_not_told() {
+    fn equal_groups_have_no_change() {
         check("", "", &[]);
         check("7 * 9 device f32 3x3 w\n2 * 64 pool > train", "2 * 64 device > train\n7 * 9 pool f32 3x3 w", &[]);
     }
 
     #[test]
-    fn the_difference_is_told_and_not_both_counts() {
+    fn a_change_has_the_difference_of_the_counts() {
         check("7 * 9 device f32 3x3 w", "8 * 9 device f32 3x3 w", &["+1 * 9 device f32 (3, 3) w:1"]);
         check("8 * 9 device f32 3x3 w", "7 * 9 device f32 3x3 w", &["-1 * 9 device f32 (3, 3) w:1"]);
         check("3 * 9 pool", "1 * 9 pool", &["-2 * 9 device >"]);
@@ -327,14 +327,15 @@ mod tests {
 
     #[test]
     fn lines_and_libraries_are_apart() {
-        let asked = |line: Option<&str>, library: Option<&str>| {
-            let asked = Asked { path: vec![], line: line.map(str::to_owned), library: library.map(str::to_owned) };
-            Sort { each: Bytes::new(8), kind: MemKind::Device, what: What::Asked(Arc::new(asked)) }
+        let place = |line: Option<&str>, library: Option<&str>| {
+            let place =
+                AllocatedAt { path: vec![], line: line.map(str::to_owned), library: library.map(str::to_owned) };
+            Sort { each: Bytes::new(8), kind: MemKind::Device, what: What::Unlabelled(Arc::new(place)) }
         };
-        let now = [asked(None, None), asked(Some("a.rs:1"), None), asked(Some("a.rs:1"), Some("cuBLAS"))];
+        let now = [place(None, None), place(Some("a.rs:1"), None), place(Some("a.rs:1"), Some("cuBLAS"))];
         let changes = difference(&Groups::new(), &now.into_iter().map(|sort| (sort, 1)).collect());
-        let told: Vec<_> = changes.iter().map(|change| (change.line.as_deref(), change.library.as_deref())).collect();
-        assert_eq!(told, [(None, None), (Some("a.rs:1"), None), (Some("a.rs:1"), Some("cuBLAS"))]);
+        let found: Vec<_> = changes.iter().map(|change| (change.line.as_deref(), change.library.as_deref())).collect();
+        assert_eq!(found, [(None, None), (Some("a.rs:1"), None), (Some("a.rs:1"), Some("cuBLAS"))]);
     }
 
     #[test]

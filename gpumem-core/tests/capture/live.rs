@@ -535,11 +535,11 @@ impl Live {
         let Self { inbox, labels, trackers, random, .. } = self;
         let tracking = &mut trackers[at];
         let (file, line, column) = ("src/main.rs", 12, 9);
-        let word = random.option(|_| "train::step".to_owned());
+        let ctx = random.option(|_| "train::step".to_owned());
         let used = random.option(|_| Bytes::mib(70));
         let time = Duration::from_secs(random.index(1 << 30) as u64);
         let at = SourceLine::new(file, line, column);
-        let mut tracked = Tracked::at(UNIX_EPOCH + time, at, word.clone(), tracking.device);
+        let mut tracked = Tracked::at(UNIX_EPOCH + time, at, ctx.clone(), tracking.device);
         tracked.is_first = std::mem::replace(&mut tracking.is_first, false);
         tracked.used = used;
         if is_intercepted {
@@ -553,17 +553,17 @@ impl Live {
             (tracking.groups, tracking.lost) = (groups, lost);
         }
         let (number, file) = (tracking.number, file.to_owned());
-        let request = Request::Tracked { tracker: number, time, file, line, column, word, used, is_intercepted };
+        let request = Request::Tracked { tracker: number, time, file, line, column, ctx, used, is_intercepted };
         self.ask(request, ReplayedReport::Tracked(tracked));
     }
 
     fn refused(&mut self, device: Device, under: ScopeId) {
         let path = self.inbox.path_of_this_thread();
         let path: Vec<_> = path.into_iter().map(|id| SessionNames.callsite(id).to_string()).collect();
-        let (asked, kind, stack) = (Bytes::gib(7), MemKind::Device, StackId(1));
-        let refusal = Refusal { device, asked, kind, stack, path: path.clone() };
+        let (requested, kind, stack) = (Bytes::gib(7), MemKind::Device, StackId(1));
+        let refusal = Refusal { device, requested, kind, stack, path: path.clone() };
         let number = self.next();
-        self.push(Item::Request(Request::Refused { refusal: number, device, asked, kind, stack, path }));
+        self.push(Item::Request(Request::Refused { refusal: number, device, requested, kind, stack, path }));
         let snapshot = Snapshot::now(&self.inbox, &SessionNames, device);
         let peak = self.inbox.keep_device_peak(device, under);
         // The report comes later.

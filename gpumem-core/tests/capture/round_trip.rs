@@ -150,7 +150,7 @@ fn request(random: &mut Random) -> Request {
             file: random.text(),
             line: random.small(),
             column: random.small(),
-            word: random.option(Random::text),
+            ctx: random.option(Random::text),
             used: random.option(bytes),
             is_intercepted: random.is(2),
         },
@@ -158,7 +158,7 @@ fn request(random: &mut Random) -> Request {
         12 => Request::Refused {
             refusal,
             device,
-            asked: bytes(random),
+            requested: bytes(random),
             kind: kind(random),
             stack: StackId(random.small()),
             path: random.list(Random::text),

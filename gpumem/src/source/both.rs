@@ -42,7 +42,7 @@ impl<const AT: usize> Observe for KeepCalls<AT> {
 /// If one of the sources cannot be used, or is in use.
 pub fn calls_of_both_sources(program: impl FnOnce()) -> Result<[Vec<String>; 2]> {
     if let Some(live) = driver::subscribed() {
-        return Err(Kind::OtherSource { asked: "both", using: live.source.name() }.into());
+        return Err(Kind::OtherSource { requested: "both", using: live.source.name() }.into());
     }
     dispatch::subscribe::<KeepCalls<0>>()?;
     let cupti = cupti::subscribe::<KeepCalls<1>>();

@@ -186,7 +186,7 @@ pub fn memory_summary(id: impl Into<Option<u32>>) -> Result<MemorySummary> {
 /// let blocks = gpumem::torch::memory_snapshot()?;
 /// assert_eq!((blocks.len(), blocks[0].bytes, blocks[0].kind), (1, Bytes::mib(256), gpumem::report::MemKind::Device));
 /// assert_eq!(blocks[0].path, ["load"]);
-/// assert_eq!(blocks[0].key, weights.address());
+/// assert_eq!(blocks[0].id, weights.address());
 /// # drop(weights);
 /// # Ok::<(), gpumem::Error>(())
 /// ```

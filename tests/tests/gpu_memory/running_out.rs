@@ -57,9 +57,9 @@ pub(super) fn out_of_memory() {
     let reported = mem::take(&mut *reported());
     wrong.unless(reported.len() == 2, || format!("{} refusals were reported, not 2", reported.len()));
     for ((oom, line), (asked, kind)) in reported.iter().zip(lines).zip([(GIB, "device"), (3 * GIB, "pool")]) {
-        println!("reported: asked {:?} {} in {:?} at {:?}", oom.asked, oom.kind, oom.path, oom.line);
+        println!("reported: requested {:?} {} in {:?} at {:?}", oom.requested, oom.kind, oom.path, oom.line);
         println!("  scopes {:?}\n  places {:?}", oom.scopes, oom.places);
-        let what = (oom.device, oom.asked.get(), oom.kind.name(), oom.path.clone());
+        let what = (oom.device, oom.requested.get(), oom.kind.name(), oom.path.clone());
         wrong.unless(what == (0, asked as u64, kind, vec!["victim".to_owned()]), || format!("{what:?}"));
         let at = |place: &str, line: u32| place.contains(&format!("gpu_memory/running_out.rs:{line}:"));
         // The report has it in any case.

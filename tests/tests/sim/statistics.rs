@@ -131,7 +131,7 @@ fn a_snapshot_has_every_live_block() {
     let found: Vec<_> = blocks.iter().map(|block| (block.bytes, block.kind.name(), block.path.join(" > "))).collect();
     assert_eq!(found, [(inside.bytes(), "pool", "load".to_owned()), (before.bytes(), "device", String::new())]);
     assert!(blocks.iter().all(|block| block.simulated && block.thread > 0));
-    assert_ne!(blocks[0].key, blocks[1].key);
+    assert_ne!(blocks[0].id, blocks[1].id);
     drop((before, inside));
     assert!(of_device().is_empty());
 }

@@ -127,11 +127,11 @@ fn where_it_was_called() {
     let (_gpu, mut tracker, page) = gpu();
     let (saw, line) = (track!(tracker), line!());
     assert_eq!((saw.at.file(), saw.at.line()), (file!(), line));
-    assert_eq!(saw.word.as_deref(), Some("where_it_was_called"));
+    assert_eq!(saw.ctx.as_deref(), Some("where_it_was_called"));
     let inner = |tracker: &mut MemTracker| tracker.track();
     let (saw, line) = (inner(&mut tracker), line!() - 1);
-    assert_eq!((saw.at.line(), saw.word), (line, None));
-    assert_eq!(tracker.track_with("a\nb").word.as_deref(), Some("a\nb"));
+    assert_eq!((saw.at.line(), saw.ctx), (line, None));
+    assert_eq!(tracker.track_with("a\nb").ctx.as_deref(), Some("a\nb"));
     assert!(page.take().contains(" (a\\nb)  device "));
 }
 

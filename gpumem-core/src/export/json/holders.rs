@@ -1,4 +1,4 @@
-//! Who holds memory, as JSON: when memory runs out, at peaks, and at the end of the process.
+//! What holds memory, as JSON: when memory runs out, at peaks, and at the end of the process.
 
 use super::object::object;
 use super::places::BreakdownObject;
@@ -9,7 +9,7 @@ use crate::{
 
 object! {
     pub(super) struct OutOfMemoryLine<'a> {
-        asked: u64,
+        requested: u64,
         kind: &'static str,
         scopes: &'a [String],
         breakdown: Option<BreakdownObject<'a>>,
@@ -23,7 +23,7 @@ object! {
 impl<'a> OutOfMemoryLine<'a> {
     pub(super) fn new(oom: &'a OutOfMemory) -> Self {
         Self {
-            asked: oom.asked.get(),
+            requested: oom.requested.get(),
             kind: oom.kind.name(),
             scopes: &oom.path,
             breakdown: oom.breakdown.as_ref().ok().map(BreakdownObject::new),

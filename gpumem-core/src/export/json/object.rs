@@ -2,7 +2,7 @@
 
 use serde_core::ser::SerializeMap;
 
-/// What is written as a JSON object.
+/// A type that is written as a JSON object.
 pub(super) trait Object {
     /// Writes its entries, in their order.
     fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error>;

@@ -15,7 +15,7 @@ use crate::{
 };
 
 object! {
-    /// What each line begins with. The wire form: its names are a promise, those of the types inside are not.
+    /// The first entries of each line. Their names are part of the public interface.
     struct OutputLine<'a> {
         r#type: &'static str,
         level: &'static str,
@@ -76,7 +76,7 @@ pub(in crate::export) fn output(output: &Output) -> String {
             Content::Budget(text) | Content::Notice(text) => ContentLine::Text { text },
         },
     };
-    // Words and figures can always be written.
+    // Each type here has a JSON form, so this does not fail.
     serde_json::to_string(&line).unwrap_or_default()
 }
 

@@ -1,4 +1,4 @@
-//! Where memory is, as JSON. The names are a promise, those of the types inside are not.
+//! Summary and breakdown as JSON. The names are part of the public interface, the types here are not.
 
 use super::object::object;
 use crate::report::{Breakdown, PartKind, ScopeSummary, Summary};
@@ -50,8 +50,8 @@ object! {
 }
 
 impl Summary {
-    /// As a JSON object on one line: `{"scopes":[{"path":["train","forward"], …`, in exact bytes. The whole process is the
-    /// one with an empty path.
+    /// A JSON object on one line: `{"scopes":[{"path":["train","forward"], …`, in exact bytes. The
+    /// scope with an empty path is the whole process.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -81,13 +81,13 @@ impl Summary {
             lost_events: self.lost,
             not_intercepted: self.not_intercepted.as_deref(),
         };
-        // Words and figures can always be written.
+        // Each type here has a JSON form, so this does not fail.
         serde_json::to_string(&object).unwrap_or_default()
     }
 }
 
 impl Breakdown {
-    /// As a JSON object on one line: `{"device":0, …, "parts":[{"kind":"scope", …`, in exact bytes.
+    /// A JSON object on one line: `{"device":0, …, "parts":[{"kind":"scope", …`, in exact bytes.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -9,7 +9,7 @@ use crate::{
 };
 
 object! {
-    /// Under the names that PyTorch's `memory_stats_as_nested_dict` has.
+    /// The names are those of PyTorch's `memory_stats_as_nested_dict`.
     struct StatsLine<'a> {
         device: u32,
         simulated: bool,
@@ -73,7 +73,7 @@ impl TallyLine {
 }
 
 impl MemoryStats {
-    /// As a JSON object on one line, nested as PyTorch's `memory_stats_as_nested_dict`:
+    /// A JSON object on one line, nested as PyTorch's `memory_stats_as_nested_dict`:
     /// `{"device":0, …, "allocated_bytes":{"all":{"current":335544320, …`. What could not be read is `null`.
     ///
     /// ```
@@ -101,14 +101,14 @@ impl MemoryStats {
             allocation: KindsLine::new(self, TallyLine::blocks),
             reserved_bytes,
         };
-        // Plain figures can always be written.
+        // Each type here has a JSON form, so this does not fail.
         serde_json::to_string(&line).unwrap_or_default()
     }
 }
 
 object! {
     struct BlockLine<'a> {
-        key: u64,
+        id: u64,
         bytes: u64,
         device: u32,
         simulated: bool,
@@ -125,7 +125,7 @@ object! {
 }
 
 impl LiveBlock {
-    /// As a JSON object on one line.
+    /// A JSON object on one line.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -141,7 +141,7 @@ impl LiveBlock {
     #[must_use]
     pub fn to_json(&self) -> String {
         let line = BlockLine {
-            key: self.key,
+            id: self.id,
             bytes: self.bytes.get(),
             device: self.device,
             simulated: self.simulated,
@@ -155,7 +155,7 @@ impl LiveBlock {
             thread: self.thread,
             time_us: microseconds(self.time),
         };
-        // Words and figures can always be written.
+        // Each type here has a JSON form, so this does not fail.
         serde_json::to_string(&line).unwrap_or_default()
     }
 }
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn a_block_is_a_line() {
         let block = LiveBlock {
-            key: u64::MAX,
+            id: u64::MAX,
             device: 1,
             simulated: false,
             bytes: Bytes::new(7),
@@ -222,7 +222,7 @@ mod tests {
         };
         assert_eq!(
             block.to_json(),
-            "{\"key\":18446744073709551615,\"bytes\":7,\"device\":1,\"simulated\":false,\"kind\":\"pinned host\",\
+            "{\"id\":18446744073709551615,\"bytes\":7,\"device\":1,\"simulated\":false,\"kind\":\"pinned host\",\
              \"path\":[\"epoch 1\",\"a \\\"b\\\"\\n\"],\"scope_place\":\"src/train.rs:12\",\"line\":null,\
              \"caller\":null,\"library\":\"cuBLAS\",\"backtrace\":[],\"thread\":3,\"time_us\":100000}"
         );

@@ -1,4 +1,4 @@
-//! What came and went between two lines, as JSON.
+//! Points of trackers, as JSON.
 
 use super::object::object;
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
 
 object! {
     pub(super) struct TrackedLine<'a> {
-        word: Option<&'a str>,
+        ctx: Option<&'a str>,
         simulated: bool,
         used: Option<u64>,
         live: Option<u64>,
@@ -42,7 +42,7 @@ object! {
 impl<'a> TrackedLine<'a> {
     pub(super) fn new(tracked: &'a Tracked) -> Self {
         Self {
-            word: tracked.word.as_deref(),
+            ctx: tracked.ctx.as_deref(),
             simulated: tracked.simulated,
             used: tracked.used.map(Bytes::get),
             live: tracked.live.map(Bytes::get),

@@ -166,7 +166,7 @@ fn refusals_are_in_the_recording() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let to = Arc::clone(&seen);
     session.run(|| {
-        on_oom(move |oom| to.lock().unwrap().push(oom.asked));
+        on_oom(move |oom| to.lock().unwrap().push(oom.requested));
         let _trace = GpuMemTrace::builder().ctx("load").device(2).silent(true).start().unwrap();
         let _kept = gpu.alloc(Bytes::mib(30)).unwrap();
         gpu.alloc(Bytes::mib(50)).unwrap_err();

@@ -116,20 +116,20 @@ impl MemTracker {
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
     /// # let mut tracker = gpumem::tracker::MemTracker::new();
     /// let tracked = tracker.track_with("after load"); // 13:59:03Z src/main.rs:11 (after load)  device 0: …
-    /// assert_eq!(tracked.word.as_deref(), Some("after load"));
+    /// assert_eq!(tracked.ctx.as_deref(), Some("after load"));
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     #[track_caller]
-    pub fn track_with(&mut self, word: impl Display) -> Tracked {
-        self.track_now(Location::caller(), Some(word.to_string()))
+    pub fn track_with(&mut self, ctx: impl Display) -> Tracked {
+        self.track_now(Location::caller(), Some(ctx.to_string()))
     }
 
-    fn track_now(&mut self, at: impl Into<SourceLine>, word: Option<String>) -> Tracked {
+    fn track_now(&mut self, at: impl Into<SourceLine>, ctx: Option<String>) -> Tracked {
         let Some((device, of)) = self.device.filter(|_| crate::session::alive().is_ok()) else {
             let nothing = Device { family: Family::Cuda, ordinal: 0 };
-            return Tracked::at(SystemTime::now(), at.into(), word, self.device.map_or(nothing, |(device, _)| device));
+            return Tracked::at(SystemTime::now(), at.into(), ctx, self.device.map_or(nothing, |(device, _)| device));
         };
-        let mut tracked = Tracked::at(SystemTime::now(), at.into(), word, device);
+        let mut tracked = Tracked::at(SystemTime::now(), at.into(), ctx, device);
         let session = self.session;
         tracked.is_first = std::mem::replace(&mut self.is_first, false);
         tracked.used = match of.read(device.ordinal) {
@@ -170,7 +170,7 @@ impl MemTracker {
                 file: tracked.at.file().to_owned(),
                 line: tracked.at.line(),
                 column: tracked.at.column(),
-                word: tracked.word.clone(),
+                ctx: tracked.ctx.clone(),
                 used: tracked.used,
                 is_intercepted,
             }

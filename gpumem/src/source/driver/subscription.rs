@@ -27,8 +27,8 @@ pub(in crate::source) fn subscribe(wanted: Option<Source>) -> Result<Interceptio
     let _choice = CHOICE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(live) = subscribed() {
         return match wanted {
-            Some(asked) if asked != live.source => {
-                Err(Kind::OtherSource { asked: asked.name(), using: live.source.name() }.into())
+            Some(requested) if requested != live.source => {
+                Err(Kind::OtherSource { requested: requested.name(), using: live.source.name() }.into())
             }
             _ => Ok(live),
         };

@@ -194,12 +194,12 @@ impl SimGpu {
         Ok(SimBlock { gpu: self.clone(), address, key, block })
     }
 
-    fn error_of(&self, error: ModelError, asked: Bytes, memory: &DeviceModel) -> Error {
+    fn error_of(&self, error: ModelError, requested: Bytes, memory: &DeviceModel) -> Error {
         let device = self.ordinal;
         match error {
             ModelError::OutOfMemory => Kind::SimulatedOutOfMemory {
                 device,
-                asked: asked.to_string(),
+                requested: requested.to_string(),
                 free: Bytes::new(memory.free()).to_string(),
                 total: Bytes::new(memory.total()).to_string(),
             },

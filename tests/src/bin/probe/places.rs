@@ -18,7 +18,7 @@ pub(crate) fn print_refusals() {
         let reported = oom.breakdown.as_ref().map_or_else(ToString::to_string, |reported| {
             format!("{} in use, {} in parts", reported.memory.used.get(), sum(reported))
         });
-        println!("> refused: {} {}, device {}, {:?}; {reported}", oom.asked.get(), oom.kind, oom.device, oom.path);
+        println!("> refused: {} {}, device {}, {:?}; {reported}", oom.requested.get(), oom.kind, oom.device, oom.path);
     });
 }
 

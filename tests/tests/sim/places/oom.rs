@@ -23,7 +23,7 @@ pub(super) fn refused() {
     let (gpu, _kept) = crowded();
     on_oom(|oom: &OutOfMemory| {
         let free = oom.breakdown.as_ref().map(|breakdown| breakdown.memory.free).expect("it can be read");
-        println!("> {} of {}, {} in {:?}, {free} free", oom.asked, oom.kind, oom.device, oom.path);
+        println!("> {} of {}, {} in {:?}, {free} free", oom.requested, oom.kind, oom.device, oom.path);
         println!("> {}", oom.line.as_deref().unwrap_or("not known yet"));
         println!("> {:?}", oom.scopes.iter().map(|place| (place.name.as_str(), place.bytes.mb())).collect::<Vec<_>>());
     });
@@ -201,7 +201,7 @@ pub(super) fn retries() {
 
 pub(super) fn retries_in_vain() {
     let (gpu, _kept) = crowded();
-    on_oom(|oom| println!("> a hook, {}", oom.asked));
+    on_oom(|oom| println!("> a hook, {}", oom.requested));
     let (count, full) = tried(|| ask(&gpu));
     println!("> {count} {}", full.is_err_and(|error| error.is_out_of_memory()));
     let (count, full) = tried(|| tried(|| gpu.alloc(Bytes::mib(901))).1);

@@ -51,7 +51,7 @@ fn each_line_has_a_type_a_time_a_process_and_a_thread() {
 fn oom() -> OutOfMemory {
     OutOfMemory {
         device: 1,
-        asked: Bytes::mib(3),
+        requested: Bytes::mib(3),
         kind: MemKind::Pool,
         path: vec!["train".to_owned()],
         line: Some("src/train.rs:12:9".to_owned()),
@@ -69,10 +69,13 @@ fn oom() -> OutOfMemory {
 }
 
 #[test]
-fn out_of_memory_has_the_line_that_asked() {
+fn out_of_memory_has_the_line_of_the_allocation() {
     let line = parsed(Content::OutOfMemory(Box::new(oom())));
     assert_eq!((&line["file"], &line["line"], &line["device"]), (&json!("src/train.rs"), &json!(12), &json!(1)));
-    assert_eq!((&line["asked"], &line["kind"], &line["scopes"]), (&json!(3 << 20), &json!("pool"), &json!(["train"])));
+    assert_eq!(
+        (&line["requested"], &line["kind"], &line["scopes"]),
+        (&json!(3 << 20), &json!("pool"), &json!(["train"]))
+    );
     assert!(line["breakdown"].is_null() && line["why_no_breakdown"].is_string(), "{line}");
     let place = json!({"name": "src/a.rs:1", "caller": null, "blocks": 2, "bytes": 2 << 20, "bytes_each": 1 << 20});
     assert_eq!(line["largest_places"], json!([place]));
@@ -81,7 +84,7 @@ fn out_of_memory_has_the_line_that_asked() {
 #[test]
 fn what_is_left_and_what_was_most_are_lists() {
     let block = LiveBlock {
-        key: 1,
+        id: 1,
         device: 0,
         simulated: false,
         bytes: Bytes::new(7),
@@ -161,7 +164,7 @@ fn what_a_tracker_saw_is_a_line() {
     let at = SourceLine::new("src/train.rs", 12, 9);
     let tracked = Tracked::at(UNIX_EPOCH, at, Some("load".to_owned()), device);
     let line = parsed(Content::Tracked(Tracked { used: Some(Bytes::mib(3)), changes: Some(vec![change]), ..tracked }));
-    assert_eq!((&line["file"], &line["line"], &line["word"]), (&json!("src/train.rs"), &json!(12), &json!("load")));
+    assert_eq!((&line["file"], &line["line"], &line["ctx"]), (&json!("src/train.rs"), &json!(12), &json!("load")));
     assert_eq!((&line["device"], &line["used"], &line["live"]), (&json!(1), &json!(3 << 20), &Value::Null));
     let change = json!({
         "count": -2, "bytes_each": 1 << 20, "bytes": -2 << 20, "kind": "device", "dtype": "f32", "shape": [512, 512],

@@ -53,19 +53,19 @@ pub(in crate::session) fn obtained(session: &Session, device: Device, bytes: Byt
     let mut reporter = session.refusals.reporter();
     reporter.pending.retain(|pending| {
         let PendingReport { refusal, .. } = pending;
-        (refusal.thread, refusal.device) != (thread, device) || refusal.asked > bytes
+        (refusal.thread, refusal.device) != (thread, device) || refusal.requested > bytes
     });
     source::watch_allocations(reporter.pending.iter().any(|pending| pending.refusal.thread == thread));
 }
 
-fn handle(session: &'static Session, device: Device, asked: Bytes, kind: MemKind) {
+fn handle(session: &'static Session, device: Device, requested: Bytes, kind: MemKind) {
     let hook = session.refusals.hook.read().unwrap_or_else(PoisonError::into_inner).clone();
     let is_printed = !session.is_silent() && session.refusals.printed.load(Relaxed) < MAX_PRINTED;
     if !session.is_begun() || hook.is_none() && !is_printed {
         return;
     }
     let deadline = Instant::now() + REFUSED_THREAD_WAIT;
-    let refusal = Refusal { thread: thread::current().id(), device, asked, kind, stack: session.stack_here() };
+    let refusal = Refusal { thread: thread::current().id(), device, requested, kind, stack: session.stack_here() };
     let mut oom = refusal.out_of_memory(views::path_of_this_thread(session));
     let (sender, updates) = channel::unbounded();
     if let Err(error) = investigate(session, refusal, &oom, is_printed, sender) {

@@ -12,7 +12,7 @@ use crate::{report::OutOfMemory, session::current, sys::process};
 /// # let trace = gpumem::GpuMemTrace::new();
 /// # use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// static REQUESTED: AtomicU64 = AtomicU64::new(0);
-/// gpumem::oom::on_oom(|oom| REQUESTED.store(oom.asked.get(), Relaxed));
+/// gpumem::oom::on_oom(|oom| REQUESTED.store(oom.requested.get(), Relaxed));
 /// assert!(gpu.alloc(gpumem::Bytes::gib(17)).is_err());
 /// assert_eq!(REQUESTED.load(Relaxed), 17 << 30);
 /// # Ok::<(), gpumem::Error>(())

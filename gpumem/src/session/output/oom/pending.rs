@@ -94,8 +94,8 @@ impl Reporter {
     /// a retried request is reported once, with the state after the last attempt, when caches are empty.
     pub(super) fn due_time(&mut self, refusal: &Refusal, is_printed: bool) -> Option<Instant> {
         let is_same = |pending: &PendingReport| {
-            let Refusal { thread, device, asked, .. } = pending.refusal;
-            pending.due.is_some() && (thread, device, asked) == (refusal.thread, refusal.device, refusal.asked)
+            let Refusal { thread, device, requested, .. } = pending.refusal;
+            pending.due.is_some() && (thread, device, requested) == (refusal.thread, refusal.device, refusal.requested)
         };
         if let Some(at) = self.pending.iter().position(is_same) {
             return self.pending.remove(at).due;

@@ -16,7 +16,7 @@ pub(super) const REFUSED_THREAD_WAIT: Duration = Duration::from_millis(50);
 pub(super) struct Refusal {
     pub(super) thread: ThreadId,
     pub(super) device: Device,
-    pub(super) asked: Bytes,
+    pub(super) requested: Bytes,
     pub(super) kind: MemKind,
     pub(super) stack: StackId,
 }
@@ -24,8 +24,8 @@ pub(super) struct Refusal {
 impl Refusal {
     /// The report with what is known at once.
     pub(super) fn out_of_memory(&self, path: Vec<String>) -> OutOfMemory {
-        let Self { device, asked, kind, .. } = *self;
-        OutOfMemory::new(device.ordinal, asked, kind, path, no_answer(REFUSED_THREAD_WAIT))
+        let Self { device, requested, kind, .. } = *self;
+        OutOfMemory::new(device.ordinal, requested, kind, path, no_answer(REFUSED_THREAD_WAIT))
     }
 }
 

@@ -128,7 +128,7 @@ fn record_refusal(session: &Session, number: u64, refusal: &Refusal, oom: &OutOf
         Refused {
             refusal: number,
             device: refusal.device,
-            asked: refusal.asked,
+            requested: refusal.requested,
             kind: refusal.kind,
             stack: refusal.stack,
             path: oom.path.clone(),
