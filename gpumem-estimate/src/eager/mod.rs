@@ -21,6 +21,7 @@ pub(crate) use self::{
     checkpoint::Saved,
     context::Context,
     ops::{AttentionArguments, ConvArguments, PoolArguments},
+    optimizer::OptimizerState,
     parameters::ParameterId,
     tensor::{Edge, Tensor},
 };

@@ -1,9 +1,9 @@
-//! Optimizers, as `torch.optim` runs them on a GPU: with `foreach`, which handles all parameters at once.
+//! Optimizers, as their libraries run them on a GPU.
 
 use serde::{Deserialize, Serialize};
 
-use super::{Eager, Tensor, keep_order};
-use crate::{class::Class, error::Error};
+use super::{Eager, Tensor, keep_order, parameters::Updated};
+use crate::{class::Class, dtype::Dtype, error::Error, shape::Shape};
 
 /// Which optimizer makes the update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -12,52 +12,185 @@ use crate::{class::Class, error::Error};
 pub enum Optimizer {
     /// SGD without momentum. It has no state.
     Sgd,
-    /// SGD with momentum: a copy of the gradients.
+    /// SGD with momentum (`torch.optim.SGD` with `foreach`): a copy of the gradients.
     Momentum,
-    /// Adam and `AdamW`: two tensors for each parameter, and a temporary one while it runs.
+    /// Adam and `AdamW` (`torch.optim`, with `foreach`): two tensors for each parameter, and a temporary one for all parameters at the
+    /// same time.
     Adam,
-    /// Lion: one tensor for each parameter, and a temporary one for one parameter at a time.
+    /// `torch.optim.Adafactor` with its default, which handles one parameter after the other: a number for each row and each column of
+    /// a matrix; for a vector, as many as it has. Temporary tensors as large as two neighbouring parameters.
+    Adafactor,
+    /// Lion as in `lion-pytorch`: one tensor for each parameter, and two temporary ones for one parameter at a time.
     Lion,
+    /// Adam of bitsandbytes with 8 bits: two bytes for each element, and two scales for each block of 256 elements. A parameter with
+    /// less than 4096 elements has the state of Adam in `f32`. Nothing is temporary.
+    Adam8bit,
 }
 
-impl Optimizer {
-    /// How many tensors each parameter has as state.
-    pub const fn states(self) -> usize {
-        match self {
-            Self::Sgd => 0,
-            Self::Momentum | Self::Lion => 1,
-            Self::Adam => 2,
-        }
-    }
+/// What an optimizer keeps from one update to the next.
+#[derive(Debug, Default)]
+pub(crate) struct OptimizerState {
+    /// Made in the first update.
+    states: Vec<Tensor>,
+    /// The parameters in `f32`, if they have a smaller type.
+    masters: Vec<Option<Tensor>>,
+    /// The gradients of these, until the next step begins.
+    gradients: Vec<Tensor>,
 }
+
+/// What bitsandbytes quantizes together.
+const BLOCK_8BIT: u64 = 256;
+/// `min_8bit_size` of bitsandbytes.
+const LEAST_8BIT: u64 = 4096;
 
 impl Eager {
+    /// Copies of all parameters in `f32`, which the optimizer updates instead of them: `Float16OptimizerWithFloat16Params` of
+    /// Megatron-LM.
+    pub(crate) fn make_masters(&self, state: &mut OptimizerState) -> Result<(), Error> {
+        for Updated { tensor, layers, .. } in self.trainable() {
+            self.memory.move_to(&layers);
+            let master = if tensor.dtype == Dtype::F32 { None } else { Some(self.like(&tensor, Dtype::F32)?) };
+            state.masters.push(master);
+        }
+        self.memory.move_to(&[]);
+        Ok(())
+    }
+
+    /// `zero_grad(set_to_none=True)`.
+    pub(crate) fn zero_grad(&self, state: &mut OptimizerState) {
+        self.free_gradients();
+        state.gradients.clear();
+    }
+
     /// `step()`. The state is made in the first step, parameter by parameter.
-    pub(crate) fn update(&self, optimizer: Optimizer, states: &mut Vec<Tensor>) -> Result<(), Error> {
-        let parameters = self.with_gradients();
-        let like = |parameter: &Tensor, class| {
-            Ok::<_, Error>(keep_order(self.empty(&parameter.shape, parameter.dtype, class)?, parameter))
-        };
-        if states.is_empty() {
-            for (_, parameter) in &parameters {
-                for _ in 0..optimizer.states() {
-                    states.push(like(parameter, Class::Optimizer)?);
-                }
+    pub(crate) fn update(&self, optimizer: Optimizer, state: &mut OptimizerState) -> Result<(), Error> {
+        if !state.masters.is_empty() {
+            self.gradients_of_masters(state)?;
+        }
+        let updated: Vec<_> = self.trainable().into_iter().filter(|updated| updated.has_gradient).collect();
+        let tensors: Vec<_> = updated.iter().map(|updated| state.master_of(updated)).collect();
+        if state.states.is_empty() {
+            for (tensor, Updated { layers, .. }) in tensors.iter().zip(&updated) {
+                self.memory.move_to(layers);
+                self.make_state(optimizer, tensor, &mut state.states)?;
             }
+            self.memory.move_to(&[]);
         }
         match optimizer {
-            Optimizer::Sgd | Optimizer::Momentum => {}
-            // `_foreach_sqrt(exp_avg_sqs)`: for all parameters at the same time.
+            Optimizer::Sgd | Optimizer::Momentum | Optimizer::Adam8bit => {}
+            // `_multi_tensor_adam`: `_foreach_sqrt(exp_avg_sqs)` for all parameters at the same time.
             Optimizer::Adam => {
-                let roots = parameters.iter().map(|(_, parameter)| like(parameter, Class::Optimizer));
+                let roots = tensors.iter().map(|tensor| self.like(tensor, tensor.dtype));
                 drop(roots.collect::<Result<Vec<_>, _>>()?);
             }
+            // `update_fn`: `exp_avg.clone().mul_(beta1).add(grad)`.
             Optimizer::Lion => {
-                for (_, parameter) in &parameters {
-                    drop(like(parameter, Class::Optimizer)?);
+                for tensor in &tensors {
+                    let _copy = self.like(tensor, tensor.dtype)?;
+                    let _sum = self.like(tensor, tensor.dtype)?;
                 }
+            }
+            Optimizer::Adafactor => self.adafactor(&tensors)?,
+        }
+        Ok(())
+    }
+
+    fn make_state(&self, optimizer: Optimizer, tensor: &Tensor, states: &mut Vec<Tensor>) -> Result<(), Error> {
+        let flat = |elements: u64, dtype| self.empty(&Shape::from([elements]), dtype, Class::Optimizer);
+        let elements = tensor.shape.elements().unwrap_or(0);
+        match optimizer {
+            Optimizer::Sgd => {}
+            Optimizer::Momentum | Optimizer::Lion => states.push(self.like(tensor, tensor.dtype)?),
+            Optimizer::Adam => states.extend([self.like(tensor, tensor.dtype)?, self.like(tensor, tensor.dtype)?]),
+            Optimizer::Adafactor => match factors(&tensor.shape) {
+                Some(factors) => {
+                    for shape in factors {
+                        states.push(self.empty(&shape, tensor.dtype, Class::Optimizer)?);
+                    }
+                }
+                None => states.push(self.like(tensor, tensor.dtype)?),
+            },
+            // `Optimizer2State.init_state`.
+            Optimizer::Adam8bit if elements < LEAST_8BIT => {
+                states.extend([self.like(tensor, Dtype::F32)?, self.like(tensor, Dtype::F32)?]);
+            }
+            Optimizer::Adam8bit => {
+                if !states.iter().any(|state| state.dtype == Dtype::U8) {
+                    // What the 256 values of a byte stand for, with and without a sign. All parameters share them.
+                    states.extend([flat(256, Dtype::F32)?, flat(256, Dtype::F32)?]);
+                }
+                states.extend([self.like(tensor, Dtype::U8)?, self.like(tensor, Dtype::U8)?]);
+                let blocks = elements.div_ceil(BLOCK_8BIT);
+                states.extend([flat(blocks, Dtype::F32)?, flat(blocks, Dtype::F32)?]);
             }
         }
         Ok(())
     }
+
+    /// `_single_tensor_adafactor`. Python's variables keep what they refer to until they get another value, also from one parameter
+    /// to the next.
+    fn adafactor(&self, tensors: &[Tensor]) -> Result<(), Error> {
+        let (mut means, mut squared, mut update) = ([const { None }; 2], None, None);
+        for tensor in tensors {
+            let norm = || self.empty(&Shape::default(), tensor.dtype, Class::Optimizer);
+            drop(norm()?);
+            let estimate = if let Some(factors) = factors(&tensor.shape) {
+                for (mean, shape) in means.iter_mut().zip(&factors) {
+                    *mean = Some(self.empty(shape, tensor.dtype, Class::Optimizer)?);
+                }
+                let estimate = self.like(tensor, tensor.dtype)?;
+                // The mean of all rows.
+                let mut sizes = factors[0].sizes().to_vec();
+                let rows = sizes.len() - 2;
+                sizes[rows] = 1;
+                drop(self.empty(&sizes.into(), tensor.dtype, Class::Optimizer)?);
+                estimate
+            } else {
+                squared = Some(self.like(tensor, tensor.dtype)?);
+                self.like(tensor, tensor.dtype)?
+            };
+            update = Some(estimate);
+            drop(norm()?);
+        }
+        drop((means, squared, update));
+        Ok(())
+    }
+
+    /// Megatron-LM's `_copy_model_grads_to_main_grads`: each gradient is converted, and then freed.
+    fn gradients_of_masters(&self, state: &mut OptimizerState) -> Result<(), Error> {
+        for (updated, master) in self.trainable().into_iter().zip(&state.masters) {
+            if let Some(master) = master.as_ref().filter(|_| updated.has_gradient) {
+                state.gradients.push(self.empty(&master.shape, Dtype::F32, Class::Gradients)?);
+                self.free_gradient_memory(updated.number);
+            }
+        }
+        Ok(())
+    }
+
+    /// A new tensor of the shape and order of another one.
+    fn like(&self, tensor: &Tensor, dtype: Dtype) -> Result<Tensor, Error> {
+        Ok(keep_order(self.empty(&tensor.shape, dtype, Class::Optimizer)?, tensor))
+    }
+}
+
+impl OptimizerState {
+    /// What the optimizer updates.
+    fn master_of(&self, updated: &Updated) -> Tensor {
+        let master = self.masters.get(updated.position).and_then(Option::as_ref);
+        master.unwrap_or(&updated.tensor).clone()
+    }
+}
+
+/// The shapes of `row_var` and `col_var` of Adafactor. `None` for vectors and numbers.
+fn factors(shape: &Shape) -> Option<[Shape; 2]> {
+    let rank = shape.rank();
+    if rank < 2 {
+        return None;
+    }
+    let without = |at: usize| {
+        let mut sizes = shape.sizes().to_vec();
+        sizes[at] = 1;
+        Shape::from(sizes)
+    };
+    Some([without(rank - 1), without(rank - 2)])
 }

@@ -2,6 +2,8 @@
 
 use std::{cell::RefCell, collections::HashMap};
 
+use gpumem_core::model::CallsiteId;
+
 use super::{Eager, Edge, Grads, Tensor};
 use crate::{class::Class, dtype::Dtype, error::Error, shape::Shape};
 
@@ -22,6 +24,19 @@ pub(super) struct Parameter {
     pub(super) grad: Option<Tensor>,
     is_trainable: bool,
     is_buffer: bool,
+    /// The layer that it belongs to.
+    layers: Vec<CallsiteId>,
+}
+
+/// A parameter for the optimizer.
+#[derive(Debug)]
+pub(super) struct Updated {
+    pub(super) number: usize,
+    /// Its position among those that can have a gradient.
+    pub(super) position: usize,
+    pub(super) tensor: Tensor,
+    pub(super) layers: Vec<CallsiteId>,
+    pub(super) has_gradient: bool,
 }
 
 impl Eager {
@@ -43,9 +58,10 @@ impl Eager {
         is_buffer: bool,
     ) -> Result<ParameterId, Error> {
         let mut tensor = self.empty(shape, dtype, Class::Weights)?;
+        let layers = self.layers();
         let mut all = self.parameters.all.borrow_mut();
         tensor.parameter = Some(all.len());
-        all.push(Parameter { tensor, grad: None, is_trainable, is_buffer });
+        all.push(Parameter { tensor, grad: None, is_trainable, is_buffer, layers });
         Ok(ParameterId(all.len() - 1))
     }
 
@@ -100,10 +116,25 @@ impl Eager {
         self.parameters.all.borrow_mut()[parameter].grad = Some(grad.detached());
     }
 
-    /// The parameters that have a gradient, with the sizes that an optimizer needs.
-    pub(super) fn with_gradients(&self) -> Vec<(usize, Tensor)> {
+    /// The parameters that can have a gradient.
+    pub(super) fn trainable(&self) -> Vec<Updated> {
         let all = self.parameters.all.borrow();
-        let with_grad = all.iter().enumerate().filter(|(_, parameter)| parameter.grad.is_some());
-        with_grad.map(|(at, parameter)| (at, parameter.tensor.clone())).collect()
+        let trainable = all.iter().enumerate().filter(|(_, parameter)| parameter.is_trainable);
+        let updated = |(position, (number, parameter)): (usize, (usize, &Parameter))| Updated {
+            number,
+            position,
+            tensor: parameter.tensor.clone(),
+            layers: parameter.layers.clone(),
+            has_gradient: parameter.grad.is_some(),
+        };
+        trainable.enumerate().map(updated).collect()
+    }
+
+    /// Frees the memory of a gradient. The parameter still has one: that of its copy in `f32`.
+    pub(super) fn free_gradient_memory(&self, number: usize) {
+        let empty = self.empty(&Shape::from([0]), Dtype::U8, Class::Gradients).ok();
+        let freed = self.parameters.all.borrow_mut()[number].grad.take();
+        self.parameters.all.borrow_mut()[number].grad = empty;
+        drop(freed);
     }
 }

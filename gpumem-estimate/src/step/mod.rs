@@ -18,7 +18,7 @@ use crate::{
     allocator::AllocatorKind,
     class::Class,
     dtype::Dtype,
-    eager::{Eager, Optimizer, Tensor},
+    eager::{Eager, Optimizer, OptimizerState, Tensor},
     error::{Error, Kind},
     estimate::{Estimate, PhasePeak},
     layer::{Built, Segments, build, run_all},
@@ -43,6 +43,10 @@ pub struct Step {
     pub decode: Option<Decode>,
     /// The type of the parameters.
     pub parameters: Dtype,
+    /// The optimizer updates copies of the parameters in `f32` and keeps its state in `f32`, as Megatron-LM does
+    /// (`Float16OptimizerWithFloat16Params`). It converts all gradients before it updates, and frees each one in the smaller type.
+    /// Parameters that are `f32` already are an error.
+    pub master_weights: bool,
     /// Autocast to this type.
     pub autocast: Option<Dtype>,
     /// Which layers the backward pass runs again.
@@ -65,6 +69,7 @@ impl Default for Step {
             micro_batches: 1,
             decode: None,
             parameters: Dtype::F32,
+            master_weights: false,
             autocast: None,
             checkpointing: Checkpointing::Off,
             allocator: AllocatorKind::PyTorch,
@@ -107,6 +112,9 @@ impl Step {
         let (parameters, parameter_bytes) = eager.count_parameters();
         memory.open("input");
         let (shape, dtype) = model.input(self.batch);
+        // Without autocast, numbers have the type of the parameters.
+        let is_converted = dtype.is_float() && self.parameters.is_float() && self.autocast.is_none();
+        let dtype = if is_converted { self.parameters } else { dtype };
         let input = eager.empty(&shape, dtype, Class::Inputs)?;
         let target = model.target(self.batch);
         if let Some(target) = &target {
@@ -118,9 +126,14 @@ impl Step {
         if let Some(decode) = &self.decode {
             self.generate(decode, &eager, model, &layers, &input, &mut phases)?;
         } else {
-            let mut states = Vec::new();
+            let mut state = OptimizerState::default();
+            if self.master_weights {
+                memory.open("model");
+                eager.make_masters(&mut state)?;
+                memory.close();
+            }
             for _ in 0..STEPS {
-                self.run(&eager, model, (&layers, &input, labels.as_ref()), &mut states, &mut phases)?;
+                self.run(&eager, model, (&layers, &input, labels.as_ref()), &mut state, &mut phases)?;
             }
         }
         let (peak, parts) = memory.end();
@@ -134,6 +147,10 @@ impl Step {
             "gradients are added up over several passes in training only"
         } else if is_training && self.decode.is_some() {
             "tokens are decoded in inference only, without an optimizer"
+        } else if !is_training && self.master_weights {
+            "copies of the parameters in f32 are for the optimizer, which inference has not"
+        } else if self.master_weights && matches!(self.parameters, Dtype::F32 | Dtype::F64) {
+            "copies of the parameters in f32 are for parameters of a smaller type"
         } else if !is_training && self.checkpointing != Checkpointing::Off {
             "checkpointing needs a backward pass, which inference has not"
         } else {
@@ -175,11 +192,11 @@ impl Step {
         eager: &Eager,
         model: &Model,
         (layers, input, labels): (&[Rc<Built>], &Tensor, Option<&Tensor>),
-        states: &mut Vec<Tensor>,
+        state: &mut OptimizerState,
         phases: &mut Vec<PhasePeak>,
     ) -> Result<(), Error> {
         let mut done = |name, peak| phases.push(PhasePeak { name, peak: Bytes::new(peak) });
-        eager.free_gradients();
+        eager.zero_grad(state);
         let mut output = None;
         for _ in 0..self.micro_batches.clamp(1, MICRO_BATCHES) {
             eager.begin_graph();
@@ -207,7 +224,7 @@ impl Step {
         }
         if let Some(optimizer) = self.optimizer {
             eager.memory.open("update");
-            eager.update(optimizer, states)?;
+            eager.update(optimizer, state)?;
             done("update", eager.memory.close());
         }
         drop(output);

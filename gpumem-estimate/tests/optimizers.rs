@@ -1,0 +1,108 @@
+//! What optimizers keep and what they need for a moment, counted by hand.
+
+use gpumem_estimate::{
+    AllocatorKind, Class, Dtype, Estimate, Input, Layer, Loss, Model, Optimizer, Shape, Step, models, numbered,
+};
+
+/// Parameters of the shapes (50, 100), (50), (50, 50) and (50).
+fn small() -> Model {
+    let layers = numbered([Layer::linear(100, 50), Layer::relu(false), Layer::linear(50, 50)]);
+    Model { name: "small".to_owned(), input: Input::Numbers(Shape::from([100])), layers, loss: Loss::CrossEntropy }
+}
+
+const ELEMENTS: u64 = 5000 + 50 + 2500 + 50;
+
+fn training(optimizer: Optimizer) -> Step {
+    Step { allocator: AllocatorKind::Exact, cublas_workspace: 0, ..Step::training(8, optimizer) }
+}
+
+/// The highest moment of the second update, without parameters, gradients, input, labels and loss.
+fn update(optimizer: Optimizer) -> u64 {
+    let estimate = training(optimizer).estimate(&small()).unwrap();
+    highest(&estimate, "update") - 2 * ELEMENTS * 4 - 8 * 100 * 4 - 8 * 8 - 4
+}
+
+fn highest(estimate: &Estimate, name: &str) -> u64 {
+    estimate.phases.iter().rfind(|phase| phase.name == name).unwrap().peak.get()
+}
+
+#[test]
+fn states_and_temporary_tensors() {
+    assert_eq!(update(Optimizer::Sgd), 0);
+    assert_eq!(update(Optimizer::Momentum), ELEMENTS * 4);
+    // Two moments and the roots of the second one.
+    assert_eq!(update(Optimizer::Adam), 3 * ELEMENTS * 4);
+    // One moment, and a copy and a sum for the largest parameter.
+    assert_eq!(update(Optimizer::Lion), ELEMENTS * 4 + 2 * 5000 * 4);
+}
+
+#[test]
+fn adafactor_keeps_rows_and_columns() {
+    let states = (50 + 100) + 50 + (50 + 50) + 50;
+    // While the first vector is handled, what was made for the matrix before it is still there: the means of 50 rows and 100 columns
+    // and the update of 5000 elements. The vector's squares and its update are added.
+    let temporary = (50 + 100 + 5000) + 50 + 50;
+    assert_eq!(update(Optimizer::Adafactor), (states + temporary) * 4);
+    // A convolution of the shape (64, 3, 3, 3) is nine columns and nine rows for each of its 64 × 3 matrices: `row_var` has the shape
+    // (64, 3, 3, 1) and `col_var` the shape (64, 3, 1, 3). Its bias has 64.
+    let conv = Layer::conv2d(3, 64, 3, 1, 1);
+    let layers = numbered([conv, Layer::Flatten, Layer::linear(64 * 16, 10)]);
+    let input = Input::Numbers(Shape::from([3, 4, 4]));
+    let model = Model { name: "conv".to_owned(), input, layers, loss: Loss::CrossEntropy };
+    let estimate = training(Optimizer::Adafactor).estimate(&model).unwrap();
+    let states = 64 * 3 * 3 + 64 * 3 * 3 + 64 + (10 + 1024) + 10;
+    // The highest moment: the means and the update of the last layer's weight, the squares of the bias before it, and its update, to
+    // which one name still refers. Then the mean of all rows, a number.
+    let temporary = (10 + 1024 + 10_240) + (64 + 64) + 1;
+    let elements = 64 * 27 + 64 + 10 * 1024 + 10;
+    let constant = 2 * elements * 4 + 8 * 48 * 4 + 8 * 8 + 4;
+    assert_eq!(highest(&estimate, "update") - constant, (states + temporary) * 4);
+}
+
+#[test]
+fn eight_bits_have_scales() {
+    // 5000 elements: two bytes each, and two scales for each of 20 blocks. All others have less than 4096 elements. Two tables of 256
+    // numbers say what a byte stands for.
+    let states = 2 * 5000 + 2 * 20 * 4 + 2 * (50 + 2500 + 50) * 4 + 2 * 256 * 4;
+    assert_eq!(update(Optimizer::Adam8bit), states);
+    // VGG19: a quarter of Adam's state and a little more. 143,667,240 parameters; the weight of the first convolution and
+    // the biases of all layers but two are small.
+    let model = models::vgg19();
+    let of_optimizer = |optimizer| {
+        let estimate = training(optimizer).estimate(&model).unwrap();
+        estimate.parts.iter().filter(|part| part.class == Class::Optimizer).map(|part| part.bytes.get()).sum::<u64>()
+    };
+    let small = 64 * 3 * 9 + 2 * 64 + 2 * 128 + 4 * 256 + 8 * 512 + 1000;
+    let large = 143_667_240 - small;
+    // Each large parameter has a multiple of 256 elements.
+    assert_eq!(of_optimizer(Optimizer::Adam8bit), 2 * large + 2 * 4 * (large / 256) + 8 * small + 2048);
+}
+
+#[test]
+fn masters_are_wide() {
+    let step = Step { parameters: Dtype::Bf16, master_weights: true, ..training(Optimizer::Adam) };
+    let estimate = step.estimate(&small()).unwrap();
+    let constant = 8 * 100 * 2 + 8 * 8;
+    // For each parameter: two bytes, four for its copy, eight for its moments, four for its gradient, four for the root.
+    assert_eq!(highest(&estimate, "update") - constant - 2, ELEMENTS * (2 + 4 + 8 + 4 + 4));
+    // The gradients in `f32` are free before the next forward pass: the output of `relu`, the logits and the logarithms, and two numbers.
+    assert_eq!(highest(&estimate, "forward") - constant, ELEMENTS * (2 + 4 + 8) + 3 * 8 * 50 * 2 + 2 * 2);
+    let narrow = Step { master_weights: false, ..step.clone() }.estimate(&small()).unwrap();
+    assert_eq!(highest(&narrow, "update") - constant - 2, ELEMENTS * (2 + 2 + 4 + 2));
+    let error = |step: Step| step.estimate(&small()).unwrap_err().to_string();
+    let expected = "copies of the parameters in f32 are for parameters of a smaller type";
+    assert_eq!(error(Step { parameters: Dtype::F32, ..step.clone() }), expected);
+    let expected = "copies of the parameters in f32 are for the optimizer, which inference has not";
+    assert_eq!(error(Step { optimizer: None, ..step }), expected);
+}
+
+/// The state belongs to the layers of its parameters.
+#[test]
+fn states_have_layers() {
+    let estimate = training(Optimizer::Adam).estimate(&small()).unwrap();
+    let state = |layer| {
+        let of_layer = estimate.parts.iter().find(|part| part.class == Class::Optimizer && part.layer == layer);
+        of_layer.map(|part| part.bytes.get())
+    };
+    assert_eq!([state("0"), state("2"), state("")], [2 * 5050, 2 * 2550, ELEMENTS].map(|elements| Some(elements * 4)));
+}
