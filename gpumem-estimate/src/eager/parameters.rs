@@ -1,6 +1,6 @@
 //! Parameters, their gradients, and buffers.
 
-use std::{cell::RefCell, collections::HashMap};
+use std::{cell::RefCell, collections::HashMap, rc::Rc};
 
 use gpumem_core::model::CallsiteId;
 
@@ -25,7 +25,7 @@ pub(super) struct Parameter {
     is_trainable: bool,
     is_buffer: bool,
     /// The layer that it belongs to.
-    layers: Vec<CallsiteId>,
+    layers: Rc<[CallsiteId]>,
 }
 
 /// A parameter for the optimizer.
@@ -35,7 +35,7 @@ pub(super) struct Updated {
     /// Its position among those that can have a gradient.
     pub(super) position: usize,
     pub(super) tensor: Tensor,
-    pub(super) layers: Vec<CallsiteId>,
+    pub(super) layers: Rc<[CallsiteId]>,
     pub(super) has_gradient: bool,
 }
 
@@ -124,7 +124,7 @@ impl Eager {
             number,
             position,
             tensor: parameter.tensor.clone(),
-            layers: parameter.layers.clone(),
+            layers: Rc::clone(&parameter.layers),
             has_gradient: parameter.grad.is_some(),
         };
         trainable.enumerate().map(updated).collect()
