@@ -43,7 +43,10 @@ pub use self::{
     error::Error,
     estimate::{Estimate, Part, PhasePeak},
     files::{Gguf, TensorInfo, TensorSum, Tensors},
-    layer::{Attention, Conv, Embeddings, Function, Layer, Linear, Named, Pool, RelativeAttention, numbered},
+    layer::{
+        Attention, AttentionNames, Conv, Embeddings, Experts, Function, HeadNorm, Layer, Linear, Named, Pool,
+        RelativeAttention, RunExperts, numbered,
+    },
     model::{Input, Loss, Model},
     shape::Shape,
     size::{LayerSize, ModelSize},

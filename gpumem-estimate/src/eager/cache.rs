@@ -35,6 +35,7 @@ impl Eager {
     /// A pass over the next tokens begins: its layers find what they kept in the passes before.
     pub(crate) fn begin_pass(&self) {
         self.cache.next.set(0);
+        self.free_shared(false);
     }
 
     /// Joins the keys and values of former tokens, (batch, heads, n, size), with new ones: `Cache.update` of transformers. With a window,

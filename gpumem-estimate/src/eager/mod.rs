@@ -13,6 +13,7 @@ mod tensor;
 
 use std::{
     cell::{Cell, RefCell},
+    collections::HashMap,
     rc::Rc,
 };
 
@@ -44,6 +45,9 @@ use crate::{
     shape::Shape,
 };
 
+/// What a shared tensor is for, with a number; its shape and type.
+type SharedKey = (&'static str, u64, Shape, Dtype);
+
 /// The output of a layer that has no layers inside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LayerOutput {
@@ -72,6 +76,8 @@ pub(crate) struct Eager {
     segments: RefCell<Option<Rc<Segments>>>,
     cache: Cache,
     context: RefCell<Context>,
+    /// Tensors that the model makes once and all its layers read, such as the angles of positions.
+    shared: RefCell<HashMap<SharedKey, Tensor>>,
     /// The outputs of all layers; `None` if nobody asks.
     pub(crate) layer_outputs: RefCell<Option<Vec<LayerOutput>>>,
     workspaces: RefCell<[Option<Tensor>; 2]>,
@@ -93,6 +99,7 @@ impl Eager {
             segments: RefCell::default(),
             cache: Cache::default(),
             context: RefCell::default(),
+            shared: RefCell::default(),
             layer_outputs: RefCell::default(),
             workspaces: RefCell::default(),
             workspace_bytes,
@@ -110,6 +117,25 @@ impl Eager {
     /// The layers that are open. The outermost scope is no layer.
     fn layers(&self) -> Rc<[CallsiteId]> {
         self.memory.layers()
+    }
+
+    /// A tensor that all layers with the same key share until the model has made its output.
+    pub(crate) fn shared(&self, key: (&'static str, u64), shape: &Shape, dtype: Dtype) -> Result<Tensor, Error> {
+        let key = (key.0, key.1, shape.clone(), dtype);
+        if let Some(tensor) = self.shared.borrow().get(&key) {
+            return Ok(tensor.clone());
+        }
+        let tensor = self.output(shape, dtype)?;
+        self.shared.borrow_mut().insert(key, tensor.clone());
+        Ok(tensor)
+    }
+
+    /// The model has made its output. Blocks that run again keep what they read.
+    pub(crate) fn free_shared(&self, runs_again: bool) {
+        if !runs_again {
+            let freed = std::mem::take(&mut *self.shared.borrow_mut());
+            drop(freed);
+        }
     }
 
     /// Sets which layers run again in the backward pass.

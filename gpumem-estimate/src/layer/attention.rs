@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Built;
+use super::{Built, Layer};
 use crate::{
     dtype::Dtype,
     eager::{AttentionArguments, Eager, Tensor},
@@ -30,9 +30,33 @@ pub struct Attention {
     /// The projections have no bias.
     #[serde(default)]
     pub no_bias: bool,
+    /// The projection of the output has no bias.
+    #[serde(default)]
+    pub no_output_bias: bool,
+    /// Parts of a joined product are taken one by one (`x[..., a:b]`), not with one split.
+    #[serde(default)]
+    pub takes_parts: bool,
+    /// How queries and keys are normalized.
+    #[serde(default)]
+    pub norm: HeadNorm,
     /// Queries and keys are rotated by their position.
     #[serde(default)]
     pub rotates: bool,
+    /// Only the first elements of a head are rotated, so many, and joined with the rest; 0: all.
+    #[serde(default)]
+    pub rotated: u64,
+    /// Pairs of elements are rotated as complex numbers, in `f32`.
+    #[serde(default)]
+    pub rotates_complex: bool,
+    /// Queries are multiplied with a number for each position.
+    #[serde(default)]
+    pub scales_queries: bool,
+    /// A token sees only so many tokens before it; 0: all.
+    #[serde(default)]
+    pub window: u64,
+    /// Scores are limited: `cap * tanh(score / cap)`. This needs stored scores.
+    #[serde(default)]
+    pub caps_scores: bool,
     /// The matrix of scores is stored: attention with one operation for each step.
     #[serde(default)]
     pub stores_scores: bool,
@@ -42,6 +66,76 @@ pub struct Attention {
     /// Inference keeps keys and values.
     #[serde(default)]
     pub keeps_cache: bool,
+    /// The names of the inner layers.
+    #[serde(default)]
+    pub names: AttentionNames,
+}
+
+/// How queries and keys are normalized, each head by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum HeadNorm {
+    /// They are not.
+    #[default]
+    None,
+    /// RMS norm.
+    Rms,
+    /// RMS norm as Gemma has it.
+    Gemma,
+    /// Layer norm.
+    Layer,
+    /// RMS norm without a weight, after the rotation.
+    WithoutWeight,
+}
+
+impl HeadNorm {
+    pub(super) fn layer(self, size: u64) -> Option<Layer> {
+        match self {
+            Self::None | Self::WithoutWeight => None,
+            Self::Rms => Some(Layer::RmsNorm { size }),
+            Self::Gemma => Some(Layer::GemmaNorm { size }),
+            Self::Layer => Some(Layer::LayerNorm { size }),
+        }
+    }
+}
+
+/// The names of the layers inside attention.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AttentionNames {
+    /// The projection of queries.
+    pub queries: String,
+    /// The projection of keys.
+    pub keys: String,
+    /// The projection of values.
+    pub values: String,
+    /// The projection of all three, if they are joined.
+    pub joined: String,
+    /// The projection of the output.
+    pub output: String,
+    /// The norms of queries and keys.
+    pub norms: [String; 2],
+}
+
+impl Default for AttentionNames {
+    fn default() -> Self {
+        Self::new(["q_proj", "k_proj", "v_proj", "o_proj"])
+    }
+}
+
+impl AttentionNames {
+    /// The names of the projections of queries, keys, values and output.
+    pub fn new([queries, keys, values, output]: [&str; 4]) -> Self {
+        let [queries, keys, values, output] = [queries, keys, values, output].map(str::to_owned);
+        let norms = ["q_norm", "k_norm"].map(str::to_owned);
+        Self { queries, keys, values, joined: "qkv_proj".to_owned(), output, norms }
+    }
+
+    /// The names of a joined projection and of the output's.
+    pub fn joined(joined: &str, output: &str) -> Self {
+        Self { joined: joined.to_owned(), output: output.to_owned(), ..Self::default() }
+    }
 }
 
 impl Attention {
@@ -52,6 +146,11 @@ impl Attention {
 
     pub(super) fn head_size(&self) -> u64 {
         if self.head_size == 0 { self.size.checked_div(self.heads).unwrap_or(0) } else { self.head_size }
+    }
+
+    /// How many elements of a head are rotated.
+    pub(super) fn rotated(&self) -> u64 {
+        if self.rotated == 0 { self.head_size() } else { self.rotated }
     }
 
     /// The sizes of all queries, of all keys and of all values of one token. `None` if they overflow.
@@ -73,67 +172,169 @@ impl Attention {
             let view = if tensor.is_contiguous() { eager.reshape(tensor, &shape)? } else { eager.view(tensor, &shape) };
             Ok::<_, Error>(eager.transpose(&view, 1, 2))
         };
-        let [mut queries, mut keys, mut values];
+        let normed = |tensor: Tensor, name: &str| {
+            let Some(norm) = built.children.iter().find(|child| child.name == name) else { return Ok(tensor) };
+            Ok::<_, Error>(eager.transpose(&norm.forward(eager, &eager.transpose(&tensor, 1, 2))?, 1, 2))
+        };
+        let names = &self.names;
+        let [mut queries, mut keys, values];
         if self.is_joined {
-            let all = built.child("c_attn").forward(eager, input)?;
-            let parts = eager.split_last(&all, widths)?;
+            let all = built.child(&names.joined).forward(eager, input)?;
+            let parts = if self.takes_parts {
+                let last = all.shape.rank() - 1;
+                widths.map(|width| eager.narrow(&all, last, width))
+            } else {
+                eager.split_last(&all, widths)?
+            };
             drop(all);
             queries = in_heads(&parts[0], widths[0])?;
             keys = in_heads(&parts[1], widths[1])?;
             values = in_heads(&parts[2], widths[2])?;
         } else {
-            queries = in_heads(&built.child("q").forward(eager, input)?, widths[0])?;
-            keys = in_heads(&built.child("k").forward(eager, input)?, widths[1])?;
-            values = in_heads(&built.child("v").forward(eager, input)?, widths[2])?;
+            queries = in_heads(&built.child(&names.queries).forward(eager, input)?, widths[0])?;
+            keys = in_heads(&built.child(&names.keys).forward(eager, input)?, widths[1])?;
+            values = in_heads(&built.child(&names.values).forward(eager, input)?, widths[2])?;
         }
+        queries = normed(queries, &names.norms[0])?;
+        keys = normed(keys, &names.norms[1])?;
+        (queries, keys) = self.rotate(eager, queries, keys, input.dtype)?;
+        let [keys, values] = self.kept(eager, [keys, values])?;
+        let output = self.attend(eager, [queries, keys, values])?;
+        let output = eager.contiguous(&eager.transpose(&output, 1, 2))?;
+        let output = eager.reshape(&output, &Shape::from([batch, length, widths[0]]))?;
+        built.child(&names.output).forward(eager, &output)
+    }
+
+    /// Queries and keys with their positions.
+    fn rotate(
+        &self,
+        eager: &Eager,
+        mut queries: Tensor,
+        mut keys: Tensor,
+        dtype: Dtype,
+    ) -> Result<(Tensor, Tensor), Error> {
         if self.rotates {
             // The angles have the type of the layer's input, which may be wider than that of the queries.
-            let angles = rotations(eager, length, head_size, input.dtype)?;
-            queries = rotated(eager, &queries, &angles)?;
-            keys = rotated(eager, &keys, &angles)?;
+            let length = queries.shape[2];
+            if self.rotates_complex {
+                let angles = Shape::from([1, 1, length, self.rotated()]);
+                let angles = eager.shared(("angles", self.window), &angles, Dtype::F32)?;
+                queries = rotated_complex(eager, &queries, &angles)?;
+                keys = rotated_complex(eager, &keys, &angles)?;
+            } else {
+                let shape = Shape::from([1, 1, length, self.rotated()]);
+                let cosines = eager.shared(("cosines", self.window), &shape, dtype)?;
+                let sines = eager.shared(("sines", self.window), &shape, dtype)?;
+                queries = self.rotated_part(eager, &queries, &[&cosines, &sines])?;
+                keys = self.rotated_part(eager, &keys, &[&cosines, &sines])?;
+            }
         }
-        if self.keeps_cache && !eager.training.get() {
-            [keys, values] = eager.append_to_cache(&keys, &values, None)?;
+        if self.norm == HeadNorm::WithoutWeight {
+            let normed = |tensor: &Tensor| {
+                let wide = eager.normalized_by_square(&eager.to(tensor, Dtype::F32)?)?;
+                eager.to(&wide, tensor.dtype)
+            };
+            (queries, keys) = (normed(&queries)?, normed(&keys)?);
         }
+        if self.scales_queries {
+            let dtype = queries.dtype;
+            let scales = eager.output(&Shape::from([1, 1, queries.shape[2], 1]), Dtype::F32)?;
+            queries = eager.to(&eager.multiply(&queries, &scales)?, dtype)?;
+        }
+        Ok((queries, keys))
+    }
+
+    fn rotated_part(&self, eager: &Eager, input: &Tensor, angles: &[&Tensor; 2]) -> Result<Tensor, Error> {
+        if self.rotated == 0 {
+            return rotated(eager, input, angles);
+        }
+        let last = input.shape.rank() - 1;
+        let part = eager.narrow(input, last, self.rotated);
+        let rest = eager.narrow(input, last, input.shape.last() - self.rotated);
+        let part = rotated(eager, &part, angles)?;
+        eager.concatenate(&[&part, &rest], last)
+    }
+
+    /// Keys and values as attention gets them, after inference has added them to its cache.
+    fn kept(&self, eager: &Eager, [keys, values]: [Tensor; 2]) -> Result<[Tensor; 2], Error> {
+        if !self.keeps_cache || eager.training.get() {
+            return Ok([keys, values]);
+        }
+        let window = (self.window > 0).then_some(self.window);
+        eager.append_to_cache(&keys, &values, window)
+    }
+
+    /// The values that the scores choose.
+    fn attend(&self, eager: &Eager, [queries, mut keys, mut values]: [Tensor; 3]) -> Result<Tensor, Error> {
         let repeats = self.heads.checked_div(self.key_value_heads()).unwrap_or(1);
         let dtype = eager.autocast_dtype().unwrap_or(queries.dtype);
-        let mut output = if self.stores_scores {
+        let matrix = Shape::from([1, 1, queries.shape[2], keys.shape[2]]);
+        // Without a window, or while all tokens fit into it, the kernel knows by itself which tokens a token sees.
+        let has_mask = self.window > 0 && keys.shape[2] > self.window;
+        if self.stores_scores || self.caps_scores {
             if repeats > 1 {
                 keys = eager.repeat_heads(&keys, repeats)?;
                 values = eager.repeat_heads(&values, repeats)?;
             }
-            stored(eager, [&queries, &keys, &values], self.dropout)?
-        } else if repeats > 1 && dtype == Dtype::F32 {
+            let needs_mask = self.caps_scores || has_mask;
+            let mask = needs_mask.then(|| eager.shared(("mask", self.window), &matrix, queries.dtype)).transpose()?;
+            return stored(eager, [&queries, &keys, &values], mask.as_ref(), self);
+        }
+        if has_mask {
+            // The model makes the mask once, and each layer converts it.
+            let mask = eager.shared(("mask", self.window), &matrix, Dtype::Bool)?;
+            if repeats > 1 {
+                keys = eager.repeat_heads(&keys, repeats)?;
+                values = eager.repeat_heads(&values, repeats)?;
+            }
+            let converted = eager.output(&mask.shape, dtype)?;
+            let arguments = AttentionArguments { mask: Some(&converted), ..AttentionArguments::default() };
+            return eager.fused_attention([&queries, &keys, &values], arguments);
+        }
+        if repeats > 1 && dtype == Dtype::F32 {
             // The kernel for `f32` needs as many heads of keys as of queries, so PyTorch does without a kernel.
-            eager.attention_without_kernel([&queries, &keys, &values], repeats, AttentionArguments::default())?
+            eager.attention_without_kernel([&queries, &keys, &values], repeats, AttentionArguments::default())
         } else {
-            eager.fused_attention([&queries, &keys, &values], AttentionArguments::default())?
-        };
-        output = eager.contiguous(&eager.transpose(&output, 1, 2))?;
-        output = eager.reshape(&output, &Shape::from([batch, length, widths[0]]))?;
-        built.child("o").forward(eager, &output)
+            eager.fused_attention([&queries, &keys, &values], AttentionArguments::default())
+        }
     }
 }
 
-/// `softmax(q @ k.T * scale) @ v` with one operation for each step.
-fn stored(eager: &Eager, [queries, keys, values]: [&Tensor; 3], dropout: f64) -> Result<Tensor, Error> {
+/// `softmax(q @ k.T * scale + mask) @ v` with one operation for each step.
+fn stored(
+    eager: &Eager,
+    [queries, keys, values]: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    attention: &Attention,
+) -> Result<Tensor, Error> {
     let scores = eager.matmul(queries, &eager.transpose(keys, 2, 3))?;
-    let scaled = eager.multiply_by_number(&scores)?;
+    let mut scaled = eager.multiply_by_number(&scores)?;
     drop(scores);
+    if attention.caps_scores {
+        scaled = eager.multiply_by_number(&scaled)?;
+        scaled = eager.tanh(&scaled)?;
+        scaled = eager.multiply_by_number(&scaled)?;
+    }
+    if let Some(mask) = mask {
+        scaled = eager.add(&scaled, mask)?;
+    }
+    if mask.is_some() {
+        scaled = eager.to(&scaled, Dtype::F32)?;
+    }
     let weights = eager.softmax(&scaled)?;
     drop(scaled);
-    let weights = eager.dropout(&eager.to(&weights, queries.dtype)?, dropout)?;
+    let weights = eager.dropout(&eager.to(&weights, queries.dtype)?, attention.dropout)?;
     eager.matmul(&weights, values)
 }
 
-/// The cosines and sines of all positions.
-fn rotations(eager: &Eager, length: u64, head_size: u64, dtype: Dtype) -> Result<[Tensor; 2], Error> {
-    let shape = Shape::from([1, 1, length, head_size]);
-    Ok([eager.output(&shape, dtype)?, eager.output(&shape, dtype)?])
+/// Pairs of elements times complex numbers, in `f32`.
+fn rotated_complex(eager: &Eager, input: &Tensor, angles: &Tensor) -> Result<Tensor, Error> {
+    let product = eager.multiply(&eager.to(input, Dtype::F32)?, angles)?;
+    eager.to(&product, input.dtype)
 }
 
 /// `x * cos + cat(-x2, x1) * sin`.
-fn rotated(eager: &Eager, input: &Tensor, [cosines, sines]: &[Tensor; 2]) -> Result<Tensor, Error> {
+fn rotated(eager: &Eager, input: &Tensor, [cosines, sines]: &[&Tensor; 2]) -> Result<Tensor, Error> {
     let last = input.shape.rank() - 1;
     let first = eager.multiply(input, cosines)?;
     let half = input.shape.last() / 2;

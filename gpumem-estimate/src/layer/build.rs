@@ -2,7 +2,9 @@
 
 use std::{collections::HashMap, rc::Rc};
 
-use super::{Attention, Conv, Embeddings, Function, Layer, Linear, Named, RelativeAttention};
+use super::{
+    Attention, AttentionNames, Conv, Embeddings, Experts, Function, Layer, Linear, Named, RelativeAttention, RunExperts,
+};
 use crate::{
     dtype::Dtype,
     eager::{Eager, ParameterId},
@@ -52,11 +54,16 @@ impl Building<'_> {
     }
 
     fn one(&mut self, named: &Named) -> Result<Rc<Built>, Error> {
-        self.eager.memory.open(&named.name);
+        let has_scope = !named.name.is_empty();
+        if has_scope {
+            self.eager.memory.open(&named.name);
+        }
         self.depth += 1;
         let built = self.parts(named);
         self.depth -= 1;
-        self.eager.memory.close();
+        if has_scope {
+            self.eager.memory.close();
+        }
         built.map(Rc::new)
     }
 
@@ -66,7 +73,10 @@ impl Building<'_> {
         }
         let (mut kind, mut parameters, mut children, mut shortcut) = (named.layer.clone(), vec![], vec![], vec![]);
         match &mut kind {
-            Layer::Sequential { layers } | Layer::Block { layers } => children = self.all(&std::mem::take(layers))?,
+            Layer::Sequential { layers }
+            | Layer::Block { layers }
+            | Layer::Branches { layers }
+            | Layer::Idle { layers } => children = self.all(&std::mem::take(layers))?,
             Layer::Residual { layers, shortcut: other, .. } => {
                 children = self.all(&std::mem::take(layers))?;
                 shortcut = self.all(&std::mem::take(other))?;
@@ -83,10 +93,11 @@ impl Building<'_> {
                 parameters.push(table);
             }
             Layer::TiedEmbedding { tied_to } => parameters = vec![self.shared(tied_to)?],
-            Layer::Embeddings(Embeddings { size, tokens, positions, segments }) => {
-                let rows = [("tokens", *tokens), ("positions", *positions), ("segments", *segments)];
-                let layer = |(name, rows): (&str, u64)| Layer::Embedding { rows, size: *size }.named(name);
-                let tables: Vec<_> = rows.into_iter().filter(|(_, rows)| *rows > 0).map(layer).collect();
+            Layer::Embeddings(embeddings) => {
+                let Embeddings { size, tokens, positions, segments, .. } = *embeddings;
+                let rows = embeddings.table_names().into_iter().zip([tokens, positions, segments]);
+                let layer = |(name, rows): (&str, u64)| Layer::Embedding { rows, size }.named(name);
+                let tables: Vec<_> = rows.filter(|(_, rows)| *rows > 0).map(layer).collect();
                 children = self.all(&tables)?;
             }
             Layer::PatchEmbedding { channels, image, patch, size } => {
@@ -105,18 +116,24 @@ impl Building<'_> {
                 self.eager.add_buffer(&Shape::default(), Dtype::I64)?;
             }
             Layer::LayerNorm { size } => parameters = vec![self.add([*size])?, self.add([*size])?],
-            Layer::RmsNorm { size } => parameters = vec![self.add([*size])?],
+            Layer::RmsNorm { size } | Layer::GemmaNorm { size } => parameters = vec![self.add([*size])?],
             Layer::ChannelScale { size } => parameters = vec![self.add([*size, 1, 1])?],
             Layer::Attention(attention) => children = self.attention(attention)?,
             Layer::RelativeAttention(attention) => (parameters, children) = self.relative_attention(attention)?,
-            Layer::GatedMlp { size, hidden, .. } => {
+            Layer::GatedMlp { size, hidden, is_joined, has_bias, .. } => {
                 let linear = |name: &str, inputs: u64, outputs: u64| {
-                    Layer::Linear(Linear { inputs, outputs, no_bias: true, tied_to: None }).named(name)
+                    Layer::Linear(Linear { inputs, outputs, no_bias: !*has_bias, tied_to: None }).named(name)
                 };
-                let layers =
-                    [linear("gate", *size, *hidden), linear("up", *size, *hidden), linear("down", *hidden, *size)];
+                let mut layers = if *is_joined {
+                    let both = hidden.checked_mul(2).ok_or_else(|| self.eager.error(Kind::TooLarge))?;
+                    vec![linear("gate_up_proj", *size, both)]
+                } else {
+                    vec![linear("gate_proj", *size, *hidden), linear("up_proj", *size, *hidden)]
+                };
+                layers.push(linear("down_proj", *hidden, *size));
                 children = self.all(&layers)?;
             }
+            Layer::Experts(experts) => (parameters, children) = self.experts(experts)?,
             Layer::Activation { function, in_place: true } if !matches!(function, Function::Relu | Function::Relu6) => {
                 return Err(self.eager.error(Kind::Invalid(format!("{function:?} cannot overwrite its input"))));
             }
@@ -172,23 +189,32 @@ impl Building<'_> {
     }
 
     fn attention(&mut self, attention: &Attention) -> Result<Vec<Rc<Built>>, Error> {
-        let Attention { size, heads, no_bias, is_joined, .. } = *attention;
+        let Attention { size, heads, no_bias, no_output_bias, is_joined, .. } = *attention;
         let repeats = heads.checked_rem(attention.key_value_heads());
         if attention.head_size() == 0 || repeats != Some(0) {
             let what = format!("{heads} heads cannot share {} heads of keys", attention.key_value_heads());
             return Err(self.eager.error(Kind::Invalid(what)));
         }
+        if attention.rotated() > attention.head_size() {
+            let (rotated, size) = (attention.rotated(), attention.head_size());
+            return Err(self.eager.error(Kind::Invalid(format!("heads of {size} cannot rotate {rotated} elements"))));
+        }
         let [queries, keys, values] = attention.widths().ok_or_else(|| self.eager.error(Kind::TooLarge))?;
-        let linear = |name: &str, inputs: u64, outputs: u64| {
+        let linear = |name: &str, inputs: u64, outputs: u64, no_bias: bool| {
             Layer::Linear(Linear { inputs, outputs, no_bias, tied_to: None }).named(name)
         };
+        let AttentionNames { queries: q, keys: k, values: v, joined, output, norms: [q_norm, k_norm] } =
+            &attention.names;
         let mut layers = if is_joined {
             let sum = queries.checked_add(keys).and_then(|sum| sum.checked_add(values));
-            vec![linear("c_attn", size, sum.ok_or_else(|| self.eager.error(Kind::TooLarge))?)]
+            vec![linear(joined, size, sum.ok_or_else(|| self.eager.error(Kind::TooLarge))?, no_bias)]
         } else {
-            vec![linear("q", size, queries), linear("k", size, keys), linear("v", size, values)]
+            vec![linear(q, size, queries, no_bias), linear(k, size, keys, no_bias), linear(v, size, values, no_bias)]
         };
-        layers.push(linear("o", queries, size));
+        layers.push(linear(output, queries, size, no_bias || no_output_bias));
+        if let Some(norm) = attention.norm.layer(attention.head_size()) {
+            layers.extend([norm.clone().named(q_norm.as_str()), norm.named(k_norm.as_str())]);
+        }
         self.all(&layers)
     }
 
@@ -213,6 +239,34 @@ impl Building<'_> {
     fn shared(&self, path: &str) -> Result<ParameterId, Error> {
         let unknown = || Kind::Invalid(format!("no layer before it has the path `{path}` and a weight to share"));
         self.weights.get(path).copied().ok_or_else(|| self.eager.error(unknown()))
+    }
+
+    fn experts(&mut self, experts: &Experts) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>), Error> {
+        let Experts { size, hidden, experts: count, per_token, function, shared, gates_shared, run } = *experts;
+        if per_token == 0 || per_token > count {
+            let what = format!("a token cannot pass through {per_token} of {count} experts");
+            return Err(self.eager.error(Kind::Invalid(what)));
+        }
+        let linear = |outputs: u64| Layer::Linear(Linear { inputs: size, outputs, no_bias: true, tied_to: None });
+        let mut children = vec![self.one(&linear(count).named(experts.router()))?];
+        let both = hidden.checked_mul(2).ok_or_else(|| self.eager.error(Kind::TooLarge))?;
+        self.eager.memory.open("experts");
+        let parameters = match run {
+            RunExperts::Grouped => [self.add([count, both, size])?, self.add([count, size, hidden])?],
+            RunExperts::All => [self.add([count, size, both])?, self.add([count, hidden, size])?],
+        };
+        self.eager.memory.close();
+        if shared > 0 {
+            let mlp = Layer::GatedMlp { size, hidden: shared, function, is_joined: false, has_bias: false };
+            children.push(self.one(&mlp.named("shared_expert"))?);
+            if gates_shared {
+                children.push(self.one(&linear(1).named("shared_expert_gate"))?);
+            }
+        } else if run == RunExperts::All {
+            let what = "experts that all run need a shared expert".to_owned();
+            return Err(self.eager.error(Kind::Invalid(what)));
+        }
+        Ok((parameters.into(), children))
     }
 
     fn add<const N: usize>(&self, sizes: [u64; N]) -> Result<ParameterId, Error> {

@@ -10,6 +10,13 @@ use crate::{
     shape::Shape,
 };
 
+/// Runs a model. What its layers share is freed when the output is there.
+pub(crate) fn run_model(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+    let output = run_all(layers, eager, input)?;
+    eager.free_shared(eager.segments().is_some());
+    Ok(output)
+}
+
 /// Runs layers one after the other.
 pub(crate) fn run_all(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
     let Some(groups) = eager.segments().filter(|segments| !segments.groups.is_empty()) else {
@@ -41,16 +48,21 @@ fn run_each(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tenso
 impl Built {
     /// The output for an input.
     pub(crate) fn forward(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
-        eager.memory.open(&self.name);
+        let has_scope = !self.name.is_empty();
+        if has_scope {
+            eager.memory.open(&self.name);
+        }
         // An error closes no scopes: its message has the path, and nothing runs after it. Recomputation ends with an error as well
         // and restores the scopes itself.
         let output = self.output(eager, input)?;
         eager.layer_done(&self.kind, input, &output);
-        eager.memory.close();
+        if has_scope {
+            eager.memory.close();
+        }
         Ok(output)
     }
 
-    fn parameter(&self, eager: &Eager, number: usize) -> Tensor {
+    pub(super) fn parameter(&self, eager: &Eager, number: usize) -> Tensor {
         let id: ParameterId = self.parameters[number];
         eager.parameter(id)
     }
@@ -71,6 +83,18 @@ impl Built {
     fn output_once(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
         match &self.kind {
             Layer::Sequential { .. } | Layer::Block { .. } => run_all(&self.children, eager, input),
+            Layer::Branches { .. } => {
+                let mut sum = None;
+                for branch in &self.children {
+                    let output = branch.forward(eager, input)?;
+                    sum = Some(match sum {
+                        None => output,
+                        Some(sum) => eager.add(&sum, &output)?,
+                    });
+                }
+                sum.ok_or_else(|| eager.error(Kind::Invalid("there are no branches".to_owned())))
+            }
+            Layer::Idle { .. } => Ok(input.clone()),
             Layer::Residual { in_place, .. } => {
                 let output = run_all(&self.children, eager, input)?;
                 let shortcut = run_all(&self.shortcut, eager, input)?;
@@ -99,6 +123,11 @@ impl Built {
                 eager.layer_norm(input, Some([&self.parameter(eager, 0), &self.parameter(eager, 1)]))
             }
             Layer::RmsNorm { .. } => eager.rms_norm_written_out(input, &self.parameter(eager, 0)),
+            Layer::GemmaNorm { .. } => eager.gemma_norm(input, &self.parameter(eager, 0)),
+            Layer::SoftCap => {
+                let capped = eager.tanh(&eager.multiply_by_number(input)?)?;
+                eager.multiply_by_number(&capped)
+            }
             Layer::ChannelScale { .. } => eager.multiply(&self.parameter(eager, 0), input),
             Layer::Activation { function, in_place } => activate(eager, *function, *in_place, input),
             Layer::Dropout { probability } => eager.dropout(input, *probability),
@@ -120,13 +149,21 @@ impl Built {
             Layer::ToF32 => eager.to(input, Dtype::F32),
             Layer::Attention(attention) => attention.forward(self, eager, input),
             Layer::RelativeAttention(attention) => attention.forward(self, eager, input),
+            Layer::GatedMlp { function, is_joined: true, hidden, .. } => {
+                let both = self.child("gate_up_proj").forward(eager, input)?;
+                let [gate, up] = eager.split_last(&both, [*hidden; 2])?;
+                let product = eager.multiply(&up, &activate(eager, *function, false, &gate)?)?;
+                drop((both, gate, up));
+                self.child("down_proj").forward(eager, &product)
+            }
             Layer::GatedMlp { function, .. } => {
-                let gate = activate(eager, *function, false, &self.child("gate").forward(eager, input)?)?;
-                let up = self.child("up").forward(eager, input)?;
+                let gate = activate(eager, *function, false, &self.child("gate_proj").forward(eager, input)?)?;
+                let up = self.child("up_proj").forward(eager, input)?;
                 let product = eager.multiply(&gate, &up)?;
                 drop((gate, up));
-                self.child("down").forward(eager, &product)
+                self.child("down_proj").forward(eager, &product)
             }
+            Layer::Experts(experts) => experts.forward(self, eager, input),
         }
     }
 
@@ -143,11 +180,13 @@ impl Built {
     }
 
     fn embeddings(&self, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
-        let mut sum = self.child("tokens").forward(eager, input)?;
-        for name in ["segments", "positions"] {
+        let Layer::Embeddings(embeddings) = &self.kind else { return Ok(input.clone()) };
+        let [tokens, positions, segments] = embeddings.table_names();
+        let mut sum = self.child(tokens).forward(eager, input)?;
+        for name in [segments, positions] {
             let Some(table) = self.children.iter().find(|child| child.name == name) else { continue };
             // All sequences have the same positions.
-            let shape = if name == "positions" { Shape::from([1, input.shape.last()]) } else { input.shape.clone() };
+            let shape = if name == positions { Shape::from([1, input.shape.last()]) } else { input.shape.clone() };
             let rows = table.forward(eager, &eager.integers(&shape)?)?;
             sum = eager.add(&sum, &rows)?;
         }
@@ -176,7 +215,7 @@ fn window(pool: &Pool) -> PoolArguments {
     PoolArguments { kernel, stride, padding, rounds_up }
 }
 
-fn activate(eager: &Eager, function: Function, in_place: bool, input: &Tensor) -> Result<Tensor, Error> {
+pub(super) fn activate(eager: &Eager, function: Function, in_place: bool, input: &Tensor) -> Result<Tensor, Error> {
     match function {
         Function::Relu if in_place => eager.relu_in_place(input),
         Function::Relu6 if in_place => eager.relu6_in_place(input),
@@ -184,6 +223,10 @@ fn activate(eager: &Eager, function: Function, in_place: bool, input: &Tensor) -
         Function::Relu6 => eager.relu6(input),
         Function::Gelu => eager.gelu(input),
         Function::GeluWrittenOut => eager.gelu_written_out(input),
+        Function::QuickGelu => {
+            let gate = eager.sigmoid(&eager.multiply_by_number(input)?)?;
+            eager.multiply(input, &gate)
+        }
         Function::Silu => eager.silu(input),
         Function::Tanh => eager.tanh(input),
     }

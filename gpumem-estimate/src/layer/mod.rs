@@ -3,22 +3,28 @@
 mod attention;
 mod build;
 mod encoder_decoder;
+mod experts;
 mod forward;
 mod segments;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::{attention::Attention, encoder_decoder::RelativeAttention};
+pub use self::{
+    attention::{Attention, AttentionNames, HeadNorm},
+    encoder_decoder::RelativeAttention,
+    experts::{Experts, RunExperts},
+};
 pub(crate) use self::{
     build::{Built, build},
-    forward::run_all,
+    forward::{run_all, run_model},
     segments::Segments,
 };
 
 /// A layer with its name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Named {
-    /// Its name inside the layer around it, such as `0` or `conv1`.
+    /// Its name inside the layer around it, such as `0` or `conv1`. A layer without a name belongs to the layer around it. A name may
+    /// have dots.
     pub name: String,
     /// The layer.
     #[serde(flatten)]
@@ -37,6 +43,16 @@ pub enum Layer {
     },
     /// The same, as a block that checkpointing may recompute.
     Block {
+        /// The layers.
+        layers: Vec<Named>,
+    },
+    /// The sum of what each of the layers makes of the input, as where attention and MLP run side by side.
+    Branches {
+        /// The layers.
+        layers: Vec<Named>,
+    },
+    /// Layers whose parameters are there and that do not run, such as the part for images while there are none.
+    Idle {
         /// The layers.
         layers: Vec<Named>,
     },
@@ -104,6 +120,13 @@ pub enum Layer {
         /// The size of that dimension.
         size: u64,
     },
+    /// RMS norm as Gemma has it: in `f32`, and the weight is what is added to 1.
+    GemmaNorm {
+        /// The size of the last dimension.
+        size: u64,
+    },
+    /// `cap * tanh(x / cap)`.
+    SoftCap,
     /// An operation on each element.
     Activation {
         /// Which one.
@@ -155,7 +178,15 @@ pub enum Layer {
         hidden: u64,
         /// What the gate passes through.
         function: Function,
+        /// Gate and up are one matrix product together.
+        #[serde(default)]
+        is_joined: bool,
+        /// The matrix products have a bias.
+        #[serde(default)]
+        has_bias: bool,
     },
+    /// A mixture of experts.
+    Experts(Experts),
 }
 
 /// An operation on each element.
@@ -166,9 +197,12 @@ pub enum Layer {
 pub enum Function {
     Relu,
     Relu6,
+    /// GELU, with one kernel, as `tanh` or not.
     Gelu,
     /// GELU with `tanh`, written out in Python with an operation for each step.
     GeluWrittenOut,
+    /// `x * sigmoid(1.702 * x)`, with an operation for each step.
+    QuickGelu,
     Silu,
     Tanh,
 }
@@ -230,6 +264,9 @@ pub struct Embeddings {
     /// How many kinds of segments there are; 0: there is no table.
     #[serde(default)]
     pub segments: u64,
+    /// The names of the tables for tokens, positions and segments; `tokens`, `positions` and `segments` if empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<String>,
 }
 
 /// The sizes of a pooling window. A list with one element is for all dimensions of the image.
@@ -248,12 +285,25 @@ pub struct Pool {
     pub rounds_up: bool,
 }
 
+impl Embeddings {
+    /// The names of the tables for tokens, positions and segments.
+    pub(crate) fn table_names(&self) -> [&str; 3] {
+        let name = |at: usize, default| self.names.get(at).map_or(default, String::as_str);
+        [name(0, "tokens"), name(1, "positions"), name(2, "segments")]
+    }
+}
+
 impl Layer {
     /// It has no layers inside.
     pub(crate) fn is_single(&self) -> bool {
         !matches!(
             self,
-            Self::Sequential { .. } | Self::Block { .. } | Self::Residual { .. } | Self::EncoderDecoder { .. }
+            Self::Sequential { .. }
+                | Self::Block { .. }
+                | Self::Residual { .. }
+                | Self::Branches { .. }
+                | Self::Idle { .. }
+                | Self::EncoderDecoder { .. }
         )
     }
 

@@ -37,7 +37,7 @@ const TOKENS: &str = "embeddings.tokens";
 impl Transformer {
     fn embeddings(&self, segments: u64) -> Layer {
         let Self { vocabulary: tokens, size, positions, .. } = *self;
-        Layer::Embeddings(Embeddings { size, tokens, positions, segments })
+        Layer::Embeddings(Embeddings { size, tokens, positions, segments, names: vec![] })
     }
 
     /// GPT-2 with a head for the next token.
@@ -91,7 +91,8 @@ impl Transformer {
                 vec![Layer::RmsNorm { size }.named("input_layernorm"), Layer::Attention(attention).named("self_attn")];
             let mlp = vec![
                 Layer::RmsNorm { size }.named("post_attention_layernorm"),
-                Layer::GatedMlp { size, hidden, function: Function::Silu }.named("mlp"),
+                Layer::GatedMlp { size, hidden, function: Function::Silu, is_joined: false, has_bias: false }
+                    .named("mlp"),
             ];
             let residual = |layers| Layer::Residual { layers, shortcut: vec![], in_place: false };
             Layer::Block { layers: vec![residual(attention).named("attention"), residual(mlp).named("mlp")] }

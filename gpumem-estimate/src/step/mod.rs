@@ -21,7 +21,7 @@ use crate::{
     eager::{Eager, Optimizer, OptimizerState, Tensor},
     error::{Error, Kind},
     estimate::{Estimate, PhasePeak},
-    layer::{Built, Segments, build, run_all},
+    layer::{Built, Segments, build, run_model},
     memory::Memory,
     model::{Loss, Model},
     shape::Shape,
@@ -204,7 +204,7 @@ impl Step {
             eager.memory.open("forward");
             let result = eager.with_grad(self.optimizer.is_some(), || {
                 eager.with_autocast(self.autocast, || {
-                    let output = run_all(layers, eager, input)?;
+                    let output = run_model(layers, eager, input)?;
                     let Some(labels) = labels else { return Ok(output) };
                     let loss = loss(eager, model.loss, &output, labels)?;
                     drop(output);
@@ -279,7 +279,7 @@ impl Step {
 /// The next token of each sequence, (batch, 1): the logits of the last position (`logits_to_keep=1`), a copy of them in `f32`, and the
 /// index of the largest.
 fn next_token(eager: &Eager, body: &[Rc<Built>], head: &Rc<Built>, tokens: &Tensor) -> Result<Tensor, Error> {
-    let hidden = run_all(body, eager, tokens)?;
+    let hidden = run_model(body, eager, tokens)?;
     if hidden.shape.rank() != 3 {
         return Err(eager.mismatch("(…, …, …)", &hidden));
     }

@@ -99,6 +99,10 @@ impl Eager {
         self.unary(input, Saves::Output)
     }
 
+    pub(crate) fn sigmoid(&self, input: &Tensor) -> Result<Tensor, Error> {
+        self.unary(input, Saves::Output)
+    }
+
     /// The logarithms of a softmax over the last dimension.
     pub(crate) fn log_softmax(&self, input: &Tensor) -> Result<Tensor, Error> {
         self.unary(input, Saves::Output)

@@ -3,6 +3,7 @@
 mod attention;
 mod convolution;
 mod elementwise;
+mod experts;
 mod linear;
 mod loss;
 mod normalization;

@@ -57,6 +57,25 @@ impl Eager {
         self.multiply(weight, &narrow)
     }
 
+    /// RMS norm as Gemma writes it out: in `f32`, `(x * rsqrt(mean(x ** 2) + eps) * (1 + weight)).to(type of x)`.
+    pub(crate) fn gemma_norm(&self, input: &Tensor, weight: &Tensor) -> Result<Tensor, Error> {
+        if weight.shape.last() != input.shape.last() {
+            return Err(self.mismatch(input.shape.with_last(weight.shape.last()).to_string(), input));
+        }
+        let normalized = self.normalized_by_square(&self.to(input, Dtype::F32)?)?;
+        let factor = self.add_number(&self.to(weight, Dtype::F32)?)?;
+        let output = self.multiply(&normalized, &factor)?;
+        drop((normalized, factor));
+        self.to(&output, input.dtype)
+    }
+
+    /// `x * rsqrt(mean(x ** 2) + eps)`, with an operation for each step.
+    pub(crate) fn normalized_by_square(&self, input: &Tensor) -> Result<Tensor, Error> {
+        let variance = self.mean_of_last(&self.power(input)?)?;
+        let factor = self.rsqrt(&self.add_number(&variance)?)?;
+        self.multiply(input, &factor)
+    }
+
     /// The mean of the last dimension, which has size 1 afterwards.
     pub(crate) fn mean_of_last(&self, input: &Tensor) -> Result<Tensor, Error> {
         let output = self.output(&input.shape.with_last(1), input.dtype)?;

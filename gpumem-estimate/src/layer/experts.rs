@@ -1,0 +1,156 @@
+//! A mixture of experts, as transformers runs it.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Built, Function, forward::activate};
+use crate::{
+    dtype::Dtype,
+    eager::{Eager, Tensor},
+    error::{Error, Kind},
+    shape::Shape,
+};
+
+/// The sizes of a mixture of experts. Each expert is a gated MLP; a router chooses some of them for each token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Experts {
+    /// The size of a token.
+    pub size: u64,
+    /// The size inside an expert.
+    pub hidden: u64,
+    /// How many experts there are.
+    pub experts: u64,
+    /// How many of them a token passes through.
+    pub per_token: u64,
+    /// What the gate of an expert passes through.
+    pub function: Function,
+    /// The size inside an expert that all tokens pass through; 0: there is none.
+    #[serde(default)]
+    pub shared: u64,
+    /// The output of the shared expert is multiplied with a gate of its own.
+    #[serde(default)]
+    pub gates_shared: bool,
+    /// How the experts run.
+    #[serde(default)]
+    pub run: RunExperts,
+}
+
+/// How experts run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum RunExperts {
+    /// The rows of all tokens, in the order of their experts, in one product (`grouped_mm`, the default of transformers).
+    #[default]
+    Grouped,
+    /// Each expert gets all tokens, multiplied with a score that is 0 for most of them (Llama 4).
+    All,
+}
+
+impl Experts {
+    /// The names of the inner layers: the router and the shared expert.
+    pub(super) fn router(&self) -> &'static str {
+        if self.run == RunExperts::All { "router" } else { "gate" }
+    }
+
+    pub(super) fn forward(&self, built: &Built, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+        if input.shape.rank() < 2 || input.shape.last() != self.size {
+            return Err(eager.mismatch(format!("(…, …, {})", self.size), input));
+        }
+        let tokens = input.shape.elements().and_then(|elements| elements.checked_div(self.size)).unwrap_or(0);
+        let rows = eager.reshape(input, &Shape::from([tokens, self.size]))?;
+        let output = match self.run {
+            RunExperts::Grouped => {
+                let shared =
+                    if self.shared > 0 { Some(built.child("shared_expert").forward(eager, &rows)?) } else { None };
+                let (scores, choice) = self.route(built, eager, &rows)?;
+                let output = self.grouped(built, eager, &rows, &scores, &choice)?;
+                drop((scores, choice));
+                match shared {
+                    None => output,
+                    Some(mut shared) => {
+                        if self.gates_shared {
+                            let gate = eager.sigmoid(&built.child("shared_expert_gate").forward(eager, &rows)?)?;
+                            shared = eager.multiply(&gate, &shared)?;
+                        }
+                        eager.add(&output, &shared)?
+                    }
+                }
+            }
+            RunExperts::All => self.all(built, eager, &rows)?,
+        };
+        eager.reshape(&output, &input.shape)
+    }
+
+    /// The scores of the chosen experts, and which they are: (tokens, experts of a token).
+    fn route(&self, built: &Built, eager: &Eager, rows: &Tensor) -> Result<(Tensor, Tensor), Error> {
+        let logits = built.child(self.router()).forward(eager, rows)?;
+        let probabilities = eager.softmax(&eager.to(&logits, Dtype::F32)?)?;
+        let [scores, choice] = eager.top_k(&probabilities, self.per_token)?;
+        // The scores are divided by their sum.
+        let scores = eager.to(&eager.multiply_by_number(&scores)?, logits.dtype)?;
+        Ok((scores, choice))
+    }
+
+    fn grouped(
+        &self,
+        built: &Built,
+        eager: &Eager,
+        rows: &Tensor,
+        scores: &Tensor,
+        choice: &Tensor,
+    ) -> Result<Tensor, Error> {
+        let too_large = || eager.error(Kind::TooLarge);
+        let chosen = rows.shape[0].checked_mul(self.per_token).ok_or_else(too_large)?;
+        let flat = |tensor: &Tensor| eager.reshape(tensor, &Shape::from([chosen]));
+        let (scores, choice) = (flat(scores)?, flat(choice)?);
+        let (_sorted, order) = (eager.new_like(&choice, Dtype::I64)?, eager.integers(&choice.shape)?);
+        let selected = eager.rows(rows, &eager.new_like(&order, Dtype::I64)?)?;
+        let scores = eager.rows(&scores, &order)?;
+        let (gate_up, down) = (built.parameter(eager, 0), built.parameter(eager, 1));
+        let both = eager.grouped_product(&selected, &gate_up)?;
+        let inner = {
+            let [gate, up] = eager.split_last(&both, [self.hidden; 2])?;
+            eager.multiply(&activate(eager, self.function, false, &gate)?, &up)?
+        };
+        drop(both);
+        let output = eager.grouped_product(&inner, &down)?;
+        drop(inner);
+        let weighted = eager.multiply(&output, &eager.reshape(&scores, &Shape::from([chosen, 1]))?)?;
+        let back = eager.integers(&order.shape)?;
+        drop(eager.integers(&order.shape)?);
+        let weighted = eager.rows(&weighted, &back)?;
+        let by_token = eager.reshape(&weighted, &Shape::from([rows.shape[0], self.per_token, self.size]))?;
+        let sum = eager.sum_over(&by_token, 1)?;
+        // The rows in the order of the experts and what the experts made of them live until here.
+        drop((selected, output, by_token, weighted));
+        eager.to(&sum, rows.dtype)
+    }
+
+    fn all(&self, built: &Built, eager: &Eager, rows: &Tensor) -> Result<Tensor, Error> {
+        let logits = built.child(self.router()).forward(eager, rows)?;
+        let (tokens, experts) = (rows.shape[0], self.experts);
+        let total = tokens.checked_mul(experts).ok_or_else(|| eager.error(Kind::TooLarge))?;
+        let [largest, _choice] = eager.top_k(&logits, self.per_token)?;
+        // The scores of all other experts are 0.
+        let scattered = eager.multiply_by_number(&logits)?;
+        drop(largest);
+        let scores = eager.to(&eager.sigmoid(&eager.to(&scattered, Dtype::F32)?)?, logits.dtype)?;
+        drop(scattered);
+        let repeated = eager.repeat(rows, experts)?;
+        let column = eager.reshape(&eager.transpose(&scores, 0, 1), &Shape::from([total, 1]))?;
+        let routed = eager.multiply(&repeated, &column)?;
+        drop((repeated, column));
+        let (gate_up, down) = (built.parameter(eager, 0), built.parameter(eager, 1));
+        let routed_out = {
+            let routed = eager.reshape(&routed, &Shape::from([experts, tokens, self.size]))?;
+            let both = eager.batched_product(&routed, &gate_up)?;
+            let [gate, up] = eager.split_last(&both, [self.hidden; 2])?;
+            let inner = eager.multiply(&up, &activate(eager, self.function, false, &gate)?)?;
+            eager.batched_product(&inner, &down)?
+        };
+        let output = built.child("shared_expert").forward(eager, rows)?;
+        let sum = eager.sum_over(&routed_out, 0)?;
+        drop((routed, routed_out));
+        eager.add_in_place(&output, &sum)
+    }
+}
