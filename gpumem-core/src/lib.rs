@@ -8,18 +8,12 @@
 #![allow(clippy::missing_errors_doc, reason = "`gpumem` documents the errors of its functions")]
 
 #[cfg(feature = "capture")]
-#[allow(missing_docs, reason = "for our own crates")]
 pub mod capture;
-#[allow(missing_docs, reason = "for our own crates")]
 pub mod derive;
 pub mod device_model;
 pub mod error;
-#[allow(missing_docs, reason = "for our own crates")]
 pub mod export;
-#[allow(missing_docs, reason = "for our own crates")]
 pub mod inbox;
-#[allow(missing_docs, reason = "for our own crates")]
 pub mod ledger;
 pub mod model;
-#[allow(missing_docs, reason = "`gpumem` re-exports a part; the rest is for our own crates")]
 pub mod report;

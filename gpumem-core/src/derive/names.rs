@@ -15,9 +15,11 @@ pub trait Names {
 /// Where a scope is opened, and its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Callsite {
+    /// The name of the scope. `None`: the place stands for it.
     pub name: Option<Cow<'static, str>>,
     /// The source file; empty for a callsite that is not in the program.
     pub file: Cow<'static, str>,
+    /// The line, from 1 on; 0 for a callsite that is not in the program.
     pub line: u32,
 }
 

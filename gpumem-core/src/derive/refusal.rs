@@ -10,9 +10,13 @@ use crate::{
 /// Which allocation was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
+    /// The device on which memory ran out.
     pub device: Device,
+    /// The size that was requested.
     pub requested: Bytes,
+    /// The kind of memory that was requested.
     pub kind: MemKind,
+    /// The stack of the call. It is resolved when the report is made.
     pub stack: StackId,
     /// The scopes that the thread was in.
     pub path: Vec<String>,

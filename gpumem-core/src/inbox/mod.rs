@@ -5,6 +5,7 @@ mod readings;
 mod subscription;
 mod tap;
 mod thread;
+#[allow(missing_docs, reason = "`ThreadState::new` needs no sentence")]
 mod thread_state;
 mod views;
 
@@ -75,6 +76,7 @@ fn run_rare<P: Primitives, R>(code: impl FnOnce() -> R) -> Option<R> {
 type StateGuard<'a, T, P> = <<P as Primitives>::SpinLock<InboxState<T>> as SpinLock<InboxState<T>>>::Guard<'a>;
 
 impl<T: Tap, P: Primitives> Inbox<T, P> {
+    /// An inbox without a tap in use. Its clock starts now.
     pub fn new() -> Self {
         Self::with(T::default(), false)
     }

@@ -59,8 +59,11 @@ pub trait SpinLock<T> {
     where
         Self: 'a;
 
+    /// An unlocked lock around the value.
     fn new(value: T) -> Self;
+    /// Whether a thread holds the lock. Only a hint, because that may change at once.
     fn is_locked(&self) -> bool;
+    /// Locks without waiting. `None` if another thread holds the lock.
     fn try_lock(&self) -> Option<Self::Guard<'_>>;
 }
 
@@ -71,22 +74,33 @@ pub trait Lock<T> {
     where
         Self: 'a;
 
+    /// An unlocked lock around the value.
     fn new(value: T) -> Self;
+    /// Waits until no other thread holds the lock, and locks it.
     fn lock(&self) -> Self::Guard<'_>;
 }
 
+/// A number to which several threads add.
 pub trait Counter: Debug {
+    /// A counter with this value.
     fn new(value: u64) -> Self;
+    /// Adds to the counter.
     fn add(&self, more: u64);
+    /// The value now.
     fn get(&self) -> u64;
 }
 
+/// A moment of a clock that never goes back.
 pub trait Clock: Debug {
+    /// The current moment.
     fn now() -> Self;
+    /// The time since this moment.
     fn elapsed(&self) -> Duration;
 }
 
+/// The wait of one thread for a lock. Each lock attempt has its own.
 pub trait Wait {
+    /// A wait that has not begun.
     fn new() -> Self;
     /// Waits, a little longer with each call.
     fn wait(&self);

@@ -15,6 +15,7 @@ impl<P: Primitives> Default for Readings<P> {
 }
 
 impl<P: Primitives> Readings<P> {
+    /// No reading is in progress.
     pub fn new() -> Self {
         Self(std::array::from_fn(|_| P::Lock::new(())))
     }

@@ -25,6 +25,7 @@ impl<E: Clone, P: Primitives> Default for Subscription<E, P> {
 }
 
 impl<E: Clone, P: Primitives> Subscription<E, P> {
+    /// Allocations are not intercepted, and nothing was tried.
     pub fn new() -> Self {
         let state = SubscriptionState { is_stopped: false, refused: None };
         Self { state: P::Lock::new(state), interruptions: P::Counter::new(0) }

@@ -13,10 +13,12 @@ pub struct LentNumber<P: Primitives> {
 }
 
 impl<P: Primitives> LentNumber<P> {
+    /// The thread has no number yet.
     pub const fn none() -> Self {
         Self { number: Cell::new(0), primitives: PhantomData }
     }
 
+    /// Stores the number that the thread was lent. It is returned when the thread ends.
     pub fn keep(&self, number: u32) {
         self.number.set(number);
     }

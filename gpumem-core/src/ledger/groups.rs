@@ -10,10 +10,13 @@ use crate::model::{MemKind, StackId};
 /// What the blocks of one group have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AllocGroup {
+    /// The scope path.
     pub node: NodeId,
+    /// The stack; [`StackId::NONE`] if it was not recorded.
     pub stack: StackId,
     /// The meter of the device.
     pub(super) meter: u16,
+    /// The kind of memory.
     pub kind: MemKind,
     /// See [`Block::context`](crate::model::Block::context).
     pub context: u8,

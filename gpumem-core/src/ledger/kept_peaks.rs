@@ -9,13 +9,16 @@ use crate::model::{ByteDelta, Device, Gauge, OwnerThread, ScopeId};
 /// How much more one group had in use at a peak than at the start of the scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupAtPeak {
+    /// The group.
     pub group: AllocGroup,
+    /// Its bytes at the peak. Of a scope: minus those at its start.
     pub bytes: ByteDelta,
 }
 
 /// The sum of a peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeakTotal {
+    /// The device.
     pub device: Device,
     /// The sum of all groups and of `older`.
     pub bytes: ByteDelta,

@@ -50,8 +50,11 @@ pub(super) struct Samples {
 /// The allocator's statistics of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceStats {
+    /// The device.
     pub device: Device,
+    /// All memory that is certainly on the device, as traces count it.
     pub on_device: Stat,
+    /// Each kind of memory, in the order of [`MemKind::ALL`].
     pub kinds: [Stat; MemKind::ALL.len()],
 }
 

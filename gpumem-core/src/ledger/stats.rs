@@ -15,7 +15,9 @@ pub struct Count {
 /// Blocks and bytes of one kind of memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
+    /// Requested bytes.
     pub bytes: Count,
+    /// Numbers of blocks.
     pub blocks: Count,
 }
 

@@ -16,13 +16,17 @@ use crate::model::{Bytes, Device, Key, OwnerThread, ScopeId, Time};
 /// A live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownBlock {
+    /// Its key, which no other live block has.
     pub key: Key,
     /// The number of the event that allocated it. It is unique, whereas a key may be reused.
     pub number: u64,
     /// The owner thread of the scope that it was allocated in, or of the thread that allocated it.
     pub thread: OwnerThread,
+    /// The requested size.
     pub bytes: Bytes,
+    /// The device.
     pub device: Device,
+    /// Its allocation group.
     pub group: AllocGroup,
     /// When it was allocated, to a tenth of a second.
     pub time: Time,
@@ -42,9 +46,13 @@ pub struct ScopePeriod {
 /// The live blocks of one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupUsage {
+    /// The device.
     pub device: Device,
+    /// The group.
     pub group: AllocGroup,
+    /// The number of its live blocks.
     pub blocks: u64,
+    /// The sum of their requested sizes.
     pub bytes: Bytes,
 }
 

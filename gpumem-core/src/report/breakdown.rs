@@ -99,20 +99,28 @@ pub struct Group {
     pub place: Option<String>,
     /// The line that called the function of that line.
     pub caller: Option<String>,
+    /// The number of live blocks.
     pub blocks: u64,
+    /// The sum of their requested sizes.
     pub bytes: Bytes,
 }
 
 /// Readings of a device at one moment, of which its breakdown is made.
 #[derive(Clone, Debug)]
 pub struct Known {
+    /// The CUDA ordinal of the device.
     pub device: u32,
+    /// The name of the device, if it is known.
     pub name: Option<String>,
+    /// Whether the device is a simulated one.
     pub simulated: bool,
+    /// The reading of the whole device.
     pub memory: GpuMemory,
     /// `None` if the driver does not list them.
     pub processes: Option<Vec<GpuProcess>>,
+    /// The number of this process, by which it is found in `processes`.
     pub own_pid: u32,
+    /// The usage of the device's current pool. `None` if it cannot be read.
     pub pool: Option<PoolUsage>,
     /// The live allocations of this process on the device.
     pub live: Vec<Group>,

@@ -36,7 +36,9 @@ pub enum Relation {
 /// One condition of a budget.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
+    /// The figure that is limited.
     pub figure: Figure,
+    /// The relation that must hold between the figure and `amount`.
     pub relation: Relation,
     /// Bytes, or blocks.
     pub amount: i128,
@@ -46,6 +48,7 @@ pub struct Limit {
 
 /// The measured figures of a function.
 pub struct Measurement<'a> {
+    /// The trace of the function.
     pub trace: Trace,
     /// How many blocks were allocated inside and are still live. `None` if it is not known.
     pub live: Option<u64>,
@@ -59,6 +62,7 @@ pub struct Measurement<'a> {
 /// The result of checking a budget.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
+    /// All limits were kept.
     Kept,
     /// Something could not be measured, for this reason.
     Unmeasured(String),

@@ -117,6 +117,7 @@ pub struct Lines {
 }
 
 impl Lines {
+    /// Adds the next statement: its line, its text, and its trace, which began when the previous statement ended.
     pub fn push(&mut self, number: u32, source: impl Into<Cow<'static, str>>, trace: Trace) {
         let total = self.total.map_or(trace, |total| total.then(trace));
         self.lines.push(Line { number, source: source.into(), trace, total: total.used });

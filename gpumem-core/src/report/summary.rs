@@ -61,7 +61,9 @@ pub struct ScopeSummary {
 /// The figures of a path in the ledger. `at_peak`, `allocated` and `allocations` are without the scopes inside of it.
 #[derive(Clone, Debug)]
 pub struct Path {
+    /// The index of the path around it in the list of all paths. `None`: the whole process on a device.
     pub parent: Option<usize>,
+    /// Its own figures.
     pub own: ScopeSummary,
 }
 

@@ -103,14 +103,20 @@ impl Change {
 /// What the blocks of one group have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sort {
+    /// The requested size of each block.
     pub each: Bytes,
+    /// Where the memory is, as [`place_of`] returns it.
     pub kind: MemKind,
+    /// The label, or where the blocks were allocated.
     pub what: What,
 }
 
+/// What identifies blocks for a tracker, besides size and kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum What {
+    /// The program gave them this label.
     Labelled(Arc<Label>),
+    /// They have no label; they were allocated here.
     Unlabelled(Arc<AllocatedAt>),
 }
 
@@ -119,7 +125,9 @@ pub enum What {
 pub struct AllocatedAt {
     /// Full names: short ones would change when other scopes are opened.
     pub path: Vec<String>,
+    /// The line of the program, as [`LiveBlock::line`](super::LiveBlock::line).
     pub line: Option<String>,
+    /// The library, as [`LiveBlock::library`](super::LiveBlock::library).
     pub library: Option<String>,
 }
 
