@@ -6,6 +6,14 @@ mod arguments;
 mod commands;
 mod exit;
 mod failure;
+#[allow(dead_code, reason = "the formats are to use the rest")]
+mod history;
+#[cfg(test)]
+#[path = "../tests/command/made.rs"]
+#[allow(dead_code, reason = "the tests of the command use the rest")]
+mod made;
+mod progress;
+mod report;
 mod terminal;
 
 use std::process::ExitCode;

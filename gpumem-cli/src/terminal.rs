@@ -24,7 +24,6 @@ pub(crate) fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Res
     write(&mut out).and_then(|()| out.flush()).map_err(|error| Failure::of_output(&error))
 }
 
-#[allow(dead_code, reason = "`report` is not written yet")]
 /// Colours, if stdout is a terminal and `NO_COLOR` is not set.
 pub(crate) fn paint() -> Paint {
     let is_wanted = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());

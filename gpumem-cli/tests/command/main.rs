@@ -1,6 +1,9 @@
 //! Runs the command as a user does.
 
 mod conventions;
+#[allow(dead_code, reason = "the tests of the library use the rest")]
+mod made;
+mod report;
 
 use std::{
     path::PathBuf,

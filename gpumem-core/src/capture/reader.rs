@@ -3,8 +3,8 @@
 use std::io::{self, Read, Seek, SeekFrom};
 
 use super::{
-    check::Rejection, definitions::Definitions, event::RecordedEvent, item::Item, items::Items, output::ReplayedReport,
-    record::End, state::State,
+    check::Rejection, definitions::Definitions, event::RecordedEvent, item::BlockLabel, item::Item, items::Items,
+    output::ReplayedReport, record::End, state::State,
 };
 use crate::{
     derive::LedgerView,
@@ -29,6 +29,8 @@ pub struct Reader<R> {
 pub enum Step {
     /// An event was applied. If it is a query of a scope: what the scope came to.
     Event(RecordedEvent, Option<Trace>),
+    /// The program named a live block.
+    Label(Box<BlockLabel>),
     /// The program requested a report.
     ReplayedReport(Box<ReplayedReport>),
 }
@@ -80,7 +82,7 @@ impl<R: Read + Seek> Reader<R> {
 }
 
 impl<R: Read> Reader<R> {
-    /// Reads up to the next event or report. `None` after the last: [`end`](Self::end) says how the file ends.
+    /// Reads up to the next event, label or report. `None` after the last: [`end`](Self::end) says how the file ends.
     ///
     /// # Errors
     /// Of reading.
@@ -107,7 +109,10 @@ impl<R: Read> Reader<R> {
             Item::ThreadReused(thread) => state.reuse_thread(thread)?,
             Item::PeakReleased(scope) => state.release_peak(scope),
             Item::Missed(count) => state.miss(count)?,
-            Item::Label(label) => state.label(&label, bytes)?,
+            Item::Label(label) => {
+                state.label(&label, bytes)?;
+                return Ok(Some(Step::Label(Box::new(label))));
+            }
             // All definitions are known already.
             _ => {}
         }

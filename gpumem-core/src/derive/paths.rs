@@ -107,12 +107,12 @@ impl Paths {
     }
 
     /// The names of the scopes of a node, the outermost first.
-    pub(super) fn names_of(&self, node: NodeId) -> Vec<String> {
+    pub fn names_of(&self, node: NodeId) -> Vec<String> {
         self.of(node).map(|scope| scope.path.clone()).unwrap_or_default()
     }
 
     /// Where the innermost scope of a node is opened.
-    pub(super) fn place_of(&self, node: NodeId) -> Option<String> {
+    pub fn place_of(&self, node: NodeId) -> Option<String> {
         self.of(node)?.place.clone()
     }
 }

@@ -5,14 +5,14 @@ const UNITS: [(&str, u32); 5] = [("B", 0), ("KiB", 10), ("MiB", 20), ("GiB", 30)
 /// How the amounts of one column are written: in one unit, with so many decimals that the largest has four significant digits.
 /// Decimals that are 0 in all rows are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Amounts {
-    pub(super) unit: &'static str,
+pub struct Amounts {
+    pub unit: &'static str,
     shift: u32,
     decimals: usize,
 }
 
 impl Amounts {
-    pub(super) fn of(bytes: impl IntoIterator<Item = i64>) -> Self {
+    pub fn of(bytes: impl IntoIterator<Item = i64>) -> Self {
         let bytes: Vec<i64> = bytes.into_iter().collect();
         let largest = bytes.iter().copied().map(i64::unsigned_abs).max().unwrap_or(0);
         // 9,999 MiB can be compared with other amounts in MiB, 9.76 GiB cannot.
@@ -35,7 +35,7 @@ impl Amounts {
     }
 
     /// An amount that is not 0 is not shown as 0, but as less than the last digit.
-    pub(super) fn show(self, bytes: i64) -> String {
+    pub fn show(self, bytes: i64) -> String {
         if bytes == 0 {
             return "0".to_owned();
         }

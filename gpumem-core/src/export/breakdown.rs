@@ -71,7 +71,7 @@ impl Breakdown {
 }
 
 /// Rows with a size, a number of blocks, and a bar.
-pub(super) fn table(what: &str, rows: &[Row]) -> Table {
+pub fn table(what: &str, rows: &[Row]) -> Table {
     let amounts = Amounts::of(rows.iter().map(|row| row.bytes));
     let has_blocks = rows.iter().any(|row| row.blocks > 0);
     let mut table = Table::new().column(what, Fit::LeftCutFront).amounts("", amounts);

@@ -1,4 +1,5 @@
 //! Writers of reports, one topic in each file. They only write: all figures are derived before.
+//! The parts of tables are public: the command `gpumem` writes its own tables with them.
 
 mod amounts;
 mod breakdown;
@@ -17,8 +18,12 @@ mod tracked;
 mod tree;
 
 pub use self::{
-    paint::Paint,
+    amounts::Amounts,
+    breakdown::table as amounts_table,
+    paint::{InPaint, Paint, Painted, Role, Show},
     sink::{ParseSinkError, Sink},
+    table::{Cell, Fit, Table, WIDTH, shortened},
+    tree::{Leaf, Row, Tree},
 };
 use crate::report::Output;
 

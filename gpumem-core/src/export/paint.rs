@@ -16,7 +16,7 @@ pub enum Paint {
 
 /// The role of a piece of text. It decides the colour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Role {
+pub enum Role {
     #[default]
     Text,
     Heading,
@@ -44,12 +44,12 @@ impl Role {
 
 impl Paint {
     /// The text in the colour of its role. Padding must be in the text already: escape codes have no width.
-    pub(super) fn on<T: fmt::Display>(self, role: Role, text: T) -> Painted<T> {
+    pub fn on<T: fmt::Display>(self, role: Role, text: T) -> Painted<T> {
         Painted { style: if self == Self::Ansi { role.style() } else { Style::new() }, text }
     }
 }
 
-pub(super) struct Painted<T> {
+pub struct Painted<T> {
     style: Style,
     text: T,
 }
@@ -62,12 +62,12 @@ impl<T: fmt::Display> fmt::Display for Painted<T> {
 }
 
 /// Text that can be written with and without colours. `Display` writes the same as [`Paint::Plain`].
-pub(super) trait Show {
+pub trait Show {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result;
 }
 
 /// Writes a value with or without colours.
-pub(super) struct InPaint<'a, T: ?Sized>(pub(super) &'a T, pub(super) Paint);
+pub struct InPaint<'a, T: ?Sized>(pub &'a T, pub Paint);
 
 impl<T: Show + ?Sized> fmt::Display for InPaint<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

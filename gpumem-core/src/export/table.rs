@@ -10,7 +10,7 @@ use super::{
     text::one_line,
 };
 
-pub(super) const WIDTH: usize = 80;
+pub const WIDTH: usize = 80;
 /// The width of a bar.
 const BAR: usize = 8;
 /// The least width of a name that is cut.
@@ -18,7 +18,7 @@ const LEAST: usize = 12;
 
 /// The alignment of a column, and how a text that is too long is cut.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fit {
+pub enum Fit {
     Right,
     Left,
     /// On the left. A text that is too long is cut at its beginning.
@@ -28,7 +28,8 @@ pub(super) enum Fit {
 }
 
 /// A heading and rows. One column may be cut: it gets the width that the others leave.
-pub(super) struct Table {
+#[derive(Default)]
+pub struct Table {
     columns: Vec<Column>,
     lines: Vec<TableLine>,
 }
@@ -47,7 +48,7 @@ enum TableLine {
 }
 
 #[derive(Clone, Default)]
-pub(super) struct Cell {
+pub struct Cell {
     indent: usize,
     text: String,
     role: Role,
@@ -55,12 +56,12 @@ pub(super) struct Cell {
 
 impl Cell {
     /// A text that is indented by its depth.
-    pub(super) fn nested(depth: usize, text: &str) -> Self {
+    pub fn nested(depth: usize, text: &str) -> Self {
         Self { indent: 2 * depth, ..Self::from(text) }
     }
 
     /// The share of `part` in `whole`, in eighths of a column.
-    pub(super) fn bar(part: i64, whole: i64) -> Self {
+    pub fn bar(part: i64, whole: i64) -> Self {
         const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
         let (part, whole) = (i128::from(part.max(0)), i128::from(whole.max(1)));
         let eighths = usize::try_from((part * 8 * BAR as i128 / whole).min(8 * BAR as i128)).unwrap_or(0);
@@ -69,7 +70,8 @@ impl Cell {
         Self { indent: 0, text, role: Role::Bar }
     }
 
-    pub(super) fn role(self, role: Role) -> Self {
+    #[must_use]
+    pub fn role(self, role: Role) -> Self {
         Self { role, ..self }
     }
 
@@ -85,28 +87,30 @@ impl<T: AsRef<str>> From<T> for Cell {
 }
 
 impl Table {
-    pub(super) fn new() -> Self {
-        Self { columns: Vec::new(), lines: Vec::new() }
+    pub fn new() -> Self {
+        Self::default()
     }
 
-    pub(super) fn column(mut self, name: &str, fit: Fit) -> Self {
+    #[must_use]
+    pub fn column(mut self, name: &str, fit: Fit) -> Self {
         self.columns.push(Column { name: name.to_owned(), unit: "", fit });
         self
     }
 
     /// A column of amounts. Its unit is below its name; without a name, the unit is the heading.
-    pub(super) fn amounts(mut self, name: &str, amounts: Amounts) -> Self {
+    #[must_use]
+    pub fn amounts(mut self, name: &str, amounts: Amounts) -> Self {
         let (name, unit) = if name.is_empty() { (amounts.unit, "") } else { (name, amounts.unit) };
         self.columns.push(Column { name: name.to_owned(), unit, fit: Fit::Right });
         self
     }
 
-    pub(super) fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
+    pub fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
         self.lines.push(TableLine::Row(cells.into_iter().collect()));
     }
 
     /// A line below the last row, indented like the rows inside of it.
-    pub(super) fn note(&mut self, depth: usize, text: &str) {
+    pub fn note(&mut self, depth: usize, text: &str) {
         self.lines.push(TableLine::Note(1 + 2 * depth, text.to_owned()));
     }
 
@@ -133,7 +137,7 @@ impl Table {
     }
 
     /// The lines, without a line break after the last one.
-    pub(super) fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+    pub fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let widths = self.widths();
         let heading = |text: fn(&Column) -> &str, role: Role| {
             let cells: Vec<_> = self.columns.iter().map(|column| Cell::from(text(column)).role(role)).collect();
@@ -180,7 +184,7 @@ impl Table {
 }
 
 /// At most so many columns. Of a longer name the end is kept, because it says most.
-pub(super) fn shortened(name: &str, most: usize) -> String {
+pub fn shortened(name: &str, most: usize) -> String {
     let name = one_line(name);
     if name.width() <= most {
         return name.into_owned();

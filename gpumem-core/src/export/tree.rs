@@ -6,7 +6,7 @@ use crate::model::Bytes;
 
 /// A tree of rows. A row has the sum of the rows inside of it and its own memory.
 #[derive(Default)]
-pub(super) struct Tree {
+pub struct Tree {
     nodes: Vec<Node>,
 }
 
@@ -23,35 +23,35 @@ struct Node {
 }
 
 /// A row inside a scope or beside all scopes: a line, a library, memory that the driver keeps.
-pub(super) struct Leaf {
-    pub(super) name: String,
-    pub(super) bytes: i64,
-    pub(super) blocks: u64,
+pub struct Leaf {
+    pub name: String,
+    pub bytes: i64,
+    pub blocks: u64,
     /// The line that called the function of the line.
-    pub(super) note: Option<String>,
+    pub note: Option<String>,
 }
 
 /// One row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Row {
-    pub(super) depth: usize,
-    pub(super) name: String,
-    pub(super) bytes: i64,
+pub struct Row {
+    pub depth: usize,
+    pub name: String,
+    pub bytes: i64,
     /// 0 if there is no such number.
-    pub(super) blocks: u64,
+    pub blocks: u64,
     /// The size of each block, if all have one size.
-    pub(super) each: Option<Bytes>,
-    pub(super) note: Option<String>,
+    pub each: Option<Bytes>,
+    pub note: Option<String>,
 }
 
 impl Tree {
-    pub(super) fn new() -> Self {
+    pub fn new() -> Self {
         // The root. It has no row.
         Self { nodes: vec![Node::default()] }
     }
 
     /// Adds memory of the scope with this path, without the scopes inside of it.
-    pub(super) fn scope(&mut self, path: &[String], bytes: i64, blocks: u64) -> usize {
+    pub fn scope(&mut self, path: &[String], bytes: i64, blocks: u64) -> usize {
         let mut at = 0;
         self.add(at, bytes, blocks);
         for name in path {
@@ -64,7 +64,7 @@ impl Tree {
     }
 
     /// Adds a row inside a scope, or, with an empty path, beside all scopes.
-    pub(super) fn leaf(&mut self, path: &[String], leaf: Leaf) {
+    pub fn leaf(&mut self, path: &[String], leaf: Leaf) {
         let Leaf { name, bytes, blocks, note } = leaf;
         let scope = self.scope(path, bytes, blocks);
         self.push(scope, Node { name, bytes, blocks, note, ..Node::default() });
@@ -85,7 +85,7 @@ impl Tree {
 
     /// The rows, the largest first. If there are more than `most`, the others of each scope share one row, so the rows inside a row
     /// still add up to it.
-    pub(super) fn rows(mut self, most: usize) -> Vec<Row> {
+    pub fn rows(mut self, most: usize) -> Vec<Row> {
         let mut largest = BinaryHeap::from([(u64::MAX, Reverse(0))]);
         let mut left = most + 1;
         while let Some((_, Reverse(at))) = largest.pop().filter(|_| left > 0) {

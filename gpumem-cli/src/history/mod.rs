@@ -1,0 +1,218 @@
+//! What a recording says, as a history that all reports and formats are made of.
+//!
+//! The reader of `gpumem-core` applies the events to its ledger, which decides what is live. The ledger does not keep when each block
+//! came and went: that is noted here on the way.
+
+mod held;
+mod names;
+mod read;
+#[cfg(test)]
+mod tests;
+mod time;
+
+use std::{collections::HashMap, io, path::PathBuf, time::Duration};
+
+use gpumem_core::{
+    capture::{Definitions, End, Reader, Skipped},
+    ledger::Counts,
+    model::{CallsiteId, Device, GpuMemory, Label, Source},
+};
+
+pub(crate) use self::{
+    held::{Held, sums_by},
+    names::Origin,
+    time::{Moment, in_words},
+};
+
+/// The history of one recording.
+#[derive(Debug)]
+pub(crate) struct History {
+    pub(crate) path: PathBuf,
+    /// Each change of what is live, in the order of the recording.
+    pub(crate) changes: Vec<Change>,
+    /// Each block that was ever live, in the order of the changes with which they came.
+    pub(crate) blocks: Vec<BlockLife>,
+    /// Where blocks come from.
+    pub(crate) origins: Vec<Origin>,
+    /// Blocks of which a part was freed: after which change, and how much was left.
+    shrunk: HashMap<u32, Vec<(u32, u64)>>,
+    /// What the program calls blocks.
+    pub(crate) labels: HashMap<u32, Label>,
+    /// Each time that a scope was open, in the order of their beginning.
+    pub(crate) scopes: Vec<ScopeLife>,
+    /// Devices on which something happened, by their numbers.
+    pub(crate) devices: Vec<DeviceHistory>,
+    /// When the last event was, since the recording began.
+    pub(crate) end: Duration,
+    reader: Reader<read::Bytes>,
+}
+
+/// A change of what is live.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Change {
+    /// When, in nanoseconds since the recording began. It never falls.
+    pub(crate) time: u64,
+    /// The number of the event.
+    pub(crate) number: u64,
+    /// How many bytes more are live.
+    pub(crate) delta: i64,
+    /// In [`History::blocks`].
+    pub(crate) block: u32,
+    /// The thread that did it.
+    pub(crate) thread: u16,
+    pub(crate) kind: ChangeKind,
+}
+
+// A recording may have millions.
+const _: () = assert!(size_of::<Change>() == 32 && size_of::<BlockLife>() == 32);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChangeKind {
+    Alloc,
+    Free,
+    /// A part was freed.
+    Shrink,
+    /// The block's context was destroyed, with all its blocks.
+    FreeWithContext,
+    /// The free was missed: the block's address was given to another one.
+    FreeMissed,
+    /// A free failed: its block is live again.
+    FreeFailed,
+}
+
+impl ChangeKind {
+    /// In files.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Alloc => "alloc",
+            Self::Free => "free",
+            Self::Shrink => "shrink",
+            Self::FreeWithContext => "free with context",
+            Self::FreeMissed => "free missed",
+            Self::FreeFailed => "free failed",
+        }
+    }
+}
+
+/// The life of a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockLife {
+    pub(crate) key: u64,
+    /// When it came.
+    pub(crate) bytes: u64,
+    /// The change with which it came.
+    pub(crate) born: u32,
+    /// The change with which it went; [`LIVE`] if it is still there.
+    pub(crate) died: u32,
+    /// In [`History::origins`].
+    pub(crate) origin: u32,
+    /// In [`History::devices`].
+    pub(crate) device: u16,
+    pub(crate) context: u8,
+}
+
+/// In place of the change with which a block went.
+pub(crate) const LIVE: u32 = u32::MAX;
+
+/// One time that a scope was open.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScopeLife {
+    pub(crate) callsite: CallsiteId,
+    pub(crate) thread: u16,
+    /// In [`History::devices`].
+    pub(crate) device: u16,
+    pub(crate) opened: u64,
+    /// `None` if it is still open.
+    pub(crate) closed: Option<u64>,
+}
+
+/// One device.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceHistory {
+    pub(crate) device: Device,
+    /// Live now in its memory.
+    pub(crate) live: u64,
+    /// The most that was live in its memory.
+    pub(crate) peak: u64,
+    /// The change after which that was so first; `None` if nothing was allocated.
+    pub(crate) peak_at: Option<u32>,
+    /// The reading of the whole device with the most in use, and when it was.
+    pub(crate) highest_sample: Option<(u64, GpuMemory)>,
+    pub(crate) samples: u64,
+    /// The most that a stream-ordered pool had from the device.
+    pub(crate) pool_reserved: Option<u64>,
+}
+
+impl History {
+    pub(crate) fn definitions(&self) -> &Definitions {
+        self.reader.definitions()
+    }
+
+    /// For the reports of `gpumem-core`, as of the end of the recording.
+    pub(crate) fn reader(&mut self) -> &mut Reader<impl io::Read + use<>> {
+        &mut self.reader
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.reader.ledger().counts()
+    }
+
+    pub(crate) fn skipped(&self) -> Skipped {
+        self.reader.skipped()
+    }
+
+    /// Why the recording has no end, in words.
+    pub(crate) fn incomplete(&self) -> Option<String> {
+        match self.reader.end() {
+            Some(End::Cut { at }) => Some(format!("it is cut within the record at byte {at}")),
+            Some(End::Damaged { at, why }) => Some(format!("it is damaged at byte {at}: {why}")),
+            Some(End::Complete) | None => None,
+        }
+    }
+
+    /// The ledger of `gpumem-core` has something else live than this history. That must not be: it is reported as a fault.
+    pub(crate) fn disagrees(&self) -> bool {
+        let stats = self.reader.ledger().stats();
+        let current = |device: &DeviceHistory| {
+            let of_device = stats.iter().find(|stats| stats.device == device.device);
+            of_device.map_or(0, |stats| stats.on_device.bytes.current)
+        };
+        self.devices.iter().any(|device| device.live != current(device))
+    }
+
+    /// Which source recorded, and through which library.
+    pub(crate) fn sources(&self) -> Vec<(Source, &str)> {
+        let mut sources: Vec<_> =
+            self.definitions().interceptions().iter().map(|by| (by.source, by.library.as_str())).collect();
+        sources.dedup();
+        sources
+    }
+
+    /// The device whose peak was the highest.
+    pub(crate) fn busiest(&self) -> Option<&DeviceHistory> {
+        let used = self.devices.iter().filter(|device| device.peak_at.is_some());
+        // Of equal ones the first.
+        used.rev().max_by_key(|device| device.peak)
+    }
+
+    pub(crate) fn origin(&self, block: &BlockLife) -> &Origin {
+        &self.origins[block.origin as usize]
+    }
+
+    /// The size of a block after a change.
+    pub(crate) fn bytes_after(&self, block: u32, change: u32) -> u64 {
+        let bytes = self.blocks[block as usize].bytes;
+        let Some(shrunk) = self.shrunk.get(&block) else { return bytes };
+        let until = shrunk.partition_point(|(at, _)| *at <= change);
+        until.checked_sub(1).map_or(bytes, |at| shrunk[at].1)
+    }
+
+    /// When a change was, in nanoseconds since the recording began.
+    pub(crate) fn time_of(&self, change: u32) -> u64 {
+        self.changes.get(change as usize).map_or_else(|| self.end_nanos(), |change| change.time)
+    }
+
+    pub(crate) fn end_nanos(&self) -> u64 {
+        u64::try_from(self.end.as_nanos()).unwrap_or(u64::MAX)
+    }
+}

@@ -1,0 +1,91 @@
+//! Where blocks come from, in words.
+
+use std::collections::HashMap;
+
+use gpumem_core::{
+    capture::Definitions,
+    derive::{LedgerView, Names, Paths},
+    ledger::AllocGroup,
+    model::{MemKind, StackId},
+    report::{path_in_words, place_in_words},
+};
+
+/// Where blocks come from: the scope, the stack, and the kind of memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Origin {
+    /// The path of scopes, the outermost first.
+    pub(crate) path: Vec<String>,
+    /// The library that allocated, unless that is the program.
+    pub(crate) library: Option<String>,
+    /// The user's line.
+    pub(crate) line: Option<String>,
+    /// The line that called that one's function.
+    pub(crate) caller: Option<String>,
+    /// Where the innermost scope was opened.
+    pub(crate) scope_place: Option<String>,
+    pub(crate) kind: MemKind,
+    pub(crate) stack: StackId,
+}
+
+impl Origin {
+    /// The library, else the line, else where the scope was opened.
+    pub(crate) fn place(&self) -> String {
+        let scope_place = self.scope_place.as_deref().filter(|_| !self.path.is_empty());
+        let place = || place_in_words(self.line.as_deref(), scope_place);
+        self.library.clone().or_else(place).unwrap_or_else(|| "line not known".to_owned())
+    }
+
+    pub(crate) fn scope(&self) -> String {
+        path_in_words(&self.path)
+    }
+
+    pub(crate) fn library_or_program(&self) -> String {
+        self.library.clone().unwrap_or_else(|| "the program".to_owned())
+    }
+}
+
+/// Origins, by what the ledger knows of them.
+#[derive(Debug, Default)]
+pub(super) struct Origins {
+    known: HashMap<AllocGroup, u32>,
+    all: Vec<AllocGroup>,
+    newest: Option<(AllocGroup, u32)>,
+}
+
+impl Origins {
+    pub(super) fn number(&mut self, group: AllocGroup) -> u32 {
+        if let Some((newest, number)) = self.newest
+            && newest == group
+        {
+            return number;
+        }
+        let next = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
+        let number = *self.known.entry(group).or_insert(next);
+        if number == next {
+            self.all.push(group);
+        }
+        self.newest = Some((group, number));
+        number
+    }
+
+    pub(super) fn kind(&self, origin: u32) -> MemKind {
+        self.all[origin as usize].kind
+    }
+
+    pub(super) fn in_words(&self, ledger: &dyn LedgerView, definitions: &Definitions) -> Vec<Origin> {
+        let paths = Paths::now(ledger, definitions);
+        let origin = |group: &AllocGroup| {
+            let stack = definitions.stack(group.stack);
+            Origin {
+                path: paths.names_of(group.node),
+                caller: stack.caller.filter(|_| stack.library.is_none()),
+                line: stack.line.filter(|_| stack.library.is_none()),
+                library: stack.library,
+                scope_place: paths.place_of(group.node),
+                kind: group.kind,
+                stack: group.stack,
+            }
+        };
+        self.all.iter().map(origin).collect()
+    }
+}

@@ -1,0 +1,286 @@
+//! Reads a recording.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, BufReader, Read, Seek, SeekFrom},
+    path::Path,
+    time::Duration,
+};
+
+use gpumem_core::{
+    capture::{Reader, RecordedEvent, Step},
+    model::{Block, Device, EventKind, Key, ScopeId, ThreadId},
+};
+
+use super::{BlockLife, Change, ChangeKind, DeviceHistory, History, LIVE, ScopeLife, names::Origins};
+use crate::{failure::Failure, progress::Progress};
+
+/// The bytes of a recording. It shows how much was read.
+#[derive(Debug)]
+pub(crate) struct Bytes {
+    from: BufReader<File>,
+    progress: Progress,
+}
+
+impl Read for Bytes {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let read = self.from.read(to)?;
+        self.progress.advance(read as u64);
+        Ok(read)
+    }
+}
+
+impl Seek for Bytes {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.from.seek(to)
+    }
+}
+
+impl History {
+    /// Reads a whole recording, as far as it is readable: [`incomplete`](Self::incomplete) says where it ends too early.
+    pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
+        let failed = |error: io::Error| {
+            let next = if error.kind() == io::ErrorKind::InvalidData {
+                "give a file that `gpumem run` or GPUMEM_CAPTURE wrote"
+            } else {
+                ""
+            };
+            Failure::new(format!("`{}` cannot be read", path.display()), error, next)
+        };
+        let file = File::open(path).map_err(failed)?;
+        let length = file.metadata().map_err(failed)?.len();
+        // The reader reads it twice.
+        let progress = Progress::new(&format!("reading {}", path.display()), 2 * length);
+        let bytes = Bytes { from: BufReader::with_capacity(1 << 16, file), progress };
+        let reader = Reader::new(bytes).map_err(failed)?;
+        let mut reading = Reading::new(reader);
+        while let Some(step) = reading.reader.step().map_err(failed)? {
+            match step {
+                Step::Event(event, _) => reading.event(&event),
+                Step::Label(label) => {
+                    if let Some(block) = reading.live.get(&label.key) {
+                        reading.history.labels.insert(*block, label.label);
+                    }
+                }
+                _ => {}
+            }
+            if reading.is_too_large() {
+                let cause = "it has more than 4,294,967,294 changes";
+                return Err(Failure::new(format!("`{}` cannot be read", path.display()), cause, ""));
+            }
+        }
+        Ok(reading.finish(path))
+    }
+}
+
+/// What is known while a recording is read.
+struct Reading {
+    reader: Reader<Bytes>,
+    history: Parts,
+    origins: Origins,
+    live: HashMap<Key, u32>,
+    /// The newest free of each thread: a failed one is undone.
+    freed: HashMap<ThreadId, (Key, u32)>,
+    open: HashMap<ScopeId, usize>,
+    has_clock: bool,
+    time: u64,
+}
+
+/// What a [`History`] is made of.
+#[derive(Default)]
+struct Parts {
+    changes: Vec<Change>,
+    blocks: Vec<BlockLife>,
+    shrunk: HashMap<u32, Vec<(u32, u64)>>,
+    labels: HashMap<u32, gpumem_core::model::Label>,
+    scopes: Vec<ScopeLife>,
+    devices: Vec<DeviceHistory>,
+}
+
+impl Reading {
+    fn new(reader: Reader<Bytes>) -> Self {
+        let has_clock = reader.definitions().time(0).is_some();
+        Self {
+            reader,
+            history: Parts::default(),
+            origins: Origins::default(),
+            live: HashMap::new(),
+            freed: HashMap::new(),
+            open: HashMap::new(),
+            has_clock,
+            time: 0,
+        }
+    }
+
+    fn is_too_large(&self) -> bool {
+        self.history.changes.len() >= LIVE as usize
+    }
+
+    fn device(&mut self, device: Device) -> u16 {
+        let devices = &mut self.history.devices;
+        let at = devices.iter().position(|known| known.device == device).unwrap_or_else(|| {
+            devices.push(DeviceHistory {
+                device,
+                live: 0,
+                peak: 0,
+                peak_at: None,
+                highest_sample: None,
+                samples: 0,
+                pool_reserved: None,
+            });
+            devices.len() - 1
+        });
+        u16::try_from(at).unwrap_or(u16::MAX)
+    }
+
+    /// The ledger's time is that of an earlier event for stream-ordered memory. The counter of the processor is of this event; threads
+    /// read it a little before or after their event is numbered.
+    fn time_of(&self, event: &RecordedEvent) -> u64 {
+        let time = if self.has_clock { self.reader.definitions().time(event.ticks) } else { None };
+        let nanos = time.unwrap_or(event.time).as_nanos();
+        u64::try_from(nanos).unwrap_or(u64::MAX).max(self.time)
+    }
+
+    fn event(&mut self, event: &RecordedEvent) {
+        self.time = self.time_of(event);
+        match event.kind {
+            EventKind::Alloc { key, block } => self.alloc(event, key, &block),
+            EventKind::Free { key, .. } => {
+                self.freed.remove(&event.thread);
+                if let Some(block) = self.live.remove(&key) {
+                    self.freed.insert(event.thread, (key, block));
+                    self.end(event, block, ChangeKind::Free);
+                }
+            }
+            EventKind::FreeFailed => {
+                if let Some((key, block)) = self.freed.remove(&event.thread) {
+                    let mut again = self.history.blocks[block as usize];
+                    again.bytes = self.bytes(block);
+                    self.begin(event, key, again, ChangeKind::FreeFailed);
+                }
+            }
+            EventKind::Shrink { key, bytes } => {
+                if let Some(block) = self.live.get(&key).copied() {
+                    let delta = bytes.get().cast_signed() - self.bytes(block).cast_signed();
+                    let change = self.change(event, block, delta, ChangeKind::Shrink);
+                    self.history.shrunk.entry(block).or_default().push((change, bytes.get()));
+                }
+            }
+            EventKind::ContextDestroyed { context } => {
+                let blocks = &self.history.blocks;
+                let is_of = |block: &u32| blocks[*block as usize].context == context;
+                let mut gone: Vec<_> = self.live.extract_if(|_, block| is_of(block)).map(|(_, block)| block).collect();
+                gone.sort_unstable();
+                for block in gone {
+                    self.end(event, block, ChangeKind::FreeWithContext);
+                }
+            }
+            EventKind::Sample { device, memory } => {
+                let (time, device) = (self.time, self.device(device));
+                let device = &mut self.history.devices[usize::from(device)];
+                device.samples += 1;
+                if device.highest_sample.is_none_or(|(_, highest)| highest.used < memory.used) {
+                    device.highest_sample = Some((time, memory));
+                }
+            }
+            EventKind::PoolUsage { device, usage } => {
+                let device = self.device(device);
+                let reserved = &mut self.history.devices[usize::from(device)].pool_reserved;
+                *reserved = (*reserved).max(Some(usage.reserved_high.get().max(usage.reserved.get())));
+            }
+            EventKind::Open { scope, spec } => {
+                let device = self.device(spec.device);
+                self.open.insert(scope, self.history.scopes.len());
+                self.history.scopes.push(ScopeLife {
+                    callsite: spec.callsite,
+                    thread: thread(event),
+                    device,
+                    opened: self.time,
+                    closed: None,
+                });
+            }
+            EventKind::Close { scope } => {
+                if let Some(at) = self.open.remove(&scope) {
+                    self.history.scopes[at].closed = Some(self.time);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn alloc(&mut self, event: &RecordedEvent, key: Key, block: &Block) {
+        // The ledger has just got it.
+        let Some(known) = self.reader.ledger().block(key) else { return };
+        let life = BlockLife {
+            key: key.get(),
+            bytes: block.bytes.get(),
+            born: 0,
+            died: LIVE,
+            origin: self.origins.number(known.group),
+            device: self.device(block.device),
+            context: block.context,
+        };
+        self.begin(event, key, life, ChangeKind::Alloc);
+    }
+
+    /// A block is live from now on.
+    fn begin(&mut self, event: &RecordedEvent, key: Key, block: BlockLife, kind: ChangeKind) {
+        let number = u32::try_from(self.history.blocks.len()).unwrap_or(LIVE);
+        if let Some(missed) = self.live.insert(key, number) {
+            self.end(event, missed, ChangeKind::FreeMissed);
+        }
+        self.history.blocks.push(BlockLife { died: LIVE, ..block });
+        let change = self.change(event, number, block.bytes.cast_signed(), kind);
+        self.history.blocks[number as usize].born = change;
+    }
+
+    /// A block is not live any more.
+    fn end(&mut self, event: &RecordedEvent, block: u32, kind: ChangeKind) {
+        let change = self.change(event, block, -self.bytes(block).cast_signed(), kind);
+        self.history.blocks[block as usize].died = change;
+    }
+
+    fn bytes(&self, block: u32) -> u64 {
+        let shrunk = self.history.shrunk.get(&block).and_then(|shrunk| shrunk.last());
+        shrunk.map_or(self.history.blocks[block as usize].bytes, |(_, bytes)| *bytes)
+    }
+
+    fn change(&mut self, event: &RecordedEvent, block: u32, delta: i64, kind: ChangeKind) -> u32 {
+        let Parts { changes, blocks, devices, .. } = &mut self.history;
+        let number = u32::try_from(changes.len()).unwrap_or(LIVE);
+        let (time, event_number, thread) = (self.time, event.number, thread(event));
+        changes.push(Change { time, number: event_number, delta, block, thread, kind });
+        let BlockLife { device, origin, .. } = blocks[block as usize];
+        if self.origins.kind(origin).is_on_device() {
+            let device = &mut devices[usize::from(device)];
+            device.live = device.live.saturating_add_signed(delta);
+            if device.live > device.peak {
+                (device.peak, device.peak_at) = (device.live, Some(number));
+            }
+        }
+        number
+    }
+
+    fn finish(self, path: &Path) -> History {
+        let Self { reader, history, origins, time, .. } = self;
+        let Parts { changes, blocks, shrunk, labels, scopes, devices } = history;
+        History {
+            path: path.to_owned(),
+            changes,
+            blocks,
+            origins: origins.in_words(reader.ledger(), reader.definitions()),
+            shrunk,
+            labels,
+            scopes,
+            devices,
+            end: Duration::from_nanos(time),
+            reader,
+        }
+    }
+}
+
+/// A reader of recordings refuses numbers of threads that do not fit.
+fn thread(event: &RecordedEvent) -> u16 {
+    u16::try_from(event.thread.0).unwrap_or(u16::MAX)
+}

@@ -1,0 +1,144 @@
+//! The history has what the ledger has.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::PathBuf,
+};
+
+use gpumem_core::model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, StackId};
+
+use super::{History, sums_by};
+use crate::{
+    made::{DEVICE, MIB, Made},
+    report::overview::Overview,
+};
+
+const SECOND: Device = Device { family: Family::Cuda, ordinal: 1 };
+
+fn history(name: &str, made: Made) -> History {
+    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../target/tmp")
+        .join(format!("history-{name}-{}", std::process::id()));
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(&file, made.file()).unwrap();
+    let history = History::read(&file).unwrap();
+    fs::remove_file(file).unwrap();
+    history
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// Allocations and frees on two devices and several threads; some frees fail, some are missed; contexts end, parts are freed.
+fn random(seed: u64) -> Made {
+    let mut random = Random(seed);
+    let mut made = Made::new("random");
+    // Allocated since the last event that was lost.
+    let mut live = BTreeSet::new();
+    for _ in 0..2_000 {
+        made.on_thread(1 + u32::try_from(random.below(3)).unwrap());
+        // Few keys: some are given out while their block is live.
+        let key = Key::from_raw(random.below(64) << 20);
+        match random.below(20) {
+            0..9 => {
+                let device = if random.below(3) == 0 { SECOND } else { DEVICE };
+                let kind = MemKind::ALL[usize::try_from(random.below(6)).unwrap()];
+                let context = u8::try_from(1 + random.below(3)).unwrap();
+                let stack = StackId(u32::try_from(random.below(7)).unwrap());
+                // What a session does when it knows that it missed frees. Without that, no address is given out twice.
+                if random.below(2) == 0 {
+                    live.clear();
+                    live.insert(key.get());
+                    made.event(EventKind::Lost { count: 1 });
+                } else if !live.insert(key.get()) {
+                    continue;
+                }
+                made.alloc_at(key, Block { device, bytes: Bytes::new(random.below(MIB)), kind, context, stack });
+            }
+            9..17 => {
+                made.free(key);
+                if random.below(8) == 0 {
+                    made.event(EventKind::FreeFailed);
+                }
+            }
+            17 => made.event(EventKind::Shrink { key, bytes: Bytes::new(random.below(64)) }),
+            18 => {
+                let scope = made.open(u32::try_from(random.below(5)).unwrap());
+                made.alloc(random.below(MIB), MemKind::Pool, 0);
+                made.close(scope);
+            }
+            _ => {
+                if random.below(20) == 0 {
+                    made.event(EventKind::ContextDestroyed { context: 2 });
+                }
+            }
+        }
+    }
+    made
+}
+
+#[test]
+fn what_is_live_is_what_the_ledger_says() {
+    for seed in 0..20 {
+        let mut history = history(&format!("live-{seed}"), random(seed));
+        assert!(
+            history.incomplete().is_none() && !history.disagrees(),
+            "seed {seed}: {:?} {:?}",
+            history.devices,
+            history.reader.ledger().stats()
+        );
+        let last = history.last_change();
+        let mut live: BTreeMap<(u64, u64), u64> = BTreeMap::new();
+        for block in history.reader().live_blocks().expect("it is small") {
+            *live.entry((block.id, u64::from(block.device))).or_default() += block.bytes.get();
+        }
+        let mut noted: BTreeMap<(u64, u64), u64> = BTreeMap::new();
+        for number in history.blocks_after(last.unwrap()) {
+            let block = history.blocks[number as usize];
+            let device = history.devices[usize::from(block.device)].device;
+            *noted.entry((block.key, u64::from(device.ordinal))).or_default() +=
+                history.bytes_after(number, last.unwrap());
+        }
+        assert_eq!(noted, live, "seed {seed}");
+        // The same from the changes.
+        let [held, between] = [history.held_after(last), history.held_between(None, last)]
+            .map(|held| sums_by(&held, |origin| format!("{} {}", origin.kind, origin.scope())));
+        assert_eq!(
+            held,
+            between.into_iter().filter(|(_, bytes, blocks)| (*bytes, *blocks) != (0, 0)).collect::<Vec<_>>()
+        );
+    }
+}
+
+#[test]
+fn the_peak_is_that_of_the_ledger_and_its_moment_has_it() {
+    for seed in 0..20 {
+        let mut history = history(&format!("peak-{seed}"), random(seed));
+        let overview = Overview::of(&mut history);
+        assert_eq!(overview.devices.len(), 2);
+        for device in &overview.devices {
+            let of_ledger = device.peak.as_ref().expect("something was allocated");
+            assert_eq!(device.peak_bytes, Some(of_ledger.bytes.get()), "seed {seed}");
+            let sum: i64 = device.peak_by_place.iter().map(|sum| sum.bytes).sum();
+            assert_eq!(Some(sum.unsigned_abs()), device.peak_bytes, "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn times_are_those_of_the_counter_of_the_processor() {
+    // The ledger's time of stream-ordered memory is that of an earlier event.
+    let mut made = Made::new("times");
+    let key = made.alloc(MIB, MemKind::Pool, 0);
+    made.wait(90);
+    made.free(key);
+    let history = history("times", made);
+    assert_eq!(history.changes.iter().map(|change| change.time).collect::<Vec<_>>(), [1_000, 92_000]);
+}

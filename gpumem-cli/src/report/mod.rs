@@ -1,0 +1,9 @@
+//! The reports of recordings, as data and as text.
+
+pub(crate) mod json;
+pub(crate) mod moment;
+pub(crate) mod overview;
+pub(crate) mod places;
+pub(crate) mod ranks;
+pub(crate) mod summary;
+mod text;

@@ -1,0 +1,279 @@
+//! What a recording comes to: the peak of each device, what it consisted of, what was not freed, what was not seen.
+
+use std::path::Path;
+
+use gpumem_core::{
+    model::Device,
+    report::{Leaks, PeakHolders},
+};
+use serde::Serialize;
+
+use crate::history::{ChangeKind, Held, History, sums_by};
+
+/// What a recording comes to. The names of the fields are those in JSON.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Overview {
+    pub(crate) file: String,
+    pub(crate) command: Vec<String>,
+    pub(crate) pid: u32,
+    pub(crate) seconds: f64,
+    pub(crate) allocations: u64,
+    pub(crate) frees: u64,
+    pub(crate) sources: Vec<SourceOverview>,
+    pub(crate) devices: Vec<DeviceOverview>,
+    pub(crate) not_freed: NotFreed,
+    pub(crate) missing: Missing,
+    #[serde(skip)]
+    pub(crate) leaks: Option<Leaks>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct SourceOverview {
+    pub(crate) source: &'static str,
+    pub(crate) library: String,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct DeviceOverview {
+    pub(crate) device: u32,
+    pub(crate) simulated: bool,
+    pub(crate) name: Option<String>,
+    pub(crate) total_bytes: Option<u64>,
+    /// The most that was live of what was seen. `None` if nothing was allocated.
+    pub(crate) peak_bytes: Option<u64>,
+    pub(crate) peak_seconds: Option<f64>,
+    pub(crate) peak_by_kind: Vec<Sum>,
+    pub(crate) peak_by_library: Vec<Sum>,
+    pub(crate) peak_by_scope: Vec<Sum>,
+    pub(crate) peak_by_place: Vec<PlaceSum>,
+    /// Managed and pinned host memory at that moment, which is not in the peak.
+    pub(crate) besides: Vec<Sum>,
+    pub(crate) live_at_end_bytes: u64,
+    pub(crate) pool_reserved_bytes: Option<u64>,
+    /// Readings of the whole device, with the context and other processes.
+    pub(crate) samples: u64,
+    pub(crate) highest_sample_bytes: Option<u64>,
+    pub(crate) highest_sample_seconds: Option<f64>,
+    #[serde(skip)]
+    pub(crate) peak: Option<PeakHolders>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Sum {
+    pub(crate) name: String,
+    pub(crate) bytes: i64,
+    pub(crate) blocks: i64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct PlaceSum {
+    pub(crate) scope: Vec<String>,
+    /// The line; else the library, or where the scope was opened.
+    pub(crate) place: String,
+    pub(crate) line: Option<String>,
+    pub(crate) caller: Option<String>,
+    pub(crate) library: Option<String>,
+    pub(crate) kind: &'static str,
+    pub(crate) bytes: i64,
+    pub(crate) blocks: i64,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct NotFreed {
+    pub(crate) blocks: u64,
+    pub(crate) bytes: u64,
+    pub(crate) gone_with_context: u64,
+    pub(crate) places: Vec<NotFreedPlace>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct NotFreedPlace {
+    pub(crate) place: String,
+    pub(crate) caller: Option<String>,
+    pub(crate) blocks: u64,
+    pub(crate) bytes: u64,
+}
+
+/// What the recording does not have. All 0 and empty: nothing is known to be missing.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Missing {
+    /// Why the file ends too early.
+    pub(crate) incomplete: Option<String>,
+    /// Allocations were not intercepted.
+    pub(crate) not_intercepted: bool,
+    pub(crate) lost_events: u64,
+    /// Frees of unknown blocks.
+    pub(crate) untracked_frees: u64,
+    /// Frees that were missed: the address was given to another block.
+    pub(crate) missed_frees: u64,
+    /// The command and the ledger of the library disagree: figures may be wrong.
+    pub(crate) contradictory: bool,
+    /// What the reader left out.
+    pub(crate) unreadable_items: u64,
+}
+
+impl Missing {
+    pub(crate) fn of(history: &History) -> Self {
+        let counts = history.counts();
+        let skipped = history.skipped();
+        let missed = history.changes.iter().filter(|change| change.kind == ChangeKind::FreeMissed).count();
+        Self {
+            incomplete: history.incomplete(),
+            not_intercepted: history.sources().is_empty() && history.blocks.is_empty(),
+            lost_events: counts.lost,
+            untracked_frees: counts.untracked,
+            missed_frees: missed as u64,
+            contradictory: history.disagrees(),
+            unreadable_items: skipped.unknown_records
+                + skipped.not_understood
+                + skipped.contradictions
+                + skipped.above_limits,
+        }
+    }
+
+    /// One line for each thing that is missing.
+    pub(crate) fn in_words(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        if let Some(why) = &self.incomplete {
+            lines.push(format!("The file has no end: {why}. The report covers what comes before."));
+        }
+        if self.not_intercepted {
+            lines.push("Allocations were not intercepted: what was allocated is not known.".to_owned());
+        }
+        if self.contradictory {
+            lines.push("The recording contradicts itself: an address was allocated again without a free. Figures may be wrong.".to_owned());
+        }
+        let counts = [
+            (self.lost_events, "events were lost: some figures may be wrong."),
+            (self.untracked_frees, "frees of unknown blocks: some figures may be too high."),
+            (self.missed_frees, "frees were missed: the addresses of their blocks were allocated again."),
+            (
+                self.unreadable_items,
+                "items of the file were left out: they are above limits, contradict others or are of a newer version.",
+            ),
+        ];
+        lines.extend(counts.iter().filter(|(count, _)| *count > 0).map(|(count, words)| format!("{count} {words}")));
+        lines
+    }
+}
+
+pub(crate) fn sums(sums: Vec<(String, i64, i64)>) -> Vec<Sum> {
+    sums.into_iter().map(|(name, bytes, blocks)| Sum { name, bytes, blocks }).collect()
+}
+
+/// By scope, place and kind, the largest first.
+pub(crate) fn place_sums(held: &[Held<'_>]) -> Vec<PlaceSum> {
+    let mut all: Vec<PlaceSum> = Vec::new();
+    let mut known = std::collections::HashMap::new();
+    for Held { origin, bytes, blocks, .. } in held {
+        let key = (&origin.path, origin.place(), &origin.caller, origin.kind);
+        let at = *known.entry(key).or_insert(all.len());
+        match all.get_mut(at) {
+            Some(sum) => {
+                sum.bytes += bytes;
+                sum.blocks += blocks;
+            }
+            None => all.push(PlaceSum {
+                scope: origin.path.clone(),
+                place: origin.place(),
+                line: origin.line.clone(),
+                caller: origin.caller.clone(),
+                library: origin.library.clone(),
+                kind: origin.kind.name(),
+                bytes: *bytes,
+                blocks: *blocks,
+            }),
+        }
+    }
+    all.sort_by_key(|sum| std::cmp::Reverse(sum.bytes));
+    all
+}
+
+impl Overview {
+    pub(crate) fn of(history: &mut History) -> Self {
+        let mut devices: Vec<Device> = history.devices.iter().map(|device| device.device).collect();
+        devices.sort_by_key(|device| (device.family as u8, device.ordinal));
+        let devices = devices.into_iter().map(|device| DeviceOverview::of(history, device)).collect();
+        let leaks = history.reader().leaks();
+        let not_freed = leaks.as_ref().map(NotFreed::of).unwrap_or_default();
+        let changes = |kind: ChangeKind| history.changes.iter().filter(|change| change.kind == kind).count() as u64;
+        let process = history.definitions().process();
+        Self {
+            file: history.path.display().to_string(),
+            command: process.arguments.clone(),
+            pid: process.pid,
+            seconds: history.end.as_secs_f64(),
+            allocations: changes(ChangeKind::Alloc),
+            frees: changes(ChangeKind::Free),
+            sources: history
+                .sources()
+                .into_iter()
+                .map(|(source, library)| SourceOverview { source: source.name(), library: library.to_owned() })
+                .collect(),
+            devices,
+            not_freed,
+            missing: Missing::of(history),
+            leaks,
+        }
+    }
+
+    pub(crate) fn read(path: &Path) -> Result<Self, crate::failure::Failure> {
+        Ok(Self::of(&mut History::read(path)?))
+    }
+
+    /// The device whose peak was the highest.
+    pub(crate) fn busiest(&self) -> Option<&DeviceOverview> {
+        self.devices.iter().rev().filter(|device| device.peak_bytes.is_some()).max_by_key(|device| device.peak_bytes)
+    }
+}
+
+impl NotFreed {
+    fn of(leaks: &Leaks) -> Self {
+        let places = leaks.places.iter().map(|place| NotFreedPlace {
+            place: place.name.clone(),
+            caller: place.caller.clone(),
+            blocks: place.blocks,
+            bytes: place.bytes.get(),
+        });
+        Self { blocks: leaks.blocks, bytes: leaks.bytes.get(), gone_with_context: leaks.gone, places: places.collect() }
+    }
+}
+
+impl DeviceOverview {
+    fn of(history: &mut History, device: Device) -> Self {
+        let peak = history.reader().device_peak(device);
+        let history = &*history;
+        let known = history.devices.iter().position(|known| known.device == device).unwrap_or_default();
+        let all = &history.devices[known];
+        let defined = history.definitions().device(device);
+        let mut held = history.held_after(all.peak_at);
+        held.retain(|held| usize::from(held.device) == known);
+        let (on_device, besides): (Vec<_>, Vec<_>) = held.into_iter().partition(|held| held.origin.kind.is_on_device());
+        let seconds = |nanos: u64| std::time::Duration::from_nanos(nanos).as_secs_f64();
+        Self {
+            device: device.ordinal,
+            simulated: device.family == gpumem_core::model::Family::Simulated,
+            name: defined.and_then(|defined| defined.name.clone()),
+            total_bytes: defined.and_then(|defined| defined.total).map(gpumem_core::model::Bytes::get),
+            peak_bytes: all.peak_at.map(|_| all.peak),
+            peak_seconds: all.peak_at.map(|at| seconds(history.time_of(at))),
+            peak_by_kind: sums(sums_by(&on_device, |origin| origin.kind.name().to_owned())),
+            peak_by_library: sums(sums_by(&on_device, crate::history::Origin::library_or_program)),
+            peak_by_scope: sums(sums_by(&on_device, crate::history::Origin::scope)),
+            peak_by_place: place_sums(&on_device),
+            besides: sums(sums_by(&besides, |origin| origin.kind.name().to_owned())),
+            live_at_end_bytes: all.live,
+            pool_reserved_bytes: all.pool_reserved,
+            samples: all.samples,
+            highest_sample_bytes: all.highest_sample.map(|(_, memory)| memory.used.get()),
+            highest_sample_seconds: all.highest_sample.map(|(time, _)| seconds(time)),
+            peak,
+        }
+    }
+
+    pub(crate) fn words(&self) -> String {
+        let simulated = if self.simulated { "simulated " } else { "" };
+        let name = self.name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
+        format!("{simulated}device {}{name}", self.device)
+    }
+}

@@ -1,0 +1,127 @@
+//! `--table`: each place, with what it has at the peak and what it ever allocated.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    io::{self, Write},
+};
+
+use gpumem_core::export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table};
+use serde::Serialize;
+
+use crate::history::{Held, History};
+
+/// One place, over the whole recording.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Place {
+    pub(crate) scope: Vec<String>,
+    #[serde(rename = "place")]
+    pub(crate) name: String,
+    pub(crate) caller: Option<String>,
+    pub(crate) library: Option<String>,
+    pub(crate) kind: &'static str,
+    pub(crate) device: u32,
+    /// At the peak of its device.
+    pub(crate) at_peak_bytes: i64,
+    pub(crate) at_peak_blocks: i64,
+    pub(crate) live_at_end_bytes: i64,
+    /// Ever.
+    pub(crate) allocated_bytes: i64,
+    pub(crate) allocations: i64,
+}
+
+/// Those with the most at the peak first.
+pub(crate) fn places(history: &History) -> Vec<Place> {
+    let mut places: Vec<Place> = Vec::new();
+    let mut known = HashMap::new();
+    let mut of = |held: &Held<'_>, add: &dyn Fn(&mut Place)| {
+        let origin = held.origin;
+        let key = (held.device, origin.path.clone(), origin.place(), origin.caller.clone(), origin.kind);
+        let at = *known.entry(key).or_insert_with(|| {
+            places.push(Place {
+                scope: origin.path.clone(),
+                name: origin.place(),
+                caller: origin.caller.clone(),
+                library: origin.library.clone(),
+                kind: origin.kind.name(),
+                device: history.devices[usize::from(held.device)].device.ordinal,
+                ..Place::default()
+            });
+            places.len() - 1
+        });
+        add(&mut places[at]);
+    };
+    for held in history.allocated() {
+        of(&held, &|place| {
+            place.allocated_bytes += held.bytes;
+            place.allocations += held.blocks;
+        });
+    }
+    for (number, device) in (0_u16..).zip(&history.devices) {
+        for held in history.held_after(device.peak_at).iter().filter(|held| held.device == number) {
+            of(held, &|place| {
+                place.at_peak_bytes += held.bytes;
+                place.at_peak_blocks += held.blocks;
+            });
+        }
+    }
+    for held in history.held_after(history.last_change()) {
+        of(&held, &|place| place.live_at_end_bytes += held.bytes);
+    }
+    places.sort_by(|a, b| {
+        let order = |place: &Place| (-place.at_peak_bytes, -place.allocated_bytes);
+        order(a).cmp(&order(b)).then_with(|| (&a.scope, &a.name).cmp(&(&b.scope, &b.name)))
+    });
+    places
+}
+
+/// So many rows are printed; JSON has all.
+const MOST: usize = 40;
+
+pub(crate) fn write(history: &History, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    let places = places(history);
+    let title = format!("{}: places, by what they have at the peak", history.path.display());
+    writeln!(out, "{}", paint.on(Role::Heading, title))?;
+    if places.is_empty() {
+        return writeln!(out, "nothing was allocated");
+    }
+    writeln!(out, "{}", InPaint(&Places(&places[..places.len().min(MOST)]), paint))?;
+    if places.len() > MOST {
+        writeln!(out, "({} more places; --json has all)", places.len() - MOST)?;
+    }
+    Ok(())
+}
+
+struct Places<'a>(&'a [Place]);
+
+impl Show for Places<'_> {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        let in_use = Amounts::of(self.0.iter().flat_map(|place| [place.at_peak_bytes, place.live_at_end_bytes]));
+        let total = Amounts::of(self.0.iter().map(|place| place.allocated_bytes));
+        let highest = self.0.iter().map(|place| place.at_peak_bytes).max().unwrap_or(0);
+        let mut table = Table::new()
+            .column("scope: place", Fit::LeftCutFront)
+            .column("kind", Fit::Left)
+            .amounts("at peak", in_use)
+            .amounts("at end", in_use)
+            .amounts("total", total)
+            .column("allocs", Fit::Right)
+            .column("", Fit::Left);
+        for place in self.0 {
+            let scope = if place.scope.is_empty() { String::new() } else { format!("{}: ", place.scope.join(" > ")) };
+            let cells = [
+                format!("{scope}{}", place.name),
+                place.kind.to_owned(),
+                in_use.show(place.at_peak_bytes),
+                in_use.show(place.live_at_end_bytes),
+                total.show(place.allocated_bytes),
+                place.allocations.to_string(),
+            ];
+            table.row(cells.map(Cell::from).into_iter().chain([Cell::bar(place.at_peak_bytes, highest)]));
+            if let Some(caller) = &place.caller {
+                table.note(1, &format!("from {caller}"));
+            }
+        }
+        table.show(f, paint)
+    }
+}

@@ -1,0 +1,143 @@
+//! Several recordings side by side, such as those of the ranks of one run.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    io::{self, Write},
+    path::Path,
+    time::Duration,
+};
+
+use gpumem_core::export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, WIDTH, shortened};
+
+use super::overview::{DeviceOverview, Overview};
+use crate::history::in_words;
+
+/// So many places are compared.
+const MOST_PLACES: usize = 15;
+
+pub(crate) fn write(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    writeln!(out, "{}", paint.on(Role::Heading, format!("{} recordings, the peak of each", overviews.len())))?;
+    writeln!(out, "{}", InPaint(&Peaks(overviews), paint))?;
+    let places = places(overviews);
+    if !places.is_empty() {
+        writeln!(out, "\n{}", paint.on(Role::Heading, "at the peaks, by scope and place"))?;
+        writeln!(out, "{}", InPaint(&Places { places: &places, names: &names(overviews) }, paint))?;
+    }
+    let missing: Vec<_> = overviews
+        .iter()
+        .zip(names(overviews))
+        .flat_map(|(overview, name)| overview.missing.in_words().into_iter().map(move |line| format!("{name}: {line}")))
+        .collect();
+    if !missing.is_empty() {
+        writeln!(out)?;
+    }
+    missing.iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Alarm, line)))
+}
+
+/// The names of the files, as short as they can be told apart.
+fn names(overviews: &[Overview]) -> Vec<String> {
+    let files: Vec<_> = overviews.iter().map(|overview| Path::new(&overview.file)).collect();
+    let short = |file: &Path| file.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let all: std::collections::BTreeSet<_> = files.iter().map(|file| short(file)).collect();
+    let is_clear = all.len() == files.len();
+    files.iter().map(|file| if is_clear { short(file) } else { file.display().to_string() }).collect()
+}
+
+fn signed(bytes: u64) -> i64 {
+    bytes.try_into().unwrap_or(i64::MAX)
+}
+
+struct Peaks<'a>(&'a [Overview]);
+
+impl Show for Peaks<'_> {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        let rows: Vec<(String, &Overview, Option<&DeviceOverview>)> = names(self.0)
+            .into_iter()
+            .zip(self.0)
+            .flat_map(|(name, overview)| {
+                let used: Vec<_> = overview.devices.iter().filter(|device| device.peak_bytes.is_some()).collect();
+                let used = if used.is_empty() { vec![None] } else { used.into_iter().map(Some).collect() };
+                used.into_iter().map(move |device| (name.clone(), overview, device))
+            })
+            .collect();
+        let figures =
+            |device: &&DeviceOverview| [signed(device.peak_bytes.unwrap_or(0)), signed(device.live_at_end_bytes)];
+        let amounts = Amounts::of(rows.iter().filter_map(|(_, _, device)| device.as_ref()).flat_map(figures));
+        let highest = rows.iter().filter_map(|(_, _, device)| device.as_ref()).map(|device| figures(device)[0]).max();
+        let mut table = Table::new()
+            .column("recording", Fit::LeftCutFront)
+            .column("device", Fit::Right)
+            .amounts("peak", amounts)
+            .column("after", Fit::Right)
+            .amounts("at the end", amounts)
+            .column("", Fit::Left);
+        for (name, _, device) in &rows {
+            let Some(device) = device else {
+                table.row([name.as_str().into(), "".into(), Cell::from("nothing was allocated")]);
+                continue;
+            };
+            let [peak, end] = figures(device);
+            let at = in_words(Duration::from_secs_f64(device.peak_seconds.unwrap_or(0.0)));
+            let ordinal = device.device.to_string();
+            let cells = [name.clone(), ordinal, amounts.show(peak), at, amounts.show(end)].map(Cell::from);
+            table.row(cells.into_iter().chain([Cell::bar(peak, highest.unwrap_or(0))]));
+        }
+        table.show(f, paint)
+    }
+}
+
+/// What one place has at the peak of each recording.
+struct Place {
+    name: String,
+    bytes: Vec<i64>,
+}
+
+fn places(overviews: &[Overview]) -> Vec<Place> {
+    let mut places: BTreeMap<String, Vec<i64>> = BTreeMap::new();
+    for (at, overview) in overviews.iter().enumerate() {
+        for sum in overview.busiest().into_iter().flat_map(|device| &device.peak_by_place) {
+            let scope = if sum.scope.is_empty() { String::new() } else { format!("{}: ", sum.scope.join(" > ")) };
+            let bytes = places.entry(format!("{scope}{}", sum.place)).or_insert_with(|| vec![0; overviews.len()]);
+            bytes[at] += sum.bytes;
+        }
+    }
+    let mut places: Vec<_> = places.into_iter().map(|(name, bytes)| Place { name, bytes }).collect();
+    places.sort_by_key(|place| std::cmp::Reverse(place.bytes.iter().copied().max()));
+    places.truncate(MOST_PLACES);
+    places
+}
+
+struct Places<'a> {
+    places: &'a [Place],
+    names: &'a [String],
+}
+
+impl Show for Places<'_> {
+    /// Of a few recordings a column each, of more the least and the most.
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        const MOST_COLUMNS: usize = 4;
+        let amounts = Amounts::of(self.places.iter().flat_map(|place| place.bytes.iter().copied()));
+        let mut table = Table::new().column("scope: place", Fit::LeftCutFront);
+        if self.names.len() <= MOST_COLUMNS {
+            let room = WIDTH / 2 / self.names.len().max(1) - 2;
+            for name in self.names {
+                table = table.amounts(&shortened(name, room), amounts);
+            }
+            for place in self.places {
+                let figures = place.bytes.iter().map(|bytes| Cell::from(amounts.show(*bytes)));
+                table.row([Cell::from(&place.name)].into_iter().chain(figures));
+            }
+        } else {
+            table = table.amounts("least", amounts).amounts("most", amounts).column("most in", Fit::Left);
+            for place in self.places {
+                let most = place.bytes.iter().copied().max().unwrap_or(0);
+                let at = place.bytes.iter().position(|bytes| *bytes == most).unwrap_or(0);
+                let least = place.bytes.iter().copied().min().unwrap_or(0);
+                let name = if least == most { "all".to_owned() } else { shortened(&self.names[at], 20) };
+                table.row([place.name.clone(), amounts.show(least), amounts.show(most), name].map(Cell::from));
+            }
+        }
+        table.show(f, paint)
+    }
+}

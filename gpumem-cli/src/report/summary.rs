@@ -1,0 +1,126 @@
+//! The summary of recordings, as text.
+
+use std::{
+    io::{self, Write},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use gpumem_core::{
+    export::{InPaint, Paint, Role},
+    model::Bytes,
+    report::counted,
+};
+
+use super::{
+    overview::{DeviceOverview, Overview, PlaceSum, Sum},
+    ranks,
+    text::{percent, shares},
+};
+use crate::{failure::Failure, history::in_words};
+
+/// Writes the summary of recordings: of one in detail, of several side by side.
+#[allow(dead_code, reason = "`run` is to call it")]
+pub(crate) fn write(files: &[PathBuf], out: &mut dyn Write, paint: Paint) -> Result<Vec<Overview>, Failure> {
+    let overviews = files.iter().map(|file| Overview::read(file)).collect::<Result<Vec<_>, _>>()?;
+    write_all(&overviews, out, paint).map_err(|error| Failure::of_output(&error))?;
+    Ok(overviews)
+}
+
+/// Of one in detail, of several side by side.
+pub(crate) fn write_all(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    match overviews {
+        [only] => write_one(only, out, paint),
+        several => ranks::write(several, out, paint),
+    }
+}
+
+fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    let Overview { file, command, pid, seconds, allocations, frees, sources, devices, missing, leaks, .. } = overview;
+    let heading = format!("{file}: {}", counted(*allocations, "allocation", "allocations"));
+    writeln!(out, "{}", paint.on(Role::Heading, heading))?;
+    let duration = in_words(Duration::from_secs_f64(seconds.max(0.0)));
+    let command = if command.is_empty() { String::new() } else { format!("{}; ", shell_words(command)) };
+    writeln!(out, "{command}process {pid}, {duration}, {}", counted(*frees, "free", "frees"))?;
+    let sources: Vec<_> = sources
+        .iter()
+        .map(|by| {
+            let library = Path::new(&by.library).file_name().map(|name| name.to_string_lossy().into_owned());
+            library.map_or_else(|| by.source.to_owned(), |library| format!("{} ({library})", by.source))
+        })
+        .collect();
+    if !sources.is_empty() {
+        writeln!(out, "recorded by {}", sources.join(", "))?;
+    }
+    for device in devices {
+        writeln!(out)?;
+        write_device(device, out, paint)?;
+    }
+    if let Some(leaks) = leaks.as_ref().filter(|_| *allocations > 0) {
+        writeln!(out, "\n{}", InPaint(leaks, paint))?;
+    }
+    let missing = missing.in_words();
+    writeln!(out)?;
+    for line in &missing {
+        writeln!(out, "{}", paint.on(Role::Alarm, line))?;
+    }
+    let not_seen = "Not seen: CUDA contexts and kernels, other processes, and what was allocated before the recording.";
+    writeln!(out, "{}", paint.on(Role::Faint, not_seen))
+}
+
+fn write_device(device: &DeviceOverview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    let Some((peak, at)) = device.peak_bytes.zip(device.peak_seconds) else {
+        writeln!(out, "{}: nothing was allocated", device.words())?;
+        return write_samples(device, out);
+    };
+    match &device.peak {
+        Some(holders) => writeln!(out, "{}", InPaint(holders, paint))?,
+        None => writeln!(out, "{}: the peak was {}", device.words(), Bytes::new(peak))?,
+    }
+    let line = |out: &mut dyn Write, name: &str, text: &str| {
+        writeln!(out, "{}{text}", paint.on(Role::Faint, format!("{name:<9}")))
+    };
+    line(out, "when", &format!("after {}", in_words(Duration::from_secs_f64(at))))?;
+    line(out, "kind", &sum_shares(&device.peak_by_kind, peak))?;
+    line(out, "library", &sum_shares(&device.peak_by_library, peak))?;
+    if let Some(most) = device.peak_by_place.first() {
+        line(out, "most", &most_in_words(most, peak))?;
+    }
+    if !device.besides.is_empty() {
+        let words: Vec<_> =
+            device.besides.iter().map(|sum| format!("{} {}", sum.name, Bytes::new(sum.bytes.unsigned_abs()))).collect();
+        line(out, "besides", &format!("{}, which are not in the peak", words.join(", ")))?;
+    }
+    if let Some(name) = &device.name {
+        let total = device.total_bytes.map(|total| format!(", {}", Bytes::new(total))).unwrap_or_default();
+        line(out, "device", &format!("{name}{total}"))?;
+    }
+    write_samples(device, out)
+}
+
+/// What the whole device had in use: more than what was seen.
+fn write_samples(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()> {
+    if let Some((highest, at)) = device.highest_sample_bytes.zip(device.highest_sample_seconds) {
+        let at = in_words(Duration::from_secs_f64(at));
+        let readings = counted(device.samples, "reading", "readings");
+        writeln!(out, "All processes had {} in use at most, after {at}, by {readings}.", Bytes::new(highest))?;
+    }
+    Ok(())
+}
+
+fn sum_shares(sums: &[Sum], whole: u64) -> String {
+    let sums: Vec<_> = sums.iter().map(|sum| (sum.name.clone(), sum.bytes, sum.blocks)).collect();
+    shares(&sums, whole, 4)
+}
+
+/// `src/adam.rs:30 in train > step holds 60 %`
+fn most_in_words(most: &PlaceSum, peak: u64) -> String {
+    let scope = if most.scope.is_empty() { String::new() } else { format!(" in {}", most.scope.join(" > ")) };
+    format!("{}{scope} holds {} of the peak", most.place, percent(most.bytes, peak))
+}
+
+/// As one would type it, at most 60 characters.
+fn shell_words(command: &[String]) -> String {
+    let text = command.join(" ").replace(['\n', '\r', '\t'], " ");
+    if text.chars().count() <= 60 { text } else { format!("{}…", text.chars().take(59).collect::<String>()) }
+}

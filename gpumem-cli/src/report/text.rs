@@ -1,0 +1,91 @@
+//! Words that several reports share.
+
+use std::fmt;
+
+use gpumem_core::{
+    export::{InPaint, Leaf, Paint, Row, Show, Tree, amounts_table},
+    model::{ByteDelta, Device},
+};
+
+use crate::history::Held;
+
+/// So many rows of a tree are shown.
+const MOST_ROWS: usize = 24;
+
+/// `60 %`; less than half a percent is `<1 %`.
+pub(super) fn percent(part: i64, whole: u64) -> String {
+    let (part, whole) = (i128::from(part), i128::from(whole.max(1)));
+    match (part * 200 / whole + 1) / 2 {
+        0 if part > 0 => "<1 %".to_owned(),
+        percent => format!("{percent} %"),
+    }
+}
+
+/// `800 MiB`, and below 0 `-800 MiB`.
+pub(super) fn signed_amount(bytes: i64) -> ByteDelta {
+    ByteDelta::new(bytes)
+}
+
+/// `pool 800 MiB (66 %), vmm 400 MiB (33 %)`, the largest `most` of them.
+pub(super) fn shares(sums: &[(String, i64, i64)], whole: u64, most: usize) -> String {
+    let mut words: Vec<_> = sums
+        .iter()
+        .take(most)
+        .map(|(name, bytes, _)| format!("{name} {} ({})", signed_amount(*bytes), percent(*bytes, whole)))
+        .collect();
+    if sums.len() > most {
+        words.push(format!("{} more", sums.len() - most));
+    }
+    words.join(", ")
+}
+
+/// `device 0`, with what the driver calls it.
+pub(super) fn device_in_words(device: Device, name: Option<&str>) -> String {
+    name.map_or_else(|| device.to_string(), |name| format!("{device} ({name})"))
+}
+
+/// Scopes inside scopes, each with its places, the largest first.
+pub(super) fn tree(held: &[Held<'_>], most: Option<usize>) -> Vec<Row> {
+    let mut tree = Tree::new();
+    for Held { origin, bytes, blocks, .. } in held {
+        let leaf =
+            Leaf { name: origin.place(), bytes: *bytes, blocks: blocks.unsigned_abs(), note: origin.caller.clone() };
+        if origin.path.is_empty() { tree.leaf(&[origin.scope()], leaf) } else { tree.leaf(&origin.path, leaf) }
+    }
+    tree.rows(most.unwrap_or(MOST_ROWS))
+}
+
+/// Origins that only differ in what a report does not show are one.
+pub(super) fn merged<'a>(held: &[Held<'a>]) -> Vec<Held<'a>> {
+    let mut merged: Vec<Held<'a>> = Vec::new();
+    let mut known = std::collections::HashMap::new();
+    for held in held {
+        let origin = held.origin;
+        let key = (&origin.path, origin.place(), &origin.caller);
+        let at = *known.entry(key).or_insert(merged.len());
+        match merged.get_mut(at) {
+            Some(sum) => {
+                sum.bytes += held.bytes;
+                sum.blocks += held.blocks;
+            }
+            None => merged.push(*held),
+        }
+    }
+    merged.retain(|held| (held.bytes, held.blocks) != (0, 0));
+    merged.sort_by_key(|held| std::cmp::Reverse(held.bytes));
+    merged
+}
+
+/// A table with a bar in each row.
+pub(super) struct Bars<'a>(pub(super) &'a str, pub(super) &'a [Row]);
+
+impl Show for Bars<'_> {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        amounts_table(self.0, self.1).show(f, paint)
+    }
+}
+
+/// In this paint.
+pub(super) fn shown<T: Show>(what: &T, paint: Paint) -> InPaint<'_, T> {
+    InPaint(what, paint)
+}

@@ -1,0 +1,211 @@
+//! Recordings for tests, written as a session writes them.
+
+use std::time::Duration;
+
+use gpumem_core::{
+    capture::{
+        CallsiteDefinition, ClockPair, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
+        RecordedEvent, StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer,
+    },
+    model::{
+        Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, ScopeSpec, Source, StackId,
+        ThreadId,
+    },
+};
+
+pub(crate) const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
+pub(crate) const MIB: u64 = 1 << 20;
+
+/// A recording in the making. Its clock goes on by a microsecond with each event.
+pub(crate) struct Made {
+    writer: Writer<Vec<u8>>,
+    number: u64,
+    micros: u64,
+    thread: ThreadId,
+    next_key: u64,
+    next_scope: u64,
+}
+
+/// The places of [`Made::training`]: function, file, line, module.
+const PLACES: [(&str, &str, u32, u32); 6] = [
+    ("train::Model::new", "/home/ada/train/src/model.rs", 12, 1),
+    ("train::forward", "/home/ada/train/src/model.rs", 42, 1),
+    ("train::backward", "/home/ada/train/src/model.rs", 77, 1),
+    ("train::Adam::step", "/home/ada/train/src/adam.rs", 30, 1),
+    ("cublasCreate_v2", "", 0, 2),
+    ("train::main", "/home/ada/train/src/main.rs", 9, 1),
+];
+
+impl Made {
+    pub(crate) fn new(name: &str) -> Self {
+        let writer = Writer::new(Vec::new()).expect("memory takes all");
+        let mut made =
+            Self { writer, number: 0, micros: 0, thread: ThreadId(1), next_key: 0x7f00_0000_0000, next_scope: 0 };
+        made.item(&Item::Process(Process {
+            pid: 4711,
+            executable: format!("/home/ada/train/target/release/{name}"),
+            arguments: vec![name.to_owned(), "--epochs".to_owned(), "3".to_owned()],
+            folder: "/home/ada/train".to_owned(),
+            own_module: Some("train".to_owned()),
+            began: Duration::from_secs(1_790_000_000),
+            version: "0.1.0".to_owned(),
+        }));
+        made.item(&Item::Interception(Interception {
+            source: Source::Dispatch,
+            library: "/usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06".to_owned(),
+        }));
+        made.device(DEVICE, "NVIDIA H200");
+        made.item(&Item::Thread(ThreadDefinition { thread: ThreadId(1), os_id: 4711, name: Some("main".to_owned()) }));
+        for (id, path) in [(1, "/home/ada/train/target/release/train"), (2, "/usr/lib/libcublas.so.12")] {
+            made.item(&Item::Module(ModuleDefinition { id, path: path.to_owned(), build_id: vec![1, 2, 3], base: 0 }));
+        }
+        for (at, (function, file, line, module)) in (1_u32..).zip(PLACES) {
+            let address = CodeAddress { module, offset: u64::from(at) * 16 };
+            let text = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+            let symbol = Symbol {
+                function: text(function),
+                file: text(file),
+                line: Some(line).filter(|line| *line > 0),
+                column: None,
+            };
+            made.item(&Item::Symbols(SymbolsDefinition { address, symbols: vec![symbol] }));
+            // Each place is called by the last one.
+            let last = CodeAddress { module: 1, offset: PLACES.len() as u64 * 16 };
+            made.item(&Item::Stack(StackDefinition { id: StackId(at), addresses: vec![address, last] }));
+        }
+        for (at, name) in (2_u32..).zip(["load", "train", "forward", "backward", "step"]) {
+            made.item(&Item::Callsite(CallsiteDefinition {
+                id: CallsiteId(at),
+                name: Some(name.to_owned()),
+                file: "src/main.rs".to_owned(),
+                line: at * 10,
+                column: 5,
+                module_path: None,
+            }));
+        }
+        made.clock();
+        made
+    }
+
+    pub(crate) fn item(&mut self, item: &Item) {
+        self.writer.write(item).expect("memory takes all");
+    }
+
+    pub(crate) fn device(&mut self, device: Device, name: &str) {
+        self.item(&Item::Device(DeviceDefinition {
+            device,
+            name: Some(name.to_owned()),
+            total: Some(Bytes::gib(141)),
+            uuid: Some("GPU-f3a9".to_owned()),
+        }));
+    }
+
+    fn clock(&mut self) {
+        let pair = ClockPair { ticks: self.micros * 2000, time: Duration::from_micros(self.micros) };
+        self.item(&Item::Clock(pair));
+    }
+
+    /// The clock goes on by so much.
+    pub(crate) fn wait(&mut self, micros: u64) {
+        self.micros += micros;
+        self.clock();
+    }
+
+    /// The next events are of this thread.
+    pub(crate) fn on_thread(&mut self, thread: u32) {
+        self.thread = ThreadId(thread);
+    }
+
+    pub(crate) fn event(&mut self, kind: EventKind) {
+        self.number += 1;
+        self.micros += 1;
+        // As a session has it: stream-ordered events have the time of an earlier event.
+        let time = Duration::from_micros(self.micros / 100 * 100);
+        let event = RecordedEvent { number: self.number, ticks: self.micros * 2000, time, thread: self.thread, kind };
+        self.writer.write_event(&event).expect("memory takes all");
+    }
+
+    /// Opens a scope with the callsite of this number, from 0 on: load, train, forward, backward, step.
+    pub(crate) fn open(&mut self, callsite: u32) -> ScopeId {
+        let scope = ScopeId(self.next_scope);
+        self.next_scope += 1;
+        let spec = ScopeSpec {
+            device: DEVICE,
+            gauge: Gauge::Exact,
+            every: Duration::ZERO,
+            thread: None,
+            callsite: CallsiteId(callsite + 2),
+            source: Source::Dispatch,
+            at_peak: false,
+        };
+        self.event(EventKind::Open { scope, spec });
+        scope
+    }
+
+    pub(crate) fn close(&mut self, scope: ScopeId) {
+        self.event(EventKind::Close { scope });
+    }
+
+    /// Allocates on the device of the tests, at a place of [`PLACES`], from 0 on.
+    pub(crate) fn alloc(&mut self, bytes: u64, kind: MemKind, place: u32) -> Key {
+        self.alloc_on(DEVICE, bytes, kind, place)
+    }
+
+    pub(crate) fn alloc_on(&mut self, device: Device, bytes: u64, kind: MemKind, place: u32) -> Key {
+        let key = Key::from_raw(self.next_key);
+        self.next_key += bytes.div_ceil(512) * 512;
+        self.alloc_at(key, Block { device, bytes: Bytes::new(bytes), kind, context: 1, stack: StackId(place + 1) });
+        key
+    }
+
+    pub(crate) fn alloc_at(&mut self, key: Key, block: Block) {
+        self.event(EventKind::Alloc { key, block });
+    }
+
+    pub(crate) fn free(&mut self, key: Key) {
+        self.event(EventKind::Free { key, block: None });
+    }
+
+    /// So many steps of a training run, each with `layers` blocks of activations of `bytes` each. The peak is in `step` of the first
+    /// step: weights, gradients and the state of the optimizer, which stay. One block of cuBLAS stays as well.
+    pub(crate) fn training(mut self, steps: u64, layers: u64, bytes: u64) -> Self {
+        let load = self.open(0);
+        let weights: Vec<Key> = (0..layers).map(|_| self.alloc(bytes, MemKind::Pool, 0)).collect();
+        self.alloc(32 * MIB, MemKind::Device, 4);
+        self.close(load);
+        let train = self.open(1);
+        let mut state: Vec<Key> = Vec::new();
+        for _ in 0..steps {
+            self.wait(50);
+            let forward = self.open(2);
+            let mut activations: Vec<Key> = (0..layers).map(|_| self.alloc(bytes / 2, MemKind::Pool, 1)).collect();
+            self.close(forward);
+            let backward = self.open(3);
+            let mut gradients = Vec::new();
+            while let Some(activation) = activations.pop() {
+                gradients.push(self.alloc(bytes, MemKind::Pool, 2));
+                self.free(activation);
+            }
+            self.close(backward);
+            let step = self.open(4);
+            if state.is_empty() {
+                state = (0..layers).map(|_| self.alloc(2 * bytes, MemKind::Vmm, 3)).collect();
+            }
+            for gradient in gradients {
+                self.free(gradient);
+            }
+            self.close(step);
+        }
+        self.close(train);
+        for block in state.into_iter().chain(weights) {
+            self.free(block);
+        }
+        self
+    }
+
+    /// The bytes of the file.
+    pub(crate) fn file(mut self) -> Vec<u8> {
+        self.clock();
+        self.writer.finish().expect("memory takes all")
+    }
+}

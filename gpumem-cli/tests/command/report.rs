@@ -1,0 +1,261 @@
+//! `gpumem report`.
+
+use std::{fs, path::PathBuf};
+
+use gpumem_core::model::{Device, Family, MemKind};
+use serde_json::Value;
+
+use crate::{
+    Ran, file, gpumem,
+    made::{MIB, Made},
+    ran,
+};
+
+/// A recording in a file of this name.
+pub(crate) fn recorded(name: &str, made: Made) -> String {
+    written(name, &made.file())
+}
+
+pub(crate) fn written(name: &str, bytes: &[u8]) -> String {
+    let file = file(name);
+    fs::write(&file, bytes).expect("the file can be written");
+    text(file)
+}
+
+fn text(file: PathBuf) -> String {
+    file.into_os_string().into_string().expect("the name is text")
+}
+
+pub(crate) fn training(name: &str) -> String {
+    recorded(name, Made::new("train").training(3, 10, 10 * MIB))
+}
+
+#[track_caller]
+pub(crate) fn printed(arguments: &[&str]) -> String {
+    let Ran { code, stdout, stderr } = ran(arguments);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""), "{arguments:?}: {stdout}");
+    stdout
+}
+
+#[track_caller]
+fn json(arguments: &[&str]) -> Value {
+    serde_json::from_str(&printed(arguments)).expect("it is JSON")
+}
+
+/// Weights 100 MiB, cuBLAS 32, the state of the optimizer 200, gradients 100, the last activation 5.
+const PEAK: u64 = 437 * MIB;
+
+#[test]
+fn the_summary_says_what_made_the_peak() {
+    let file = training("summary.capture");
+    let text = printed(&["report", &file]);
+    for line in [
+        ": 81 allocations\n",
+        "train --epochs 3; process 4711, ",
+        "recorded by dispatch (libcuda.so.580.65.06)\n",
+        "device 0: the peak was 437 MiB\n",
+        "     src/adam.rs:30    200  █████▏\n       from src/main.rs:9\n",
+        "kind     pool 205 MiB (47 %), vmm 200 MiB (46 %), device 32 MiB (7 %)\n",
+        "library  the program 405 MiB (93 %), cuBLAS 32 MiB (7 %)\n",
+        "most     src/adam.rs:30 in train > step holds 46 % of the peak\n",
+        "device   NVIDIA H200, 141 GiB\n",
+        "1 block (32 MiB) was not freed:\n",
+        "Not seen: ",
+    ] {
+        assert!(text.contains(line), "{line:?} is not in\n{text}");
+    }
+    assert!(text.lines().skip(1).filter(|line| line.starts_with(' ')).all(|line| line.chars().count() <= 80), "{text}");
+}
+
+#[test]
+fn json_has_the_exact_figures() {
+    let overview = json(&["report", "--json", &training("json.capture")]);
+    let device = &overview["devices"][0];
+    assert_eq!(device["peak_bytes"], PEAK);
+    assert_eq!(device["total_bytes"], 141_u64 << 30);
+    assert_eq!(device["live_at_end_bytes"], 32 * MIB);
+    assert_eq!((&overview["allocations"], &overview["frees"]), (&81.into(), &80.into()));
+    for by in ["peak_by_kind", "peak_by_library", "peak_by_scope", "peak_by_place"] {
+        let sums = device[by].as_array().expect("it is a list");
+        let sum: u64 = sums.iter().map(|sum| sum["bytes"].as_u64().expect("it is an amount")).sum();
+        assert_eq!(sum, PEAK, "{by} adds up to the peak");
+    }
+    assert_eq!(device["highest_sample_bytes"], Value::Null, "what was not measured is null");
+    assert_eq!(overview["missing"]["lost_events"], 0);
+}
+
+#[test]
+fn a_moment_shows_what_was_live_then() {
+    let file = training("at.capture");
+    let bytes = |moment: &str| json(&["report", "--json", "--at", moment, &file])["devices"][0]["bytes"].clone();
+    assert_eq!((bytes("peak"), bytes("start"), bytes("end")), (PEAK.into(), 0.into(), (32 * MIB).into()));
+    // The clock goes on by a microsecond with each event: the scope, then five weights.
+    assert_eq!(
+        (bytes("6us"), bytes("0.006ms"), bytes("0.0069 ms")),
+        ((50 * MIB).into(), (50 * MIB).into(), (50 * MIB).into())
+    );
+    let text = printed(&["report", "--at", "6us", &file]);
+    assert!(text.starts_with("device 0 (NVIDIA H200): 50 MiB in use at 6 µs\n"), "{text}");
+    assert!(text.contains("kind     pool 50 MiB (100 %)\n"), "{text}");
+    let ran = ran(&["report", "--at", "soon", &file]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.contains("write start, peak, end, or a time such as 12.5s"), "{}", ran.stderr);
+}
+
+#[test]
+fn between_two_moments_is_what_came_and_went() {
+    let file = training("between.capture");
+    let difference =
+        |from: &str, to: &str| json(&["report", "--json", "--between", from, to, &file])["devices"][0].clone();
+    assert_eq!(difference("start", "peak")["bytes"], PEAK);
+    assert_eq!(difference("peak", "end")["bytes"], -(405 * MIB.cast_signed()));
+    assert_eq!(difference("start", "end")["blocks"], 1);
+    let text = printed(&["report", "--between", "peak", "end", &file]);
+    assert!(text.starts_with("device 0 (NVIDIA H200): -405 MiB (less) between the peak, after "), "{text}");
+}
+
+#[test]
+fn tree_table_and_leaks_are_those_of_the_library() {
+    let file = training("views.capture");
+    let tree = printed(&["report", "--tree", &file]);
+    assert!(tree.starts_with("device 0, by scope\n scope ") && tree.contains("\n    step "), "{tree}");
+    let table = printed(&["report", "--table", &file]);
+    assert!(table.contains("\n train > step: src/adam.rs:30  "), "{table}");
+    let leaks = printed(&["report", "--leaks", &file]);
+    assert!(leaks.starts_with("1 block (32 MiB) was not freed:\n"), "{leaks}");
+    let places = json(&["report", "--table", "--json", &file]);
+    let allocated: u64 =
+        places["places"].as_array().unwrap().iter().map(|place| place["allocated_bytes"].as_u64().unwrap()).sum();
+    // Weights, cuBLAS, the state; activations and gradients of three steps.
+    assert_eq!(allocated, (100 + 32 + 200 + 3 * 150) * MIB);
+    assert_eq!(json(&["report", "--tree", "--json", &file])["scopes"][0]["peak_bytes"], PEAK);
+    assert_eq!(json(&["report", "--leaks", "--json", &file])["not_freed"]["blocks"], 1);
+    assert_eq!(ran(&["report", "--tree", "--table", &file]).code, Some(2), "one at a time");
+}
+
+#[test]
+fn ranks_stand_side_by_side() {
+    let files: Vec<String> = (0..6_u64)
+        .map(|rank| recorded(&format!("rank-{rank}.capture"), Made::new("train").training(2, 10, (10 + rank) * MIB)))
+        .collect();
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    let text = printed(&[&["report"][..], &files[..2]].concat());
+    assert!(
+        text.starts_with("2 recordings, the peak of each\n") && text.contains("\n rank-0          0  437.0 "),
+        "{text}"
+    );
+    assert!(text.contains("\n train > step: src/adam.rs:30        200.0   220.0\n"), "{text}");
+    let text = printed(&[&["report"][..], &files].concat());
+    assert!(text.contains("\n train > step: src/adam.rs:30       200.0  300.0  rank-5\n"), "{text}");
+    assert!(text.contains("\n load: cuBLAS                        32.0   32.0  all\n"), "{text}");
+    let all = json(&[&["report", "--json"][..], &files].concat());
+    assert_eq!(all.as_array().map(Vec::len), Some(6));
+}
+
+#[test]
+fn each_device_has_its_peak() {
+    let mut made = Made::new("two");
+    let second = Device { family: Family::Cuda, ordinal: 1 };
+    made.device(second, "NVIDIA H200");
+    let key = made.alloc_on(second, 3 * MIB, MemKind::Pool, 0);
+    made.free(key);
+    made.alloc(MIB, MemKind::Pool, 0);
+    made.alloc(7 * MIB, MemKind::PinnedHost, 0);
+    made.alloc(2 * MIB, MemKind::Pool, 0);
+    let file = recorded("two.capture", made);
+    let overview = json(&["report", "--json", &file]);
+    assert_eq!(
+        (&overview["devices"][0]["peak_bytes"], &overview["devices"][1]["peak_bytes"]),
+        (&(3 * MIB).into(), &(3 * MIB).into())
+    );
+    let text = printed(&["report", &file]);
+    assert!(text.contains("besides  pinned host 7 MiB, which are not in the peak\n"), "{text}");
+}
+
+#[test]
+fn what_is_no_recording_is_refused() {
+    for (name, bytes, why) in [
+        ("empty", &b""[..], "this is no recording of gpumem; give a file that"),
+        ("text", b"hello, world: this is long enough for a header", "this is no recording of gpumem; give a file that"),
+        ("header", b"\x89gpumem\n\x01\0", "this recording is cut within its header"),
+        (
+            "newer",
+            b"\x89gpumem\n\x63\0\0\0\0\0\0\0",
+            "this recording is of version 99, and this gpumem reads up to version 1",
+        ),
+    ] {
+        for command in [&["report"][..], &["report", "--json"], &["report", "--tree"]] {
+            let file = written(name, bytes);
+            let ran = ran(&[command, &[&file]].concat());
+            assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{name}");
+            assert!(ran.stderr.starts_with("gpumem: `") && ran.stderr.contains(why), "{}", ran.stderr);
+            assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
+        }
+    }
+    for missing in ["/no/such/file", "/"] {
+        let ran = ran(&["report", missing]);
+        assert_eq!(ran.code, Some(2));
+        assert!(ran.stderr.starts_with(&format!("gpumem: `{missing}` cannot be read: ")), "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn a_cut_file_is_reported_up_to_its_last_record() {
+    // Several records: each has some 64 KiB before compression.
+    let bytes = Made::new("train").training(200, 100, MIB).file();
+    let cut = written("cut.capture", &bytes[..bytes.len() * 2 / 3]);
+    let Ran { code, stdout, stderr } = ran(&["report", &cut]);
+    assert_eq!(code, Some(2));
+    assert!(
+        stderr.starts_with(&format!("gpumem: `{cut}` has no end: it is cut within the record at byte ")),
+        "{stderr}"
+    );
+    assert!(
+        stdout.contains("device 0: the peak was 432.50 MiB") && stdout.contains("The file has no end: "),
+        "{stdout}"
+    );
+    let mut damaged = bytes;
+    let last = damaged.len() - 20;
+    damaged[last] ^= 1;
+    let damaged = written("damaged.capture", &damaged);
+    let Ran { code, stdout, stderr } = ran(&["report", "--at", "peak", &damaged]);
+    assert_eq!(code, Some(2));
+    assert!(stderr.contains("it is damaged at byte ") && stdout.contains("432.50 MiB in use"), "{stderr}{stdout}");
+}
+
+/// Each byte of a small file, changed in several ways.
+#[test]
+fn damaged_files_do_no_harm() {
+    let bytes = Made::new("train").training(1, 3, MIB).file();
+    let mut state = 7_u64;
+    for round in 0..60 {
+        let mut damaged = bytes.clone();
+        for _ in 0..=round % 4 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let at = usize::try_from(state >> 33).unwrap() % damaged.len();
+            damaged[at] ^= 1 << (state >> 20 & 7);
+        }
+        if round % 5 == 0 {
+            damaged.truncate(damaged.len() * round / 60);
+        }
+        let ran = ran(&["report", &written("fuzzed.capture", &damaged)]);
+        assert!(ran.code == Some(0) || ran.code == Some(2), "{round}: {ran:?}");
+        assert_eq!(ran.code == Some(2), ran.stderr.starts_with("gpumem: `"), "{round}: {ran:?}");
+    }
+}
+
+#[test]
+fn no_colour_where_nobody_sees_it() {
+    let file = training("colour.capture");
+    assert!(!printed(&["report", &file]).contains('\u{1b}'));
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    use std::process::Stdio;
+    let file = training("pipe.capture");
+    let mut child = gpumem(&["report", "--json", &file]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
+}
