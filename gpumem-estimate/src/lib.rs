@@ -31,6 +31,7 @@ mod layer;
 mod memory;
 mod model;
 pub mod models;
+mod recording;
 mod shape;
 mod size;
 mod step;

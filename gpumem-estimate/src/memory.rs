@@ -3,6 +3,7 @@
 use std::{
     cell::RefCell,
     collections::{BTreeMap, HashMap},
+    io,
     rc::Rc,
     time::Duration,
 };
@@ -20,6 +21,7 @@ use crate::{
     allocator::{Allocator, AllocatorKind, Placement},
     class::Class,
     error::{Error, Kind},
+    recording::Recording,
 };
 
 const DEVICE: Device = Device { family: Family::Simulated, ordinal: 0 };
@@ -51,6 +53,8 @@ struct State {
     numbers: HashMap<Rc<str>, CallsiteId>,
     class: Option<Class>,
     uses: Uses,
+    /// The events go to a file as well.
+    recording: Option<Recording>,
     /// The step is over. Its blocks stay as they are, as those of a process that ends.
     is_over: bool,
 }
@@ -158,8 +162,22 @@ impl Memory {
             numbers: HashMap::new(),
             class: None,
             uses: Uses::new(),
+            recording: None,
             is_over: false,
         }))
+    }
+
+    /// Writes all events of the step to a recording.
+    pub(crate) fn record(&self, model: &str) -> io::Result<()> {
+        let mut state = self.0.borrow_mut();
+        let limit = (state.limit < MOST).then(|| Bytes::new(state.limit));
+        state.recording = Some(Recording::new(model, DEVICE, limit)?);
+        Ok(())
+    }
+
+    /// The recording, if there is one.
+    pub(crate) fn finish_recording(&self) -> io::Result<Option<Vec<u8>>> {
+        self.0.borrow_mut().recording.take().map(Recording::finish).transpose()
     }
 
     /// Allocates memory in the scope that is open. `set_class` may override the class.
@@ -184,6 +202,9 @@ impl Memory {
         let stack = state.uses.stack(class, bytes, placement.bytes);
         let block = Block { stack, ..Block::new(DEVICE, Bytes::new(placement.bytes), MemKind::Device) };
         state.record(&EventKind::Alloc { key: key(placement.address), block });
+        if let Some(recording) = &mut state.recording {
+            recording.alloc(placement.address, class, bytes, placement.bytes);
+        }
         Ok(placement)
     }
 
@@ -194,6 +215,9 @@ impl Memory {
         }
         state.in_use -= placement.bytes;
         state.record(&EventKind::Free { key: key(placement.address), block: None });
+        if let Some(recording) = &mut state.recording {
+            recording.free(placement.address);
+        }
         state.allocator.free(placement);
     }
 
@@ -310,6 +334,9 @@ impl State {
         let scope = ScopeId(self.scopes);
         let spec = ScopeSpec { callsite: name, source: Source::Simulation, ..ScopeSpec::exact(DEVICE) };
         self.record(&EventKind::Open { scope, spec });
+        if let Some(recording) = &mut self.recording {
+            recording.open(scope, spec, &self.names[name.0 as usize]);
+        }
         self.open.push(OpenScope { scope, name, start: self.in_use });
     }
 
@@ -317,6 +344,9 @@ impl State {
         self.layers = None;
         let Some(OpenScope { scope, start, .. }) = self.open.pop() else { return self.in_use };
         let trace = self.record(&EventKind::Close { scope });
+        if let Some(recording) = &mut self.recording {
+            recording.close(scope);
+        }
         trace.map_or(start, |trace| start + trace.peak_over_start().get())
     }
 }

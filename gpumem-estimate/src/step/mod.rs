@@ -4,7 +4,7 @@ mod checkpointing;
 mod decode;
 mod names;
 
-use std::rc::Rc;
+use std::{io, rc::Rc};
 
 use gpumem_core::model::Bytes;
 use serde::{Deserialize, Serialize};
@@ -99,9 +99,27 @@ impl Step {
 
     /// Runs the step with a model, without values.
     pub fn estimate(&self, model: &Model) -> Result<Estimate, Error> {
+        self.estimate_in(&Rc::new(self.memory()), model)
+    }
+
+    /// Runs the step, and returns its events as a recording as well: a file as a program makes it with `GPUMEM_CAPTURE`. All that reads
+    /// recordings reads this one. The layers are its scopes, and the classes stand where a program has libraries.
+    pub fn record(&self, model: &Model) -> Result<(Estimate, Vec<u8>), Error> {
+        let memory = Rc::new(self.memory());
+        let failed = |error: io::Error| Error::from(Kind::Invalid(error.to_string()));
+        memory.record(&model.name).map_err(failed)?;
+        let estimate = self.estimate_in(&memory, model)?;
+        let recording = memory.finish_recording().map_err(failed)?;
+        Ok((estimate, recording.unwrap_or_default()))
+    }
+
+    fn memory(&self) -> Memory {
+        Memory::new(self.allocator, self.limit.map_or(u64::MAX, Bytes::get))
+    }
+
+    fn estimate_in(&self, memory: &Rc<Memory>, model: &Model) -> Result<Estimate, Error> {
         self.check()?;
-        let memory = Rc::new(Memory::new(self.allocator, self.limit.map_or(u64::MAX, Bytes::get)));
-        let eager = Eager::new(Rc::clone(&memory), self.cublas_workspace);
+        let eager = Eager::new(Rc::clone(memory), self.cublas_workspace);
         eager.training.set(self.optimizer.is_some());
         memory.open("model");
         let layers = build(&eager, &model.layers, self.parameters)?;
