@@ -51,5 +51,5 @@ pub use self::{
     model::{Input, Loss, Model},
     shape::Shape,
     size::{LayerSize, ModelSize},
-    step::{Checkpointing, Decode, KvCache, Names, Step, largest},
+    step::{Checkpointing, Decode, KvCache, Lora, Names, Quantized, Step, largest},
 };

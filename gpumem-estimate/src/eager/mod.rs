@@ -1,6 +1,7 @@
 //! A model of PyTorch's eager mode: operations allocate what PyTorch's operations allocate, in the same order, keep for the backward
 //! pass what PyTorch keeps, and free a tensor with its last reference. There are no values.
 
+mod adapters;
 mod autocast;
 mod backward;
 mod cache;
@@ -19,6 +20,7 @@ use std::{
 
 pub use self::optimizer::Optimizer;
 pub(crate) use self::{
+    adapters::Adapted,
     checkpoint::Saved,
     context::Context,
     ops::{AttentionArguments, ConvArguments, PoolArguments},
@@ -29,6 +31,7 @@ pub(crate) use self::{
 use gpumem_core::model::CallsiteId;
 
 use self::{
+    adapters::Adapters,
     autocast::Autocast,
     backward::{Grads, Tape},
     cache::Cache,
@@ -75,6 +78,7 @@ pub(crate) struct Eager {
     /// Which layers run again in the backward pass.
     segments: RefCell<Option<Rc<Segments>>>,
     cache: Cache,
+    adapters: Adapters,
     context: RefCell<Context>,
     /// Tensors that the model makes once and all its layers read, such as the angles of positions.
     shared: RefCell<HashMap<SharedKey, Tensor>>,
@@ -98,6 +102,7 @@ impl Eager {
             checkpointing: Checkpointing::default(),
             segments: RefCell::default(),
             cache: Cache::default(),
+            adapters: Adapters::default(),
             context: RefCell::default(),
             shared: RefCell::default(),
             layer_outputs: RefCell::default(),

@@ -24,6 +24,8 @@ pub(super) struct Parameter {
     pub(super) grad: Option<Tensor>,
     is_trainable: bool,
     is_buffer: bool,
+    /// How many elements it has, if several are in one byte.
+    packed_elements: Option<u64>,
     /// The layer that it belongs to.
     layers: Rc<[CallsiteId]>,
 }
@@ -42,7 +44,19 @@ pub(super) struct Updated {
 impl Eager {
     /// Adds a parameter to the model, in the scope of its layer.
     pub(crate) fn add_parameter(&self, shape: &Shape, dtype: Dtype, is_trainable: bool) -> Result<ParameterId, Error> {
-        self.add_tensor(shape, dtype, is_trainable && dtype.is_float(), false)
+        self.add_tensor(shape, dtype, is_trainable && dtype.is_float() && !self.is_frozen(), false)
+    }
+
+    /// Adds a parameter that is trained while those of the model are frozen.
+    pub(super) fn add_adapter(&self, shape: &Shape, dtype: Dtype) -> Result<ParameterId, Error> {
+        self.add_tensor(shape, dtype, true, false)
+    }
+
+    /// Adds a frozen parameter whose elements do not take whole bytes.
+    pub(super) fn add_packed(&self, shape: &Shape, elements: u64) -> Result<ParameterId, Error> {
+        let number = self.add_tensor(shape, Dtype::U8, false, false)?;
+        self.parameters.all.borrow_mut()[number.0].packed_elements = Some(elements);
+        Ok(number)
     }
 
     /// Adds a tensor that is no parameter but belongs to the model, such as the running mean of a batch norm.
@@ -61,7 +75,7 @@ impl Eager {
         let layers = self.layers();
         let mut all = self.parameters.all.borrow_mut();
         tensor.parameter = Some(all.len());
-        all.push(Parameter { tensor, grad: None, is_trainable, is_buffer, layers });
+        all.push(Parameter { tensor, grad: None, is_trainable, is_buffer, packed_elements: None, layers });
         Ok(ParameterId(all.len() - 1))
     }
 
@@ -88,7 +102,7 @@ impl Eager {
         let all = self.parameters.all.borrow();
         let sizes = all.iter().filter(|parameter| !parameter.is_buffer).filter_map(|parameter| {
             let elements = parameter.tensor.shape.elements()?;
-            Some((elements, parameter.tensor.dtype.bytes(elements)?))
+            Some((parameter.packed_elements.unwrap_or(elements), parameter.tensor.dtype.bytes(elements)?))
         });
         // Each of them was allocated, so the sums are below 2^62.
         sizes.fold((0, 0), |sum, size| (sum.0 + size.0, sum.1 + size.1))

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     dtype::Dtype,
-    eager::{Eager, ParameterId},
+    eager::{Adapted, Eager, ParameterId},
     error::{Error, Kind},
     shape::Shape,
 };
@@ -18,6 +18,8 @@ pub(crate) struct Built {
     pub(crate) name: String,
     pub(super) kind: Layer,
     pub(super) parameters: Vec<ParameterId>,
+    /// Of a linear layer.
+    pub(super) adapted: Adapted,
     pub(super) children: Vec<Rc<Built>>,
     /// Of a residual layer: what the input passes through.
     pub(super) shortcut: Vec<Rc<Built>>,
@@ -27,9 +29,9 @@ pub(crate) struct Built {
 const DEEPEST: usize = 64;
 
 /// What is known while the layers of a model are built.
-struct Building<'a> {
-    eager: &'a Eager,
-    dtype: Dtype,
+pub(super) struct Building<'a> {
+    pub(super) eager: &'a Eager,
+    pub(super) dtype: Dtype,
     /// The tables and weights that other layers may share, by path.
     weights: HashMap<String, ParameterId>,
     depth: usize,
@@ -72,6 +74,7 @@ impl Building<'_> {
             return Err(self.eager.error(Kind::Invalid(format!("layers are nested deeper than {DEEPEST}"))));
         }
         let (mut kind, mut parameters, mut children, mut shortcut) = (named.layer.clone(), vec![], vec![], vec![]);
+        let mut adapted = Adapted::default();
         match &mut kind {
             Layer::Sequential { layers }
             | Layer::Block { layers }
@@ -86,7 +89,7 @@ impl Building<'_> {
                 shortcut = self.all(&std::mem::take(decoder))?;
             }
             Layer::Conv(conv) => parameters = self.conv(conv)?,
-            Layer::Linear(linear) => parameters = self.linear(linear)?,
+            Layer::Linear(linear) => (parameters, adapted) = self.linear(linear)?,
             Layer::Embedding { rows, size } => {
                 let table = self.add([*rows, *size])?;
                 self.share(table);
@@ -147,7 +150,7 @@ impl Building<'_> {
             }
             _ => {}
         }
-        Ok(Built { name: named.name.clone(), kind, parameters, children, shortcut })
+        Ok(Built { name: named.name.clone(), kind, parameters, adapted, children, shortcut })
     }
 
     fn conv(&mut self, conv: &mut Conv) -> Result<Vec<ParameterId>, Error> {
@@ -170,20 +173,6 @@ impl Building<'_> {
         let mut parameters = vec![self.eager.add_parameter(&sizes.into(), self.dtype, true)?];
         if !conv.no_bias {
             parameters.push(self.add([outputs])?);
-        }
-        Ok(parameters)
-    }
-
-    fn linear(&mut self, linear: &Linear) -> Result<Vec<ParameterId>, Error> {
-        let Linear { inputs, outputs, no_bias, tied_to } = linear;
-        let weight = match tied_to {
-            Some(path) => self.shared(path)?,
-            None => self.add([*outputs, *inputs])?,
-        };
-        self.share(weight);
-        let mut parameters = vec![weight];
-        if !no_bias {
-            parameters.push(self.add([*outputs])?);
         }
         Ok(parameters)
     }
@@ -236,7 +225,7 @@ impl Building<'_> {
     }
 
     /// The weight of the layer with this path.
-    fn shared(&self, path: &str) -> Result<ParameterId, Error> {
+    pub(super) fn shared(&self, path: &str) -> Result<ParameterId, Error> {
         let unknown = || Kind::Invalid(format!("no layer before it has the path `{path}` and a weight to share"));
         self.weights.get(path).copied().ok_or_else(|| self.eager.error(unknown()))
     }
@@ -269,12 +258,12 @@ impl Building<'_> {
         Ok((parameters.into(), children))
     }
 
-    fn add<const N: usize>(&self, sizes: [u64; N]) -> Result<ParameterId, Error> {
+    pub(super) fn add<const N: usize>(&self, sizes: [u64; N]) -> Result<ParameterId, Error> {
         self.eager.add_parameter(&Shape::from(sizes), self.dtype, true)
     }
 
     /// Lets later layers use this weight.
-    fn share(&mut self, weight: ParameterId) {
+    pub(super) fn share(&mut self, weight: ParameterId) {
         self.weights.insert(self.eager.memory.path(), weight);
     }
 

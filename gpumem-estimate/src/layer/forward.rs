@@ -102,11 +102,7 @@ impl Built {
             }
             Layer::EncoderDecoder { .. } => encoder_decoder::run_both(self, eager, input),
             Layer::Conv(conv) => self.conv(conv, eager, input),
-            Layer::Linear(_) => {
-                let weight = self.parameter(eager, 0);
-                let bias = (self.parameters.len() > 1).then(|| self.parameter(eager, 1));
-                eager.linear(input, &weight, bias.as_ref())
-            }
+            Layer::Linear(linear) => self.linear(linear, eager, input),
             Layer::Embedding { .. } | Layer::TiedEmbedding { .. } => eager.embedding(input, &self.parameter(eager, 0)),
             Layer::Embeddings(_) => self.embeddings(eager, input),
             Layer::PatchEmbedding { size, .. } => self.patches(eager, input, *size),

@@ -5,6 +5,7 @@ mod build;
 mod encoder_decoder;
 mod experts;
 mod forward;
+mod linear;
 mod segments;
 
 use serde::{Deserialize, Serialize};

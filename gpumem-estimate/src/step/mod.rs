@@ -1,5 +1,6 @@
 //! A step of inference or training, as events.
 
+mod adapters;
 mod checkpointing;
 mod decode;
 mod names;
@@ -10,6 +11,7 @@ use gpumem_core::model::Bytes;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
+    adapters::{Lora, Quantized},
     checkpointing::Checkpointing,
     decode::{Decode, KvCache},
     names::Names,
@@ -28,7 +30,7 @@ use crate::{
 };
 
 /// How a step is made. Fields that a file leaves out have their values of [`Step::default`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Step {
     /// How many inputs are read at once.
@@ -47,6 +49,10 @@ pub struct Step {
     /// (`Float16OptimizerWithFloat16Params`). It converts all gradients before it updates, and frees each one in the smaller type.
     /// Parameters that are `f32` already are an error.
     pub master_weights: bool,
+    /// Adapters are trained, and the model is frozen.
+    pub adapters: Option<Lora>,
+    /// The weights of linear layers have 4 bits.
+    pub quantized: Option<Quantized>,
     /// Autocast to this type.
     pub autocast: Option<Dtype>,
     /// Which layers the backward pass runs again.
@@ -70,6 +76,8 @@ impl Default for Step {
             decode: None,
             parameters: Dtype::F32,
             master_weights: false,
+            adapters: None,
+            quantized: None,
             autocast: None,
             checkpointing: Checkpointing::Off,
             allocator: AllocatorKind::PyTorch,
@@ -122,8 +130,10 @@ impl Step {
         let eager = Eager::new(Rc::clone(memory), self.cublas_workspace);
         eager.training.set(self.optimizer.is_some());
         memory.open("model");
+        eager.set_adapters(self.adapters.clone(), self.quantized.clone());
         let layers = build(&eager, &model.layers, self.parameters)?;
         memory.close();
+        eager.check_adapters()?;
         if self.checkpointing != Checkpointing::Off {
             eager.set_segments(Segments::new(&self.checkpointing, &layers)?);
         }
@@ -169,6 +179,14 @@ impl Step {
             "copies of the parameters in f32 are for the optimizer, which inference has not"
         } else if self.master_weights && matches!(self.parameters, Dtype::F32 | Dtype::F64) {
             "copies of the parameters in f32 are for parameters of a smaller type"
+        } else if self.adapters.as_ref().is_some_and(|lora| lora.rank == 0) {
+            "adapters of rank 0 have no parameters"
+        } else if self.adapters.as_ref().is_some_and(|lora| lora.targets.is_empty()) {
+            "adapters need the names of layers that get one"
+        } else if is_training && self.quantized.is_some() && self.adapters.is_none() {
+            "weights in 4 bits have no gradients, so training needs adapters"
+        } else if self.quantized.as_ref().is_some_and(|quantized| !is_wide(quantized.compute)) {
+            "weights in 4 bits are multiplied as f16, bf16 or f32"
         } else if !is_training && self.checkpointing != Checkpointing::Off {
             "checkpointing needs a backward pass, which inference has not"
         } else {
@@ -305,6 +323,11 @@ fn next_token(eager: &Eager, body: &[Rc<Built>], head: &Rc<Built>, tokens: &Tens
     let logits = head.forward(eager, &last)?;
     let _scores = eager.output(&logits.shape, Dtype::F32)?;
     eager.integers(&Shape::from([tokens.shape[0], 1]))
+}
+
+/// bitsandbytes multiplies in these types.
+fn is_wide(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32)
 }
 
 /// The largest number for which `fits` is true, by bisection: `fits` must be false for all numbers after the first that it is false

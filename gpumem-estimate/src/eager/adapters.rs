@@ -1,0 +1,194 @@
+//! Linear layers with adapters, and with weights in 4 bits.
+
+use std::{cell::RefCell, rc::Rc};
+
+use super::{Eager, ParameterId, Tensor};
+use crate::{
+    dtype::Dtype,
+    error::{Error, Kind},
+    shape::Shape,
+    step::{Lora, Quantized},
+};
+
+/// What changes the linear layers of a model.
+#[derive(Debug, Default)]
+pub(super) struct Adapters {
+    lora: RefCell<Option<Rc<Lora>>>,
+    quantized: RefCell<Option<Rc<Quantized>>>,
+    /// The paths of all linear layers that were built.
+    linear: RefCell<Vec<String>>,
+}
+
+/// What a linear layer has besides or instead of its weight.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Adapted {
+    pub(crate) in_4_bits: Option<In4Bits>,
+    /// `lora_A` and `lora_B`.
+    adapter: Option<[ParameterId; 2]>,
+    dropout: f64,
+}
+
+/// A weight in 4 bits.
+#[derive(Clone, Debug)]
+pub(crate) struct In4Bits {
+    outputs: u64,
+    inputs: u64,
+    pub(crate) packed: ParameterId,
+    /// How many scales there are, if they are quantized as well.
+    quantized_scales: Option<u64>,
+    compute: Dtype,
+}
+
+/// How many elements share a scale.
+const BLOCK: u64 = 64;
+/// How many scales share one.
+const BLOCK_OF_SCALES: u64 = 256;
+
+impl Eager {
+    /// Sets what changes the linear layers that are built from now on. With adapters, all parameters of the model are frozen.
+    pub(crate) fn set_adapters(&self, lora: Option<Lora>, quantized: Option<Quantized>) {
+        self.adapters.lora.replace(lora.map(Rc::new));
+        self.adapters.quantized.replace(quantized.map(Rc::new));
+    }
+
+    /// The parameters of the model itself are not trained.
+    pub(super) fn is_frozen(&self) -> bool {
+        self.adapters.lora.borrow().is_some()
+    }
+
+    /// Adds what a linear layer has besides or instead of its weight.
+    pub(crate) fn adapt(&self, inputs: u64, outputs: u64, dtype: Dtype, is_tied: bool) -> Result<Adapted, Error> {
+        let (lora, quantized) = (self.adapters.lora.borrow().clone(), self.adapters.quantized.borrow().clone());
+        if lora.is_none() && quantized.is_none() {
+            return Ok(Adapted::default());
+        }
+        let path = self.memory.path();
+        let mut adapted = Adapted::default();
+        if let Some(quantized) = quantized.filter(|quantized| !is_tied && !quantized.except.contains(&path)) {
+            adapted.in_4_bits = Some(self.add_in_4_bits(inputs, outputs, &quantized)?);
+        }
+        if let Some(lora) = lora.filter(|lora| lora.targets.contains(&path)) {
+            let dtype = if matches!(dtype, Dtype::F16 | Dtype::Bf16) { Dtype::F32 } else { dtype };
+            let first = self.add_adapter(&Shape::from([lora.rank, inputs]), dtype)?;
+            adapted.adapter = Some([first, self.add_adapter(&Shape::from([outputs, lora.rank]), dtype)?]);
+            adapted.dropout = lora.dropout;
+        }
+        self.adapters.linear.borrow_mut().push(path);
+        Ok(adapted)
+    }
+
+    /// A name of the adapters that stands for no linear layer is an error.
+    pub(crate) fn check_adapters(&self) -> Result<(), Error> {
+        let Some(lora) = self.adapters.lora.borrow().clone() else { return Ok(()) };
+        let linear = self.adapters.linear.borrow();
+        let Some(unused) = lora.targets.unused(&linear) else { return Ok(()) };
+        let mut names: Vec<_> = linear.iter().filter_map(|path| path.rsplit('.').next()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let what = format!("adapters: no linear layer has the name `{unused}`; there are {}", names.join(", "));
+        Err(Kind::Invalid(what).into())
+    }
+
+    /// `quantize_4bit` of bitsandbytes: packed elements and a `QuantState`.
+    fn add_in_4_bits(&self, inputs: u64, outputs: u64, quantized: &Quantized) -> Result<In4Bits, Error> {
+        let elements = inputs.checked_mul(outputs).ok_or_else(|| self.error(Kind::TooLarge))?;
+        let packed = self.add_packed(&Shape::from([elements.div_ceil(2), 1]), elements)?;
+        let flat = |length: u64, dtype| self.add_buffer(&Shape::from([length]), dtype);
+        let scales = elements.div_ceil(BLOCK);
+        // The 16 numbers that 4 bits stand for.
+        flat(16, Dtype::F32)?;
+        if quantized.double {
+            flat(scales, Dtype::U8)?;
+            flat(scales.div_ceil(BLOCK_OF_SCALES), Dtype::F32)?;
+            // `offset`: the mean of all scales.
+            self.add_buffer(&Shape::default(), Dtype::F32)?;
+        } else {
+            flat(scales, Dtype::F32)?;
+        }
+        let quantized_scales = quantized.double.then_some(scales);
+        Ok(In4Bits { outputs, inputs, packed, quantized_scales, compute: quantized.compute })
+    }
+
+    /// `Linear4bit.forward`: the input in the type of the products, the product, and its result in the type of the input.
+    pub(crate) fn linear_in_4_bits(
+        &self,
+        input: &Tensor,
+        weight: &In4Bits,
+        bias: Option<&Tensor>,
+    ) -> Result<Tensor, Error> {
+        if input.shape.rank() == 0 || input.shape.last() != weight.inputs {
+            return Err(self.mismatch(format!("(…, {})", weight.inputs), input));
+        }
+        let narrow = self.contiguous(&self.to(input, weight.compute)?)?;
+        let bias = bias.map(|bias| self.to(bias, weight.compute)).transpose()?;
+        self.use_cublas()?;
+        // `MatMul4Bit.forward` frees the wide weight when the product is there. It keeps no input, because the weight has no gradient.
+        let wide = self.widened(weight)?;
+        let mut output = self.output(&narrow.shape.with_last(weight.outputs), weight.compute)?;
+        drop(wide);
+        let mut inputs = vec![&narrow];
+        inputs.extend(&bias);
+        if self.needs_grad(&inputs) {
+            let (shape, weight) = (narrow.shape.clone(), weight.clone());
+            let needs = [narrow.edge.is_some(), bias.as_ref().is_some_and(|bias| bias.edge.is_some())];
+            let bias_shape = bias.as_ref().map(|bias| bias.shape.clone());
+            [output] = self.record(&inputs, [output], move |eager, grads| {
+                let mut results = vec![None];
+                if grads[0].is_some() && needs[0] {
+                    let wide = eager.widened(&weight)?;
+                    eager.use_cublas()?;
+                    results[0] = Some(eager.output(&shape, weight.compute)?);
+                    drop(wide);
+                }
+                if let Some(shape) = bias_shape {
+                    let has = grads[0].is_some() && needs[1];
+                    results.push(if has { Some(eager.output(&shape, weight.compute)?) } else { None });
+                }
+                Ok(results)
+            });
+        }
+        drop(narrow);
+        self.to(&output, input.dtype)
+    }
+
+    /// `dequantize_4bit`: the scales first, if they are quantized as well.
+    fn widened(&self, weight: &In4Bits) -> Result<Tensor, Error> {
+        let scales = weight.quantized_scales.map(|scales| self.output(&Shape::from([scales]), Dtype::F32));
+        let _scales = scales.transpose()?;
+        self.output(&Shape::from([weight.outputs, weight.inputs]), weight.compute)
+    }
+
+    /// What an adapter adds to the output of a linear layer: `forward` of peft's `lora.Linear` and `lora.Linear4bit`.
+    pub(crate) fn adapted(&self, adapted: &Adapted, input: &Tensor, output: Tensor) -> Result<Tensor, Error> {
+        let Some([first, second]) = adapted.adapter else { return Ok(output) };
+        let [first, second] = [first, second].map(|number| self.parameter(number));
+        let dtype = output.dtype;
+        let in_4_bits = adapted.in_4_bits.is_some();
+        // "For 4bit, we need to defensively clone here."
+        let output = if in_4_bits { self.copied(&output)? } else { output };
+        let is_converted = !in_4_bits || self.autocast_dtype().is_none();
+        let input = if is_converted { self.to(input, first.dtype)? } else { input.clone() };
+        let small = self.linear(&self.dropout(&input, adapted.dropout)?, &first, None)?;
+        let large = self.linear(&small, &second, None)?;
+        drop(small);
+        let scaled = self.multiply_by_number(&large)?;
+        drop(large);
+        if in_4_bits {
+            let scaled = if is_converted { self.to(&scaled, dtype)? } else { scaled };
+            return self.add(&output, &scaled);
+        }
+        let sum = self.add(&output, &scaled)?;
+        drop((output, scaled));
+        self.to(&sum, dtype)
+    }
+
+    /// `clone()`: the gradient is passed on.
+    fn copied(&self, input: &Tensor) -> Result<Tensor, Error> {
+        let output = self.output(&input.shape, input.dtype)?;
+        if !self.needs_grad(&[input]) {
+            return Ok(output);
+        }
+        let [output] = self.record(&[input], [output], |_, grads| Ok(grads.to_vec()));
+        Ok(output)
+    }
+}

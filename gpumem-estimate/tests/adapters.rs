@@ -1,0 +1,178 @@
+//! Adapters and weights in 4 bits: what is live, counted by hand, and figures that peft and QLoRA's authors published.
+
+use gpumem_estimate::{
+    AllocatorKind, Class, Dtype, Estimate, Input, Layer, Linear, Lora, Loss, Model, Optimizer, Quantized, Shape, Step,
+    models::Transformer,
+};
+
+fn exact(step: Step) -> Step {
+    Step { allocator: AllocatorKind::Exact, cublas_workspace: 0, ..step }
+}
+
+fn of(estimate: &Estimate, class: Class) -> u64 {
+    estimate.classes().iter().find(|(of, _)| *of == class).map_or(0, |(_, bytes)| bytes.get())
+}
+
+fn highest(estimate: &Estimate, name: &str) -> u64 {
+    estimate.phases.iter().find(|phase| phase.name == name).unwrap().peak.get()
+}
+
+fn lora(rank: u64, targets: [&str; 1]) -> Option<Lora> {
+    Some(Lora { rank, targets: targets.into(), dropout: 0.0 })
+}
+
+/// Two linear layers of 100 × 50 and 50 × 50 with biases.
+fn small() -> Model {
+    let layers = vec![
+        Layer::linear(100, 50).named("fc1"),
+        Layer::relu(false).named("relu"),
+        Layer::linear(50, 50).named("fc2"),
+    ];
+    Model { name: "small".to_owned(), input: Input::Numbers(Shape::from([100])), layers, loss: Loss::CrossEntropy }
+}
+
+#[test]
+fn a_step_with_an_adapter_byte_by_byte() {
+    let step = exact(Step { adapters: lora(4, ["fc2"]), ..Step::training(8, Optimizer::Adam) });
+    let estimate = step.estimate(&small()).unwrap();
+    let adapter = 4 * 50 + 50 * 4;
+    assert_eq!(estimate.parameters, 7600 + adapter);
+    let (output, small_output) = (8 * 50 * 4, 8 * 4 * 4);
+    let constant = (7600 + adapter) * 4 + 8 * 100 * 4 + 8 * 8;
+    // The output of `relu`, which the adapter keeps; those of the layer and of both matrices of the adapter; the product of the last
+    // with a number. The first layer keeps nothing.
+    assert_eq!(highest(&estimate, "forward"), constant + 4 * output + small_output);
+    // The outputs that the adapter keeps, the logarithms, two gradients, the loss.
+    assert_eq!(highest(&estimate, "backward"), constant + 4 * output + small_output + 4);
+    // The gradients of the adapter alone, two moments and roots.
+    assert_eq!(highest(&estimate, "update"), constant + 4 * adapter * 4 + 4);
+}
+
+#[test]
+fn dropout_is_kept_instead_of_the_input() {
+    let adapters = Some(Lora { rank: 4, targets: ["fc2"].into(), dropout: 0.1 });
+    let with = exact(Step { adapters, ..Step::training(8, Optimizer::Sgd) }).estimate(&small()).unwrap();
+    let without = exact(Step { adapters: lora(4, ["fc2"]), ..Step::training(8, Optimizer::Sgd) });
+    let without = without.estimate(&small()).unwrap();
+    // While the last matrix is multiplied, the input of the adapter is still live: its dropout is one tensor more. The mask is not
+    // kept, because the layer before is frozen and its output needs no gradient.
+    assert_eq!(highest(&with, "forward") - highest(&without, "forward"), 8 * 50 * 4);
+}
+
+#[test]
+fn adapters_of_narrow_parameters_are_wide() {
+    let step = |parameters| exact(Step { parameters, adapters: lora(4, ["fc*"]), ..Step::inference(8) });
+    let weights = |dtype| of(&step(dtype).estimate(&small()).unwrap(), Class::Weights);
+    let adapters = 4 * (100 + 50) + 4 * (50 + 50);
+    assert_eq!(weights(Dtype::Bf16), 7600 * 2 + adapters * 4);
+    assert_eq!(weights(Dtype::F32), (7600 + adapters) * 4);
+}
+
+fn llama_2_7b() -> Model {
+    let sizes = Transformer {
+        vocabulary: 32_000,
+        size: 4096,
+        blocks: 32,
+        heads: 32,
+        key_value_heads: 32,
+        hidden: 11_008,
+        positions: 0,
+        dropout: 0.0,
+    };
+    sizes.llama("llama-2-7b", 16, false)
+}
+
+/// `print_trainable_parameters` of peft for Llama 2 7B with rank 8 and its default targets: "trainable params: 4,194,304 || all
+/// params: 6,742,609,920".
+#[test]
+fn parameters_of_llama_are_those_of_peft() {
+    let targets = ["q_proj", "v_proj", "q", "v"];
+    let model = llama_2_7b();
+    // One of the two spellings is that of the layers.
+    let of_names = |names: [&str; 2]| {
+        let adapters = Some(Lora { rank: 8, targets: names.into(), dropout: 0.0 });
+        let step = Step { parameters: Dtype::Bf16, adapters, ..Step::training(1, Optimizer::Sgd) };
+        exact(step).estimate(&model)
+    };
+    let estimate = of_names([targets[0], targets[1]]).or_else(|_| of_names([targets[2], targets[3]])).unwrap();
+    assert_eq!(estimate.parameters, 6_742_609_920);
+    assert_eq!(highest(&estimate, "update") - estimate.parameter_bytes.get(), 4_194_304 * 4 + 16 * 8 + 4);
+}
+
+fn in_4_bits(inputs: u64, outputs: u64) -> Model {
+    let layer = Layer::Linear(Linear { inputs, outputs, no_bias: true, tied_to: None });
+    let input = Input::Numbers(Shape::from([inputs]));
+    Model { name: "one".to_owned(), input, layers: vec![layer.named("fc")], loss: Loss::CrossEntropy }
+}
+
+#[test]
+fn weights_in_4_bits() {
+    let step = |double| {
+        let quantized = Some(Quantized { double, ..Quantized::default() });
+        exact(Step { parameters: Dtype::Bf16, quantized, ..Step::inference(8) })
+    };
+    let estimate = step(true).estimate(&in_4_bits(128, 64)).unwrap();
+    // Half a byte for each element; the 16 numbers that 4 bits stand for; 128 scales of one byte, and one scale of them; their mean.
+    let weights = 128 * 64 / 2 + 16 * 4 + 128 + 4 + 4;
+    assert_eq!(of(&estimate, Class::Weights), weights);
+    assert_eq!(estimate.parameters, 128 * 64);
+    // The input, the weight with two bytes for each element, and the output.
+    assert_eq!(estimate.peak.get(), weights + 8 * 128 * 2 + 128 * 64 * 2 + 8 * 64 * 2);
+    let single = step(false).estimate(&in_4_bits(128, 64)).unwrap();
+    assert_eq!(of(&single, Class::Weights), 128 * 64 / 2 + 16 * 4 + 128 * 4);
+    // "Double quantization reduces the memory footprint from 0.5 bits to 0.127 bits per parameter" (QLoRA, section 3), besides the
+    // table of 16 numbers and the mean.
+    let large = step(true).estimate(&in_4_bits(4096, 4096)).unwrap();
+    let bits = (of(&large, Class::Weights) - 16 * 4 - 4) * 8 * 100_000 / (4096 * 4096);
+    assert_eq!(bits, 412_695);
+    let large = step(false).estimate(&in_4_bits(4096, 4096)).unwrap();
+    assert_eq!((of(&large, Class::Weights) - 16 * 4) * 8 * 1000 / (4096 * 4096), 4500);
+    // The head stays as it is.
+    let mut head = in_4_bits(128, 64);
+    head.layers[0].name = "lm_head".to_owned();
+    assert_eq!(of(&step(true).estimate(&head).unwrap(), Class::Weights), 128 * 64 * 2);
+}
+
+/// The backward pass makes the wide weight again, to multiply the gradient with it.
+#[test]
+fn the_backward_pass_widens_weights() {
+    let layer = |name: &str| {
+        Layer::Linear(Linear { inputs: 1024, outputs: 1024, no_bias: true, tied_to: None }).named(name)
+    };
+    let input = Input::Numbers(Shape::from([1024]));
+    let layers = vec![layer("first"), layer("second")];
+    let model = Model { name: "two".to_owned(), input, layers, loss: Loss::CrossEntropy };
+    let training = Step::training(1, Optimizer::Sgd);
+    let quantized = Some(Quantized::default());
+    let step = exact(Step { parameters: Dtype::Bf16, quantized, adapters: lora(2, ["*"]), ..training });
+    let estimate = step.estimate(&model).unwrap();
+    let weights = estimate.phases.last().unwrap().peak.get() - 2 * 2 * 2 * 1024 * 4;
+    // The scales of the weight, four bytes each, and the weight, two bytes for each element. All outputs are small.
+    let wide = 1024 * 1024 / 64 * 4 + 1024 * 1024 * 2;
+    for name in ["forward", "backward"] {
+        let added = highest(&estimate, name) - weights;
+        assert!((wide..wide + 80_000).contains(&added), "{name}: {added} and {wide}");
+    }
+}
+
+#[test]
+fn adapters_that_make_no_sense_are_errors() {
+    let error = |step: Step| step.estimate(&small()).unwrap_err().to_string();
+    let training = || Step::training(8, Optimizer::Sgd);
+    let unknown = "adapters: no linear layer has the name `q_proj`; there are fc1, fc2";
+    assert_eq!(error(Step { adapters: lora(4, ["q_proj"]), ..training() }), unknown);
+    assert_eq!(error(Step { adapters: lora(0, ["fc1"]), ..training() }), "adapters of rank 0 have no parameters");
+    let without = Some(Lora { rank: 4, targets: [""; 0].into(), dropout: 0.0 });
+    assert_eq!(error(Step { adapters: without, ..training() }), "adapters need the names of layers that get one");
+    let expected = "weights in 4 bits have no gradients, so training needs adapters";
+    assert_eq!(error(Step { quantized: Some(Quantized::default()), ..training() }), expected);
+    let quantized = Some(Quantized { compute: Dtype::I8, ..Quantized::default() });
+    let expected = "weights in 4 bits are multiplied as f16, bf16 or f32";
+    assert_eq!(error(Step { quantized, ..Step::inference(1) }), expected);
+    let huge = Step { adapters: lora(u64::MAX, ["fc1"]), ..training() };
+    assert!(error(huge).ends_with("too large: the sum does not fit into 62 bits"));
+    let json = r#"{"adapters": {"rank": 16, "targets": ["q_proj", "v_proj"]}, "quantized": {}}"#;
+    let step: Step = serde_json::from_str(json).unwrap();
+    assert_eq!(step.quantized, Some(Quantized::default()));
+    assert_eq!(step.adapters.unwrap().targets, ["q_proj", "v_proj"].into());
+}
