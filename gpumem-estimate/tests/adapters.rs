@@ -1,4 +1,4 @@
-//! Adapters and weights in 4 bits: what is live, counted by hand, and figures that peft and QLoRA's authors published.
+//! Adapters and weights in 4 bits: what is live, counted by hand, and figures that peft and the authors of `QLoRA` published.
 
 use gpumem_estimate::{
     AllocatorKind, Class, Dtype, Estimate, Input, Layer, Linear, Lora, Loss, Model, Optimizer, Quantized, Shape, Step,
@@ -17,8 +17,8 @@ fn highest(estimate: &Estimate, name: &str) -> u64 {
     estimate.phases.iter().find(|phase| phase.name == name).unwrap().peak.get()
 }
 
-fn lora(rank: u64, targets: [&str; 1]) -> Option<Lora> {
-    Some(Lora { rank, targets: targets.into(), dropout: 0.0 })
+fn lora(rank: u64, target: &str) -> Lora {
+    Lora { rank, targets: [target].into(), dropout: 0.0 }
 }
 
 /// Two linear layers of 100 × 50 and 50 × 50 with biases.
@@ -30,7 +30,7 @@ fn small() -> Model {
 
 #[test]
 fn a_step_with_an_adapter_byte_by_byte() {
-    let step = exact(Step { adapters: lora(4, ["fc2"]), ..Step::training(8, Optimizer::Adam) });
+    let step = exact(Step { adapters: Some(lora(4, "fc2")), ..Step::training(8, Optimizer::Adam) });
     let estimate = step.estimate(&small()).unwrap();
     let adapter = 4 * 50 + 50 * 4;
     assert_eq!(estimate.parameters, 7600 + adapter);
@@ -49,7 +49,7 @@ fn a_step_with_an_adapter_byte_by_byte() {
 fn dropout_is_kept_instead_of_the_input() {
     let adapters = Some(Lora { rank: 4, targets: ["fc2"].into(), dropout: 0.1 });
     let with = exact(Step { adapters, ..Step::training(8, Optimizer::Sgd) }).estimate(&small()).unwrap();
-    let without = exact(Step { adapters: lora(4, ["fc2"]), ..Step::training(8, Optimizer::Sgd) });
+    let without = exact(Step { adapters: Some(lora(4, "fc2")), ..Step::training(8, Optimizer::Sgd) });
     let without = without.estimate(&small()).unwrap();
     // While the last matrix is multiplied, the input of the adapter is still live: its dropout is one tensor more. The mask is not
     // kept, because the layer before is frozen and its output needs no gradient.
@@ -58,7 +58,7 @@ fn dropout_is_kept_instead_of_the_input() {
 
 #[test]
 fn adapters_of_narrow_parameters_are_wide() {
-    let step = |parameters| exact(Step { parameters, adapters: lora(4, ["fc*"]), ..Step::inference(8) });
+    let step = |parameters| exact(Step { parameters, adapters: Some(lora(4, "fc*")), ..Step::inference(8) });
     let weights = |dtype| of(&step(dtype).estimate(&small()).unwrap(), Class::Weights);
     let adapters = 4 * (100 + 50) + 4 * (50 + 50);
     assert_eq!(weights(Dtype::Bf16), 7600 * 2 + adapters * 4);
@@ -134,7 +134,7 @@ fn the_backward_pass_widens_weights() {
     let model = Model { name: "two".to_owned(), input, layers, loss: Loss::CrossEntropy };
     let training = Step::training(1, Optimizer::Sgd);
     let quantized = Some(Quantized::default());
-    let step = exact(Step { parameters: Dtype::Bf16, quantized, adapters: lora(2, ["*"]), ..training });
+    let step = exact(Step { parameters: Dtype::Bf16, quantized, adapters: Some(lora(2, "*")), ..training });
     let estimate = step.estimate(&model).unwrap();
     let weights = estimate.phases.last().unwrap().peak.get() - 2 * 2 * 2 * 1024 * 4;
     // The scales of the weight, four bytes each, and the weight, two bytes for each element. All outputs are small.
@@ -150,8 +150,8 @@ fn adapters_that_make_no_sense_are_errors() {
     let error = |step: Step| step.estimate(&small()).unwrap_err().to_string();
     let training = || Step::training(8, Optimizer::Sgd);
     let unknown = "adapters: no linear layer has the name `q_proj`; there are fc1, fc2";
-    assert_eq!(error(Step { adapters: lora(4, ["q_proj"]), ..training() }), unknown);
-    assert_eq!(error(Step { adapters: lora(0, ["fc1"]), ..training() }), "adapters of rank 0 have no parameters");
+    assert_eq!(error(Step { adapters: Some(lora(4, "q_proj")), ..training() }), unknown);
+    assert_eq!(error(Step { adapters: Some(lora(0, "fc1")), ..training() }), "adapters of rank 0 have no parameters");
     let without = Some(Lora { rank: 4, targets: [""; 0].into(), dropout: 0.0 });
     assert_eq!(error(Step { adapters: without, ..training() }), "adapters need the names of layers that get one");
     let expected = "weights in 4 bits have no gradients, so training needs adapters";
@@ -159,7 +159,7 @@ fn adapters_that_make_no_sense_are_errors() {
     let quantized = Some(Quantized { compute: Dtype::I8, ..Quantized::default() });
     let expected = "weights in 4 bits are multiplied as f16, bf16 or f32";
     assert_eq!(error(Step { quantized, ..Step::inference(1) }), expected);
-    let huge = Step { adapters: lora(u64::MAX, ["fc1"]), ..training() };
+    let huge = Step { adapters: Some(lora(u64::MAX, "fc1")), ..training() };
     assert!(error(huge).ends_with("too large: the sum does not fit into 62 bits"));
     let json = r#"{"adapters": {"rank": 16, "targets": ["q_proj", "v_proj"]}, "quantized": {}}"#;
     let step: Step = serde_json::from_str(json).unwrap();
