@@ -7,7 +7,6 @@ use std::process::ExitCode;
 pub(crate) enum Exit {
     /// The command did what it was asked for.
     Done,
-    #[allow(dead_code, reason = "`diff` is not written yet")]
     /// A limit was exceeded, such as that of `--fail-on-increase`.
     LimitExceeded,
     /// The command could not do it, or not all of it. An error on stderr says why.

@@ -4,22 +4,58 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::{exit::Exit, failure::Failure};
+use crate::{
+    exit::Exit,
+    failure::Failure,
+    report::{
+        difference::{Difference, Limit},
+        json,
+        overview::Overview,
+    },
+    terminal,
+};
 
 const EXAMPLES: &str = "\
 Examples:
-  gpumem diff before.capture after.capture";
+  gpumem diff before.capture after.capture
+  gpumem diff before.capture after.capture --fail-on-increase 5%
+  gpumem diff before.capture after.capture --markdown > comment.md";
 
-/// Compares the peaks of two recordings.
+/// Compares the peaks of two recordings, by scope, place, library and kind of memory.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     /// The recording to compare with.
     before: PathBuf,
-    /// The recording that is compared.
+    /// The recording that is compared. It may be one that an estimate wrote.
     after: PathBuf,
+    /// Exit with 1 if the peak of a device increased by more than this, such as 5% or 100MiB; with 2 if that is not known.
+    #[arg(long, value_name = "LIMIT")]
+    fail_on_increase: Option<Limit>,
+    /// As tables in Markdown, for a comment on a pull request.
+    #[arg(long, conflicts_with = "json")]
+    markdown: bool,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
-    Err(Failure::new(format!("`{}`", arguments.after.display()), "this command is not written yet", ""))
+    let [before, after] = [&arguments.before, &arguments.after].map(|file| Overview::read(file));
+    let difference = Difference::of(before?, after?, arguments.fail_on_increase);
+    let paint = terminal::paint();
+    terminal::print(|out| {
+        if arguments.json {
+            json::write(&difference, out)
+        } else if arguments.markdown {
+            difference.write_markdown(out)
+        } else {
+            difference.write(out, paint)
+        }
+    })?;
+    if let Some(why) = difference.not_measured.first() {
+        terminal::error(&Failure::new("the peaks cannot be compared", why, "record the program again"));
+        return Ok(Exit::Failed);
+    }
+    Ok(if difference.is_exceeded == Some(true) { Exit::LimitExceeded } else { Exit::Done })
 }

@@ -1,6 +1,7 @@
 //! Runs the command as a user does.
 
 mod conventions;
+mod diff;
 #[allow(dead_code, reason = "the tests of the library use the rest")]
 mod made;
 mod report;

@@ -6,12 +6,14 @@ const UNITS: [(&str, u32); 5] = [("B", 0), ("KiB", 10), ("MiB", 20), ("GiB", 30)
 /// Decimals that are 0 in all rows are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Amounts {
+    /// The unit of all amounts of the column.
     pub unit: &'static str,
     shift: u32,
     decimals: usize,
 }
 
 impl Amounts {
+    /// For a column with these amounts.
     pub fn of(bytes: impl IntoIterator<Item = i64>) -> Self {
         let bytes: Vec<i64> = bytes.into_iter().collect();
         let largest = bytes.iter().copied().map(i64::unsigned_abs).max().unwrap_or(0);

@@ -17,14 +17,20 @@ pub enum Paint {
 /// The role of a piece of text. It decides the colour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
+    /// Text without a colour.
     #[default]
     Text,
+    /// A title, or the name of a column.
     Heading,
     /// Less important text: rules, units, callers.
     Faint,
+    /// A bar.
     Bar,
+    /// A rise.
     More,
+    /// A fall.
     Less,
+    /// What the reader must not miss.
     Alarm,
 }
 
@@ -49,6 +55,7 @@ impl Paint {
     }
 }
 
+/// A text with its colour.
 pub struct Painted<T> {
     style: Style,
     text: T,
@@ -63,6 +70,7 @@ impl<T: fmt::Display> fmt::Display for Painted<T> {
 
 /// Text that can be written with and without colours. `Display` writes the same as [`Paint::Plain`].
 pub trait Show {
+    /// Writes it.
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result;
 }
 

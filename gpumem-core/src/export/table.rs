@@ -10,6 +10,7 @@ use super::{
     text::one_line,
 };
 
+/// The width of reports.
 pub const WIDTH: usize = 80;
 /// The width of a bar.
 const BAR: usize = 8;
@@ -19,7 +20,9 @@ const LEAST: usize = 12;
 /// The alignment of a column, and how a text that is too long is cut.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Fit {
+    /// On the right.
     Right,
+    /// On the left.
     Left,
     /// On the left. A text that is too long is cut at its beginning.
     LeftCutFront,
@@ -47,6 +50,7 @@ enum TableLine {
     Note(usize, String),
 }
 
+/// A cell of a table.
 #[derive(Clone, Default)]
 pub struct Cell {
     indent: usize,
@@ -70,6 +74,7 @@ impl Cell {
         Self { indent: 0, text, role: Role::Bar }
     }
 
+    /// With the colour of this role.
     #[must_use]
     pub fn role(self, role: Role) -> Self {
         Self { role, ..self }
@@ -87,10 +92,12 @@ impl<T: AsRef<str>> From<T> for Cell {
 }
 
 impl Table {
+    /// Without columns.
     pub fn new() -> Self {
         Self::default()
     }
 
+    /// Adds a column.
     #[must_use]
     pub fn column(mut self, name: &str, fit: Fit) -> Self {
         self.columns.push(Column { name: name.to_owned(), unit: "", fit });
@@ -105,6 +112,7 @@ impl Table {
         self
     }
 
+    /// Adds a row, with a cell for each column.
     pub fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
         self.lines.push(TableLine::Row(cells.into_iter().collect()));
     }

@@ -24,8 +24,11 @@ struct Node {
 
 /// A row inside a scope or beside all scopes: a line, a library, memory that the driver keeps.
 pub struct Leaf {
+    /// The name of the line or the library.
     pub name: String,
+    /// The bytes.
     pub bytes: i64,
+    /// The number of blocks.
     pub blocks: u64,
     /// The line that called the function of the line.
     pub note: Option<String>,
@@ -34,17 +37,22 @@ pub struct Leaf {
 /// One row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Row {
+    /// How many rows it is inside of.
     pub depth: usize,
+    /// The name.
     pub name: String,
+    /// The bytes, with those of the rows inside.
     pub bytes: i64,
     /// 0 if there is no such number.
     pub blocks: u64,
     /// The size of each block, if all have one size.
     pub each: Option<Bytes>,
+    /// The caller, on a line of its own.
     pub note: Option<String>,
 }
 
 impl Tree {
+    /// An empty tree.
     pub fn new() -> Self {
         // The root. It has no row.
         Self { nodes: vec![Node::default()] }

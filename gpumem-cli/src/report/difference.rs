@@ -1,0 +1,345 @@
+//! `gpumem diff`: the peaks of two recordings, by scope, place, library and kind of memory.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    io::{self, Write},
+    str::FromStr,
+};
+
+use gpumem_core::{
+    export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table},
+    model::{ByteDelta, Bytes},
+};
+use serde::Serialize;
+
+use super::overview::{DeviceOverview, Missing, Overview, PlaceSum};
+
+/// So many rows of a table are printed; JSON has all.
+const MOST_ROWS: usize = 20;
+
+/// How much more a peak may be: `5%` or `100MiB`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Limit {
+    Percent(f64),
+    Bytes(Bytes),
+}
+
+impl FromStr for Limit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refused = || "write a share such as 5%, or an amount such as 100MiB".to_owned();
+        if let Some(percent) = text.trim().strip_suffix('%') {
+            let percent: f64 = percent.trim().parse().map_err(|_| refused())?;
+            return if percent.is_finite() && percent >= 0.0 { Ok(Self::Percent(percent)) } else { Err(refused()) };
+        }
+        text.parse().map(Self::Bytes).map_err(|_| refused())
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Percent(percent) => write!(f, "{percent} %"),
+            Self::Bytes(bytes) => write!(f, "{bytes}"),
+        }
+    }
+}
+
+impl Limit {
+    #[expect(clippy::cast_precision_loss, reason = "a share is no exact figure")]
+    fn is_exceeded(self, before: u64, after: u64) -> bool {
+        match self {
+            Self::Percent(percent) => after > before && (after - before) as f64 * 100.0 > before as f64 * percent,
+            Self::Bytes(bytes) => after.saturating_sub(before) > bytes.get(),
+        }
+    }
+}
+
+/// The difference of two recordings. The names of the fields are those in JSON.
+#[derive(Debug, Serialize)]
+pub(crate) struct Difference {
+    pub(crate) before: Side,
+    pub(crate) after: Side,
+    pub(crate) devices: Vec<DeviceDifference>,
+    pub(crate) limit: Option<String>,
+    /// `None` without a limit, and if the peaks are not known.
+    pub(crate) is_exceeded: Option<bool>,
+    /// Why a comparison says nothing.
+    pub(crate) not_measured: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Side {
+    pub(crate) file: String,
+    pub(crate) missing: Missing,
+}
+
+/// The peaks of one device.
+#[derive(Debug, Serialize)]
+pub(crate) struct DeviceDifference {
+    pub(crate) device: u32,
+    pub(crate) simulated: bool,
+    #[serde(flatten)]
+    pub(crate) peak: Change,
+    pub(crate) by_scope: Vec<Named>,
+    pub(crate) by_place: Vec<Named>,
+    pub(crate) by_library: Vec<Named>,
+    pub(crate) by_kind: Vec<Named>,
+}
+
+/// At the peak before, and at the peak after.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Change {
+    #[serde(rename = "before_bytes")]
+    pub(crate) before: i64,
+    #[serde(rename = "after_bytes")]
+    pub(crate) after: i64,
+    #[serde(rename = "change_bytes")]
+    pub(crate) bytes: i64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Named {
+    pub(crate) name: String,
+    #[serde(flatten)]
+    pub(crate) change: Change,
+}
+
+impl Change {
+    fn new(before: i64, after: i64) -> Self {
+        Self { before, after, bytes: after.saturating_sub(before) }
+    }
+
+    /// `+66 MiB (+5.3 %)`
+    #[expect(clippy::cast_precision_loss, reason = "a share is no exact figure")]
+    fn in_words(self) -> String {
+        let Self { before, bytes, .. } = self;
+        let sign = if bytes > 0 { "+" } else { "" };
+        let amount = ByteDelta::new(bytes);
+        if bytes == 0 {
+            return "no change".to_owned();
+        }
+        if before == 0 {
+            return format!("{sign}{amount}");
+        }
+        format!("{sign}{amount} ({:+.1} %)", bytes as f64 * 100.0 / before as f64)
+    }
+}
+
+type Name = fn(&PlaceSum) -> String;
+
+const BY: [(&str, Name); 4] = [
+    ("scope", |sum| if sum.scope.is_empty() { "outside of all scopes".to_owned() } else { sum.scope.join(" > ") }),
+    ("place", |sum| sum.place.clone()),
+    ("library", |sum| sum.library.clone().unwrap_or_else(|| "the program".to_owned())),
+    ("kind", |sum| sum.kind.to_owned()),
+];
+
+fn named(before: Option<&DeviceOverview>, after: Option<&DeviceOverview>, name: Name) -> Vec<Named> {
+    let mut sums: BTreeMap<String, [i64; 2]> = BTreeMap::new();
+    for (at, side) in [before, after].into_iter().enumerate() {
+        for sum in side.into_iter().flat_map(|side| &side.peak_by_place) {
+            sums.entry(name(sum)).or_default()[at] += sum.bytes;
+        }
+    }
+    let named = |(name, [before, after]): (String, [i64; 2])| Named { name, change: Change::new(before, after) };
+    let mut all: Vec<_> = sums.into_iter().map(named).collect();
+    all.sort_by_key(|named| {
+        (std::cmp::Reverse(named.change.bytes.unsigned_abs()), std::cmp::Reverse(named.change.after))
+    });
+    all
+}
+
+impl Difference {
+    pub(crate) fn of(before: Overview, after: Overview, limit: Option<Limit>) -> Self {
+        let mut not_measured = Vec::new();
+        for side in [&before, &after] {
+            let Missing { incomplete, not_intercepted, lost_events, contradictory, missed_frees, .. } = &side.missing;
+            let is_unknown =
+                incomplete.is_some() || *not_intercepted || *lost_events > 0 || *contradictory || *missed_frees > 0;
+            if is_unknown {
+                not_measured.extend(side.missing.in_words().into_iter().map(|line| format!("{}: {line}", side.file)));
+            } else if side.busiest().is_none() {
+                not_measured.push(format!("{}: Nothing was allocated.", side.file));
+            }
+        }
+        let used = |overview: &Overview| -> Vec<(bool, u32)> {
+            let used = overview.devices.iter().filter(|device| device.peak_bytes.is_some());
+            used.map(|device| (device.simulated, device.device)).collect()
+        };
+        let mut devices = [used(&before), used(&after)].concat();
+        devices.sort_unstable();
+        devices.dedup();
+        let devices: Vec<_> = devices
+            .into_iter()
+            .map(|(simulated, device)| {
+                let of = |overview: &'_ Overview| {
+                    overview.devices.iter().position(|of| (of.simulated, of.device) == (simulated, device))
+                };
+                let [before, after] = [&before, &after].map(|side| of(side).map(|at| &side.devices[at]));
+                let peak = |side: Option<&DeviceOverview>| {
+                    side.and_then(|side| side.peak_bytes).map_or(0, |bytes| bytes.try_into().unwrap_or(i64::MAX))
+                };
+                let [by_scope, by_place, by_library, by_kind] = BY.map(|(_, name)| named(before, after, name));
+                let peak = Change::new(peak(before), peak(after));
+                DeviceDifference { device, simulated, peak, by_scope, by_place, by_library, by_kind }
+            })
+            .collect();
+        let is_exceeded = |limit: Limit| {
+            devices.iter().any(|device| {
+                let [before, after] = [device.peak.before, device.peak.after].map(i64::unsigned_abs);
+                limit.is_exceeded(before, after)
+            })
+        };
+        Self {
+            is_exceeded: limit.filter(|_| not_measured.is_empty()).map(is_exceeded),
+            limit: limit.map(|limit| limit.to_string()),
+            before: Side { file: before.file, missing: before.missing },
+            after: Side { file: after.file, missing: after.missing },
+            devices,
+            not_measured,
+        }
+    }
+
+    fn verdict(&self) -> Option<String> {
+        let limit = self.limit.as_ref()?;
+        Some(match self.is_exceeded {
+            Some(true) => format!("The peak increased by more than {limit}."),
+            Some(false) => format!("The peak did not increase by more than {limit}."),
+            None => format!("Whether the peak increased by more than {limit} is not known."),
+        })
+    }
+
+    pub(crate) fn write(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+        writeln!(out, "{}", paint.on(Role::Heading, format!("{} → {}", self.before.file, self.after.file)))?;
+        for device in &self.devices {
+            let words = device.words();
+            let [before, after] = [device.peak.before, device.peak.after].map(ByteDelta::new);
+            writeln!(out, "{words}: the peak was {before} and is {after}: {}", device.peak.in_words())?;
+            for ((by, _), all) in BY.iter().zip(device.all()) {
+                let changed: Vec<_> = all.iter().filter(|named| named.change.bytes != 0).collect();
+                if changed.is_empty() {
+                    continue;
+                }
+                writeln!(out, "\n{}", InPaint(&Rows { by, rows: &changed[..changed.len().min(MOST_ROWS)] }, paint))?;
+                if changed.len() > MOST_ROWS {
+                    writeln!(out, "({} more; --json has all)", changed.len() - MOST_ROWS)?;
+                }
+            }
+        }
+        for line in &self.not_measured {
+            writeln!(out, "{}", paint.on(Role::Alarm, line))?;
+        }
+        if let Some(verdict) = self.verdict() {
+            let role = if self.is_exceeded == Some(false) { Role::Text } else { Role::Alarm };
+            writeln!(out, "\n{}", paint.on(role, verdict))?;
+        }
+        Ok(())
+    }
+
+    /// For a comment on a pull request.
+    pub(crate) fn write_markdown(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "### GPU memory\n")?;
+        for device in &self.devices {
+            let [before, after] = [device.peak.before, device.peak.after].map(ByteDelta::new);
+            writeln!(out, "Peak of {}: {before} → **{after}**, {}\n", device.words(), device.peak.in_words())?;
+            for ((by, _), all) in BY.iter().zip(device.all()) {
+                let changed: Vec<_> = all.iter().filter(|named| named.change.bytes != 0).collect();
+                if changed.is_empty() {
+                    continue;
+                }
+                writeln!(out, "| {by} | before | after | change |\n|---|---:|---:|---:|")?;
+                for Named { name, change } in changed.iter().take(MOST_ROWS) {
+                    let [before, after] = [change.before, change.after].map(ByteDelta::new);
+                    writeln!(out, "| {} | {before} | {after} | {} |", escaped(name), change.in_words())?;
+                }
+                if changed.len() > MOST_ROWS {
+                    writeln!(out, "| {} more | | | |", changed.len() - MOST_ROWS)?;
+                }
+                writeln!(out)?;
+            }
+        }
+        for line in &self.not_measured {
+            writeln!(out, "> {}\n", escaped(line))?;
+        }
+        if let Some(verdict) = self.verdict() {
+            writeln!(out, "{verdict}")?;
+        }
+        Ok(())
+    }
+}
+
+/// In a cell of a table in Markdown: as code, so that no sign has a meaning.
+fn escaped(text: &str) -> String {
+    let text = text.replace(['\n', '\r'], " ").replace('|', "\\|");
+    if text.contains('`') { format!("`` {text} ``") } else { format!("`{text}`") }
+}
+
+impl DeviceDifference {
+    fn all(&self) -> [&[Named]; 4] {
+        [&self.by_scope, &self.by_place, &self.by_library, &self.by_kind]
+    }
+
+    fn words(&self) -> String {
+        format!("{}device {}", if self.simulated { "simulated " } else { "" }, self.device)
+    }
+}
+
+struct Rows<'a> {
+    by: &'a str,
+    rows: &'a [&'a Named],
+}
+
+impl Show for Rows<'_> {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        let figures = |named: &&Named| [named.change.before, named.change.after, named.change.bytes];
+        let amounts = Amounts::of(self.rows.iter().flat_map(figures));
+        let mut table = Table::new()
+            .column(self.by, Fit::LeftCutFront)
+            .amounts("before", amounts)
+            .amounts("after", amounts)
+            .amounts("change", amounts);
+        for named in self.rows {
+            let [before, after, change] = figures(named);
+            let (sign, role) = if change > 0 { ("+", Role::Less) } else { ("", Role::More) };
+            let change = Cell::from(format!("{sign}{}", amounts.show(change))).role(role);
+            table.row([Cell::from(&named.name), amounts.show(before).into(), amounts.show(after).into(), change]);
+        }
+        table.show(f, paint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_shares_and_amounts() {
+        assert_eq!("5%".parse(), Ok(Limit::Percent(5.0)));
+        assert_eq!(" 0.5 % ".parse(), Ok(Limit::Percent(0.5)));
+        assert_eq!("100MiB".parse(), Ok(Limit::Bytes(Bytes::mib(100))));
+        for text in ["", "%", "-1%", "five", "inf%", "nan%", "-1MiB"] {
+            assert!(text.parse::<Limit>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_limit_is_exceeded_above_it() {
+        for (limit, before, after, is_exceeded) in [
+            ("5%", 100, 105, false),
+            ("5%", 100, 106, true),
+            ("0%", 100, 100, false),
+            ("0%", 100, 101, true),
+            ("5%", 100, 50, false),
+            ("5%", 0, 0, false),
+            ("5%", 0, 1, true),
+            ("1KiB", 0, 1024, false),
+            ("1KiB", 0, 1025, true),
+        ] {
+            let limit: Limit = limit.parse().unwrap();
+            assert_eq!(limit.is_exceeded(before, after), is_exceeded, "{limit} {before} {after}");
+        }
+    }
+}

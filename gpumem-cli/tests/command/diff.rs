@@ -1,0 +1,98 @@
+//! `gpumem diff`.
+
+use gpumem_core::model::{EventKind, MemKind};
+use serde_json::Value;
+
+use crate::{
+    Ran,
+    made::{MIB, Made},
+    ran,
+    report::{printed, recorded, training, written},
+};
+
+fn two(name: &str) -> [String; 2] {
+    [10, 12].map(|mib| recorded(&format!("{name}-{mib}.capture"), Made::new("train").training(3, 10, mib * MIB)))
+}
+
+#[test]
+fn the_difference_is_shown_by_scope_place_library_and_kind() {
+    let [before, after] = two("diff");
+    let text = printed(&["diff", &before, &after]);
+    for line in [
+        "device 0: the peak was 437 MiB and is 518 MiB: +81 MiB (+18.5 %) ",
+        " scope before after change ",
+        " train > step 200 240 +40 ",
+        " src/adam.rs:30 200 240 +40 ",
+        " the program 405 486 +81 ",
+        " vmm 200 240 +40",
+    ] {
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains(line), "{line:?} is not in\n{text}");
+    }
+    assert!(!text.contains("cuBLAS"), "what is the same is not shown: {text}");
+    let text = printed(&["diff", &after, &before]);
+    assert!(
+        text.contains(": -81 MiB (-15.6 %)\n") && text.contains("\n train > step         240    200     -40\n"),
+        "{text}"
+    );
+    let text = printed(&["diff", &before, &before]);
+    assert!(text.ends_with("device 0: the peak was 437 MiB and is 437 MiB: no change\n"), "{text}");
+}
+
+#[test]
+fn a_limit_decides_the_exit_code() {
+    let [before, after] = two("limit");
+    let code = |limit: &str, from: &str, to: &str| ran(&["diff", "--fail-on-increase", limit, from, to]).code;
+    assert_eq!([code("18%", &before, &after), code("19%", &before, &after)], [Some(1), Some(0)]);
+    assert_eq!([code("80MiB", &before, &after), code("81MiB", &before, &after)], [Some(1), Some(0)]);
+    assert_eq!(code("0%", &after, &before), Some(0));
+    let Ran { stdout, .. } = ran(&["diff", "--fail-on-increase", "18%", &before, &after]);
+    assert!(stdout.ends_with("\nThe peak increased by more than 18 %.\n"), "{stdout}");
+    assert_eq!(ran(&["diff", "--fail-on-increase", "much", &before, &after]).code, Some(2));
+}
+
+#[test]
+fn what_is_not_known_is_no_success() {
+    let before = training("known.capture");
+    let bytes = Made::new("train").training(3, 10, MIB).file();
+    let cut = written("diff-cut.capture", &bytes[..bytes.len() - 1]);
+    let mut lost = Made::new("train");
+    lost.alloc(MIB, MemKind::Pool, 0);
+    lost.event(EventKind::Lost { count: 3 });
+    let lost = recorded("lost.capture", lost);
+    let empty = recorded("nothing.capture", Made::new("train"));
+    for (file, why) in [(&cut, "has no end"), (&lost, "3 events were lost"), (&empty, "Nothing was allocated")] {
+        for arguments in [["diff", &before, file], ["diff", file, &before]] {
+            let ran = ran(&arguments);
+            assert_eq!(ran.code, Some(2), "{ran:?}");
+            assert!(
+                ran.stderr.starts_with("gpumem: the peaks cannot be compared: ") && ran.stderr.contains(why),
+                "{ran:?}"
+            );
+        }
+        let ran = ran(&["diff", "--fail-on-increase", "1000%", &before, file]);
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        assert!(ran.stdout.ends_with("Whether the peak increased by more than 1000 % is not known.\n"), "{ran:?}");
+    }
+    assert_eq!(ran(&["diff", &before, "/no/such/file"]).code, Some(2));
+}
+
+#[test]
+fn markdown_and_json() {
+    let [before, after] = two("markdown");
+    let text = printed(&["diff", "--markdown", &before, &after]);
+    assert!(
+        text.starts_with("### GPU memory\n\nPeak of device 0: 437 MiB → **518 MiB**, +81 MiB (+18.5 %)\n"),
+        "{text}"
+    );
+    assert!(text.contains("\n| `train > step` | 200 MiB | 240 MiB | +40 MiB (+20.0 %) |\n"), "{text}");
+    let difference: Value = serde_json::from_str(&printed(&["diff", "--json", &before, &after])).expect("it is JSON");
+    let device = &difference["devices"][0];
+    assert_eq!(device["change_bytes"], 81 * MIB);
+    for by in ["by_scope", "by_place", "by_library", "by_kind"] {
+        let changes =
+            device[by].as_array().expect("it is a list").iter().map(|named| named["change_bytes"].as_u64().unwrap());
+        assert_eq!(changes.sum::<u64>(), 81 * MIB, "{by}");
+    }
+    assert_eq!(difference["is_exceeded"], Value::Null);
+}
