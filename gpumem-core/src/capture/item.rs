@@ -105,9 +105,9 @@ pub struct CallsiteDefinition {
     pub file: String,
     /// The line, from 1 on.
     pub line: u32,
-    /// The column, from 1 on.
+    /// The column, from 1 on. 0 in recordings of early versions.
     pub column: u32,
-    /// The path of the Rust module, where it is known.
+    /// The path of the Rust module, such as `app::train`. Only known for functions under an attribute.
     pub module_path: Option<String>,
 }
 
@@ -173,7 +173,7 @@ pub struct DeviceDefinition {
     pub name: Option<String>,
     /// All of its memory.
     pub total: Option<Bytes>,
-    /// As in `GPU-f3a9…`.
+    /// As `nvidia-smi -L` prints it, such as `GPU-f3a9…` or `MIG-1c8b…`; without `GPU-` or `MIG-` if NVML could not be used.
     pub uuid: Option<String>,
 }
 

@@ -56,6 +56,16 @@ impl Devices for Cuda {
         device(ordinal)?.name()
     }
 
+    #[cfg(feature = "capture")]
+    fn uuid(&self, ordinal: u32) -> Option<String> {
+        let device = device(ordinal).ok()?;
+        #[cfg(feature = "nvml")]
+        if let Ok(handle) = handle(device) {
+            return Some(handle.uuid.clone());
+        }
+        Some(device.uuid())
+    }
+
     fn read(&self, ordinal: u32) -> Result<GpuMemory> {
         let device = device(ordinal)?;
         by_nvml(device).or_else(|why| by_driver(device, why))
@@ -144,7 +154,7 @@ fn handle(device: CudaDevice) -> Result<&'static nvml::Handle> {
     static HANDLES: OnceCell<Vec<OnceCell<nvml::Handle>>> = OnceCell::new();
     let handles =
         HANDLES.get_or_try_init(|| Ok::<_, Error>(cuda::devices()?.iter().map(|_| OnceCell::new()).collect()))?;
-    handles[device.ordinal as usize].get_or_try_init(|| nvml::device_by_uuid(device.uuid, device.ordinal))
+    handles[device.ordinal as usize].get_or_try_init(|| nvml::device_by_uuid(&device.uuid(), device.ordinal))
 }
 
 #[cfg(feature = "nvml")]

@@ -27,6 +27,12 @@ pub(crate) trait Devices: Send + Sync + RefUnwindSafe {
 
     fn name(&self, ordinal: u32) -> Result<String>;
 
+    /// The UUID, as `nvidia-smi -L` prints it; without `GPU-` or `MIG-` if NVML cannot be used. `None` if it has none.
+    #[cfg(feature = "capture")]
+    fn uuid(&self, _ordinal: u32) -> Option<String> {
+        None
+    }
+
     /// One reading of the whole device. Never creates a context.
     fn read(&self, ordinal: u32) -> Result<GpuMemory>;
 

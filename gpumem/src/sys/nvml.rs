@@ -29,7 +29,11 @@ pub(crate) struct Figures {
 
 /// A device as NVML knows it.
 #[derive(Debug)]
-pub(crate) struct Handle(Device<'static>);
+pub(crate) struct Handle {
+    device: Device<'static>,
+    /// As `nvidia-smi -L` prints it: `GPU-…`, or `MIG-…` for a slice.
+    pub(crate) uuid: String,
+}
 
 /// A process in one of NVML's lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,13 +61,16 @@ fn init() -> Result<Nvml, Error> {
 
 /// The device with this UUID: a whole GPU, or a MIG slice.
 #[doc(alias = "nvmlDeviceGetHandleByUUID")]
-pub(crate) fn device_by_uuid(uuid: [u8; 16], ordinal: u32) -> Result<Handle, Error> {
+pub(crate) fn device_by_uuid(uuid: &str, ordinal: u32) -> Result<Handle, Error> {
     let nvml = nvml()?;
-    let uuid = format_uuid(uuid);
-    match nvml.device_by_uuid(format!("GPU-{uuid}")) {
-        Ok(device) => Ok(Handle(device)),
-        Err(whole) => match nvml.device_by_uuid(format!("MIG-{uuid}")) {
-            Ok(slice) => Ok(Handle(slice)),
+    let find = |prefix: &str| {
+        let uuid = format!("{prefix}-{uuid}");
+        nvml.device_by_uuid(uuid.as_str()).map(|device| Handle { device, uuid })
+    };
+    match find("GPU") {
+        Ok(whole) => Ok(whole),
+        Err(whole) => match find("MIG") {
+            Ok(slice) => Ok(slice),
             // A driver without MIG refuses this form, so the error for the whole GPU is the reason.
             Err(_) => Err(call_failed("nvmlDeviceGetHandleByUUID", whole, Some(ordinal))),
         },
@@ -74,7 +81,7 @@ impl Handle {
     /// One reading of the device's memory.
     #[doc(alias = "nvmlDeviceGetMemoryInfo_v2")]
     pub(crate) fn memory(&self, ordinal: u32) -> Result<Figures, Error> {
-        match self.0.memory_info() {
+        match self.device.memory_info() {
             Ok(info) => {
                 Ok(Figures { total: info.total, free: info.free, used: info.used, reserved: Some(info.reserved) })
             }
@@ -88,7 +95,7 @@ impl Handle {
     /// The processes with a compute or a graphics context on the device; one may be listed more than once.
     #[doc(alias("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"))]
     pub(crate) fn processes(&self, ordinal: u32) -> Result<Vec<ListedProcess>, Error> {
-        let device = &self.0;
+        let device = &self.device;
         let older = |found: Result<Vec<ProcessInfo>, NvmlError>, older: &dyn Fn() -> Result<_, NvmlError>| match found {
             Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => older(),
             found => found,
@@ -122,7 +129,7 @@ impl Handle {
 
     /// The function of drivers older than 510, which `nvml-wrapper` does not wrap any more.
     fn memory_v1(&self) -> Result<Figures, NvmlError> {
-        let call = match &self.0.nvml().lib().nvmlDeviceGetMemoryInfo {
+        let call = match &self.device.nvml().lib().nvmlDeviceGetMemoryInfo {
             Ok(call) => call,
             Err(error) => return Err(NvmlError::FailedToLoadSymbol(error.to_string())),
         };
@@ -131,7 +138,7 @@ impl Handle {
         // library stays loaded as long as the `'static` Nvml behind `self.0`. The handle came from the same library. The
         // out-parameter is a live `nvmlMemory_t`, which the call fills if it succeeds; it is read only in that case.
         let info = unsafe {
-            nvml_try(call(self.0.handle(), info.as_mut_ptr()))?;
+            nvml_try(call(self.device.handle(), info.as_mut_ptr()))?;
             info.assume_init()
         };
         Ok(Figures { total: info.total, free: info.free, used: info.used, reserved: None })
@@ -144,18 +151,6 @@ pub(crate) fn process_name(pid: u32) -> Option<String> {
     const LONGEST: usize = 1024;
     let name = nvml().ok()?.sys_process_name(pid, LONGEST).ok()?;
     Some(name).filter(|name| !name.is_empty())
-}
-
-fn format_uuid(uuid: [u8; 16]) -> String {
-    use std::fmt::Write;
-
-    uuid.iter().enumerate().fold(String::with_capacity(36), |mut text, (at, byte)| {
-        if matches!(at, 4 | 6 | 8 | 10) {
-            text.push('-');
-        }
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 /// The values of `nvmlReturn_t`, with their names, and whether each means that nothing can be read on this machine.
@@ -200,12 +195,6 @@ fn call_failed(call: &'static str, error: NvmlError, device: Option<u32>) -> Err
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn uuids_are_formatted_as_in_nvidia_smi() {
-        let uuid = [0x0c, 0xf1, 0x2e, 0xad, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0xa, 0xff];
-        assert_eq!(format_uuid(uuid), "0cf12ead-0001-0203-0405-060708090aff");
-    }
 
     #[test]
     fn errors_keep_their_number_and_name() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gpumem_core::capture::{End, Reader, ReplayedReport, Step};
 use gpumem_core::model::EventKind;
-use gpumem_tests::{CONTEXT, Standin};
+use gpumem_tests::{CONTEXT, Library, Standin};
 
 /// The file of a recording, which is removed.
 struct Recording(PathBuf);
@@ -60,6 +60,28 @@ fn what_a_program_printed_is_in_its_recording() {
         assert!(printed.lines().count() > 6 && at_exit.contains("raw.rs:"), "{outcome}");
         let by = reader.definitions().interceptions().last().map(|by| by.source.name());
         assert_eq!(by, Some(name), "{outcome}");
+    }
+}
+
+/// As `nvidia-smi -L` prints it, so that a reader can tell which card of a machine it was.
+#[test]
+fn devices_have_their_uuid() {
+    let script = format!("{CONTEXT}; new; call cuMemAlloc_v2 &a 512; drop");
+    // The bytes of `stand-in gpu` or `stand-in mig`, and the number of the card.
+    let [gpu, slice] = ["GPU-7374616e-642d-696e-2067-707500000000", "MIG-7374616e-642d-696e-206d-696700000000"];
+    let machine = || Standin::new().dispatch();
+    for (machine, uuid) in [
+        (machine(), gpu),
+        (machine().set("mig=1"), slice),
+        // Only NVML knows whether the device is a slice.
+        (machine().without(Library::Nvml), &gpu["GPU-".len()..]),
+    ] {
+        let recording = Recording::new("uuid");
+        let outcome = recording.of(machine).run(&script);
+        let mut reader = recording.reader();
+        reader.replay(|_| {}).unwrap();
+        let uuids: Vec<_> = reader.definitions().devices().map(|device| device.uuid.clone()).collect();
+        assert_eq!(uuids, [Some(uuid.to_owned())], "{outcome}");
     }
 }
 

@@ -14,7 +14,7 @@ use gpumem_core::capture::{
 use super::build_id;
 use crate::{
     model::{Block, CallsiteId, Device, EventKind, Frame, StackId},
-    session::{Session, views},
+    session::{Session, recording::DefinedCallsite, views},
     source,
 };
 
@@ -129,21 +129,22 @@ impl Definer {
             write(Item::Interception(Interception { source: by.source, library: by.library.to_owned() }))?;
         }
         let total = devices.read(device.ordinal).ok().map(|memory| memory.total);
-        write(Item::Device(DeviceDefinition { device, name: devices.name(device.ordinal).ok(), total, uuid: None }))
+        let (name, uuid) = (devices.name(device.ordinal).ok(), devices.uuid(device.ordinal));
+        write(Item::Device(DeviceDefinition { device, name, total, uuid }))
     }
 
     fn callsite(&mut self, id: CallsiteId, write: Write<'_>) -> io::Result<()> {
         if id == CallsiteId::NONE || id == CallsiteId::OTHERS || !self.callsites.insert(id) {
             return Ok(());
         }
-        let callsite = self.session.callsites.get(id);
+        let DefinedCallsite { name, location, module } = self.session.callsites.defined(id);
         write(Item::Callsite(CallsiteDefinition {
             id,
-            name: callsite.name.map(Into::into),
-            file: callsite.file.into(),
-            line: callsite.line,
-            column: 0,
-            module_path: None,
+            name: name.map(Into::into),
+            file: location.file().to_owned(),
+            line: location.line(),
+            column: location.column(),
+            module_path: module.map(Into::into),
         }))
     }
 

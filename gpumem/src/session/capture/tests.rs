@@ -120,6 +120,28 @@ fn all_reports_of_a_session_are_in_its_recording() {
     }
 }
 
+/// Two scopes on one line differ by their column. Of functions under an attribute, the module is known.
+#[test]
+fn callsites_have_their_column_and_module() {
+    let (session, recording, _) = recorded("callsites", &[]);
+    session.add(Bytes::gib(1)).unwrap();
+    let trace = || GpuMemTrace::builder().device(2).silent(true);
+    let line = line!() + 1;
+    session.run(|| [drop(trace().start().unwrap()), drop(trace().start().unwrap())]);
+    session.run(|| drop(trace().function("app::train::step::{{closure}}", "app::train").start().unwrap()));
+    session.end_capture();
+    let (items, _) = items_of(fs::File::open(&recording.0).unwrap()).unwrap();
+    let callsites: Vec<_> = items
+        .iter()
+        .filter_map(|item| if let Item::Callsite(callsite) = item { Some(callsite) } else { None })
+        .collect();
+    let [first, second, function] = callsites[..] else { panic!("{callsites:?}") };
+    assert_eq!((first.line, second.line), (line, line), "{callsites:?}");
+    assert!(first.column > 1 && second.column > first.column, "{callsites:?}");
+    assert_eq!([&first.module_path, &second.module_path], [&None, &None]);
+    assert_eq!(function.module_path.as_deref(), Some("app::train"));
+}
+
 /// Events of many threads, whose ledger's time stands still: their true times do not.
 #[test]
 fn events_have_true_times_and_threads() {

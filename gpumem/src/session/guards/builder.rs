@@ -24,8 +24,6 @@ pub struct GpuMemTraceBuilder {
     pub(super) request: ScopeRequest,
     /// The source location of the trace. `None`: where it is started.
     pub(super) at: Option<&'static Location<'static>>,
-    /// The module of the function, if it is known.
-    pub(super) module: Option<&'static str>,
     pub(super) silent: bool,
     pub(super) on_exit_report: bool,
 }
@@ -39,7 +37,6 @@ impl GpuMemTraceBuilder {
             function: None,
             request: ScopeRequest::default(),
             at: None,
-            module: None,
             silent: false,
             on_exit_report: true,
         }
@@ -56,7 +53,7 @@ impl GpuMemTraceBuilder {
     /// Sets the function as the scope, by the compiler's name of a closure in it. The context of reports is its short name.
     #[inline]
     pub(crate) fn function(mut self, closure: &'static str, module: &'static str) -> Self {
-        (self.function, self.module) = (Some(closure), Some(module));
+        (self.function, self.request.module) = (Some(closure), Some(module));
         self
     }
 

@@ -143,7 +143,7 @@ impl GpuMemTrace {
         }
         let mut output = session.output(Content::Trace(report));
         output.at = Some(guard.at.into());
-        output.module = settings.module.map(Into::into);
+        output.module = settings.request.module.map(Into::into);
         session.write(&output);
     }
 }

@@ -17,10 +17,21 @@ const MAX_NAMES: usize = 1 << 16;
 #[derive(Default)]
 struct Callsites {
     /// The index is the number minus 2.
-    all: Vec<Callsite>,
+    all: Vec<DefinedCallsite>,
     /// A name is one callsite wherever it is opened, because reports show only the name.
     by_name: HashMap<Box<str>, CallsiteId>,
     by_location: HashMap<&'static Location<'static>, LocationNames>,
+}
+
+/// What is known of a callsite.
+#[derive(Clone)]
+pub(in crate::session) struct DefinedCallsite {
+    pub(in crate::session) name: Option<Cow<'static, str>>,
+    /// Where it was first opened.
+    pub(in crate::session) location: &'static Location<'static>,
+    /// The path of the module of a function under an attribute.
+    #[cfg_attr(not(feature = "capture"), expect(dead_code, reason = "only recordings have it"))]
+    pub(in crate::session) module: Option<&'static str>,
 }
 
 /// The callsites of one source location.
@@ -39,13 +50,26 @@ pub(in crate::session) struct CallsiteTable(Mutex<Callsites>);
 
 impl CallsiteTable {
     /// The number of a callsite. Equal callsites have one number.
-    pub(in crate::session) fn number(&self, ctx: Option<&str>, location: &'static Location<'static>) -> CallsiteId {
-        self.lock().number(ctx, location)
+    pub(in crate::session) fn number(
+        &self,
+        ctx: Option<&str>,
+        location: &'static Location<'static>,
+        module: Option<&'static str>,
+    ) -> CallsiteId {
+        self.lock().number(ctx, location, module)
     }
 
     /// The callsite with this number.
     pub(in crate::session) fn get(&self, number: CallsiteId) -> Callsite {
-        self.lock().callsite(number)
+        Callsite::built_in(number).unwrap_or_else(|| {
+            let DefinedCallsite { name, location, .. } = self.defined(number);
+            Callsite { name, file: location.file().into(), line: location.line() }
+        })
+    }
+
+    /// All that is known of a callsite. Not for those that every session has.
+    pub(in crate::session) fn defined(&self, number: CallsiteId) -> DefinedCallsite {
+        self.lock().all[number.0 as usize - 2].clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Callsites> {
@@ -54,7 +78,12 @@ impl CallsiteTable {
 }
 
 impl Callsites {
-    fn number(&mut self, ctx: Option<&str>, location: &'static Location<'static>) -> CallsiteId {
+    fn number(
+        &mut self,
+        ctx: Option<&str>,
+        location: &'static Location<'static>,
+        module: Option<&'static str>,
+    ) -> CallsiteId {
         let ctx = ctx.filter(|ctx| !ctx.is_empty());
         if let Some(known) = ctx.and_then(|ctx| self.by_name.get(ctx)) {
             return *known;
@@ -64,7 +93,7 @@ impl Callsites {
         let mut add = |ctx: Option<Box<str>>| {
             let number = u32::try_from(all.len() + 2).map_or(CallsiteId::OTHERS, CallsiteId);
             let name = ctx.map(|ctx| Cow::Owned(ctx.into_string()));
-            all.push(Callsite { name, file: location.file().into(), line: location.line() });
+            all.push(DefinedCallsite { name, location, module });
             number
         };
         match ctx {
@@ -83,10 +112,6 @@ impl Callsites {
             }
         }
     }
-
-    fn callsite(&self, number: CallsiteId) -> Callsite {
-        Callsite::built_in(number).unwrap_or_else(|| self.all[number.0 as usize - 2].clone())
-    }
 }
 
 #[cfg(test)]
@@ -95,28 +120,30 @@ mod tests {
 
     #[test]
     fn a_callsite_has_one_number() {
-        let (mut callsites, here) = (Callsites::default(), Location::caller());
-        let (unnamed, named) = (callsites.number(None, here), callsites.number(Some("epoch"), here));
-        assert_eq!((callsites.number(Some(""), here), callsites.number(Some("epoch"), here)), (unnamed, named));
+        let (callsites, here) = (CallsiteTable::default(), Location::caller());
+        let number = |ctx: Option<&str>, location| callsites.number(ctx, location, None);
+        let (unnamed, named) = (number(None, here), number(Some("epoch"), here));
+        assert_eq!((number(Some(""), here), number(Some("epoch"), here)), (unnamed, named));
         assert_ne!(unnamed, named);
-        assert_eq!(callsites.callsite(named).to_string(), "epoch");
-        assert!(callsites.callsite(unnamed).to_string().ends_with(&format!("callsites.rs:{}", here.line())));
-        assert_ne!(callsites.number(None, Location::caller()), unnamed, "another line");
-        assert_eq!(callsites.number(Some("epoch"), Location::caller()), named, "a name is one callsite at any line");
+        assert_eq!(callsites.get(named).to_string(), "epoch");
+        assert!(callsites.get(unnamed).to_string().ends_with(&format!("callsites.rs:{}", here.line())));
+        assert_ne!(number(None, Location::caller()), unnamed, "another line");
+        assert_eq!(number(Some("epoch"), Location::caller()), named, "a name is one callsite at any line");
     }
 
     #[test]
     fn a_location_with_too_many_names_leaves_room_for_others() {
-        let (mut callsites, here) = (Callsites::default(), Location::caller());
+        let (callsites, here) = (CallsiteTable::default(), Location::caller());
+        let number = |ctx: Option<&str>, location| callsites.number(ctx, location, None);
         for name in 0..MAX_PER_LOCATION + 100 {
-            callsites.number(Some(&name.to_string()), here);
+            number(Some(&name.to_string()), here);
         }
-        assert_eq!(callsites.all.len(), MAX_PER_LOCATION + 1);
-        let late = callsites.number(Some("one more"), here);
-        assert_eq!(callsites.callsite(late).to_string(), format!("(more names at {}:{})", here.file(), here.line()));
-        let other = callsites.number(Some("validate"), Location::caller());
-        assert_eq!(callsites.callsite(other).to_string(), "validate");
-        let known = callsites.number(Some("7"), here);
-        assert_eq!(callsites.callsite(known).to_string(), "7");
+        assert_eq!(callsites.lock().all.len(), MAX_PER_LOCATION + 1);
+        let late = number(Some("one more"), here);
+        assert_eq!(callsites.get(late).to_string(), format!("(more names at {}:{})", here.file(), here.line()));
+        let other = number(Some("validate"), Location::caller());
+        assert_eq!(callsites.get(other).to_string(), "validate");
+        let known = number(Some("7"), here);
+        assert_eq!(callsites.get(known).to_string(), "7");
     }
 }

@@ -8,6 +8,8 @@ mod sampler;
 mod scope;
 mod subscribe;
 
+#[cfg(feature = "capture")]
+pub(super) use self::callsites::DefinedCallsite;
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) use self::process::{hook_for_nobody, rehearse};
 pub(super) use self::{

@@ -25,6 +25,8 @@ pub(in crate::session) struct ScopeRequest {
     pub(in crate::session) of_thread: bool,
     /// Keep which allocations make its peak.
     pub(in crate::session) at_peak: bool,
+    /// The module of the function that it traces, if it is known.
+    pub(in crate::session) module: Option<&'static str>,
 }
 
 /// A scope that is open, on a device that is fixed.
@@ -90,7 +92,7 @@ impl OpenScope {
         }
         let every = if sampled { session.settings.sample_every } else { Duration::ZERO };
         let thread = request.of_thread.then(|| session.inbox.this_thread());
-        let callsite = session.callsites.number(ctx, location);
+        let callsite = session.callsites.number(ctx, location, request.module);
         let spec = ScopeSpec { device, gauge, every, thread, callsite, source, at_peak: request.at_peak };
         let id = session.next_scope();
         let open = EventKind::Open { scope: id, spec };

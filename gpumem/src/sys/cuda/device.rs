@@ -16,7 +16,7 @@ use crate::error::Error;
 pub(crate) struct CudaDevice {
     pub(super) device: sys::CUdevice,
     pub(crate) ordinal: u32,
-    pub(crate) uuid: [u8; 16],
+    uuid: [u8; 16],
 }
 
 /// Loads and initialises the driver once and lists its devices, which are fixed from then on.
@@ -58,6 +58,11 @@ pub(crate) fn current() -> Result<Option<u32>, Error> {
 }
 
 impl CudaDevice {
+    /// The UUID, without `GPU-` or `MIG-` before it: the driver does not say whether the device is a slice.
+    pub(crate) fn uuid(self) -> String {
+        format_uuid(self.uuid)
+    }
+
     #[doc(alias = "cuDeviceGetName")]
     pub(crate) fn name(self) -> Result<String, Error> {
         result::device::get_name(self.device).map_err(self.failed("cuDeviceGetName"))
@@ -169,5 +174,28 @@ fn refuse_capture() -> Result<(), DriverError> {
         Ok(())
     } else {
         Err(DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED))
+    }
+}
+
+fn format_uuid(uuid: [u8; 16]) -> String {
+    use std::fmt::Write;
+
+    uuid.iter().enumerate().fold(String::with_capacity(36), |mut text, (at, byte)| {
+        if matches!(at, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuids_are_formatted_as_in_nvidia_smi() {
+        let uuid = [0x0c, 0xf1, 0x2e, 0xad, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0xa, 0xff];
+        assert_eq!(format_uuid(uuid), "0cf12ead-0001-0203-0405-060708090aff");
     }
 }
