@@ -22,6 +22,8 @@ mod budgets;
 mod capture;
 mod exit;
 mod guards;
+#[cfg(all(feature = "capture", feature = "dispatch"))]
+mod injected;
 mod output;
 mod recording;
 #[cfg(feature = "sim")]
@@ -52,6 +54,8 @@ pub use self::{
     recording::{label, subscribe, unsubscribe},
     views::{LiveMemory, Status, breakdown, status, summary},
 };
+#[cfg(all(feature = "capture", feature = "dispatch"))]
+pub use self::injected::{Injected, begin_injected};
 #[cfg(feature = "sim")]
 pub use self::{budgets::simulated_gpu, testing::TestSession};
 pub(crate) use self::{output::Notice, views::statistics};
