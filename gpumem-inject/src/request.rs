@@ -9,13 +9,7 @@ use std::{
 
 use gpumem::__private::{Injected, begin_injected};
 
-/// The variables by which the command says what is to be recorded.
-pub mod variable {
-    /// The file of the recording. The name of each process's file has more before the extension; see the command's documentation.
-    pub const FILE: &str = "GPUMEM_RUN_FILE";
-    /// `none`: no stacks.
-    pub const STACKS: &str = "GPUMEM_RUN_STACKS";
-}
+use crate::variable;
 
 /// The variables in which launchers put the number of a process among those of a job.
 const RANKS: [&str; 5] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"];
