@@ -10,13 +10,13 @@
 #![deny(unsafe_code)]
 
 #[cfg(feature = "library")]
-mod library;
-#[cfg(feature = "library")]
 mod request;
+#[cfg(feature = "library")]
+mod sys;
 pub mod variable;
 
 #[cfg(feature = "library")]
-pub use self::library::InitializeInjection;
+pub use self::sys::InitializeInjection;
 
 /// The folder with the manifest of this crate, for the build script of the command.
 pub const MANIFEST_DIR: &str = env!("CARGO_MANIFEST_DIR");

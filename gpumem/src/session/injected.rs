@@ -31,7 +31,7 @@ pub fn begin_injected(injected: Injected<'_>) -> Result<(), String> {
     let session = of_process();
     // The program handles a refusal, and does not wait for a report about it.
     oom::print_none(session);
-    session.capture.without_symbols();
+    session.capture.set_injected();
     session.try_capture(recording).map_err(|why| format!("cannot record to {}: {why}", recording.display()))?;
     subscribe().map_err(|why| {
         session.end_capture();

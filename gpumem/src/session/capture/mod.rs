@@ -78,8 +78,8 @@ pub(super) struct Capture {
     trackers: AtomicU64,
     /// Events that the ring had no room for, when the recording ended.
     missed_last: AtomicU64,
-    /// The functions at the addresses of stacks are not looked up: somebody else does that later.
-    is_without_symbols: AtomicBool,
+    /// The program does not know gpumem.
+    is_injected: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -90,10 +90,15 @@ struct Running {
 }
 
 impl Capture {
-    /// The functions at the addresses of stacks are not looked up when the process ends.
+    /// The program does not know gpumem: the command looks up the functions of stacks after the program has ended, and the lines of
+    /// the user are in the program, not in the file with this code.
     #[cfg(feature = "dispatch")]
-    pub(super) fn without_symbols(&self) {
-        self.is_without_symbols.store(true, Relaxed);
+    pub(super) fn set_injected(&self) {
+        self.is_injected.store(true, Relaxed);
+    }
+
+    fn is_injected(&self) -> bool {
+        self.is_injected.load(Relaxed)
     }
 }
 

@@ -86,7 +86,7 @@ impl Recorder {
         self.clock()?;
         // What was recorded is safe before debug information is read.
         self.flush()?;
-        if self.session.capture.is_without_symbols.load(Relaxed) {
+        if self.session.capture.is_injected() {
             return Ok(());
         }
         for symbols in self.definer.symbols() {
