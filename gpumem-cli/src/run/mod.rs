@@ -54,9 +54,8 @@ fn prepare(output: Option<&Path>, program: &OsStr, arguments: &[OsString]) -> Re
         let what = format!("{} is set", variable::INJECTION);
         return Err(Failure::new(what, format_args!("another tool has `{}` loaded", other.display()), runs_on));
     }
-    let place = Place::new(output, program, arguments).map_err(|(path, error)| {
-        Failure::new(format_args!("cannot record to `{}`", path.display()), error, runs_on)
-    })?;
+    let place = Place::new(output, program, arguments)
+        .map_err(|(path, error)| Failure::new(format_args!("cannot record to `{}`", path.display()), error, runs_on))?;
     let library = library::unpacked().map_err(|error| Failure::new("the injected library", error, runs_on))?;
     Ok((place, library))
 }

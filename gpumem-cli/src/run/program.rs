@@ -5,10 +5,7 @@ use std::{
     fs, io,
     os::unix::process::ExitStatusExt,
     process::{Child, Command, ExitStatus},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::AtomicBool,
-    },
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
     thread,
 };
 
@@ -108,7 +105,9 @@ impl Forwarder {
             });
         }
         // It is over, but still has its number.
-        while waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).is_err_and(|error| error == rustix::io::Errno::INTR) {}
+        while waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
+            .is_err_and(|error| error == rustix::io::Errno::INTR)
+        {}
         *is_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
         let status = child.wait()?;
         if let Some(handle) = handle {

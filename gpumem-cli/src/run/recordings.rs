@@ -71,7 +71,9 @@ fn complete(path: &Path) -> io::Result<Option<Vec<u32>>> {
         fs::remove_file(path)?;
         return Ok(None);
     }
-    if !matches!(end, End::Damaged { .. }) && let Err(error) = symbols::add(path, &items) {
+    if !matches!(end, End::Damaged { .. })
+        && let Err(error) = symbols::add(path, &items)
+    {
         let what = format!("`{}` lacks the functions of stacks", path.display());
         terminal::error(&Failure::new(what, error, ""));
     }

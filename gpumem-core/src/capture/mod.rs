@@ -31,7 +31,7 @@ pub use self::{
     output::ReplayedReport,
     reader::{Reader, Skipped, Step},
     record::{End, VERSION},
-    recover::{RING_SUFFIX, Recovered, recover},
+    recover::{Recovered, recover, ring_path},
     ring::{Line, RingMemory, RingOwner, RingReader, RingWriter, lines_for, on_the_heap, ring},
     writer::{Writer, Written},
 };

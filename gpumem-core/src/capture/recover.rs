@@ -11,8 +11,12 @@ use super::{
     writer::Writer,
 };
 
-/// The file of a recording's ring has the name of the recording and this.
-pub const RING_SUFFIX: &str = ".ring";
+/// Where the ring of a recording is while the program runs, or if it was killed.
+pub fn ring_path(recording: &Path) -> PathBuf {
+    let mut path = recording.as_os_str().to_owned();
+    path.push(".ring");
+    path.into()
+}
 
 /// What [`recover`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,9 +35,7 @@ pub enum Recovered {
 /// # Errors
 /// Of reading and writing. The ring is kept then.
 pub fn recover(recording: &Path) -> io::Result<Recovered> {
-    let mut ring_path = recording.as_os_str().to_owned();
-    ring_path.push(RING_SUFFIX);
-    let ring_path = PathBuf::from(ring_path);
+    let ring_path = ring_path(recording);
     let bytes = match fs::read(&ring_path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Recovered::Complete),
         bytes => bytes?,
@@ -94,9 +96,7 @@ mod tests {
         }
 
         fn ring(&self) -> PathBuf {
-            let mut path = self.0.clone().into_os_string();
-            path.push(RING_SUFFIX);
-            path.into()
+            ring_path(&self.0)
         }
     }
 

@@ -42,6 +42,8 @@ use std::{
 use crate::inbox::{Readings, Subscription};
 use once_cell::{race::OnceBox, sync::OnceCell};
 
+#[cfg(all(feature = "capture", feature = "dispatch"))]
+pub use self::injected::{Injected, begin_injected};
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) use self::recording::{hook_for_nobody, rehearse};
 pub use self::{
@@ -54,8 +56,6 @@ pub use self::{
     recording::{label, subscribe, unsubscribe},
     views::{LiveMemory, Status, breakdown, status, summary},
 };
-#[cfg(all(feature = "capture", feature = "dispatch"))]
-pub use self::injected::{Injected, begin_injected};
 #[cfg(feature = "sim")]
 pub use self::{budgets::simulated_gpu, testing::TestSession};
 pub(crate) use self::{output::Notice, views::statistics};

@@ -114,7 +114,11 @@ pub(crate) mod linux {
         // Not `posix_fallocate`, which writes each page if the file system cannot reserve: that may take long, and a network's file
         // system may still run out of space.
         // SAFETY: the descriptor is open.
-        if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, bytes) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, bytes) } == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
     }
 }
 

@@ -26,7 +26,7 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("settings", &["export", "model", "error"]),
     ("sys", &["settings", "inbox", "error"]),
     ("source", &["sys", "device_model", "settings", "model", "error"]),
-    // Of `sys`, the session names the process and the clock alone.
+    // Of `sys`, the session names the process, the clock and the memory of a ring alone.
     (
         "session",
         &[
@@ -41,6 +41,7 @@ const FLOORS: &[(&str, &[&str])] = &[
             "error",
             "sys::process",
             "sys::clock",
+            "sys::ring_file",
         ],
     ),
     ("query", &["session", "source", "model", "error"]),

@@ -17,7 +17,10 @@ fn another_tool_that_is_to_be_injected() {
     let folder = Folder::new();
     let file = folder.file("a.capture");
     let outcome = run_probe(&machine().env("CUDA_INJECTION64_PATH", "/nowhere/tool.so"), &file, &ALLOCATES);
-    one_line(&outcome, "CUDA_INJECTION64_PATH is set: another tool has `/nowhere/tool.so` loaded; the program runs without");
+    one_line(
+        &outcome,
+        "CUDA_INJECTION64_PATH is set: another tool has `/nowhere/tool.so` loaded; the program runs without",
+    );
     assert_eq!(outcome.stdout, machine().run(&ALLOCATES.join("; ")).stdout);
     assert_eq!(folder.names(), [""; 0]);
 }
@@ -26,7 +29,8 @@ fn another_tool_that_is_to_be_injected() {
 fn a_program_that_names_another_tool_itself() {
     let folder = Folder::new();
     let file = folder.file("a.capture");
-    let outcome = run(&machine(), &file, &[&["env", "CUDA_INJECTION64_PATH=/nowhere/x.so", &probe()], &ALLOCATES[..]].concat());
+    let outcome =
+        run(&machine(), &file, &[&["env", "CUDA_INJECTION64_PATH=/nowhere/x.so", &probe()], &ALLOCATES[..]].concat());
     one_line(&outcome, "nothing was recorded");
 }
 
@@ -61,7 +65,10 @@ fn a_driver_that_cannot_be_intercepted() {
     let outcome = run_probe(&machine, &folder.file("a.capture"), &ALLOCATES);
     assert!(outcome.is_clean(), "{outcome}");
     let lines: Vec<_> = outcome.stderr.lines().collect();
-    assert!(lines.len() == 2 && lines[0].starts_with("gpumem: process ") && lines[0].contains(" is not recorded: "), "{outcome}");
+    assert!(
+        lines.len() == 2 && lines[0].starts_with("gpumem: process ") && lines[0].contains(" is not recorded: "),
+        "{outcome}"
+    );
     assert!(lines[1].contains("nothing was recorded"), "{outcome}");
     assert_eq!(outcome.stdout, self::machine().run(&ALLOCATES.join("; ")).stdout);
     assert_eq!(folder.names(), ["cache"]);
@@ -72,8 +79,7 @@ fn a_driver_that_cannot_be_intercepted() {
 fn a_full_disk() {
     let folder = Folder::new();
     let file = folder.file("a.capture");
-    let steps: String =
-        ALLOCATES[..3].iter().chain(&["until_killed 600000"]).map(|step| format!(" '{step}'")).collect();
+    let steps = in_shell(&[&ALLOCATES[..3], &["until_killed 600000"]].concat());
     let script = format!(
         "trap '' XFSZ; ulimit -f 8; unset GPUMEM_STANDIN_LOG; exec {} run -o {file} -- {}{steps} > /dev/null",
         built("gpumem-command").display(),

@@ -67,6 +67,11 @@ fn probe() -> String {
     built("probe").to_str().expect("the path is text").to_owned()
 }
 
+/// Steps of the probe as a shell's words.
+fn in_shell(steps: &[&str]) -> String {
+    steps.iter().flat_map(|step| [" '", step, "'"]).collect()
+}
+
 /// Runs `gpumem run -o FILE -- COMMAND…`.
 fn run(machine: &Standin, file: &str, command: &[&str]) -> Outcome {
     machine.run_program(&built("gpumem-command"), &[&["run", "-o", file, "--"], command].concat())
@@ -91,13 +96,12 @@ fn recorded(file: &str) -> Recorded {
     let mut reader = Reader::new(open).unwrap_or_else(|error| panic!("{file}: {error}"));
     let mut recorded = Recorded { bytes: Vec::new(), frees: 0 };
     while let Some(step) = reader.step().expect("it can be read") {
-        match step {
-            Step::Event(event, _) => match event.kind {
+        if let Step::Event(event, _) = step {
+            match event.kind {
                 EventKind::Alloc { block, .. } => recorded.bytes.push(block.bytes.get()),
                 EventKind::Free { .. } => recorded.frees += 1,
                 _ => {}
-            },
-            _ => {}
+            }
         }
     }
     assert_eq!(reader.end(), Some(&End::Complete), "{file}");

@@ -12,19 +12,19 @@ fn the_program_is_recorded_and_prints_what_it_prints_alone() {
     let folder = Folder::new();
     let file = folder.file("a.capture");
     let plain = machine().run(&ALLOCATES.join("; "));
-    let traced = run_probe(&machine(), &file, &ALLOCATES);
-    assert!(traced.is_clean(), "{traced}");
-    assert_eq!(traced.stdout, plain.stdout);
-    assert_eq!(folder.names(), ["a.capture"], "{traced}");
+    let outcome = run_probe(&machine(), &file, &ALLOCATES);
+    assert!(outcome.is_clean(), "{outcome}");
+    assert_eq!(outcome.stdout, plain.stdout);
+    assert_eq!(folder.names(), ["a.capture"], "{outcome}");
     assert_eq!(recorded(&file), of_allocates());
     // The lines of the program are in the recording, although it ended before they were looked up.
     let mut reader = Reader::new(File::open(&file).unwrap()).unwrap();
     reader.replay(|_| {}).unwrap();
-    let by: Vec<_> = reader.definitions().interceptions().iter().map(|by| by.source.name()).collect();
-    assert_eq!(by, ["dispatch"]);
+    let sources: Vec<_> = reader.definitions().interceptions().iter().map(|by| by.source.name()).collect();
+    assert_eq!(sources, ["dispatch"]);
     let live = reader.live_blocks().unwrap();
-    let line = live[0].line.as_deref().unwrap_or_default();
-    assert!(live.len() == 1 && line.contains("raw.rs:"), "{live:#?}");
+    let place = live[0].line.as_deref().unwrap_or_default();
+    assert!(live.len() == 1 && place.contains("raw.rs:"), "{live:#?}");
 }
 
 #[test]

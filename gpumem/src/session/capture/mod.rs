@@ -24,7 +24,9 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::capture::{Item, RING_SUFFIX, Request, RingOwner, RingWriter, ThreadDefinition, Writer, lines_for, ring};
+use gpumem_core::capture::{
+    Item, Request, RingOwner, RingWriter, ThreadDefinition, Writer, lines_for, ring, ring_path,
+};
 
 use self::definitions::Definer;
 use super::{Notice, Session};
@@ -200,13 +202,6 @@ fn create(path: &Path) -> io::Result<File> {
     }
     file.set_len(0)?;
     Ok(file)
-}
-
-/// Where the ring of a recording is.
-fn ring_path(recording: &Path) -> PathBuf {
-    let mut path = recording.as_os_str().to_owned();
-    path.push(RING_SUFFIX);
-    path.into()
 }
 
 /// `%p` stands for the number of the process.

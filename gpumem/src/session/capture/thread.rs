@@ -9,9 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpumem_core::capture::{ClockPair, Item, RingReader, Writer};
+use gpumem_core::capture::{ClockPair, Item, RingReader, Writer, ring_path};
 
-use super::{definitions::Definer, ring_path};
+use super::definitions::Definer;
 use crate::{
     session::{Notice, Session},
     sys::{clock, ring_file::RingFile},
@@ -27,8 +27,15 @@ const FLUSH_EVERY: Duration = Duration::from_millis(200);
 const CLOCK_EVERY: Duration = Duration::from_secs(1);
 
 /// Writes until it is to stop, or the file cannot be written.
-pub(super) fn run(session: &'static Session, ring: RingReader<RingFile>, writer: Writer<File>, path: &Path, stop: &AtomicBool) {
-    let mut recorder = Recorder { session, ring, writer, definer: Definer::new(session), has_defined: false, missed: 0 };
+pub(super) fn run(
+    session: &'static Session,
+    ring: RingReader<RingFile>,
+    writer: Writer<File>,
+    path: &Path,
+    stop: &AtomicBool,
+) {
+    let mut recorder =
+        Recorder { session, ring, writer, definer: Definer::new(session), has_defined: false, missed: 0 };
     let is_written = recorder.run(stop);
     // All that was in the ring is in the recording now, or cannot be written.
     let _ = fs::remove_file(ring_path(path));
