@@ -42,9 +42,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                         let phases: Vec<_> =
                             estimate.phases.iter().map(|phase| (phase.name, phase.peak.get())).collect();
                         let (peak, reserved) = (estimate.peak.get(), estimate.reserved.get());
+                        let workspace = estimate.convolutions.map(|workspace| {
+                            json!({"high": workspace.high.get(), "peak": workspace.peak.get(), "reserved": workspace.reserved.get()})
+                        });
                         println!(
                             "{}",
-                            json!({"row": row, "peak": peak, "reserved": reserved, "classes": classes, "phases": phases})
+                            json!({"row": row, "peak": peak, "reserved": reserved, "classes": classes, "phases": phases, "convolutions": workspace})
                         );
                     }
                 }

@@ -22,6 +22,20 @@ pub struct Estimate {
     pub reserved: Bytes,
     /// The phases of both steps, in order, each with the most that was allocated while it ran.
     pub phases: Vec<PhasePeak>,
+    /// What cuDNN may take for convolutions besides, which is a range. `None` if the model has no convolution that cuDNN computes.
+    pub convolutions: Option<ConvolutionWorkspace>,
+}
+
+/// The workspaces of convolutions. `Estimate.peak` has none of them: an algorithm that needs no workspace is always there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConvolutionWorkspace {
+    /// The most that one convolution takes.
+    pub high: Bytes,
+    /// The peak of the step if each convolution takes the most.
+    pub peak: Bytes,
+    /// What the allocator has from the driver then.
+    pub reserved: Bytes,
 }
 
 /// A part of a peak.
@@ -66,7 +80,8 @@ impl Estimate {
         let mut parts: Vec<_> = parts.into_iter().map(part).collect();
         parts.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| (&a.layer, a.class).cmp(&(&b.layer, b.class))));
         let (parameter_bytes, peak) = (Bytes::new(parameter_bytes), Bytes::new(peak));
-        Self { parameters, parameter_bytes, peak, parts, reserved: Bytes::new(reserved), phases }
+        let reserved = Bytes::new(reserved);
+        Self { parameters, parameter_bytes, peak, parts, reserved, phases, convolutions: None }
     }
 
     /// The peak by class.

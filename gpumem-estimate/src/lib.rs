@@ -42,7 +42,7 @@ pub use self::{
     dtype::{Blocks, Dtype},
     eager::Optimizer,
     error::Error,
-    estimate::{Estimate, Part, PhasePeak},
+    estimate::{ConvolutionWorkspace, Estimate, Part, PhasePeak},
     files::{Gguf, TensorInfo, TensorSum, Tensors},
     layer::{
         Attention, AttentionNames, Conv, Embeddings, Experts, Function, HeadNorm, Layer, Linear, Named, Pool,

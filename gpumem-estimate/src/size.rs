@@ -8,7 +8,7 @@ use crate::{
     allocator::AllocatorKind,
     class::Class,
     dtype::Dtype,
-    eager::{Eager, LayerOutput},
+    eager::{Eager, LayerOutput, Libraries},
     error::{Error, Kind},
     layer::{build, run_all},
     memory::Memory,
@@ -54,7 +54,7 @@ impl Model {
     /// [`Estimate`](crate::Estimate).
     pub fn size(&self, batch: u64, dtype: Dtype) -> Result<ModelSize, Error> {
         let memory = Rc::new(Memory::new(AllocatorKind::Exact, u64::MAX));
-        let eager = Eager::new(Rc::clone(&memory), 0);
+        let eager = Eager::new(Rc::clone(&memory), Libraries::default());
         eager.layer_outputs.replace(Some(Vec::new()));
         memory.open("model");
         let layers = build(&eager, &self.layers, dtype)?;

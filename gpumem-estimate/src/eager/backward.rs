@@ -158,7 +158,9 @@ impl Eager {
         let grad = if grad.shape.elements() == input.shape.elements() {
             grad
         } else {
-            self.empty(&input.shape, grad.dtype, class)?
+            let sum = self.empty(&input.shape, grad.dtype, class)?;
+            self.sum_buffer(&grad, &input.shape)?;
+            sum
         };
         if grad.dtype == input.dtype { Ok(grad) } else { self.empty(&grad.shape, input.dtype, class) }
     }

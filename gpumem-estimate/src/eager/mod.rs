@@ -11,6 +11,7 @@ mod ops;
 mod optimizer;
 mod parameters;
 mod tensor;
+mod workspace;
 
 use std::{
     cell::{Cell, RefCell},
@@ -27,6 +28,7 @@ pub(crate) use self::{
     optimizer::OptimizerState,
     parameters::ParameterId,
     tensor::{Edge, Tensor},
+    workspace::Libraries,
 };
 use gpumem_core::model::CallsiteId;
 
@@ -37,7 +39,8 @@ use self::{
     cache::Cache,
     checkpoint::Checkpointing,
     parameters::Parameters,
-    tensor::contiguous_strides,
+    tensor::{channels_last_strides, contiguous_strides},
+    workspace::Workspaces,
 };
 use crate::{
     class::Class,
@@ -84,13 +87,11 @@ pub(crate) struct Eager {
     shared: RefCell<HashMap<SharedKey, Tensor>>,
     /// The outputs of all layers; `None` if nobody asks.
     pub(crate) layer_outputs: RefCell<Option<Vec<LayerOutput>>>,
-    workspaces: RefCell<[Option<Tensor>; 2]>,
-    /// The bytes of a workspace of cuBLAS.
-    workspace_bytes: u64,
+    workspaces: Workspaces,
 }
 
 impl Eager {
-    pub(crate) fn new(memory: Rc<Memory>, workspace_bytes: u64) -> Self {
+    pub(crate) fn new(memory: Rc<Memory>, libraries: Libraries) -> Self {
         Self {
             memory,
             grad_enabled: Cell::new(false),
@@ -106,8 +107,7 @@ impl Eager {
             context: RefCell::default(),
             shared: RefCell::default(),
             layer_outputs: RefCell::default(),
-            workspaces: RefCell::default(),
-            workspace_bytes,
+            workspaces: Workspaces::new(libraries),
         }
     }
 
@@ -184,16 +184,6 @@ impl Eager {
     /// A new tensor for a result.
     pub(crate) fn output(&self, shape: &Shape, dtype: Dtype) -> Result<Tensor, Error> {
         self.empty(shape, dtype, Class::Activations)
-    }
-
-    /// The workspace of cuBLAS: each thread that multiplies matrices has one and keeps it.
-    pub(crate) fn use_cublas(&self) -> Result<(), Error> {
-        let thread = usize::from(self.in_backward.get());
-        if self.workspaces.borrow()[thread].is_none() {
-            let workspace = self.empty(&Shape::from([self.workspace_bytes]), Dtype::U8, Class::Workspace)?;
-            self.workspaces.borrow_mut()[thread] = Some(workspace);
-        }
-        Ok(())
     }
 
     /// The operation has to be recorded for the backward pass.

@@ -41,7 +41,39 @@ pub(crate) fn contiguous_strides(shape: &Shape) -> Numbers {
     strides
 }
 
+/// The strides of an image, (n, c, …), whose channels lie next to each other.
+pub(crate) fn channels_last_strides(shape: &Shape) -> Numbers {
+    let mut sizes = shape.sizes().to_vec();
+    if sizes.len() < 2 {
+        return contiguous_strides(shape);
+    }
+    let channels = sizes.remove(1);
+    sizes.push(channels);
+    let mut strides = contiguous_strides(&sizes.into());
+    let channels = strides.pop().unwrap_or(1);
+    strides.insert(1, channels);
+    strides
+}
+
 impl Tensor {
+    /// The channels of an image lie next to each other: `is_channels_last_strides_2d` and `_3d` of `c10`.
+    pub(crate) fn has_channels_last(&self) -> bool {
+        let rank = self.shape.rank();
+        if !(4..=5).contains(&rank) || self.strides[1] == 0 {
+            return false;
+        }
+        let mut least = 0;
+        for at in std::iter::once(1).chain((2..rank).rev()).chain([0]) {
+            let (size, stride) = (self.shape[at], self.strides[at]);
+            // Without this, an image with one channel or one pixel would count.
+            if size == 0 || stride < least || (at == 0 && least == self.strides[1]) {
+                return false;
+            }
+            least = stride.saturating_mul(size.max(1));
+        }
+        true
+    }
+
     pub(crate) fn is_contiguous(&self) -> bool {
         let expected = contiguous_strides(&self.shape);
         let sizes = self.shape.sizes().iter().zip(&self.strides).zip(&expected);
@@ -64,6 +96,11 @@ impl Tensor {
     /// Nothing else refers to its storage. A view is never alone: the tensor that it is a view of refers to the same storage.
     pub(crate) fn is_sole(&self) -> bool {
         !self.is_view && Rc::strong_count(&self.storage) == 1
+    }
+
+    /// The same tensor as if its elements lay in order.
+    pub(crate) fn in_order(&self) -> Self {
+        Self { strides: contiguous_strides(&self.shape), ..self.clone() }
     }
 
     /// The same memory as a view.

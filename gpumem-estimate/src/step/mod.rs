@@ -20,9 +20,9 @@ use crate::{
     allocator::AllocatorKind,
     class::Class,
     dtype::Dtype,
-    eager::{Eager, Optimizer, OptimizerState, Tensor},
+    eager::{Eager, Libraries, Optimizer, OptimizerState, Tensor},
     error::{Error, Kind},
-    estimate::{Estimate, PhasePeak},
+    estimate::{ConvolutionWorkspace, Estimate, PhasePeak},
     layer::{Built, Segments, build, run_model},
     memory::Memory,
     model::{Loss, Model},
@@ -63,8 +63,10 @@ pub struct Step {
     /// that needs more is an error.
     pub limit: Option<Bytes>,
     /// The workspace that cuBLAS takes through the allocator: once for the forward pass and once for the backward pass. PyTorch
-    /// gives it 32 MiB on cards of compute capability 9.0, and 8.125 MiB on others.
+    /// gives it 32 MiB on cards of compute capability 9.0, and 8.125 MiB on others. cuBLASLt gets 1 MiB more.
     pub cublas_workspace: u64,
+    /// The multiprocessors of the card: 132 of an H100 or H200. A convolution may take a part of its workspace for each.
+    pub multiprocessors: u64,
 }
 
 impl Default for Step {
@@ -83,6 +85,7 @@ impl Default for Step {
             allocator: AllocatorKind::PyTorch,
             limit: None,
             cublas_workspace: 32 << 20,
+            multiprocessors: 132,
         }
     }
 }
@@ -110,6 +113,28 @@ impl Step {
         self.estimate_in(&Rc::new(self.memory()), model)
     }
 
+    /// The peak, and what the allocator has, if each convolution takes the largest workspace. A workspace that does not fit makes
+    /// PyTorch choose another algorithm, so then it is the limit.
+    fn with_workspaces(&self, high: u64, model: &Model) -> Result<ConvolutionWorkspace, Error> {
+        let memory = Rc::new(self.memory());
+        let high = Bytes::new(high);
+        match self.run_in(&memory, true, model) {
+            Ok((estimate, _)) => Ok(ConvolutionWorkspace { high, peak: estimate.peak, reserved: estimate.reserved }),
+            Err(error) => match self.limit.filter(|_| error.is_out_of_memory()) {
+                Some(limit) => Ok(ConvolutionWorkspace { high, peak: limit, reserved: limit }),
+                None => Err(error),
+            },
+        }
+    }
+
+    fn estimate_in(&self, memory: &Rc<Memory>, model: &Model) -> Result<Estimate, Error> {
+        let (mut estimate, largest_workspace) = self.run_in(memory, false, model)?;
+        if largest_workspace > 0 {
+            estimate.convolutions = Some(self.with_workspaces(largest_workspace, model)?);
+        }
+        Ok(estimate)
+    }
+
     /// Runs the step, and returns its events as a recording as well: a file as a program makes it with `GPUMEM_CAPTURE`. All that reads
     /// recordings reads this one. The layers are its scopes, and the classes stand where a program has libraries.
     pub fn record(&self, model: &Model) -> Result<(Estimate, Vec<u8>), Error> {
@@ -125,9 +150,17 @@ impl Step {
         Memory::new(self.allocator, self.limit.map_or(u64::MAX, Bytes::get))
     }
 
-    fn estimate_in(&self, memory: &Rc<Memory>, model: &Model) -> Result<Estimate, Error> {
+    /// An estimate, and the most that a convolution may take as its workspace.
+    fn run_in(
+        &self,
+        memory: &Rc<Memory>,
+        convolutions_take_most: bool,
+        model: &Model,
+    ) -> Result<(Estimate, u64), Error> {
         self.check()?;
-        let eager = Eager::new(Rc::clone(memory), self.cublas_workspace);
+        let (cublas, multiprocessors) = (self.cublas_workspace, self.multiprocessors);
+        let libraries = Libraries { cublas, multiprocessors, convolutions_take_most };
+        let eager = Eager::new(Rc::clone(memory), libraries);
         eager.training.set(self.optimizer.is_some());
         memory.open("model");
         eager.set_adapters(self.adapters.clone(), self.quantized.clone());
@@ -165,7 +198,8 @@ impl Step {
             }
         }
         let (peak, parts) = memory.end();
-        Ok(Estimate::new(parameters, parameter_bytes, peak, parts, memory.reserved_peak(), phases))
+        let estimate = Estimate::new(parameters, parameter_bytes, peak, parts, memory.reserved_peak(), phases);
+        Ok((estimate, eager.largest_convolution_workspace()))
     }
 
     /// Choices that make no sense together.

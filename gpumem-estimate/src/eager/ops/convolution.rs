@@ -2,7 +2,7 @@
 
 use super::linear::Like;
 use crate::{
-    eager::{Eager, Tensor, keep_order},
+    eager::{Eager, Tensor, channels_last_strides, keep_order},
     error::{Error, Kind},
     shape::Shape,
 };
@@ -81,22 +81,68 @@ impl Eager {
         }
         let (input, weight) = (self.lowered(input)?, self.lowered(weight)?);
         let bias = bias.map(|bias| self.lowered(bias)).transpose()?;
-        let input = self.contiguous(&input)?;
         let mut all = vec![&input, &weight];
         all.extend(&bias);
         let needs = self.needs_grad(&all);
         let saved = needs.then(|| Ok::<_, Error>([self.save(&input)?, self.save(&weight)?])).transpose()?;
-        let output = self.output(&sizes.into(), input.dtype)?;
+        let channels_last = input.has_channels_last();
+        // PyTorch has a kernel of its own where each channel is convolved by itself, unless the channels are last
+        // (`Convolution.cpp`, `use_cudnn_depthwise`).
+        let is_depthwise = arguments.groups > 1 && arguments.groups == inputs && !is_transposed;
+        let uses_cudnn = channels_last || !is_depthwise;
+        let mut output = self.output(&sizes.into(), input.dtype)?;
+        let (weight_sizes, dtype) = (weight.shape.clone(), input.dtype);
+        if channels_last {
+            output.strides = channels_last_strides(&output.shape);
+        }
+        {
+            let _copies = [self.in_order(&input, channels_last)?, self.in_order(&weight, channels_last)?];
+            if uses_cudnn {
+                self.use_cudnn([&input.shape, &weight_sizes, &output.shape], dtype, channels_last)?;
+            }
+        }
         let Some([input_saved, weight_saved]) = saved else { return Ok(output) };
         let likes: Vec<_> = all.iter().map(|input| input.edge.map(|_| Like::of(input))).collect();
+        let output_sizes = output.shape.clone();
         let [output] = self.record(&all, [output], move |eager, grads| {
-            if grads[0].is_none() {
-                return Ok(vec![None; likes.len()]);
+            let Some(grad) = &grads[0] else { return Ok(vec![None; likes.len()]) };
+            let [input, weight] = [input_saved.unpack(eager)?, weight_saved.unpack(eager)?];
+            let _grad = eager.in_order(grad, channels_last)?;
+            let mut results = Vec::with_capacity(likes.len());
+            for (at, like) in likes.iter().enumerate() {
+                let mut result = like.as_ref().map(|like| like.empty(eager)).transpose()?;
+                if let (2, Some(_)) = (at, &result) {
+                    let mut sum = vec![1; grad.shape.rank()];
+                    sum[1] = grad.shape[1];
+                    eager.sum_buffer(grad, &sum.into())?;
+                }
+                if let Some(result) = result.as_mut().filter(|_| at < 2) {
+                    if at == 0 && channels_last {
+                        result.strides = channels_last_strides(&result.shape);
+                    }
+                    let _copy = eager.in_order(if at == 0 { &weight } else { &input }, channels_last)?;
+                    if uses_cudnn {
+                        eager.use_cudnn([&input.shape, &weight_sizes, &output_sizes], dtype, channels_last)?;
+                    }
+                }
+                results.push(result);
             }
-            let _saved = [input_saved.unpack(eager)?, weight_saved.unpack(eager)?];
-            likes.iter().map(|like| like.as_ref().map(|like| like.empty(eager)).transpose()).collect()
+            Ok(results)
         });
         Ok(output)
+    }
+
+    /// A copy in the order that a convolution reads, if it is in another one.
+    fn in_order(&self, tensor: &Tensor, channels_last: bool) -> Result<Option<Tensor>, Error> {
+        // A dimension of size 1 has no order.
+        let expected = if channels_last {
+            channels_last_strides(&tensor.shape)
+        } else {
+            super::super::contiguous_strides(&tensor.shape)
+        };
+        let sizes = tensor.shape.sizes().iter().zip(&tensor.strides).zip(&expected);
+        let is_so = sizes.into_iter().all(|((size, stride), expected)| *size == 1 || stride == expected);
+        if is_so { Ok(None) } else { self.with_grad(false, || self.output(&tensor.shape, tensor.dtype)).map(Some) }
     }
 
     /// Max pooling. It makes the positions of the largest elements as well, in `i64`.

@@ -26,6 +26,9 @@ impl Eager {
         let weight_saved = (needs && input.edge.is_some()).then(|| self.save(&weight)).transpose()?;
         let input_saved = (needs && weight.edge.is_some()).then(|| self.save(&input)).transpose()?;
         let output = self.output(&input.shape.with_last(outputs), input.dtype)?;
+        if bias.is_some() {
+            self.use_cublaslt()?;
+        }
         if !needs {
             return Ok(output);
         }
@@ -33,9 +36,7 @@ impl Eager {
         let bias_like = bias.as_ref().map(|bias| (Like::of(bias), bias.edge.is_some()));
         let [output] = self.record(&all, [output], move |eager, grads| {
             let count = 2 + usize::from(bias_like.is_some());
-            if grads[0].is_none() {
-                return Ok(vec![None; count]);
-            }
+            let Some(grad) = &grads[0] else { return Ok(vec![None; count]) };
             eager.use_cublas()?;
             let mut results = Vec::with_capacity(count);
             let weight = weight_saved.map(|saved| saved.unpack(eager)).transpose()?;
@@ -46,7 +47,11 @@ impl Eager {
             results.push(weight.as_ref().map(|_| input_like.empty(eager).map(in_rows)).transpose()?);
             results.push(input.as_ref().map(|_| weight_like.empty(eager).map(|grad| grad.as_view())).transpose()?);
             if let Some((like, needs)) = bias_like {
-                results.push(if needs { Some(like.empty(eager)?) } else { None });
+                let sum = if needs { Some(like.empty(eager)?) } else { None };
+                if let Some(sum) = &sum {
+                    eager.sum_buffer(&grad.in_order(), &sum.shape)?;
+                }
+                results.push(sum);
             }
             Ok(results)
         });

@@ -7,6 +7,7 @@ mod experts;
 mod linear;
 mod loss;
 mod normalization;
+mod reduction;
 mod views;
 
 pub(crate) use self::{

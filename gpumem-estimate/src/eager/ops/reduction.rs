@@ -1,0 +1,80 @@
+//! Sums over many elements: PyTorch splits one among several blocks of threads, which write their parts into a buffer.
+
+use crate::{
+    dtype::Dtype,
+    eager::{Eager, Tensor},
+    error::Error,
+    shape::Shape,
+};
+
+/// The threads of a block (`mnt_wrapper`), the threads of a multiprocessor of an A100, H100 or H200, and the threads of a warp.
+const BLOCK: u64 = 512;
+const MULTIPROCESSOR: u64 = 2048;
+const WARP: u64 = 32;
+/// A thread adds up between 16 and 256 elements.
+const FEWEST: u64 = 16;
+const MOST: u64 = 256;
+
+/// The largest power of two that is not above a number.
+fn last_power(number: u64) -> u64 {
+    1 << number.max(1).ilog2()
+}
+
+/// The bytes of the buffer for `outputs` sums in `f32` of `inputs` elements each: `setReduceConfig` and `global_memory_size` of
+/// `Reduce.cuh`. The elements of a sum lie next to each other, or those of different sums do.
+fn buffer(outputs: u64, inputs: u64, sums_neighbours: bool, multiprocessors: u64) -> Option<u64> {
+    let vector = if sums_neighbours { 1 } else { [4, 2].into_iter().find(|size| outputs % size == 0).unwrap_or(1) };
+    let (first, second) = if sums_neighbours { (inputs, outputs) } else { (outputs / vector, inputs) };
+    let most = BLOCK / vector;
+    let [first, second] = [first, second].map(|size| if size < most { last_power(size) } else { most });
+    let height = second.min(most / first.min(WARP));
+    let width = first.min(most / height);
+    let (mut step_input, mut step_output) = if sums_neighbours { (width, 1) } else { (1, width) };
+    let each = inputs.div_ceil(step_input);
+    let splits_block = each >= height * FEWEST || each >= MOST;
+    if splits_block {
+        step_input *= height;
+    } else {
+        step_output *= height;
+    }
+    let each = inputs.div_ceil(step_input);
+    let grid = (outputs / vector).div_ceil(step_output).max(1);
+    let target = multiprocessors.checked_mul(MULTIPROCESSOR / (width * height))?;
+    if !splits_block || each < MOST || grid > target {
+        return Some(0);
+    }
+    let blocks = target.div_ceil(grid).min(each.div_ceil(FEWEST)).max(each.div_ceil(MOST));
+    if blocks < 2 {
+        return Some(0);
+    }
+    let parts = if sums_neighbours { 1 } else { width * vector };
+    outputs.checked_mul(4)?.checked_mul(blocks)?.checked_mul(parts)
+}
+
+impl Eager {
+    /// The buffer of the sums over all dimensions that a result of this shape does not have. It lives while the kernel is started.
+    pub(crate) fn sum_buffer(&self, input: &Tensor, result: &Shape) -> Result<(), Error> {
+        let (Some(all), Some(outputs @ 1..)) = (input.shape.elements(), result.elements()) else { return Ok(()) };
+        // The dimension whose elements lie next to each other is one of those that are summed.
+        let fastest = (0..input.shape.rank()).filter(|at| input.shape[*at] > 1).min_by_key(|at| input.strides[*at]);
+        let offset = input.shape.rank().saturating_sub(result.rank());
+        let sums_neighbours = fastest.is_some_and(|at| at < offset || result[at - offset] == 1);
+        let bytes = buffer(outputs, all / outputs, sums_neighbours, self.multiprocessors()).unwrap_or(0);
+        self.output(&Shape::from([bytes]), Dtype::U8).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::buffer;
+
+    /// The figures are those of torch's allocation history of ViT-B on an H200: the gradients of the biases with a batch of 32.
+    #[test]
+    fn buffers_are_those_of_pytorch() {
+        let mib = |mib: f64| Some((mib * 1_048_576.0) as u64);
+        assert_eq!(buffer(768, 32 * 197, false, 132), mib(37.125));
+        assert_eq!(buffer(3072, 32 * 197, false, 132), mib(132.0));
+        assert_eq!(buffer(768, 197, false, 132), Some(0), "a block is enough");
+        assert_eq!(buffer(32 * 197, 768, true, 132), Some(0), "there are enough sums for all multiprocessors");
+    }
+}
