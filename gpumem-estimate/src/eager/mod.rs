@@ -28,7 +28,7 @@ pub(crate) use self::{
     optimizer::OptimizerState,
     parameters::ParameterId,
     tensor::{Edge, Tensor},
-    workspace::Libraries,
+    workspace::{Convolution, Libraries},
 };
 use gpumem_core::model::CallsiteId;
 

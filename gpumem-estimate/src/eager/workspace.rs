@@ -3,7 +3,12 @@
 use std::cell::{Cell, RefCell};
 
 use super::{Eager, Tensor};
-use crate::{class::Class, dtype::Dtype, error::Error, shape::Shape};
+use crate::{
+    class::Class,
+    dtype::Dtype,
+    error::{Error, Kind},
+    shape::Shape,
+};
 
 /// What the libraries take.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,8 +42,46 @@ impl Workspaces {
     }
 }
 
-/// A tensor of a convolution: (images, channels, height, width), or a weight (outputs, inputs, height, width).
-pub(crate) type Sizes<'a> = &'a Shape;
+/// The sizes of a convolution.
+#[derive(Clone, Debug)]
+pub(crate) struct Convolution {
+    /// The image, (n, c, …), and the result.
+    pub(crate) images: [Shape; 2],
+    pub(crate) weight: Shape,
+    pub(crate) groups: u64,
+    pub(crate) dtype: Dtype,
+    /// The channels of the image lie next to each other, and so do those of the result.
+    pub(crate) channels_last: bool,
+    /// It is a product of two matrices for each image: the window has one pixel and a step of one.
+    pub(crate) is_product: bool,
+}
+
+impl Convolution {
+    /// The most that an algorithm takes. Those for tensor cores read images whose channels lie next to each other in groups of 16
+    /// bytes; cuDNN copies all tensors that do not. A sum may be split among multiprocessors: each has a tile of partial sums. The
+    /// gradient of the weight of a product may be computed for each image and added up afterwards.
+    fn most(&self, multiprocessors: u64, is_for_weight: bool) -> Option<u64> {
+        let group = 16_u64.checked_div(self.dtype.bytes(1)?)?.max(1);
+        let mut copies = multiprocessors.checked_mul(TILE)?;
+        let images = self.images.iter().map(|shape| (shape, self.groups));
+        for (shape, groups) in images.chain([(&self.weight, 1)]) {
+            let channels = shape.sizes().get(1).copied().unwrap_or(1).checked_div(groups)?;
+            if self.channels_last && channels % group == 0 {
+                continue;
+            }
+            let mut sizes = shape.sizes().to_vec();
+            if let Some(size) = sizes.get_mut(1) {
+                *size = channels.checked_next_multiple_of(group)?.checked_mul(groups)?;
+            }
+            copies = copies.checked_add(self.dtype.bytes(Shape::from(sizes).elements()?)?)?;
+        }
+        if !(self.is_product && is_for_weight) {
+            return Some(copies);
+        }
+        let products = self.weight.elements()?.checked_mul(self.images[0].sizes().first().copied()?)?;
+        Some(copies.max(products.checked_mul(4)?))
+    }
+}
 
 impl Eager {
     /// The workspace of cuBLAS: each thread that multiplies matrices has one and keeps it.
@@ -61,24 +104,11 @@ impl Eager {
         Ok(())
     }
 
-    /// cuDNN convolves, forward or backward, with an image, a weight and a result. What it takes depends on the algorithm that its
-    /// heuristics choose. An algorithm that reads the tensors as they are takes nothing. The others take copies of all three tensors
-    /// with the channels last and in groups of 16 bytes, and a partial sum for each multiprocessor.
-    pub(crate) fn use_cudnn(&self, tensors: [Sizes<'_>; 3], dtype: Dtype, channels_last: bool) -> Result<(), Error> {
-        let bits = dtype.bytes(1).unwrap_or(4).max(1);
-        let group = (16 / bits).max(1);
-        let mut bytes = self.workspaces.libraries.multiprocessors.saturating_mul(TILE);
-        for shape in tensors {
-            let mut sizes = shape.sizes().to_vec();
-            let channels = sizes.get_mut(1);
-            let Some(channels) = channels else { continue };
-            let is_even = *channels % group == 0;
-            *channels = channels.next_multiple_of(group);
-            let copy = Shape::from(sizes).elements().and_then(|elements| dtype.bytes(elements)).unwrap_or(u64::MAX);
-            if !channels_last || !is_even {
-                bytes = bytes.saturating_add(copy);
-            }
-        }
+    /// cuDNN convolves, forward or backward. What it takes depends on the algorithm that its heuristics choose: from nothing, if the
+    /// algorithm reads the tensors as they are, to [`Convolution::most`].
+    pub(crate) fn use_cudnn(&self, convolution: &Convolution, is_for_weight: bool) -> Result<(), Error> {
+        let bytes =
+            convolution.most(self.multiprocessors(), is_for_weight).ok_or_else(|| self.error(Kind::TooLarge))?;
         let largest = &self.workspaces.largest;
         largest.set(largest.get().max(bytes));
         if self.workspaces.libraries.convolutions_take_most {
@@ -94,5 +124,36 @@ impl Eager {
     /// The most that a convolution may have taken as its workspace; 0 if there was none.
     pub(crate) fn largest_convolution_workspace(&self) -> u64 {
         self.workspaces.largest.get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Convolution;
+    use crate::{dtype::Dtype, shape::Shape};
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn copies_have_channels_in_groups_of_16_bytes() {
+        let images = [Shape::from([8, 3, 224, 224]), Shape::from([8, 64, 112, 112])];
+        let weight = Shape::from([64, 3, 7, 7]);
+        let first =
+            Convolution { images, weight, groups: 1, dtype: Dtype::F32, channels_last: false, is_product: false };
+        // 4 channels instead of 3, and 132 tiles of 128 KiB.
+        let expected = 8 * (4 * 224 * 224 + 64 * 112 * 112) * 4 + 64 * 4 * 49 * 4 + 132 * 128 * 1024;
+        assert_eq!(first.most(132, false), Some(expected));
+        let half = Convolution { dtype: Dtype::Bf16, ..first.clone() };
+        assert_eq!(half.most(0, false), Some(8 * (8 * 224 * 224 + 64 * 112 * 112) * 2 + 64 * 8 * 49 * 2));
+        // Each channel of its own group is padded by itself.
+        let images = [Shape::from([1, 96, 56, 56]), Shape::from([1, 96, 56, 56])];
+        let weight = Shape::from([96, 1, 7, 7]);
+        let depthwise = Convolution { images, weight, groups: 96, channels_last: true, ..first.clone() };
+        assert_eq!(depthwise.most(0, false), Some(2 * 4 * 96 * 56 * 56 * 4 + 96 * 4 * 49 * 4));
+        let images = [Shape::from([32, 320, 7, 7]), Shape::from([32, 1280, 7, 7])];
+        let weight = Shape::from([1280, 320, 1, 1]);
+        let product = Convolution { images, weight, dtype: Dtype::Bf16, is_product: true, ..first };
+        assert_eq!(product.most(132, true), Some(50 * MIB), "a product for each of 32 images");
+        assert!(product.most(132, false) < Some(25 * MIB));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::linear::Like;
 use crate::{
-    eager::{Eager, Tensor, channels_last_strides, keep_order},
+    eager::{Convolution, Eager, Tensor, channels_last_strides, keep_order},
     error::{Error, Kind},
     shape::Shape,
 };
@@ -91,19 +91,25 @@ impl Eager {
         let is_depthwise = arguments.groups > 1 && arguments.groups == inputs && !is_transposed;
         let uses_cudnn = channels_last || !is_depthwise;
         let mut output = self.output(&sizes.into(), input.dtype)?;
-        let (weight_sizes, dtype) = (weight.shape.clone(), input.dtype);
         if channels_last {
             output.strides = channels_last_strides(&output.shape);
         }
+        let convolution = Convolution {
+            images: [input.shape.clone(), output.shape.clone()],
+            weight: weight.shape.clone(),
+            groups: arguments.groups,
+            dtype: input.dtype,
+            channels_last,
+            is_product: weight.shape.sizes()[2..].iter().chain(&arguments.stride).all(|size| *size == 1),
+        };
         {
             let _copies = [self.in_order(&input, channels_last)?, self.in_order(&weight, channels_last)?];
             if uses_cudnn {
-                self.use_cudnn([&input.shape, &weight_sizes, &output.shape], dtype, channels_last)?;
+                self.use_cudnn(&convolution, false)?;
             }
         }
         let Some([input_saved, weight_saved]) = saved else { return Ok(output) };
         let likes: Vec<_> = all.iter().map(|input| input.edge.map(|_| Like::of(input))).collect();
-        let output_sizes = output.shape.clone();
         let [output] = self.record(&all, [output], move |eager, grads| {
             let Some(grad) = &grads[0] else { return Ok(vec![None; likes.len()]) };
             let [input, weight] = [input_saved.unpack(eager)?, weight_saved.unpack(eager)?];
@@ -122,7 +128,7 @@ impl Eager {
                     }
                     let _copy = eager.in_order(if at == 0 { &weight } else { &input }, channels_last)?;
                     if uses_cudnn {
-                        eager.use_cudnn([&input.shape, &weight_sizes, &output_sizes], dtype, channels_last)?;
+                        eager.use_cudnn(&convolution, at == 1)?;
                     }
                 }
                 results.push(result);
