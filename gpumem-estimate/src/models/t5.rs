@@ -40,8 +40,8 @@ impl T5 {
         let head = Linear { inputs: size, outputs: rows, no_bias: true, tied_to: Some(TOKENS.to_owned()) };
         let layers = vec![
             Layer::EncoderDecoder { encoder: vec![encoder], decoder: vec![decoder] }.named("transformer"),
-            Layer::Scale.named("scale"),
-            Layer::Linear(head).named("lm_head"),
+            Layer::Sequential { layers: vec![Layer::Scale.named("scale"), Layer::Linear(head).named("lm_head")] }
+                .named(""),
         ];
         Model { name: name.to_owned(), input: Input::Pair { source, target }, layers, loss: Loss::Token }
     }

@@ -23,7 +23,7 @@ use crate::{
     eager::{Eager, Libraries, Optimizer, OptimizerState, Tensor},
     error::{Error, Kind},
     estimate::{ConvolutionWorkspace, Estimate, PhasePeak},
-    layer::{Built, Segments, build, run_model},
+    layer::{Built, Segments, build, run_all, run_model},
     memory::Memory,
     model::{Loss, Model},
     shape::Shape,
@@ -119,7 +119,7 @@ impl Step {
         let memory = Rc::new(self.memory());
         let high = Bytes::new(high);
         match self.run_in(&memory, true, model) {
-            Ok((estimate, _)) => Ok(ConvolutionWorkspace { high, peak: estimate.peak, reserved: estimate.reserved }),
+            Ok((with, _)) => Ok(ConvolutionWorkspace { high, peak: with.peak, reserved: with.reserved }),
             Err(error) => match self.limit.filter(|_| error.is_out_of_memory()) {
                 Some(limit) => Ok(ConvolutionWorkspace { high, peak: limit, reserved: limit }),
                 None => Err(error),
@@ -130,7 +130,10 @@ impl Step {
     fn estimate_in(&self, memory: &Rc<Memory>, model: &Model) -> Result<Estimate, Error> {
         let (mut estimate, largest_workspace) = self.run_in(memory, false, model)?;
         if largest_workspace > 0 {
-            estimate.convolutions = Some(self.with_workspaces(largest_workspace, model)?);
+            let with = self.with_workspaces(largest_workspace, model)?;
+            // Blocks may lie better with workspaces than without.
+            let (peak, reserved) = (with.peak.max(estimate.peak), with.reserved.max(estimate.reserved));
+            estimate.convolutions = Some(ConvolutionWorkspace { peak, reserved, ..with });
         }
         Ok(estimate)
     }
@@ -284,10 +287,19 @@ impl Step {
             eager.memory.open("forward");
             let result = eager.with_grad(self.optimizer.is_some(), || {
                 eager.with_autocast(self.autocast, || {
-                    let output = run_model(layers, eager, input)?;
+                    // In transformers, what the head reads has a name until the loss is there.
+                    let has_head = model.loss != Loss::CrossEntropy;
+                    let (hidden, output) = match layers.split_last().filter(|_| has_head) {
+                        Some((head, body)) => {
+                            let hidden = run_all(body, eager, input)?;
+                            let output = run_model(std::slice::from_ref(head), eager, &hidden)?;
+                            (Some(hidden), output)
+                        }
+                        None => (None, run_model(layers, eager, input)?),
+                    };
                     let Some(labels) = labels else { return Ok(output) };
                     let loss = loss(eager, model.loss, &output, labels)?;
-                    drop(output);
+                    drop((hidden, output));
                     // The mean over all passes.
                     if self.micro_batches > 1 { eager.multiply_by_number(&loss) } else { Ok(loss) }
                 })

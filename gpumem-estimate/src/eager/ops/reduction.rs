@@ -23,7 +23,8 @@ fn last_power(number: u64) -> u64 {
 /// The bytes of the buffer for `outputs` sums in `f32` of `inputs` elements each: `setReduceConfig` and `global_memory_size` of
 /// `Reduce.cuh`. The elements of a sum lie next to each other, or those of different sums do.
 fn buffer(outputs: u64, inputs: u64, sums_neighbours: bool, multiprocessors: u64) -> Option<u64> {
-    let vector = if sums_neighbours { 1 } else { [4, 2].into_iter().find(|size| outputs % size == 0).unwrap_or(1) };
+    let vector =
+        if sums_neighbours { 1 } else { [4, 2].into_iter().find(|size| outputs.is_multiple_of(*size)).unwrap_or(1) };
     let (first, second) = if sums_neighbours { (inputs, outputs) } else { (outputs / vector, inputs) };
     let most = BLOCK / vector;
     let [first, second] = [first, second].map(|size| if size < most { last_power(size) } else { most });
@@ -71,9 +72,9 @@ mod tests {
     /// The figures are those of torch's allocation history of ViT-B on an H200: the gradients of the biases with a batch of 32.
     #[test]
     fn buffers_are_those_of_pytorch() {
-        let mib = |mib: f64| Some((mib * 1_048_576.0) as u64);
-        assert_eq!(buffer(768, 32 * 197, false, 132), mib(37.125));
-        assert_eq!(buffer(3072, 32 * 197, false, 132), mib(132.0));
+        const KIB: u64 = 1024;
+        assert_eq!(buffer(768, 32 * 197, false, 132), Some(38_016 * KIB));
+        assert_eq!(buffer(3072, 32 * 197, false, 132), Some(135_168 * KIB));
         assert_eq!(buffer(768, 197, false, 132), Some(0), "a block is enough");
         assert_eq!(buffer(32 * 197, 768, true, 132), Some(0), "there are enough sums for all multiprocessors");
     }
