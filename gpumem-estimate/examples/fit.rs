@@ -1,4 +1,4 @@
-//! Prints the largest batches of a training step with AdamW that fit, and ones that are 10 % larger, as `measure/fit.py` reads them:
+//! Prints the largest batches of a training step with `AdamW` that fit, and ones that are 10 % larger, as `measure/fit.py` reads them:
 //!
 //! ```sh
 //! python3 fit.py --remain 16 $(cargo run --release -p gpumem-estimate --example fit -- 16GiB gpt2 vit-b)

@@ -264,6 +264,12 @@ impl Memory {
         names.collect::<Vec<_>>().join(".")
     }
 
+    /// The path of layers that were open once.
+    pub(crate) fn path_of(&self, layers: &[CallsiteId]) -> String {
+        let state = self.0.borrow();
+        layers.iter().map(|layer| &*state.names[layer.0 as usize]).collect::<Vec<_>>().join(".")
+    }
+
     #[cfg(test)]
     pub(crate) fn in_use(&self) -> u64 {
         self.0.borrow().in_use

@@ -10,6 +10,7 @@ use crate::{
     dtype::Dtype,
     eager::{Eager, LayerOutput, Libraries},
     error::{Error, Kind},
+    files::Tensors,
     layer::{build, run_all},
     memory::Memory,
     model::Model,
@@ -50,6 +51,25 @@ impl ModelSize {
 }
 
 impl Model {
+    /// The parameters of the model, each with the path of its layer as its name: two parameters of one layer have the same name.
+    /// Tied weights count once.
+    ///
+    /// ```
+    /// use gpumem_estimate::{Dtype, models};
+    ///
+    /// let parameters = models::gpt2(16).parameters(Dtype::F32)?;
+    /// assert_eq!(parameters.sum().elements, 124_439_808);
+    /// assert_eq!(parameters.by_module(2)["transformer.wpe"].elements, 1024 * 768);
+    /// # Ok::<(), gpumem_estimate::Error>(())
+    /// ```
+    pub fn parameters(&self, dtype: Dtype) -> Result<Tensors, Error> {
+        let memory = Rc::new(Memory::new(AllocatorKind::Exact, u64::MAX));
+        let eager = Eager::new(Rc::clone(&memory), Libraries::default());
+        memory.open("model");
+        build(&eager, &self.layers, dtype)?;
+        Ok(Tensors::new(eager.list_parameters()))
+    }
+
     /// Adds up parameters and outputs of layers for a batch. This is a sum; what is live at one time is in an
     /// [`Estimate`](crate::Estimate).
     pub fn size(&self, batch: u64, dtype: Dtype) -> Result<ModelSize, Error> {

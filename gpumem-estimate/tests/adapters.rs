@@ -2,7 +2,6 @@
 
 use gpumem_estimate::{
     AllocatorKind, Class, Dtype, Estimate, Input, Layer, Linear, Lora, Loss, Model, Optimizer, Quantized, Shape, Step,
-    models::Transformer,
 };
 
 fn exact(step: Step) -> Step {
@@ -66,17 +65,8 @@ fn adapters_of_narrow_parameters_are_wide() {
 }
 
 fn llama_2_7b() -> Model {
-    let sizes = Transformer {
-        vocabulary: 32_000,
-        size: 4096,
-        blocks: 32,
-        heads: 32,
-        key_value_heads: 32,
-        hidden: 11_008,
-        positions: 0,
-        dropout: 0.0,
-    };
-    sizes.llama("llama-2-7b", 16, false)
+    // The defaults are its sizes.
+    Model::from_config(r#"{"architectures": ["LlamaForCausalLM"]}"#, 16).unwrap()
 }
 
 /// `print_trainable_parameters` of peft for Llama 2 7B with rank 8 and its default targets: "trainable params: 4,194,304 || all

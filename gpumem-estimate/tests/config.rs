@@ -31,11 +31,17 @@ fn what_is_not_known_is_an_error() {
     assert_eq!(error(r#"{"architectures": ["NewLM"]}"#), "config.json: the architecture `NewLM` is not supported");
     let llama = |field: &str| format!(r#"{{"architectures": ["LlamaForCausalLM"], {field}}}"#);
     assert_eq!(
-        error(&llama(r#""hidden_act": "gelu""#)),
-        "config.json: `hidden_act` is \"gelu\"; only \"silu\" is supported"
+        error(&llama(r#""hidden_act": "gelu_10""#)),
+        "config.json: `hidden_act` is \"gelu_10\", which is not supported"
     );
-    assert!(error(&llama(r#""head_dim": 64"#)).ends_with("`head_dim` is 64; only 128 is supported"));
-    assert!(error(&llama(r#""attention_bias": true"#)).contains("`attention_bias` is true"));
+    assert!(error(&llama(r#""attention_bias": "yes""#)).ends_with("`attention_bias` is \"yes\" and not a boolean"));
+    let gpt2 = |field: &str| format!(r#"{{"architectures": ["GPT2LMHeadModel"], {field}}}"#);
+    assert!(error(&gpt2(r#""add_cross_attention": true"#)).ends_with("is true; only false is supported"));
+    let qwen3 = |field: &str| format!(r#"{{"model_type": "qwen3", {field}}}"#);
+    let layers = r#""num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"]"#;
+    assert!(error(&qwen3(layers)).ends_with("`layer_types` has \"linear_attention\", which is not supported"));
+    let layers = r#""num_hidden_layers": 2, "layer_types": ["full_attention"]"#;
+    assert!(error(&qwen3(layers)).ends_with("`layer_types` has 1 elements for 2 layers"));
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn decoding_that_makes_no_sense_is_an_error() {
     let error = |step: Step, model: &Model| step.estimate(model).unwrap_err().to_string();
     let gpt2 = models::gpt2(128);
     assert_eq!(error(decode(0, KvCache::Dynamic), &gpt2), "decoding 0 tokens makes no sense");
-    let expected = "layer `h.0.attention.attn`: a cache with room for 130 tokens cannot keep 131";
+    let expected = "layer `transformer.h.0.attn`: a cache with room for 130 tokens cannot keep 131";
     assert_eq!(error(decode(4, KvCache::Static(130)), &gpt2), expected);
     assert!(decode(3, KvCache::Static(130)).estimate(&gpt2).is_ok());
     let bert = models::bert_base(128);

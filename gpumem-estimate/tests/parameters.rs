@@ -2,7 +2,7 @@
 
 use gpumem_estimate::{
     Dtype, Model,
-    models::{self, ResNet, Transformer, bert_sizes, gpt2_sizes, vit_sizes},
+    models::{self, ResNet},
 };
 
 fn vgg(name: &str) -> Model {
@@ -16,8 +16,26 @@ fn vgg(name: &str) -> Model {
     models::vgg(name, convolutions, has_norm)
 }
 
-fn llama(vocabulary: u64, size: u64, hidden: u64, blocks: usize, [heads, key_value_heads]: [u64; 2]) -> Transformer {
-    Transformer { vocabulary, size, blocks, heads, key_value_heads, hidden, positions: 0, dropout: 0.0 }
+fn config(kind: &str, fields: &str) -> Model {
+    Model::from_config(&format!(r#"{{"model_type": "{kind}"{fields}}}"#), 16).unwrap()
+}
+
+fn llama(vocabulary: u64, size: u64, hidden: u64, blocks: usize, [heads, key_value_heads]: [u64; 2]) -> Model {
+    let fields = format!(
+        r#", "vocab_size": {vocabulary}, "hidden_size": {size}, "intermediate_size": {hidden}, "num_hidden_layers": {blocks},
+        "num_attention_heads": {heads}, "num_key_value_heads": {key_value_heads}, "tie_word_embeddings": {}"#,
+        size == 3072
+    );
+    config("llama", &fields)
+}
+
+fn vit(size: u64, blocks: usize, heads: u64, patch: u64) -> Model {
+    let fields = format!(
+        r#", "hidden_size": {size}, "num_hidden_layers": {blocks}, "num_attention_heads": {heads}, "patch_size": {patch},
+        "intermediate_size": {}, "num_labels": 1000"#,
+        4 * size
+    );
+    config("vit", &fields)
 }
 
 fn model(name: &str) -> Model {
@@ -42,23 +60,26 @@ fn model(name: &str) -> Model {
         "convnext_base" => models::convnext(name, [3, 3, 27, 3], [128, 256, 512, 1024]),
         "convnext_large" => models::convnext(name, [3, 3, 27, 3], [192, 384, 768, 1536]),
         "vit_b_16" | "vit-b" => models::vit_b_16(),
-        "vit_b_32" => vit_sizes(768, 12, 12).vit(name, 32),
-        "vit_l_16" | "vit-l" => vit_sizes(1024, 24, 16).vit(name, 16),
-        "vit_l_32" => vit_sizes(1024, 24, 16).vit(name, 32),
+        "vit_b_32" => vit(768, 12, 12, 32),
+        "vit_l_16" | "vit-l" => vit(1024, 24, 16, 16),
+        "vit_l_32" => vit(1024, 24, 16, 32),
         "t5-small" => models::t5_small([16, 16]),
         "gpt2" => models::gpt2(16),
         "gpt2-medium" => models::gpt2_medium(16),
-        "gpt2-large" => gpt2_sizes(1280, 36, 20).gpt2(name, 16),
-        "gpt2-xl" => gpt2_sizes(1600, 48, 25).gpt2(name, 16),
+        "gpt2-large" => config("gpt2", r#", "n_embd": 1280, "n_layer": 36, "n_head": 20"#),
+        "gpt2-xl" => config("gpt2", r#", "n_embd": 1600, "n_layer": 48, "n_head": 25"#),
         "bert-base" => models::bert_base(16),
-        "bert-large" => bert_sizes(1024, 24, 16).bert(name, 16),
+        "bert-large" => {
+            let sizes = r#", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16"#;
+            config("bert", &format!(r#"{sizes}, "intermediate_size": 4096"#))
+        }
         "llama-1b" => models::llama_1b(16),
-        "llama-3b" => llama(128_256, 3072, 8192, 28, [24, 8]).llama(name, 16, true),
-        "llama-2-7b" => llama(32_000, 4096, 11_008, 32, [32, 32]).llama(name, 16, false),
-        "llama-2-13b" => llama(32_000, 5120, 13_824, 40, [40, 40]).llama(name, 16, false),
-        "llama-2-70b" => llama(32_000, 8192, 28_672, 80, [64, 8]).llama(name, 16, false),
-        "llama-3-8b" => llama(128_256, 4096, 14_336, 32, [32, 8]).llama(name, 16, false),
-        "llama-3-70b" => llama(128_256, 8192, 28_672, 80, [64, 8]).llama(name, 16, false),
+        "llama-3b" => llama(128_256, 3072, 8192, 28, [24, 8]),
+        "llama-2-7b" => llama(32_000, 4096, 11_008, 32, [32, 32]),
+        "llama-2-13b" => llama(32_000, 5120, 13_824, 40, [40, 40]),
+        "llama-2-70b" => llama(32_000, 8192, 28_672, 80, [64, 8]),
+        "llama-3-8b" => llama(128_256, 4096, 14_336, 32, [32, 8]),
+        "llama-3-70b" => llama(128_256, 8192, 28_672, 80, [64, 8]),
         name if name.starts_with("vgg") => vgg(name),
         name => panic!("there is no builder for {name}"),
     }

@@ -12,7 +12,6 @@ mod items;
 mod output;
 mod reader;
 mod record;
-mod recover;
 mod requests;
 mod ring;
 mod state;
@@ -31,7 +30,6 @@ pub use self::{
     output::ReplayedReport,
     reader::{Reader, Skipped, Step},
     record::{End, VERSION},
-    recover::{Recovered, recover, ring_path},
-    ring::{Line, RingMemory, RingOwner, RingReader, RingWriter, lines_for, on_the_heap, ring},
+    ring::{RingReader, RingWriter, ring},
     writer::{Writer, Written},
 };

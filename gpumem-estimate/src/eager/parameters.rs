@@ -2,10 +2,10 @@
 
 use std::{cell::RefCell, collections::HashMap, rc::Rc};
 
-use gpumem_core::model::CallsiteId;
+use gpumem_core::model::{Bytes, CallsiteId};
 
 use super::{Eager, Edge, Grads, Tensor};
-use crate::{class::Class, dtype::Dtype, error::Error, shape::Shape};
+use crate::{class::Class, dtype::Dtype, error::Error, files::TensorInfo, shape::Shape};
 
 /// The number of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -95,6 +95,19 @@ impl Eager {
             tensor.edge = Some(edge);
         }
         tensor
+    }
+
+    /// All parameters, without buffers, with the paths of their layers.
+    pub(crate) fn list_parameters(&self) -> Vec<TensorInfo> {
+        let all = self.parameters.all.borrow();
+        let parameters = all.iter().filter(|parameter| !parameter.is_buffer);
+        let described = parameters.map(|Parameter { tensor, layers, .. }| TensorInfo {
+            name: self.memory.path_of(layers),
+            dtype: tensor.dtype,
+            shape: tensor.shape.clone(),
+            bytes: Bytes::new(tensor.shape.elements().and_then(|elements| tensor.dtype.bytes(elements)).unwrap_or(0)),
+        });
+        described.collect()
     }
 
     /// The sums of the elements and the bytes of all parameters, without buffers.

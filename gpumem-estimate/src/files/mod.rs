@@ -16,13 +16,13 @@ use crate::{
     shape::Shape,
 };
 
-/// The tensors of a model, as a file describes them.
+/// The tensors of a model, as a file or a [`Model`](crate::Model) describes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tensors {
     all: Vec<TensorInfo>,
 }
 
-/// A tensor in a file.
+/// A tensor of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TensorInfo {
@@ -32,7 +32,7 @@ pub struct TensorInfo {
     pub dtype: Dtype,
     /// Its shape.
     pub shape: Shape,
-    /// Its bytes in the file.
+    /// Its bytes.
     pub bytes: Bytes,
 }
 
@@ -47,6 +47,11 @@ pub struct TensorSum {
 }
 
 impl Tensors {
+    pub(crate) fn new(mut all: Vec<TensorInfo>) -> Self {
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Self { all }
+    }
+
     /// Reads the header of a `.safetensors` file, or of all files that a `.safetensors.index.json` names. Nothing else of these
     /// files is read.
     pub fn from_safetensors(path: impl AsRef<Path>) -> Result<Self, Error> {

@@ -108,7 +108,10 @@ impl Building<'_> {
                 let patches = side.checked_mul(side).and_then(|patches| patches.checked_add(1));
                 let patches = patches.ok_or_else(|| self.eager.error(Kind::TooLarge))?;
                 parameters = vec![self.add([1, 1, *size])?, self.add([1, patches, *size])?];
-                children = vec![self.one(&Layer::conv2d(*channels, *size, *patch, *patch, 0).named("projection"))?];
+                children =
+                    vec![self.one(
+                        &Layer::conv2d(*channels, *size, *patch, *patch, 0).named("patch_embeddings.projection"),
+                    )?];
             }
             Layer::BatchNorm { channels } => {
                 parameters = vec![self.add([*channels])?, self.add([*channels])?];

@@ -190,7 +190,7 @@ impl Built {
     }
 
     fn patches(&self, eager: &Eager, input: &Tensor, size: u64) -> Result<Tensor, Error> {
-        let patches = self.child("projection").forward(eager, input)?;
+        let patches = self.child("patch_embeddings.projection").forward(eager, input)?;
         let count = patches.shape[2].checked_mul(patches.shape[3]).ok_or_else(|| eager.error(Kind::TooLarge))?;
         let batch = input.shape[0];
         let tokens = eager.transpose(&eager.reshape(&patches, &Shape::from([batch, size, count]))?, 1, 2);

@@ -9,5 +9,5 @@ pub use self::{
         ResNet, VGG11, VGG13, VGG16, VGG19, alexnet, convnext, mobilenet_v2, resnet, resnet50, vgg, vgg19,
     },
     t5::{T5, t5_small},
-    transformers::{Transformer, bert_base, bert_sizes, gpt2, gpt2_medium, gpt2_sizes, llama_1b, vit_b_16, vit_sizes},
+    transformers::{bert_base, gpt2, gpt2_medium, llama_1b, vit_b_16},
 };

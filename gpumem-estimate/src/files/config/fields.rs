@@ -1,0 +1,131 @@
+//! The fields of a configuration.
+
+use serde_json::Value;
+
+use crate::{
+    error::{Error, Kind},
+    layer::Function,
+};
+
+/// More layers than any model has. A file cannot make this program allocate more.
+const MOST_LAYERS: u64 = 100_000;
+
+/// The fields of a configuration, or of an object inside it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fields<'a>(&'a Value);
+
+pub(super) fn wrong(what: impl std::fmt::Display) -> Error {
+    Kind::Syntax(format!("config.json: {what}")).into()
+}
+
+/// A product of sizes.
+pub(super) fn product(sizes: &[u64]) -> Result<u64, Error> {
+    let product = sizes.iter().try_fold(1_u64, |product, size| product.checked_mul(*size));
+    product.ok_or_else(|| wrong("the sizes are too large"))
+}
+
+impl<'a> Fields<'a> {
+    pub(super) fn new(fields: &'a Value) -> Self {
+        Self(fields)
+    }
+
+    /// `None`: the field is not there. A field that is there may be `null`.
+    pub(super) fn get(self, key: &str) -> Option<&'a Value> {
+        self.0.get(key)
+    }
+
+    fn known(self, key: &str) -> Option<&'a Value> {
+        self.get(key).filter(|value| !value.is_null())
+    }
+
+    pub(super) fn number(self, key: &str, default: u64) -> Result<u64, Error> {
+        Ok(self.optional(key)?.unwrap_or(default))
+    }
+
+    /// `None`: it is not there or `null`.
+    pub(super) fn optional(self, key: &str) -> Result<Option<u64>, Error> {
+        let number =
+            |value: &Value| value.as_u64().ok_or_else(|| wrong(format!("`{key}` is {value} and not a whole number")));
+        self.known(key).map(number).transpose()
+    }
+
+    /// A number that is 0 where the field is `null`, and this where it is not there.
+    pub(super) fn number_or_null(self, key: &str, absent: u64) -> Result<u64, Error> {
+        if self.get(key).is_none() { Ok(absent) } else { self.number(key, 0) }
+    }
+
+    /// A number that something is divided by.
+    pub(super) fn divisor(self, key: &str, default: u64) -> Result<u64, Error> {
+        let number = self.number(key, default)?;
+        if number == 0 { Err(wrong(format!("`{key}` is 0"))) } else { Ok(number) }
+    }
+
+    pub(super) fn layers(self, key: &str, default: u64) -> Result<usize, Error> {
+        let layers = self.number(key, default)?;
+        let layers =
+            Some(layers).filter(|layers| *layers <= MOST_LAYERS).and_then(|layers| usize::try_from(layers).ok());
+        layers.ok_or_else(|| wrong(format!("`{key}` is more than {MOST_LAYERS}")))
+    }
+
+    pub(super) fn fraction(self, key: &str, default: f64) -> Result<f64, Error> {
+        let number =
+            |value: &Value| value.as_f64().ok_or_else(|| wrong(format!("`{key}` is {value} and not a number")));
+        self.known(key).map_or(Ok(default), number)
+    }
+
+    pub(super) fn flag(self, key: &str, default: bool) -> Result<bool, Error> {
+        let flag =
+            |value: &Value| value.as_bool().ok_or_else(|| wrong(format!("`{key}` is {value} and not a boolean")));
+        self.known(key).map_or(Ok(default), flag)
+    }
+
+    pub(super) fn text(self, key: &str, default: &'a str) -> Result<&'a str, Error> {
+        let text = |value: &'a Value| value.as_str().ok_or_else(|| wrong(format!("`{key}` is {value} and not a text")));
+        self.known(key).map_or(Ok(default), text)
+    }
+
+    pub(super) fn list(self, key: &str) -> Result<Option<&'a [Value]>, Error> {
+        let list = |value: &'a Value| {
+            let list = value.as_array().map(Vec::as_slice);
+            list.ok_or_else(|| wrong(format!("`{key}` is {value} and not a list")))
+        };
+        self.known(key).map(list).transpose()
+    }
+
+    /// A list of whole numbers; empty if it is not there.
+    pub(super) fn numbers(self, key: &str) -> Result<Option<Vec<u64>>, Error> {
+        let number = |value: &Value| {
+            value.as_u64().ok_or_else(|| wrong(format!("`{key}` has {value}, which is not a whole number")))
+        };
+        self.list(key)?.map(|list| list.iter().map(number).collect()).transpose()
+    }
+
+    /// The fields of an object inside; without fields if it is not there.
+    pub(super) fn inner(self, key: &str) -> Fields<'a> {
+        Fields(&self.0[key])
+    }
+
+    /// A setting whose value changes the layers, and must be the one that the builders know.
+    pub(super) fn is(self, key: &str, known: impl Into<Value>) -> Result<(), Error> {
+        let known = known.into();
+        match self.known(key) {
+            Some(value) if *value != known && value.as_f64() != known.as_f64().or(Some(f64::NAN)) => {
+                Err(wrong(format!("`{key}` is {value}; only {known} is supported")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The operation of a name of transformers' `ACT2FN`.
+    pub(super) fn function(self, key: &str, default: &'a str) -> Result<Function, Error> {
+        Ok(match self.text(key, default)? {
+            "silu" | "swish" => Function::Silu,
+            "gelu" | "gelu_pytorch_tanh" | "gelu-approximate" => Function::Gelu,
+            "gelu_new" => Function::GeluWrittenOut,
+            "quick_gelu" => Function::QuickGelu,
+            "relu" => Function::Relu,
+            "tanh" => Function::Tanh,
+            other => return Err(wrong(format!("`{key}` is \"{other}\", which is not supported"))),
+        })
+    }
+}

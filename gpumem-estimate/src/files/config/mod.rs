@@ -1,0 +1,67 @@
+//! Hugging Face's `config.json`. Each architecture is built as the Python code of transformers and diffusers builds it, with the names of
+//! their modules. A setting that changes the layers and that is not known is an error.
+
+mod decoders;
+mod encoders;
+mod fields;
+mod parts;
+
+use serde_json::Value;
+
+use self::fields::{Fields, wrong};
+use crate::{error::Error, model::Model};
+
+/// The architectures that are known, with the functions that build them.
+type Build = fn(Fields<'_>, u64) -> Result<Model, Error>;
+
+const ARCHITECTURES: &[(&str, &str, Build)] = &[
+    ("LlamaForCausalLM", "llama", decoders::llama),
+    ("MistralForCausalLM", "mistral", decoders::mistral),
+    ("MixtralForCausalLM", "mixtral", decoders::mixtral),
+    ("Qwen2ForCausalLM", "qwen2", decoders::qwen2),
+    ("Qwen2MoeForCausalLM", "qwen2_moe", decoders::qwen2_moe),
+    ("Qwen3ForCausalLM", "qwen3", decoders::qwen3),
+    ("Qwen3MoeForCausalLM", "qwen3_moe", decoders::qwen3_moe),
+    ("GemmaForCausalLM", "gemma", decoders::gemma),
+    ("Gemma2ForCausalLM", "gemma2", decoders::gemma2),
+    ("Gemma3ForCausalLM", "gemma3_text", decoders::gemma3),
+    ("Gemma3ForConditionalGeneration", "gemma3", decoders::gemma3_with_images),
+    ("PhiForCausalLM", "phi", decoders::phi),
+    ("Phi3ForCausalLM", "phi3", decoders::phi3),
+    ("GPTNeoXForCausalLM", "gpt_neox", decoders::gpt_neox),
+    ("Llama4ForCausalLM", "llama4_text", decoders::llama4),
+    ("Llama4ForConditionalGeneration", "llama4", decoders::llama4_with_images),
+    ("GPT2LMHeadModel", "gpt2", decoders::gpt2),
+    ("BertForMaskedLM", "bert", encoders::bert),
+    ("ViTForImageClassification", "vit", encoders::vit),
+];
+
+impl Model {
+    /// The model of a Hugging Face `config.json`, with sequences of this length. A configuration of another architecture, or with a
+    /// setting that is not known, is an error.
+    ///
+    /// Where a model reads images as well as text, the part for images has its parameters and does not run.
+    pub fn from_config(text: &str, length: u64) -> Result<Self, Error> {
+        let fields: Value = serde_json::from_str(text).map_err(|error| wrong(format!("this is no JSON: {error}")))?;
+        Self::from_fields(&fields, length)
+    }
+
+    pub(crate) fn from_fields(fields: &Value, length: u64) -> Result<Self, Error> {
+        let name = |value: &Value| value.as_str().map(str::to_owned);
+        let class = name(&fields["architectures"][0]).or_else(|| name(&fields["_class_name"]));
+        let kind = name(&fields["model_type"]);
+        let found = match (&class, &kind) {
+            (Some(class), _) => ARCHITECTURES.iter().find(|(known, ..)| known == class),
+            (None, Some(kind)) => ARCHITECTURES.iter().find(|(_, known, _)| known == kind),
+            (None, None) => return Err(wrong("it names no architecture")),
+        };
+        let name = class.or(kind).unwrap_or_default();
+        let (_, _, build) = found.ok_or_else(|| wrong(format!("the architecture `{name}` is not supported")))?;
+        build(Fields::new(fields), length)
+    }
+
+    /// The names of the architectures that [`from_config`](Self::from_config) knows.
+    pub fn known_architectures() -> impl Iterator<Item = &'static str> {
+        ARCHITECTURES.iter().map(|(name, ..)| *name)
+    }
+}

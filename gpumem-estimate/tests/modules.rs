@@ -1,0 +1,55 @@
+//! Models from configurations have the modules that transformers and diffusers make of them. `measure/modules.py` wrote
+//! `modules.jsonl`: the versions, then a configuration in each line, and the parameters of each module of the model that the library made.
+
+use std::collections::BTreeMap;
+
+use gpumem_estimate::{Dtype, Model, Optimizer, Step};
+use serde_json::Value;
+
+fn lines() -> impl Iterator<Item = Value> {
+    include_str!("modules.jsonl").lines().skip(1).map(|line| serde_json::from_str(line).expect("a line of JSON"))
+}
+
+#[test]
+fn models_have_the_modules_of_the_libraries() {
+    let mut count = 0;
+    for line in lines() {
+        let name = line["name"].as_str().unwrap();
+        let model =
+            Model::from_config(&line["config"].to_string(), 16).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let parameters = model.parameters(Dtype::Bf16).unwrap_or_else(|error| panic!("{name}: {error}"));
+        if let Some(modules) = line["modules"].as_object() {
+            let expected: BTreeMap<_, _> =
+                modules.iter().map(|(name, size)| (name.clone(), size.as_u64().unwrap())).collect();
+            let found: BTreeMap<_, _> =
+                parameters.by_module(usize::MAX).into_iter().map(|(name, sum)| (name, sum.elements)).collect();
+            for (module, size) in &expected {
+                assert_eq!(found.get(module), Some(size), "{name}: {module}");
+            }
+            for (module, size) in &found {
+                assert_eq!(expected.get(module), Some(size), "{name}: {module}");
+            }
+        }
+        assert_eq!(Some(parameters.sum().elements), line["parameters"].as_u64(), "{name}");
+        count += 1;
+    }
+    assert!(count >= 40, "{count} models");
+}
+
+/// Each model runs, and a training step makes a gradient for each parameter that is used.
+#[test]
+fn models_run() {
+    for line in lines().filter(|line| line["modules"].is_object()) {
+        let name = line["name"].as_str().unwrap();
+        let model = Model::from_config(&line["config"].to_string(), 16).unwrap();
+        let failed = |error| panic!("{name}: {error}");
+        let inference = Step::inference(2).estimate(&model).unwrap_or_else(failed);
+        let training = Step::training(2, Optimizer::Sgd).estimate(&model).unwrap_or_else(failed);
+        assert!(training.peak > inference.peak, "{name}");
+        let bf16 =
+            Step { autocast: Some(Dtype::Bf16), checkpointing: true.into(), ..Step::training(2, Optimizer::Adam) };
+        bf16.estimate(&model).unwrap_or_else(failed);
+        let pure = Step { parameters: Dtype::Bf16, ..Step::training(2, Optimizer::Adam) };
+        pure.estimate(&model).unwrap_or_else(failed);
+    }
+}
