@@ -1,7 +1,10 @@
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// What memory is used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Class {
     /// Parameters and buffers of the model.
@@ -37,6 +40,11 @@ impl Class {
         Self::Context,
         Self::Rounding,
     ];
+
+    /// The class with this name in reports.
+    pub fn with_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|class| class.name() == name)
+    }
 
     /// The name in reports.
     pub const fn name(self) -> &'static str {

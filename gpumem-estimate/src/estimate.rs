@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use gpumem_core::model::Bytes;
+use serde::Serialize;
 
 use crate::{class::Class, memory::AtPeak};
 
-/// The predicted memory of a step.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The predicted memory of a step. `Display` is a report of at most 80 columns. Serialized amounts are in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Estimate {
     /// How many elements all parameters have. Tied weights count once.
@@ -27,7 +28,7 @@ pub struct Estimate {
 }
 
 /// The workspaces of convolutions. `Estimate.peak` has none of them: an algorithm that needs no workspace is always there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ConvolutionWorkspace {
     /// The most that one convolution takes.
@@ -39,7 +40,7 @@ pub struct ConvolutionWorkspace {
 }
 
 /// A part of a peak.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Part {
     /// The phase that allocated it: `model`, `input`, `forward`, `backward`, `update`, `prefill` or `decode`.
@@ -53,7 +54,7 @@ pub struct Part {
 }
 
 /// A phase of a step.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct PhasePeak {
     /// `forward`, `backward` or `update`; `prefill` or `decode` where tokens are generated.

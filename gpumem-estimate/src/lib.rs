@@ -21,6 +21,7 @@
 #![allow(clippy::missing_errors_doc, reason = "[`Error`] says what can be wrong")]
 
 mod allocator;
+mod answers;
 mod class;
 mod dtype;
 mod eager;
@@ -38,6 +39,7 @@ mod step;
 
 pub use self::{
     allocator::AllocatorKind,
+    answers::{ClassDifference, Comparison, Difference, Measured, PhaseDifference, Saving, Savings},
     class::Class,
     dtype::{Blocks, Dtype},
     eager::Optimizer,

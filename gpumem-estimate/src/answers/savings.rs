@@ -1,0 +1,87 @@
+//! What changes of a step would save.
+
+use gpumem_core::model::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    dtype::Dtype,
+    eager::Optimizer,
+    error::Error,
+    model::Model,
+    step::{Lora, Quantized, Step},
+};
+
+/// What each of some changes of a step would save, if it were the only one. `Display` is a table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Savings {
+    /// The peak of the step as it is.
+    pub peak: Bytes,
+    /// The changes, in the order of the table.
+    pub changes: Vec<Saving>,
+}
+
+/// A change of a step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Saving {
+    /// What is changed, such as `AdamW with 8 bits`.
+    pub change: String,
+    /// The changed step.
+    pub step: Step,
+    /// Its peak. `None`: there is none, and `why_not` says why.
+    pub peak: Option<Bytes>,
+    /// Why the model or the step does not have this change.
+    pub why_not: Option<String>,
+}
+
+/// The rank of the adapters in the table.
+const RANK: u64 = 16;
+
+impl Step {
+    /// Estimates the step with one change after the other: checkpointing, smaller types, an optimizer with a smaller state, adapters.
+    /// A change that the model cannot have says why; one that the step has already is left out.
+    pub fn savings(&self, model: &Model) -> Result<Savings, Error> {
+        // What does not fit now may fit with a change, so the limit is not the limit of the table.
+        let base = Self { limit: None, ..self.clone() };
+        let peak = base.estimate(model)?.peak;
+        let change = |(change, step): (String, Self)| {
+            let (peak, why_not) = match step.estimate(model) {
+                Ok(estimate) => (Some(estimate.peak), None),
+                Err(error) => (None, Some(error.to_string())),
+            };
+            Saving { change, step, peak, why_not }
+        };
+        Ok(Savings { peak, changes: base.changes().into_iter().map(change).collect() })
+    }
+
+    fn changes(&self) -> Vec<(String, Self)> {
+        let same = || self.clone();
+        let is_training = self.optimizer.is_some();
+        let mut changes = Vec::new();
+        let mut add = |is_new: bool, name: &str, step: Self| {
+            if is_new && step != *self {
+                changes.push((name.to_owned(), step));
+            }
+        };
+        let is_wide = self.parameters == Dtype::F32 || self.parameters == Dtype::F64;
+        add(is_training, "checkpointing of each block", Self { checkpointing: true.into(), ..same() });
+        let is_first = self.autocast.is_none() && is_wide;
+        add(is_first, "autocast to bf16", Self { autocast: Some(Dtype::Bf16), ..same() });
+        add(is_wide, "parameters in bf16", Self { parameters: Dtype::Bf16, autocast: None, ..same() });
+        let has_adam = self.optimizer == Some(Optimizer::Adam);
+        add(has_adam, "AdamW with 8 bits", Self { optimizer: Some(Optimizer::Adam8bit), ..same() });
+        add(is_training, "Adafactor", Self { optimizer: Some(Optimizer::Adafactor), ..same() });
+        add(is_training, "SGD", Self { optimizer: Some(Optimizer::Sgd), ..same() });
+        let lora = || Some(Lora { rank: RANK, targets: ["*"].into(), dropout: 0.0 });
+        let is_whole = is_training && self.adapters.is_none();
+        add(is_whole, &format!("LoRA, rank {RANK}"), Self { adapters: lora(), ..same() });
+        let quantized = || Some(Quantized::default());
+        let is_whole = is_whole && self.quantized.is_none();
+        let qlora = Self { adapters: lora(), quantized: quantized(), ..same() };
+        add(is_whole, &format!("QLoRA, rank {RANK}"), qlora);
+        let is_whole = !is_training && self.quantized.is_none();
+        add(is_whole, "weights in 4 bits", Self { quantized: quantized(), ..same() });
+        changes
+    }
+}

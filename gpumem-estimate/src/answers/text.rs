@@ -1,0 +1,273 @@
+//! Answers as text of at most 80 columns, in the form of gpumem's other reports.
+
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    fmt::{self, Write},
+};
+
+use gpumem_core::{
+    export::{Amounts, Cell, Fit, Leaf, Paint, Role, Row, Show, Table, Tree, amounts_table},
+    model::Bytes,
+};
+
+use super::{ClassDifference, Comparison, Difference, PhaseDifference, Saving, Savings};
+use crate::estimate::{ConvolutionWorkspace, Estimate, Part};
+
+/// So many rows of layers are shown.
+const MOST_LAYERS: usize = 24;
+
+fn signed(bytes: Bytes) -> i64 {
+    bytes.get().try_into().unwrap_or(i64::MAX)
+}
+
+/// `1,234,567`.
+pub(super) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// An amount with one decimal, rounded to the nearest.
+fn in_unit(bytes: Bytes, unit: u128) -> String {
+    let tenths = (u128::from(bytes.get()) * 10 + unit / 2) / unit;
+    let whole = u64::try_from(tenths / 10).unwrap_or(u64::MAX);
+    format!("{}.{}", grouped(whole), tenths % 10)
+}
+
+/// MiB are 2^20 bytes and MB are 10^6 bytes.
+fn sizes(rows: &[(String, Bytes)]) -> Table {
+    let mut table = Table::new()
+        .column("", Fit::LeftCutEnd)
+        .column("bytes", Fit::Right)
+        .column("MiB", Fit::Right)
+        .column("MB", Fit::Right);
+    for (name, bytes) in rows {
+        table
+            .row([name, &grouped(bytes.get()), &in_unit(*bytes, 1 << 20), &in_unit(*bytes, 1_000_000)].map(Cell::from));
+    }
+    table
+}
+
+/// What the peak consists of, by class and by layer, and the peaks of the phases.
+impl fmt::Display for Estimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.show(f, Paint::Plain)
+    }
+}
+
+impl Show for Estimate {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        let Self { parameters, parameter_bytes, peak, reserved, .. } = self;
+        writeln!(f, "{}", paint.on(Role::Heading, format_args!("the estimated peak is {peak}")))?;
+        let mut rows = vec![
+            ("peak".to_owned(), *peak),
+            ("the allocator has at most".to_owned(), *reserved),
+            (format!("{} parameters", grouped(*parameters)), *parameter_bytes),
+        ];
+        // What cuDNN takes is a range: the figures above are its low end.
+        if let Some(ConvolutionWorkspace { peak: highest, reserved, .. }) = self.convolutions {
+            rows.insert(1, ("… with the largest workspaces".to_owned(), highest));
+            rows.insert(3, ("… with the largest workspaces".to_owned(), reserved));
+        }
+        sizes(&rows).show(f, paint)?;
+        if let Some(ConvolutionWorkspace { high, .. }) = self.convolutions {
+            write!(f, "\ncuDNN chooses how a convolution is computed, with a workspace of 0 to {high}.")?;
+        }
+        let row = |name: String, bytes: Bytes| Row { name, bytes: signed(bytes), ..Row::default() };
+        let mut classes: Vec<_> =
+            self.classes().into_iter().map(|(class, bytes)| row(class.name().to_owned(), bytes)).collect();
+        classes.sort_by_key(|row| Reverse(row.bytes));
+        f.write_str("\n\n")?;
+        amounts_table("at the peak, by class", &classes).show(f, paint)?;
+        f.write_str("\n\n")?;
+        amounts_table("at the peak, by layer", &layers(&self.parts)).show(f, paint)?;
+        let mut phases: Vec<Row> = Vec::new();
+        for phase in &self.phases {
+            match phases.iter_mut().find(|row| row.name == phase.name) {
+                Some(row) => row.bytes = row.bytes.max(signed(phase.peak)),
+                None => phases.push(row(phase.name.to_owned(), phase.peak)),
+            }
+        }
+        f.write_str("\n\n")?;
+        amounts_table("peak while it runs", &phases).show(f, paint)
+    }
+}
+
+/// A tree of phases and layers. A layer has what is in the layers inside it: of a path, the first two names are shown.
+fn layers(parts: &[Part]) -> Vec<Row> {
+    let mut sums: Vec<(&str, String, Bytes)> = Vec::new();
+    let mut known: HashMap<(&str, String), usize> = HashMap::new();
+    for Part { phase, layer, bytes, .. } in parts {
+        let layer: Vec<_> = layer.split('.').filter(|name| !name.is_empty()).take(2).collect();
+        let layer = if layer.is_empty() { "(outside of all layers)".to_owned() } else { layer.join(".") };
+        let at = *known.entry((phase, layer.clone())).or_insert_with(|| {
+            sums.push((phase, layer, Bytes::ZERO));
+            sums.len() - 1
+        });
+        sums[at].2 = sums[at].2 + *bytes;
+    }
+    let mut tree = Tree::new();
+    for (phase, name, bytes) in sums {
+        tree.leaf(&[phase.to_owned()], Leaf { name, bytes: signed(bytes), blocks: 0, note: None });
+    }
+    tree.rows(MOST_LAYERS)
+}
+
+/// `-12.3 %`, with a sign.
+#[expect(clippy::cast_precision_loss, reason = "one decimal is printed")]
+fn percent(part: i64, whole: i64) -> String {
+    if whole == 0 { String::new() } else { format!("{:+.1}", part as f64 / whole as f64 * 100.0) }
+}
+
+/// One row for each change, and the reasons of those that are not possible.
+impl fmt::Display for Savings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.show(f, Paint::Plain)
+    }
+}
+
+impl Show for Savings {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        let base = signed(self.peak);
+        let amounts =
+            Amounts::of([base].into_iter().chain(self.changes.iter().filter_map(|change| change.peak).map(signed)));
+        let mut table = Table::new()
+            .column("one change", Fit::LeftCutEnd)
+            .amounts("peak", amounts)
+            .amounts("change", amounts)
+            .column("%", Fit::Right)
+            .column("", Fit::Left);
+        let highest = self.changes.iter().filter_map(|change| change.peak).map(signed).max().unwrap_or(0).max(base);
+        table.row([
+            "none".into(),
+            amounts.show(base).into(),
+            Cell::default(),
+            Cell::default(),
+            Cell::bar(base, highest),
+        ]);
+        for Saving { change, peak, why_not, .. } in &self.changes {
+            let Some(peak) = peak.map(signed) else {
+                let dash = || Cell::from("—");
+                table.row([change.into(), dash(), dash(), dash(), Cell::default()]);
+                table.note(1, why_not.as_deref().unwrap_or("not known"));
+                continue;
+            };
+            let difference = peak - base;
+            let role = if difference > 0 { Role::Less } else { Role::More };
+            let sign = if difference > 0 { "+" } else { "" };
+            let shown = Cell::from(format!("{sign}{}", amounts.show(difference))).role(role);
+            table.row([
+                change.into(),
+                amounts.show(peak).into(),
+                shown,
+                percent(difference, base).into(),
+                Cell::bar(peak, highest),
+            ]);
+        }
+        table.show(f, paint)
+    }
+}
+
+/// One row for each figure that both sides have.
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.show(f, Paint::Plain)
+    }
+}
+
+impl Show for Comparison {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        let Self { peak, reserved, classes, phases } = self;
+        let mut rows: Vec<(usize, String, Difference)> = Vec::new();
+        rows.extend(peak.map(|difference| (0, "peak".to_owned(), difference)));
+        for ClassDifference { classes, difference } in classes {
+            let names: Vec<_> = classes.iter().map(|class| class.name()).collect();
+            let names = if names.is_empty() { "(no class of the estimate)".to_owned() } else { names.join(", ") };
+            rows.push((1, names, *difference));
+        }
+        rows.extend(reserved.map(|difference| (0, "the allocator has".to_owned(), difference)));
+        for PhaseDifference { phase, difference } in phases {
+            rows.push((0, format!("allocated in {phase}"), *difference));
+        }
+        if rows.is_empty() {
+            return f.write_str("nothing was measured that can be compared");
+        }
+        let all =
+            rows.iter().flat_map(|(_, _, difference)| [signed(difference.estimated), signed(difference.measured)]);
+        let amounts = Amounts::of(all);
+        let mut table = Table::new()
+            .column("", Fit::LeftCutEnd)
+            .amounts("estimated", amounts)
+            .amounts("measured", amounts)
+            .amounts("error", amounts)
+            .column("%", Fit::Right);
+        for (depth, name, difference) in rows {
+            let error = difference.bytes();
+            let sign = if error > 0 { "+" } else { "" };
+            let role = if error > 0 { Role::More } else { Role::Less };
+            table.row([
+                Cell::nested(depth, &name),
+                amounts.show(signed(difference.estimated)).into(),
+                amounts.show(signed(difference.measured)).into(),
+                Cell::from(format!("{sign}{}", amounts.show(error))).role(role),
+                percent(error, signed(difference.measured)).into(),
+            ]);
+            if let (Some(most), Some(is_in)) = (difference.at_most, difference.is_in_range()) {
+                let mut note = String::new();
+                let _ = write!(note, "up to {most}: ");
+                note.push_str(if is_in { "what was measured is in the range" } else { "what was measured is outside" });
+                table.note(depth + 1, &note);
+            }
+        }
+        table.show(f, paint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_groups_of_three_digits() {
+        let shown = [0, 12, 123, 1234, 123_456, 1_234_567].map(grouped);
+        assert_eq!(shown, ["0", "12", "123", "1,234", "123,456", "1,234,567"]);
+    }
+
+    #[test]
+    fn mib_and_mb_are_two_units() {
+        let bytes = Bytes::new(574_668_960);
+        assert_eq!((in_unit(bytes, 1 << 20), in_unit(bytes, 1_000_000)), ("548.0".to_owned(), "574.7".to_owned()));
+        assert_eq!(in_unit(Bytes::new(u64::MAX), 1_000_000), "18,446,744,073,709.6");
+    }
+
+    #[test]
+    fn percentages_have_a_sign() {
+        assert_eq!([percent(-1, 8), percent(1, 3), percent(0, 3), percent(5, 0)], ["-12.5", "+33.3", "+0.0", ""]);
+    }
+
+    /// A layer is named by two parts of its path, and the parts of it are added up.
+    #[test]
+    fn layers_have_what_is_inside() {
+        let part = |phase: &str, layer: &str, bytes| Part {
+            phase: phase.to_owned(),
+            layer: layer.to_owned(),
+            class: crate::Class::Activations,
+            bytes: Bytes::new(bytes),
+        };
+        let mut parts = vec![part("forward", "h.0.a", 5), part("forward", "h.0.b.c", 6), part("forward", "", 1)];
+        parts.extend((0..2000).map(|at| part("model", &format!("deep.{at}"), 2)));
+        let rows: Vec<_> = layers(&parts).into_iter().map(|row| (row.depth, row.name, row.bytes)).collect();
+        assert_eq!(rows[0], (0, "model".to_owned(), 4000));
+        let named = |depth, name: &str, bytes| (depth, name.to_owned(), bytes);
+        assert!(rows.contains(&named(0, "forward", 12)), "{rows:?}");
+        assert!(rows.contains(&named(1, "h.0", 11)), "{rows:?}");
+        assert!(rows.iter().any(|(_, name, bytes)| name == "(1979 more places)" && *bytes == 3958), "{rows:?}");
+    }
+}

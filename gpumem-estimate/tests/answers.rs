@@ -1,0 +1,246 @@
+//! What an estimate answers: as text, as JSON, what changes save, and how far it is from a measured run.
+
+use std::collections::BTreeMap;
+
+use gpumem_core::{
+    capture::Reader,
+    export::{InPaint, Paint},
+    model::Bytes,
+};
+use gpumem_estimate::{
+    AllocatorKind, Class, Difference, Dtype, Estimate, Input, Layer, Loss, Measured, Model, Optimizer, Shape, Step,
+    models, numbered,
+};
+
+/// 1 MiB and 4 KiB of weights, in two layers.
+fn small() -> Model {
+    let layers = vec![
+        Layer::linear(512, 512).named("first"),
+        Layer::sequence([Layer::relu(false), Layer::linear(512, 2)]).named("second"),
+    ];
+    Model { name: "small".to_owned(), input: Input::Numbers(Shape::from([512])), layers, loss: Loss::CrossEntropy }
+}
+
+fn step() -> Step {
+    Step { allocator: AllocatorKind::Exact, cublas_workspace: 0, ..Step::training(64, Optimizer::Momentum) }
+}
+
+#[track_caller]
+fn assert_text(text: &str, expected: &str) {
+    assert_eq!(text, expected, "\n{text}\n");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+}
+
+#[test]
+fn an_estimate_is_a_report() {
+    let estimate = step().estimate(&small()).unwrap();
+    assert_text(
+        &estimate.to_string(),
+        "\
+the estimated peak is 3.27 MiB
+                                bytes  MiB   MB
+ ──────────────────────────────────────────────
+ peak                       3,426,844  3.3  3.4
+ the allocator has at most  3,426,844  3.3  3.4
+ 263,682 parameters         1,054,728  1.0  1.1
+
+ at the peak, by class    MiB
+ ──────────────────────────────────────
+ weights                1.006  ████████
+ gradients              1.006  ████████
+ optimizer              1.006  ████████
+ inputs                 0.125  ▉
+ activations            0.125  ▉
+
+ at the peak, by layer         MiB
+ ───────────────────────────────────────────
+ backward                    1.131  ████████
+   first                     1.002  ███████
+   second.0                  0.125  ▉
+   second.1                  0.004  ▏
+ model                       1.006  ███████
+   first                     1.002  ███████
+   second.1                  0.004  ▏
+ update                      1.006  ███████
+   first                     1.002  ███████
+   second.1                  0.004  ▏
+ input                       0.125  ▉
+   (outside of all layers)   0.125  ▉
+ forward                    <0.001  ▏
+   (outside of all layers)  <0.001  ▏
+
+ peak while it runs    MiB
+ ───────────────────────────────────
+ forward             2.388  █████▊
+ backward            3.268  ████████
+ update              3.143  ███████▋",
+    );
+    let coloured = InPaint(&estimate, Paint::Ansi).to_string();
+    assert!(coloured.contains("\u{1b}["));
+}
+
+#[test]
+fn json_has_bytes_mib_and_mb() {
+    let estimate = step().estimate(&small()).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&estimate.to_json()).unwrap();
+    let peak = estimate.peak.get();
+    assert_eq!(json["peak"], peak);
+    assert_eq!(json["sizes"]["peak"]["bytes"], peak);
+    #[expect(clippy::cast_precision_loss, reason = "it is a small number")]
+    let (mib, mb) = (peak as f64 / 1_048_576.0, peak as f64 / 1e6);
+    assert_eq!((&json["sizes"]["peak"]["mib"], &json["sizes"]["peak"]["mb"]), (&mib.into(), &mb.into()));
+    assert_eq!(json["classes"]["weights"], estimate.parameter_bytes.get());
+    let parts = json["parts"].as_array().unwrap().iter().map(|part| part["bytes"].as_u64().unwrap());
+    assert_eq!(parts.sum::<u64>(), peak);
+    assert_eq!(json["parts"][0]["class"], "weights");
+}
+
+#[test]
+fn changes_that_are_not_possible_say_why() {
+    let savings = step().savings(&small()).unwrap();
+    let of = |name: &str| savings.changes.iter().find(|change| change.change == name).unwrap();
+    let checkpointing = of("checkpointing of each block");
+    assert_eq!(checkpointing.peak, None);
+    assert!(checkpointing.why_not.as_ref().unwrap().contains("block"), "{checkpointing:?}");
+    assert!(savings.changes.iter().all(|change| change.change != "AdamW with 8 bits"), "it has no Adam");
+    let text = savings.to_string();
+    let first: Vec<_> = text.lines().take(8).collect();
+    assert_text(
+        first.join("\n").trim_start(),
+        "\
+one change                    peak  change      %
+                                MiB     MiB
+ ───────────────────────────────────────────────────────────
+ none                         3.268                 ███████▏
+ checkpointing of each block      —       —      —
+   the model has no blocks that checkpointing could run again
+ autocast to bf16             3.643  +0.375  +11.5  ████████
+ parameters in bf16           1.634  -1.634  -50.0  ███▌",
+    );
+}
+
+/// Each row is the estimate of its step, and what is saved is what is known to be saved.
+#[test]
+fn a_change_saves_what_its_step_needs_less() {
+    let model = models::gpt2(512);
+    let step = Step::training(8, Optimizer::Adam);
+    let savings = step.savings(&model).unwrap();
+    assert_eq!(savings.peak, step.estimate(&model).unwrap().peak);
+    for change in &savings.changes {
+        assert_eq!(change.peak, Some(change.step.estimate(&model).unwrap().peak), "{}", change.change);
+        // The copies that autocast makes are more than it saves of so few activations.
+        assert!(change.peak < Some(savings.peak) || change.change.starts_with("autocast"), "{}", change.change);
+    }
+    assert!(savings.changes.len() >= 8);
+    // With a limit that is too low, the table says what would be needed.
+    let limited = Step { limit: Some(Bytes::mib(100)), ..step };
+    assert!(limited.estimate(&model).unwrap_err().is_out_of_memory());
+    assert_eq!(limited.savings(&model).unwrap(), savings);
+    let inference = Step { parameters: Dtype::Bf16, ..Step::inference(1) }.savings(&model).unwrap();
+    let changes: Vec<_> = inference.changes.iter().map(|change| change.change.as_str()).collect();
+    assert_eq!(changes, ["weights in 4 bits"]);
+}
+
+/// The classes of a measured row of `measure/h200.jsonl`.
+fn measured(row: &str) -> Measured {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/measure/h200.jsonl")).unwrap();
+    let row = text
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .find(|json| json["row"] == row)
+        .unwrap();
+    let mut measured = Measured::default();
+    measured.allocated = row["peak"].as_u64().map(Bytes::new);
+    measured.reserved = row["reserved"].as_u64().map(Bytes::new);
+    let classes = [
+        ("weights", Class::Weights),
+        ("buffers", Class::Weights),
+        ("inputs", Class::Inputs),
+        ("optimizer", Class::Optimizer),
+        ("workspace", Class::Workspace),
+    ];
+    for (name, class) in classes {
+        if let Some(bytes) = row["composition"][name].as_u64() {
+            let sum: &mut Bytes = measured.classes.entry(class).or_default();
+            *sum = *sum + Bytes::new(bytes);
+        }
+    }
+    measured
+}
+
+#[test]
+fn an_estimate_is_compared_by_class() {
+    let estimate = Step::training(8, Optimizer::Adam).estimate(&models::gpt2(512)).unwrap();
+    let comparison = estimate.compare(&measured("gpt2/8/adamw/fp32"));
+    let percent = |difference: Difference| difference.percent().unwrap();
+    assert!(percent(comparison.peak.unwrap()).abs() < 2.0);
+    let sum =
+        |side: fn(&Difference) -> Bytes| comparison.classes.iter().map(|class| side(&class.difference)).sum::<Bytes>();
+    assert_eq!(sum(|difference| difference.estimated), estimate.peak, "each class is in one row");
+    assert_eq!(sum(|difference| difference.measured), comparison.peak.unwrap().measured);
+    let weights = comparison.classes.iter().find(|class| class.classes == [Class::Weights]).unwrap();
+    assert!(percent(weights.difference).abs() < 0.5, "{weights:?}");
+    let text = comparison.to_string();
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    assert!(text.contains("\n   weights ") && text.contains("\n peak "), "{text}");
+}
+
+/// The recording of an estimate, read as that of a program, differs in nothing.
+#[test]
+fn an_estimate_equals_its_own_recording() {
+    let (estimate, recording) = Step::training(4, Optimizer::Adam).record(&models::gpt2(64)).unwrap();
+    let mut reader = Reader::new(std::io::Cursor::new(recording)).unwrap();
+    reader.replay(|_| ()).unwrap();
+    let device = reader.used_devices()[0];
+    let comparison = estimate.compare(&Measured::from(&reader.device_peak(device).unwrap()));
+    assert_eq!(comparison.peak.map(|peak| peak.bytes()), Some(0));
+    assert!(comparison.classes.iter().all(|class| class.difference.bytes() == 0), "{comparison}");
+    assert_eq!(comparison.classes.len(), estimate.classes().len());
+    assert!(comparison.phases.len() >= 4);
+    assert!(comparison.phases.iter().all(|phase| phase.difference.bytes() == 0), "{comparison}");
+}
+
+#[test]
+fn nothing_measured_is_nothing_compared() {
+    let estimate: Estimate = step().estimate(&small()).unwrap();
+    let comparison = estimate.compare(&Measured::default());
+    assert_eq!((comparison.peak, comparison.reserved), (None, None));
+    assert!(comparison.classes.is_empty() && comparison.phases.is_empty());
+    assert_eq!(comparison.to_string(), "nothing was measured that can be compared");
+}
+
+/// What cuDNN takes is a range: both ends are in the report, and what was measured is in it.
+#[test]
+fn workspaces_of_convolutions_are_a_range() {
+    let estimate = Step::training(32, Optimizer::Sgd).estimate(&models::resnet50()).unwrap();
+    let range = estimate.convolutions.unwrap();
+    assert!(range.peak > estimate.peak && range.reserved >= estimate.reserved, "{range:?}");
+    let text = estimate.to_string();
+    assert!(text.contains("\n … with the largest workspaces "), "{text}");
+    assert!(text.contains(&format!("with a workspace of 0 to {}.", range.high)), "{text}");
+    let comparison = estimate.compare(&measured("resnet50/32/sgd/fp32"));
+    assert_eq!(comparison.peak.unwrap().is_in_range(), Some(true), "{comparison}");
+    let workspace = comparison.classes.iter().find(|class| class.classes == [Class::Workspace]).unwrap();
+    assert_eq!(workspace.difference.is_in_range(), Some(true), "{comparison}");
+    assert!(comparison.to_string().contains("what was measured is in the range"), "{comparison}");
+}
+
+/// A model of many layers is a report of a page.
+#[test]
+fn a_deep_model_has_a_short_report() {
+    let layers = numbered((0..3000).map(|_| Layer::linear(8, 8)));
+    let model = Model { layers, input: Input::Numbers(Shape::from([8])), ..small() };
+    let text = step().estimate(&model).unwrap().to_string();
+    assert!(text.lines().count() < 70, "{text}");
+    assert!(text.contains(" more places)"), "{text}");
+}
+
+#[test]
+fn a_class_is_found_by_its_name() {
+    let names: BTreeMap<_, _> = Class::ALL.into_iter().map(|class| (class.name(), class)).collect();
+    assert_eq!(names.len(), Class::ALL.len());
+    for (name, class) in names {
+        assert_eq!(Class::with_name(name), Some(class));
+    }
+    assert_eq!(Class::with_name("forward"), None);
+}
