@@ -1,6 +1,9 @@
 //! The command `gpumem`: records, shows and compares the GPU memory of any CUDA program.
 //!
-//! `arguments.rs` has what each command takes, `commands/` what it does, `exit.rs` the exit codes, `failure.rs` the form of errors.
+//! `arguments.rs` has what each command takes, `commands/` what it does, `run/` how a program is
+//! run and recorded, `exit.rs` the exit codes, `failure.rs` the form of errors.
+
+#![forbid(unsafe_code)]
 
 mod arguments;
 mod commands;
@@ -14,6 +17,7 @@ mod history;
 mod made;
 mod progress;
 mod report;
+mod run;
 mod terminal;
 
 use std::process::ExitCode;

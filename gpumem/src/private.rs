@@ -9,6 +9,8 @@ pub use crate::session::calls_of_both_sources;
 pub use crate::session::{
     BodyGuard, Budget, End, Figure, GpuMemTrace, GpuMemTraceBuilder, Lines, Relation, TraceSpec, Traced,
 };
+#[cfg(all(feature = "capture", feature = "dispatch"))]
+pub use crate::session::{Injected, begin_injected};
 #[cfg(feature = "sim")]
 pub use crate::session::{TestSession, simulated_gpu};
 

@@ -23,6 +23,11 @@ impl Outcome {
         self.succeeded
     }
 
+    /// How the program ended: `exit status: 7`, `signal: 9 (SIGKILL)`.
+    pub fn exit(&self) -> &str {
+        self.exit.as_deref().unwrap_or("killed by the test")
+    }
+
     /// Whether that is so, and nothing in it panicked.
     pub fn is_clean(&self) -> bool {
         self.succeeded && !self.stderr.contains("panicked at")

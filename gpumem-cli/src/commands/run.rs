@@ -1,24 +1,47 @@
 //! Runs a program and records it.
 
-use std::ffi::OsString;
+use std::{ffi::OsString, path::PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
-use crate::{exit::Exit, failure::Failure};
+use crate::{exit::Exit, failure::Failure, run};
 
 const EXAMPLES: &str = "\
 Examples:
-  gpumem run -- python train.py";
+  gpumem run -- python train.py
+  gpumem run -o step.capture -- ./my-program --batch 8
+  gpumem run -- torchrun --nproc-per-node 2 train.py
+
+Each process that uses CUDA has a recording of its own. One process: FILE. Several: the name has the rank, the devices and the number
+of the process before the extension, such as train.rank0.gpu0.pid4711.capture.
+
+The program sees its own stdin, stdout and signals. `gpumem run` ends with the program's exit code, with 128 and the number of the
+signal that ended it, with 127 if there is no such program, and with 126 if it cannot be started. If recording fails, one line on stderr
+says why, and the program runs on.";
 
 /// Runs a program and records its GPU memory.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
+    /// The file of the recording, which is replaced if it exists. Else a new file in the current folder, named after the program.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// The stacks that are recorded of allocations of 1 MiB or more.
+    #[arg(long, value_enum, default_value_t = Stacks::Native)]
+    pub(crate) stacks: Stacks,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
-    command: Vec<OsString>,
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Stacks {
+    /// No stacks.
+    None,
+    /// The functions of the program and of its libraries.
+    Native,
 }
 
 pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
-    Err(Failure::new(format!("{arguments:?}"), "this command is not written yet", ""))
+    run::run(arguments)
 }

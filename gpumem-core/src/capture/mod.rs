@@ -12,6 +12,7 @@ mod items;
 mod output;
 mod reader;
 mod record;
+mod recover;
 mod requests;
 mod ring;
 mod state;
@@ -30,6 +31,7 @@ pub use self::{
     output::ReplayedReport,
     reader::{Reader, Skipped, Step},
     record::{End, VERSION},
-    ring::{RingReader, RingWriter, ring},
+    recover::{Recovered, recover, ring_path},
+    ring::{Line, RingMemory, RingOwner, RingReader, RingWriter, lines_for, on_the_heap, ring},
     writer::{Writer, Written},
 };

@@ -3,8 +3,12 @@
 //! The writing side belongs to the inbox, which fills the ring under its lock. An allocation or a free takes one slot, which is one
 //! cache line, so that an event writes no more lines than it must. Everything else is rare, and lies in as many slots as its bytes
 //! need. What has no room is counted, and the count is the next thing in the ring.
+//!
+//! The memory of the ring can be a mapped file. It is there after the program was killed, and [`RingReader::from_bytes`] reads what
+//! is in it. A slot is given free only after its event is in the recording, so an event is in the recording or in the ring.
 
 use std::{
+    fmt::Debug,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release},
@@ -18,10 +22,56 @@ use super::{
     item::{self, Item},
     wire::nanoseconds,
 };
-use crate::model::{Block, Bytes, Event, EventKind, Key, Tag, ThreadId};
+use crate::model::{Block, Bytes, Event, EventKind, Key, MemKind, Tag, ThreadId};
 
 const WORDS: usize = 8;
 const BYTES: usize = 8 * WORDS;
+
+/// A cache line of a ring.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct Line(pub [AtomicU64; WORDS]);
+
+/// The memory of a ring.
+pub trait RingMemory: Debug {
+    /// As many lines as [`lines_for`] says. They are 0 at first.
+    fn lines(&self) -> &[Line];
+}
+
+impl RingMemory for Box<[Line]> {
+    fn lines(&self) -> &[Line] {
+        self
+    }
+}
+
+/// How many lines of memory a ring of at least so many slots takes.
+pub const fn lines_for(slots: usize) -> usize {
+    HEADER + slots.next_power_of_two()
+}
+
+/// Memory on the heap.
+pub fn on_the_heap(slots: usize) -> Box<[Line]> {
+    (0..lines_for(slots)).map(|_| Line::default()).collect()
+}
+
+/// The first word, in a file.
+const MAGIC: u64 = u64::from_le_bytes(*b"gpumring");
+
+/// What the lines before the slots hold. The two sides write to different ones; two neighbours are often fetched together.
+mod line {
+    /// Magic, version, process, its start, which of the two states is the newest.
+    pub(super) const ABOUT: usize = 0;
+    /// How long the recording is, and how many slots are in it. Two, so that one store replaces one by the other.
+    pub(super) const STATES: [usize; 2] = [1, 2];
+    /// How many slots were ever filled, and how many items had no room since that was last put into the ring.
+    pub(super) const HEAD: usize = 4;
+    /// How many slots were ever given free.
+    pub(super) const TAIL: usize = 6;
+}
+const HEADER: usize = 8;
+
+/// Of the layout of this memory.
+const VERSION: u64 = 1;
 
 /// The lowest byte of the first word of an item.
 const ALLOC: u64 = 1;
@@ -29,39 +79,50 @@ const FREE: u64 = 2;
 const MISSED: u64 = 3;
 const OTHER: u64 = 4;
 
-#[derive(Debug, Default)]
-#[repr(align(64))]
-struct Slot([AtomicU64; WORDS]);
-
-/// A line of its own: the two sides write to different ones.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Position(AtomicU64);
-
 #[derive(Debug)]
-struct Ring {
-    slots: Box<[Slot]>,
-    /// Slots that were ever filled.
-    head: Position,
-    /// Slots that were ever read.
-    tail: Position,
+struct Ring<M> {
+    memory: M,
+    /// The number of slots minus 1; that is a power of two.
+    mask: u64,
 }
 
-impl Ring {
+impl<M: RingMemory> Ring<M> {
     #[inline]
     fn slot(&self, at: u64) -> &[AtomicU64; WORDS] {
-        // The number of slots is a power of two.
         #[expect(clippy::cast_possible_truncation, reason = "the mask leaves less than there are slots")]
-        &self.slots[at as usize & (self.slots.len() - 1)].0
+        self.line(HEADER + (at & self.mask) as usize)
+    }
+
+    #[inline]
+    fn line(&self, number: usize) -> &[AtomicU64; WORDS] {
+        &self.memory.lines()[number].0
+    }
+
+    #[inline]
+    fn head(&self) -> &AtomicU64 {
+        &self.line(line::HEAD)[0]
+    }
+
+    fn missed(&self) -> &AtomicU64 {
+        &self.line(line::HEAD)[1]
+    }
+
+    #[inline]
+    fn tail(&self) -> &AtomicU64 {
+        &self.line(line::TAIL)[0]
+    }
+
+    fn newest_state(&self) -> &AtomicU64 {
+        &self.line(line::ABOUT)[4]
     }
 }
 
 /// The side that the inbox fills.
 #[derive(Debug)]
-pub struct RingWriter {
-    ring: Arc<Ring>,
+pub struct RingWriter<M = Box<[Line]>> {
+    ring: Arc<Ring<M>>,
     head: u64,
-    /// How far the other side had read at the last look.
+    /// How much the other side had given free at the last look.
     tail: u64,
     missed: u64,
     events: EventWriter,
@@ -71,18 +132,39 @@ pub struct RingWriter {
 
 /// The side that the writing thread empties.
 #[derive(Debug)]
-pub struct RingReader {
-    ring: Arc<Ring>,
+pub struct RingReader<M = Box<[Line]>> {
+    ring: Arc<Ring<M>>,
     head: u64,
+    /// The next slot to read.
+    next: u64,
+    /// How far slots were given free.
     tail: u64,
     events: EventReader,
     bytes: Vec<u8>,
 }
 
-/// A ring of at least so many slots. An allocation or a free takes one.
-pub fn ring(slots: usize) -> (RingWriter, RingReader) {
-    let slots = (0..slots.next_power_of_two()).map(|_| Slot::default()).collect();
-    let ring = Arc::new(Ring { slots, head: Position::default(), tail: Position::default() });
+/// Who fills a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingOwner {
+    /// The number of the process.
+    pub pid: u64,
+    /// When it began, as `/proc/PID/stat` says; another process may get the number later.
+    pub began: u64,
+}
+
+/// A ring in this memory, for a recording that has so many bytes. An allocation or a free takes one slot.
+///
+/// # Panics
+/// If the memory has no room for a slot.
+pub fn ring<M: RingMemory>(memory: M, owner: RingOwner, recorded: u64) -> (RingWriter<M>, RingReader<M>) {
+    let slots = memory.lines().len().saturating_sub(HEADER);
+    assert!(slots.is_power_of_two(), "{slots} slots");
+    let ring = Arc::new(Ring { memory, mask: slots as u64 - 1 });
+    let about = ring.line(line::ABOUT);
+    for (word, value) in about.iter().zip([MAGIC, VERSION, owner.pid, owner.began]) {
+        word.store(value, Relaxed);
+    }
+    ring.line(line::STATES[0])[0].store(recorded, Relaxed);
     let writer = RingWriter {
         ring: Arc::clone(&ring),
         head: 0,
@@ -92,10 +174,10 @@ pub fn ring(slots: usize) -> (RingWriter, RingReader) {
         scratch: Vec::with_capacity(1 << 10),
         bytes: Vec::with_capacity(1 << 10),
     };
-    (writer, RingReader { ring, head: 0, tail: 0, events: EventReader::default(), bytes: Vec::new() })
+    (writer, RingReader::new(ring, 0, 0))
 }
 
-impl RingWriter {
+impl<M: RingMemory> RingWriter<M> {
     /// Puts an event into the ring.
     #[inline]
     pub fn event(&mut self, event: &Event<'_>, ticks: u64) {
@@ -117,8 +199,7 @@ impl RingWriter {
     #[inline]
     fn slot_of(&mut self, first: u64, rest: [u64; 6]) {
         if self.missed > 0 && !self.say_missed() || !self.has_room(1) {
-            self.missed += 1;
-            return;
+            return self.miss();
         }
         let [head, words @ ..] = self.ring.slot(self.head);
         head.store(first, Relaxed);
@@ -136,14 +217,21 @@ impl RingWriter {
     #[inline]
     fn publish(&mut self, slots: u64) {
         self.head += slots;
-        self.ring.head.0.store(self.head, Release);
+        self.ring.head().store(self.head, Release);
+    }
+
+    /// The count is in the ring's memory too, for the case that the program is killed.
+    #[cold]
+    fn miss(&mut self) {
+        self.missed += 1;
+        self.ring.missed().store(self.missed, Relaxed);
     }
 
     #[inline]
     fn has_room(&mut self, slots: u64) -> bool {
-        let all = self.ring.slots.len() as u64;
+        let all = self.ring.mask + 1;
         if self.head + slots - self.tail > all {
-            self.tail = self.ring.tail.0.load(Acquire);
+            self.tail = self.ring.tail().load(Acquire);
         }
         self.head + slots - self.tail <= all
     }
@@ -152,13 +240,14 @@ impl RingWriter {
     #[cold]
     fn say_missed(&mut self) -> bool {
         // With room for what follows: else there would be a count for each item.
-        if !self.has_room(64.min(self.ring.slots.len() as u64)) {
+        if !self.has_room(64.min(self.ring.mask + 1)) {
             return false;
         }
         let [first, count, ..] = self.ring.slot(self.head);
         first.store(MISSED, Relaxed);
         count.store(std::mem::take(&mut self.missed), Relaxed);
         self.publish(1);
+        self.ring.missed().store(0, Relaxed);
         true
     }
 
@@ -170,8 +259,7 @@ impl RingWriter {
         item::put(item, &mut self.events, &mut self.scratch, &mut self.bytes);
         let slots = (8 + self.bytes.len()).div_ceil(BYTES) as u64;
         if self.missed > 0 && !self.say_missed() || !self.has_room(slots) {
-            self.missed += 1;
-            return;
+            return self.miss();
         }
         let first = OTHER | (self.bytes.len() as u64) << 8;
         let words = self.bytes.chunks(8).map(|bytes| {
@@ -188,13 +276,46 @@ impl RingWriter {
     }
 }
 
-impl RingReader {
+impl<M: RingMemory> RingReader<M> {
+    fn new(ring: Arc<Ring<M>>, tail: u64, head: u64) -> Self {
+        Self { ring, head, next: tail, tail, events: EventReader::default(), bytes: Vec::new() }
+    }
+
+    /// How many slots were read and are not given free yet, of how many.
+    pub fn held(&self) -> (u64, u64) {
+        (self.next - self.tail, self.ring.mask + 1)
+    }
+
+    /// The memory of the ring.
+    pub fn words(&self) -> impl Iterator<Item = &AtomicU64> {
+        self.ring.memory.lines().iter().flat_map(|line| &line.0)
+    }
+
+    /// Gives free what was read: it is in the recording, which has so many bytes now.
+    pub fn release(&mut self, recorded: u64) {
+        if self.next == self.tail {
+            return;
+        }
+        self.tail = self.next;
+        let other = 1 - self.ring.newest_state().load(Relaxed) % 2;
+        let [length, slots, ..] = self.ring.line(line::STATES[usize::from(other == 1)]);
+        length.store(recorded, Relaxed);
+        slots.store(self.tail, Relaxed);
+        // Length and slots are replaced by one store: the program may be killed at any moment.
+        self.ring.newest_state().store(other, Release);
+        self.ring.tail().store(self.tail, Release);
+    }
+
     /// An item of so many bytes, and how many slots it takes.
     fn other(&mut self, length: u64) -> (Item, u64) {
-        let slots = (8 + length).div_ceil(BYTES as u64);
+        let slots = length.saturating_add(8).div_ceil(BYTES as u64);
+        if slots > self.head - self.next {
+            // The memory is of a damaged file.
+            return (Item::Missed(1), self.head - self.next);
+        }
         self.bytes.clear();
         let length = usize::try_from(length).unwrap_or(0);
-        let words = (self.tail..self.tail + slots).flat_map(|at| self.ring.slot(at)).skip(1);
+        let words = (self.next..self.next + slots).flat_map(|at| self.ring.slot(at)).skip(1);
         self.bytes.extend(words.flat_map(|word| word.load(Relaxed).to_le_bytes()).take(length));
         self.events.begin_record();
         let item = item::get(&mut self.events, &mut Input::new(&self.bytes));
@@ -203,18 +324,50 @@ impl RingReader {
     }
 }
 
+impl RingReader {
+    /// What was in the ring of a program that was killed, from the bytes of its file: how long the recording was when slots were last
+    /// given free, who filled the ring, and its items. `None` if these are not the bytes of a ring.
+    pub fn from_bytes(bytes: &[u8]) -> Option<(u64, RingOwner, impl Iterator<Item = Item>)> {
+        let line = |bytes: &[u8]| {
+            let word = |at: usize| bytes[8 * at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+            Line(std::array::from_fn(|at| AtomicU64::new(word(at))))
+        };
+        let memory: Box<[Line]> = bytes.chunks_exact(BYTES).map(line).collect();
+        let slots = memory.len().checked_sub(HEADER).filter(|slots| slots.is_power_of_two())?;
+        let ring = Ring { memory, mask: slots as u64 - 1 };
+        let [magic, version, pid, began, newest, ..] = ring.line(line::ABOUT).each_ref().map(|word| word.load(Relaxed));
+        if magic != MAGIC || version != VERSION {
+            return None;
+        }
+        let [recorded, tail, ..] = ring.line(line::STATES[usize::from(newest % 2 == 1)]);
+        let (recorded, tail) = (recorded.load(Relaxed), tail.load(Relaxed));
+        let (head, missed) = (ring.head().load(Relaxed), ring.missed().load(Relaxed));
+        if head.checked_sub(tail)? > slots as u64 {
+            return None;
+        }
+        let missed = (missed > 0).then_some(Item::Missed(missed));
+        let items = RingReader::new(Arc::new(ring), tail, head).take_while_in(head).chain(missed);
+        Some((recorded, RingOwner { pid, began }, items))
+    }
+
+    /// The items before this slot.
+    fn take_while_in(mut self, head: u64) -> impl Iterator<Item = Item> {
+        std::iter::from_fn(move || if self.next < head { self.next() } else { None })
+    }
+}
+
 /// The items that are in the ring now.
-impl Iterator for RingReader {
+impl<M: RingMemory> Iterator for RingReader<M> {
     type Item = Item;
 
     fn next(&mut self) -> Option<Item> {
-        if self.tail == self.head {
-            self.head = self.ring.head.0.load(Acquire);
-            if self.tail == self.head {
+        if self.next == self.head {
+            self.head = self.ring.head().load(Acquire);
+            if self.next == self.head {
                 return None;
             }
         }
-        let words: [u64; WORDS] = std::array::from_fn(|at| self.ring.slot(self.tail)[at].load(Relaxed));
+        let words: [u64; WORDS] = std::array::from_fn(|at| self.ring.slot(self.next)[at].load(Relaxed));
         let [first, number, ticks, time, key, bytes, tag, _] = words;
         let key = Key::from_raw(key);
         let event = |kind| {
@@ -223,6 +376,8 @@ impl Iterator for RingReader {
             Item::Event(RecordedEvent { number, ticks, time: Duration::from_nanos(time), thread, kind })
         };
         let (item, slots) = match first & 0xff {
+            // The memory is of a damaged file.
+            ALLOC if tag & 0xff >= MemKind::ALL.len() as u64 => (Item::Missed(1), 1),
             ALLOC => {
                 let block = Block::from_tag(Bytes::new(bytes), Tag::from_raw(tag));
                 (event(EventKind::Alloc { key, block }), 1)
@@ -231,8 +386,7 @@ impl Iterator for RingReader {
             MISSED => (Item::Missed(number), 1),
             _ => self.other(first >> 8),
         };
-        self.tail += slots;
-        self.ring.tail.0.store(self.tail, Release);
+        self.next += slots;
         Some(item)
     }
 }
@@ -242,7 +396,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::model::{Device, Family, MemKind, ScopeId, StackId};
+    use crate::model::{Device, Family, ScopeId, StackId};
 
     fn block(bytes: u64) -> Block {
         let device = Device { family: Family::Simulated, ordinal: 3 };
@@ -264,6 +418,12 @@ mod tests {
         RecordedEvent { number, ticks: number * 7, time, thread: ThreadId(u32::MAX), kind: kind(number) }
     }
 
+    const OWNER: RingOwner = RingOwner { pid: 7, began: 9 };
+
+    fn ring(slots: usize) -> (RingWriter, RingReader) {
+        super::ring(on_the_heap(slots), OWNER, 500)
+    }
+
     fn put(ring: &mut RingWriter, number: u64) {
         let RecordedEvent { number, ticks, time, thread, kind } = event(number);
         ring.event(&Event { number, time, thread, kind: &kind }, ticks);
@@ -278,6 +438,7 @@ mod tests {
             writer.item(&long);
             assert_eq!((reader.next(), reader.next()), (Some(Item::Event(event(number))), Some(long)));
             assert_eq!(reader.next(), None);
+            reader.release(0);
         }
     }
 
@@ -291,6 +452,7 @@ mod tests {
             read += 1;
         }
         assert_eq!(read, 64);
+        reader.release(0);
         put(&mut writer, 1_000);
         assert_eq!((reader.next(), reader.next()), (Some(Item::Missed(36)), Some(Item::Event(event(1_000)))));
     }
@@ -303,7 +465,9 @@ mod tests {
             threads.spawn(move || (1..=EVENTS).for_each(|number| put(&mut writer, number)));
             let (mut next, mut missed) = (1, 0);
             while next + missed <= EVENTS {
-                match reader.next() {
+                let item = reader.next();
+                reader.release(0);
+                match item {
                     Some(Item::Event(read)) => {
                         assert_eq!(read, event(read.number));
                         assert_eq!(read.number, next + missed);
@@ -318,5 +482,64 @@ mod tests {
             }
             assert!(next > 1);
         });
+    }
+
+    fn bytes(reader: &RingReader) -> Vec<u8> {
+        reader.words().flat_map(|word| word.load(Relaxed).to_le_bytes()).collect()
+    }
+
+    /// The numbers of the events in the ring, and how long the recording was.
+    fn recovered(bytes: &[u8]) -> (u64, Vec<u64>) {
+        let (recorded, owner, items) = RingReader::from_bytes(bytes).unwrap();
+        assert_eq!(owner, OWNER);
+        let number = |item| match item {
+            Item::Event(read) => {
+                assert_eq!(read, event(read.number));
+                read.number
+            }
+            Item::Missed(count) => 1_000_000 + count,
+            other => panic!("{other:?}"),
+        };
+        (recorded, items.map(number).collect())
+    }
+
+    #[test]
+    fn what_was_not_recorded_is_found_after_the_program_was_killed() {
+        let (mut writer, mut reader) = ring(32);
+        assert_eq!(recovered(&bytes(&reader)), (500, vec![]));
+        (0..5).for_each(|number| put(&mut writer, number * 4));
+        assert_eq!(reader.by_ref().take(3).count(), 3);
+        // Read, and not yet in the file.
+        assert_eq!(recovered(&bytes(&reader)), (500, vec![0, 4, 8, 12, 16]));
+        reader.release(1_000);
+        assert_eq!(recovered(&bytes(&reader)), (1_000, vec![12, 16]));
+        assert_eq!(reader.by_ref().count(), 2);
+        reader.release(2_000);
+        assert_eq!(recovered(&bytes(&reader)), (2_000, vec![]));
+        // More than there is room for, across the end of the memory.
+        (0..40).for_each(|number| put(&mut writer, number * 4));
+        let numbers = (0..32).map(|number| number * 4).chain([1_000_008]).collect();
+        assert_eq!(recovered(&bytes(&reader)), (2_000, numbers));
+    }
+
+    #[test]
+    fn bytes_that_are_no_ring_are_refused_and_damaged_ones_do_not_panic() {
+        let (mut writer, reader) = ring(16);
+        (0..15).for_each(|number| put(&mut writer, number));
+        let good = bytes(&reader);
+        for length in [0, 1, 511, 512, 513, good.len() - 64, good.len() + 64] {
+            let mut other = good.clone();
+            other.resize(length, 0);
+            assert!(RingReader::from_bytes(&other).is_none(), "{length}");
+        }
+        for at in 0..good.len() {
+            for value in [0, 1, 0x80, 0xff] {
+                let mut bad = good.clone();
+                bad[at] = value;
+                if let Some((_, _, items)) = RingReader::from_bytes(&bad) {
+                    assert!(items.count() <= 17, "at {at}");
+                }
+            }
+        }
     }
 }

@@ -50,14 +50,24 @@ impl<W: Write> Writer<W> {
     /// Of writing.
     pub fn new(mut to: W) -> io::Result<Self> {
         record::write_header(&mut to)?;
-        Ok(Self {
+        Ok(Self::append(to, record::FILE_HEADER as u64))
+    }
+
+    /// Goes on with a recording that has so many bytes, after its last complete record.
+    pub fn append(to: W, bytes: u64) -> Self {
+        Self {
             to,
             events: EventWriter::default(),
             plain: Vec::with_capacity(2 * RECORD),
             packed: Vec::new(),
             scratch: Vec::new(),
-            written: Written { bytes: record::FILE_HEADER as u64, ..Written::default() },
-        })
+            written: Written { bytes, ..Written::default() },
+        }
+    }
+
+    /// No item waits: all that was written is in the file.
+    pub fn is_flushed(&self) -> bool {
+        self.plain.is_empty()
     }
 
     /// Writes an item, now or with those that follow.

@@ -22,6 +22,8 @@ mod budgets;
 mod capture;
 mod exit;
 mod guards;
+#[cfg(all(feature = "capture", feature = "dispatch"))]
+mod injected;
 mod output;
 mod recording;
 #[cfg(feature = "sim")]
@@ -40,6 +42,8 @@ use std::{
 use crate::inbox::{Readings, Subscription};
 use once_cell::{race::OnceBox, sync::OnceCell};
 
+#[cfg(all(feature = "capture", feature = "dispatch"))]
+pub use self::injected::{Injected, begin_injected};
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) use self::recording::{hook_for_nobody, rehearse};
 pub use self::{

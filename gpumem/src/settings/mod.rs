@@ -7,6 +7,8 @@ mod tests;
 mod values;
 mod variables;
 
+#[cfg(all(feature = "capture", feature = "dispatch"))]
+pub(crate) use self::read::preset;
 pub(crate) use self::{
     read::settings,
     values::{Settings, Stacks},

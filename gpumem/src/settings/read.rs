@@ -11,10 +11,17 @@ use super::{
 };
 use crate::error::Kind;
 
+/// Several threads may read at the same time. None waits for another, which might not exist in the child of a fork.
+static SETTINGS: OnceBox<Settings> = OnceBox::new();
+
+/// These settings, and not those of the environment, are the settings of this process. Without effect after the first use.
+#[cfg(all(feature = "capture", feature = "dispatch"))]
+pub(crate) fn preset(settings: Settings) {
+    let _ = SETTINGS.set(Box::new(settings));
+}
+
 /// The settings of this process, read at the first use.
 pub(crate) fn settings() -> &'static Settings {
-    // Several threads may read at the same time. None waits for another, which might not exist in the child of a fork.
-    static SETTINGS: OnceBox<Settings> = OnceBox::new();
     SETTINGS.get_or_init(|| Box::new(Settings::read(|name| env::var_os(name))))
 }
 

@@ -18,6 +18,8 @@ mod loader;
 #[cfg(feature = "nvml")]
 pub(crate) mod nvml;
 pub(crate) mod process;
+#[cfg(feature = "capture")]
+pub(crate) mod ring_file;
 #[cfg(feature = "backtrace")]
 pub(crate) mod stack;
 // Stacks are walked by the tables of the loaded files on these targets only; the manifest has the same condition.

@@ -41,6 +41,41 @@ pub(crate) fn thread_id() -> u64 {
     0
 }
 
+/// Runs `begin_thread`, with all signals blocked in the threads that it begins: a signal that the program handles is delivered to the
+/// program's own threads.
+#[cfg(feature = "capture")]
+pub(crate) fn with_signals_blocked<R>(begin_thread: impl FnOnce() -> R) -> R {
+    #[cfg(target_os = "linux")]
+    {
+        use std::{mem::MaybeUninit, ptr};
+        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: the first call fills `all`. The second one reads it and, if it succeeds, fills `before`. Both are valid for these
+        // calls, which concern the calling thread alone.
+        let is_blocked = unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr()) == 0
+        };
+        let begun = begin_thread();
+        if is_blocked {
+            // SAFETY: `before` was filled, because the call succeeded.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
+        }
+        begun
+    }
+    #[cfg(not(target_os = "linux"))]
+    begin_thread()
+}
+
+/// When this process began, as `/proc` says; 0 where that is not known. Another process that gets the same number began later.
+#[cfg(feature = "capture")]
+pub(crate) fn began() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name of the program is in brackets and may contain anything.
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    after_name.split_whitespace().nth(19).and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
+}
+
 /// The code that runs in the child of a fork.
 static IN_CHILD: OnceCell<fn()> = OnceCell::new();
 

@@ -21,6 +21,11 @@ use crate::{
 /// How long the end of a recording reads debug information.
 const FOR_SYMBOLS: Duration = Duration::from_secs(5);
 
+/// The file name of the program.
+fn program_name() -> Option<String> {
+    Some(env::current_exe().ok()?.file_name()?.to_string_lossy().into_owned())
+}
+
 /// What was defined so far.
 pub(super) struct Definer {
     session: &'static Session,
@@ -66,7 +71,7 @@ impl Definer {
             executable: env::current_exe().map(|path| text(path.into())).unwrap_or_default(),
             arguments: arguments.collect(),
             folder: views::folder().to_owned(),
-            own_module: source::own_module(),
+            own_module: if self.session.capture.is_injected() { program_name() } else { source::own_module() },
             began: since.saturating_sub(self.session.inbox.age()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
         })

@@ -2,6 +2,9 @@
 //!
 //! The inbox puts a copy of each event into a ring, under its lock. A thread of its own empties the ring, adds definitions from the
 //! tables of the session, and writes. What the ring has no room for is counted in the recording, and the program never waits.
+//!
+//! The ring is a mapped file beside the recording, `FILE.ring`, until the process exits. If the process is killed, it has what was
+//! not written yet: `capture::recover` adds it to the recording.
 
 mod build_id;
 mod definitions;
@@ -21,13 +24,16 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::capture::{Item, Request, RingWriter, ThreadDefinition, Writer, ring};
+use gpumem_core::capture::{
+    Item, Request, RingOwner, RingWriter, ThreadDefinition, Writer, lines_for, ring, ring_path,
+};
 
+use self::definitions::Definer;
 use super::{Notice, Session};
 use crate::{
     inbox::Tap,
     model::{Event, ScopeId, ThreadId},
-    sys::{clock, process},
+    sys::{clock, process, ring_file::RingFile},
 };
 
 /// The ring has so many slots of 64 bytes; an allocation or a free takes one. It lasts for some 10 ms of a program that does nothing
@@ -39,7 +45,7 @@ const AT_THE_END: Duration = Duration::from_secs(10);
 
 /// Puts each event into the ring, while the session is recorded.
 #[derive(Debug, Default)]
-pub(crate) struct EventTap(Option<Box<RingWriter>>);
+pub(crate) struct EventTap(Option<Box<RingWriter<RingFile>>>);
 
 impl Tap for EventTap {
     #[inline]
@@ -74,6 +80,8 @@ pub(super) struct Capture {
     trackers: AtomicU64,
     /// Events that the ring had no room for, when the recording ended.
     missed_last: AtomicU64,
+    /// The program does not know gpumem.
+    is_injected: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -81,6 +89,19 @@ struct Running {
     stop: Arc<AtomicBool>,
     thread: std::thread::Thread,
     is_done: mpsc::Receiver<()>,
+}
+
+impl Capture {
+    /// The program does not know gpumem: the command looks up the functions of stacks after the program has ended, and the lines of
+    /// the user are in the program, not in the file with this code.
+    #[cfg(feature = "dispatch")]
+    pub(super) fn set_injected(&self) {
+        self.is_injected.store(true, Relaxed);
+    }
+
+    fn is_injected(&self) -> bool {
+        self.is_injected.load(Relaxed)
+    }
 }
 
 impl Session {
@@ -94,9 +115,14 @@ impl Session {
         }
     }
 
-    fn try_capture(&'static self, path: &Path) -> io::Result<()> {
-        let writer = Writer::new(create(path)?)?;
-        let (to, from) = ring(SLOTS);
+    pub(super) fn try_capture(&'static self, path: &Path) -> io::Result<()> {
+        let mut writer = Writer::new(create(path)?)?;
+        // At once, so that the recording of a process that is killed has it.
+        writer.write(&Definer::new(self).process())?;
+        writer.flush()?;
+        let memory = RingFile::new(&ring_path(path), lines_for(SLOTS));
+        let owner = RingOwner { pid: std::process::id().into(), began: process::began() };
+        let (to, from) = ring(memory, owner, writer.written().bytes);
         let stop = Arc::new(AtomicBool::new(false));
         let (done, is_done) = mpsc::sync_channel(1);
         let thread = {
@@ -105,7 +131,8 @@ impl Session {
                 thread::run(self, from, writer, &path, &stop);
                 let _ = done.send(());
             };
-            std::thread::Builder::new().name("gpumem-capture".to_owned()).spawn(run)?.thread().clone()
+            let thread = std::thread::Builder::new().name("gpumem-capture".to_owned());
+            process::with_signals_blocked(|| thread.spawn(run))?.thread().clone()
         };
         *self.capture.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(Running { stop, thread, is_done });
         self.inbox.with_tap(|tap| {
@@ -123,6 +150,7 @@ impl Session {
         }
         let running = self.capture.running.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Running { stop, thread, is_done }) = running else { return };
+        self.post_displaced();
         self.stop_tap();
         stop.store(true, Relaxed);
         thread.unpark();

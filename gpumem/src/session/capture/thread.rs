@@ -1,7 +1,7 @@
 //! The thread that writes a recording.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io,
     path::Path,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -9,12 +9,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpumem_core::capture::{ClockPair, Item, RingReader, Writer};
+use gpumem_core::capture::{ClockPair, Item, RingReader, Writer, ring_path};
 
 use super::definitions::Definer;
 use crate::{
     session::{Notice, Session},
-    sys::clock,
+    sys::{clock, ring_file::RingFile},
 };
 
 /// The ring is emptied so often.
@@ -27,9 +27,18 @@ const FLUSH_EVERY: Duration = Duration::from_millis(200);
 const CLOCK_EVERY: Duration = Duration::from_secs(1);
 
 /// Writes until it is to stop, or the file cannot be written.
-pub(super) fn run(session: &'static Session, ring: RingReader, writer: Writer<File>, path: &Path, stop: &AtomicBool) {
-    let mut recorder = Recorder { session, ring, writer, definer: Definer::new(session), missed: 0 };
+pub(super) fn run(
+    session: &'static Session,
+    ring: RingReader<RingFile>,
+    writer: Writer<File>,
+    path: &Path,
+    stop: &AtomicBool,
+) {
+    let mut recorder =
+        Recorder { session, ring, writer, definer: Definer::new(session), has_defined: false, missed: 0 };
     let is_written = recorder.run(stop);
+    // All that was in the ring is in the recording now, or cannot be written.
+    let _ = fs::remove_file(ring_path(path));
     if recorder.missed > 0 {
         let (missed, path) = (recorder.missed, path.display());
         let text =
@@ -45,16 +54,17 @@ pub(super) fn run(session: &'static Session, ring: RingReader, writer: Writer<Fi
 
 struct Recorder {
     session: &'static Session,
-    ring: RingReader,
+    ring: RingReader<RingFile>,
     writer: Writer<File>,
     definer: Definer,
+    /// Definitions were written since the last flush.
+    has_defined: bool,
     /// What the ring had no room for.
     missed: u64,
 }
 
 impl Recorder {
     fn run(&mut self, stop: &AtomicBool) -> io::Result<()> {
-        self.writer.write(&self.definer.process())?;
         self.clock()?;
         let (mut flushed, mut compared) = (Instant::now(), Instant::now());
         loop {
@@ -68,9 +78,10 @@ impl Recorder {
                 compared = Instant::now();
                 self.clock()?;
             }
-            if flushed.elapsed() >= FLUSH_EVERY {
+            // If the process is killed, the events of the ring are known. What they mean is known only if it is in the file.
+            if self.has_defined || flushed.elapsed() >= FLUSH_EVERY {
                 flushed = Instant::now();
-                self.writer.flush()?;
+                self.flush()?;
             }
             park_timeout(EVERY);
         }
@@ -81,7 +92,10 @@ impl Recorder {
         }
         self.clock()?;
         // What was recorded is safe before debug information is read.
-        self.writer.flush()?;
+        self.flush()?;
+        if self.session.capture.is_injected() {
+            return Ok(());
+        }
         for symbols in self.definer.symbols() {
             self.writer.write(&symbols)?;
         }
@@ -90,7 +104,10 @@ impl Recorder {
 
     fn empty_ring(&mut self) -> io::Result<()> {
         while let Some(mut item) = self.ring.next() {
-            self.definer.define(&mut item, |definition| self.writer.write(&definition))?;
+            self.definer.define(&mut item, |definition| {
+                self.has_defined = true;
+                self.writer.write(&definition)
+            })?;
             match &item {
                 Item::Event(event) => self.writer.write_event(event)?,
                 Item::Missed(count) => {
@@ -99,7 +116,19 @@ impl Recorder {
                 }
                 item => self.writer.write(item)?,
             }
+            let (held, slots) = self.ring.held();
+            if self.writer.is_flushed() || held > slots / 4 {
+                self.flush()?;
+            }
         }
+        Ok(())
+    }
+
+    /// What was read of the ring is in the file now, so its slots are given free.
+    fn flush(&mut self) -> io::Result<()> {
+        self.has_defined = false;
+        self.writer.flush()?;
+        self.ring.release(self.writer.written().bytes);
         Ok(())
     }
 

@@ -103,6 +103,18 @@ impl Session {
     /// calls may be missed.
     pub(in crate::session) fn post_polled(&self, device: Device, devices: &dyn Devices) {
         devices.poll(device.ordinal);
+        self.compare_slots(devices);
+    }
+
+    /// Records the functions that other tools have replaced.
+    #[cfg(feature = "capture")]
+    pub(in crate::session) fn post_displaced(&self) {
+        if let Ok(devices) = self.devices() {
+            self.compare_slots(devices);
+        }
+    }
+
+    fn compare_slots(&self, devices: &dyn Devices) {
         if devices.displaced() == 0 && !self.is_displaced.load(Relaxed) {
             return;
         }

@@ -25,6 +25,7 @@
 //!   `value name`: what a call gave out;
 //! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`, `go_on threads`, `adding_up steps devices`: see
 //!   `churn.rs`;
+//! - `until_killed micros`: see `killed.rs`; `exec program & argument & …`: another program in this process;
 //! - `forks children`: so many, each while other threads use all of gpumem; see `forks.rs`;
 //! - `panic_on_refusal`: each refusal panics; `load_and_close path`: as the driver loads a tool, which is then closed;
 //! - `slot_note function…`, `slot_write_back function…`: another tool notes what is in a slot, and writes it there again;
@@ -46,6 +47,7 @@
 
 use std::cell::RefCell;
 use std::fmt::Display;
+use std::os::unix::process::CommandExt;
 use std::process::{self, ExitCode};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -53,6 +55,7 @@ use std::{env, fs, io, thread};
 
 mod churn;
 mod forks;
+mod killed;
 mod places;
 mod raw;
 mod slots;
@@ -422,6 +425,11 @@ impl Probe {
                 let late = Late { names: self.names.clone(), commands: argument.to_owned() };
                 let ended = thread::spawn(move || LATE.with(|place| *place.borrow_mut() = Some(late))).join();
                 ended.map_or_else(|_| Err("the thread panicked"), |()| Ok("done".to_owned()))?
+            }
+            "until_killed" => killed::allocate_until_killed(argument.parse()?)?,
+            "exec" => {
+                let mut words = argument.split(" & ");
+                return Err(process::Command::new(words.next().unwrap_or("")).args(words).exec().into());
             }
             "fork" => match raw::fork()? {
                 Some(status) => format!("the child ended with {status}"),

@@ -9,6 +9,8 @@ mod refusal;
 mod reporter;
 mod retry;
 
+#[cfg(all(feature = "capture", feature = "dispatch"))]
+pub(in crate::session) use self::print::print_none;
 pub(in crate::session) use self::{
     handler::{obtained, refused},
     pending::Refusals,

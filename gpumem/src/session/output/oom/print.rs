@@ -32,6 +32,12 @@ pub(super) fn print(session: &Session, pending: PendingReport) {
     }
 }
 
+/// From now on no refusal is reported.
+#[cfg(all(feature = "capture", feature = "dispatch"))]
+pub(in crate::session) fn print_none(session: &Session) {
+    session.refusals.printed.store(MAX_PRINTED, Relaxed);
+}
+
 /// At the end of the process: prints the pending reports, because no refused thread obtains memory any more.
 pub(in crate::session) fn print_pending(session: &Session) {
     let changed = &session.refusals.changed;

@@ -1,0 +1,77 @@
+//! Builds the library that `gpumem run` puts into programs, so that the command contains it: `cargo install` installs one file.
+//!
+//! Cargo has no stable way to depend on a shared object, so this runs Cargo again: on the manifest of the build-dependency
+//! `gpumem-inject`, with a target folder of its own. In the folder of the outer Cargo it would wait for the outer Cargo for ever.
+
+use std::{
+    env,
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// A file to take instead: whoever packages the command may build the library beforehand.
+const PREBUILT: &str = "GPUMEM_INJECT_LIBRARY";
+
+fn main() {
+    println!("cargo::rerun-if-env-changed={PREBUILT}");
+    println!("cargo::rerun-if-changed=build.rs");
+    let out = PathBuf::from(variable("OUT_DIR"));
+    let library = out.join("libgpumem_inject.so");
+    if let Some(prebuilt) = env::var_os(PREBUILT).filter(|path| !path.is_empty()) {
+        println!("cargo::rerun-if-changed={}", prebuilt.display());
+        copy(Path::new(&prebuilt), &library);
+    } else if env::var_os("DOCS_RS").is_some() || variable("CARGO_CFG_TARGET_OS") != "linux" {
+        // The driver of other systems has no dispatch table that gpumem knows. The command says so.
+        fs::write(&library, "").expect("the build's folder can be written");
+    } else {
+        build(&out, &library);
+    }
+}
+
+fn variable(name: &str) -> OsString {
+    env::var_os(name).unwrap_or_else(|| panic!("Cargo sets {name}"))
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::copy(from, to).unwrap_or_else(|error| panic!("cannot copy {} to {}: {error}", from.display(), to.display()));
+}
+
+fn build(out: &Path, library: &Path) {
+    let target_folder = out.join("inject");
+    let is_release = variable("PROFILE") == "release";
+    let mut cargo = Command::new(variable("CARGO"));
+    cargo.arg("rustc").arg("--lib").args(["--crate-type", "cdylib"]);
+    cargo.arg("--manifest-path").arg(Path::new(gpumem_inject::MANIFEST_DIR).join("Cargo.toml"));
+    cargo.arg("--target-dir").arg(&target_folder).arg("--quiet");
+    // Its lines are not what users look for: without debug information the command has a few MB less.
+    let profile = if is_release { "release" } else { "dev" };
+    cargo.arg("--config").arg(format!("profile.{profile}.debug=0"));
+    if is_release {
+        cargo.arg("--release");
+    }
+    let mut built = target_folder;
+    if variable("TARGET") != variable("HOST") {
+        cargo.arg("--target").arg(variable("TARGET"));
+        built.push(variable("TARGET"));
+    }
+    built.push(if is_release { "release" } else { "debug" });
+    // What the outer Cargo set for this build script is not meant for the library: among others its flags, and clippy in the place of
+    // the compiler.
+    for (name, _) in env::vars_os() {
+        let is_cargos = name.to_str().is_some_and(|name| name.starts_with("CARGO_") && name != "CARGO_HOME");
+        if is_cargos || ["RUSTFLAGS", "RUSTC_WORKSPACE_WRAPPER"].iter().any(|own| name == *own) {
+            cargo.env_remove(name);
+        }
+    }
+    cargo.args(["--", "-C", "strip=symbols"]);
+    let status = cargo.status().unwrap_or_else(|error| panic!("cannot run {cargo:?}: {error}"));
+    assert!(status.success(), "{cargo:?}: {status}");
+    copy(&built.join("libgpumem_inject.so"), library);
+    // The file that names all sources of the library.
+    let sources = fs::read_to_string(built.join("libgpumem_inject.d")).expect("Cargo writes it");
+    for source in sources.split_once(": ").map_or("", |(_, sources)| sources).split_whitespace() {
+        println!("cargo::rerun-if-changed={source}");
+    }
+}

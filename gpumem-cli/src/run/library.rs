@@ -1,0 +1,83 @@
+//! The library that the driver loads into the program: the command contains it and unpacks it into the user's cache.
+
+use std::{
+    env, fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    process,
+};
+
+/// What the build script has built. Empty on systems where gpumem does not record programs.
+const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libgpumem_inject.so"));
+
+/// The path of the unpacked library, whose content is that of this command.
+pub(super) fn unpacked() -> io::Result<PathBuf> {
+    if LIBRARY.is_empty() {
+        return Err(io::Error::other("this command was built without it: it is for Linux alone"));
+    }
+    let mut last = io::Error::other("there is no folder for it: set HOME or XDG_CACHE_HOME");
+    for folder in folders() {
+        match unpack(&folder, LIBRARY) {
+            Ok(path) => return Ok(path),
+            Err(error) => last = io::Error::new(error.kind(), format!("`{}`: {error}", folder.display())),
+        }
+    }
+    Err(last)
+}
+
+/// The user's cache, else a folder of the user's among the temporary files.
+fn folders() -> impl Iterator<Item = PathBuf> {
+    let named = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")));
+    let temporary = env::temp_dir().join(format!("gpumem-{}", rustix::process::geteuid().as_raw()));
+    cache.map(|cache| cache.join("gpumem")).into_iter().chain([temporary])
+}
+
+fn unpack(folder: &Path, library: &[u8]) -> io::Result<PathBuf> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    // The program runs what is in this folder.
+    let known = folder.metadata()?;
+    if known.uid() != rustix::process::geteuid().as_raw() || known.mode() & 0o022 != 0 {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "others may write to it"));
+    }
+    let mut hasher = DefaultHasher::new();
+    library.hash(&mut hasher);
+    let path = folder.join(format!("libgpumem_inject-{:016x}.so", hasher.finish()));
+    if fs::read(&path).is_ok_and(|there| there == library) {
+        return Ok(path);
+    }
+    // Under another name first: a program that begins meanwhile must not load a part of it. What a running program has loaded stays.
+    let part = path.with_extension(process::id().to_string());
+    let mut file = fs::File::options().write(true).create_new(true).mode(0o700).open(&part)?;
+    let written = file.write_all(library).and_then(|()| fs::rename(&part, &path));
+    if written.is_err() {
+        _ = fs::remove_file(&part);
+    }
+    written.map(|()| path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_library_is_unpacked_once_and_repaired() {
+        let folder = env::temp_dir().join(format!("gpumem-library-{}", process::id()));
+        let path = unpack(&folder, b"the library").unwrap();
+        let written = path.metadata().unwrap().modified().unwrap();
+        assert_eq!(unpack(&folder, b"the library").unwrap(), path);
+        assert_eq!(path.metadata().unwrap().modified().unwrap(), written);
+        assert_ne!(unpack(&folder, b"another").unwrap(), path);
+        // Somebody changed it.
+        fs::write(&path, b"something else").unwrap();
+        assert_eq!(fs::read(unpack(&folder, b"the library").unwrap()).unwrap(), b"the library");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(unpack(&folder, b"the library").unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        _ = fs::remove_dir_all(&folder);
+    }
+}

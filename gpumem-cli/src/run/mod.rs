@@ -1,0 +1,73 @@
+//! `gpumem run`: starts the program with the library in it, waits for it, and finishes the recordings of its processes.
+
+mod library;
+mod place;
+mod program;
+mod recordings;
+mod symbols;
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    path::{Path, PathBuf},
+};
+
+use gpumem_inject::variable;
+
+use self::{place::Place, program::Program, recordings::Recording};
+use crate::{
+    commands::run::{Arguments, Stacks},
+    exit::Exit,
+    failure::Failure,
+    terminal,
+};
+
+/// Runs the program, recorded if that is possible.
+pub(crate) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
+    let Arguments { output, stacks, command } = arguments;
+    let mut program = Program::new(command);
+    let place = prepare(output.as_deref(), &command[0], command.get(1..).unwrap_or_default());
+    let place = match place {
+        Ok((place, library)) => {
+            program.environment(variable::INJECTION, library.as_os_str());
+            program.environment(variable::FILE, place.file().as_os_str());
+            program.environment(variable::STACKS, if *stacks == Stacks::None { "none" } else { "native" });
+            Some(place)
+        }
+        Err(failure) => {
+            terminal::error(&failure);
+            None
+        }
+    };
+    let ended = program.run()?;
+    if let Some(place) = place {
+        let recordings = recordings::finish(&place);
+        summarize(&recordings, &place);
+    }
+    Ok(Exit::Program(ended.code()))
+}
+
+/// Where the recordings are to be, and the library that writes them.
+fn prepare(output: Option<&Path>, program: &OsStr, arguments: &[OsString]) -> Result<(Place, PathBuf), Failure> {
+    let runs_on = "the program runs without being recorded";
+    if let Some(other) = env::var_os(variable::INJECTION).filter(|path| !path.is_empty()) {
+        let what = format!("{} is set", variable::INJECTION);
+        return Err(Failure::new(what, format_args!("another tool has `{}` loaded", other.display()), runs_on));
+    }
+    let place = Place::new(output, program, arguments)
+        .map_err(|(path, error)| Failure::new(format_args!("cannot record to `{}`", path.display()), error, runs_on))?;
+    let library = library::unpacked().map_err(|error| Failure::new("the injected library", error, runs_on))?;
+    Ok((place, library))
+}
+
+/// On stderr: stdout belongs to the program.
+fn summarize(recordings: &[Recording], place: &Place) {
+    if recordings.is_empty() {
+        let what = format!("nothing was recorded in `{}`", place.file().display());
+        let cause = "no process of the program called cuInit, or the driver could not load the library";
+        terminal::error(&Failure::new(what, cause, ""));
+    }
+    for recording in recordings {
+        terminal::error(&format_args!("recorded {}", recording.path.display()));
+    }
+}

@@ -1,0 +1,147 @@
+//! Where the recordings of a run are.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    process,
+};
+
+const EXTENSION: &str = "capture";
+
+/// The file of a recording, and by its name those of all processes of the run.
+#[derive(Debug)]
+pub(super) struct Place {
+    file: PathBuf,
+    /// Files that were there before the run and have such names.
+    older: Vec<PathBuf>,
+}
+
+impl Place {
+    /// The file that the user named, else a new one that is named after the program. The error says which file cannot be written.
+    pub(super) fn new(
+        output: Option<&Path>,
+        program: &OsStr,
+        arguments: &[OsString],
+    ) -> Result<Self, (PathBuf, io::Error)> {
+        let here = |path: PathBuf| {
+            let absolute = env::current_dir().map(|folder| folder.join(&path));
+            absolute.map_err(|error| (path, error))
+        };
+        let file = match output {
+            Some(file) => here(file.to_owned())?,
+            None => here(free_name(program, arguments))?,
+        };
+        let probe = file.with_file_name(format!(".gpumem-{}", process::id()));
+        let is_folder = file.is_dir().then(|| io::Error::from(io::ErrorKind::IsADirectory));
+        let tried = is_folder.map_or_else(|| File::create(&probe).map(drop), Err);
+        _ = fs::remove_file(&probe);
+        tried.map_err(|error| (file.clone(), error))?;
+        let mut place = Self { file, older: Vec::new() };
+        place.older = place.of_processes();
+        Ok(place)
+    }
+
+    /// The file that the user knows.
+    pub(super) fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// The recordings that the processes of this run have written, by name.
+    pub(super) fn of_processes(&self) -> Vec<PathBuf> {
+        let folder = self.file.parent().unwrap_or(Path::new("."));
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        let mut files: Vec<_> =
+            entries.filter(|path| self.is_of_a_process(path) && !self.older.contains(path)).collect();
+        files.sort();
+        files
+    }
+
+    /// `train.rank3.pid17.2.capture`, if the file is `train.capture`.
+    fn is_of_a_process(&self, path: &Path) -> bool {
+        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        let between = || {
+            let name = path.file_name()?.to_str()?;
+            let stem = self.file.file_stem()?.to_str()?;
+            let rest = name.strip_prefix(stem)?;
+            let rest = match self.file.extension() {
+                Some(extension) => rest.strip_suffix(extension.to_str()?)?.strip_suffix('.')?,
+                None => rest,
+            };
+            rest.strip_prefix('.')
+        };
+        let Some(between) = between() else { return false };
+        let mut parts = between.split('.').peekable();
+        parts.next_if(|part| part.strip_prefix("rank").is_some_and(is_number));
+        let is_process = parts.next().is_some_and(|part| part.strip_prefix("pid").is_some_and(is_number));
+        parts.next_if(|part| is_number(part));
+        is_process && parts.next().is_none()
+    }
+
+    /// `train.rank3.gpu0.pid17.capture` of `train.rank3.pid17.capture`.
+    pub(super) fn with_devices(path: &Path, devices: &[u32]) -> PathBuf {
+        let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        let Some(at) = name.rfind(".pid") else { return path.to_owned() };
+        let devices: Vec<_> = devices.iter().map(u32::to_string).collect();
+        path.with_file_name(format!("{}.gpu{}{}", &name[..at], devices.join("+"), &name[at..]))
+    }
+}
+
+/// `train.capture` for `python train.py`; with a number if there is such a file.
+fn free_name(program: &OsStr, arguments: &[OsString]) -> PathBuf {
+    let stem = |path: &OsStr| Path::new(path).file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    let script = || {
+        let is_script = |path: &&OsString| {
+            let extension = Path::new(path).extension().and_then(OsStr::to_str);
+            matches!(extension, Some("py" | "sh"))
+        };
+        stem(arguments.iter().find(is_script)?)
+    };
+    let stem = script().or_else(|| stem(program)).unwrap_or_else(|| "program".to_owned());
+    let name = |count: u32| match count {
+        1 => format!("{stem}.{EXTENSION}").into(),
+        count => format!("{stem}.{count}.{EXTENSION}").into(),
+    };
+    (1..1_000).map(name).find(|path: &PathBuf| !path.exists()).unwrap_or_else(|| name(1_000))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_files_of_the_processes_are_known_by_their_names() {
+        let place = |file: &str| Place { file: Path::new("/folder").join(file), older: Vec::new() };
+        let is = |file: &str, path: &str| place(file).is_of_a_process(&Path::new("/folder").join(path));
+        for path in ["a.b.pid1.capture", "a.b.rank0.pid17.capture", "a.b.rank12.pid17.3.capture"] {
+            assert!(is("a.b.capture", path), "{path}");
+        }
+        for path in [
+            "a.b.capture",
+            "a.b.pid.capture",
+            "a.b.pid1.capture.ring",
+            "a.pid1.capture",
+            "a.b.rank0.capture",
+            "a.b.rank0.gpu0.pid1.capture",
+            "a.b.pid1.2.3.capture",
+            "xa.b.pid1.capture",
+        ] {
+            assert!(!is("a.b.capture", path), "{path}");
+        }
+        assert!(is("a", "a.pid3") && !is("a", "a.pid3.capture"));
+        let named = Place::with_devices(Path::new("/folder/a.rank1.pid2.3.capture"), &[0, 2]);
+        assert_eq!(named, Path::new("/folder/a.rank1.gpu0+2.pid2.3.capture"));
+    }
+
+    #[test]
+    fn a_file_is_named_after_the_program() {
+        let name = |words: &[&str]| {
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            free_name(&words[0], &words[1..]).to_str().unwrap().to_owned()
+        };
+        assert_eq!(name(&["/usr/bin/python3", "-u", "src/no-such-train.py", "--x"]), "no-such-train.capture");
+        assert_eq!(name(&["./no-such-program", "8"]), "no-such-program.capture");
+    }
+}

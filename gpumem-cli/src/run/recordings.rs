@@ -1,0 +1,81 @@
+//! What is done with the recordings when the program has ended.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
+
+use gpumem_core::{
+    capture::{End, Item, Recovered, items_of, recover},
+    model::EventKind,
+};
+
+use super::{place::Place, symbols};
+use crate::{failure::Failure, terminal};
+
+/// The recording of a process.
+#[derive(Debug)]
+pub(super) struct Recording {
+    pub(super) path: PathBuf,
+}
+
+/// Completes the recordings of the run, removes those of processes that allocated nothing, and gives them the names that users know.
+pub(super) fn finish(place: &Place) -> Vec<Recording> {
+    let mut recorded = Vec::new();
+    for path in place.of_processes() {
+        match complete(&path) {
+            Ok(Some(devices)) => recorded.push((path, devices)),
+            Ok(None) => {}
+            Err(error) => {
+                let what = format!("the recording `{}`", path.display());
+                terminal::error(&Failure::new(what, error, ""));
+            }
+        }
+    }
+    let is_one = recorded.len() == 1;
+    let name = |(path, devices): (PathBuf, Vec<u32>)| {
+        let named = if is_one { place.file().to_owned() } else { Place::with_devices(&path, &devices) };
+        let path = if fs::rename(&path, &named).is_ok() { named } else { path };
+        Recording { path }
+    };
+    recorded.into_iter().map(name).collect()
+}
+
+/// The devices on which the process allocated; `None` if it allocated nothing, or runs still.
+fn complete(path: &Path) -> io::Result<Option<Vec<u32>>> {
+    if recover(path)? == Recovered::IsRunning {
+        let what = format!("the recording `{}` is not finished", path.display());
+        let next = "`gpumem report` shows what it has so far";
+        terminal::error(&Failure::new(what, "a process that the program started runs on", next));
+        return Ok(None);
+    }
+    let (items, end) = items_of(io::BufReader::new(File::open(path)?))?;
+    if let End::Cut { at } = end {
+        // The disk was full. What is added later has to follow a complete record.
+        File::options().write(true).open(path)?.set_len(at)?;
+    }
+    let mut devices: Vec<u32> = items
+        .iter()
+        .filter_map(|item| match item {
+            Item::Event(event) => match event.kind {
+                EventKind::Alloc { block, .. } => Some(block.device.ordinal),
+                _ => None,
+            },
+            _ => None,
+        })
+        .collect();
+    devices.sort_unstable();
+    devices.dedup();
+    if devices.is_empty() {
+        fs::remove_file(path)?;
+        return Ok(None);
+    }
+    if !matches!(end, End::Damaged { .. })
+        && let Err(error) = symbols::add(path, &items)
+    {
+        let what = format!("`{}` lacks the functions of stacks", path.display());
+        terminal::error(&Failure::new(what, error, ""));
+    }
+    Ok(Some(devices))
+}

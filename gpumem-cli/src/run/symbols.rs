@@ -1,0 +1,95 @@
+//! The functions and lines at the addresses of a recording, from the files of the program and of its libraries. This is done after the
+//! program has ended: it takes time, and in the program it would delay the exit.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fs::File,
+    io::{self, Seek, SeekFrom},
+    path::Path,
+};
+
+use addr2line::Loader;
+use gpumem_core::capture::{CodeAddress, Item, ModuleDefinition, Symbol, SymbolsDefinition, Writer};
+use object::{Object, ObjectSegment, ReadCache};
+
+/// Adds what the addresses stand for to a complete recording, which has these items.
+pub(super) fn add(recording: &Path, items: &[Item]) -> io::Result<()> {
+    let mut modules = HashMap::new();
+    let (mut addresses, mut known) = (BTreeMap::<u32, BTreeSet<u64>>::new(), BTreeSet::new());
+    for item in items {
+        match item {
+            Item::Module(module) => _ = modules.insert(module.id, module),
+            Item::Stack(stack) => stack.addresses.iter().for_each(|address| {
+                addresses.entry(address.module).or_default().insert(address.offset);
+            }),
+            Item::Symbols(symbols) => _ = known.insert((symbols.address.module, symbols.address.offset)),
+            _ => {}
+        }
+    }
+    let mut file = File::options().append(true).open(recording)?;
+    let end = file.seek(SeekFrom::End(0))?;
+    let mut writer = Writer::append(&file, end);
+    for (module, offsets) in addresses {
+        let Some(resolver) = modules.get(&module).and_then(|module| Resolver::new(module)) else { continue };
+        for offset in offsets.into_iter().filter(|offset| !known.contains(&(module, *offset))) {
+            let symbols = resolver.symbols(offset);
+            if symbols.iter().any(|symbol| *symbol != Symbol::default()) {
+                let address = CodeAddress { module, offset };
+                writer.write(&Item::Symbols(SymbolsDefinition { address, symbols }))?;
+            }
+        }
+    }
+    writer.flush()
+}
+
+/// Reads the debug information of one file.
+struct Resolver {
+    loader: Loader,
+    /// Where the file is mapped if its base address is 0.
+    first: u64,
+}
+
+impl Resolver {
+    /// `None` if there is no such file, or if it is not the one that the program had.
+    fn new(module: &ModuleDefinition) -> Option<Self> {
+        let cache = ReadCache::new(File::open(&module.path).ok()?);
+        let file = object::File::parse(&cache).ok()?;
+        let build_id = file.build_id().ok().flatten().unwrap_or_default();
+        if build_id != module.build_id {
+            return None;
+        }
+        let first = file.segments().map(|segment| segment.address() & !(segment.align().max(1) - 1)).min()?;
+        Some(Self { loader: Loader::new(&module.path).ok()?, first })
+    }
+
+    /// What is at a return address, inlined functions first.
+    fn symbols(&self, offset: u64) -> Vec<Symbol> {
+        // The call is before the address to which it returns.
+        let at = self.first.wrapping_add(offset).wrapping_sub(1);
+        let mut symbols = Vec::new();
+        if let Ok(mut frames) = self.loader.find_frames(at) {
+            while let Ok(Some(frame)) = frames.next() {
+                let name = frame.function.as_ref().and_then(|function| function.demangle().ok());
+                let location = frame.location.as_ref();
+                symbols.push(Symbol {
+                    function: name.map(Cow::into_owned),
+                    file: location.and_then(|location| location.file).map(str::to_owned),
+                    line: location.and_then(|location| location.line),
+                    column: location.and_then(|location| location.column),
+                });
+            }
+        }
+        // Without debug information there is still the table of functions.
+        if symbols.iter().all(|symbol| symbol.function.is_none())
+            && let Some(name) = self.loader.find_symbol(at)
+        {
+            let function = Some(addr2line::demangle_auto(name.into(), None).into_owned());
+            match symbols.last_mut() {
+                Some(outermost) => outermost.function = function,
+                None => symbols.push(Symbol { function, ..Symbol::default() }),
+            }
+        }
+        symbols
+    }
+}

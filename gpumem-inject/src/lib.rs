@@ -1,0 +1,22 @@
+//! The library that the command `gpumem` puts into the programs that it records. It is no library for programs: the command builds it
+//! as a shared object, and NVIDIA's driver loads it, because `CUDA_INJECTION64_PATH` names it.
+//!
+//! The driver calls `InitializeInjection` when the program calls `cuInit`. From then on gpumem intercepts every allocation on all
+//! threads and records it. The command says in [`variable`] what is to be recorded, and in which file.
+//!
+//! The program runs as without the library: nothing is printed on stdout, no panic leaves the library, and what fails is one line on
+//! stderr.
+
+#![deny(unsafe_code)]
+
+#[cfg(feature = "library")]
+mod request;
+#[cfg(feature = "library")]
+mod sys;
+pub mod variable;
+
+#[cfg(feature = "library")]
+pub use self::sys::InitializeInjection;
+
+/// The folder with the manifest of this crate, for the build script of the command.
+pub const MANIFEST_DIR: &str = env!("CARGO_MANIFEST_DIR");

@@ -1,0 +1,72 @@
+//! What the command asks for.
+
+use std::{
+    env,
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process,
+};
+
+use gpumem::__private::{Injected, begin_injected};
+
+use crate::variable;
+
+/// The variables in which launchers put the number of a process among those of a job.
+const RANKS: [&str; 5] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"];
+
+/// Begins what the command asks for.
+pub(crate) fn begin() -> Result<(), String> {
+    // Somebody else's `CUDA_INJECTION64_PATH` names this library: there is no file to write.
+    let Some(file) = env::var_os(variable::FILE).filter(|file| !file.is_empty()) else {
+        return Err(format!("{} is not set; start the program with `gpumem run`", variable::FILE));
+    };
+    let stacks = env::var_os(variable::STACKS).is_none_or(|stacks| stacks != "none");
+    let rank = RANKS.iter().find_map(|name| env::var(name).ok()?.trim().parse().ok());
+    let recording = free_name(Path::new(&file), rank, process::id());
+    begin_injected(Injected { recording: &recording, stacks })
+}
+
+/// `train.gpumem` is `train.rank3.pid17.gpumem` for this process. A process that calls `exec` keeps its number, so the next program in
+/// it has a file `train.rank3.pid17.2.gpumem`.
+fn free_name(file: &Path, rank: Option<u64>, pid: u32) -> PathBuf {
+    let name = |count: u32| {
+        let mut name = file.file_stem().unwrap_or(file.as_os_str()).to_owned();
+        if let Some(rank) = rank {
+            name.push(format!(".rank{rank}"));
+        }
+        name.push(format!(".pid{pid}"));
+        if count > 1 {
+            name.push(format!(".{count}"));
+        }
+        if let Some(extension) = file.extension() {
+            name.push(OsString::from("."));
+            name.push(extension);
+        }
+        file.with_file_name(name)
+    };
+    // The name is of this process alone, so nobody else creates the file meanwhile.
+    (1..1_000).map(name).find(|path| !path.exists()).unwrap_or_else(|| name(1_000))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn each_process_has_a_file_of_its_own() {
+        let folder = env::temp_dir().join(format!("gpumem-inject-{}", process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let name = |file: &str, rank| {
+            let path = free_name(&folder.join(file), rank, 17);
+            path.strip_prefix(&folder).unwrap().to_str().unwrap().to_owned()
+        };
+        assert_eq!(name("train.gpumem", None), "train.pid17.gpumem");
+        assert_eq!(name("a.b.gpumem", Some(3)), "a.b.rank3.pid17.gpumem");
+        assert_eq!(name("train", Some(0)), "train.rank0.pid17");
+        fs::write(folder.join("train.pid17.gpumem"), "").unwrap();
+        assert_eq!(name("train.gpumem", None), "train.pid17.2.gpumem");
+        let _ = fs::remove_dir_all(&folder);
+    }
+}

@@ -1,0 +1,7 @@
+//! The command `gpumem`, for the tests of this package: Cargo builds the programs of a package for its own tests alone.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    gpumem_cli::main()
+}

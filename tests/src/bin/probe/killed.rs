@@ -1,0 +1,37 @@
+//! A program that is killed while it allocates.
+
+use std::{
+    io::{self, Write},
+    process, thread,
+    time::Duration,
+};
+
+use crate::Trouble;
+use crate::raw::{self, invoke};
+
+/// Allocates blocks until it is killed, after so many microseconds: the first has 512 bytes, each further one 512 more, and of two
+/// blocks one is freed at once. When a call has returned, its number goes to stdout.
+pub(crate) fn allocate_until_killed(micros: u64) -> Result<String, Trouble> {
+    thread::spawn(move || {
+        thread::sleep(Duration::from_micros(micros));
+        raw::kill(process::id().cast_signed());
+    });
+    let mut out = io::stdout().lock();
+    let mut calls = 0_u64;
+    for number in 1.. {
+        let mut address = 0_u64;
+        if invoke("cuMemAlloc_v2", [&raw mut address as u64, 512 * number, 0, 0, 0, 0])? != 0 {
+            break;
+        }
+        calls += 1;
+        writeln!(out, "{calls}")?;
+        if number % 2 == 0 {
+            invoke("cuMemFree_v2", [address, 0, 0, 0, 0, 0])?;
+            calls += 1;
+            writeln!(out, "{calls}")?;
+        }
+    }
+    // There is no more memory.
+    thread::park();
+    Err("it was not killed".into())
+}

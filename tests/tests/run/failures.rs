@@ -1,0 +1,96 @@
+//! What keeps gpumem from recording: the program runs on, and one line says why.
+
+use gpumem_tests::{Library, built};
+
+use super::*;
+
+/// The lines on stderr.
+#[track_caller]
+fn one_line(outcome: &Outcome, text: &str) {
+    assert!(outcome.succeeded(), "{outcome}");
+    let lines: Vec<_> = outcome.stderr.lines().collect();
+    assert!(lines.len() == 1 && lines[0].starts_with("gpumem: ") && lines[0].contains(text), "{outcome}");
+}
+
+#[test]
+fn another_tool_that_is_to_be_injected() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let outcome = run_probe(&machine().env("CUDA_INJECTION64_PATH", "/nowhere/tool.so"), &file, &ALLOCATES);
+    one_line(
+        &outcome,
+        "CUDA_INJECTION64_PATH is set: another tool has `/nowhere/tool.so` loaded; the program runs without",
+    );
+    assert_eq!(outcome.stdout, machine().run(&ALLOCATES.join("; ")).stdout);
+    assert_eq!(folder.names(), [""; 0]);
+}
+
+#[test]
+fn a_program_that_names_another_tool_itself() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let outcome =
+        run(&machine(), &file, &[&["env", "CUDA_INJECTION64_PATH=/nowhere/x.so", &probe()], &ALLOCATES[..]].concat());
+    one_line(&outcome, "nothing was recorded");
+}
+
+#[test]
+fn a_file_that_cannot_be_written() {
+    let folder = Folder::new();
+    for file in [folder.file("no such folder/a.capture"), folder.0.to_str().unwrap().to_owned(), "/proc/a".to_owned()] {
+        let outcome = run_probe(&machine(), &file, &ALLOCATES);
+        one_line(&outcome, &format!("cannot record to `{file}`: "));
+        assert_eq!(outcome.stdout, machine().run(&ALLOCATES.join("; ")).stdout);
+    }
+}
+
+#[test]
+fn a_program_without_cuda() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    for command in [&["echo", "text"][..], &[&probe(), "call cuInit 0"]] {
+        let outcome = run(&machine(), &file, command);
+        one_line(&outcome, "nothing was recorded");
+    }
+    let outcome = run_probe(&machine().without(Library::Cuda), &file, &["try_count"]);
+    one_line(&outcome, "nothing was recorded");
+    assert_eq!(folder.names(), [""; 0]);
+}
+
+/// A driver whose dispatch table gpumem does not know.
+#[test]
+fn a_driver_that_cannot_be_intercepted() {
+    let folder = Folder::new();
+    let machine = Standin::new().env("XDG_CACHE_HOME", folder.0.join("cache"));
+    let outcome = run_probe(&machine, &folder.file("a.capture"), &ALLOCATES);
+    assert!(outcome.is_clean(), "{outcome}");
+    let lines: Vec<_> = outcome.stderr.lines().collect();
+    assert!(
+        lines.len() == 2 && lines[0].starts_with("gpumem: process ") && lines[0].contains(" is not recorded: "),
+        "{outcome}"
+    );
+    assert!(lines[1].contains("nothing was recorded"), "{outcome}");
+    assert_eq!(outcome.stdout, self::machine().run(&ALLOCATES.join("; ")).stdout);
+    assert_eq!(folder.names(), ["cache"]);
+}
+
+/// No file may become longer than 8 KiB, which is what a full disk looks like to a program.
+#[test]
+fn a_full_disk() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let steps = in_shell(&[&ALLOCATES[..3], &["until_killed 600000"]].concat());
+    let script = format!(
+        "trap '' XFSZ; ulimit -f 8; unset GPUMEM_STANDIN_LOG; exec {} run -o {file} -- {}{steps} > /dev/null",
+        built("gpumem-command").display(),
+        probe()
+    );
+    let outcome = machine().run_program("/bin/bash".as_ref(), &["-c", &script]);
+    // It ran until it was killed.
+    assert_eq!(outcome.exit(), "exit status: 137", "{outcome}");
+    assert!(outcome.stderr.contains(": cannot write the recording "), "{outcome}");
+    // What was written before is there.
+    let recorded = recorded(&file);
+    assert!(recorded.bytes.len() > 100 && recorded.bytes.iter().zip(1..).all(|(bytes, number)| *bytes == 512 * number));
+    assert_eq!(folder.names(), ["a.capture"]);
+}

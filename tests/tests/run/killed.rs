@@ -1,0 +1,36 @@
+//! `kill -9` loses nothing that was recorded.
+
+use gpumem_tests::Random;
+
+use super::*;
+
+/// Calls that have returned when the program is killed are in the recording, at 100 moments.
+#[test]
+fn a_killed_program_loses_no_event() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let mut random = Random::new(20);
+    let (mut most, mut all) = (0, 0);
+    for round in 0..100 {
+        let micros = random.below(if round % 2 == 0 { 3_000_u64 } else { 300_000 });
+        let until = format!("until_killed {micros}");
+        let outcome = run_probe(&machine(), &file, &[&ALLOCATES[..3], &[until.as_str()]].concat());
+        assert_eq!(outcome.exit(), "exit status: 137", "{outcome}");
+        let returned: usize = outcome.stdout.lines().filter_map(|line| line.parse().ok()).max().unwrap_or(0);
+        all += returned;
+        if !Path::new(&file).exists() {
+            // Nothing is kept of a process that allocated nothing.
+            assert_eq!(returned, 0, "{outcome}");
+            continue;
+        }
+        let recorded = recorded(&file);
+        let events = recorded.bytes.len() + recorded.frees;
+        // The last call may be recorded although it has not returned.
+        assert!((returned..=returned + 1).contains(&events), "{events} of {returned} events\n{}", outcome.stderr);
+        assert!(recorded.bytes.iter().zip(1..).all(|(bytes, number)| *bytes == 512 * number));
+        assert_eq!(folder.names(), ["a.capture"]);
+        fs::remove_file(&file).expect("it is there");
+        most = most.max(returned);
+    }
+    assert!(most > 1_000 && all > most, "{most} {all}");
+}

@@ -1,0 +1,115 @@
+//! `gpumem run` with programs on the stand-in driver.
+
+mod children;
+mod failures;
+mod killed;
+mod program;
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+};
+
+use gpumem_core::{
+    capture::{End, Reader, Step},
+    model::EventKind,
+};
+use gpumem_tests::{Outcome, Standin, built};
+
+/// Two blocks, of which one is freed: 36 MiB at most.
+const ALLOCATES: [&str; 6] = [
+    "call cuInit 0",
+    "call cuDevicePrimaryCtxRetain &context 0",
+    "call cuCtxSetCurrent context",
+    "call cuMemAlloc_v2 &kept 4194304",
+    "call cuMemAlloc_v2 &freed 33554432",
+    "call cuMemFree_v2 freed",
+];
+
+/// A folder for the recordings of one test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("run-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+        fs::create_dir_all(&folder).expect("the folder for tests can be written");
+        Self(folder)
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.0.join(name).to_str().expect("the path is text").to_owned()
+    }
+
+    /// The names of all files, in order.
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.0).expect("it is there").flatten();
+        let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A machine whose driver has a dispatch table.
+fn machine() -> Standin {
+    Standin::new().dispatch().env("XDG_CACHE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"))
+}
+
+fn probe() -> String {
+    built("probe").to_str().expect("the path is text").to_owned()
+}
+
+/// Steps of the probe as a shell's words.
+fn in_shell(steps: &[&str]) -> String {
+    steps.iter().flat_map(|step| [" '", step, "'"]).collect()
+}
+
+/// Runs `gpumem run -o FILE -- COMMAND…`.
+fn run(machine: &Standin, file: &str, command: &[&str]) -> Outcome {
+    machine.run_program(&built("gpumem-command"), &[&["run", "-o", file, "--"], command].concat())
+}
+
+/// Runs the probe in it.
+fn run_probe(machine: &Standin, file: &str, steps: &[&str]) -> Outcome {
+    run(machine, file, &[&[probe().as_str()], steps].concat())
+}
+
+/// What is in a recording.
+#[derive(Debug, PartialEq, Eq)]
+struct Recorded {
+    /// Of allocations, in order.
+    bytes: Vec<u64>,
+    frees: usize,
+}
+
+#[track_caller]
+fn recorded(file: &str) -> Recorded {
+    let open = File::open(file).unwrap_or_else(|error| panic!("{file}: {error}"));
+    let mut reader = Reader::new(open).unwrap_or_else(|error| panic!("{file}: {error}"));
+    let mut recorded = Recorded { bytes: Vec::new(), frees: 0 };
+    while let Some(step) = reader.step().expect("it can be read") {
+        if let Step::Event(event, _) = step {
+            match event.kind {
+                EventKind::Alloc { block, .. } => recorded.bytes.push(block.bytes.get()),
+                EventKind::Free { .. } => recorded.frees += 1,
+                _ => {}
+            }
+        }
+    }
+    assert_eq!(reader.end(), Some(&End::Complete), "{file}");
+    assert!(reader.skipped().is_nothing(), "{file}: {:?}", reader.skipped());
+    recorded
+}
+
+/// What [`ALLOCATES`] leaves in a recording.
+fn of_allocates() -> Recorded {
+    Recorded { bytes: vec![4 << 20, 32 << 20], frees: 1 }
+}

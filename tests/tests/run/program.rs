@@ -1,0 +1,86 @@
+//! What the program has of its own: output, exit code, signals.
+
+use std::fs::File;
+
+use gpumem_core::capture::Reader;
+use gpumem_tests::built;
+
+use super::*;
+
+#[test]
+fn the_program_is_recorded_and_prints_what_it_prints_alone() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let plain = machine().run(&ALLOCATES.join("; "));
+    let outcome = run_probe(&machine(), &file, &ALLOCATES);
+    assert!(outcome.is_clean(), "{outcome}");
+    assert_eq!(outcome.stdout, plain.stdout);
+    assert_eq!(folder.names(), ["a.capture"], "{outcome}");
+    assert_eq!(recorded(&file), of_allocates());
+    // The lines of the program are in the recording, although it ended before they were looked up.
+    let mut reader = Reader::new(File::open(&file).unwrap()).unwrap();
+    reader.replay(|_| {}).unwrap();
+    let sources: Vec<_> = reader.definitions().interceptions().iter().map(|by| by.source.name()).collect();
+    assert_eq!(sources, ["dispatch"]);
+    let live = reader.live_blocks().unwrap();
+    let place = live[0].line.as_deref().unwrap_or_default();
+    assert!(live.len() == 1 && place.contains("raw.rs:"), "{live:#?}");
+}
+
+#[test]
+fn stacks_are_left_out_on_request() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let probe = probe();
+    let arguments = [&["run", "--stacks", "none", "-o", &file, "--", &probe], &ALLOCATES[..]].concat();
+    let outcome = machine().run_program(&built("gpumem-command"), &arguments);
+    assert!(outcome.is_clean(), "{outcome}");
+    let mut reader = Reader::new(File::open(&file).unwrap()).unwrap();
+    reader.replay(|_| {}).unwrap();
+    assert_eq!(reader.definitions().modules().count(), 0);
+    assert_eq!(recorded(&file), of_allocates());
+}
+
+#[test]
+fn the_exit_code_is_that_of_the_program() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    for (script, exit) in [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 128 + 15), ("kill -KILL $$", 128 + 9)] {
+        let outcome = run(&machine(), &file, &["sh", "-c", script]);
+        assert_eq!(outcome.exit(), format!("exit status: {exit}"), "{outcome}");
+    }
+    for (program, exit) in [("./no-such-program", 127), ("/", 126)] {
+        let outcome = run(&machine(), &file, &[program]);
+        assert_eq!(outcome.exit(), format!("exit status: {exit}"), "{outcome}");
+        assert!(outcome.stderr.starts_with(&format!("gpumem: cannot start `{program}`: ")), "{outcome}");
+    }
+    assert_eq!(folder.names(), [""; 0]);
+}
+
+#[test]
+fn signals_reach_the_program() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let ready = folder.file("ready");
+    let command = built("gpumem-command");
+    for (signal, exit) in [("TERM", "12"), ("USR1", "13")] {
+        let program = format!("trap 'exit 12' TERM; trap 'exit 13' USR1; echo > {ready}; while :; do sleep 0.01; done");
+        let script = format!(
+            "{} run -o {file} -- sh -c \"{program}\" & gpumem=$!; while [ ! -e {ready} ]; do sleep 0.01; done; \
+             kill -{signal} $gpumem; wait $gpumem; echo ended $?",
+            command.display()
+        );
+        let outcome = machine().run_program("/bin/sh".as_ref(), &["-c", &script]);
+        assert!(outcome.stdout.contains(&format!("ended {exit}\n")), "{outcome}");
+        std::fs::remove_file(&ready).unwrap();
+    }
+}
+
+#[test]
+fn the_program_reads_our_stdin() {
+    let folder = Folder::new();
+    let script =
+        format!("echo 'some input' | {} run -o {} -- cat", built("gpumem-command").display(), folder.file("a.capture"));
+    let outcome = machine().run_program("/bin/sh".as_ref(), &["-c", &script]);
+    assert_eq!(outcome.stdout, "some input\n", "{outcome}");
+}
