@@ -26,6 +26,15 @@ pub(crate) fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Res
 
 /// Colours, if stdout is a terminal and `NO_COLOR` is not set.
 pub(crate) fn paint() -> Paint {
+    paint_for(&io::stdout())
+}
+
+/// The same for stderr.
+pub(crate) fn paint_on_stderr() -> Paint {
+    paint_for(&io::stderr())
+}
+
+fn paint_for(to: &impl IsTerminal) -> Paint {
     let is_wanted = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    if is_wanted && io::stdout().is_terminal() { Paint::Ansi } else { Paint::Plain }
+    if is_wanted && to.is_terminal() { Paint::Ansi } else { Paint::Plain }
 }

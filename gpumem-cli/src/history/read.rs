@@ -9,12 +9,12 @@ use std::{
 };
 
 use gpumem_core::{
-    capture::{Reader, RecordedEvent, Step},
+    capture::{Reader, RecordedEvent, Step, ring_path},
     model::{Block, Device, EventKind, Key, ScopeId, ThreadId},
 };
 
 use super::{BlockLife, Change, ChangeKind, DeviceHistory, History, LIVE, ScopeLife, names::Origins};
-use crate::{failure::Failure, progress::Progress};
+use crate::{failure::Failure, progress::Progress, run, terminal};
 
 /// The bytes of a recording. It shows how much was read.
 #[derive(Debug)]
@@ -37,6 +37,20 @@ impl Seek for Bytes {
     }
 }
 
+/// The process of the recording was killed, or runs still.
+fn add_ring(path: &Path) {
+    let next = "the report covers what comes before";
+    let file = format!("`{}`", path.display());
+    match run::complete(path) {
+        Ok(Some(_)) => {}
+        Ok(None) => terminal::error(&Failure::new(file, "its process records still", next)),
+        Err(error) => {
+            let what = format!("what the process of {file} recorded last cannot be added");
+            terminal::error(&Failure::new(what, error, next));
+        }
+    }
+}
+
 impl History {
     /// Reads a whole recording, as far as it is readable: [`incomplete`](Self::incomplete) says where it ends too early.
     pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
@@ -48,6 +62,9 @@ impl History {
             };
             Failure::new(format!("`{}` cannot be read", path.display()), error, next)
         };
+        if ring_path(path).exists() {
+            add_ring(path);
+        }
         let file = File::open(path).map_err(failed)?;
         let length = file.metadata().map_err(failed)?.len();
         // The reader reads it twice.

@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, Write},
-    path::{Path, PathBuf},
+    path::Path,
     time::Duration,
 };
 
@@ -17,15 +17,7 @@ use super::{
     ranks,
     text::{percent, shares},
 };
-use crate::{failure::Failure, history::in_words};
-
-/// Writes the summary of recordings: of one in detail, of several side by side.
-#[allow(dead_code, reason = "`run` is to call it")]
-pub(crate) fn write(files: &[PathBuf], out: &mut dyn Write, paint: Paint) -> Result<Vec<Overview>, Failure> {
-    let overviews = files.iter().map(|file| Overview::read(file)).collect::<Result<Vec<_>, _>>()?;
-    write_all(&overviews, out, paint).map_err(|error| Failure::of_output(&error))?;
-    Ok(overviews)
-}
+use crate::history::in_words;
 
 /// Of one in detail, of several side by side.
 pub(crate) fn write_all(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -> io::Result<()> {

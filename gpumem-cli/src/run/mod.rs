@@ -9,16 +9,19 @@ mod symbols;
 use std::{
     env,
     ffi::{OsStr, OsString},
+    io::{self, Write},
     path::{Path, PathBuf},
 };
 
 use gpumem_inject::variable;
 
+pub(crate) use self::recordings::complete;
 use self::{place::Place, program::Program, recordings::Recording};
 use crate::{
     commands::run::{Arguments, Stacks},
     exit::Exit,
     failure::Failure,
+    report::{overview::Overview, summary},
     terminal,
 };
 
@@ -67,7 +70,19 @@ fn summarize(recordings: &[Recording], place: &Place) {
         let cause = "no process of the program called cuInit, or the driver could not load the library";
         terminal::error(&Failure::new(what, cause, ""));
     }
+    let mut overviews = Vec::new();
     for recording in recordings {
-        terminal::error(&format_args!("recorded {}", recording.path.display()));
+        match Overview::read(&recording.path) {
+            Ok(overview) => overviews.push(overview),
+            Err(failure) => terminal::error(&failure),
+        }
+    }
+    if !overviews.is_empty() {
+        // In one write: what the program's other processes still print does not come in between.
+        let mut text = Vec::from(*b"\n");
+        if summary::write_all(&overviews, &mut text, terminal::paint_on_stderr()).is_ok() {
+            // Nobody reads stderr any more: there is no other place.
+            _ = io::stderr().write_all(&text);
+        }
     }
 }

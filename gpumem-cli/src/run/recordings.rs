@@ -7,7 +7,7 @@ use std::{
 };
 
 use gpumem_core::{
-    capture::{End, Item, Recovered, items_of, recover},
+    capture::{End, Item, RecordedEvent, Recovered, items_of, recover},
     model::EventKind,
 };
 
@@ -24,7 +24,7 @@ pub(super) struct Recording {
 pub(super) fn finish(place: &Place) -> Vec<Recording> {
     let mut recorded = Vec::new();
     for path in place.of_processes() {
-        match complete(&path) {
+        match devices_of(&path) {
             Ok(Some(devices)) => recorded.push((path, devices)),
             Ok(None) => {}
             Err(error) => {
@@ -43,39 +43,46 @@ pub(super) fn finish(place: &Place) -> Vec<Recording> {
 }
 
 /// The devices on which the process allocated; `None` if it allocated nothing, or runs still.
-fn complete(path: &Path) -> io::Result<Option<Vec<u32>>> {
-    if recover(path)? == Recovered::IsRunning {
+fn devices_of(path: &Path) -> io::Result<Option<Vec<u32>>> {
+    let Some(items) = complete(path)? else {
         let what = format!("the recording `{}` is not finished", path.display());
         let next = "`gpumem report` shows what it has so far";
         terminal::error(&Failure::new(what, "a process that the program started runs on", next));
         return Ok(None);
-    }
-    let (items, end) = items_of(io::BufReader::new(File::open(path)?))?;
-    if let End::Cut { at } = end {
-        // The disk was full. What is added later has to follow a complete record.
-        File::options().write(true).open(path)?.set_len(at)?;
-    }
-    let mut devices: Vec<u32> = items
-        .iter()
-        .filter_map(|item| match item {
-            Item::Event(event) => match event.kind {
-                EventKind::Alloc { block, .. } => Some(block.device.ordinal),
-                _ => None,
-            },
-            _ => None,
-        })
-        .collect();
+    };
+    let device = |item: &Item| match item {
+        Item::Event(RecordedEvent { kind: EventKind::Alloc { block, .. }, .. }) => Some(block.device.ordinal),
+        _ => None,
+    };
+    let mut devices: Vec<u32> = items.iter().filter_map(device).collect();
     devices.sort_unstable();
     devices.dedup();
     if devices.is_empty() {
         fs::remove_file(path)?;
         return Ok(None);
     }
-    if !matches!(end, End::Damaged { .. })
-        && let Err(error) = symbols::add(path, &items)
-    {
+    Ok(Some(devices))
+}
+
+/// Adds what a killed process left in its ring, and the functions at the addresses of stacks. Returns the items that were there before;
+/// `None` if the process runs still.
+///
+/// # Errors
+/// Of reading and writing. The recording is readable up to where it was before.
+pub(crate) fn complete(path: &Path) -> io::Result<Option<Vec<Item>>> {
+    if recover(path)? == Recovered::IsRunning {
+        return Ok(None);
+    }
+    let (items, end) = items_of(io::BufReader::new(File::open(path)?))?;
+    match end {
+        End::Complete => {}
+        // The disk was full. What is added has to follow a complete record.
+        End::Cut { at } => File::options().write(true).open(path)?.set_len(at)?,
+        End::Damaged { .. } => return Ok(Some(items)),
+    }
+    if let Err(error) = symbols::add(path, &items) {
         let what = format!("`{}` lacks the functions of stacks", path.display());
         terminal::error(&Failure::new(what, error, ""));
     }
-    Ok(Some(devices))
+    Ok(Some(items))
 }

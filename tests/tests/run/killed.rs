@@ -1,6 +1,6 @@
 //! `kill -9` loses nothing that was recorded.
 
-use gpumem_tests::Random;
+use gpumem_tests::{Random, built};
 
 use super::*;
 
@@ -33,4 +33,29 @@ fn a_killed_program_loses_no_event() {
         most = most.max(returned);
     }
     assert!(most > 1_000 && all > most, "{most} {all}");
+}
+
+/// Without the command, which would do that, the next report adds what is in the ring.
+#[test]
+fn a_report_has_what_a_killed_program_recorded_last() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let steps = in_shell(&[&ALLOCATES[..3], &["until_killed 100000"]].concat());
+    let gpumem = built("gpumem-command");
+    let kill = format!("kill -9 $PPID; exec {}{steps} > {}", probe(), folder.file("calls"));
+    // `kill` is not built into all shells, and the command is to be gone before the program is.
+    let script = format!("{} run -o {file} -- sh -c \"{}\"; sleep 0.5; ls", gpumem.display(), kill.replace('$', "\\$"));
+    let outcome = machine().run_program("/bin/sh".as_ref(), &["-c", &script]);
+    let find = |end: &str| folder.names().into_iter().find(|name| name.starts_with("a.pid") && name.contains(end));
+    let ring = find(".ring").unwrap_or_else(|| panic!("{:?}\n{outcome}", folder.names()));
+    let recording = folder.file(ring.strip_suffix(".ring").unwrap());
+    let report = machine().run_program(&gpumem, &["report", &recording]);
+    assert!(report.is_clean() && report.stderr.is_empty(), "{report}");
+    assert!(find(".ring").is_none());
+    let recorded = recorded(&recording);
+    let returned: usize =
+        fs::read_to_string(folder.file("calls")).unwrap().lines().filter_map(|line| line.parse().ok()).max().unwrap();
+    let events = recorded.bytes.len() + recorded.frees;
+    assert!((returned..=returned + 1).contains(&events) && returned > 100, "{events} of {returned}");
+    assert!(report.stdout.contains(&format!(": {} allocations", recorded.bytes.len())), "{report}");
 }

@@ -17,6 +17,14 @@ fn the_program_is_recorded_and_prints_what_it_prints_alone() {
     assert_eq!(outcome.stdout, plain.stdout);
     assert_eq!(folder.names(), ["a.capture"], "{outcome}");
     assert_eq!(recorded(&file), of_allocates());
+    for part in [
+        "a.capture: 2 allocations\n",
+        "device 0: the peak was 36 MiB\n",
+        "1 block (4 MiB) was not freed",
+        "by dispatch",
+    ] {
+        assert!(outcome.stderr.contains(part), "{part}\n{outcome}");
+    }
     // The lines of the program are in the recording, although it ended before they were looked up.
     let mut reader = Reader::new(File::open(&file).unwrap()).unwrap();
     reader.replay(|_| {}).unwrap();
