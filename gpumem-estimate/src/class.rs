@@ -21,6 +21,8 @@ pub enum Class {
     Cache,
     /// Memory that the libraries for matrix products and convolutions work in.
     Workspace,
+    /// What several ranks exchange: gathered shards, gradients that are being added up, buckets.
+    Communication,
     /// The CUDA context, kernels and modules.
     Context,
     /// What the allocator adds to requests.
@@ -29,7 +31,7 @@ pub enum Class {
 
 impl Class {
     /// All classes, in the order of reports.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Weights,
         Self::Gradients,
         Self::Optimizer,
@@ -37,6 +39,7 @@ impl Class {
         Self::Activations,
         Self::Cache,
         Self::Workspace,
+        Self::Communication,
         Self::Context,
         Self::Rounding,
     ];
@@ -56,6 +59,7 @@ impl Class {
             Self::Activations => "activations",
             Self::Cache => "cache",
             Self::Workspace => "workspace",
+            Self::Communication => "communication",
             Self::Context => "context",
             Self::Rounding => "rounding",
         }

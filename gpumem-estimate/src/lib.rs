@@ -53,5 +53,5 @@ pub use self::{
     model::{Input, Loss, Model},
     shape::Shape,
     size::{LayerSize, ModelSize},
-    step::{Checkpointing, Decode, KvCache, Lora, Names, Quantized, Step, largest},
+    step::{Checkpointing, DataParallel, DataParallelKind, Decode, KvCache, Lora, Names, Quantized, Step, largest},
 };

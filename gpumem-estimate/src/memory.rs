@@ -1,7 +1,7 @@
 //! The memory of the device during a step: an allocator and the inbox that its allocations are recorded in.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::{BTreeMap, HashMap},
     io,
     rc::Rc,
@@ -136,14 +136,34 @@ pub(crate) struct AtPeak {
 pub(crate) struct Storage {
     memory: Rc<Memory>,
     /// `None` if it has no bytes.
-    block: Option<Placement>,
+    block: Cell<Option<Placement>>,
+}
+
+impl Storage {
+    /// A storage that has no bytes yet.
+    pub(crate) fn without_bytes(memory: &Rc<Memory>) -> Self {
+        Self { memory: Rc::clone(memory), block: Cell::new(None) }
+    }
+
+    /// Allocates its bytes, if it has none: `untyped_storage().resize_()`.
+    pub(crate) fn fill(&self, bytes: u64, class: Class) -> Result<(), Error> {
+        if self.block.get().is_none() && bytes > 0 {
+            self.block.set(Some(self.memory.place(bytes, class)?));
+        }
+        Ok(())
+    }
+
+    /// Frees its bytes. Tensors may still refer to it.
+    pub(crate) fn free(&self) {
+        if let Some(block) = self.block.take() {
+            self.memory.free(block);
+        }
+    }
 }
 
 impl Drop for Storage {
     fn drop(&mut self) {
-        if let Some(block) = self.block {
-            self.memory.free(block);
-        }
+        self.free();
     }
 }
 
@@ -183,7 +203,7 @@ impl Memory {
     /// Allocates memory in the scope that is open. `set_class` may override the class.
     pub(crate) fn alloc(self: &Rc<Self>, bytes: u64, class: Class) -> Result<Storage, Error> {
         let block = if bytes == 0 { None } else { Some(self.place(bytes, class)?) };
-        Ok(Storage { memory: Rc::clone(self), block })
+        Ok(Storage { memory: Rc::clone(self), block: Cell::new(block) })
     }
 
     fn place(&self, bytes: u64, class: Class) -> Result<Placement, Error> {

@@ -64,18 +64,15 @@ fn adapters_of_narrow_parameters_are_wide() {
     assert_eq!(weights(Dtype::F32), (7600 + adapters) * 4);
 }
 
-fn llama_2_7b() -> Model {
-    // The defaults are its sizes.
-    Model::from_config(r#"{"architectures": ["LlamaForCausalLM"]}"#, 16).unwrap()
-}
-
 /// `print_trainable_parameters` of peft for Llama 2 7B with rank 8 and its default targets: "trainable params: 4,194,304 || all
 /// params: 6,742,609,920".
 #[test]
 fn parameters_of_llama_are_those_of_peft() {
+    // The defaults of Llama's configuration are the sizes of Llama 2 7B.
+    let model = Model::from_config(r#"{"architectures": ["LlamaForCausalLM"]}"#, 16).unwrap();
     let adapters = Some(Lora { rank: 8, targets: ["q_proj", "v_proj"].into(), dropout: 0.0 });
     let step = Step { parameters: Dtype::Bf16, adapters, ..Step::training(1, Optimizer::Sgd) };
-    let estimate = exact(step).estimate(&llama_2_7b()).unwrap();
+    let estimate = exact(step).estimate(&model).unwrap();
     assert_eq!(estimate.parameters, 6_742_609_920);
     assert_eq!(highest(&estimate, "update") - estimate.parameter_bytes.get(), 4_194_304 * 4 + 16 * 8 + 4);
 }

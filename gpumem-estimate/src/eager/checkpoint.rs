@@ -76,6 +76,11 @@ impl Saved {
 }
 
 impl Eager {
+    /// A checkpointed block runs again.
+    pub(super) fn runs_again(&self) -> bool {
+        matches!(*self.checkpointing.0.borrow(), Some(Mode::Again(_)))
+    }
+
     /// Keeps a tensor for the backward pass.
     pub(crate) fn save(&self, tensor: &Tensor) -> Result<Saved, Error> {
         let mode = self.checkpointing.0.borrow().clone();

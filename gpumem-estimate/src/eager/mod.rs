@@ -10,6 +10,7 @@ mod context;
 mod ops;
 mod optimizer;
 mod parameters;
+mod sharding;
 mod tensor;
 mod workspace;
 
@@ -27,6 +28,7 @@ pub(crate) use self::{
     ops::{AttentionArguments, ConvArguments, PoolArguments},
     optimizer::OptimizerState,
     parameters::ParameterId,
+    sharding::ROOT,
     tensor::{Edge, Tensor},
     workspace::{Convolution, Libraries},
 };
@@ -39,6 +41,7 @@ use self::{
     cache::Cache,
     checkpoint::Checkpointing,
     parameters::Parameters,
+    sharding::Sharding,
     tensor::{channels_last_strides, contiguous_strides},
     workspace::Workspaces,
 };
@@ -82,6 +85,7 @@ pub(crate) struct Eager {
     segments: RefCell<Option<Rc<Segments>>>,
     cache: Cache,
     adapters: Adapters,
+    sharding: Sharding,
     context: RefCell<Context>,
     /// Tensors that the model makes once and all its layers read, such as the angles of positions.
     shared: RefCell<HashMap<SharedKey, Tensor>>,
@@ -104,6 +108,7 @@ impl Eager {
             segments: RefCell::default(),
             cache: Cache::default(),
             adapters: Adapters::default(),
+            sharding: Sharding::default(),
             context: RefCell::default(),
             shared: RefCell::default(),
             layer_outputs: RefCell::default(),

@@ -67,7 +67,12 @@ impl Eager {
         if !state.masters.is_empty() {
             self.gradients_of_masters(state)?;
         }
-        let updated: Vec<_> = self.trainable().into_iter().filter(|updated| updated.has_gradient).collect();
+        let mut updated: Vec<_> = self.trainable().into_iter().filter(|updated| updated.has_gradient).collect();
+        let sizes: Vec<_> = updated.iter().map(|updated| updated.tensor.shape.elements().unwrap_or(0)).collect();
+        if let Some(of_this_rank) = self.partition(&sizes) {
+            let mut of_this_rank = of_this_rank.into_iter();
+            updated.retain(|_| of_this_rank.next() == Some(true));
+        }
         let tensors: Vec<_> = updated.iter().map(|updated| state.master_of(updated)).collect();
         if state.states.is_empty() {
             for (tensor, Updated { layers, .. }) in tensors.iter().zip(&updated) {

@@ -4,7 +4,7 @@ use std::{cell::RefCell, collections::HashMap, rc::Rc};
 
 use gpumem_core::model::{Bytes, CallsiteId};
 
-use super::{Eager, Edge, Grads, Tensor};
+use super::{Eager, Edge, Grads, Tensor, sharding::Shard};
 use crate::{class::Class, dtype::Dtype, error::Error, files::TensorInfo, shape::Shape};
 
 /// The number of a parameter.
@@ -13,7 +13,7 @@ pub(crate) struct ParameterId(usize);
 
 #[derive(Debug, Default)]
 pub(super) struct Parameters {
-    all: RefCell<Vec<Parameter>>,
+    pub(super) all: RefCell<Vec<Parameter>>,
     /// The nodes of this step that accumulate gradients.
     edges: RefCell<HashMap<usize, Edge>>,
 }
@@ -26,6 +26,8 @@ pub(super) struct Parameter {
     is_buffer: bool,
     /// How many elements it has, if several are in one byte.
     packed_elements: Option<u64>,
+    /// What this rank has of it. `None`: all.
+    pub(super) shard: Option<Shard>,
     /// The layer that it belongs to.
     layers: Rc<[CallsiteId]>,
 }
@@ -71,11 +73,16 @@ impl Eager {
         is_trainable: bool,
         is_buffer: bool,
     ) -> Result<ParameterId, Error> {
-        let mut tensor = self.empty(shape, dtype, Class::Weights)?;
+        let number = self.parameters.all.borrow().len();
+        let sharded = if is_buffer { None } else { self.sharded(number, shape, dtype)? };
+        let (mut tensor, shard) = match sharded {
+            Some((whole, shard)) => (whole, Some(shard)),
+            None => (self.empty(shape, dtype, Class::Weights)?, None),
+        };
         let layers = self.layers();
+        tensor.parameter = Some(number);
         let mut all = self.parameters.all.borrow_mut();
-        tensor.parameter = Some(all.len());
-        all.push(Parameter { tensor, grad: None, is_trainable, is_buffer, packed_elements: None, layers });
+        all.push(Parameter { tensor, grad: None, is_trainable, is_buffer, packed_elements: None, shard, layers });
         Ok(ParameterId(all.len() - 1))
     }
 
@@ -115,7 +122,8 @@ impl Eager {
         let all = self.parameters.all.borrow();
         let sizes = all.iter().filter(|parameter| !parameter.is_buffer).filter_map(|parameter| {
             let elements = parameter.tensor.shape.elements()?;
-            Some((parameter.packed_elements.unwrap_or(elements), parameter.tensor.dtype.bytes(elements)?))
+            let dtype = parameter.shard.as_ref().map_or(parameter.tensor.dtype, |shard| shard.tensor.dtype);
+            Some((parameter.packed_elements.unwrap_or(elements), dtype.bytes(elements)?))
         });
         // Each of them was allocated, so the sums are below 2^62.
         sizes.fold((0, 0), |sum, size| (sum.0 + size.0, sum.1 + size.1))
@@ -129,8 +137,11 @@ impl Eager {
 
     /// `zero_grad(set_to_none=True)`.
     pub(crate) fn free_gradients(&self) {
-        let freed: Vec<_> =
-            self.parameters.all.borrow_mut().iter_mut().map(|parameter| parameter.grad.take()).collect();
+        let free = |parameter: &mut Parameter| {
+            let of_shard = parameter.shard.as_mut().and_then(|shard| shard.gradient.take());
+            (parameter.grad.take(), of_shard)
+        };
+        let freed: Vec<_> = self.parameters.all.borrow_mut().iter_mut().map(free).collect();
         drop(freed);
     }
 
@@ -150,9 +161,12 @@ impl Eager {
         let updated = |(position, (number, parameter)): (usize, (usize, &Parameter))| Updated {
             number,
             position,
-            tensor: parameter.tensor.clone(),
+            tensor: parameter.shard.as_ref().map_or(&parameter.tensor, |shard| &shard.tensor).clone(),
             layers: Rc::clone(&parameter.layers),
-            has_gradient: parameter.grad.is_some(),
+            has_gradient: match &parameter.shard {
+                Some(shard) => shard.gradient.is_some(),
+                None => parameter.grad.is_some(),
+            },
         };
         trainable.enumerate().map(updated).collect()
     }

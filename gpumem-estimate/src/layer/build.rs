@@ -20,6 +20,8 @@ pub(crate) struct Built {
     pub(super) parameters: Vec<ParameterId>,
     /// Of a linear layer.
     pub(super) adapted: Adapted,
+    /// Of a block whose parameters are gathered from several ranks.
+    pub(super) group: Option<usize>,
     pub(super) children: Vec<Rc<Built>>,
     /// Of a residual layer: what the input passes through.
     pub(super) shortcut: Vec<Rc<Built>>,
@@ -61,7 +63,13 @@ impl Building<'_> {
             self.eager.memory.open(&named.name);
         }
         self.depth += 1;
-        let built = self.parts(named);
+        let eager = self.eager;
+        let built = if matches!(named.layer, Layer::Block { .. }) {
+            let (group, built) = eager.build_group(|| self.parts(named));
+            built.map(|built| Built { group, ..built })
+        } else {
+            self.parts(named)
+        };
         self.depth -= 1;
         if has_scope {
             self.eager.memory.close();
@@ -153,7 +161,7 @@ impl Building<'_> {
             }
             _ => {}
         }
-        Ok(Built { name: named.name.clone(), kind, parameters, adapted, children, shortcut })
+        Ok(Built { name: named.name.clone(), kind, parameters, adapted, group: None, children, shortcut })
     }
 
     fn conv(&mut self, conv: &mut Conv) -> Result<Vec<ParameterId>, Error> {

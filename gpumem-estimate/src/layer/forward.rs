@@ -54,7 +54,10 @@ impl Built {
         }
         // An error closes no scopes: its message has the path, and nothing runs after it. Recomputation ends with an error as well
         // and restores the scopes itself.
-        let output = self.output(eager, input)?;
+        let output = match self.group {
+            Some(group) => eager.in_group(group, input, |input| self.output(eager, input))?,
+            None => self.output(eager, input)?,
+        };
         eager.layer_done(&self.kind, input, &output);
         if has_scope {
             eager.memory.close();

@@ -4,6 +4,7 @@ mod adapters;
 mod checkpointing;
 mod decode;
 mod names;
+mod parallel;
 
 use std::{io, rc::Rc};
 
@@ -15,12 +16,13 @@ pub use self::{
     checkpointing::Checkpointing,
     decode::{Decode, KvCache},
     names::Names,
+    parallel::{DataParallel, DataParallelKind},
 };
 use crate::{
     allocator::AllocatorKind,
     class::Class,
     dtype::Dtype,
-    eager::{Eager, Libraries, Optimizer, OptimizerState, Tensor},
+    eager::{Eager, Libraries, Optimizer, OptimizerState, ROOT, Tensor},
     error::{Error, Kind},
     estimate::{ConvolutionWorkspace, Estimate, PhasePeak},
     layer::{Built, Segments, build, run_all, run_model},
@@ -53,6 +55,8 @@ pub struct Step {
     pub adapters: Option<Lora>,
     /// The weights of linear layers have 4 bits.
     pub quantized: Option<Quantized>,
+    /// Several GPUs. The estimate is for one of them.
+    pub data_parallel: Option<DataParallel>,
     /// Autocast to this type.
     pub autocast: Option<Dtype>,
     /// Which layers the backward pass runs again.
@@ -80,6 +84,7 @@ impl Default for Step {
             master_weights: false,
             adapters: None,
             quantized: None,
+            data_parallel: None,
             autocast: None,
             checkpointing: Checkpointing::Off,
             allocator: AllocatorKind::PyTorch,
@@ -167,7 +172,9 @@ impl Step {
         eager.training.set(self.optimizer.is_some());
         memory.open("model");
         eager.set_adapters(self.adapters.clone(), self.quantized.clone());
+        eager.set_parallel(self.data_parallel);
         let layers = build(&eager, &model.layers, self.parameters)?;
+        eager.make_buckets()?;
         memory.close();
         eager.check_adapters()?;
         if self.checkpointing != Checkpointing::Off {
@@ -226,10 +233,56 @@ impl Step {
             "weights in 4 bits are multiplied as f16, bf16 or f32"
         } else if !is_training && self.checkpointing != Checkpointing::Off {
             "checkpointing needs a backward pass, which inference has not"
+        } else if let Some(wrong) = self.data_parallel.and_then(|parallel| self.wrong_parallel(parallel)) {
+            wrong
         } else {
             return Ok(());
         };
         Err(Kind::Invalid(wrong.to_owned()).into())
+    }
+
+    /// What makes no sense together with several GPUs.
+    fn wrong_parallel(&self, parallel: DataParallel) -> Option<&'static str> {
+        let has_shards = parallel.kind.has_shards();
+        let is_inference = self.optimizer.is_none();
+        let choices = [
+            (parallel.ranks < 2, "data parallelism needs two ranks or more"),
+            (
+                is_inference && parallel.kind != DataParallelKind::Zero3,
+                "inference has no gradients and no optimizer to share out; only zero3 shares out parameters",
+            ),
+            (self.decode.is_some(), "decoding with zero3 would gather all parameters for each token"),
+            (!has_shards && parallel.gathered.is_some(), "only shards of parameters (zero2, zero3) are gathered"),
+            (
+                has_shards && self.autocast.is_some(),
+                "autocast keeps copies of all parameters, which shards are meant to avoid; gather them in the smaller type instead",
+            ),
+            (
+                has_shards && self.master_weights,
+                "shards of parameters in f32 that are gathered in a smaller type need no other copies in f32",
+            ),
+            (
+                parallel.kind == DataParallelKind::Zero1 && self.master_weights,
+                "ZeroRedundancyOptimizer has no copies of parameters in f32",
+            ),
+            (
+                has_shards && (self.adapters.is_some() || self.quantized.is_some()),
+                "adapters and weights in 4 bits are not modelled with shards of parameters",
+            ),
+            (
+                has_shards && self.optimizer == Some(Optimizer::Adam8bit),
+                "bitsandbytes cannot update the shards of fully_shard, which are of the type DTensor",
+            ),
+            (
+                has_shards && self.optimizer == Some(Optimizer::Adafactor),
+                "Adafactor adds up rows and columns of whole parameters, which is not modelled with shards of them",
+            ),
+            (
+                has_shards && !matches!(self.checkpointing, Checkpointing::Off | Checkpointing::Blocks),
+                "with shards of parameters, checkpointing is modelled for blocks alone, which are gathered one by one",
+            ),
+        ];
+        choices.into_iter().find(|(is_wrong, _)| *is_wrong).map(|(_, why)| why)
     }
 
     /// A batch with which the step does not need more than its limit, while batches that are up to 10 % larger do; 0 if none fits. It is
@@ -287,21 +340,24 @@ impl Step {
             eager.memory.open("forward");
             let result = eager.with_grad(self.optimizer.is_some(), || {
                 eager.with_autocast(self.autocast, || {
-                    // In transformers, what the head reads has a name until the loss is there.
-                    let has_head = model.loss != Loss::CrossEntropy;
-                    let (hidden, output) = match layers.split_last().filter(|_| has_head) {
-                        Some((head, body)) => {
-                            let hidden = run_all(body, eager, input)?;
-                            let output = run_model(std::slice::from_ref(head), eager, &hidden)?;
-                            (Some(hidden), output)
-                        }
-                        None => (None, run_model(layers, eager, input)?),
-                    };
-                    let Some(labels) = labels else { return Ok(output) };
-                    let loss = loss(eager, model.loss, &output, labels)?;
-                    drop((hidden, output));
+                    let result = eager.in_group(ROOT, input, |input| {
+                        // In transformers, what the head reads has a name until the loss is there.
+                        let has_head = model.loss != Loss::CrossEntropy;
+                        let (hidden, output) = match layers.split_last().filter(|_| has_head) {
+                            Some((head, body)) => {
+                                let hidden = run_all(body, eager, input)?;
+                                let output = run_model(std::slice::from_ref(head), eager, &hidden)?;
+                                (Some(hidden), output)
+                            }
+                            None => (None, run_model(layers, eager, input)?),
+                        };
+                        let Some(labels) = labels else { return Ok(output) };
+                        let loss = loss(eager, model.loss, &output, labels)?;
+                        drop((hidden, output));
+                        Ok(loss)
+                    })?;
                     // The mean over all passes.
-                    if self.micro_batches > 1 { eager.multiply_by_number(&loss) } else { Ok(loss) }
+                    if self.micro_batches > 1 { eager.multiply_by_number(&result) } else { Ok(result) }
                 })
             })?;
             done("forward", eager.memory.close());
@@ -311,6 +367,7 @@ impl Step {
                 eager.memory.open("backward");
                 eager.backward(result)?;
                 eager.memory.move_to(&[]);
+                eager.finish_backward()?;
                 done("backward", eager.memory.close());
             }
         }

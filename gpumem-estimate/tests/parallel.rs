@@ -1,0 +1,199 @@
+//! Several GPUs: what is live on one of them, counted by hand.
+
+use gpumem_estimate::{
+    AllocatorKind, Checkpointing, Class, DataParallel, DataParallelKind, Dtype, Estimate, Input, Layer, Linear, Lora,
+    Loss, Model, Optimizer, Quantized, Shape, Step, models, numbered,
+};
+
+const BATCH: u64 = 4;
+/// The weight of a block, and that of the last layer.
+const WEIGHT: u64 = 64 * 64 * 4;
+const HEAD: u64 = 10 * 64 * 4;
+/// The output of a block. The input has the same size.
+const OUTPUT: u64 = BATCH * 64 * 4;
+const LABELS: u64 = BATCH * 8;
+
+fn linear(inputs: u64, outputs: u64) -> Layer {
+    Layer::Linear(Linear { inputs, outputs, no_bias: true, tied_to: None })
+}
+
+/// Two blocks and a layer outside of them.
+fn blocks() -> Model {
+    let block = || Layer::Block { layers: numbered([linear(64, 64)]) };
+    let layers = numbered([block(), block(), linear(64, 10)]);
+    Model { name: "blocks".to_owned(), input: Input::Numbers(Shape::from([64])), layers, loss: Loss::CrossEntropy }
+}
+
+fn parallel(kind: DataParallelKind, ranks: u64) -> DataParallel {
+    DataParallel { kind, ranks, gathered: None }
+}
+
+fn training(optimizer: Optimizer, parallel: DataParallel) -> Step {
+    let step = Step { data_parallel: Some(parallel), ..Step::training(BATCH, optimizer) };
+    Step { allocator: AllocatorKind::Exact, cublas_workspace: 0, ..step }
+}
+
+fn highest(estimate: &Estimate) -> [u64; 3] {
+    ["forward", "backward", "update"]
+        .map(|name| estimate.phases.iter().find(|phase| phase.name == name).unwrap().peak.get())
+}
+
+fn of(estimate: &Estimate, class: Class) -> u64 {
+    estimate.classes().iter().find(|(of, _)| *of == class).map_or(0, |(_, bytes)| bytes.get())
+}
+
+/// Half of each parameter, the input and the labels.
+const CONSTANT: u64 = WEIGHT + HEAD / 2 + OUTPUT + LABELS;
+
+#[test]
+fn shards_are_gathered_block_by_block() {
+    let estimate = training(Optimizer::Sgd, parallel(DataParallelKind::Zero3, 2)).estimate(&blocks()).unwrap();
+    assert_eq!(estimate.parameters, 2 * 64 * 64 + 640);
+    let expected = [
+        // In the second block: the last layer's weight, which is not in a block; the second block's, and what it was gathered in; the
+        // outputs of both blocks.
+        CONSTANT + HEAD + 2 * WEIGHT + 2 * OUTPUT,
+        // In the first block: the last layer's weight and its gradient; the block's weight and its gradient; the gradients of the second
+        // block, which are being added up, and the half that is their sum; the gradient of the output, and the loss.
+        CONSTANT + 2 * HEAD + 3 * WEIGHT + WEIGHT / 2 + OUTPUT + 4,
+        // Half of all gradients.
+        CONSTANT + WEIGHT + HEAD / 2 + 4,
+    ];
+    assert_eq!(highest(&estimate), expected);
+}
+
+#[test]
+fn parameters_stay_after_the_forward_pass_if_asked() {
+    let estimate = training(Optimizer::Sgd, parallel(DataParallelKind::Zero2, 2)).estimate(&blocks()).unwrap();
+    let expected = [
+        // The weights of both blocks, and what the second one was gathered in: it stays until the loss is there. So do the logits and
+        // the logarithms of the probabilities, and two numbers.
+        CONSTANT + HEAD + 3 * WEIGHT + 2 * OUTPUT + 2 * BATCH * 10 * 4 + 8,
+        CONSTANT + 2 * HEAD + 3 * WEIGHT + WEIGHT / 2 + OUTPUT + 4,
+        CONSTANT + WEIGHT + HEAD / 2 + 4,
+    ];
+    assert_eq!(highest(&estimate), expected);
+}
+
+#[test]
+fn shards_are_gathered_in_a_smaller_type() {
+    let mixed = DataParallel { gathered: Some(Dtype::Bf16), ..parallel(DataParallelKind::Zero3, 2) };
+    let estimate = training(Optimizer::Adam, mixed).estimate(&blocks()).unwrap();
+    let [forward, _, update] = highest(&estimate);
+    // While the second block is gathered: the last layer's weight, what the first block was gathered in, the second block's shard in
+    // the smaller type, and what it is gathered in; the input in the smaller type, and the output of the first block.
+    assert_eq!(forward, CONSTANT + (HEAD + WEIGHT + WEIGHT / 2 + WEIGHT + OUTPUT + OUTPUT) / 2);
+    // Gradients, two moments and roots, all of them half and in `f32`. The loss has the smaller type.
+    assert_eq!(update, CONSTANT + 4 * (WEIGHT + HEAD / 2) + 2);
+}
+
+#[test]
+fn shards_are_rounded_up() {
+    // 10 rows of 64 for 4 ranks: three rows. 64 rows for 3 ranks: 22.
+    for (ranks, rows, of_head) in [(4, 16, 3), (3, 22, 4), (100, 1, 1)] {
+        let estimate = training(Optimizer::Sgd, parallel(DataParallelKind::Zero3, ranks)).estimate(&blocks()).unwrap();
+        let shards = (2 * rows * 64 + of_head * 64) * 4;
+        // Weights and gradients.
+        assert_eq!(highest(&estimate)[2], 2 * shards + OUTPUT + LABELS + 4, "{ranks} ranks");
+    }
+}
+
+#[test]
+fn replicas_have_buckets() {
+    let alone = Step { data_parallel: None, ..training(Optimizer::Sgd, parallel(DataParallelKind::Replicas, 2)) };
+    let alone = alone.estimate(&blocks()).unwrap();
+    let replicas = training(Optimizer::Sgd, parallel(DataParallelKind::Replicas, 2)).estimate(&blocks()).unwrap();
+    let gradients = 2 * WEIGHT + HEAD;
+    assert_eq!(highest(&replicas), highest(&alone).map(|bytes| bytes + gradients));
+    assert_eq!(of(&replicas, Class::Communication), gradients);
+    // With blocks of 512 bytes, what is added depends on the number of buckets. VGG19's parameters in reverse: the last layer has 16 MB
+    // and fills the first bucket, the layer before has 64 MB, the one before that 392 MB; each of the others fills one or shares it.
+    let model = models::vgg19();
+    let step =
+        Step { allocator: AllocatorKind::PyTorch, ..training(Optimizer::Sgd, parallel(DataParallelKind::Replicas, 8)) };
+    let communication = of(&step.estimate(&model).unwrap(), Class::Communication);
+    assert_eq!(communication, 143_667_240 * 4);
+}
+
+/// Parameters of 5000, 50, 2500 and 50 elements: the rank with the most updates the first.
+#[test]
+fn the_state_is_shared_out_by_parameters() {
+    let layers = numbered([Layer::linear(100, 50), Layer::relu(false), Layer::linear(50, 50)]);
+    let input = Input::Numbers(Shape::from([100]));
+    let model = Model { name: "small".to_owned(), input, layers, loss: Loss::CrossEntropy };
+    let update = |kind, ranks| highest(&training(Optimizer::Adam, parallel(kind, ranks)).estimate(&model).unwrap())[2];
+    let all = update(DataParallelKind::Replicas, 2);
+    // Two moments and roots.
+    let saved = |kept: u64| (7600 - kept) * 3 * 4;
+    assert_eq!(all - update(DataParallelKind::Zero1, 2), saved(5000));
+    assert_eq!(all - update(DataParallelKind::Zero1, 1000), saved(5000));
+    let even = numbered((0..4).map(|_| linear(50, 50)));
+    let model = Model { layers: even, input: Input::Numbers(Shape::from([50])), ..model };
+    let update = |kind, ranks| highest(&training(Optimizer::Adam, parallel(kind, ranks)).estimate(&model).unwrap())[2];
+    // Four equal parameters for three ranks: one rank has two.
+    let all = update(DataParallelKind::Replicas, 3);
+    assert_eq!(all - update(DataParallelKind::Zero1, 3), 2 * 2500 * 3 * 4);
+}
+
+#[test]
+fn gradients_of_shards_are_added_up() {
+    let step = training(Optimizer::Sgd, parallel(DataParallelKind::Zero3, 2));
+    let once = step.estimate(&blocks()).unwrap();
+    let twice = Step { micro_batches: 2, ..step }.estimate(&blocks()).unwrap();
+    assert_eq!(highest(&once)[2], highest(&twice)[2]);
+    let backward: Vec<_> = twice.phases.iter().filter(|phase| phase.name == "backward").map(|p| p.peak.get()).collect();
+    assert_eq!(backward[0], highest(&once)[1]);
+    // In the second block: the halves of all gradients of the first pass; the last layer's weight and its gradient; the block's weight
+    // and its gradient; what the first block is gathered in; the outputs of the first block, two gradients, and the loss.
+    let in_second_block = 2 * HEAD + 3 * WEIGHT + 3 * OUTPUT + 4;
+    assert_eq!(backward[1], CONSTANT + WEIGHT + HEAD / 2 + in_second_block);
+}
+
+#[test]
+fn checkpointed_blocks_are_gathered_once_more_only() {
+    let step = training(Optimizer::Sgd, parallel(DataParallelKind::Zero3, 2));
+    let checkpointed = Step { checkpointing: Checkpointing::Blocks, ..step.clone() };
+    let model = models::gpt2(64);
+    let (all, checkpointed) = (step.estimate(&model).unwrap(), checkpointed.estimate(&model).unwrap());
+    assert!(highest(&checkpointed)[0] < highest(&all)[0]);
+    assert_eq!(highest(&checkpointed)[2], highest(&all)[2]);
+    // Nothing stays gathered: the same half of the parameters and gradients as without checkpointing, and the next step begins alike.
+    assert_eq!(checkpointed.phases[0].peak, checkpointed.phases[3].peak);
+}
+
+#[test]
+fn inference_with_shards() {
+    let inference = |kind| Step { optimizer: None, ..training(Optimizer::Sgd, parallel(kind, 2)) };
+    let estimate = inference(DataParallelKind::Zero3).estimate(&blocks()).unwrap();
+    // In the second block; the input of a block and its output.
+    let constant = CONSTANT - LABELS;
+    assert_eq!(estimate.phases[0].peak.get(), constant + HEAD + 2 * WEIGHT + 2 * OUTPUT);
+}
+
+#[test]
+fn what_makes_no_sense_is_an_error() {
+    let error = |step: Step| step.estimate(&blocks()).unwrap_err().to_string();
+    let zero3 = || training(Optimizer::Sgd, parallel(DataParallelKind::Zero3, 2));
+    let replicas = || training(Optimizer::Sgd, parallel(DataParallelKind::Replicas, 2));
+    assert_eq!(
+        error(training(Optimizer::Sgd, parallel(DataParallelKind::Zero3, 1))),
+        "data parallelism needs two ranks or more"
+    );
+    assert!(error(Step { optimizer: None, ..replicas() }).starts_with("inference has no gradients"));
+    assert!(error(Step { autocast: Some(Dtype::Bf16), ..zero3() }).starts_with("autocast keeps copies"));
+    let gathered = DataParallel { gathered: Some(Dtype::Bf16), ..parallel(DataParallelKind::Replicas, 2) };
+    assert!(error(training(Optimizer::Sgd, gathered)).starts_with("only shards of parameters"));
+    assert!(error(Step { optimizer: Some(Optimizer::Adam8bit), ..zero3() }).starts_with("bitsandbytes cannot update"));
+    assert!(error(Step { optimizer: Some(Optimizer::Adafactor), ..zero3() }).starts_with("Adafactor adds up rows"));
+    assert!(error(Step { checkpointing: Checkpointing::Every(2), ..zero3() }).starts_with("with shards of parameters"));
+    let masters = Step { parameters: Dtype::Bf16, master_weights: true, ..zero3() };
+    assert!(error(masters).starts_with("shards of parameters in f32"));
+    let adapters = Some(Lora { rank: 4, targets: ["0"].into(), dropout: 0.0 });
+    let adapted = Step { adapters, quantized: Some(Quantized::default()), ..zero3() };
+    assert!(error(adapted).starts_with("adapters and weights in 4 bits"));
+    let huge = training(Optimizer::Sgd, parallel(DataParallelKind::Zero3, u64::MAX));
+    assert!(error(huge).ends_with("too large: the sum does not fit into 62 bits"));
+    let read: Step =
+        serde_json::from_str(r#"{"data_parallel": {"kind": "zero3", "ranks": 8, "gathered": "bf16"}}"#).unwrap();
+    assert_eq!(read.data_parallel.unwrap().gathered, Some(Dtype::Bf16));
+}
