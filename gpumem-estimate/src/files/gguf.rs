@@ -102,7 +102,6 @@ impl Gguf {
         if let Some(Value::Text(text)) = self.metadata.get(key) { Some(text) } else { None }
     }
 
-    #[cfg(test)]
     pub(crate) fn value(&self, key: &str) -> Option<&Value> {
         self.metadata.get(key)
     }

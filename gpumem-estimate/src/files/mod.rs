@@ -2,6 +2,7 @@
 
 mod config;
 mod gguf;
+mod gguf_model;
 mod safetensors;
 
 use std::{collections::BTreeMap, path::Path};

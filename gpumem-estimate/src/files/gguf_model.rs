@@ -1,0 +1,127 @@
+//! Models from the metadata of GGUF files.
+
+use serde_json::{Map, Value as Json, json};
+
+use super::gguf::{Gguf, Value};
+use crate::{
+    dtype::Dtype,
+    error::{Error, Kind},
+    model::Model,
+};
+
+/// Tensors that are no parameters: factors of the angles of positions, which other programs compute.
+const NO_PARAMETERS: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
+
+fn wrong(what: impl std::fmt::Display) -> Error {
+    Kind::Syntax(format!("GGUF: {what}")).into()
+}
+
+impl Gguf {
+    /// The model that the metadata describes, with sequences of this length, as PyTorch would run it. An architecture that is not
+    /// known is an error, and so is a model whose parameters are not as many as those of the file.
+    pub fn model(&self, length: u64) -> Result<Model, Error> {
+        let config = self.config()?;
+        let model = Model::from_fields(&config, length)?;
+        let built = model.parameters(Dtype::F32)?.sum().elements;
+        let others = self.tensors().all().iter().filter(|tensor| NO_PARAMETERS.contains(&tensor.name.as_str()));
+        let others: u64 = others.filter_map(|tensor| tensor.shape.elements()).sum();
+        let found = self.tensors().sum().elements.saturating_sub(others);
+        if built != found {
+            let what = format!("the metadata describes a model with {built} parameters, and the file has {found}");
+            return Err(wrong(what));
+        }
+        let name = self.text("general.name").unwrap_or(&model.name).to_owned();
+        Ok(Model { name, ..model })
+    }
+
+    /// The same as a `config.json` says it.
+    fn config(&self) -> Result<Json, Error> {
+        let architecture = self.architecture().ok_or_else(|| wrong("the file names no architecture"))?;
+        let key = |name: &str| format!("{architecture}.{name}");
+        let number = |name: &str| match self.value(&key(name)) {
+            None => Ok(None),
+            Some(Value::Number(number)) => Ok(Some(*number)),
+            // A list with a number for each layer is known if all are the same.
+            Some(Value::Array(_, numbers))
+                if numbers.windows(2).all(|pair| pair[0] == pair[1]) && !numbers.is_empty() =>
+            {
+                Ok(Some(numbers[0]))
+            }
+            Some(_) => Err(wrong(format!("`{}` is not one whole number", key(name)))),
+        };
+        let needed = |name: &str| number(name)?.ok_or_else(|| wrong(format!("`{}` is missing", key(name))));
+        let has = |tensor: &str| self.tensors().all().iter().any(|known| known.name == tensor);
+        let experts = number("expert_count")?.filter(|experts| *experts > 0);
+        let (size, heads) = (needed("embedding_length")?, needed("attention.head_count")?);
+        if heads == 0 {
+            return Err(wrong(format!("`{}` is 0", key("attention.head_count"))));
+        }
+        let head_size = number("attention.key_length")?.unwrap_or(size / heads);
+        if number("attention.value_length")?.is_some_and(|values| values != head_size) {
+            return Err(wrong("keys and values of different sizes are not supported"));
+        }
+        let table = self.tensors().all().iter().find(|tensor| tensor.name == "token_embd.weight");
+        let vocabulary = table.and_then(|table| table.shape.sizes().first().copied());
+        let vocabulary = vocabulary.ok_or_else(|| wrong("the tensor `token_embd.weight` is missing"))?;
+        let mut config = Map::new();
+        let mut set = |key: &str, value: Json| config.insert(key.to_owned(), value);
+        set("vocab_size", vocabulary.into());
+        set("hidden_size", size.into());
+        set("num_hidden_layers", needed("block_count")?.into());
+        set("num_attention_heads", heads.into());
+        set("num_key_value_heads", number("attention.head_count_kv")?.unwrap_or(heads).into());
+        set("head_dim", head_size.into());
+        set("tie_word_embeddings", (!has("output.weight")).into());
+        set("sliding_window", number("attention.sliding_window")?.map_or(Json::Null, Json::from));
+        set("attention_bias", (has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias")).into());
+        if let Some(hidden) = number("feed_forward_length")? {
+            set("intermediate_size", hidden.into());
+        }
+        let for_each_expert = ["num_experts", "num_local_experts"];
+        for (experts, key) in experts.iter().flat_map(|experts| for_each_expert.map(|key| (experts, key))) {
+            set(key, (*experts).into());
+        }
+        for (name, key) in [
+            ("expert_used_count", "num_experts_per_tok"),
+            ("expert_feed_forward_length", "moe_intermediate_size"),
+            ("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
+            ("interleave_moe_layer_step", "interleave_moe_layer_step"),
+        ] {
+            if let Some(number) = number(name)? {
+                set(key, number.into());
+            }
+        }
+        let rotated = number("rope.dimension_count")?.unwrap_or(head_size);
+        #[expect(clippy::cast_precision_loss, reason = "a head has few elements")]
+        let factor = rotated as f64 / head_size.max(1) as f64;
+        set("partial_rotary_factor", json!(factor));
+        set("rotary_pct", json!(factor));
+        let caps = |name: &str| if self.value(&key(name)).is_some() { json!(true) } else { Json::Null };
+        set("attn_logit_softcapping", caps("attn_logit_softcapping"));
+        set("final_logit_softcapping", caps("final_logit_softcapping"));
+        let kind = match (architecture, experts) {
+            ("llama", Some(_)) => "mixtral",
+            ("llama", None) => "llama",
+            ("qwen2", None) => "qwen2",
+            ("qwen2moe", Some(_)) => "qwen2_moe",
+            ("qwen3", None) => "qwen3",
+            ("qwen3moe", Some(_)) => "qwen3_moe",
+            ("gemma", None) => "gemma",
+            ("gemma2", None) => "gemma2",
+            ("gemma3", None) => "gemma3_text",
+            ("phi2", None) => "phi",
+            ("phi3", None) => "phi3",
+            ("gptneox", None) => "gpt_neox",
+            (other, _) => return Err(wrong(format!("the architecture `{other}` is not supported"))),
+        };
+        if kind == "mixtral" {
+            // Its window is of no use, and its size inside an expert is that of the MLP.
+            config.remove("sliding_window");
+        }
+        if kind == "phi3" && config["sliding_window"] == json!(0) {
+            config.remove("sliding_window");
+        }
+        config.insert("model_type".to_owned(), kind.into());
+        Ok(Json::Object(config))
+    }
+}

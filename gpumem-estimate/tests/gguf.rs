@@ -1,0 +1,92 @@
+//! GGUF files that the Python package `gguf` wrote: `measure/gguf_files.py` made the headers in `gguf/` and `files.jsonl`, which says what
+//! that package reads in them.
+
+use std::{fs, path::PathBuf};
+
+use gpumem_estimate::{Dtype, Gguf, Optimizer, Step};
+use serde_json::Value;
+
+fn path(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/gguf").join(name)
+}
+
+fn lines() -> Vec<Value> {
+    let text = fs::read_to_string(path("files.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The header of a file of the length that the model has.
+fn header(line: &Value) -> Gguf {
+    let name = line["name"].as_str().unwrap();
+    let bytes = fs::read(path(&format!("{name}.gguf"))).unwrap();
+    Gguf::from_header(&bytes[..], line["length"].as_u64().unwrap()).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+#[test]
+fn each_type_has_the_size_that_the_python_package_says() {
+    let lines = lines();
+    let all = lines.iter().find_map(|line| line["all"].as_object()).unwrap();
+    let file = Gguf::read(path("all_types.gguf")).unwrap();
+    let by_dtype = file.tensors().by_dtype();
+    assert_eq!(by_dtype.len(), all.len());
+    for (name, sum) in by_dtype {
+        assert_eq!(serde_json::json!([sum.elements, sum.bytes.get()]), all[&name], "{name}");
+    }
+}
+
+#[test]
+fn parameters_are_those_that_the_file_has() {
+    let lines = lines();
+    assert!(lines.len() > 10);
+    for line in lines.iter().filter(|line| line["types"].is_object()) {
+        let (name, file) = (&line["name"], header(line));
+        let sum = file.tensors().sum();
+        assert_eq!(
+            [Some(sum.elements), Some(sum.bytes.get())],
+            [line["elements"].as_u64(), line["bytes"].as_u64()],
+            "{name}"
+        );
+        let types: serde_json::Map<String, Value> =
+            file.tensors().by_dtype().into_iter().map(|(dtype, sum)| (dtype, sum.elements.into())).collect();
+        assert_eq!(Some(&types), line["types"].as_object(), "{name}");
+        // `model` refuses a file whose parameters are not those of the model, so this compares them as well.
+        let model = file.model(16).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(Some(model.name.as_str()), name.as_str());
+        assert!(Step::inference(1).estimate(&model).unwrap().parameters.abs_diff(sum.elements) < 100, "{name}");
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_is_an_error() {
+    let line = &lines()[0];
+    let bytes = fs::read(path("llama-3-8b.gguf")).unwrap();
+    let length = line["length"].as_u64().unwrap();
+    let error = Gguf::from_header(&bytes[..], length - 1).unwrap_err().to_string();
+    assert!(error.ends_with("it ends 1 bytes after the file"), "{error}");
+    let error = Gguf::read(path("llama-3-8b.gguf")).unwrap_err().to_string();
+    assert!(error.ends_with("bytes after the file"), "{error}");
+}
+
+#[test]
+fn metadata_that_does_not_describe_the_tensors_is_an_error() {
+    let line = &lines()[0];
+    let mut bytes = fs::read(path("llama-3-8b.gguf")).unwrap();
+    let key = b"llama.feed_forward_length";
+    let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len() + 4;
+    assert_eq!(bytes[at..at + 4], 14336_u32.to_le_bytes());
+    bytes[at..at + 4].copy_from_slice(&14337_u32.to_le_bytes());
+    let file = Gguf::from_header(&bytes[..], line["length"].as_u64().unwrap()).unwrap();
+    let expected = "GGUF: the metadata describes a model with 8030654464 parameters, and the file has 8030261248";
+    assert_eq!(file.model(16).unwrap_err().to_string(), expected);
+    let none = Gguf::read(path("all_types.gguf")).unwrap();
+    assert_eq!(none.architecture(), Some("none"));
+    assert!(none.model(16).unwrap_err().to_string().starts_with("GGUF: `none.embedding_length` is missing"));
+}
+
+#[test]
+fn a_model_from_a_file_trains() {
+    let line = lines().into_iter().find(|line| line["name"] == "pythia-160m").unwrap();
+    let model = header(&line).model(32).unwrap();
+    let estimate = Step { parameters: Dtype::Bf16, ..Step::training(2, Optimizer::Adam) }.estimate(&model).unwrap();
+    assert_eq!(Some(estimate.parameters), line["elements"].as_u64());
+}
