@@ -20,8 +20,11 @@ impl From<Malformed> for io::Error {
 
 pub(super) type Result<T> = std::result::Result<T, Malformed>;
 
-/// A text that is longer is cut when it is written.
+/// The most bytes of a text. A longer one is cut when it is written.
 pub(super) const LONGEST_TEXT: usize = 1 << 14;
+
+/// The end of a text that was cut, so that a reader does not take it for the program's text.
+const CUT: &str = "… (cut)";
 
 /// Appends a number: seven bits in each byte, the lowest first; the top bit says that more follow.
 #[inline]
@@ -44,9 +47,14 @@ pub(super) fn put_difference(to: &mut Vec<u8>, now: u64, before: u64) {
 
 /// Appends a text after its length.
 pub(super) fn put_text(to: &mut Vec<u8>, text: &str) {
-    let text = &text[..text.floor_char_boundary_stable(LONGEST_TEXT)];
-    put_number(to, text.len() as u64);
+    let (text, end) = if text.len() > LONGEST_TEXT {
+        (&text[..text.floor_char_boundary_stable(LONGEST_TEXT - CUT.len())], CUT)
+    } else {
+        (text, "")
+    };
+    put_number(to, (text.len() + end.len()) as u64);
     to.extend_from_slice(text.as_bytes());
+    to.extend_from_slice(end.as_bytes());
 }
 
 /// `str::floor_char_boundary` is newer than the oldest supported compiler.
@@ -62,21 +70,25 @@ impl FloorCharBoundary for str {
 
 /// What is left to be read.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Input<'a>(&'a [u8]);
+pub(super) struct Input<'a> {
+    bytes: &'a [u8],
+    /// Texts so far that the writer has cut.
+    pub(super) cut_texts: u64,
+}
 
 impl<'a> Input<'a> {
     pub(super) const fn new(bytes: &'a [u8]) -> Self {
-        Self(bytes)
+        Self { bytes, cut_texts: 0 }
     }
 
     pub(super) const fn len(&self) -> usize {
-        self.0.len()
+        self.bytes.len()
     }
 
     #[inline]
     pub(super) fn byte(&mut self) -> Result<u8> {
-        let (first, rest) = self.0.split_first().ok_or(Malformed("it ends within an item"))?;
-        self.0 = rest;
+        let (first, rest) = self.bytes.split_first().ok_or(Malformed("it ends within an item"))?;
+        self.bytes = rest;
         Ok(*first)
     }
 
@@ -111,15 +123,18 @@ impl<'a> Input<'a> {
 
     /// So many bytes.
     pub(super) fn part(&mut self, length: u64) -> Result<Self> {
-        let length = usize::try_from(length).ok().filter(|length| *length <= self.0.len());
-        let (part, rest) = self.0.split_at(length.ok_or(Malformed("a length is above what there is"))?);
-        self.0 = rest;
-        Ok(Self(part))
+        let length = usize::try_from(length).ok().filter(|length| *length <= self.bytes.len());
+        let (part, rest) = self.bytes.split_at(length.ok_or(Malformed("a length is above what there is"))?);
+        self.bytes = rest;
+        Ok(Self::new(part))
     }
 
     pub(super) fn text(&mut self) -> Result<String> {
         let length = self.number()?;
-        Ok(String::from_utf8_lossy(self.part(length)?.0).into_owned())
+        let text = String::from_utf8_lossy(self.part(length)?.bytes).into_owned();
+        // A cut text has all the room that its last character leaves.
+        self.cut_texts += u64::from(text.len() > LONGEST_TEXT - 4 && text.ends_with(CUT));
+        Ok(text)
     }
 }
 
@@ -171,7 +186,9 @@ mod tests {
         let text = "△".repeat(LONGEST_TEXT);
         let mut bytes = Vec::new();
         put_text(&mut bytes, &text);
-        let read = Input::new(&bytes).text().unwrap();
-        assert!(read.len() <= LONGEST_TEXT && read.len() > LONGEST_TEXT - 3 && text.starts_with(&read));
+        let mut input = Input::new(&bytes);
+        let read = input.text().unwrap();
+        assert!(read.len() <= LONGEST_TEXT && read.len() > LONGEST_TEXT - 3);
+        assert!(text.starts_with(read.strip_suffix(CUT).unwrap()) && input.cut_texts == 1);
     }
 }

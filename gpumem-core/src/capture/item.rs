@@ -485,5 +485,7 @@ pub(super) fn get(events: &mut EventReader, from: &mut Input<'_>) -> Result<Opti
     }
     let length = from.number()?;
     let mut fields = from.part(length)?;
-    Ok(get_fields(first, events, &mut fields).unwrap_or(None))
+    let item = get_fields(first, events, &mut fields).unwrap_or(None);
+    from.cut_texts += fields.cut_texts;
+    Ok(item)
 }

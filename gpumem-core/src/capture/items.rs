@@ -20,6 +20,8 @@ pub(super) struct Items<R> {
     at: usize,
     /// Items that this version does not understand.
     pub(super) not_understood: u64,
+    /// Texts that the writer has cut.
+    pub(super) cut_texts: u64,
 }
 
 impl<R: Read> Items<R> {
@@ -30,6 +32,7 @@ impl<R: Read> Items<R> {
             plain: Vec::new(),
             at: 0,
             not_understood: 0,
+            cut_texts: 0,
         })
     }
 
@@ -48,6 +51,7 @@ impl<R: Read> Items<R> {
             let item = item::get(&mut self.events, &mut input);
             let bytes = self.plain.len() - self.at - input.len();
             self.at += bytes;
+            self.cut_texts += input.cut_texts;
             match item {
                 Ok(Some(item)) => return Ok(Some((item, bytes as u64))),
                 Ok(None) => self.not_understood += 1,

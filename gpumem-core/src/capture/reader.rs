@@ -35,7 +35,7 @@ pub enum Step {
     ReplayedReport(Box<ReplayedReport>),
 }
 
-/// What was left out, and why.
+/// What a reader does not have of the program, and why.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Skipped {
@@ -49,6 +49,8 @@ pub struct Skipped {
     pub above_limits: u64,
     /// Items that the recording itself says it missed.
     pub missed: u64,
+    /// Texts of more than 16 KiB: they end in `… (cut)`.
+    pub cut_texts: u64,
 }
 
 impl Skipped {
@@ -143,6 +145,7 @@ impl<R: Read> Reader<R> {
             unknown_records: self.items.unknown_records(),
             not_understood: self.items.not_understood,
             missed: self.state.missed,
+            cut_texts: self.items.cut_texts,
             ..self.skipped
         }
     }

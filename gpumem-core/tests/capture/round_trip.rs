@@ -5,9 +5,10 @@ use std::{io::Cursor, time::Duration};
 use gpumem_core::{
     capture::{
         BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, DeviceReading,
-        End, Interception, Item, ModuleDefinition, PoolDefinition, Process, RecordedEvent, Request, StackDefinition,
-        Symbol, SymbolsDefinition, ThreadDefinition, Writer, items_of,
+        End, Interception, Item, ModuleDefinition, PoolDefinition, Process, Reader, RecordedEvent, Request,
+        StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer, items_of,
     },
+    derive::Names,
     model::{
         Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, Label, MemKind,
         PoolUsage, ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId,
@@ -331,4 +332,33 @@ fn an_event_takes_less_than_twelve_bytes() {
     writer.flush().unwrap();
     let bytes = writer.written().bytes;
     assert!(bytes < 12 * EVENTS, "{bytes} bytes for {EVENTS} events");
+}
+
+/// A reader knows when a text is not the program's.
+#[test]
+fn texts_that_are_cut_end_in_a_mark_and_are_counted() {
+    let name = |length: usize| "△".repeat(length / 3) + &"x".repeat(length % 3);
+    let longest = 1 << 14;
+    for (length, is_cut) in [(longest - 1, false), (longest, false), (longest + 1, true), (3 * longest, true)] {
+        let callsite = CallsiteDefinition {
+            id: CallsiteId(2),
+            name: Some(name(length)),
+            file: "a.rs".to_owned(),
+            line: 1,
+            column: 1,
+            module_path: None,
+        };
+        let mut writer = Writer::new(Vec::new()).unwrap();
+        writer.write(&Item::Callsite(callsite)).unwrap();
+        let file = writer.finish().unwrap();
+        let mut reader = Reader::new(Cursor::new(&file)).unwrap();
+        reader.replay(|_| {}).unwrap();
+        let read = reader.definitions().callsite(CallsiteId(2)).name.unwrap();
+        assert_eq!(reader.skipped().cut_texts, u64::from(is_cut), "{length}");
+        assert_eq!(reader.skipped().is_nothing(), !is_cut);
+        let text = read.strip_suffix("… (cut)");
+        assert_eq!(text.is_some(), is_cut, "{length}");
+        assert!(name(length).starts_with(text.unwrap_or(&read)) && read.len() <= longest, "{length}");
+        assert!(is_cut || read.len() == length);
+    }
 }

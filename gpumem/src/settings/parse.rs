@@ -48,3 +48,32 @@ pub(super) fn flag(text: &OsStr, to: &mut bool) -> Result<String, InvalidValue> 
     };
     Ok(if *to { "yes" } else { "no" }.to_owned())
 }
+
+/// `%p` stands for the number of the process.
+#[cfg(all(unix, feature = "capture"))]
+pub(super) fn with_pid(path: &std::path::Path) -> PathBuf {
+    use std::{
+        ffi::OsString,
+        os::unix::ffi::{OsStrExt, OsStringExt},
+    };
+
+    let pid = std::process::id().to_string();
+    let mut rest = path.as_os_str().as_bytes();
+    let mut bytes = Vec::with_capacity(rest.len());
+    while let Some(at) = rest.windows(2).position(|pair| pair == b"%p") {
+        bytes.extend_from_slice(&rest[..at]);
+        bytes.extend_from_slice(pid.as_bytes());
+        rest = &rest[at + 2..];
+    }
+    bytes.extend_from_slice(rest);
+    OsString::from_vec(bytes).into()
+}
+
+/// `%p` stands for the number of the process. A path that is no Unicode stays as it is.
+#[cfg(all(not(unix), feature = "capture"))]
+pub(super) fn with_pid(path: &std::path::Path) -> PathBuf {
+    match path.to_str() {
+        Some(text) => text.replace("%p", &std::process::id().to_string()).into(),
+        None => path.to_owned(),
+    }
+}

@@ -156,3 +156,22 @@ fn a_problem_has_its_reason_and_what_happens_instead() {
     }
     assert!(of(&[("GPUMEM_LEAKS", "maybe")]).leaks);
 }
+
+/// A path need not be UTF-8.
+#[cfg(all(unix, feature = "capture"))]
+#[test]
+fn the_number_of_the_process_is_put_into_any_path() {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+
+    let pid = std::process::id().to_string();
+    for (path, parts) in [
+        (&b"%p"[..], &[&b""[..], b""][..]),
+        (b"a/\xff/%p-%p.x", &[b"a/\xff/", b"-", b".x"]),
+        (b"\xffp%%p%", &[b"\xffp%", b"%"]),
+        (b"no number\xff%", &[b"no number\xff%"]),
+    ] {
+        let settings = Settings::read(|name| (name == "GPUMEM_CAPTURE").then(|| OsStr::from_bytes(path).to_owned()));
+        let recording = settings.recording().unwrap();
+        assert_eq!(recording.as_os_str().as_bytes(), parts.join(pid.as_bytes()), "{}", path.escape_ascii());
+    }
+}

@@ -2,6 +2,8 @@
 
 use std::{fmt, path::PathBuf, time::Duration};
 
+#[cfg(feature = "capture")]
+use super::parse::with_pid;
 use crate::{
     error::{Error, Result},
     export::Sink,
@@ -108,6 +110,12 @@ impl Settings {
     /// The memory of each simulated device.
     pub(crate) fn sim(&self) -> Result<&[Bytes]> {
         self.check(SIM).map(|()| &*self.sim)
+    }
+
+    /// The file of the recording, if one is requested.
+    #[cfg(feature = "capture")]
+    pub(crate) fn recording(&self) -> Option<PathBuf> {
+        self.capture.as_deref().map(with_pid)
     }
 
     fn check(&self, variable: &str) -> Result<()> {

@@ -85,6 +85,27 @@ fn devices_have_their_uuid() {
     }
 }
 
+/// Who sets `GPUMEM_CAPTURE` and finds no file reads why.
+#[test]
+fn a_program_that_is_not_recorded_says_why() {
+    let machine = || Standin::new().dispatch();
+    for (machine, why) in [
+        (machine().env("GPUMEM_GAUGE", "off"), "GPUMEM_GAUGE is off"),
+        (machine().without(Library::Cuda), "traces are off: cannot load libcuda"),
+    ] {
+        let recording = Recording::new("none");
+        let outcome = recording.of(machine).run("new; report; drop; new; drop");
+        let text = format!("gpumem: nothing is recorded to {}: {why}", recording.0.display());
+        let lines = outcome.stderr.lines().filter(|line| line.starts_with(&text));
+        assert_eq!(lines.count(), 1, "{text}\n{outcome}");
+        assert!(!recording.0.exists(), "{outcome}");
+    }
+    // Not if it is recorded.
+    let recording = Recording::new("some");
+    let outcome = recording.of(machine()).run(&format!("{CONTEXT}; new; drop"));
+    assert!(outcome.is_clean() && !outcome.stderr.contains("nothing is recorded"), "{outcome}");
+}
+
 #[test]
 fn the_report_of_a_refusal_is_in_the_recording() {
     let recording = Recording::new("refused");

@@ -15,7 +15,7 @@ mod thread;
 use std::{
     fs::{File, TryLockError},
     io,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -107,8 +107,7 @@ impl Capture {
 impl Session {
     /// Begins the recording that `GPUMEM_CAPTURE` asks for, before the first event.
     pub(super) fn begin_capture(&'static self) {
-        let Some(path) = &self.settings.capture else { return };
-        let path = with_pid(path);
+        let Some(path) = self.settings.recording() else { return };
         if let Err(why) = self.try_capture(&path) {
             let text = format_args!("cannot record to {}: {why}; the program is not recorded", path.display());
             self.notify(Notice::Capture, &text);
@@ -202,12 +201,4 @@ fn create(path: &Path) -> io::Result<File> {
     }
     file.set_len(0)?;
     Ok(file)
-}
-
-/// `%p` stands for the number of the process.
-fn with_pid(path: &Path) -> PathBuf {
-    match path.to_str() {
-        Some(text) => text.replace("%p", &std::process::id().to_string()).into(),
-        None => path.to_owned(),
-    }
 }

@@ -162,6 +162,7 @@ impl GpuMemTraceBuilder {
     pub(super) fn open(&self, session: &'static Session, at: &'static Location<'static>) -> Result<Option<OpenScope>> {
         let scope = OpenScope::open(session, self.request, self.function.or(self.ctx.as_deref()), at)?;
         if scope.is_none() && self.request.gauge.is_none() {
+            session.notify_gauge_off();
             turn_traces_off();
         }
         Ok(scope)

@@ -60,7 +60,7 @@ impl Session {
             return;
         }
         if error.is_unavailable() {
-            return self.notify(Notice::Off, &format_args!("traces are off: {error}"));
+            return self.notify(Notice::Off, &format_args!("{}traces are off: {error}", self.unrecorded()));
         }
         if self.settings().is_problem(error) {
             return;
@@ -71,6 +71,25 @@ impl Session {
             drop(off);
             self.print(Content::Notice(format!("a trace is off: {error}")));
         }
+    }
+
+    /// Prints that a recording was requested, but `GPUMEM_GAUGE=off` prevents it.
+    pub(in crate::session) fn notify_gauge_off(&self) {
+        let unrecorded = self.unrecorded();
+        if !unrecorded.is_empty() {
+            self.notify(Notice::Off, &format_args!("{unrecorded}GPUMEM_GAUGE is off"));
+        }
+    }
+
+    /// How a notice about traces that are off begins if a recording was requested and has not begun. Else it is empty.
+    fn unrecorded(&self) -> String {
+        #[cfg(feature = "capture")]
+        if let Some(path) = self.settings.recording().filter(|_| !self.is_begun()) {
+            return format!("nothing is recorded to {}: ", path.display());
+        }
+        #[cfg(not(feature = "capture"))]
+        let _ = self;
+        String::new()
     }
 
     /// Prints why figures are unknown.
