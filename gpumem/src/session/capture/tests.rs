@@ -246,6 +246,28 @@ fn a_file_has_one_recording_at_a_time() {
     assert!(outputs.is_empty() && reader.end() == Some(&End::Complete));
 }
 
+/// The function of a sink does not get its own reports, so a reader does not get them either.
+#[test]
+fn reports_of_a_sink_are_not_in_the_recording() {
+    let (session, recording, reports) = recorded("inside", &[]);
+    session.add(Bytes::gib(1)).unwrap();
+    let to = Arc::clone(&reports);
+    session.run(|| {
+        set_sink(Sink::custom(move |output| {
+            drop(GpuMemTrace::builder().ctx("inside").device(2).start().unwrap());
+            to.lock().unwrap().extend(output.report().cloned());
+        }));
+        let trace = GpuMemTrace::builder().ctx("outside").device(2).start().unwrap();
+        trace.report_with("now");
+    });
+    session.end_capture();
+    let (outputs, _) = recording.read();
+    let lines = |reports: &[Report]| reports.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let replayed: Vec<_> = outputs.iter().map(ToString::to_string).collect();
+    assert_eq!(replayed, lines(&reports.lock().unwrap()));
+    assert_eq!(replayed.len(), 2, "{replayed:?}");
+}
+
 #[test]
 fn a_device_or_a_pipe_is_no_file_for_a_recording() {
     let session = TestSession::new(&[("GPUMEM_CAPTURE", "/dev/null"), ("GPUMEM_SIM", "1GiB")]).unwrap();

@@ -127,6 +127,9 @@ impl GpuMemTrace {
             return;
         }
         session.notify_missed(trace.lost, trace.untracked);
+        if session.is_inside_sink() {
+            return;
+        }
         let subctx = subctx.map(ToString::to_string);
         let mut report = Report::new(trace, settings.shown_ctx().as_deref(), subctx.as_deref());
         let (lines, end) = lines.unzip();

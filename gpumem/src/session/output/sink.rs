@@ -75,6 +75,11 @@ impl Session {
         matches!(self.sink(), Sink::Off)
     }
 
+    /// Whether the calling thread runs the function of the sink, which does not get its own reports.
+    pub(in crate::session) fn is_inside_sink(&self) -> bool {
+        INSIDE.try_with(Cell::get).unwrap_or(true) && matches!(self.sink(), Sink::Custom(_))
+    }
+
     /// The form of the sink: text or JSON.
     pub(in crate::session) fn form(&self) -> Form {
         self.sink().form()
