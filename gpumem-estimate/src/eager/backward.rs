@@ -137,6 +137,7 @@ impl Eager {
                 }
             }
             drop(grads);
+            self.release_variables();
             for (input, result) in inputs.iter().zip(results) {
                 let Some(Input { edge, .. }) = input else { continue };
                 if let Some(result) = result {
@@ -150,6 +151,16 @@ impl Eager {
             }
         }
         Ok(())
+    }
+
+    /// What a node saved lives until its results were checked. What a checkpointed block saved again does not.
+    pub(super) fn keep_until_checked(&self, tensor: &Tensor) {
+        self.unpacked.borrow_mut().push(tensor.clone());
+    }
+
+    fn release_variables(&self) {
+        let freed = mem::take(&mut *self.unpacked.borrow_mut());
+        drop(freed);
     }
 
     /// A gradient in the shape and type of its input: broadcast dimensions are summed, and another type is converted.

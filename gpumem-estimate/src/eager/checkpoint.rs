@@ -61,7 +61,10 @@ impl Saved {
     /// The tensor; a checkpointed block runs again if it has not done so.
     pub(crate) fn unpack(self, eager: &Eager) -> Result<Tensor, Error> {
         match self {
-            Self::Tensor(tensor) => Ok(tensor),
+            Self::Tensor(tensor) => {
+                eager.keep_until_checked(&tensor);
+                Ok(tensor)
+            }
             Self::Recomputed(RecomputedTensor { block, number }) => {
                 if block.state.borrow().again.is_empty() {
                     eager.run_again(&block)?;

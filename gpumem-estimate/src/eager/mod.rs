@@ -87,6 +87,8 @@ pub(crate) struct Eager {
     adapters: Adapters,
     sharding: Sharding,
     context: RefCell<Context>,
+    /// What the node that runs has saved.
+    unpacked: RefCell<Vec<Tensor>>,
     /// Tensors that the model makes once and all its layers read, such as the angles of positions.
     shared: RefCell<HashMap<SharedKey, Tensor>>,
     /// The outputs of all layers; `None` if nobody asks.
@@ -110,6 +112,7 @@ impl Eager {
             adapters: Adapters::default(),
             sharding: Sharding::default(),
             context: RefCell::default(),
+            unpacked: RefCell::default(),
             shared: RefCell::default(),
             layer_outputs: RefCell::default(),
             workspaces: Workspaces::new(libraries),

@@ -33,9 +33,9 @@ impl Eager {
             return Ok(output);
         }
         let (input_like, weight_like) = (Like::of(&input), Like::of(&weight));
-        let bias_like = bias.as_ref().map(|bias| (Like::of(bias), bias.edge.is_some()));
+        let bias_needs = bias.as_ref().map(|bias| bias.edge.is_some());
         let [output] = self.record(&all, [output], move |eager, grads| {
-            let count = 2 + usize::from(bias_like.is_some());
+            let count = 2 + usize::from(bias_needs.is_some());
             let Some(grad) = &grads[0] else { return Ok(vec![None; count]) };
             eager.use_cublas()?;
             let mut results = Vec::with_capacity(count);
@@ -46,12 +46,9 @@ impl Eager {
             let in_rows = |grad: Tensor| if input_like.shape.rank() > 2 { grad.as_view() } else { grad };
             results.push(weight.as_ref().map(|_| input_like.empty(eager).map(in_rows)).transpose()?);
             results.push(input.as_ref().map(|_| weight_like.empty(eager).map(|grad| grad.as_view())).transpose()?);
-            if let Some((like, needs)) = bias_like {
-                let sum = if needs { Some(like.empty(eager)?) } else { None };
-                if let Some(sum) = &sum {
-                    eager.sum_buffer(&grad.in_order(), &sum.shape)?;
-                }
-                results.push(sum);
+            if let Some(needs) = bias_needs {
+                // It is summed where the gradient is checked against the shape of the bias.
+                results.push(needs.then(|| grad.in_order()));
             }
             Ok(results)
         });

@@ -1,0 +1,97 @@
+//! The models and steps of the rows that `measure.py` measures. The example `rows` and the test `measured` share it.
+
+use gpumem_estimate::{
+    Dtype, Input, Model, Optimizer, Shape, Step,
+    models::{self, ResNet, T5, Transformer},
+};
+
+/// The model and the step of a row, such as `gpt2/8/adamw/bf16/checkpointing` or `resnet50:160/16/sgd/fp32`. `None` if there is no such
+/// row.
+pub fn parse(row: &str) -> Option<(Model, Step)> {
+    let parts: Vec<_> = row.split('/').collect();
+    let [model, batch, mode, precision, rest @ ..] = parts.as_slice() else { return None };
+    let optimizer = match *mode {
+        "inference" => None,
+        "sgd" => Some(Optimizer::Sgd),
+        "adamw" => Some(Optimizer::Adam),
+        _ => return None,
+    };
+    let autocast = match *precision {
+        "fp32" => None,
+        "bf16" => Some(Dtype::Bf16),
+        _ => return None,
+    };
+    let checkpointing = rest == ["checkpointing"];
+    let (name, shape) = model.split_once(':').unwrap_or((model, ""));
+    let sizes: Vec<u64> = shape.split(',').filter_map(|size| size.parse().ok()).collect();
+    let step = Step {
+        batch: batch.parse().ok()?,
+        optimizer,
+        autocast,
+        checkpointing: checkpointing.into(),
+        ..Step::default()
+    };
+    Some((build(name, &sizes)?, step))
+}
+
+fn build(name: &str, sizes: &[u64]) -> Option<Model> {
+    let length = |default: u64| sizes.first().copied().unwrap_or(default);
+    let lengths = match *sizes {
+        [source, target] => [source, target],
+        _ => [256, 128],
+    };
+    let short = [3, 4, 6, 3];
+    let resnet = |sizes| models::resnet(name, sizes);
+    let mut model = match name {
+        "gpt2" => models::gpt2(length(512)),
+        "gpt2-medium" => models::gpt2_medium(length(512)),
+        "gpt2-large" => models::gpt2_sizes(1280, 36, 20).gpt2(name, length(512)),
+        "bert-base" => models::bert_base(length(256)),
+        "bert-large" => models::bert_sizes(1024, 24, 16).bert(name, length(256)),
+        "llama-1b" => models::llama_1b(length(256)),
+        "llama-160m" => {
+            let sizes = Transformer {
+                vocabulary: 32_000,
+                size: 768,
+                blocks: 12,
+                heads: 12,
+                key_value_heads: 4,
+                hidden: 2048,
+                positions: 0,
+                dropout: 0.0,
+            };
+            sizes.llama(name, length(256), false)
+        }
+        "t5-small" => models::t5_small(lengths),
+        "t5-base" => {
+            let sizes = T5 {
+                vocabulary: 32_128,
+                size: 768,
+                blocks: [12, 12],
+                heads: 12,
+                head_size: 64,
+                hidden: 3072,
+                buckets: 32,
+                dropout: 0.1,
+            };
+            sizes.model(name, lengths)
+        }
+        "vit-b" => models::vit_b_16(),
+        "vit-l" => models::vit_sizes(1024, 24, 16).vit(name, 16),
+        "vgg16" => models::vgg(name, models::VGG16, false),
+        "vgg19" => models::vgg19(),
+        "resnet18" => resnet(ResNet::new([2, 2, 2, 2], false)),
+        "resnet50" => models::resnet50(),
+        "resnet101" => resnet(ResNet::new([3, 4, 23, 3], true)),
+        "wide_resnet50_2" => resnet(ResNet { blocks: short, has_bottleneck: true, groups: 1, width: 128 }),
+        "resnext50_32x4d" => resnet(ResNet { blocks: short, has_bottleneck: true, groups: 32, width: 4 }),
+        "convnext_tiny" => models::convnext(name, [3, 3, 9, 3], [96, 192, 384, 768]),
+        "convnext_small" => models::convnext(name, [3, 3, 27, 3], [96, 192, 384, 768]),
+        "mobilenet_v2" => models::mobilenet_v2(),
+        _ => return None,
+    };
+    if let (Input::Numbers(_), Some(image)) = (&model.input, sizes.first()) {
+        model.input = Input::Numbers(Shape::from([3, *image, *image]));
+    }
+    Some(model)
+}
