@@ -4,6 +4,7 @@
     python3 measure.py --out rows.jsonl --traces traces     all rows
     python3 measure.py --rows 'gpt2/.*/sgd'                 the rows whose names match
     python3 measure.py --list                               names only; needs no GPU
+    python3 measure.py --blind                              the rows of blind.txt instead
 
 It needs a CUDA device, torch, torchvision and transformers, and no network: the configurations are built here and the
 weights are random. Each model has a process, which builds the model on the CPU and forks one process for each row. So a
@@ -12,7 +13,7 @@ torch's statistics are those of one process. A row that runs out of memory is re
 
 One JSON object per row and line:
 
-    row, model, batch, mode, precision, checkpointing, chosen   the row; `chosen` is `before` or `after`
+    row, model, batch, mode, precision, checkpointing, chosen   the row; `chosen` is `before`, `after` or `blind`
     shape            sizes of the input (sequence lengths, image)
     parameters, parameter_bytes, buffers, buffer_bytes
     after_model, after_inputs, after_optimizer                  `memory_allocated()`; after_optimizer: at the end of step 1
@@ -80,9 +81,37 @@ def rows():
         }
 
 
+def blind_rows():
+    """The rows of blind.txt, such as `t5-base:512,64/4/sgd/fp32`: a model with its sizes, the batch, the mode, the precision."""
+    for name in Path(__file__).with_name("blind.txt").read_text().split():
+        model, batch, mode, precision, *rest = name.split("/")
+        model, sizes = model.split(":")
+        sizes = [int(size) for size in sizes.split(",")]
+        if model.startswith("t5"):
+            shape = {"source": sizes[0], "target": sizes[1]}
+        elif model.startswith(("gpt2", "bert", "llama")):
+            shape = {"sequence": sizes[0]}
+        else:
+            shape = {"image": sizes[0]}
+        yield {
+            "row": name,
+            "model": model,
+            "batch": int(batch),
+            "mode": mode,
+            "precision": precision,
+            "checkpointing": rest == ["checkpointing"],
+            "chosen": "blind",
+            "shape": shape,
+        }
+
+
+def is_torchvision(name):
+    return name.startswith(("vgg", "resnet", "wide_resnet", "resnext", "convnext", "mobilenet"))
+
+
 def build(name):
     """The model on the CPU, with random weights."""
-    if name in CONVOLUTIONS:
+    if is_torchvision(name):
         import torchvision
 
         return getattr(torchvision.models, name)(weights=None)
@@ -94,6 +123,19 @@ def build(name):
         return t.GPT2LMHeadModel._from_config(t.GPT2Config(), **sdpa)
     if name == "gpt2-medium":
         return t.GPT2LMHeadModel._from_config(t.GPT2Config(n_embd=1024, n_layer=24, n_head=16), **sdpa)
+    if name == "gpt2-large":
+        return t.GPT2LMHeadModel._from_config(t.GPT2Config(n_embd=1280, n_layer=36, n_head=20), **sdpa)
+    if name == "llama-160m":
+        config = t.LlamaConfig(
+            vocab_size=32000,
+            hidden_size=768,
+            intermediate_size=2048,
+            num_hidden_layers=12,
+            num_attention_heads=12,
+            num_key_value_heads=4,
+            head_dim=64,
+        )
+        return t.LlamaForCausalLM._from_config(config, **sdpa)
     if name == "llama-1b":
         config = t.LlamaConfig(
             vocab_size=128256,
@@ -109,6 +151,19 @@ def build(name):
         return t.LlamaForCausalLM._from_config(config, **sdpa)
     if name == "bert-base":
         return t.BertForMaskedLM._from_config(t.BertConfig(), **sdpa)
+    if name == "bert-large":
+        config = t.BertConfig(
+            hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
+        )
+        return t.BertForMaskedLM._from_config(config, **sdpa)
+    if name == "t5-base":
+        config = t.T5Config(d_model=768, d_ff=3072, num_layers=12, num_heads=12, decoder_start_token_id=0)
+        return t.T5ForConditionalGeneration._from_config(config)
+    if name == "vit-l":
+        config = t.ViTConfig(
+            hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096, num_labels=1000
+        )
+        return t.ViTForImageClassification._from_config(config, **sdpa)
     if name == "t5-small":
         # `T5Config()` has the sizes of t5-small. The start token is needed to shift labels to the right.
         return t.T5ForConditionalGeneration._from_config(t.T5Config(decoder_start_token_id=0))
@@ -131,10 +186,10 @@ def inputs(row, device):
         size = shape["image"]
         image = torch.randn(batch, 3, size, size).to(device)
         labels = torch.randint(0, 1000, (batch,)).to(device) if training else None
-        if model in CONVOLUTIONS:
+        if is_torchvision(model):
             return {"image": image, "labels": labels}
         return {"pixel_values": image} | ({"labels": labels} if training else {})
-    if model == "t5-small":
+    if "source" in shape:
         source, target = tokens(shape["source"]), tokens(shape["target"])
         return {"input_ids": source} | ({"labels": target} if training else {"decoder_input_ids": target})
     ids = tokens(shape["sequence"])
@@ -146,13 +201,13 @@ def forward(row, model, batch):
     """The loss, or the output of inference."""
     import torch
 
-    if row["model"] in CONVOLUTIONS:
+    if is_torchvision(row["model"]):
         logits = model(batch["image"])
         labels = batch["labels"]
         return logits if labels is None else torch.nn.functional.cross_entropy(logits, labels)
     if row["mode"] == "inference":
         return model(**batch)
-    cache = {} if row["model"] in ("bert-base", "vit-b") else {"use_cache": False}
+    cache = {} if row["model"].startswith(("bert", "vit")) else {"use_cache": False}
     return model(**batch, **cache).loss
 
 
@@ -201,10 +256,11 @@ def words_of(frames):
 
 
 def is_workspace(words):
-    """cuDNN and cuBLAS ask the allocator for their workspaces; tensors come from a function `empty…`."""
-    functions = words.lower().split(" < ")
-    asks = any(re.search(r"cudnn|blas|workspace", function) for function in functions[:4])
-    return asks and not any("empty" in function for function in functions[:4])
+    """cuDNN and cuBLAS ask the allocator for their workspaces; tensors come from a function `empty…` or `resize…`, and the buffers
+    of sums from `…sum…`. The backward pass of a convolution shows no function of cuDNN."""
+    functions = words.lower().split(" < ")[:4]
+    asks = any(re.search(r"cudnn|blas|workspace|convolution_backward", function) for function in functions)
+    return asks and not any(re.search(r"empty|resize|sum|depthwise", function) for function in functions)
 
 
 def analyse(history):
@@ -448,13 +504,15 @@ def print_row(result, args):
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     arguments.add_argument("--rows", default=".*", help="a regular expression for the names of the rows")
+    arguments.add_argument("--blind", action="store_true", help="the rows of blind.txt")
     arguments.add_argument("--chosen", choices=["before", "after"], help="only the rows chosen then")
     arguments.add_argument("--out", default="rows.jsonl")
     arguments.add_argument("--traces", help="a folder for the allocation histories")
     arguments.add_argument("--seconds", type=int, default=460, help="no row begins after this time")
     arguments.add_argument("--list", action="store_true")
     args = arguments.parse_args()
-    chosen = [row for row in rows() if re.search(args.rows, row["row"]) and args.chosen in (None, row["chosen"])]
+    all_rows = blind_rows() if args.blind else rows()
+    chosen = [row for row in all_rows if re.search(args.rows, row["row"]) and args.chosen in (None, row["chosen"])]
     if args.list:
         for row in chosen:
             print(row["row"], row["chosen"])
@@ -470,10 +528,8 @@ def main():
 
     transformers.logging.set_verbosity_error()
     children = []
-    for name in MODELS:
+    for name in dict.fromkeys(row["model"] for row in chosen):
         of_model = [row for row in chosen if row["model"] == name]
-        if not of_model:
-            continue
         child = os.fork()
         if child == 0:
             try:

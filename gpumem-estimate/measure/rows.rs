@@ -2,12 +2,12 @@
 
 use gpumem_estimate::{
     Dtype, Input, Model, Optimizer, Shape, Step,
-    models::{self, ResNet, T5, Transformer},
+    models::{self, ResNet, T5},
 };
 
 /// The model and the step of a row, such as `gpt2/8/adamw/bf16/checkpointing` or `resnet50:160/16/sgd/fp32`. `None` if there is no such
 /// row.
-pub fn parse(row: &str) -> Option<(Model, Step)> {
+pub(crate) fn parse(row: &str) -> Option<(Model, Step)> {
     let parts: Vec<_> = row.split('/').collect();
     let [model, batch, mode, precision, rest @ ..] = parts.as_slice() else { return None };
     let optimizer = match *mode {
@@ -45,23 +45,21 @@ fn build(name: &str, sizes: &[u64]) -> Option<Model> {
     let mut model = match name {
         "gpt2" => models::gpt2(length(512)),
         "gpt2-medium" => models::gpt2_medium(length(512)),
-        "gpt2-large" => models::gpt2_sizes(1280, 36, 20).gpt2(name, length(512)),
-        "bert-base" => models::bert_base(length(256)),
-        "bert-large" => models::bert_sizes(1024, 24, 16).bert(name, length(256)),
-        "llama-1b" => models::llama_1b(length(256)),
-        "llama-160m" => {
-            let sizes = Transformer {
-                vocabulary: 32_000,
-                size: 768,
-                blocks: 12,
-                heads: 12,
-                key_value_heads: 4,
-                hidden: 2048,
-                positions: 0,
-                dropout: 0.0,
-            };
-            sizes.llama(name, length(256), false)
+        "gpt2-large" => {
+            from_config(r#"{"model_type": "gpt2", "n_embd": 1280, "n_layer": 36, "n_head": 20}"#, length(512))?
         }
+        "bert-base" => models::bert_base(length(256)),
+        "bert-large" => from_config(
+            r#"{"model_type": "bert", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+                "intermediate_size": 4096}"#,
+            length(256),
+        )?,
+        "llama-1b" => models::llama_1b(length(256)),
+        "llama-160m" => from_config(
+            r#"{"model_type": "llama", "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048,
+                "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64}"#,
+            length(256),
+        )?,
         "t5-small" => models::t5_small(lengths),
         "t5-base" => {
             let sizes = T5 {
@@ -77,7 +75,11 @@ fn build(name: &str, sizes: &[u64]) -> Option<Model> {
             sizes.model(name, lengths)
         }
         "vit-b" => models::vit_b_16(),
-        "vit-l" => models::vit_sizes(1024, 24, 16).vit(name, 16),
+        "vit-l" => from_config(
+            r#"{"model_type": "vit", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+                "intermediate_size": 4096, "num_labels": 1000}"#,
+            224,
+        )?,
         "vgg16" => models::vgg(name, models::VGG16, false),
         "vgg19" => models::vgg19(),
         "resnet18" => resnet(ResNet::new([2, 2, 2, 2], false)),
@@ -94,4 +96,8 @@ fn build(name: &str, sizes: &[u64]) -> Option<Model> {
         model.input = Input::Numbers(Shape::from([3, *image, *image]));
     }
     Some(model)
+}
+
+fn from_config(config: &str, length: u64) -> Option<Model> {
+    Model::from_config(config, length).ok()
 }

@@ -1,23 +1,10 @@
 //! Estimates against the rows that `measure/measure.py` measured on an H200. `docs/ESTIMATE.md` says how rows were chosen.
 
-use gpumem_estimate::{Class, Dtype, Model, Optimizer, Step, models};
+use gpumem_estimate::Class;
 use serde_json::Value;
 
-fn model(name: &str) -> Model {
-    match name {
-        "gpt2" => models::gpt2(512),
-        "gpt2-medium" => models::gpt2_medium(512),
-        "llama-1b" => models::llama_1b(256),
-        "bert-base" => models::bert_base(256),
-        "vit-b" => models::vit_b_16(),
-        "vgg19" => models::vgg19(),
-        "resnet50" => models::resnet50(),
-        "convnext_tiny" => models::convnext(name, [3, 3, 9, 3], [96, 192, 384, 768]),
-        "mobilenet_v2" => models::mobilenet_v2(),
-        "t5-small" => models::t5_small([256, 128]),
-        name => panic!("there is no builder for {name}"),
-    }
-}
+#[path = "../measure/rows.rs"]
+mod rows;
 
 struct Row {
     name: String,
@@ -29,19 +16,7 @@ struct Row {
 /// The difference between an estimate and the measured peak. For convolution models, both without the workspaces of libraries.
 fn compared(row: &Value) -> Row {
     let text = |key: &str| row[key].as_str().expect("a text");
-    let model = model(text("model"));
-    let optimizer = match text("mode") {
-        "sgd" => Some(Optimizer::Sgd),
-        "adamw" => Some(Optimizer::Adam),
-        _ => None,
-    };
-    let step = Step {
-        batch: row["batch"].as_u64().expect("a number"),
-        optimizer,
-        autocast: (text("precision") == "bf16").then_some(Dtype::Bf16),
-        checkpointing: row["checkpointing"].as_bool().expect("true or false").into(),
-        ..Step::default()
-    };
+    let (model, step) = rows::parse(text("row")).expect("a row that `rows` knows");
     let estimate = step.estimate(&model).expect("the model fits together");
     assert_eq!(Some(estimate.parameters), row["parameters"].as_u64(), "{}", text("row"));
     let workspace = estimate
