@@ -38,6 +38,20 @@ fn each_token_adds_its_keys_and_values() {
     assert_eq!(cache(&long), Bytes::new(4 * 192 * 24 * KEYS));
 }
 
+/// 128 tokens of the prompt and 64 more: 12 pages of 16; 65 more: a page more.
+#[test]
+fn pages_are_allocated_one_by_one() {
+    let model = models::gpt2(128);
+    let peak = |tokens| phases(&decode(tokens, KvCache::Paged(16)).estimate(&model).unwrap(), "decode")[0];
+    // A page of 16 tokens of 4 sequences in each of 12 layers, and the number of a token.
+    assert_eq!(peak(66) - peak(65), 4 * (16 * 24 * KEYS + 8));
+    assert_eq!(peak(65) - peak(64), 4 * 8);
+    // Nothing is joined, and no page is partly empty after 192 tokens.
+    assert!(peak(65) < phases(&decode(65, KvCache::Dynamic).estimate(&model).unwrap(), "decode")[0]);
+    let error = decode(2, KvCache::Paged(0)).estimate(&model).unwrap_err().to_string();
+    assert!(error.ends_with("pages of 0 tokens have no room"), "{error}");
+}
+
 /// Logits of the last position only: 128 times less than without decoding.
 #[test]
 fn the_prompt_needs_no_logits_but_the_last() {

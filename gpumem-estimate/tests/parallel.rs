@@ -197,3 +197,71 @@ fn what_makes_no_sense_is_an_error() {
         serde_json::from_str(r#"{"data_parallel": {"kind": "zero3", "ranks": 8, "gathered": "bf16"}}"#).unwrap();
     assert_eq!(read.data_parallel.unwrap().gathered, Some(Dtype::Bf16));
 }
+
+fn split(ranks: u64) -> Step {
+    let step = Step { tensor_parallel: ranks, ..Step::training(BATCH, Optimizer::Sgd) };
+    Step { allocator: AllocatorKind::Exact, cublas_workspace: 0, ..step }
+}
+
+/// The parameters of one rank, counted from the sizes of the layers.
+#[test]
+fn layers_are_split_as_megatron_does() {
+    let parameters =
+        |model: &Model, ranks| Step { optimizer: None, ..split(ranks) }.estimate(model).unwrap().parameters;
+    // GPT-2 for two ranks: six heads of 64; half of the size between the layers of the MLP; 197 × 128 of 50,257 tokens. Norms, positions
+    // and the biases of the last matrix products are on both.
+    let attention = 768 * (3 * 384) + 3 * 384 + 384 * 768 + 768;
+    let mlp = 768 * 1536 + 1536 + 1536 * 768 + 768;
+    let expected = 197 * 128 * 768 + 1024 * 768 + 12 * (attention + mlp + 4 * 768) + 2 * 768;
+    assert_eq!(parameters(&models::gpt2(16), 2), expected);
+    // Llama 2 7B for eight: 4,096 of 32,000 tokens, twice.
+    let llama = Model::from_config(r#"{"architectures": ["LlamaForCausalLM"]}"#, 16).unwrap();
+    let block = (4 * 4096 * 4096 + 3 * 4096 * 11_008) / 8 + 2 * 4096;
+    assert_eq!(parameters(&llama, 8), 2 * 4096 * 4096 + 32 * block + 4096);
+    assert_eq!(parameters(&llama, 1), 6_738_415_616);
+    // BERT base for four: 60 × 128 of 30,522 tokens, whose table the head shares; the head has a bias for each of them.
+    let block = (4 * 768 * 768 + 3 * 768 + 8 * 768 * 768 + 4 * 768) / 4 + 2 * 768 + 4 * 768;
+    let tables = (60 * 128 + 512 + 2) * 768 + 2 * 768;
+    let expected = tables + 12 * block + 768 * 768 + 768 + 2 * 768 + 60 * 128;
+    assert_eq!(parameters(&models::bert_base(16), 4), expected);
+}
+
+/// The softmax is computed in place of the logits.
+#[test]
+fn the_loss_of_a_part_of_the_vocabulary() {
+    let block = numbered([
+        linear(8, 16),
+        Layer::Activation { function: gpumem_estimate::Function::Gelu, in_place: false },
+        linear(16, 8),
+    ]);
+    let layers = numbered([Layer::Embedding { rows: 256, size: 8 }, Layer::Block { layers: block }, linear(8, 256)]);
+    let model = Model { name: "tokens".to_owned(), input: Input::Tokens(16), layers, loss: Loss::NextToken };
+    let estimate = split(2).estimate(&model).unwrap();
+    let weights = (128 * 8 + 2 * 8 * 8 + 128 * 8) * 4;
+    assert_eq!(estimate.parameter_bytes.get(), weights);
+    let rows = BATCH * 16;
+    // The tokens; what the four layers keep, 8 numbers for each token; the logits of half of the tokens; the labels. For each token: its
+    // label and the highest logit, a byte of a mask, its label in this part, its logit, the sum and the loss.
+    let expected = weights + rows * (8 + 4 * 8 * 4 + 128 * 4 + 8) + rows * (4 + 1 + 8 + 4 + 4 + 4);
+    assert_eq!(highest(&estimate)[0], expected);
+    // Without splitting, the logarithms of the probabilities are a tensor beside the logits.
+    let whole = split(1).estimate(&model).unwrap();
+    assert!(highest(&whole)[0] > expected + rows * (2 * 256 - 128) * 4 - rows * 200);
+}
+
+#[test]
+fn splits_that_are_impossible_are_errors() {
+    let error = |ranks, model: &Model| split(ranks).estimate(model).unwrap_err().to_string();
+    let message = error(5, &models::gpt2(16));
+    assert!(message.ends_with("12 heads cannot be split over 5 ranks") && message.starts_with("layer `"), "{message}");
+    assert!(error(16, &models::llama_1b(16)).ends_with("8 heads of keys cannot be split over 16 ranks"));
+    let expected = "the model has no attention and no MLP in a block that tensor parallelism could split";
+    assert_eq!(error(2, &models::vgg19()), expected);
+    assert!(error(2, &models::t5_small([16, 16])).ends_with("experts and for models with an encoder and a decoder"));
+    assert!(split(u64::MAX).estimate(&models::gpt2(16)).is_err());
+    // Both together: the rank has a half of a half.
+    let both = Step { data_parallel: Some(parallel(DataParallelKind::Zero3, 2)), ..split(2) };
+    let (both, alone) = (both.estimate(&models::gpt2(16)).unwrap(), split(2).estimate(&models::gpt2(16)).unwrap());
+    assert_eq!(both.parameters, alone.parameters);
+    assert!(highest(&both)[2] < highest(&alone)[2] / 2 + 10_000);
+}

@@ -2,10 +2,11 @@
 
 use std::cell::{Cell, RefCell};
 
-use super::{Eager, Tensor};
+use super::{Eager, Tensor, tensor::contiguous_strides};
 use crate::{
     class::Class,
     error::{Error, Kind},
+    shape::Shape,
     step::KvCache,
 };
 
@@ -24,6 +25,8 @@ struct Kept {
     values: Option<Tensor>,
     /// How many tokens it has.
     tokens: u64,
+    /// Pages before the newest one.
+    pages: Vec<Tensor>,
 }
 
 impl Eager {
@@ -48,12 +51,13 @@ impl Eager {
     ) -> Result<[Tensor; 2], Error> {
         let number = self.cache.next.replace(self.cache.next.get() + 1);
         if self.cache.layers.borrow().len() == number {
-            self.cache.layers.borrow_mut().push(Kept { keys: None, values: None, tokens: 0 });
+            self.cache.layers.borrow_mut().push(Kept { keys: None, values: None, tokens: 0, pages: Vec::new() });
         }
         let before = self.memory.set_class(Some(Class::Cache));
         let both = match self.cache.kind.get() {
             KvCache::Dynamic => self.joined(number, keys, values, window),
             KvCache::Static(room) => self.placed(number, keys, values, room),
+            KvCache::Paged(tokens) => self.paged(number, keys, values, tokens),
         };
         self.memory.set_class(before);
         both
@@ -111,6 +115,33 @@ impl Eager {
             (Some(keys), Some(values)) => Ok([keys.clone(), values.clone()]),
             _ => Err(self.error(Kind::Invalid("a cache has no keys".to_owned()))),
         }
+    }
+
+    /// `PagedAttention`: new pages where the old ones are full.
+    fn paged(&self, number: usize, keys: &Tensor, values: &Tensor, of_page: u64) -> Result<[Tensor; 2], Error> {
+        let mut layers = self.cache.layers.borrow_mut();
+        let layer = &mut layers[number];
+        let before = layer.tokens;
+        layer.tokens = before.saturating_add(keys.shape[2]);
+        if of_page == 0 {
+            return Err(self.error(Kind::Invalid("pages of 0 tokens have no room".to_owned())));
+        }
+        let room = (layer.tokens.div_ceil(of_page) - before.div_ceil(of_page)).saturating_mul(of_page);
+        for like in [keys, values].into_iter().filter(|_| room > 0) {
+            let mut sizes = like.shape.sizes().to_vec();
+            sizes[2] = room;
+            // The pages of all sequences and heads that are allocated now.
+            layer.pages.push(self.empty(&sizes.into(), keys.dtype, Class::Cache)?);
+        }
+        // Attention finds the keys of all tokens by the numbers of their pages.
+        let of_all = |like: &Tensor| {
+            let mut sizes = like.shape.sizes().to_vec();
+            sizes[2] = layer.tokens;
+            let shape = Shape::from(sizes);
+            let strides = contiguous_strides(&shape);
+            Tensor { shape, strides, dtype: keys.dtype, ..like.detached() }
+        };
+        Ok([of_all(keys), of_all(values)])
     }
 
     /// No layer keeps keys and values.

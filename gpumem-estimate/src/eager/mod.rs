@@ -12,6 +12,7 @@ mod optimizer;
 mod parameters;
 mod sharding;
 mod tensor;
+mod vocabulary;
 mod workspace;
 
 use std::{

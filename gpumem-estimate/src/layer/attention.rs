@@ -140,11 +140,11 @@ impl AttentionNames {
 
 impl Attention {
     /// The heads of keys and values.
-    pub(super) fn key_value_heads(&self) -> u64 {
+    pub(crate) fn key_value_heads(&self) -> u64 {
         if self.key_value_heads == 0 { self.heads } else { self.key_value_heads }
     }
 
-    pub(super) fn head_size(&self) -> u64 {
+    pub(crate) fn head_size(&self) -> u64 {
         if self.head_size == 0 { self.size.checked_div(self.heads).unwrap_or(0) } else { self.head_size }
     }
 

@@ -26,4 +26,8 @@ pub enum KvCache {
     Dynamic,
     /// `StaticCache`: the first pass allocates room for so many tokens. A prompt and tokens that do not fit are an error.
     Static(u64),
+    /// Pages of so many tokens for each sequence, which attention reads where they are: nothing is joined or copied. A page is
+    /// allocated when its first token comes. 0 is an error. (A server that takes all pages when it starts, as vLLM does, has what its
+    /// settings say, and no estimate is needed.)
+    Paged(u64),
 }

@@ -5,6 +5,7 @@ mod checkpointing;
 mod decode;
 mod names;
 mod parallel;
+mod tensor_parallel;
 
 use std::{io, rc::Rc};
 
@@ -55,8 +56,13 @@ pub struct Step {
     pub adapters: Option<Lora>,
     /// The weights of linear layers have 4 bits.
     pub quantized: Option<Quantized>,
-    /// Several GPUs. The estimate is for one of them.
+    /// Several GPUs, each with a batch of its own. The estimate is for one of them.
     pub data_parallel: Option<DataParallel>,
+    /// So many GPUs share each layer, as Megatron-LM splits it: attention by heads, an MLP by the size between its layers, the tokens
+    /// of the vocabulary. The estimate, its parameters as well, is for one of them. Each of them may be one of several of
+    /// [`data_parallel`](Self::data_parallel). 0 and 1: one GPU has all. Small tensors of integers, which say what tokens a GPU has,
+    /// are not counted.
+    pub tensor_parallel: u64,
     /// Autocast to this type.
     pub autocast: Option<Dtype>,
     /// Which layers the backward pass runs again.
@@ -85,6 +91,7 @@ impl Default for Step {
             adapters: None,
             quantized: None,
             data_parallel: None,
+            tensor_parallel: 1,
             autocast: None,
             checkpointing: Checkpointing::Off,
             allocator: AllocatorKind::PyTorch,
@@ -166,6 +173,13 @@ impl Step {
         model: &Model,
     ) -> Result<(Estimate, u64), Error> {
         self.check()?;
+        let part;
+        let model = if self.tensor_parallel > 1 {
+            part = tensor_parallel::of_one_rank(model, self.tensor_parallel)?;
+            &part
+        } else {
+            model
+        };
         let (cublas, multiprocessors) = (self.cublas_workspace, self.multiprocessors);
         let libraries = Libraries { cublas, multiprocessors, convolutions_take_most };
         let eager = Eager::new(Rc::clone(memory), libraries);
@@ -233,6 +247,8 @@ impl Step {
             "weights in 4 bits are multiplied as f16, bf16 or f32"
         } else if !is_training && self.checkpointing != Checkpointing::Off {
             "checkpointing needs a backward pass, which inference has not"
+        } else if self.tensor_parallel > 1 && (self.adapters.is_some() || self.quantized.is_some()) {
+            "adapters and weights in 4 bits are not modelled with tensor parallelism"
         } else if let Some(wrong) = self.data_parallel.and_then(|parallel| self.wrong_parallel(parallel)) {
             wrong
         } else {
@@ -352,7 +368,7 @@ impl Step {
                             None => (None, run_model(layers, eager, input)?),
                         };
                         let Some(labels) = labels else { return Ok(output) };
-                        let loss = loss(eager, model.loss, &output, labels)?;
+                        let loss = self.loss(eager, model.loss, &output, labels)?;
                         drop((hidden, output));
                         Ok(loss)
                     })?;
@@ -379,6 +395,24 @@ impl Step {
         drop(output);
         eager.free_cache();
         Ok(())
+    }
+
+    fn loss(&self, eager: &Eager, loss: Loss, output: &Tensor, labels: &Tensor) -> Result<Tensor, Error> {
+        let has_part = self.tensor_parallel > 1;
+        match loss {
+            Loss::NextToken if has_part => {
+                let labels = eager.shifted_labels(labels)?;
+                eager.cross_entropy_of_part(output, &labels)
+            }
+            Loss::Token if has_part => eager.cross_entropy_of_part(output, labels),
+            Loss::CrossEntropy | Loss::Token => eager.cross_entropy(output, labels),
+            Loss::NextToken => {
+                // The output of the model lives until the loss is there.
+                let logits = eager.to(output, Dtype::F32)?;
+                let labels = eager.shifted_labels(labels)?;
+                eager.cross_entropy(&logits, &labels)
+            }
+        }
     }
 
     /// `generate` of transformers, without sampling.
@@ -461,16 +495,4 @@ pub fn largest(mut fits: impl FnMut(u64) -> Result<bool, Error>) -> Result<u64, 
         }
     }
     Ok(fitting)
-}
-
-fn loss(eager: &Eager, loss: Loss, output: &Tensor, labels: &Tensor) -> Result<Tensor, Error> {
-    match loss {
-        Loss::CrossEntropy | Loss::Token => eager.cross_entropy(output, labels),
-        Loss::NextToken => {
-            // The output of the model lives until the loss is there.
-            let logits = eager.to(output, Dtype::F32)?;
-            let labels = eager.shifted_labels(labels)?;
-            eager.cross_entropy(&logits, &labels)
-        }
-    }
 }

@@ -1,0 +1,45 @@
+//! The loss of a rank that has a part of the vocabulary: `_VocabParallelCrossEntropy` of Megatron-LM.
+
+use super::{Eager, Tensor};
+use crate::{dtype::Dtype, error::Error, shape::Shape};
+
+impl Eager {
+    /// Cross entropy of logits (…, part of the vocabulary). The softmax is computed in place in the logits in `f32`, and is the gradient
+    /// as well.
+    pub(crate) fn cross_entropy_of_part(&self, logits: &Tensor, labels: &Tensor) -> Result<Tensor, Error> {
+        let rows = labels.shape.clone();
+        if logits.shape.elements() != rows.elements().and_then(|rows| rows.checked_mul(logits.shape.last())) {
+            let mut expected = rows.sizes().to_vec();
+            expected.push(logits.shape.last());
+            return Err(self.mismatch(Shape::from(expected).to_string(), logits));
+        }
+        let of_rows = |dtype| self.output(&rows, dtype);
+        let softmax = self.with_grad(false, || self.to(logits, Dtype::F32))?.detached();
+        let highest = of_rows(Dtype::F32)?;
+        drop(of_rows(Dtype::I64)?);
+        let mask = of_rows(Dtype::Bool)?;
+        let targets = of_rows(Dtype::I64)?;
+        let predicted = of_rows(Dtype::F32)?;
+        let sums = of_rows(Dtype::F32)?;
+        let losses = of_rows(Dtype::F32)?;
+        let needs = self.needs_grad(&[logits]);
+        let saved =
+            if needs { vec![self.save(&softmax)?, self.save(&mask)?, self.save(&targets)?] } else { Vec::new() };
+        drop((highest, mask, targets, predicted, sums, softmax));
+        // The mean of all rows.
+        let loss = self.output(&Shape::default(), Dtype::F32)?;
+        drop(losses);
+        if !needs {
+            return Ok(loss);
+        }
+        let [loss] = self.record(&[logits], [loss], move |eager, grads| {
+            if grads[0].is_none() {
+                return Ok(vec![None]);
+            }
+            let mut saved = saved.into_iter().map(|saved| saved.unpack(eager)).collect::<Result<Vec<_>, _>>()?;
+            saved.truncate(1);
+            Ok(vec![saved.pop()])
+        });
+        Ok(loss)
+    }
+}
