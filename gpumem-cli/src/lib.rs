@@ -9,7 +9,7 @@ mod arguments;
 mod commands;
 mod exit;
 mod failure;
-#[allow(dead_code, reason = "the formats are to use the rest")]
+mod formats;
 mod history;
 #[cfg(test)]
 #[path = "../tests/command/made.rs"]

@@ -1,8 +1,9 @@
 //! What is written to the terminal, or to whatever stands in its place.
 
 use std::{
-    env, fmt,
+    env, fmt, fs,
     io::{self, IsTerminal, Write},
+    path::Path,
 };
 
 use gpumem_core::export::Paint;
@@ -22,6 +23,30 @@ pub(crate) fn error(text: &impl fmt::Display) {
 pub(crate) fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
     let mut out = io::BufWriter::with_capacity(1 << 16, io::stdout().lock());
     write(&mut out).and_then(|()| out.flush()).map_err(|error| Failure::of_output(&error))
+}
+
+/// Writes a file. It gets its name when all of it is written.
+pub(crate) fn write_file(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
+    let failed = |error: io::Error| {
+        Failure::new(format!("`{}` cannot be written", path.display()), error, "give another --output")
+    };
+    // What is no regular file, such as /dev/stdout, is written in place.
+    if path.metadata().is_ok_and(|known| !known.is_file()) {
+        let mut out = io::BufWriter::new(fs::File::options().write(true).open(path).map_err(failed)?);
+        return write(&mut out).and_then(|()| out.flush()).map_err(failed);
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let unfinished = path.with_file_name(format!(".{name}.{}", std::process::id()));
+    let written = fs::File::create(&unfinished).and_then(|file| {
+        let mut out = io::BufWriter::with_capacity(1 << 16, file);
+        write(&mut out)?;
+        out.flush()?;
+        fs::rename(&unfinished, path)
+    });
+    written.map_err(|error| {
+        _ = fs::remove_file(&unfinished);
+        failed(error)
+    })
 }
 
 /// Colours, if stdout is a terminal and `NO_COLOR` is not set.

@@ -1,7 +1,8 @@
 //! Shows what a recording has.
 
 use std::{
-    io::{self, Write},
+    collections::HashSet,
+    io::{self, IsTerminal, Write},
     path::PathBuf,
 };
 
@@ -12,6 +13,7 @@ use serde_json::json;
 use crate::{
     exit::Exit,
     failure::Failure,
+    formats::{self, Format},
     history::{History, Moment},
     report::{
         json, moment,
@@ -28,6 +30,7 @@ Examples:
   gpumem report --at 12.5s train.capture           what was live then
   gpumem report --between start peak train.capture
   gpumem report rank-*.capture                     several ranks, side by side
+  gpumem report --format perfetto -o train.pftrace train.capture
   gpumem report --json train.capture | jq '.devices[0].peak_bytes'";
 
 /// Shows what a recording has: the peak, what it consisted of, what was not freed.
@@ -39,6 +42,12 @@ pub(crate) struct Arguments {
     files: Vec<PathBuf>,
     #[command(flatten)]
     view: View,
+    /// Write the recording in the format of another tool.
+    #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "tree", "table", "leaks", "between"])]
+    format: Option<Format>,
+    /// Where --format writes to; a folder for parquet. Without it: to stdout.
+    #[arg(long, short, value_name = "OUT", requires = "format")]
+    output: Option<PathBuf>,
     /// As JSON: bytes are exact, and what was not measured is null.
     #[arg(long)]
     json: bool,
@@ -73,6 +82,9 @@ impl View {
 }
 
 pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
+    if let Some(format) = arguments.format {
+        return export(arguments, format);
+    }
     let paint = terminal::paint();
     let missing = if arguments.view.is_summary() {
         let overviews = arguments.files.iter().map(|file| Overview::read(file)).collect::<Result<Vec<_>, _>>()?;
@@ -108,6 +120,62 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
         missing
     };
     Ok(exit_of(&missing))
+}
+
+/// Writes recordings in the format of another tool.
+fn export(arguments: &Arguments, format: Format) -> Result<Exit, Failure> {
+    let moment = arguments.view.at.unwrap_or(Moment::Peak);
+    if arguments.view.at.is_some() && !format.has_moment() {
+        let what = format!("--at cannot be used with --format {}", format.name());
+        return Err(Failure::new(what, "the format has all moments", "leave --at out"));
+    }
+    if format == Format::Parquet {
+        return export_tables(arguments);
+    }
+    let [file] = arguments.files.as_slice() else {
+        let what = format!("--format {} cannot be written", format.name());
+        return Err(Failure::new(what, "it is for one recording", "give one file at a time"));
+    };
+    let history = History::read(file)?;
+    if let Some(output) = &arguments.output {
+        terminal::write_file(output, |out| format.write(&history, moment, out))?;
+    } else {
+        if format.is_binary() && io::stdout().is_terminal() {
+            let what = format!("--format {} cannot be written to a terminal", format.name());
+            return Err(Failure::new(what, "it is not text", "give --output FILE"));
+        }
+        terminal::print(|out| format.write(&history, moment, out))?;
+    }
+    Ok(exit_of(&[(file.display().to_string(), Missing::of(&history))]))
+}
+
+/// The tables of all recordings, in one folder.
+#[cfg(feature = "parquet")]
+fn export_tables(arguments: &Arguments) -> Result<Exit, Failure> {
+    let Some(folder) = &arguments.output else {
+        return Err(Failure::new("--format parquet cannot be written", "it is two files", "give --output FOLDER"));
+    };
+    let mut missing = Vec::new();
+    let mut names = HashSet::new();
+    for file in &arguments.files {
+        if !names.insert(file.file_stem()) {
+            let what = format!("the tables of `{}` cannot be written", file.display());
+            return Err(Failure::new(what, "another recording has the same name", "give them other names or --output"));
+        }
+        let history = History::read(file)?;
+        formats::parquet::write(&history, folder).map_err(|error| {
+            let what = format!("the tables cannot be written to `{}`", folder.display());
+            Failure::new(what, error, "give another --output")
+        })?;
+        missing.push((file.display().to_string(), Missing::of(&history)));
+    }
+    Ok(exit_of(&missing))
+}
+
+#[cfg(not(feature = "parquet"))]
+fn export_tables(_: &Arguments) -> Result<Exit, Failure> {
+    let cause = "this gpumem was built without it";
+    Err(Failure::new("--format parquet cannot be written", cause, "build gpumem with the feature parquet"))
 }
 
 /// What is missing in files that end too early is an error on stderr too.

@@ -14,6 +14,7 @@ use std::{collections::HashMap, io, path::PathBuf, time::Duration};
 
 use gpumem_core::{
     capture::{Definitions, End, Reader, Skipped},
+    derive::LedgerView,
     ledger::Counts,
     model::{CallsiteId, Device, GpuMemory, Label, Source},
 };
@@ -81,6 +82,10 @@ pub(crate) enum ChangeKind {
 }
 
 impl ChangeKind {
+    #[cfg(feature = "parquet")]
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Alloc, Self::Free, Self::Shrink, Self::FreeWithContext, Self::FreeMissed, Self::FreeFailed];
+
     /// In files.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -119,8 +124,6 @@ pub(crate) const LIVE: u32 = u32::MAX;
 pub(crate) struct ScopeLife {
     pub(crate) callsite: CallsiteId,
     pub(crate) thread: u16,
-    /// In [`History::devices`].
-    pub(crate) device: u16,
     pub(crate) opened: u64,
     /// `None` if it is still open.
     pub(crate) closed: Option<u64>,
@@ -151,6 +154,10 @@ impl History {
     /// For the reports of `gpumem-core`, as of the end of the recording.
     pub(crate) fn reader(&mut self) -> &mut Reader<impl io::Read + use<>> {
         &mut self.reader
+    }
+
+    pub(crate) fn ledger(&self) -> &dyn LedgerView {
+        self.reader.ledger()
     }
 
     pub(crate) fn counts(&self) -> Counts {

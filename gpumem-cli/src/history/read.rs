@@ -207,12 +207,12 @@ impl Reading {
                 *reserved = (*reserved).max(Some(usage.reserved_high.get().max(usage.reserved.get())));
             }
             EventKind::Open { scope, spec } => {
-                let device = self.device(spec.device);
+                // A device on which a scope is opened is reported, even if nothing is allocated there.
+                self.device(spec.device);
                 self.open.insert(scope, self.history.scopes.len());
                 self.history.scopes.push(ScopeLife {
                     callsite: spec.callsite,
                     thread: thread(event),
-                    device,
                     opened: self.time,
                     closed: None,
                 });

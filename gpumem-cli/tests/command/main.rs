@@ -2,6 +2,7 @@
 
 mod conventions;
 mod diff;
+mod formats;
 #[allow(dead_code, reason = "the tests of the library use the rest")]
 mod made;
 mod report;

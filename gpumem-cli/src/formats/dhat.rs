@@ -1,0 +1,124 @@
+//! The file of DHAT, version 2, for Valgrind's `dh_view.html`: one point for each stack, with its totals and lifetimes.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use super::frames::{Numbers, stack};
+use crate::history::{ChangeKind, History, LIVE};
+
+#[derive(Serialize)]
+struct File {
+    #[serde(rename = "dhatFileVersion")]
+    version: u32,
+    mode: &'static str,
+    verb: &'static str,
+    /// Blocks have lifetimes.
+    bklt: bool,
+    /// Accesses are not recorded.
+    bkacc: bool,
+    /// The units of time.
+    tu: &'static str,
+    #[serde(rename = "Mtu")]
+    million_tu: &'static str,
+    /// A lifetime below this is short.
+    tuth: u64,
+    cmd: String,
+    pid: u32,
+    /// When the most was live, and the end.
+    tg: u64,
+    te: u64,
+    pps: Vec<Point>,
+    ftbl: Vec<String>,
+}
+
+/// A program point.
+#[derive(Clone, Default, Serialize)]
+struct Point {
+    /// All blocks.
+    tb: u64,
+    tbk: u64,
+    /// The sum of their lifetimes.
+    tl: u64,
+    /// When it had the most.
+    mb: u64,
+    mbk: u64,
+    /// When all had the most.
+    gb: u64,
+    gbk: u64,
+    /// At the end.
+    eb: u64,
+    ebk: u64,
+    /// Its stack, the innermost first.
+    fs: Vec<usize>,
+}
+
+pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
+    let folder = &history.definitions().process().folder;
+    let mut frames = Numbers::<String>::default();
+    frames.of(&"[root]".to_owned());
+    let mut stacks = Numbers::<Vec<usize>>::default();
+    // The point of each origin.
+    let points_of: Vec<usize> = history
+        .origins
+        .iter()
+        .map(|origin| {
+            // The viewer shows what stands after `0x0: ` as the function.
+            let stack = stack(history, origin);
+            let frames = stack.iter().rev().map(|frame| frames.of(&format!("0x0: {}", frame.in_words(folder))));
+            let frames = frames.collect();
+            stacks.of(&frames)
+        })
+        .collect();
+    let mut points: Vec<Point> = stacks.all.into_iter().map(|fs| Point { fs, ..Point::default() }).collect();
+    let peak = history.busiest().and_then(|device| device.peak_at);
+    for (at, change) in (0_u32..).zip(&history.changes) {
+        let block = &history.blocks[change.block as usize];
+        let point = &mut points[points_of[block.origin as usize]];
+        point.eb = point.eb.saturating_add_signed(change.delta);
+        match change.kind {
+            ChangeKind::Alloc => {
+                point.tb += block.bytes;
+                point.tbk += 1;
+                point.ebk += 1;
+            }
+            ChangeKind::FreeFailed => point.ebk += 1,
+            ChangeKind::Free | ChangeKind::FreeWithContext | ChangeKind::FreeMissed => {
+                point.ebk = point.ebk.saturating_sub(1);
+            }
+            ChangeKind::Shrink => {}
+        }
+        if point.eb > point.mb {
+            (point.mb, point.mbk) = (point.eb, point.ebk);
+        }
+        if Some(at) == peak {
+            for point in &mut points {
+                (point.gb, point.gbk) = (point.eb, point.ebk);
+            }
+        }
+    }
+    let micros = |nanos: u64| nanos / 1000;
+    for block in &history.blocks {
+        let died = if block.died == LIVE { history.end_nanos() } else { history.time_of(block.died) };
+        points[points_of[block.origin as usize]].tl += micros(died) - micros(history.time_of(block.born));
+    }
+    let process = history.definitions().process();
+    let file = File {
+        version: 2,
+        mode: "gpumem",
+        verb: "Allocated",
+        bklt: true,
+        bkacc: false,
+        tu: "µs",
+        million_tu: "s",
+        tuth: 10,
+        cmd: process.arguments.join(" "),
+        pid: process.pid,
+        tg: peak.map_or(0, |peak| micros(history.time_of(peak))),
+        te: micros(history.end_nanos()),
+        pps: points,
+        ftbl: frames.all,
+    };
+    serde_json::to_writer(&mut *out, &file)?;
+    writeln!(out)
+}

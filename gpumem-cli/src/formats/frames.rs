@@ -1,0 +1,88 @@
+//! The stacks of origins, in words.
+
+use std::collections::HashMap;
+
+use gpumem_core::model::{Frame, program_frames};
+
+use crate::history::{Held, History, Moment, Origin};
+
+/// One function on a stack, or a scope.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct CodeFrame {
+    pub(super) function: String,
+    /// Empty if it is not known.
+    pub(super) file: String,
+    /// 0 if it is not known.
+    pub(super) line: u32,
+}
+
+impl CodeFrame {
+    fn new(frame: &Frame) -> Self {
+        Self {
+            function: frame.function.clone().unwrap_or_else(|| frame.to_string()),
+            file: frame.file.clone().or_else(|| frame.module.clone()).unwrap_or_default(),
+            line: frame.line.unwrap_or(0),
+        }
+    }
+
+    /// `train::forward (src/model.rs:42)`
+    pub(super) fn in_words(&self, folder: &str) -> String {
+        let Self { function, file, line } = self;
+        let below = file.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/')).filter(|_| !folder.is_empty());
+        match (below.unwrap_or(file), line) {
+            ("", _) => function.clone(),
+            (file, 0) => format!("{function} ({file})"),
+            (file, line) => format!("{function} ({file}:{line})"),
+        }
+    }
+}
+
+/// The frames of an origin, the outermost first: its scopes, then the functions of its stack.
+pub(super) fn stack(history: &History, origin: &Origin) -> Vec<CodeFrame> {
+    let scopes = origin.path.iter().map(|name| CodeFrame { function: name.clone(), ..CodeFrame::default() });
+    scopes.chain(functions(history, origin).into_iter().rev()).collect()
+}
+
+/// The functions of an origin, the innermost first; its place if they are not known.
+pub(super) fn functions(history: &History, origin: &Origin) -> Vec<CodeFrame> {
+    let frames = history.definitions().frames(origin.stack);
+    let mut frames: Vec<_> = program_frames(&frames).iter().map(CodeFrame::new).collect();
+    if frames.is_empty() {
+        frames.push(CodeFrame { function: origin.place(), ..CodeFrame::default() });
+    }
+    frames
+}
+
+/// What was live at a moment. Each device has its own peak.
+pub(super) fn held_at(history: &History, moment: Moment) -> Vec<Held<'_>> {
+    let mut all = Vec::new();
+    for (number, device) in (0_u16..).zip(&history.devices) {
+        let change = if moment == Moment::Peak { device.peak_at } else { history.change_at(moment) };
+        all.extend(history.held_after(change).into_iter().filter(|held| held.device == number));
+    }
+    all
+}
+
+/// Numbers for things, in the order in which they are seen first.
+#[derive(Debug)]
+pub(super) struct Numbers<T> {
+    known: HashMap<T, usize>,
+    pub(super) all: Vec<T>,
+}
+
+impl<T> Default for Numbers<T> {
+    fn default() -> Self {
+        Self { known: HashMap::new(), all: Vec::new() }
+    }
+}
+
+impl<T: Clone + Eq + std::hash::Hash> Numbers<T> {
+    pub(super) fn of(&mut self, thing: &T) -> usize {
+        if let Some(number) = self.known.get(thing) {
+            return *number;
+        }
+        self.known.insert(thing.clone(), self.all.len());
+        self.all.push(thing.clone());
+        self.all.len() - 1
+    }
+}

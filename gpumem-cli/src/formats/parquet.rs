@@ -1,0 +1,240 @@
+//! Two tables: one row for each event, and one for each block. Their columns name the recording and the process, so that the files of a
+//! fleet can be queried together.
+
+use std::{
+    fs,
+    io::{self, Write},
+    path::Path,
+    sync::Arc,
+};
+
+use parquet::{
+    basic::{Compression, ConvertedType, Repetition, Type as Physical},
+    data_type::{BoolType, ByteArray, ByteArrayType, Int32Type, Int64Type},
+    errors::Result,
+    file::{
+        properties::WriterProperties,
+        writer::{SerializedFileWriter, SerializedRowGroupWriter},
+    },
+    schema::types::Type,
+};
+
+use crate::history::{BlockLife, Change, History, LIVE, Origin};
+
+/// So many rows are written at once.
+const ROWS: usize = 1 << 17;
+
+/// A column: its name, and the values of some rows.
+enum Column {
+    Numbers(&'static str, Vec<i64>),
+    SmallNumbers(&'static str, Vec<i32>),
+    /// `None` is null.
+    Times(&'static str, Vec<Option<i64>>),
+    Texts(&'static str, Vec<ByteArray>),
+    OptionalTexts(&'static str, Vec<Option<ByteArray>>),
+    Flags(&'static str, Vec<bool>),
+}
+
+impl Column {
+    fn schema(&self) -> Result<Type> {
+        let (name, physical, is_text, is_optional) = match self {
+            Self::Numbers(name, _) => (name, Physical::INT64, false, false),
+            Self::SmallNumbers(name, _) => (name, Physical::INT32, false, false),
+            Self::Times(name, _) => (name, Physical::INT64, false, true),
+            Self::Texts(name, _) => (name, Physical::BYTE_ARRAY, true, false),
+            Self::OptionalTexts(name, _) => (name, Physical::BYTE_ARRAY, true, true),
+            Self::Flags(name, _) => (name, Physical::BOOLEAN, false, false),
+        };
+        let repetition = if is_optional { Repetition::OPTIONAL } else { Repetition::REQUIRED };
+        let converted = if is_text { ConvertedType::UTF8 } else { ConvertedType::NONE };
+        Type::primitive_type_builder(name, physical).with_repetition(repetition).with_converted_type(converted).build()
+    }
+
+    fn write<W: Write + Send>(&self, rows: &mut SerializedRowGroupWriter<'_, W>) -> Result<()> {
+        fn levels<T: Clone>(values: &[Option<T>]) -> (Vec<T>, Vec<i16>) {
+            let levels = values.iter().map(|value| i16::from(value.is_some())).collect();
+            (values.iter().flatten().cloned().collect(), levels)
+        }
+        let Some(mut column) = rows.next_column()? else { return Ok(()) };
+        match self {
+            Self::Numbers(_, values) => column.typed::<Int64Type>().write_batch(values, None, None),
+            Self::SmallNumbers(_, values) => column.typed::<Int32Type>().write_batch(values, None, None),
+            Self::Times(_, values) => {
+                let (values, levels) = levels(values);
+                column.typed::<Int64Type>().write_batch(&values, Some(&levels), None)
+            }
+            Self::Texts(_, values) => column.typed::<ByteArrayType>().write_batch(values, None, None),
+            Self::OptionalTexts(_, values) => {
+                let (values, levels) = levels(values);
+                column.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None)
+            }
+            Self::Flags(_, values) => column.typed::<BoolType>().write_batch(values, None, None),
+        }?;
+        column.close()
+    }
+}
+
+/// What a recording's rows have in common, and the texts of its origins.
+struct Words {
+    recording: ByteArray,
+    pid: i64,
+    actions: Vec<(crate::history::ChangeKind, ByteArray)>,
+    origins: Vec<OriginWords>,
+}
+
+struct OriginWords {
+    kind: ByteArray,
+    is_on_device: bool,
+    scope: ByteArray,
+    place: ByteArray,
+    line: Option<ByteArray>,
+    caller: Option<ByteArray>,
+    library: Option<ByteArray>,
+}
+
+fn text(text: &str) -> ByteArray {
+    ByteArray::from(text.as_bytes().to_vec())
+}
+
+impl Words {
+    fn new(history: &History) -> Self {
+        let optional = |words: &Option<String>| words.as_deref().map(text);
+        let origin = |origin: &Origin| OriginWords {
+            kind: text(origin.kind.name()),
+            is_on_device: origin.kind.is_on_device(),
+            scope: text(&origin.scope()),
+            place: text(&origin.place()),
+            line: optional(&origin.line),
+            caller: optional(&origin.caller),
+            library: optional(&origin.library),
+        };
+        let name = history.path.file_stem().unwrap_or_default().to_string_lossy();
+        Self {
+            recording: text(&name),
+            pid: history.definitions().process().pid.into(),
+            actions: crate::history::ChangeKind::ALL.map(|kind| (kind, text(kind.name()))).to_vec(),
+            origins: history.origins.iter().map(origin).collect(),
+        }
+    }
+}
+
+/// Writes `NAME.events.parquet` and `NAME.blocks.parquet` into a folder, by the name of the recording.
+pub(crate) fn write(history: &History, folder: &Path) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let words = Words::new(history);
+    let mut live = vec![0_i64; history.devices.len()];
+    let events = history.changes.chunks(ROWS).map(|rows| events(history, &words, rows, &mut live));
+    let name = history.path.file_stem().unwrap_or_default().to_string_lossy();
+    write_table(&folder.join(format!("{name}.events.parquet")), events, || {
+        super::parquet::events(history, &words, &[], &mut [])
+    })?;
+    let blocks = (0..history.blocks.len()).step_by(ROWS).map(|first| {
+        let rows = &history.blocks[first..history.blocks.len().min(first + ROWS)];
+        blocks(history, &words, rows, first)
+    });
+    write_table(&folder.join(format!("{name}.blocks.parquet")), blocks, || {
+        super::parquet::blocks(history, &words, &[], 0)
+    })
+}
+
+/// A table; `empty` has its columns without rows.
+fn write_table(
+    path: &Path,
+    parts: impl Iterator<Item = Vec<Column>>,
+    empty: impl FnOnce() -> Vec<Column>,
+) -> io::Result<()> {
+    let columns = empty().iter().map(|column| column.schema().map(Arc::new)).collect::<Result<Vec<_>>>();
+    let schema = columns.and_then(|columns| Type::group_type_builder("schema").with_fields(columns).build());
+    let properties = WriterProperties::builder()
+        .set_compression(Compression::SNAPPY)
+        .set_created_by(concat!("gpumem ", env!("CARGO_PKG_VERSION")).to_owned())
+        .build();
+    let schema = Arc::new(schema.map_err(io::Error::other)?);
+    let unfinished = path.with_extension("unfinished");
+    let file = fs::File::create(&unfinished)?;
+    let written =
+        SerializedFileWriter::new(io::BufWriter::new(file), schema, Arc::new(properties)).and_then(|mut writer| {
+            for part in parts {
+                let mut rows = writer.next_row_group()?;
+                part.iter().try_for_each(|column| column.write(&mut rows))?;
+                rows.close()?;
+            }
+            writer.close()
+        });
+    written.map_err(io::Error::other).and_then(|_| fs::rename(&unfinished, path)).inspect_err(|_| {
+        _ = fs::remove_file(&unfinished);
+    })
+}
+
+fn signed(number: u64) -> i64 {
+    number.cast_signed()
+}
+
+fn device(history: &History, block: &BlockLife) -> i32 {
+    history.devices[usize::from(block.device)].device.ordinal.cast_signed()
+}
+
+fn events(history: &History, words: &Words, rows: &[Change], live: &mut [i64]) -> Vec<Column> {
+    let block = |change: &Change| &history.blocks[change.block as usize];
+    let origin = |change: &Change| &words.origins[block(change).origin as usize];
+    let action = |change: &Change| {
+        words.actions.iter().find(|(kind, _)| *kind == change.kind).map(|(_, name)| name.clone()).unwrap_or_default()
+    };
+    let in_use = rows.iter().map(|change| {
+        let block = block(change);
+        let live = &mut live[usize::from(block.device)];
+        if history.origin(block).kind.is_on_device() {
+            *live += change.delta;
+        }
+        *live
+    });
+    let in_use = in_use.collect();
+    vec![
+        Column::Texts("recording", rows.iter().map(|_| words.recording.clone()).collect()),
+        Column::Numbers("pid", rows.iter().map(|_| words.pid).collect()),
+        Column::Numbers("number", rows.iter().map(|change| signed(change.number)).collect()),
+        Column::Numbers("time_ns", rows.iter().map(|change| signed(change.time)).collect()),
+        Column::Texts("action", rows.iter().map(action).collect()),
+        Column::SmallNumbers("device", rows.iter().map(|change| device(history, block(change))).collect()),
+        Column::Numbers("address", rows.iter().map(|change| signed(block(change).key)).collect()),
+        Column::Numbers("change_bytes", rows.iter().map(|change| change.delta).collect()),
+        Column::Numbers("live_bytes", in_use),
+        Column::Texts("kind", rows.iter().map(|change| origin(change).kind.clone()).collect()),
+        Column::Flags("is_on_device", rows.iter().map(|change| origin(change).is_on_device).collect()),
+        Column::SmallNumbers("thread", rows.iter().map(|change| change.thread.into()).collect()),
+        Column::Texts("scope", rows.iter().map(|change| origin(change).scope.clone()).collect()),
+        Column::Texts("place", rows.iter().map(|change| origin(change).place.clone()).collect()),
+        Column::OptionalTexts("library", rows.iter().map(|change| origin(change).library.clone()).collect()),
+    ]
+}
+
+fn blocks(history: &History, words: &Words, rows: &[BlockLife], first: usize) -> Vec<Column> {
+    let origin = |block: &BlockLife| &words.origins[block.origin as usize];
+    let freed = |block: &BlockLife| (block.died != LIVE).then(|| signed(history.time_of(block.died)));
+    let is_at_peak = |block: &BlockLife| {
+        let peak = history.devices[usize::from(block.device)].peak_at;
+        peak.is_some_and(|peak| block.born <= peak && peak < block.died)
+    };
+    let label = |number: usize| {
+        let label = u32::try_from(number).ok().and_then(|number| history.labels.get(&number));
+        label.map(|label| text(&label.name))
+    };
+    vec![
+        Column::Texts("recording", rows.iter().map(|_| words.recording.clone()).collect()),
+        Column::Numbers("pid", rows.iter().map(|_| words.pid).collect()),
+        Column::SmallNumbers("device", rows.iter().map(|block| device(history, block)).collect()),
+        Column::Numbers("address", rows.iter().map(|block| signed(block.key)).collect()),
+        Column::Numbers("bytes", rows.iter().map(|block| signed(block.bytes)).collect()),
+        Column::Texts("kind", rows.iter().map(|block| origin(block).kind.clone()).collect()),
+        Column::Numbers("allocated_ns", rows.iter().map(|block| signed(history.time_of(block.born))).collect()),
+        Column::Times("freed_ns", rows.iter().map(freed).collect()),
+        Column::Flags("is_on_device", rows.iter().map(|block| origin(block).is_on_device).collect()),
+        Column::Flags("is_live_at_peak", rows.iter().map(is_at_peak).collect()),
+        Column::Texts("scope", rows.iter().map(|block| origin(block).scope.clone()).collect()),
+        Column::Texts("place", rows.iter().map(|block| origin(block).place.clone()).collect()),
+        Column::OptionalTexts("line", rows.iter().map(|block| origin(block).line.clone()).collect()),
+        Column::OptionalTexts("caller", rows.iter().map(|block| origin(block).caller.clone()).collect()),
+        Column::OptionalTexts("library", rows.iter().map(|block| origin(block).library.clone()).collect()),
+        Column::OptionalTexts("label", (first..first + rows.len()).map(label).collect()),
+    ]
+}

@@ -1,0 +1,252 @@
+//! A trace for Perfetto: counters of each kind of memory, and the scopes of each thread as slices.
+//!
+//! The messages are those of `perfetto_trace.proto`, as far as they are used.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+};
+
+use gpumem_core::{
+    derive,
+    model::{MemKind, ThreadId},
+};
+use prost::Message;
+
+use crate::history::{History, ScopeLife};
+
+#[derive(Clone, PartialEq, Message)]
+struct Packet {
+    #[prost(uint64, optional, tag = "8")]
+    timestamp: Option<u64>,
+    #[prost(uint32, tag = "10")]
+    sequence: u32,
+    #[prost(message, optional, tag = "11")]
+    event: Option<TrackEvent>,
+    #[prost(message, optional, tag = "60")]
+    track: Option<Track>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TrackEvent {
+    #[prost(int32, optional, tag = "9")]
+    r#type: Option<i32>,
+    #[prost(uint64, optional, tag = "11")]
+    track: Option<u64>,
+    #[prost(string, optional, tag = "23")]
+    name: Option<String>,
+    #[prost(int64, optional, tag = "30")]
+    counter: Option<i64>,
+}
+
+const SLICE_BEGIN: i32 = 1;
+const SLICE_END: i32 = 2;
+const COUNTER: i32 = 4;
+
+#[derive(Clone, PartialEq, Message)]
+struct Track {
+    #[prost(uint64, optional, tag = "1")]
+    uuid: Option<u64>,
+    #[prost(string, optional, tag = "2")]
+    name: Option<String>,
+    #[prost(message, optional, tag = "3")]
+    process: Option<Process>,
+    #[prost(message, optional, tag = "4")]
+    thread: Option<Thread>,
+    #[prost(uint64, optional, tag = "5")]
+    parent: Option<u64>,
+    #[prost(message, optional, tag = "8")]
+    counter: Option<Counter>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Process {
+    #[prost(int32, optional, tag = "1")]
+    pid: Option<i32>,
+    #[prost(string, repeated, tag = "2")]
+    cmdline: Vec<String>,
+    #[prost(string, optional, tag = "6")]
+    name: Option<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Thread {
+    #[prost(int32, optional, tag = "1")]
+    pid: Option<i32>,
+    #[prost(int32, optional, tag = "2")]
+    tid: Option<i32>,
+    #[prost(string, optional, tag = "5")]
+    name: Option<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Counter {
+    #[prost(int32, optional, tag = "3")]
+    unit: Option<i32>,
+}
+
+const SIZE_BYTES: i32 = 3;
+
+/// Writes packets. A trace is a message whose only field, of number 1, is repeated.
+struct Packets<'a> {
+    out: &'a mut dyn Write,
+    buffer: Vec<u8>,
+    tracks: u64,
+    /// Traces of several processes can be put into one file, one after the other: tracks and sequences have the number of the process.
+    pid: u32,
+}
+
+impl Packets<'_> {
+    fn write(&mut self, timestamp: Option<u64>, event: Option<TrackEvent>, track: Option<Track>) -> io::Result<()> {
+        self.buffer.clear();
+        self.buffer.push(1 << 3 | 2);
+        // 0 is no sequence.
+        let packet = Packet { timestamp, sequence: self.pid.max(1), event, track };
+        packet.encode_length_delimited(&mut self.buffer).map_err(io::Error::other)?;
+        self.out.write_all(&self.buffer)
+    }
+
+    fn track(&mut self, track: Track) -> io::Result<u64> {
+        self.tracks += 1;
+        let uuid = u64::from(self.pid) << 32 | self.tracks;
+        self.write(None, None, Some(Track { uuid: Some(uuid), ..track }))?;
+        Ok(uuid)
+    }
+
+    fn counter(&mut self, time: u64, track: u64, value: i64) -> io::Result<()> {
+        let event = TrackEvent { r#type: Some(COUNTER), track: Some(track), name: None, counter: Some(value) };
+        self.write(Some(time), Some(event), None)
+    }
+}
+
+pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
+    let process = history.definitions().process();
+    let mut packets = Packets { out, buffer: Vec::new(), tracks: 0, pid: process.pid };
+    let pid = process.pid.cast_signed();
+    let name = process.executable.rsplit('/').next().unwrap_or_default().to_owned();
+    let described = Process { pid: Some(pid), cmdline: process.arguments.clone(), name: Some(name) };
+    let parent = packets.track(Track { process: Some(described), ..Track::default() })?;
+    write_counters(history, &mut packets, parent)?;
+    write_scopes(history, &mut packets, pid)
+}
+
+/// One counter for each kind of memory of each device, and one for all that is in its memory if there are several kinds.
+fn write_counters(history: &History, packets: &mut Packets<'_>, parent: u64) -> io::Result<()> {
+    let mut kinds: BTreeMap<(u16, MemKind), (u64, i64)> = BTreeMap::new();
+    for block in &history.blocks {
+        kinds.entry((block.device, history.origin(block).kind)).or_default();
+    }
+    let counter = |name: String| Track {
+        name: Some(name),
+        parent: Some(parent),
+        counter: Some(Counter { unit: Some(SIZE_BYTES) }),
+        ..Track::default()
+    };
+    let mut totals: Vec<Option<(u64, i64)>> = vec![None; history.devices.len()];
+    for (number, total) in totals.iter_mut().enumerate() {
+        let of_device = kinds.keys().filter(|(device, kind)| usize::from(*device) == number && kind.is_on_device());
+        if of_device.count() > 1 {
+            *total = Some((packets.track(counter(format!("{}: in use", history.devices[number].device)))?, 0));
+        }
+    }
+    for ((device, kind), (track, _)) in &mut kinds {
+        let name = format!("{}: {kind}", history.devices[usize::from(*device)].device);
+        *track = packets.track(counter(name))?;
+    }
+    for change in &history.changes {
+        let block = &history.blocks[change.block as usize];
+        let kind = history.origin(block).kind;
+        if let Some((track, value)) = kinds.get_mut(&(block.device, kind)) {
+            *value += change.delta;
+            packets.counter(change.time, *track, *value)?;
+        }
+        if let Some((track, value)) = totals[usize::from(block.device)].as_mut().filter(|_| kind.is_on_device()) {
+            *value += change.delta;
+            packets.counter(change.time, *track, *value)?;
+        }
+    }
+    Ok(())
+}
+
+/// The scopes of each thread. Scopes that do not nest, such as those of tasks, are on tracks of their own.
+fn write_scopes(history: &History, packets: &mut Packets<'_>, pid: i32) -> io::Result<()> {
+    let mut threads: BTreeMap<u16, Vec<&ScopeLife>> = BTreeMap::new();
+    for scope in &history.scopes {
+        threads.entry(scope.thread).or_default().push(scope);
+    }
+    let callsites: Vec<_> = history.scopes.iter().map(|scope| scope.callsite).collect();
+    let names = derive::short_names(history.ledger(), history.definitions(), &callsites);
+    let names: BTreeMap<_, _> = callsites.into_iter().zip(names).collect();
+    for (thread, scopes) in threads {
+        let known = history.definitions().thread(ThreadId(thread.into()));
+        let name = known.and_then(|known| known.name.clone()).unwrap_or_else(|| format!("thread {thread}"));
+        let tid = known.and_then(|known| i32::try_from(known.os_id).ok()).unwrap_or_else(|| i32::from(thread));
+        let described = Thread { pid: Some(pid), tid: Some(tid), name: Some(name.clone()) };
+        let first = packets.track(Track { thread: Some(described), ..Track::default() })?;
+        for (number, lane) in lanes(&scopes, history.end_nanos()).into_iter().enumerate() {
+            let track = if number == 0 {
+                first
+            } else {
+                let name = format!("{name}, scopes {}", number + 1);
+                packets.track(Track { name: Some(name), parent: Some(first), ..Track::default() })?
+            };
+            let mut open: Vec<u64> = Vec::new();
+            let close = |packets: &mut Packets<'_>, until: u64, open: &mut Vec<u64>| -> io::Result<()> {
+                while let Some(end) = open.pop_if(|end| *end <= until) {
+                    let event = TrackEvent { r#type: Some(SLICE_END), track: Some(track), ..TrackEvent::default() };
+                    packets.write(Some(end), Some(event), None)?;
+                }
+                Ok(())
+            };
+            for (begin, end, scope) in lane {
+                close(packets, begin, &mut open)?;
+                let name = names.get(&scope.callsite).cloned();
+                let event = TrackEvent { r#type: Some(SLICE_BEGIN), track: Some(track), name, counter: None };
+                packets.write(Some(begin), Some(event), None)?;
+                open.push(end);
+            }
+            close(packets, u64::MAX, &mut open)?;
+        }
+    }
+    Ok(())
+}
+
+type Lane<'a> = Vec<(u64, u64, &'a ScopeLife)>;
+
+/// Puts scopes on lanes, so that those of one lane nest. They come in the order of their beginning.
+fn lanes<'a>(scopes: &[&'a ScopeLife], last: u64) -> Vec<Lane<'a>> {
+    let mut lanes: Vec<(Lane<'a>, Vec<u64>)> = Vec::new();
+    for scope in scopes {
+        let (begin, end) = (scope.opened, scope.closed.unwrap_or(last));
+        let fits = |(_, open): &mut (Lane<'a>, Vec<u64>)| {
+            while open.pop_if(|outer| *outer <= begin).is_some() {}
+            open.last().is_none_or(|outer| end <= *outer)
+        };
+        let at = lanes.iter_mut().position(fits).unwrap_or_else(|| {
+            lanes.push((Vec::new(), Vec::new()));
+            lanes.len() - 1
+        });
+        let (lane, open) = &mut lanes[at];
+        lane.push((begin, end, scope));
+        open.push(end);
+    }
+    lanes.into_iter().map(|(lane, _)| lane).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use gpumem_core::model::CallsiteId;
+
+    use super::*;
+
+    #[test]
+    fn scopes_that_do_not_nest_are_on_lanes_of_their_own() {
+        let scope = |opened, closed| ScopeLife { callsite: CallsiteId(2), thread: 1, opened, closed };
+        let scopes =
+            [scope(0, Some(100)), scope(10, Some(50)), scope(40, Some(60)), scope(60, Some(100)), scope(70, None)];
+        let lanes = lanes(&scopes.iter().collect::<Vec<_>>(), 200);
+        let times: Vec<Vec<_>> =
+            lanes.iter().map(|lane| lane.iter().map(|(begin, end, _)| (*begin, *end)).collect()).collect();
+        assert_eq!(times, [vec![(0, 100), (10, 50), (60, 100)], vec![(40, 60), (70, 200)]]);
+    }
+}

@@ -1,0 +1,102 @@
+//! Writes pickles of protocol 4. Values that occur often are written once and then named by number: `serde-pickle` does not do that,
+//! its files are 26 times as large, and it does not read such files.
+
+use std::{
+    collections::HashMap,
+    io::{self, Write},
+};
+
+pub(super) struct Pickle<'a> {
+    out: &'a mut dyn Write,
+    texts: HashMap<String, u32>,
+    memo: u32,
+}
+
+impl<'a> Pickle<'a> {
+    pub(super) fn new(out: &'a mut dyn Write) -> io::Result<Self> {
+        out.write_all(&[0x80, 4])?;
+        Ok(Self { out, texts: HashMap::new(), memo: 0 })
+    }
+
+    /// Text, which is written in full only once.
+    pub(super) fn text(&mut self, text: &str) -> io::Result<()> {
+        if let Some(number) = self.texts.get(text) {
+            return self.get(*number);
+        }
+        let length = u32::try_from(text.len()).map_err(io::Error::other)?;
+        self.out.write_all(b"X")?;
+        self.out.write_all(&length.to_le_bytes())?;
+        self.out.write_all(text.as_bytes())?;
+        let number = self.memoize()?;
+        self.texts.insert(text.to_owned(), number);
+        Ok(())
+    }
+
+    pub(super) fn number(&mut self, number: u64) -> io::Result<()> {
+        match u32::try_from(number) {
+            Ok(number @ 0..=0xff) => self.out.write_all(&[b'K', number.to_le_bytes()[0]]),
+            // A signed number of 32 bits.
+            Ok(number) if number <= i32::MAX.unsigned_abs() => {
+                self.out.write_all(b"J")?;
+                self.out.write_all(&number.to_le_bytes())
+            }
+            // Signed as well, with as many bytes as needed.
+            _ => {
+                let bytes = number.to_le_bytes();
+                let used = 8 - number.leading_zeros() as usize / 8;
+                let needs_sign = bytes[used - 1] >= 0x80;
+                let length = u8::try_from(used + usize::from(needs_sign)).unwrap_or(9);
+                self.out.write_all(&[0x8a, length])?;
+                self.out.write_all(&bytes[..used])?;
+                if needs_sign { self.out.write_all(&[0]) } else { Ok(()) }
+            }
+        }
+    }
+
+    /// An empty dictionary, to which [`set`](Self::set) adds what stands on the stack since [`mark`](Self::mark).
+    pub(super) fn dictionary(&mut self) -> io::Result<()> {
+        self.out.write_all(b"}")
+    }
+
+    /// An empty list, to which [`append`](Self::append) adds what stands on the stack since [`mark`](Self::mark).
+    pub(super) fn list(&mut self) -> io::Result<()> {
+        self.out.write_all(b"]")
+    }
+
+    /// Goes on with a long list: as Python does, at most 1,000 values are added at once. The web viewer cannot add 100,000.
+    pub(super) fn append_part(&mut self, values: usize) -> io::Result<()> {
+        if values > 0 && values.is_multiple_of(1000) { self.out.write_all(b"e(") } else { Ok(()) }
+    }
+
+    pub(super) fn mark(&mut self) -> io::Result<()> {
+        self.out.write_all(b"(")
+    }
+
+    pub(super) fn set(&mut self) -> io::Result<()> {
+        self.out.write_all(b"u")
+    }
+
+    pub(super) fn append(&mut self) -> io::Result<()> {
+        self.out.write_all(b"e")
+    }
+
+    /// Gives the value on top of the stack a number.
+    pub(super) fn memoize(&mut self) -> io::Result<u32> {
+        self.out.write_all(&[0x94])?;
+        self.memo += 1;
+        Ok(self.memo - 1)
+    }
+
+    /// The value with this number.
+    pub(super) fn get(&mut self, number: u32) -> io::Result<()> {
+        if let Ok(number) = u8::try_from(number) {
+            return self.out.write_all(&[b'h', number]);
+        }
+        self.out.write_all(b"j")?;
+        self.out.write_all(&number.to_le_bytes())
+    }
+
+    pub(super) fn end(self) -> io::Result<()> {
+        self.out.write_all(b".")
+    }
+}

@@ -1,0 +1,28 @@
+//! The log of RMM's `logging_resource_adaptor`: `Thread,Time,Action,Pointer,Size,Stream`. Streams are not recorded: they are 0.
+
+use std::io::{self, Write};
+
+use crate::history::{ChangeKind, History};
+
+pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "Thread,Time,Action,Pointer,Size,Stream")?;
+    let began = history.definitions().process().began.as_micros();
+    for change in &history.changes {
+        let block = &history.blocks[change.block as usize];
+        let action = match change.kind {
+            ChangeKind::Alloc | ChangeKind::FreeFailed => "allocate",
+            ChangeKind::Free | ChangeKind::FreeWithContext | ChangeKind::FreeMissed => "free",
+            // There is no action for it.
+            ChangeKind::Shrink => continue,
+        };
+        let micros = began + u128::from(change.time / 1000);
+        let (seconds, micros) = (micros / 1_000_000 % 86_400, micros % 1_000_000);
+        let [hour, minute, second] = [seconds / 3600, seconds / 60 % 60, seconds % 60];
+        writeln!(
+            out,
+            "{},{hour:02}:{minute:02}:{second:02}:{micros:06},{action},{:#x},{},0x0",
+            change.thread, block.key, block.bytes
+        )?;
+    }
+    Ok(())
+}

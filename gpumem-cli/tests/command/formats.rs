@@ -1,0 +1,514 @@
+//! `gpumem report --format`: each file is read back, with the crate of its format where there is one. `tests/proof/formats.py` reads
+//! them with the tools that they are for.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File},
+    io::Read,
+    process::{Command, Stdio},
+    rc::Rc,
+};
+
+use gpumem_core::model::MemKind;
+use parquet::{
+    file::reader::{FileReader, SerializedFileReader},
+    record::{Field, Row},
+};
+use serde_json::Value;
+
+use crate::{
+    file, gpumem,
+    made::{MIB, Made},
+    ran,
+    report::{printed, recorded, training, written},
+};
+
+/// As in the tests of reports.
+const PEAK: u64 = 437 * MIB;
+const CUBLAS: u64 = 32 * MIB;
+
+fn bytes(format: &str, recording: &str) -> Vec<u8> {
+    let output = gpumem(&["report", "--format", format, recording]).output().expect("the command starts");
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]), "{format}");
+    output.stdout
+}
+
+#[test]
+fn folded_stacks_add_up_to_the_peak() {
+    let file = training("folded.capture");
+    let sum = |text: &str| -> u64 {
+        text.lines().map(|line| line.rsplit_once(' ').expect("a stack, and bytes").1.parse::<u64>().unwrap()).sum()
+    };
+    let text = printed(&["report", "--format", "folded", &file]);
+    assert_eq!(sum(&text), PEAK, "{text}");
+    let line = "train;step;train::main (src/main.rs:9);train::Adam::step (src/adam.rs:30) 209715200\n";
+    assert!(text.contains(line), "{text}");
+    assert_eq!(sum(&printed(&["report", "--format", "folded", "--at", "end", &file])), CUBLAS);
+}
+
+#[test]
+fn json_lines_have_each_event() {
+    let text = printed(&["report", "--format", "json", &training("lines.capture")]);
+    let events: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("each line is JSON")).collect();
+    assert_eq!(events.len(), 81 + 80);
+    let most = events.iter().map(|event| event["live_bytes"].as_u64().unwrap()).max();
+    assert_eq!((most, &events.last().unwrap()["live_bytes"]), (Some(PEAK), &CUBLAS.into()));
+    let sum: i64 = events.iter().map(|event| event["change_bytes"].as_i64().unwrap()).sum();
+    assert_eq!(sum.unsigned_abs(), CUBLAS);
+    assert!(events.is_sorted_by_key(|event| event["time_ns"].as_u64()));
+}
+
+#[test]
+fn speedscope_has_a_profile_that_adds_up() {
+    let file: Value =
+        serde_json::from_slice(&bytes("speedscope", &training("speedscope.capture"))).expect("it is JSON");
+    assert_eq!(file["$schema"], "https://www.speedscope.app/file-format-schema.json");
+    let frames = file["shared"]["frames"].as_array().unwrap();
+    assert!(frames.iter().all(|frame| frame["name"].is_string()), "{frames:?}");
+    let profile = &file["profiles"][0];
+    assert_eq!((&profile["type"], &profile["unit"]), (&"sampled".into(), &"bytes".into()));
+    let (samples, weights) = (profile["samples"].as_array().unwrap(), profile["weights"].as_array().unwrap());
+    assert_eq!(samples.len(), weights.len());
+    let numbers = samples.iter().flat_map(|sample| sample.as_array().unwrap());
+    assert!(numbers.into_iter().all(|number| number.as_u64().unwrap() < frames.len() as u64));
+    let sum: u64 = weights.iter().map(|weight| weight.as_u64().unwrap()).sum();
+    assert_eq!((sum, &profile["endValue"]), (PEAK, &PEAK.into()));
+}
+
+#[test]
+fn dhat_has_totals_lifetimes_and_the_peak() {
+    let file: Value = serde_json::from_slice(&bytes("dhat", &training("dhat.capture"))).expect("it is JSON");
+    assert_eq!((&file["dhatFileVersion"], &file["bklt"]), (&2.into(), &true.into()));
+    let points = file["pps"].as_array().unwrap();
+    let sum = |name: &str| points.iter().map(|point| point[name].as_u64().unwrap()).sum::<u64>();
+    assert_eq!([sum("gb"), sum("eb"), sum("tb")], [PEAK, CUBLAS, 782 * MIB]);
+    assert_eq!([sum("tbk"), sum("ebk")], [81, 1]);
+    for point in points {
+        let of = |name: &str| point[name].as_u64().unwrap();
+        assert!(of("mb") >= of("gb") && of("mb") >= of("eb") && of("tb") >= of("mb"), "{point}");
+        let frames = point["fs"].as_array().unwrap();
+        let known = file["ftbl"].as_array().unwrap().len() as u64;
+        assert!(
+            !frames.is_empty() && frames.iter().all(|frame| (1..known).contains(&frame.as_u64().unwrap())),
+            "{point}"
+        );
+    }
+    // cuBLAS holds its block from its allocation to the end.
+    let end = file["te"].as_u64().unwrap();
+    assert!(points.iter().any(|point| point["tb"] == CUBLAS && point["tl"] == end - 12), "{points:?}");
+}
+
+/// A field of a message: a number, or bytes.
+#[derive(Clone, Debug, PartialEq)]
+enum Wire {
+    Number(u64),
+    Bytes(Vec<u8>),
+}
+
+/// The fields of a message of protocol buffers, without a schema. The numbers that the tests give are those of the `.proto` files.
+#[derive(Clone, Debug)]
+struct Fields(Vec<(u64, Wire)>);
+
+impl Fields {
+    fn of(mut bytes: &[u8]) -> Self {
+        let mut fields = Vec::new();
+        while !bytes.is_empty() {
+            let tag = varint(&mut bytes);
+            let value = match tag & 7 {
+                0 => Wire::Number(varint(&mut bytes)),
+                2 => {
+                    let length = usize::try_from(varint(&mut bytes)).unwrap();
+                    let (field, rest) = bytes.split_at(length);
+                    bytes = rest;
+                    Wire::Bytes(field.to_vec())
+                }
+                other => panic!("wire type {other}"),
+            };
+            fields.push((tag >> 3, value));
+        }
+        Self(fields)
+    }
+
+    fn numbers(&self, field: u64) -> Vec<u64> {
+        let all = self.0.iter().filter(|(number, _)| *number == field);
+        all.flat_map(|(_, value)| match value {
+            Wire::Number(number) => vec![*number],
+            // Packed.
+            Wire::Bytes(bytes) => {
+                let mut bytes = bytes.as_slice();
+                std::iter::from_fn(|| (!bytes.is_empty()).then(|| varint(&mut bytes))).collect()
+            }
+        })
+        .collect()
+    }
+
+    fn number(&self, field: u64) -> Option<u64> {
+        self.numbers(field).first().copied()
+    }
+
+    fn bytes(&self, field: u64) -> Vec<&[u8]> {
+        let all = self.0.iter().filter(|(number, _)| *number == field);
+        all.map(|(_, value)| if let Wire::Bytes(bytes) = value { bytes.as_slice() } else { panic!("{value:?}") })
+            .collect()
+    }
+
+    fn text(&self, field: u64) -> Option<String> {
+        self.bytes(field).first().map(|bytes| String::from_utf8(bytes.to_vec()).expect("it is text"))
+    }
+
+    fn messages(&self, field: u64) -> Vec<Self> {
+        self.bytes(field).into_iter().map(Self::of).collect()
+    }
+}
+
+fn varint(bytes: &mut &[u8]) -> u64 {
+    let mut number = 0;
+    for shift in (0..64).step_by(7) {
+        let (first, rest) = bytes.split_first().expect("the number ends");
+        *bytes = rest;
+        number |= u64::from(first & 0x7f) << shift;
+        if first & 0x80 == 0 {
+            break;
+        }
+    }
+    number
+}
+
+#[test]
+fn pprof_has_what_is_live_and_what_was_allocated() {
+    let mut plain = Vec::new();
+    let compressed = bytes("pprof", &training("pprof.capture"));
+    flate2::read::GzDecoder::new(compressed.as_slice()).read_to_end(&mut plain).expect("it is compressed");
+    let profile = Fields::of(&plain);
+    let texts: Vec<_> = profile.bytes(6).into_iter().map(|text| String::from_utf8(text.to_vec()).unwrap()).collect();
+    let text = |number: u64| texts[usize::try_from(number).unwrap()].as_str();
+    assert_eq!(texts[0], "");
+    let types: Vec<_> =
+        profile.messages(1).iter().map(|of| (text(of.number(1).unwrap()), text(of.number(2).unwrap()))).collect();
+    assert_eq!(
+        types,
+        [("inuse_objects", "count"), ("inuse_space", "bytes"), ("alloc_objects", "count"), ("alloc_space", "bytes")]
+    );
+    assert_eq!(text(profile.number(14).unwrap()), "inuse_space");
+    let samples = profile.messages(2);
+    let sum = |at: usize| samples.iter().map(|sample| sample.numbers(2)[at]).sum::<u64>();
+    assert_eq!([sum(1), sum(2), sum(3)], [PEAK, 81, 782 * MIB]);
+    // Each number of a location and a function stands for one.
+    let functions: BTreeMap<u64, (String, String)> = profile
+        .messages(5)
+        .iter()
+        .map(|of| {
+            (
+                of.number(1).unwrap(),
+                (text(of.number(2).unwrap()).to_owned(), text(of.number(4).unwrap_or(0)).to_owned()),
+            )
+        })
+        .collect();
+    let locations: BTreeMap<u64, (String, u64)> = profile
+        .messages(4)
+        .iter()
+        .map(|of| {
+            let line = &of.messages(4)[0];
+            (of.number(1).unwrap(), (functions[&line.number(1).unwrap()].0.clone(), line.number(2).unwrap_or(0)))
+        })
+        .collect();
+    let stacks: BTreeSet<Vec<_>> =
+        samples.iter().map(|sample| sample.numbers(1).iter().map(|at| locations[at].clone()).collect()).collect();
+    let frame = |name: &str, line| (name.to_owned(), line);
+    assert!(
+        stacks.contains(&vec![
+            frame("train::Adam::step", 30),
+            frame("train::main", 9),
+            frame("step", 0),
+            frame("train", 0)
+        ]),
+        "the innermost first: {stacks:?}"
+    );
+}
+
+#[test]
+fn perfetto_has_counters_and_slices() {
+    let trace = Fields::of(&bytes("perfetto", &training("perfetto.capture")));
+    let packets = trace.messages(1);
+    assert!(packets.iter().all(|packet| packet.number(10) == Some(4711)), "each packet has its sequence");
+    let mut tracks = BTreeMap::new();
+    for track in packets.iter().flat_map(|packet| packet.messages(60)) {
+        let thread = track.messages(4).first().and_then(|thread| thread.text(5));
+        tracks.insert(track.number(1).unwrap(), track.text(2).or(thread).unwrap_or_default());
+    }
+    let names: BTreeSet<_> = tracks.values().map(String::as_str).collect();
+    assert_eq!(
+        names,
+        BTreeSet::from(["", "device 0: in use", "device 0: device", "device 0: pool", "device 0: vmm", "main"])
+    );
+    let mut most: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut open: Vec<String> = Vec::new();
+    let mut slices: BTreeMap<String, u32> = BTreeMap::new();
+    let mut last: BTreeMap<u64, u64> = BTreeMap::new();
+    for packet in &packets {
+        let Some(event) = packet.messages(11).pop() else { continue };
+        let (time, on) = (packet.number(8).unwrap(), event.number(11).unwrap());
+        assert!(last.insert(on, time).is_none_or(|last| last <= time), "time does not go back on a track");
+        match event.number(9) {
+            Some(4) => {
+                let most = most.entry(&tracks[&on]).or_default();
+                *most = (*most).max(event.number(30).unwrap());
+            }
+            Some(1) => {
+                *slices.entry(event.text(23).unwrap()).or_default() += 1;
+                open.push(event.text(23).unwrap());
+            }
+            Some(2) => assert!(open.pop().is_some()),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((most["device 0: in use"], most["device 0: vmm"]), (PEAK, 200 * MIB));
+    assert!(open.is_empty(), "{open:?}");
+    let expected = [("backward", 3), ("forward", 3), ("load", 1), ("step", 3), ("train", 1)];
+    assert_eq!(slices, expected.map(|(name, count)| (name.to_owned(), count)).into());
+}
+
+#[test]
+fn torch_reads_the_snapshot() {
+    let mut made = Made::new("train").training(3, 100, 10 * MIB);
+    // Numbers of all lengths.
+    for bytes in [1, 255, 256, 65_536, (1 << 31) - 1, 1 << 31, 1 << 40] {
+        made.alloc(bytes, MemKind::Pool, 1);
+    }
+    let pickle = bytes("torch", &recorded("torch.capture", made));
+    let snapshot = unpickled(&pickle);
+    // Where there is Python, it reads the same.
+    let script = "import json, pickle, sys; json.dump(pickle.load(open(sys.argv[1], 'rb')), sys.stdout)";
+    let file = file("snapshot.pickle");
+    fs::write(&file, &pickle).unwrap();
+    if let Ok(output) = Command::new("python3").args(["-c", script]).arg(file).output() {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(serde_json::from_slice::<Value>(&output.stdout).unwrap(), snapshot);
+    }
+    let segments = snapshot["segments"].as_array().unwrap();
+    assert_eq!(segments.len(), 1 + 7);
+    for segment in segments {
+        let blocks = segment["blocks"].as_array().unwrap();
+        let sum: u64 = blocks.iter().map(|block| block["size"].as_u64().unwrap()).sum();
+        assert_eq!(segment["total_size"], sum, "the blocks of a segment add up to it");
+        assert!(blocks.iter().all(|block| block["state"] == "active_allocated"));
+    }
+    assert_eq!(segments.last().unwrap()["total_size"], 1_u64 << 40);
+    let trace = snapshot["device_traces"][0].as_array().unwrap();
+    let (mut live, mut most) = (0, 0);
+    for (at, event) in trace.iter().enumerate() {
+        let size = event["size"].as_u64().unwrap();
+        match event["action"].as_str().unwrap() {
+            "alloc" => live += size,
+            "free_completed" => live -= size,
+            "segment_alloc" | "segment_free" | "free_requested" => {}
+            other => panic!("{other}"),
+        }
+        // Then come those of all lengths.
+        if at < trace.len() - 14 {
+            most = most.max(live);
+        }
+        let frame = &event["frames"][0];
+        assert!(frame["name"].is_string() && frame["filename"].is_string() && frame["line"].is_u64(), "{frame}");
+    }
+    assert_eq!(most, (PEAK - CUBLAS - 5 * MIB) * 10 + CUBLAS + 5 * MIB);
+    let events = 100 + 1 + 3 * 200 + 100;
+    assert_eq!(trace.len(), 2 * (events + 7) + 3 * (events - 1));
+    // Frames are written once.
+    assert!(pickle.len() < 70 * trace.len(), "{} bytes for {} events", pickle.len(), trace.len());
+}
+
+/// A value on the stack of a pickle; values that are memoized are shared.
+#[derive(Clone, Debug)]
+enum Pickled {
+    Number(u64),
+    Text(String),
+    List(Rc<RefCell<Vec<Pickled>>>),
+    Dictionary(Rc<RefCell<Vec<Pickled>>>),
+}
+
+impl Pickled {
+    fn json(&self) -> Value {
+        match self {
+            Self::Number(number) => (*number).into(),
+            Self::Text(text) => text.as_str().into(),
+            Self::List(all) => all.borrow().iter().map(Self::json).collect(),
+            Self::Dictionary(all) => {
+                let pair = |pair: &[Self]| (pair[0].json().as_str().unwrap().to_owned(), pair[1].json());
+                Value::Object(all.borrow().chunks(2).map(pair).collect())
+            }
+        }
+    }
+}
+
+/// Reads a pickle, as Python's `pickletools` describes the codes.
+fn unpickled(mut bytes: &[u8]) -> Value {
+    let (mut stack, mut marks, mut memo): (Vec<Pickled>, Vec<usize>, Vec<Pickled>) = Default::default();
+    let mut take = |count: usize| {
+        let (taken, rest) = bytes.split_at(count);
+        bytes = rest;
+        taken
+    };
+    let number = |bytes: &[u8]| bytes.iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
+    let index = |bytes: &[u8]| usize::try_from(number(bytes)).unwrap();
+    assert_eq!(take(2), [0x80, 4]);
+    loop {
+        match take(1)[0] {
+            b'.' => break,
+            b'(' => marks.push(stack.len()),
+            b'}' => stack.push(Pickled::Dictionary(Rc::default())),
+            b']' => stack.push(Pickled::List(Rc::default())),
+            b'K' => stack.push(Pickled::Number(number(take(1)))),
+            b'J' => stack.push(Pickled::Number(number(take(4)))),
+            0x8a => {
+                let length = index(take(1));
+                let bytes = take(length);
+                assert!(*bytes.last().unwrap() < 0x80, "it would be below 0");
+                stack.push(Pickled::Number(number(bytes)));
+            }
+            b'X' => {
+                let length = index(take(4));
+                stack.push(Pickled::Text(String::from_utf8(take(length).to_vec()).unwrap()));
+            }
+            0x94 => memo.push(stack.last().unwrap().clone()),
+            b'h' => stack.push(memo[index(take(1))].clone()),
+            b'j' => stack.push(memo[index(take(4))].clone()),
+            code @ (b'e' | b'u') => {
+                let values = stack.split_off(marks.pop().unwrap());
+                assert!(values.len() <= 1000, "the web viewer can add only so many at once");
+                match (code, stack.last().unwrap()) {
+                    (b'e', Pickled::List(all)) | (b'u', Pickled::Dictionary(all)) => all.borrow_mut().extend(values),
+                    other => panic!("{other:?}"),
+                }
+            }
+            other => panic!("code {other:#x}"),
+        }
+    }
+    let [only] = stack.as_slice() else { panic!("{stack:?}") };
+    only.json()
+}
+
+#[test]
+fn the_log_of_rmm_has_each_allocation_and_free() {
+    let text = bytes("rmm-csv", &training("rmm.capture"));
+    let mut reader = csv::Reader::from_reader(text.as_slice());
+    assert_eq!(reader.headers().unwrap(), vec!["Thread", "Time", "Action", "Pointer", "Size", "Stream"]);
+    let (mut live, mut most) = (BTreeMap::new(), 0);
+    for row in reader.records() {
+        let row = row.unwrap();
+        let (time, size): (&str, u64) = (&row[1], row[4].parse().unwrap());
+        assert!(time.len() == 15 && time.starts_with("14:13:20:"), "{time}");
+        match &row[2] {
+            "allocate" => assert!(live.insert(row[3].to_owned(), size).is_none()),
+            "free" => assert_eq!(live.remove(&row[3]), Some(size)),
+            other => panic!("{other}"),
+        }
+        most = most.max(live.values().sum::<u64>());
+    }
+    assert_eq!((most, live.into_values().collect::<Vec<_>>()), (PEAK, vec![CUBLAS]));
+}
+
+fn rows(file: &std::path::Path) -> Vec<Row> {
+    let reader = SerializedFileReader::new(File::open(file).expect("the file is there")).expect("it is a table");
+    reader.get_row_iter(None).expect("it has rows").map(|row| row.expect("it is readable")).collect()
+}
+
+fn field<'a>(row: &'a Row, name: &str) -> &'a Field {
+    row.get_column_iter().find(|(column, _)| *column == name).map(|(_, field)| field).expect("the column is there")
+}
+
+fn long(row: &Row, name: &str) -> Option<i64> {
+    match field(row, name) {
+        Field::Long(number) => Some(*number),
+        Field::Null => None,
+        other => panic!("{name}: {other:?}"),
+    }
+}
+
+#[test]
+fn the_tables_have_events_and_blocks() {
+    let folder = file("tables");
+    _ = fs::remove_dir_all(&folder);
+    let out = folder.to_str().unwrap();
+    let [first, second] = ["fleet-0.capture", "fleet-1.capture"].map(training);
+    assert_eq!(printed(&["report", "--format", "parquet", "--output", out, &first, &second]), "");
+    for name in ["fleet-0", "fleet-1"] {
+        let events = rows(&folder.join(format!("{name}.events.parquet")));
+        assert_eq!(events.len(), 161);
+        let live = events.iter().map(|row| long(row, "live_bytes").unwrap()).max();
+        assert_eq!(live.map(i64::unsigned_abs), Some(PEAK));
+        assert!(events.iter().all(|row| *field(row, "recording") == Field::Str(name.to_owned())));
+        let blocks = rows(&folder.join(format!("{name}.blocks.parquet")));
+        assert_eq!(blocks.len(), 81);
+        let at_peak = blocks.iter().filter(|row| *field(row, "is_live_at_peak") == Field::Bool(true));
+        let sum: i64 = at_peak.map(|row| long(row, "bytes").unwrap()).sum();
+        assert_eq!(sum.unsigned_abs(), PEAK);
+        let live: Vec<_> = blocks.iter().filter(|row| long(row, "freed_ns").is_none()).collect();
+        assert_eq!(live.len(), 1);
+        assert_eq!(*field(live[0], "library"), Field::Str("cuBLAS".to_owned()));
+        assert_eq!(*field(live[0], "line"), Field::Null);
+    }
+    // A recording without allocations has tables without rows.
+    let empty = recorded("no-events.capture", Made::new("train"));
+    printed(&["report", "--format", "parquet", "--output", out, &empty]);
+    assert_eq!(rows(&folder.join("no-events.blocks.parquet")).len(), 0);
+    // Nothing is written over the tables of another recording.
+    let copy = file("copies");
+    fs::create_dir_all(&copy).unwrap();
+    fs::copy(&first, copy.join("fleet-0.capture")).unwrap();
+    let copy = copy.join("fleet-0.capture");
+    let ran = ran(&["report", "--format", "parquet", "--output", out, &first, copy.to_str().unwrap()]);
+    assert!(ran.code == Some(2) && ran.stderr.contains("another recording has the same name"), "{ran:?}");
+}
+
+#[test]
+fn what_cannot_be_written_is_said_in_one_line() {
+    let recording = training("refused.capture");
+    for (arguments, why) in [
+        (&["--format", "parquet"][..], "--format parquet cannot be written: it is two files; give --output FOLDER"),
+        (&["--format", "torch", "--at", "end"], "--at cannot be used with --format torch: the format has all moments"),
+        (&["--format", "folded", "--output", "/no/such/folder/x"], "`/no/such/folder/x` cannot be written: "),
+        (&["--format", "parquet", "--output", "/dev/null/x"], "the tables cannot be written to `/dev/null/x`: "),
+        (&["--format", "folded", &recording], "--format folded cannot be written: it is for one recording"),
+    ] {
+        let ran = ran(&[&["report"][..], arguments, &[&recording]].concat());
+        assert_eq!((ran.code, ran.stderr.lines().count()), (Some(2), 1), "{ran:?}");
+        assert!(ran.stderr.starts_with(&format!("gpumem: {why}")), "{ran:?}");
+    }
+    assert_eq!(ran(&["report", "--format", "xml", &recording]).code, Some(2));
+    assert_eq!(ran(&["report", "--output", "x", &recording]).code, Some(2), "--output needs --format");
+}
+
+#[test]
+fn a_file_gets_its_name_when_all_of_it_is_written() {
+    let recording = training("named.capture");
+    let out = file("named.folded");
+    fs::write(&out, "before").unwrap();
+    let path = out.to_str().unwrap();
+    printed(&["report", "--format", "folded", "-o", path, &recording]);
+    assert!(fs::read_to_string(&out).unwrap().contains("train::Adam::step"));
+    // What is no file is written in place.
+    assert_eq!(
+        printed(&["report", "--format", "folded", "-o", "/dev/stdout", &recording]),
+        fs::read_to_string(&out).unwrap()
+    );
+    let cut = written("named-cut.capture", &fs::read(&recording).unwrap()[..800]);
+    let ran = ran(&["report", "--format", "folded", &cut]);
+    assert!(ran.code == Some(2) && ran.stderr.contains("has no end"), "{ran:?}");
+}
+
+#[test]
+fn all_formats_stop_when_nobody_reads() {
+    let recording = training("closed.capture");
+    for format in ["folded", "json", "pprof", "speedscope", "dhat", "perfetto", "torch", "rmm-csv"] {
+        let mut child = gpumem(&["report", "--format", format, &recording])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the command starts");
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]), "{format}");
+    }
+}
