@@ -91,6 +91,23 @@ fn blocks_alone_are_units_where_there_are_some() {
     assert_eq!(forward(Checkpointing::Every(4)), blocks - 9 * 8 * 64 * 768 * 4);
 }
 
+/// Blocks beside the head of a language model, which runs by itself: its input lives until the loss is there.
+#[test]
+fn groups_of_the_outermost_layers() {
+    let linear = |inputs, outputs| Layer::Linear(Linear { inputs, outputs, no_bias: true, tied_to: None });
+    let block = || Layer::Block { layers: numbered([linear(8, 8), linear(8, 8)]) };
+    let layers = numbered([Layer::Embedding { rows: 16, size: 8 }, block(), block(), block(), linear(8, 16)]);
+    let model = Model { name: "tokens".to_owned(), input: Input::Tokens(100), layers, loss: Loss::NextToken };
+    let peak = |checkpointing| {
+        let step = Step { batch: 10, ..step(checkpointing) };
+        step.estimate(&model).unwrap().phases[0].peak.get()
+    };
+    let output = 10 * 100 * 8 * 4;
+    // Three blocks keep two inputs each; two groups keep one input each. The head keeps its own.
+    assert_eq!(peak(Checkpointing::Off) - peak(Checkpointing::Every(2)), 4 * output);
+    assert_eq!(peak(Checkpointing::Off) - peak(Checkpointing::Blocks), 3 * output);
+}
+
 #[test]
 fn what_makes_no_sense_is_an_error() {
     let error = |checkpointing| step(checkpointing).estimate(&model(chain())).unwrap_err().to_string();

@@ -157,6 +157,11 @@ impl Eager {
         self.segments.replace(Some(Rc::new(segments)));
     }
 
+    /// Checkpointing makes groups of the outermost layers.
+    pub(crate) fn groups_whole_model(&self) -> bool {
+        self.segments.borrow().as_ref().is_some_and(|segments| segments.groups_at(""))
+    }
+
     /// Which layers run again in the backward pass; `None` if none do.
     pub(crate) fn segments(&self) -> Option<Rc<Segments>> {
         self.segments.borrow().clone()

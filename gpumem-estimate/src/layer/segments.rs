@@ -63,6 +63,13 @@ impl Segments {
     }
 }
 
+impl Segments {
+    /// The layers at this path are in groups.
+    pub(crate) fn groups_at(&self, path: &str) -> bool {
+        self.groups.contains_key(path)
+    }
+}
+
 fn is_block(layer: &Rc<Built>) -> bool {
     matches!(layer.kind, Layer::Block { .. })
 }

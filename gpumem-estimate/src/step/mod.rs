@@ -358,7 +358,7 @@ impl Step {
                 eager.with_autocast(self.autocast, || {
                     let result = eager.in_group(ROOT, input, |input| {
                         // In transformers, what the head reads has a name until the loss is there.
-                        let has_head = model.loss != Loss::CrossEntropy;
+                        let has_head = model.loss != Loss::CrossEntropy && !eager.groups_whole_model();
                         let (hidden, output) = match layers.split_last().filter(|_| has_head) {
                             Some((head, body)) => {
                                 let hidden = run_all(body, eager, input)?;
