@@ -29,6 +29,11 @@ pub(crate) enum Kind {
     },
     /// A layer has sizes that make no sense.
     Invalid(String),
+    /// A sequence is longer than the table of positions.
+    TooLong {
+        positions: u64,
+        length: u64,
+    },
     /// The allocator has no more memory.
     OutOfMemory {
         requested: u64,
@@ -56,6 +61,10 @@ impl Error {
     /// The step needs more memory than its limit.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(*self.kind, Kind::OutOfMemory { .. } | Kind::TooLarge)
+    }
+
+    pub(crate) fn is_too_long(&self) -> bool {
+        matches!(*self.kind, Kind::TooLong { .. })
     }
 
     pub(crate) fn is_recomputed_all(&self) -> bool {
@@ -88,6 +97,9 @@ impl fmt::Display for Error {
             Kind::OutOfMemory { requested, in_use } => {
                 let (requested, in_use) = (Bytes::new(*requested), Bytes::new(*in_use));
                 write!(f, "out of memory: {requested} are requested and {in_use} in use")
+            }
+            Kind::TooLong { positions, length } => {
+                write!(f, "the table has {positions} positions, and the sequences have {length} tokens")
             }
             Kind::TooLarge => f.write_str("the sizes are too large: the sum does not fit into 62 bits"),
             Kind::RecomputedAll => f.write_str("a checkpointed block has recomputed all that it saved"),

@@ -39,7 +39,7 @@ mod step;
 
 pub use self::{
     allocator::AllocatorKind,
-    answers::{ClassDifference, Comparison, Difference, Measured, PhaseDifference, Saving, Savings},
+    answers::{ClassDifference, Comparison, Difference, Measured, PhaseDifference, Saving, Savings, largest},
     class::Class,
     dtype::{Blocks, Dtype},
     eager::Optimizer,
@@ -53,5 +53,5 @@ pub use self::{
     model::{Input, Loss, Model},
     shape::Shape,
     size::{LayerSize, ModelSize},
-    step::{Checkpointing, DataParallel, DataParallelKind, Decode, KvCache, Lora, Names, Quantized, Step, largest},
+    step::{Checkpointing, DataParallel, DataParallelKind, Decode, KvCache, Lora, Names, Quantized, Step},
 };

@@ -244,3 +244,23 @@ fn a_class_is_found_by_its_name() {
     }
     assert_eq!(Class::with_name("forward"), None);
 }
+
+#[test]
+fn the_longest_sequences_fit_and_longer_ones_do_not() {
+    let model = models::gpt2(16);
+    let fits = |step: &Step, length: u64| step.estimate(&Model { input: Input::Tokens(length), ..model.clone() });
+    let step = Step { limit: Some(Bytes::gib(3)), ..Step::training(2, Optimizer::Sgd) };
+    let longest = step.largest_length(&model).unwrap();
+    assert!((64..1000).contains(&longest), "{longest}");
+    assert!(fits(&step, longest).is_ok());
+    for longer in [1, longest.div_ceil(20), longest.div_ceil(10)] {
+        assert!(fits(&step, longest + longer).unwrap_err().is_out_of_memory(), "{longest} + {longer}");
+    }
+    let roomy = Step { limit: Some(Bytes::gib(80)), ..Step::inference(1) };
+    assert_eq!(roomy.largest_length(&model).unwrap(), 1024, "the table of positions ends there");
+    let error = fits(&roomy, 1025).unwrap_err().to_string();
+    assert!(error.ends_with("the table has 1024 positions, and the sequences have 1025 tokens"), "{error}");
+    assert!(roomy.largest_length(&small()).unwrap_err().to_string().contains("does not read sequences"));
+    let unlimited = Step::inference(1).largest_length(&model).unwrap_err().to_string();
+    assert_eq!(unlimited, "what fits depends on a limit, and the step has none");
+}

@@ -61,6 +61,25 @@ pub mod intercept {
     };
 }
 
+/// The memory of a training or inference step, estimated before it runs.
+///
+/// ```
+/// use gpumem::{Bytes, estimate::{Model, Optimizer, Step}};
+///
+/// // The `config.json` of a model on Hugging Face, and the length of sequences.
+/// let model = Model::from_config(r#"{"model_type": "gpt2"}"#, 512)?;
+/// let step = Step { limit: Some(Bytes::gib(16)), ..Step::training(8, Optimizer::Adam) };
+/// let estimate = step.estimate(&model)?;
+/// assert!(estimate.peak < Bytes::gib(9));
+/// assert!(step.largest_batch(&model)? > 8);
+/// # Ok::<(), gpumem::estimate::Error>(())
+/// ```
+#[cfg(feature = "estimate")]
+pub mod estimate {
+    #[doc(inline)]
+    pub use gpumem_estimate::*;
+}
+
 /// Functions that are called when memory runs out.
 pub mod oom {
     pub use crate::session::{on_oom, retry_after_trim};

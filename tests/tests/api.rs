@@ -32,6 +32,15 @@ fn types_go_from_thread_to_thread() {
     );
 }
 
+/// What is estimated goes from thread to thread as well, and models are data.
+#[test]
+fn estimates_go_from_thread_to_thread() {
+    use gpumem::estimate as e;
+
+    each!(data: e::AllocatorKind, e::Class, e::Comparison, e::Difference, e::Dtype, e::Error, e::Estimate, e::Layer);
+    each!(data: e::Measured, e::Model, e::ModelSize, e::Optimizer, e::Part, e::Savings, e::Shape, e::Step, e::Tensors);
+}
+
 /// A tracker writes to what the program gave it, so it is `Send` and not `Sync`. Entering is left on the same thread.
 #[test]
 fn the_others_say_so() {

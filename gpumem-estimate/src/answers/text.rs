@@ -100,13 +100,12 @@ impl Show for Estimate {
     }
 }
 
-/// A tree of phases and layers. A layer has what is in the layers inside it: of a path, the first two names are shown.
+/// A tree of phases and layers. A layer has what is in the layers inside it, see [`shown`].
 fn layers(parts: &[Part]) -> Vec<Row> {
     let mut sums: Vec<(&str, String, Bytes)> = Vec::new();
     let mut known: HashMap<(&str, String), usize> = HashMap::new();
     for Part { phase, layer, bytes, .. } in parts {
-        let layer: Vec<_> = layer.split('.').filter(|name| !name.is_empty()).take(2).collect();
-        let layer = if layer.is_empty() { "(outside of all layers)".to_owned() } else { layer.join(".") };
+        let layer = if layer.is_empty() { "(outside of all layers)" } else { shown(layer) }.to_owned();
         let at = *known.entry((phase, layer.clone())).or_insert_with(|| {
             sums.push((phase, layer, Bytes::ZERO));
             sums.len() - 1
@@ -118,6 +117,21 @@ fn layers(parts: &[Part]) -> Vec<Row> {
         tree.leaf(&[phase.to_owned()], Leaf { name, bytes: signed(bytes), blocks: 0, note: None });
     }
     tree.rows(MOST_LAYERS)
+}
+
+/// The begin of a path: up to the first number, as in `model.layers.0`, or else two names.
+fn shown(path: &str) -> &str {
+    let mut end = 0;
+    for (at, name) in path.split('.').enumerate() {
+        end += name.len() + usize::from(at > 0);
+        let is_number = name.bytes().all(|byte| byte.is_ascii_digit());
+        let next_is_number =
+            || path[end..].split('.').nth(1).is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+        if is_number || at >= 1 && !next_is_number() {
+            break;
+        }
+    }
+    &path[..end]
 }
 
 /// `-12.3 %`, with a sign.
@@ -250,6 +264,13 @@ mod tests {
     #[test]
     fn percentages_have_a_sign() {
         assert_eq!([percent(-1, 8), percent(1, 3), percent(0, 3), percent(5, 0)], ["-12.5", "+33.3", "+0.0", ""]);
+    }
+
+    #[test]
+    fn paths_are_shown_up_to_a_number() {
+        let paths = ["model.layers.0.mlp.up_proj", "features.12", "0.weight", "a.b.c", "a", "deep.er.3.x", "lm_head"];
+        let expected = ["model.layers.0", "features.12", "0", "a.b", "a", "deep.er.3", "lm_head"];
+        assert_eq!(paths.map(shown), expected);
     }
 
     /// A layer is named by two parts of its path, and the parts of it are added up.

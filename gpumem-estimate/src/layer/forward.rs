@@ -184,6 +184,10 @@ impl Built {
         let mut sum = self.child(tokens).forward(eager, input)?;
         for name in [segments, positions] {
             let Some(table) = self.children.iter().find(|child| child.name == name) else { continue };
+            let (length, rows) = (input.shape.last(), embeddings.positions);
+            if name == positions && length > rows {
+                return Err(eager.error(Kind::TooLong { positions: rows, length }));
+            }
             // All sequences have the same positions.
             let shape = if name == positions { Shape::from([1, input.shape.last()]) } else { input.shape.clone() };
             let rows = table.forward(eager, &eager.integers(&shape)?)?;

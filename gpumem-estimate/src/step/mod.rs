@@ -301,29 +301,6 @@ impl Step {
         choices.into_iter().find(|(is_wrong, _)| *is_wrong).map(|(_, why)| why)
     }
 
-    /// A batch with which the step does not need more than its limit, while batches that are up to 10 % larger do; 0 if none fits. It is
-    /// found by bisection. Sometimes a larger batch needs less, because its blocks fit better into the segments of the allocator: so
-    /// larger batches are tried as well, at most 16 of them.
-    pub fn largest_batch(&self, model: &Model) -> Result<u64, Error> {
-        if self.limit.is_none() {
-            return Err(Kind::Invalid("a step without a limit has no largest batch".to_owned()).into());
-        }
-        let fits = |batch: u64| match (Self { batch, ..self.clone() }).estimate(model) {
-            Ok(_) => Ok(true),
-            Err(error) if error.is_out_of_memory() => Ok(false),
-            Err(error) => Err(error),
-        };
-        let mut found = largest(fits)?;
-        let mut batch = found;
-        while found > 0 && batch < found.saturating_add(found.div_ceil(10)) {
-            batch = batch.saturating_add(found.div_ceil(160));
-            if fits(batch)? {
-                found = batch;
-            }
-        }
-        Ok(found)
-    }
-
     fn labels(&self, eager: &Eager, model: &Model, shape: &Shape) -> Result<Option<Tensor>, Error> {
         if self.optimizer.is_none() {
             return Ok(None);
@@ -475,24 +452,4 @@ fn next_token(eager: &Eager, body: &[Rc<Built>], head: &Rc<Built>, tokens: &Tens
 /// bitsandbytes multiplies in these types.
 fn is_wide(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32)
-}
-
-/// The largest number for which `fits` is true, by bisection: `fits` must be false for all numbers after the first that it is false
-/// for. 0 if it is false for 1. For other sizes than the batch, such as the length of sequences.
-pub fn largest(mut fits: impl FnMut(u64) -> Result<bool, Error>) -> Result<u64, Error> {
-    let (mut fitting, mut too_large) = (0, 1);
-    while fits(too_large)? {
-        fitting = too_large;
-        let Some(next) = too_large.checked_mul(2) else { return Ok(fitting) };
-        too_large = next;
-    }
-    while too_large - fitting > 1 {
-        let middle = fitting + (too_large - fitting) / 2;
-        if fits(middle)? {
-            fitting = middle;
-        } else {
-            too_large = middle;
-        }
-    }
-    Ok(fitting)
 }

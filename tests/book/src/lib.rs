@@ -26,6 +26,7 @@ pages! {
     zero_cost "zero-cost.md"
     async_code "async.md"
     tests "tests.md"
+    estimates "estimates.md"
     inject "inject.md"
     troubleshooting "troubleshooting.md"
     cudarc "frameworks/cudarc.md"
