@@ -23,6 +23,7 @@
 mod allocator;
 mod answers;
 mod class;
+mod context;
 mod dtype;
 mod eager;
 mod error;
@@ -41,6 +42,7 @@ pub use self::{
     allocator::AllocatorKind,
     answers::{ClassDifference, Comparison, Difference, Measured, PhaseDifference, Saving, Savings, largest},
     class::Class,
+    context::ContextSize,
     dtype::{Blocks, Dtype},
     eager::Optimizer,
     error::Error,
