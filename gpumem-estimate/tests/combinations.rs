@@ -1,0 +1,98 @@
+//! Choices of a step with each other: an estimate whose parts add up, or an error that says why.
+
+use gpumem_estimate::{
+    Checkpointing, DataParallel, DataParallelKind, Decode, Dtype, KvCache, Lora, Model, Optimizer, Quantized, Step,
+};
+
+/// A number in mixed radix: each call returns the next digit.
+struct Digits(usize);
+
+impl Digits {
+    fn pick<T: Clone>(&mut self, choices: &[T]) -> T {
+        let choice = choices[self.0 % choices.len()].clone();
+        self.0 /= choices.len();
+        choice
+    }
+}
+
+/// How many steps there are.
+const ALL: usize = 6 * 2 * 2 * 2 * 6 * 2 * 2 * 7 * 2 * 2 * 3;
+
+fn step(number: usize) -> Step {
+    let mut digits = Digits(number);
+    let parallel = |kind, gathered| Some(DataParallel { kind, ranks: 2, gathered });
+    let optimizers = [
+        None,
+        Some(Optimizer::Sgd),
+        Some(Optimizer::Adam),
+        Some(Optimizer::Adafactor),
+        Some(Optimizer::Lion),
+        Some(Optimizer::Adam8bit),
+    ];
+    let checkpointing = [
+        Checkpointing::Off,
+        Checkpointing::Blocks,
+        Checkpointing::Every(2),
+        Checkpointing::Segments(2),
+        Checkpointing::SquareRoot,
+        Checkpointing::Layers(["mlp"].into()),
+    ];
+    let data_parallel = [
+        None,
+        parallel(DataParallelKind::Replicas, None),
+        parallel(DataParallelKind::Zero1, None),
+        parallel(DataParallelKind::Zero2, None),
+        parallel(DataParallelKind::Zero3, None),
+        parallel(DataParallelKind::Zero2, Some(Dtype::Bf16)),
+        parallel(DataParallelKind::Zero3, Some(Dtype::Bf16)),
+    ];
+    let lora = Lora { rank: 4, targets: ["q_proj", "mlp.*"].into(), dropout: 0.1 };
+    let decode = |cache| Some(Decode { tokens: 3, cache });
+    Step {
+        batch: 2,
+        optimizer: digits.pick(&optimizers),
+        parameters: digits.pick(&[Dtype::F32, Dtype::Bf16]),
+        master_weights: digits.pick(&[false, true]),
+        autocast: digits.pick(&[None, Some(Dtype::Bf16)]),
+        checkpointing: digits.pick(&checkpointing),
+        adapters: digits.pick(&[None, Some(lora)]),
+        quantized: digits.pick(&[None, Some(Quantized::default())]),
+        data_parallel: digits.pick(&data_parallel),
+        tensor_parallel: digits.pick(&[1, 2]),
+        micro_batches: digits.pick(&[1, 2]),
+        decode: digits.pick(&[None, decode(KvCache::Dynamic), decode(KvCache::Static(40))]),
+        ..Step::default()
+    }
+}
+
+#[test]
+fn parts_add_up_or_an_error_says_why() {
+    let config = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}"#;
+    let model = Model::from_config(config, 16).unwrap();
+    let (mut estimates, mut reasons) = (0, Vec::new());
+    // Every 61st step: 61 is prime and divides no number of choices, so all choices meet.
+    for number in (0..ALL).step_by(61) {
+        let step = step(number);
+        let estimate = match step.estimate(&model) {
+            Ok(estimate) => estimate,
+            Err(error) => {
+                assert!(!error.is_out_of_memory() && !error.is_shape_mismatch(), "{step:?}: {error}");
+                reasons.push(error.to_string());
+                continue;
+            }
+        };
+        estimates += 1;
+        let sum: u64 = estimate.parts.iter().map(|part| part.bytes.get()).sum();
+        assert_eq!(sum, estimate.peak.get(), "{step:?}");
+        assert_eq!(estimate.phases.iter().map(|phase| phase.peak).max(), Some(estimate.peak), "{step:?}");
+        assert!(estimate.reserved >= estimate.peak, "{step:?}");
+        let json = serde_json::to_string(&step).unwrap();
+        assert_eq!(serde_json::from_str::<Step>(&json).unwrap(), step, "{json}");
+    }
+    reasons.sort();
+    reasons.dedup();
+    // As many reasons as there are senseless pairs among these choices; no layer is to blame for any of them.
+    assert!(estimates > 60 && reasons.len() >= 15, "{estimates} estimates, {reasons:#?}");
+    assert!(reasons.iter().all(|reason| !reason.starts_with("layer `")), "{reasons:#?}");
+}
