@@ -11,6 +11,17 @@ use crate::dtype::Dtype;
 /// changes no size.
 ///
 /// What a frozen layer would need for the gradient of its own weight is not kept; what the gradient of its input needs is.
+///
+/// ```
+/// use gpumem_estimate::{Lora, Optimizer, Step, models};
+///
+/// let lora = Lora { rank: 8, targets: ["c_attn"].into(), dropout: 0.0 };
+/// let step = Step { adapters: Some(lora), ..Step::training(1, Optimizer::Adam) };
+/// let estimate = step.estimate(&models::gpt2(128))?;
+/// // 12 layers with 8 × 768 and 2304 × 8 numbers more than the model has.
+/// assert_eq!(estimate.parameters, 124_439_808 + 12 * 8 * (768 + 2304));
+/// # Ok::<(), gpumem_estimate::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lora {
@@ -28,6 +39,18 @@ pub struct Lora {
 /// and in the backward pass.
 ///
 /// Such weights have no gradients, so training needs adapters: [`Lora`].
+///
+/// ```
+/// use gpumem_estimate::{Dtype, Quantized, Step, models};
+///
+/// let model = models::llama_1b(128);
+/// let wide = Step { parameters: Dtype::Bf16, ..Step::inference(1) };
+/// let narrow = Step { quantized: Some(Quantized::default()), ..wide.clone() };
+/// let saved = wide.estimate(&model)?.parameter_bytes.get() - narrow.estimate(&model)?.parameter_bytes.get();
+/// // One and a half bytes for each of 973 million elements of linear layers; the embedding and the head stay as they are.
+/// assert_eq!(saved, 973_078_528 * 3 / 2);
+/// # Ok::<(), gpumem_estimate::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Quantized {

@@ -5,6 +5,17 @@ use super::Names;
 /// Which layers the backward pass runs again, so that what they keep need not stay in memory.
 ///
 /// All variants are `torch.utils.checkpoint` with `use_reentrant=False`: the input of what runs again stays in memory.
+///
+/// ```
+/// use gpumem_estimate::{Checkpointing, Optimizer, Step, models};
+///
+/// let peak = |checkpointing| {
+///     let step = Step { checkpointing, ..Step::training(32, Optimizer::Sgd) };
+///     step.estimate(&models::vgg19()).map(|estimate| estimate.peak)
+/// };
+/// assert!(peak(Checkpointing::SquareRoot)? < peak(Checkpointing::Off)?);
+/// # Ok::<(), gpumem_estimate::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

@@ -5,6 +5,16 @@ use serde::{Deserialize, Serialize};
 /// The first token comes from the pass over the prompt (the phase `prefill`), each other one from a pass over the token before it
 /// (the phase `decode`). Logits are computed for the last position only. All passes are run, so the time that an estimate takes grows
 /// with the number of tokens.
+///
+/// ```
+/// use gpumem_estimate::{Decode, KvCache, Step, models};
+///
+/// let decode = Decode { tokens: 8, cache: KvCache::Dynamic };
+/// let estimate = Step { decode: Some(decode), ..Step::inference(1) }.estimate(&models::gpt2(32))?;
+/// let phases: Vec<_> = estimate.phases.iter().map(|phase| phase.name).collect();
+/// assert_eq!(phases, ["prefill", "decode"]);
+/// # Ok::<(), gpumem_estimate::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decode {

@@ -32,7 +32,26 @@ use crate::{
     shape::Shape,
 };
 
-/// How a step is made. Fields that a file leaves out have their values of [`Step::default`].
+/// How a step is made. Fields that a file leaves out have their values of [`Step::default`]: inference in `f32` with one input.
+///
+/// A combination that makes no sense is an error of [`estimate`](Self::estimate) that says why.
+///
+/// ```
+/// use gpumem_estimate::{Checkpointing, Dtype, Optimizer, Step, models};
+///
+/// let step = Step { checkpointing: Checkpointing::Blocks, ..Step::training(8, Optimizer::Adam) };
+/// let plain = Step::training(8, Optimizer::Adam);
+/// let model = models::gpt2(128);
+/// assert!(step.estimate(&model)?.peak < plain.estimate(&model)?.peak);
+///
+/// let read: Step = serde_json::from_str(r#"{"batch": 8, "optimizer": "adam", "checkpointing": "blocks"}"#).unwrap();
+/// assert_eq!(read, step);
+///
+/// let senseless = Step { master_weights: true, ..plain };
+/// let error = senseless.estimate(&model).unwrap_err();
+/// assert_eq!(error.to_string(), "copies of the parameters in f32 are for parameters of a smaller type");
+/// # Ok::<(), gpumem_estimate::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Step {

@@ -3,6 +3,17 @@ use serde::{Deserialize, Serialize};
 use crate::dtype::Dtype;
 
 /// Several GPUs, each of which reads a batch of its own. An estimate is for one of them: the one that needs most.
+///
+/// ```
+/// use gpumem_estimate::{DataParallel, DataParallelKind, Dtype, Optimizer, Step, models};
+///
+/// let shards = DataParallel { kind: DataParallelKind::Zero3, ranks: 8, gathered: Some(Dtype::Bf16) };
+/// let alone = Step::training(1, Optimizer::Adam);
+/// let model = models::gpt2(128);
+/// let with_others = Step { data_parallel: Some(shards), ..alone.clone() };
+/// assert!(with_others.estimate(&model)?.peak < alone.estimate(&model)?.peak);
+/// # Ok::<(), gpumem_estimate::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataParallel {
