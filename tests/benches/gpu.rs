@@ -971,7 +971,7 @@ unsafe extern "C" fn empty(_: *mut c_void, _: u32, _: u32, _: *const c_void) {}
 /// The front of `CUpti_CallbackData`.
 #[repr(C)]
 struct Data {
-    site: u32,
+    callback_site: u32,
     name: *const c_void,
     arguments: *const u64,
     answer: *const u32,
@@ -988,7 +988,7 @@ unsafe extern "C" fn naive(_: *mut c_void, domain: u32, number: u32, data: *cons
     let data = unsafe { &*data.cast::<Data>() };
     let Ok(mut live) = NAIVE.lock() else { return };
     let live = live.get_or_insert_default();
-    match (number, data.site) {
+    match (number, data.callback_site) {
         (ALLOC | ALLOC_ASYNC, 1) => {
             // SAFETY: at the exit the answer is there; when the call worked, its first argument's target was written,
             // and the second is the size.

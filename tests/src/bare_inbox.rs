@@ -35,8 +35,8 @@ impl BareInbox {
     }
 
     /// Opens a scope that has a path of its own.
-    pub fn open_at(&self, scope: u64, site: u32) {
-        self.open_as(scope, site, false, false);
+    pub fn open_at(&self, scope: u64, callsite: u32) {
+        self.open_as(scope, callsite, false, false);
     }
 
     /// Opens a scope. With `at_peak`, it keeps which allocations made its peak. With `of_this_thread`, it counts only what the calling

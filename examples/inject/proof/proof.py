@@ -106,7 +106,7 @@ class Cupti:
         assert code == 0, f"cuptiEnableCallback: {code}"
 
     def observed(self, _data, _domain, _number, call):
-        # The site is the first field; the exit is 1.
+        # The first field is CUPTI's `callbackSite`; 1 is the exit.
         self.calls += ctypes.cast(call, ctypes.POINTER(ctypes.c_int)).contents.value == 1
 
 

@@ -224,7 +224,7 @@ pub struct DeviceReading {
     pub name: Option<String>,
     /// All processes together.
     pub memory: GpuMemory,
-    /// Each process, where the driver tells them.
+    /// Each process, if the driver lists them.
     pub processes: Option<Vec<GpuProcess>>,
     /// The current pool, if it could be read.
     pub pool: Option<PoolUsage>,

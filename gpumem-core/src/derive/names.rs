@@ -28,7 +28,7 @@ impl Callsite {
     pub fn built_in(id: CallsiteId) -> Option<Self> {
         let name = match id {
             CallsiteId::NONE => "(outside of all scopes)",
-            CallsiteId::OTHERS => "(scopes too deep or too many to be told apart)",
+            CallsiteId::OTHERS => "(scopes above the limits)",
             _ => return None,
         };
         Some(Self { name: Some(name.into()), ..Self::default() })

@@ -33,7 +33,7 @@ impl Show for MemorySummary {
         match reserved.map(|reserved| reserved.peak) {
             None => f.write_str("?: the pool cannot be read; memory_reserved() says why"),
             Some(peak) => match peak.exact() {
-                Some(_) => f.write_str("-: the driver does not tell"),
+                Some(_) => f.write_str("-: the driver does not report it"),
                 None => {
                     write!(f, "\u{2264}: parts that peaked at different moments, added up; at least {}", peak.at_least)
                 }
@@ -196,7 +196,7 @@ GPU memory of this process, device 1: exact, counted for 12.3 s
         let reserved = some().reserved.map(|reserved| ReservedStats { peak: exact, ..reserved });
         let text = MemorySummary { stats: MemoryStats { reserved, ..some() } }.to_string();
         assert!(text.contains("\n Reserved memory        288 MiB     384 MiB           -           -\n"), "\n{text}\n");
-        assert!(text.ends_with("\n-: the driver does not tell"), "\n{text}\n");
+        assert!(text.ends_with("\n-: the driver does not report it"), "\n{text}\n");
     }
 
     #[test]

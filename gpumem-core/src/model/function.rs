@@ -1,7 +1,7 @@
 //! The names of functions and of scopes.
 //!
 //! A scope has the name that its user gave it. The scope of a function under an attribute has the compiler's name of the closure in
-//! the function, such as `app::nn::Model<f32>::forward::{{closure}}`: its end tells it from all names that users give. So functions
+//! the function, such as `app::nn::Model<f32>::forward::{{closure}}`: its end distinguishes it from all names that users give. So functions
 //! of one name in two modules are two scopes, and so are the methods of two types; a name that a user gave is one scope wherever it is
 //! opened.
 

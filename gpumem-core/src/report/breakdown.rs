@@ -172,7 +172,7 @@ impl Breakdown {
         let name = match (this, others) {
             (Some(_), Some(_)) => "the driver's, of no process",
             (Some(_), None) => "other processes, and the driver's",
-            (None, _) => "other processes, CUDA context: not told apart",
+            (None, _) => "other processes and the CUDA context",
         };
         let rest = Part { kind: PartKind::Unknown, name: name.to_owned(), path: Vec::new(), bytes: left, count: 0 };
         parts.push(rest);

@@ -595,7 +595,7 @@ fn at_exit(content: Content) -> ReplayedReport {
     ReplayedReport::AtExit(Box::new(report::Output::new(content, UNIX_EPOCH, 4711)))
 }
 
-/// What tells two reports apart: all that they have, and what is printed.
+/// A report as text: all its fields, and what is printed. Two reports that differ have different texts.
 pub(crate) fn words(output: &ReplayedReport) -> String {
     format!("{output:?}\n{output}")
 }

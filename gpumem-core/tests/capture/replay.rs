@@ -92,7 +92,7 @@ fn names_that_are_missing_are_replaced_and_nothing_else_changes() {
     }
 }
 
-/// The true time of an event, which the ledger is not told.
+/// The true time of an event, which the ledger does not have.
 #[test]
 fn ticks_become_times() {
     use gpumem_core::capture::ClockPair;

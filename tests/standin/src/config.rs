@@ -290,7 +290,7 @@ pub(crate) struct Fault {
 
 impl Fault {
     /// The code that this call has to return, if it is one of those that fail. A fault of one card counts only the
-    /// calls for that card, and hears of a call once the card is known.
+    /// calls for that card, each as soon as its card is known.
     pub(crate) fn strike(&self, function: &str, card: Option<usize>) -> Option<c_int> {
         if self.function != function || self.card != card {
             return None;

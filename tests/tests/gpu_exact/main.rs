@@ -164,7 +164,7 @@ fn both_sources_report_the_same() {
     ] {
         assert!(by_dispatch.iter().any(|call| call.contains(kind)), "nothing was reported of {kind}: {by_dispatch:#?}");
     }
-    println!("both sources reported {} facts", by_dispatch.len());
+    println!("both sources recorded {} events", by_dispatch.len());
 }
 
 fn every_kind_of_call() {

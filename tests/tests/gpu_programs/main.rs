@@ -162,5 +162,5 @@ fn both_sources_report_the_same() {
     for kind in ["CaptureBegun", "CaptureEnded", "succeeded: false", "Graphs", "ForeignHandle", "Foreign {", "Pooled"] {
         assert!(by_dispatch.iter().any(|call| call.contains(kind)), "nothing was reported of {kind}: {by_dispatch:#?}");
     }
-    println!("both sources reported {} facts", by_dispatch.len());
+    println!("both sources recorded {} events", by_dispatch.len());
 }

@@ -276,8 +276,8 @@ impl World {
         let data = trace.data();
         let found = (data.used.get(), data.peaked.get().cast_signed());
         if found != expected || (data.lost, data.untracked) != (0, 0) {
-            let doubts = format!("lost {}, untracked {}", data.lost, data.untracked);
-            self.wrong.push(format!("(used, peaked) is {expected:?} by the log and {found:?} by the trace, {doubts}"));
+            let missed = format!("lost {}, untracked {}", data.lost, data.untracked);
+            self.wrong.push(format!("(used, peaked) is {expected:?} by the log and {found:?} by the trace, {missed}"));
         }
         self.readings += 1;
     }

@@ -302,7 +302,7 @@ fn parts_add_up_whatever_nvml_knows_of_processes() {
                   call cuMemAllocHost_v2 &h 1048576; breakdown; breakdown 0; summary";
     let own = "scope `train` 100 MiB (1), scope `train > step` 70 MiB (2), cache `kept by the pool, unused` 12 MiB";
     let rest = "driver `CUDA context, kernels, modules; what is unknown` 518 MiB";
-    let not_separated = "unknown `other processes, CUDA context: not told apart`";
+    let not_separated = "unknown `other processes and the CUDA context`";
     let of_driver = "unknown `the driver's, of no process`";
     let (one, another) = ("compute=4000000001:300MiB:python", "graphics=4000000002:45MiB:Xorg");
     let lists = ["nvmlDeviceGetComputeRunningProcesses_v3=4", "nvmlDeviceGetComputeRunningProcesses_v2=4"];

@@ -232,14 +232,14 @@ impl Probe {
             "figures" => {
                 let number = if argument.is_empty() { self.traces.len().wrapping_sub(1) } else { argument.parse()? };
                 let data = self.traces.get(number).ok_or("there is no such trace")?.data();
-                let doubts = [
+                let missing = [
                     (data.gauge != Gauge::Exact, data.gauge.to_string()),
                     (data.untracked > 0, format!("{} untracked", data.untracked)),
                     (data.lost > 0, format!("{} lost", data.lost)),
                     (data.stale, "stale".to_owned()),
                 ];
-                let doubts = doubts.into_iter().filter(|(is_so, _)| *is_so).map(|(_, doubt)| format!(", {doubt}"));
-                format!("{} {}{}", data.used.get(), data.peaked.get(), doubts.collect::<String>())
+                let missing = missing.into_iter().filter(|(is_so, _)| *is_so).map(|(_, text)| format!(", {text}"));
+                format!("{} {}{}", data.used.get(), data.peaked.get(), missing.collect::<String>())
             }
             "new" => {
                 self.traces.push(GpuMemTrace::new());
@@ -494,27 +494,17 @@ fn status() -> String {
     )
 }
 
-/// What is not 0: current/peak/allocated/freed bytes, and the same of blocks.
+/// The kinds of memory that were used: current/peak/allocated/freed bytes, and the same of blocks.
 fn memory_stats(stats: &gpumem::report::MemoryStats) -> String {
-    let gpumem::report::KindStats { device, pool, vmm, graph, managed, pinned_host, .. } = stats.kinds;
-    let all = [
-        ("all", stats.all),
-        ("device", device),
-        ("pool", pool),
-        ("vmm", vmm),
-        ("graph", graph),
-        ("managed", managed),
-        ("pinned_host", pinned_host),
-    ];
-    let reported = all.into_iter().filter(|(_, stat)| stat.blocks.allocated > 0).map(|(name, stat)| {
+    let reported = stats.named().into_iter().filter(|(_, stat)| stat.blocks.allocated > 0).map(|(name, stat)| {
         let (bytes, blocks) = (stat.bytes, stat.blocks);
         let [current, peak, allocated, freed] =
             [bytes.current, bytes.peak, bytes.allocated, bytes.freed].map(Bytes::get);
         let blocks = format!("{}/{}/{}/{}", blocks.current, blocks.peak, blocks.allocated, blocks.freed);
         format!("{name}={current}/{peak}/{allocated}/{freed},{blocks} ")
     });
-    let doubts = format!("untracked={} lost={}", stats.untracked, stats.lost);
-    format!("{}{doubts}", reported.collect::<String>())
+    let missed = format!("untracked={} lost={}", stats.untracked, stats.lost);
+    format!("{}{missed}", reported.collect::<String>())
 }
 
 /// How long to wait for what should come soon, on a machine that may be busy.

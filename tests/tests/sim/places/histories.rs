@@ -29,14 +29,14 @@ struct Figures {
 struct AllocGroup {
     event: u64,
     path: Vec<String>,
-    /// Who allocated it, then on whose behalf that was.
-    strand: Vec<u64>,
+    /// The number of the thread that allocated it, then of each thread in whose scope that thread was.
+    owners: Vec<u64>,
 }
 
 /// Where a thread is: in a trace of its own, or in one that it was handed.
 struct Place {
     path: Vec<String>,
-    strand: Vec<u64>,
+    owners: Vec<u64>,
     of: Guard,
 }
 
@@ -52,7 +52,7 @@ impl Log {
         (0..=path.len()).map(|depth| path[..depth].to_vec())
     }
 
-    fn alloc(&mut self, block: SimBlock, path: &[String], strand: &[u64]) {
+    fn alloc(&mut self, block: SimBlock, path: &[String], owners: &[u64]) {
         self.events += 1;
         let bytes = block.bytes().get();
         self.in_use += bytes;
@@ -63,15 +63,15 @@ impl Log {
             figures.allocated += bytes;
             figures.allocations += 1;
         }
-        self.blocks.push((block, AllocGroup { event: self.events, path: path.to_vec(), strand: strand.to_vec() }));
+        self.blocks.push((block, AllocGroup { event: self.events, path: path.to_vec(), owners: owners.to_vec() }));
         self.see();
     }
 
     /// Takes a block out, to be freed.
     fn free(&mut self, at: usize) -> SimBlock {
-        let (block, origin) = self.blocks.swap_remove(at);
+        let (block, group) = self.blocks.swap_remove(at);
         self.in_use -= block.bytes().get();
-        for above in Self::above(&origin.path) {
+        for above in Self::above(&group.path) {
             self.scopes.get_mut(&above).expect("it was allocated there").used -= block.bytes().get();
         }
         block
@@ -193,9 +193,9 @@ impl Log {
     fn check_live(&self, trace: &GpuMemTrace, opened: &AllocGroup) {
         let is_inside = |of: &AllocGroup| {
             let is_in_path = self.paths[&opened.event].iter().any(|path| of.path.starts_with(path));
-            of.strand.ends_with(&opened.strand) && of.event > opened.event && is_in_path
+            of.owners.ends_with(&opened.owners) && of.event > opened.event && is_in_path
         };
-        let inside = self.blocks.iter().filter(|(_, origin)| is_inside(origin));
+        let inside = self.blocks.iter().filter(|(_, group)| is_inside(group));
         let mut expected: Vec<_> = inside.map(|(block, _)| block.bytes().get()).collect();
         expected.sort_unstable_by(|a, b| b.cmp(a));
         assert_eq!(sizes(&trace.live()), expected, "{opened:?}");
@@ -217,14 +217,14 @@ fn live_a_life(
     for _ in 0..STEPS {
         let what = random.below(100_u32);
         let mut log = log.lock().expect("no thread has panicked");
-        let (path, strand) = places
+        let (path, owners) = places
             .last()
-            .map_or_else(|| (Vec::new(), vec![number]), |place| (place.path.clone(), place.strand.clone()));
+            .map_or_else(|| (Vec::new(), vec![number]), |place| (place.path.clone(), place.owners.clone()));
         match what {
             0..35 => {
                 let bytes = Bytes::new(1 + random.below(5_000));
                 let block = if what.is_multiple_of(2) { gpu.alloc(bytes) } else { gpu.alloc_async(bytes) };
-                log.alloc(block.expect("the device has room"), &path, &strand);
+                log.alloc(block.expect("the device has room"), &path, &owners);
             }
             35..65 if !log.blocks.is_empty() => {
                 let at = random.below(log.blocks.len());
@@ -234,9 +234,9 @@ fn live_a_life(
                 let name = ["a", "b", "c"][random.below(3)];
                 let trace = GpuMemTrace::with_ctx(name);
                 let path: Vec<_> = path.into_iter().chain([name.to_owned()]).collect();
-                let opened = AllocGroup { event: log.opened(&path), path: path.clone(), strand: strand.clone() };
+                let opened = AllocGroup { event: log.opened(&path), path: path.clone(), owners: owners.clone() };
                 handles.lock().expect("no thread has panicked").push((opened.clone(), trace.handle()));
-                places.push(Place { path, strand, of: Guard::Own(Box::new(trace), opened) });
+                places.push(Place { path, owners, of: Guard::Own(Box::new(trace), opened) });
             }
             78..84 if places.len() < 6 => {
                 let handles = handles.lock().expect("no thread has panicked");
@@ -245,10 +245,10 @@ fn live_a_life(
                 // Of one that is closed nothing is entered.
                 if let Some((path, _)) = log.open.get(&opened.event) {
                     let of = Guard::Handed(entered, opened.event);
-                    let is_counted = opened.strand.contains(&number);
+                    let is_counted = opened.owners.contains(&number);
                     let own = (!is_counted).then_some(number);
-                    let strand = own.into_iter().chain(opened.strand.iter().copied()).collect();
-                    places.push(Place { path: path.clone(), strand, of });
+                    let owners = own.into_iter().chain(opened.owners.iter().copied()).collect();
+                    places.push(Place { path: path.clone(), owners, of });
                 }
             }
             84..87 if !places.is_empty() => {
