@@ -10,6 +10,8 @@
 #![deny(unsafe_code)]
 
 #[cfg(feature = "library")]
+mod control;
+#[cfg(feature = "library")]
 mod request;
 #[cfg(feature = "library")]
 mod sys;

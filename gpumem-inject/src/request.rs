@@ -9,7 +9,7 @@ use std::{
 
 use gpumem::__private::{Injected, begin_injected};
 
-use crate::variable;
+use crate::{control, variable};
 
 /// The variables in which launchers put the number of a process among those of a job.
 const RANKS: [&str; 5] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"];
@@ -20,10 +20,20 @@ pub(crate) fn begin() -> Result<(), String> {
     let Some(file) = env::var_os(variable::FILE).filter(|file| !file.is_empty()) else {
         return Err(format!("{} is not set; start the program with `gpumem run`", variable::FILE));
     };
-    let stacks = env::var_os(variable::STACKS).is_none_or(|stacks| stacks != "none");
+    let file = PathBuf::from(file);
+    match env::var_os(variable::CONTROL).filter(|folder| !folder.is_empty()) {
+        None => record(&file).map(drop),
+        Some(folder) => control::listen(Path::new(&folder), file),
+    }
+}
+
+/// Begins the recording. Returns its file.
+pub(crate) fn record(file: &Path) -> Result<PathBuf, String> {
+    let backtrace = env::var(variable::BACKTRACE).unwrap_or_default();
     let rank = RANKS.iter().find_map(|name| env::var(name).ok()?.trim().parse().ok());
-    let recording = free_name(Path::new(&file), rank, process::id());
-    begin_injected(Injected { recording: &recording, stacks })
+    let recording = free_name(file, rank, process::id());
+    begin_injected(Injected { recording: &recording, backtrace: &backtrace })?;
+    Ok(recording)
 }
 
 /// `train.gpumem` is `train.rank3.pid17.gpumem` for this process. A process that calls `exec` keeps its number, so the next program in

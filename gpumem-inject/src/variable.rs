@@ -6,5 +6,17 @@ pub const INJECTION: &str = "CUDA_INJECTION64_PATH";
 /// The file of the recording. The name of each process's file has more before the extension: its rank and its number.
 pub const FILE: &str = "GPUMEM_RUN_FILE";
 
-/// `none`: no stacks.
-pub const STACKS: &str = "GPUMEM_RUN_STACKS";
+/// The allocations whose stack is recorded: a value of gpumem's setting `GPUMEM_BACKTRACE`. That variable itself is for the program,
+/// which may use gpumem.
+pub const BACKTRACE: &str = "GPUMEM_RUN_BACKTRACE";
+
+/// A folder. If it is set, nothing is recorded until a command connects to the socket `PID.sock` in it.
+pub const CONTROL: &str = "GPUMEM_RUN_CONTROL";
+
+/// What a command sends to that socket: the recording is to begin, or to end. The answer is [`DONE`] and the file of the recording, or
+/// what went wrong; then the connection ends.
+pub const START: &str = "start\n";
+/// See [`START`].
+pub const STOP: &str = "stop\n";
+/// See [`START`].
+pub const DONE: &str = "done ";

@@ -29,6 +29,9 @@ pub(crate) struct Arguments {
     /// The stacks that are recorded of allocations of 1 MiB or more.
     #[arg(long, value_enum, default_value_t = Stacks::Native)]
     pub(crate) stacks: Stacks,
+    /// Record nothing until `gpumem start PID`.
+    #[arg(long)]
+    pub(crate) dormant: bool,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
@@ -40,6 +43,16 @@ pub(crate) enum Stacks {
     None,
     /// The functions of the program and of its libraries.
     Native,
+}
+
+impl Stacks {
+    /// The value of the library's setting `GPUMEM_BACKTRACE`.
+    pub(crate) const fn backtrace(self) -> &'static str {
+        match self {
+            Self::None => "0",
+            Self::Native => "auto",
+        }
+    }
 }
 
 pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {

@@ -1,8 +1,9 @@
 //! Begins to record a program that was started with `gpumem run --dormant`.
 
 use clap::Args;
+use gpumem_inject::variable;
 
-use crate::{exit::Exit, failure::Failure};
+use crate::{exit::Exit, failure::Failure, run::control, terminal};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -12,10 +13,12 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// The number of the process.
+    /// The number of the process that uses CUDA.
     pid: u32,
 }
 
 pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
-    Err(Failure::new(format!("{arguments:?}"), "this command is not written yet", ""))
+    let file = control::send(arguments.pid, variable::START)?;
+    terminal::print(|out| writeln!(out, "{file}"))?;
+    Ok(Exit::Done)
 }

@@ -1,5 +1,6 @@
 //! `gpumem run`: starts the program with the library in it, waits for it, and finishes the recordings of its processes.
 
+pub(crate) mod control;
 mod library;
 mod place;
 mod program;
@@ -8,9 +9,7 @@ mod symbols;
 
 use std::{
     env,
-    ffi::{OsStr, OsString},
     io::{self, Write},
-    path::{Path, PathBuf},
 };
 
 use gpumem_inject::variable;
@@ -18,7 +17,7 @@ use gpumem_inject::variable;
 pub(crate) use self::recordings::complete;
 use self::{place::Place, program::Program, recordings::Recording};
 use crate::{
-    commands::run::{Arguments, Stacks},
+    commands::run::Arguments,
     exit::Exit,
     failure::Failure,
     report::{overview::Overview, summary},
@@ -27,16 +26,9 @@ use crate::{
 
 /// Runs the program, recorded if that is possible.
 pub(crate) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
-    let Arguments { output, stacks, command } = arguments;
-    let mut program = Program::new(command);
-    let place = prepare(output.as_deref(), &command[0], command.get(1..).unwrap_or_default());
-    let place = match place {
-        Ok((place, library)) => {
-            program.environment(variable::INJECTION, library.as_os_str());
-            program.environment(variable::FILE, place.file().as_os_str());
-            program.environment(variable::STACKS, if *stacks == Stacks::None { "none" } else { "native" });
-            Some(place)
-        }
+    let mut program = Program::new(&arguments.command);
+    let place = match prepare(arguments, &mut program) {
+        Ok(place) => Some(place),
         Err(failure) => {
             terminal::error(&failure);
             None
@@ -50,17 +42,26 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     Ok(Exit::Program(ended.code()))
 }
 
-/// Where the recordings are to be, and the library that writes them.
-fn prepare(output: Option<&Path>, program: &OsStr, arguments: &[OsString]) -> Result<(Place, PathBuf), Failure> {
+/// Tells the program's processes how to record themselves. Returns where the recordings will be.
+fn prepare(arguments: &Arguments, program: &mut Program) -> Result<Place, Failure> {
     let runs_on = "the program runs without being recorded";
     if let Some(other) = env::var_os(variable::INJECTION).filter(|path| !path.is_empty()) {
         let what = format!("{} is set", variable::INJECTION);
         return Err(Failure::new(what, format_args!("another tool has `{}` loaded", other.display()), runs_on));
     }
-    let place = Place::new(output, program, arguments)
+    let Arguments { output, stacks, dormant, command } = arguments;
+    let place = Place::new(output.as_deref(), &command[0], &command[1..])
         .map_err(|(path, error)| Failure::new(format_args!("cannot record to `{}`", path.display()), error, runs_on))?;
     let library = library::unpacked().map_err(|error| Failure::new("the injected library", error, runs_on))?;
-    Ok((place, library))
+    if *dormant {
+        let folder =
+            control::folder().map_err(|error| Failure::new("the folder for `gpumem start`", error, runs_on))?;
+        program.environment(variable::CONTROL, folder);
+    }
+    program.environment(variable::INJECTION, library);
+    program.environment(variable::FILE, place.file());
+    program.environment(variable::BACKTRACE, stacks.backtrace());
+    Ok(place)
 }
 
 /// On stderr: stdout belongs to the program.

@@ -3,16 +3,23 @@
 
 use std::{fs, path::Path};
 
-use super::{of_process, output::oom, recording::subscribe};
-use crate::settings::{self, Settings};
+use super::{
+    of_process,
+    output::oom,
+    recording::{subscribe, unsubscribe},
+};
+use crate::{
+    settings::{self, Settings},
+    sys::process,
+};
 
 /// What is recorded of a program that does not know gpumem.
 #[derive(Clone, Copy, Debug)]
 pub struct Injected<'a> {
     /// The file of the recording. An existing file is replaced.
     pub recording: &'a Path,
-    /// The stacks of large blocks are recorded.
-    pub stacks: bool,
+    /// A value of the setting `GPUMEM_BACKTRACE`: the allocations whose stack is recorded. Only that of the first call has an effect.
+    pub backtrace: &'a str,
 }
 
 /// Begins to record what the process allocates from now on, on all threads. Inside of `cuInit` it may be called, too.
@@ -23,8 +30,7 @@ pub struct Injected<'a> {
 /// # Errors
 /// Why the process is not recorded, in words. It runs on as if nothing had been tried.
 pub fn begin_injected(injected: Injected<'_>) -> Result<(), String> {
-    let Injected { recording, stacks } = injected;
-    let backtrace = if stacks { "auto" } else { "0" };
+    let Injected { recording, backtrace } = injected;
     let values = [("GPUMEM_REPORT", "stderr"), ("GPUMEM_SOURCE", "dispatch"), ("GPUMEM_BACKTRACE", backtrace)];
     let value = |name: &str| values.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
     settings::preset(Settings::read(value));
@@ -38,4 +44,20 @@ pub fn begin_injected(injected: Injected<'_>) -> Result<(), String> {
         let _ = fs::remove_file(recording);
         why.to_string()
     })
+}
+
+/// Ends what [`begin_injected`] began: the recording is complete, and nothing is intercepted until it is called again.
+pub fn end_injected() {
+    // First: what the end of the interception loses is no loss of this recording.
+    of_process().end_capture();
+    unsubscribe();
+}
+
+/// Runs `code` on a thread of its own, which gets no signals of the program.
+///
+/// # Errors
+/// If no thread can be started.
+pub fn run_beside_program(name: &str, code: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    let thread = std::thread::Builder::new().name(name.to_owned());
+    process::with_signals_blocked(|| thread.spawn(code)).map(drop)
 }

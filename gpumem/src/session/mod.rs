@@ -43,7 +43,7 @@ use crate::inbox::{Readings, Subscription};
 use once_cell::{race::OnceBox, sync::OnceCell};
 
 #[cfg(all(feature = "capture", feature = "dispatch"))]
-pub use self::injected::{Injected, begin_injected};
+pub use self::injected::{Injected, begin_injected, end_injected, run_beside_program};
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) use self::recording::{hook_for_nobody, rehearse};
 pub use self::{

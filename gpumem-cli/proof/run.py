@@ -1,0 +1,314 @@
+#!/usr/bin/env python3
+"""Compares what `gpumem run` records of programs with what the programs say of themselves.
+
+    cargo build --release -p gpumem-cli
+    python gpumem-cli/proof/run.py target/release/gpumem --out run.jsonl --seconds 90
+
+The programs are in this file and know nothing of gpumem. A line PASS, FAIL or INFO is printed for each comparison and written to the
+file of `--out`; the exit code is 1 if one failed. It needs an NVIDIA GPU, and PyTorch, JAX, nvcc and a second GPU for the comparisons
+that name them. `--only native,static` chooses comparisons; `--seconds` is for the pairs of runs that compare times.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+MIB = 1 << 20
+
+
+# The programs. Each prints one line of JSON, what it knows of itself.
+
+
+def child_torch(allocator, steps, mode):
+    """Trains a small network whose sizes change from step to step, so that the allocator asks the driver."""
+    import torch
+
+    torch.manual_seed(0)
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    layers = [torch.nn.Linear(2048, 8192), torch.nn.GELU(), torch.nn.Linear(8192, 2048), torch.nn.LayerNorm(2048)]
+    model = torch.nn.Sequential(*layers * 3, torch.nn.Linear(2048, 1000)).to(device)
+    if mode == "ranks":
+        torch.distributed.init_process_group("nccl")
+        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(number):
+        batch = 256 + 64 * (number % 5)
+        x = torch.randn(batch, 2048, device=device)
+        y = torch.randint(0, 1000, (batch,), device=device)
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for number in range(5):
+        step(number)
+    torch.cuda.synchronize()
+    events = None
+    if mode == "profiler":
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+            step(0)
+            torch.cuda.synchronize()
+        events = sum(1 for event in profiled.events() if "CUDA" in str(event.device_type))
+    began = time.perf_counter()
+    for number in range(steps):
+        step(number)
+        if mode == "empty":
+            # Each step asks the driver for all of its memory.
+            torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    facts = {
+        "pid": os.getpid(),
+        "reserved": torch.cuda.max_memory_reserved(),
+        "allocated": torch.cuda.max_memory_allocated(),
+        "seconds": seconds,
+        "events": events,
+        "ended": time.time(),
+    }
+    print(json.dumps(facts), flush=True)
+    if mode == "ranks":
+        with open(os.environ["RANK_FILE"] + os.environ["RANK"], "w") as file:
+            json.dump(facts, file)
+        torch.distributed.destroy_process_group()
+
+
+def child_jax():
+    import jax
+    import jax.numpy as jnp
+
+    @jax.jit
+    def step(x):
+        return jnp.tanh(x @ x.T) @ x
+
+    x = jnp.ones((4096, 4096))
+    for _ in range(5):
+        x = step(x)
+    x.block_until_ready()
+    stats = jax.local_devices()[0].memory_stats() or {}
+    print(json.dumps({"stats": {name: value for name, value in stats.items() if isinstance(value, int)}}))
+
+
+STATIC = r"""
+#include <cstdio>
+#include <cuda_runtime.h>
+int main() {
+    void *a, *b, *c, *d, *host;
+    cudaMalloc(&a, 100 << 20);
+    cudaMalloc(&b, 50000001);
+    cudaFree(a);
+    cudaMallocAsync(&c, 70 << 20, 0);
+    cudaMallocManaged(&d, 9 << 20);
+    cudaMallocHost(&host, 5 << 20);
+    cudaFreeAsync(c, 0);
+    cudaDeviceSynchronize();
+    printf("{\"peak\": %d}\n", (100 << 20) + 50000001);
+    return 7;
+}
+"""
+
+
+# The comparisons.
+
+
+class Proof:
+    def __init__(self, gpumem, out, seconds):
+        self.gpumem = os.path.abspath(gpumem)
+        self.out = open(out, "w") if out else None
+        self.seconds = seconds
+        self.failed = False
+        self.folder = tempfile.mkdtemp(prefix="gpumem-proof-")
+
+    def result(self, name, passed, **facts):
+        word = "INFO" if passed is None else "PASS" if passed else "FAIL"
+        self.failed |= passed is False
+        line = json.dumps({"name": name, "result": word, **facts})
+        print(word, name, json.dumps(facts), flush=True)
+        if self.out:
+            print(line, file=self.out, flush=True)
+
+    def run(self, command, recorded=True, env=(), options=()):
+        """Runs a program; returns its exit code, what it printed, and the recordings."""
+        base = os.path.join(self.folder, f"{time.time_ns()}")
+        os.mkdir(base)
+        words = [self.gpumem, "run", *options, "-o", os.path.join(base, "a.capture"), "--"] if recorded else []
+        began = time.time()
+        done = subprocess.run(
+            words + command, env={**os.environ, **dict(env)}, capture_output=True, text=True, timeout=170
+        )
+        ended = time.time()
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        facts = json.loads(lines[-1]) if lines else {}
+        files = sorted(os.path.join(base, name) for name in os.listdir(base))
+        return {
+            "code": done.returncode,
+            "facts": facts,
+            "files": files,
+            "stderr": done.stderr,
+            "wall": ended - began,
+            "after": ended - facts.get("ended", ended),
+        }
+
+    def report(self, file):
+        done = subprocess.run([self.gpumem, "report", "--json", file], capture_output=True, text=True, check=False)
+        return json.loads(done.stdout) if done.stdout else {"error": done.stderr}
+
+    def device(self, file):
+        report = self.report(file)
+        devices = [device for device in report.get("devices", []) if device["peak_bytes"]]
+        return (devices or [{}])[0], report.get("missing")
+
+    def child(self, *words):
+        return [sys.executable, os.path.abspath(__file__), "--child", *map(str, words)]
+
+    # PyTorch: PyTorch's part of the peak is what PyTorch says, and the rest is what other libraries asked for.
+    def torch(self, name, conf, figure, mode="plain"):
+        env = {"PYTORCH_CUDA_ALLOC_CONF": conf, "PYTORCH_ALLOC_CONF": conf} if conf else {}
+        ran = self.run(self.child("torch", name, 60, mode), env=env)
+        if ran["code"] or len(ran["files"]) != 1:
+            return self.result(name, False, code=ran["code"], files=ran["files"], stderr=ran["stderr"][-2000:])
+        device, missing = self.device(ran["files"][0])
+        by_library = {sum["name"]: sum["bytes"] for sum in device["peak_by_library"]}
+        said = ran["facts"][figure]
+        rest = device["peak_bytes"] - said
+        others = sum(size for library, size in by_library.items() if library != "PyTorch")
+        facts = {
+            "peak": device["peak_bytes"],
+            figure: said,
+            "rest": rest,
+            "by_library": by_library,
+            "missing": {key: value for key, value in (missing or {}).items() if value},
+            "after": round(ran["after"], 2),
+            "bytes": os.path.getsize(ran["files"][0]),
+        }
+        if mode == "profiler":
+            alone = self.run(self.child("torch", name, 5, mode), recorded=False, env=env)
+            facts["events"] = [ran["facts"]["events"], alone["facts"].get("events")]
+            return self.result("profiler", facts["events"][0] and facts["events"][0] == facts["events"][1], **facts)
+        # Every byte is accounted for: what is not PyTorch's is that of other libraries.
+        self.result(name, by_library.get("PyTorch") == said and rest == others and not facts["missing"], **facts)
+        with open(os.path.join(self.folder, name + ".txt"), "w") as file:
+            file.write(ran["stderr"])
+        print(ran["stderr"], flush=True)
+
+    def jax(self):
+        env = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        ran = self.run(self.child("jax"), env=env)
+        device, missing = self.device(ran["files"][0]) if ran["files"] else ({}, None)
+        stats = ran["facts"].get("stats", {})
+        self.result(
+            "jax",
+            ran["code"] == 0 and bool(device) and device["peak_bytes"] >= stats.get("peak_bytes_in_use", 0),
+            peak=device.get("peak_bytes"),
+            stats=stats,
+            by_library=device.get("peak_by_library"),
+            missing=missing,
+            stderr=ran["stderr"][-1500:],
+        )
+
+    def static(self):
+        nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+        source, program = os.path.join(self.folder, "a.cu"), os.path.join(self.folder, "static-program")
+        with open(source, "w") as file:
+            file.write(STATIC)
+        built = subprocess.run([nvcc, "-cudart", "static", "-o", program, source], capture_output=True, text=True)
+        if built.returncode:
+            return self.result("static", None, why=built.stderr[-500:])
+        ran = self.run([program])
+        device, missing = self.device(ran["files"][0]) if ran["files"] else ({}, None)
+        is_right = ran["code"] == 7 and device.get("peak_bytes") == ran["facts"].get("peak")
+        self.result("static", is_right, code=ran["code"], peak=device.get("peak_bytes"), said=ran["facts"], missing=missing,
+                    besides=device.get("besides"), stderr=ran["stderr"][-1500:])
+
+    def killed(self):
+        """A program that is killed at its end, without exit handlers."""
+        code = (
+            "import torch, os, json; a = [torch.empty(n << 20, dtype=torch.uint8, device='cuda') for n in range(1, 60)];"
+            "print(json.dumps({'reserved': torch.cuda.max_memory_reserved()}), flush=True); os.kill(os.getpid(), 9)"
+        )
+        ran = self.run([sys.executable, "-c", code])
+        device, missing = self.device(ran["files"][0]) if ran["files"] else ({}, None)
+        self.result("killed", ran["code"] == 137 and device.get("peak_bytes") == ran["facts"].get("reserved"),
+                    code=ran["code"], peak=device.get("peak_bytes"), said=ran["facts"], missing=missing)
+
+    def ranks(self):
+        import torch
+
+        count = torch.cuda.device_count()
+        if count < 2:
+            return self.result("ranks", None, why=f"{count} GPU")
+        rank_file = os.path.join(self.folder, "rank")
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", os.path.abspath(__file__)]
+        ran = self.run([*launcher, "--child", "torch", "ranks", "20", "ranks"], env={"RANK_FILE": rank_file})
+        facts, is_right = [], len(ran["files"]) == 2
+        for rank, file in enumerate(ran["files"]):
+            with open(rank_file + str(rank)) as said:
+                said = json.load(said)
+            device, missing = self.device(file)
+            by_library = {sum["name"]: sum["bytes"] for sum in device["peak_by_library"]}
+            facts.append({"file": os.path.basename(file), "peak": device["peak_bytes"], "reserved": said["reserved"],
+                          "by_library": by_library, "missing": missing})
+            is_right &= f".rank{rank}.gpu{rank}." in file and by_library.get("PyTorch") == said["reserved"]
+        self.result("ranks", is_right, ranks=facts, stderr=ran["stderr"][-3000:] if not is_right else "")
+        print(ran["stderr"][-4000:])
+
+    # Times: pairs of runs, one with and one without gpumem, in turns.
+    def times(self, name, conf, steps):
+        env = {"PYTORCH_CUDA_ALLOC_CONF": conf, "PYTORCH_ALLOC_CONF": conf} if conf else {}
+        end = time.time() + self.seconds
+        pairs = []
+        while not pairs or time.time() + 2.2 * pairs[-1]["wall"][0] < end:
+            order = [True, False] if len(pairs) % 2 else [False, True]
+            pair = {recorded: self.run(self.child("torch", name, steps, "plain"), recorded, env) for recorded in order}
+            pairs.append({
+                "steps": [pair[recorded]["facts"]["seconds"] for recorded in (False, True)],
+                "wall": [pair[recorded]["wall"] for recorded in (False, True)],
+                "program": [pair[recorded]["wall"] - pair[recorded]["after"] for recorded in (False, True)],
+            })
+        ratio = {key: statistics.median(pair[key][1] / pair[key][0] for pair in pairs) for key in ("steps", "program", "wall")}
+        self.result(f"times {name}", None, pairs=len(pairs), ratio=ratio, all=pairs)
+
+
+def main():
+    if sys.argv[1:2] == ["--child"]:
+        kind, *words = sys.argv[2:]
+        return child_torch(words[0], int(words[1]), words[2]) if kind == "torch" else child_jax()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("gpumem")
+    parser.add_argument("--out")
+    parser.add_argument("--only", default="static,killed,native,expandable,async,profiler,jax,ranks,times")
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--steps", type=int, default=900)
+    arguments = parser.parse_args()
+    proof = Proof(arguments.gpumem, arguments.out, arguments.seconds)
+    comparisons = {
+        "static": proof.static,
+        "killed": proof.killed,
+        "native": lambda: proof.torch("native", "", "reserved"),
+        "expandable": lambda: proof.torch("expandable", "expandable_segments:True", "reserved"),
+        "async": lambda: proof.torch("async", "backend:cudaMallocAsync", "allocated"),
+        "profiler": lambda: proof.torch("profiler", "", "reserved", "profiler"),
+        "jax": proof.jax,
+        "ranks": proof.ranks,
+        "times": lambda: proof.times("native", "", arguments.steps),
+        "times-async": lambda: proof.times("async", "backend:cudaMallocAsync", arguments.steps),
+    }
+    for name in arguments.only.split(","):
+        try:
+            comparisons[name]()
+        except Exception as error:  # The next comparison is still of interest.
+            proof.result(name, False, error=repr(error))
+    return int(proof.failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+//! The sockets of programs that are recorded on request.
+
+use std::{
+    env, fs,
+    io::{self, Read, Write},
+    os::unix::{
+        fs::{DirBuilderExt, MetadataExt},
+        net::UnixStream,
+    },
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use gpumem_inject::variable;
+
+use crate::failure::Failure;
+
+/// The program begins or ends the recording within this time.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The folder of the sockets, which only this user can use. Those of programs that have ended are removed.
+pub(super) fn folder() -> io::Result<PathBuf> {
+    let user = rustix::process::geteuid().as_raw();
+    let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_dir());
+    // A socket's path has at most 108 bytes.
+    let folder = runtime.map_or_else(|| PathBuf::from(format!("/tmp/gpumem-{user}")), |folder| folder.join("gpumem"));
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+    let known = folder.metadata()?;
+    if known.uid() != user || known.mode() & 0o077 != 0 {
+        let why = format!("`{}` is open to others", folder.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    }
+    remove_old(&folder);
+    Ok(folder)
+}
+
+fn remove_old(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let socket = entry.path();
+        let is_over = || UnixStream::connect(&socket).is_err_and(|why| why.kind() == io::ErrorKind::ConnectionRefused);
+        if socket.extension().is_some_and(|extension| extension == "sock") && is_over() {
+            _ = fs::remove_file(socket);
+        }
+    }
+}
+
+/// Sends a command to a program, and returns the file of its recording.
+pub(crate) fn send(pid: u32, command: &str) -> Result<String, Failure> {
+    let process = format!("process {pid}");
+    let next = "start the program with `gpumem run --dormant`";
+    let environment = fs::read(format!("/proc/{pid}/environ")).map_err(|error| {
+        let cause =
+            if error.kind() == io::ErrorKind::NotFound { "it does not run".to_owned() } else { error.to_string() };
+        Failure::new(&process, cause, "")
+    })?;
+    let name = format!("{}=", variable::CONTROL);
+    let folder = environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(name.as_bytes()));
+    let Some(folder) = folder.and_then(|folder| std::str::from_utf8(folder).ok()) else {
+        return Err(Failure::new(process, "it has no library of gpumem that waits", next));
+    };
+    let socket = Path::new(folder).join(format!("{pid}.sock"));
+    let mut stream = UnixStream::connect(&socket).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            let next = "it may be a parent or a child of the process that does, or call cuInit later";
+            Failure::new(&process, "it has not initialised CUDA", next)
+        }
+        _ => Failure::new(&process, error, ""),
+    })?;
+    let mut answer = String::new();
+    let mut talk = || {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(command.as_bytes())?;
+        stream.read_to_string(&mut answer)
+    };
+    talk().map_err(|error| Failure::new(&process, error, "")).map(drop)?;
+    match answer.strip_prefix(variable::DONE) {
+        Some(file) => Ok(file.to_owned()),
+        None => Err(Failure::new(process, answer, "")),
+    }
+}

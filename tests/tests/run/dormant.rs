@@ -1,0 +1,68 @@
+//! `gpumem run --dormant`, `gpumem start` and `gpumem stop`.
+
+use gpumem_tests::built;
+
+use super::*;
+
+#[test]
+fn a_dormant_program_is_recorded_from_start_to_stop() {
+    let folder = Folder::new();
+    let [file, began, ended, again] = ["a.capture", "began", "ended", "again"].map(|name| folder.file(name));
+    let gpumem = built("gpumem-command").display().to_string();
+    let until = [&began, &ended, &again].map(|file| format!("await_file {file}"));
+    let steps = [
+        &ALLOCATES[..4],
+        &[&until[0], "call cuMemAlloc_v2 &second 8388608", "call cuMemFree_v2 kept", &until[1]],
+        &["call cuMemAlloc_v2 &third 16777216", &until[2], "call cuMemAlloc_v2 &fourth 1024"],
+        &["call cuMemFree_v2 third"],
+    ]
+    .concat();
+    let log = folder.file("log");
+    let script = format!(
+        "{gpumem} run --dormant -o {file} -- sh -c 'echo $$ > {log}.pid; exec \"$@\"' sh {}{} > {log} & \
+         while ! grep -q '&kept' {log}; do sleep 0.01; done; pid=$(cat {log}.pid); \
+         {gpumem} stop $pid; {gpumem} start $pid; {gpumem} start $pid; echo > {began}; \
+         while ! grep -q 'v2 kept:' {log}; do sleep 0.01; done; {gpumem} stop $pid; echo > {ended}; \
+         while ! grep -q '&third' {log}; do sleep 0.01; done; {gpumem} start $pid; echo > {again}; wait; echo all",
+        probe(),
+        in_shell(&steps),
+    );
+    let machine = machine().env("XDG_RUNTIME_DIR", &folder.0);
+    let outcome = machine.run_program("/bin/sh".as_ref(), &["-c", &script]);
+    assert!(outcome.is_clean() && outcome.stdout.ends_with("all\n"), "{outcome}");
+    assert!(outcome.stderr.contains(": it is not recorded\n"), "{outcome}");
+    assert!(outcome.stderr.contains(": it is recorded already, to "), "{outcome}");
+    let mut recordings: Vec<_> = folder.names().into_iter().filter(|name| name.starts_with("a.gpu0.pid")).collect();
+    recordings.sort_by_key(|name| name.len());
+    assert_eq!(recordings.len(), 2, "{:?}\n{outcome}", folder.names());
+    // The first block is older than the first recording, the third than the second.
+    assert_eq!(recorded(&folder.file(&recordings[0])), Recorded { bytes: vec![8 << 20], frees: 1 }, "{outcome}");
+    assert_eq!(recorded(&folder.file(&recordings[1])), Recorded { bytes: vec![1024], frees: 1 }, "{outcome}");
+}
+
+#[test]
+fn a_program_that_is_never_started_is_not_recorded() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let machine = machine().env("XDG_RUNTIME_DIR", &folder.0);
+    let probe = probe();
+    let arguments = [&["run", "--dormant", "-o", &file, "--", &probe], &ALLOCATES[..]].concat();
+    let outcome = machine.run_program(&built("gpumem-command"), &arguments);
+    assert!(outcome.is_clean() && outcome.stderr.contains("nothing was recorded"), "{outcome}");
+    // No function of the driver was intercepted.
+    let names = folder.names();
+    assert_eq!(names, ["gpumem"]);
+}
+
+#[test]
+fn other_processes_cannot_be_started() {
+    let gpumem = built("gpumem-command");
+    for (pid, why) in [("4294967295", "it does not run"), ("self", "invalid value"), ("1", "")] {
+        let outcome = machine().run_program(&gpumem, &["start", pid]);
+        assert_eq!(outcome.exit(), "exit status: 2", "{outcome}");
+        assert!(outcome.stderr.contains(why), "{outcome}");
+    }
+    let script = format!("sleep 5 & {} start $!; kill $!", gpumem.display());
+    let outcome = machine().run_program("/bin/sh".as_ref(), &["-c", &script]);
+    assert!(outcome.stderr.contains("it has no library of gpumem that waits; start the program with"), "{outcome}");
+}
