@@ -33,7 +33,7 @@ fn a_dormant_program_is_recorded_from_start_to_stop() {
     assert!(outcome.stderr.contains(": it is not recorded\n"), "{outcome}");
     assert!(outcome.stderr.contains(": it is recorded already, to "), "{outcome}");
     let mut recordings: Vec<_> = folder.names().into_iter().filter(|name| name.starts_with("a.gpu0.pid")).collect();
-    recordings.sort_by_key(|name| name.len());
+    recordings.sort_by_key(String::len);
     assert_eq!(recordings.len(), 2, "{:?}\n{outcome}", folder.names());
     // The first block is older than the first recording, the third than the second.
     assert_eq!(recorded(&folder.file(&recordings[0])), Recorded { bytes: vec![8 << 20], frees: 1 }, "{outcome}");
