@@ -5,6 +5,7 @@ parameters of each module as well."""
 
 import json
 
+import diffusers
 import torch
 import transformers
 
@@ -87,6 +88,26 @@ def vit(**fields):
     return config("ViTForImageClassification", "vit", **fields)
 
 
+def t5(**fields):
+    return config("T5ForConditionalGeneration", "t5", **fields)
+
+
+def whisper(**fields):
+    return config("WhisperForConditionalGeneration", "whisper", **fields)
+
+
+def clip(text, vision, **fields):
+    return config("CLIPModel", "clip", text_config=text, vision_config=vision, **fields)
+
+
+def unet(**fields):
+    return {"_class_name": "UNet2DConditionModel", **fields}
+
+
+def dit(**fields):
+    return {"_class_name": "DiTTransformer2DModel", **fields}
+
+
 def sizes(layers, hidden, heads, key_value_heads, inner, vocabulary):
     return dict(
         num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=key_value_heads,
@@ -162,6 +183,51 @@ full = {
     ),
 }
 
+def t5_sizes(size, hidden, layers, heads, head_size=64, **others):
+    return t5(d_model=size, d_ff=hidden, num_layers=layers, num_heads=heads, d_kv=head_size, **others)
+
+
+def whisper_sizes(size, layers, heads, **others):
+    fields = {f"{part}_{name}": value for part in ("encoder", "decoder") for name, value in
+              (("layers", layers), ("attention_heads", heads), ("ffn_dim", 4 * size))}
+    return whisper(d_model=size, **fields, **others)
+
+
+full |= {
+    "t5-small": t5_sizes(512, 2048, 6, 8),
+    "t5-base": t5_sizes(768, 3072, 12, 12),
+    "t5-3b": t5_sizes(1024, 16384, 24, 32, 128),
+    "flan-t5-xl": t5_sizes(2048, 5120, 24, 32, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "whisper-tiny": whisper_sizes(384, 4, 6),
+    "whisper-small": whisper_sizes(768, 12, 12),
+    "whisper-large-v3": whisper_sizes(1280, 32, 20, num_mel_bins=128, vocab_size=51866),
+    "clip-vit-base-patch32": clip({}, {}),
+    "clip-vit-large-patch14": clip(
+        dict(hidden_size=768, intermediate_size=3072, num_attention_heads=12, projection_dim=768),
+        dict(
+            hidden_size=1024, intermediate_size=4096, num_attention_heads=16, num_hidden_layers=24, patch_size=14,
+            projection_dim=768,
+        ),
+        projection_dim=768,
+    ),
+    "stable-diffusion-1.5": unet(cross_attention_dim=768, attention_head_dim=8, sample_size=64),
+    "stable-diffusion-2.1": unet(
+        cross_attention_dim=1024, attention_head_dim=[5, 10, 20, 20], use_linear_projection=True, sample_size=96,
+        upcast_attention=True,
+    ),
+    "stable-diffusion-xl": unet(
+        cross_attention_dim=2048, attention_head_dim=[5, 10, 20], use_linear_projection=True, sample_size=128,
+        block_out_channels=[320, 640, 1280], transformer_layers_per_block=[1, 2, 10], addition_embed_type="text_time",
+        addition_time_embed_dim=256, projection_class_embeddings_input_dim=2816,
+        down_block_types=["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+        up_block_types=["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+    ),
+    "dit-xl-2-256": dit(
+        num_attention_heads=16, attention_head_dim=72, in_channels=4, out_channels=8, num_layers=28, sample_size=32,
+        patch_size=2, num_embeds_ada_norm=1000, norm_type="ada_norm_zero",
+    ),
+}
+
 small = sizes(2, 64, 4, 2, 96, 50)
 same_heads = {**small, "num_key_value_heads": 4}
 two_layers = {
@@ -213,10 +279,43 @@ two_layers = {
         hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, image_size=32, patch_size=8,
         num_labels=7,
     ),
+    "t5": t5_sizes(64, 96, 2, 4, 16, vocab_size=50),
+    "t5, gated": t5_sizes(
+        64, 96, 2, 4, 24, vocab_size=50, num_decoder_layers=1, feed_forward_proj="gated-gelu", tie_word_embeddings=False
+    ),
+    "whisper": whisper_sizes(
+        64, 2, 4, vocab_size=50, num_mel_bins=8, max_source_positions=20, max_target_positions=24, dropout=0.1,
+        activation_dropout=0.1, pad_token_id=0,
+    ),
+    "clip": clip(
+        dict(hidden_size=48, intermediate_size=64, num_attention_heads=4, num_hidden_layers=2, vocab_size=50),
+        dict(
+            hidden_size=64, intermediate_size=96, num_attention_heads=4, num_hidden_layers=1, image_size=32, patch_size=8
+        ),
+        projection_dim=40,
+    ),
+    "unet": unet(
+        block_out_channels=[32, 64], layers_per_block=1, down_block_types=["CrossAttnDownBlock2D", "DownBlock2D"],
+        up_block_types=["UpBlock2D", "CrossAttnUpBlock2D"], cross_attention_dim=24, attention_head_dim=4, sample_size=16,
+        norm_num_groups=8,
+    ),
+    "unet, linear": unet(
+        block_out_channels=[32, 64], layers_per_block=2, down_block_types=["DownBlock2D", "CrossAttnDownBlock2D"],
+        up_block_types=["CrossAttnUpBlock2D", "UpBlock2D"], cross_attention_dim=24, attention_head_dim=[2, 4],
+        sample_size=16, norm_num_groups=8, use_linear_projection=True, transformer_layers_per_block=[1, 2],
+        addition_embed_type="text_time", addition_time_embed_dim=8, projection_class_embeddings_input_dim=72,
+    ),
+    "dit": dit(
+        num_attention_heads=4, attention_head_dim=16, in_channels=3, out_channels=6, num_layers=2, sample_size=16,
+        patch_size=2, num_embeds_ada_norm=10, norm_type="ada_norm_zero",
+    ),
 }
 
 
 def build(fields):
+    if "_class_name" in fields:
+        kind = getattr(diffusers, fields["_class_name"])
+        return kind.from_config(fields)
     name = fields["architectures"][0]
     fields = json.loads(json.dumps(fields))
     kind = getattr(transformers, name)
@@ -224,18 +323,16 @@ def build(fields):
 
 
 def modules(model):
-    """The parameters of each module. A bias that belongs to the head of BERT is a parameter of the module around it."""
+    """The parameters of each module."""
     sums = {}
     for name, tensor in model.named_parameters():
         module = name.rpartition(".")[0]
-        if name.endswith("mm_input_projection_weight"):
-            module = name.rpartition(".")[0]
         sums[module] = sums.get(module, 0) + tensor.numel()
     return sums
 
 
 def main():
-    print(json.dumps({"torch": torch.__version__, "transformers": transformers.__version__}))
+    print(json.dumps({"torch": torch.__version__, "transformers": transformers.__version__, "diffusers": diffusers.__version__}))
     with torch.device("meta"):
         for models, has_modules in [(full, False), (two_layers, True)]:
             for name, fields in models.items():

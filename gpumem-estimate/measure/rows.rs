@@ -2,7 +2,7 @@
 
 use gpumem_estimate::{
     Dtype, Input, Model, Optimizer, Shape, Step,
-    models::{self, ResNet, T5},
+    models::{self, ResNet},
 };
 
 /// The model and the step of a row, such as `gpt2/8/adamw/bf16/checkpointing` or `resnet50:160/16/sgd/fp32`. `None` if there is no such
@@ -61,19 +61,13 @@ fn build(name: &str, sizes: &[u64]) -> Option<Model> {
             length(256),
         )?,
         "t5-small" => models::t5_small(lengths),
-        "t5-base" => {
-            let sizes = T5 {
-                vocabulary: 32_128,
-                size: 768,
-                blocks: [12, 12],
-                heads: 12,
-                head_size: 64,
-                hidden: 3072,
-                buckets: 32,
-                dropout: 0.1,
-            };
-            sizes.model(name, lengths)
-        }
+        "t5-base" => Model {
+            input: Input::Pair { source: lengths[0], target: lengths[1] },
+            ..from_config(
+                r#"{"model_type": "t5", "d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12}"#,
+                lengths[0],
+            )?
+        },
         "vit-b" => models::vit_b_16(),
         "vit-l" => from_config(
             r#"{"model_type": "vit", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,

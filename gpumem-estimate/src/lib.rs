@@ -50,7 +50,7 @@ pub use self::{
     files::{Gguf, TensorInfo, TensorSum, Tensors},
     layer::{
         Attention, AttentionNames, Conv, Embeddings, Experts, Function, HeadNorm, Layer, Linear, Named, Pool,
-        RelativeAttention, RunExperts, numbered,
+        PositionKind, RelativeAttention, RunExperts, numbered,
     },
     model::{Input, Loss, Model},
     shape::Shape,

@@ -39,6 +39,13 @@ pub enum Input {
     },
     /// Numbers of this shape, such as (3, 224, 224).
     Numbers(Shape),
+    /// Numbers of this shape for an encoder, and sequences of tokens for a decoder.
+    NumbersAndTokens {
+        /// The shape.
+        numbers: Shape,
+        /// How many tokens the decoder reads. While training they are the labels, moved by one position.
+        target: u64,
+    },
 }
 
 /// The loss that training minimizes.
@@ -53,6 +60,8 @@ pub enum Loss {
     NextToken,
     /// Cross entropy with one label for each token, as for masked tokens.
     Token,
+    /// The mean of the squares of the differences to numbers of the shape of the output.
+    MeanSquares,
 }
 
 impl Model {
@@ -89,7 +98,7 @@ impl Model {
     /// The shape of what a decoder reads for a batch.
     pub(crate) fn target(&self, batch: u64) -> Option<Shape> {
         match &self.input {
-            Input::Pair { target, .. } => Some(Shape::from([batch, *target])),
+            Input::Pair { target, .. } | Input::NumbersAndTokens { target, .. } => Some(Shape::from([batch, *target])),
             Input::Tokens(_) | Input::Numbers(_) => None,
         }
     }
@@ -98,7 +107,7 @@ impl Model {
     pub(crate) fn input(&self, batch: u64) -> (Shape, Dtype) {
         match &self.input {
             Input::Tokens(length) | Input::Pair { source: length, .. } => (Shape::from([batch, *length]), Dtype::I64),
-            Input::Numbers(shape) => {
+            Input::Numbers(shape) | Input::NumbersAndTokens { numbers: shape, .. } => {
                 let mut sizes = vec![batch];
                 sizes.extend(shape.sizes());
                 (sizes.into(), Dtype::F32)

@@ -1,6 +1,9 @@
 //! What the layers of an encoder and a decoder share, besides what they pass on.
 
+use std::collections::HashMap;
+
 use super::{Eager, Tensor};
+use crate::error::{Error, Kind};
 
 /// A checkpointed block keeps what it was when the block ran first, as PyTorch keeps the arguments of the block.
 #[derive(Clone, Debug, Default)]
@@ -13,6 +16,8 @@ pub(crate) struct Context {
     pub(crate) bias: Option<Tensor>,
     /// The same for cross attention.
     pub(crate) cross_bias: Option<Tensor>,
+    /// Tensors that layers leave for later ones, by name. The last one of a name is read first.
+    slots: HashMap<String, Vec<Tensor>>,
 }
 
 impl Eager {
@@ -27,5 +32,37 @@ impl Eager {
     /// The tokens that a decoder reads, until the model is done.
     pub(crate) fn set_target(&self, target: Option<Tensor>) {
         self.context.borrow_mut().target = target;
+    }
+
+    /// Leaves a tensor for later layers, beside others of the same name or instead of them.
+    pub(crate) fn leave(&self, slot: &str, tensor: Tensor, replaces: bool) {
+        let mut context = self.context.borrow_mut();
+        let tensors = context.slots.entry(slot.to_owned()).or_default();
+        let freed = if replaces { std::mem::take(tensors) } else { Vec::new() };
+        tensors.push(tensor);
+        drop(context);
+        drop(freed);
+    }
+
+    /// The last tensor that was left under this name. `encoder` is the output of an encoder.
+    pub(crate) fn left(&self, slot: &str) -> Result<Tensor, Error> {
+        let context = self.context.borrow();
+        let encoded = context.encoded.as_ref().filter(|_| slot == "encoder");
+        let tensor = encoded.or_else(|| context.slots.get(slot)?.last()).cloned();
+        tensor.ok_or_else(|| self.error(Kind::Invalid(format!("no layer before it leaves `{slot}`"))))
+    }
+
+    /// The same; it is not there afterwards.
+    pub(crate) fn take_left(&self, slot: &str) -> Result<Tensor, Error> {
+        let tensor = self.left(slot)?;
+        let removed = self.context.borrow_mut().slots.get_mut(slot).and_then(Vec::pop);
+        drop(removed);
+        Ok(tensor)
+    }
+
+    /// The model has made its output.
+    pub(crate) fn free_left(&self) {
+        let freed = std::mem::take(&mut self.context.borrow_mut().slots);
+        drop(freed);
     }
 }

@@ -33,6 +33,21 @@ pub struct Attention {
     /// The projection of the output has no bias.
     #[serde(default)]
     pub no_output_bias: bool,
+    /// The projection of keys has no bias.
+    #[serde(default)]
+    pub no_key_bias: bool,
+    /// The projections of queries, keys and values have no bias.
+    #[serde(default)]
+    pub no_input_bias: bool,
+    /// Keys and values come from this: `encoder`, or what a layer before has left. This is cross attention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads: Option<String>,
+    /// The size of a token of what it reads; 0: the same as `size`.
+    #[serde(default)]
+    pub source_size: u64,
+    /// Queries are scaled in an operation of its own, and the heads of queries, keys and values are copied.
+    #[serde(default)]
+    pub copies_heads: bool,
     /// Parts of a joined product are taken one by one (`x[..., a:b]`), not with one split.
     #[serde(default)]
     pub takes_parts: bool,
@@ -148,6 +163,11 @@ impl Attention {
         if self.head_size == 0 { self.size.checked_div(self.heads).unwrap_or(0) } else { self.head_size }
     }
 
+    /// The size of the tokens that keys and values come from.
+    pub(super) fn source_size(&self) -> u64 {
+        if self.source_size == 0 { self.size } else { self.source_size }
+    }
+
     /// How many elements of a head are rotated.
     pub(super) fn rotated(&self) -> u64 {
         if self.rotated == 0 { self.head_size() } else { self.rotated }
@@ -165,9 +185,14 @@ impl Attention {
         }
         let (batch, length, head_size) = (input.shape[0], input.shape[1], self.head_size());
         let Some(widths) = self.widths() else { return Err(eager.error(Kind::TooLarge)) };
+        let read = self.reads.as_deref().map(|slot| eager.left(slot)).transpose()?;
+        let source = read.as_ref().unwrap_or(input);
+        if source.shape.rank() != 3 || source.shape.last() != self.source_size() || source.shape[0] != batch {
+            return Err(eager.mismatch(format!("({batch}, …, {})", self.source_size()), source));
+        }
         let in_heads = |tensor: &Tensor, width: u64| {
             let heads = width.checked_div(head_size).unwrap_or(0);
-            let shape = Shape::from([batch, length, heads, head_size]);
+            let shape = Shape::from([batch, tensor.shape[1], heads, head_size]);
             // A part of a joined projection is not contiguous; a view of its heads needs no copy either.
             let view = if tensor.is_contiguous() { eager.reshape(tensor, &shape)? } else { eager.view(tensor, &shape) };
             Ok::<_, Error>(eager.transpose(&view, 1, 2))
@@ -191,9 +216,15 @@ impl Attention {
             keys = in_heads(&parts[1], widths[1])?;
             values = in_heads(&parts[2], widths[2])?;
         } else {
-            queries = in_heads(&built.child(&names.queries).forward(eager, input)?, widths[0])?;
-            keys = in_heads(&built.child(&names.keys).forward(eager, input)?, widths[1])?;
-            values = in_heads(&built.child(&names.values).forward(eager, input)?, widths[2])?;
+            let mut projected = built.child(&names.queries).forward(eager, input)?;
+            if self.copies_heads {
+                projected = eager.multiply_by_number(&projected)?;
+            }
+            let copied = |heads: Tensor| if self.copies_heads { eager.contiguous(&heads) } else { Ok(heads) };
+            queries = copied(in_heads(&projected, widths[0])?)?;
+            drop(projected);
+            keys = copied(in_heads(&built.child(&names.keys).forward(eager, source)?, widths[1])?)?;
+            values = copied(in_heads(&built.child(&names.values).forward(eager, source)?, widths[2])?)?;
         }
         queries = normed(queries, &names.norms[0])?;
         keys = normed(keys, &names.norms[1])?;

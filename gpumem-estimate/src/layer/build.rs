@@ -3,7 +3,8 @@
 use std::{collections::HashMap, rc::Rc};
 
 use super::{
-    Attention, AttentionNames, Conv, Embeddings, Experts, Function, Layer, Linear, Named, RelativeAttention, RunExperts,
+    Attention, AttentionNames, Conv, Embeddings, Experts, Function, Layer, Linear, Named, PositionKind,
+    RelativeAttention, RunExperts,
 };
 use crate::{
     dtype::Dtype,
@@ -87,7 +88,12 @@ impl Building<'_> {
             Layer::Sequential { layers }
             | Layer::Block { layers }
             | Layer::Branches { layers }
-            | Layer::Idle { layers } => children = self.all(&std::mem::take(layers))?,
+            | Layer::Product { layers }
+            | Layer::Idle { layers }
+            | Layer::AsTokens { layers }
+            | Layer::Derive { layers, .. }
+            | Layer::Provide { layers, .. }
+            | Layer::AddLeft { layers, .. } => children = self.all(&std::mem::take(layers))?,
             Layer::Residual { layers, shortcut: other, .. } => {
                 children = self.all(&std::mem::take(layers))?;
                 shortcut = self.all(&std::mem::take(other))?;
@@ -111,16 +117,7 @@ impl Building<'_> {
                 let tables: Vec<_> = rows.filter(|(_, rows)| *rows > 0).map(layer).collect();
                 children = self.all(&tables)?;
             }
-            Layer::PatchEmbedding { channels, image, patch, size } => {
-                let side = image.checked_div(*patch).unwrap_or(0);
-                let patches = side.checked_mul(side).and_then(|patches| patches.checked_add(1));
-                let patches = patches.ok_or_else(|| self.eager.error(Kind::TooLarge))?;
-                parameters = vec![self.add([1, 1, *size])?, self.add([1, patches, *size])?];
-                children =
-                    vec![self.one(
-                        &Layer::conv2d(*channels, *size, *patch, *patch, 0).named("patch_embeddings.projection"),
-                    )?];
-            }
+            Layer::PatchEmbedding { .. } => (parameters, children) = self.patches(&named.layer)?,
             Layer::BatchNorm { channels } => {
                 parameters = vec![self.add([*channels])?, self.add([*channels])?];
                 for _ in 0..2 {
@@ -128,6 +125,19 @@ impl Building<'_> {
                 }
                 // The number of batches so far.
                 self.eager.add_buffer(&Shape::default(), Dtype::I64)?;
+            }
+            Layer::GroupNorm { groups, channels } => {
+                if channels.checked_rem(*groups) != Some(0) {
+                    let what = format!("{channels} channels cannot be split into {groups} groups");
+                    return Err(self.eager.error(Kind::Invalid(what)));
+                }
+                parameters = vec![self.add([*channels])?, self.add([*channels])?];
+            }
+            Layer::Similarity { .. } => {
+                parameters = vec![self.eager.add_parameter(&Shape::default(), self.dtype, true)?];
+            }
+            Layer::Positions { rows, size, kind: positions } => {
+                parameters = vec![self.positions(&Shape::from([*rows, *size]), *positions)?];
             }
             Layer::LayerNorm { size } => parameters = vec![self.add([*size])?, self.add([*size])?],
             Layer::RmsNorm { size } | Layer::GemmaNorm { size } => parameters = vec![self.add([*size])?],
@@ -164,6 +174,36 @@ impl Building<'_> {
         Ok(Built { name: named.name.clone(), kind, parameters, adapted, group: None, children, shortcut })
     }
 
+    fn patches(&mut self, layer: &Layer) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>), Error> {
+        let Layer::PatchEmbedding { channels, image, patch, size, as_clip } = layer else {
+            return Ok((vec![], vec![]));
+        };
+        let side = image.checked_div(*patch).unwrap_or(0);
+        let patches = side.checked_mul(side).and_then(|patches| patches.checked_add(1));
+        let patches = patches.ok_or_else(|| self.eager.error(Kind::TooLarge))?;
+        let mut convolution = Layer::conv2d(*channels, *size, *patch, *patch, 0);
+        let mut parameters = vec![self.add([1, 1, *size])?];
+        let children = if *as_clip {
+            if let Layer::Conv(conv) = &mut convolution {
+                conv.no_bias = true;
+            }
+            let positions = Layer::Embedding { rows: patches, size: *size };
+            self.all(&[convolution.named("patch_embedding"), positions.named("position_embedding")])?
+        } else {
+            parameters.push(self.add([1, patches, *size])?);
+            self.all(&[convolution.named("patch_embeddings.projection")])?
+        };
+        Ok((parameters, children))
+    }
+
+    fn positions(&self, shape: &Shape, kind: PositionKind) -> Result<ParameterId, Error> {
+        match kind {
+            PositionKind::Trained => self.eager.add_parameter(shape, self.dtype, true),
+            PositionKind::Fixed => self.eager.add_parameter(shape, self.dtype, false),
+            PositionKind::Buffer => self.eager.add_buffer(shape, Dtype::F32),
+        }
+    }
+
     fn conv(&mut self, conv: &mut Conv) -> Result<Vec<ParameterId>, Error> {
         let dimensions = conv.kernel.len();
         self.spread(&mut conv.stride, dimensions, 1)?;
@@ -189,10 +229,15 @@ impl Building<'_> {
     }
 
     fn attention(&mut self, attention: &Attention) -> Result<Vec<Rc<Built>>, Error> {
-        let Attention { size, heads, no_bias, no_output_bias, is_joined, .. } = *attention;
+        let Attention { size, heads, no_output_bias, is_joined, .. } = *attention;
+        let no_bias = attention.no_bias || attention.no_input_bias;
         let repeats = heads.checked_rem(attention.key_value_heads());
         if attention.head_size() == 0 || repeats != Some(0) {
             let what = format!("{heads} heads cannot share {} heads of keys", attention.key_value_heads());
+            return Err(self.eager.error(Kind::Invalid(what)));
+        }
+        if is_joined && attention.reads.is_some() {
+            let what = "the projections of cross attention cannot be joined".to_owned();
             return Err(self.eager.error(Kind::Invalid(what)));
         }
         if attention.rotated() > attention.head_size() {
@@ -209,9 +254,14 @@ impl Building<'_> {
             let sum = queries.checked_add(keys).and_then(|sum| sum.checked_add(values));
             vec![linear(joined, size, sum.ok_or_else(|| self.eager.error(Kind::TooLarge))?, no_bias)]
         } else {
-            vec![linear(q, size, queries, no_bias), linear(k, size, keys, no_bias), linear(v, size, values, no_bias)]
+            let source = attention.source_size();
+            vec![
+                linear(q, size, queries, no_bias),
+                linear(k, source, keys, no_bias || attention.no_key_bias),
+                linear(v, source, values, no_bias),
+            ]
         };
-        layers.push(linear(output, queries, size, no_bias || no_output_bias));
+        layers.push(linear(output, queries, size, attention.no_bias || no_output_bias));
         if let Some(norm) = attention.norm.layer(attention.head_size()) {
             layers.extend([norm.clone().named(q_norm.as_str()), norm.named(k_norm.as_str())]);
         }
@@ -231,7 +281,12 @@ impl Building<'_> {
         let layers =
             [linear("q", size, width), linear("k", size, width), linear("v", size, width), linear("o", width, size)];
         let children = self.all(&layers)?;
-        let table = if buckets > 0 { vec![self.add([buckets, heads])?] } else { vec![] };
+        let mut table = Vec::new();
+        if buckets > 0 {
+            self.eager.memory.open("relative_attention_bias");
+            table.push(self.add([buckets, heads])?);
+            self.eager.memory.close();
+        }
         Ok((table, children))
     }
 

@@ -13,6 +13,7 @@ use crate::{
 /// Runs a model. What its layers share is freed when the output is there.
 pub(crate) fn run_model(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
     let output = run_all(layers, eager, input)?;
+    eager.free_left();
     eager.free_shared(eager.segments().is_some());
     Ok(output)
 }
@@ -86,16 +87,18 @@ impl Built {
     fn output_once(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
         match &self.kind {
             Layer::Sequential { .. } | Layer::Block { .. } => run_all(&self.children, eager, input),
-            Layer::Branches { .. } => {
-                let mut sum = None;
+            Layer::Branches { .. } | Layer::Product { .. } => {
+                let is_sum = matches!(self.kind, Layer::Branches { .. });
+                let mut result: Option<Tensor> = None;
                 for branch in &self.children {
                     let output = branch.forward(eager, input)?;
-                    sum = Some(match sum {
+                    result = Some(match result {
                         None => output,
-                        Some(sum) => eager.add(&sum, &output)?,
+                        Some(result) if is_sum => eager.add(&result, &output)?,
+                        Some(result) => eager.multiply(&result, &output)?,
                     });
                 }
-                sum.ok_or_else(|| eager.error(Kind::Invalid("there are no branches".to_owned())))
+                result.ok_or_else(|| eager.error(Kind::Invalid("there are no branches".to_owned())))
             }
             Layer::Idle { .. } => Ok(input.clone()),
             Layer::Residual { in_place, .. } => {
@@ -139,6 +142,9 @@ impl Built {
                 let rest = rest.elements().ok_or_else(|| eager.error(Kind::TooLarge))?;
                 eager.reshape(input, &Shape::from([rows, rest]))
             }
+            Layer::ChannelsToLast | Layer::ChannelsToFirst if input.shape.rank() == 3 => {
+                Ok(eager.transpose(input, 1, 2))
+            }
             Layer::ChannelsToLast => image(eager, input).map(|()| eager.transpose(&eager.transpose(input, 1, 2), 2, 3)),
             Layer::ChannelsToFirst => {
                 image(eager, input).map(|()| eager.transpose(&eager.transpose(input, 2, 3), 1, 2))
@@ -148,22 +154,52 @@ impl Built {
             Layer::ToF32 => eager.to(input, Dtype::F32),
             Layer::Attention(attention) => attention.forward(self, eager, input),
             Layer::RelativeAttention(attention) => attention.forward(self, eager, input),
-            Layer::GatedMlp { function, is_joined: true, hidden, .. } => {
-                let both = self.child("gate_up_proj").forward(eager, input)?;
-                let [gate, up] = eager.split_last(&both, [*hidden; 2])?;
-                let product = eager.multiply(&up, &activate(eager, *function, false, &gate)?)?;
-                drop((both, gate, up));
-                self.child("down_proj").forward(eager, &product)
-            }
-            Layer::GatedMlp { function, .. } => {
-                let gate = activate(eager, *function, false, &self.child("gate_proj").forward(eager, input)?)?;
-                let up = self.child("up_proj").forward(eager, input)?;
-                let product = eager.multiply(&gate, &up)?;
-                drop((gate, up));
-                self.child("down_proj").forward(eager, &product)
+            Layer::GatedMlp { function, hidden, is_joined, .. } => {
+                self.gated_mlp(eager, input, *function, is_joined.then_some(*hidden))
             }
             Layer::Experts(experts) => experts.forward(self, eager, input),
+            Layer::Normalize => eager.layer_norm(input, None),
+            Layer::GroupNorm { groups, .. } => {
+                eager.group_norm(input, *groups, [&self.parameter(eager, 0), &self.parameter(eager, 1)])
+            }
+            Layer::Upsample { factor } => eager.upsample(input, *factor),
+            Layer::GatedSplit { function } => {
+                let [half, gate] = eager.split_last(input, [input.shape.last() / 2; 2])?;
+                eager.multiply(&half, &activate(eager, *function, false, &gate)?)
+            }
+            Layer::AsRows
+            | Layer::AsTokens { .. }
+            | Layer::ImageFromPatches { .. }
+            | Layer::Positions { .. }
+            | Layer::Leave { .. }
+            | Layer::Derive { .. }
+            | Layer::Provide { .. }
+            | Layer::Join { .. }
+            | Layer::AddLeft { .. }
+            | Layer::ScaleByLeft { .. }
+            | Layer::Modulate { .. }
+            | Layer::Similarity { .. } => self.connected(eager, input),
         }
+    }
+
+    /// `joined`: the size inside, if gate and up are one product.
+    fn gated_mlp(
+        &self,
+        eager: &Eager,
+        input: &Tensor,
+        function: Function,
+        joined: Option<u64>,
+    ) -> Result<Tensor, Error> {
+        let product = if let Some(hidden) = joined {
+            let both = self.child("gate_up_proj").forward(eager, input)?;
+            let [gate, up] = eager.split_last(&both, [hidden; 2])?;
+            eager.multiply(&up, &activate(eager, function, false, &gate)?)?
+        } else {
+            let gate = activate(eager, function, false, &self.child("gate_proj").forward(eager, input)?)?;
+            let up = self.child("up_proj").forward(eager, input)?;
+            eager.multiply(&gate, &up)?
+        };
+        self.child("down_proj").forward(eager, &product)
     }
 
     fn conv(&self, conv: &Conv, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
@@ -197,7 +233,8 @@ impl Built {
     }
 
     fn patches(&self, eager: &Eager, input: &Tensor, size: u64) -> Result<Tensor, Error> {
-        let patches = self.child("patch_embeddings.projection").forward(eager, input)?;
+        let [convolution, ..] = &self.children[..] else { return Ok(input.clone()) };
+        let patches = convolution.forward(eager, input)?;
         let count = patches.shape[2].checked_mul(patches.shape[3]).ok_or_else(|| eager.error(Kind::TooLarge))?;
         let batch = input.shape[0];
         let tokens = eager.transpose(&eager.reshape(&patches, &Shape::from([batch, size, count]))?, 1, 2);
@@ -205,7 +242,14 @@ impl Built {
         let class = eager.expand_first(&self.parameter(eager, 0), batch);
         let all = eager.concatenate(&[&class, &tokens], 1)?;
         drop((class, tokens));
-        eager.add(&all, &self.parameter(eager, 1))
+        match self.children.get(1) {
+            // The positions of CLIP are the rows of a table.
+            Some(table) => {
+                let rows = table.forward(eager, &eager.integers(&Shape::from([1, all.shape[1]]))?)?;
+                eager.add(&all, &rows)
+            }
+            None => eager.add(&all, &self.parameter(eager, 1)),
+        }
     }
 }
 

@@ -7,6 +7,7 @@ mod experts;
 mod forward;
 mod linear;
 mod segments;
+mod slots;
 
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +50,11 @@ pub enum Layer {
     },
     /// The sum of what each of the layers makes of the input, as where attention and MLP run side by side.
     Branches {
+        /// The layers.
+        layers: Vec<Named>,
+    },
+    /// The product of what each of the layers makes of the input.
+    Product {
         /// The layers.
         layers: Vec<Named>,
     },
@@ -103,6 +109,9 @@ pub enum Layer {
         patch: u64,
         /// The size of a token.
         size: u64,
+        /// As CLIP has it: the convolution has no bias, and the positions are rows of a table.
+        #[serde(default)]
+        as_clip: bool,
     },
     /// The first token of each sequence.
     FirstToken,
@@ -188,6 +197,124 @@ pub enum Layer {
     },
     /// A mixture of experts.
     Experts(Experts),
+    /// Layer norm over the last dimension, without weights.
+    Normalize,
+    /// Group norm over the channels of an image.
+    GroupNorm {
+        /// The channels are split into so many groups.
+        groups: u64,
+        /// The channels.
+        channels: u64,
+    },
+    /// An image that is larger by this factor; each new element is a copy of the nearest.
+    Upsample {
+        /// The factor.
+        factor: u64,
+    },
+    /// The first half of the last dimension times what the function makes of the second half.
+    GatedSplit {
+        /// The function.
+        function: Function,
+    },
+    /// Layers that get the pixels of an image as tokens, (n, h * w, c), and whose output becomes an image again.
+    AsTokens {
+        /// The layers.
+        layers: Vec<Named>,
+    },
+    /// The pixels of an image as tokens: a view.
+    AsRows,
+    /// An image from tokens that are square patches of it.
+    ImageFromPatches {
+        /// The channels of the image.
+        channels: u64,
+        /// The height and width of a patch.
+        patch: u64,
+    },
+    /// Adds a row of a table to each token, by its position.
+    Positions {
+        /// The rows of the table.
+        rows: u64,
+        /// The size of a row.
+        size: u64,
+        /// What the table is.
+        #[serde(default)]
+        kind: PositionKind,
+    },
+    /// Leaves its input for a later layer, and passes it on.
+    Leave {
+        /// The name under which it is left.
+        slot: String,
+    },
+    /// Passes its input on, and leaves what its layers make of something that was left.
+    Derive {
+        /// What the layers read.
+        from: String,
+        /// The name of what they make. What had this name is dropped.
+        slot: String,
+        /// The layers.
+        layers: Vec<Named>,
+    },
+    /// A second input of the model: passes its own input on, and leaves what its layers make of a new tensor.
+    Provide {
+        /// The name under which it is left.
+        slot: String,
+        /// The sizes of the new tensor, without the batch.
+        sizes: Vec<u64>,
+        /// It has integers.
+        #[serde(default)]
+        integers: bool,
+        /// What its layers make of it is what the next layer reads.
+        #[serde(default)]
+        is_next: bool,
+        /// The layers.
+        #[serde(default)]
+        layers: Vec<Named>,
+    },
+    /// The channels of its input and of the tensor that was left last, which is dropped.
+    Join {
+        /// Its name.
+        slot: String,
+    },
+    /// The sum of its input and of what the layers make of something that was left, for all pixels or tokens.
+    AddLeft {
+        /// Its name.
+        slot: String,
+        /// The layers.
+        layers: Vec<Named>,
+    },
+    /// Tokens times a vector that was left, for each sequence.
+    ScaleByLeft {
+        /// Its name. It has this many vectors side by side.
+        slot: String,
+        /// How many vectors.
+        parts: u64,
+    },
+    /// Tokens times `1 + scale`, plus a shift: vectors that were left, for each sequence.
+    Modulate {
+        /// Its name. It has this many vectors side by side.
+        slot: String,
+        /// How many vectors.
+        parts: u64,
+    },
+    /// The products of vectors, each divided by its length, with those that were left, times a parameter.
+    Similarity {
+        /// Their name.
+        slot: String,
+    },
+}
+
+/// What the table of positions is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum PositionKind {
+    /// A parameter.
+    #[default]
+    Trained,
+    /// A parameter without a gradient.
+    Fixed,
+    /// Numbers in `f32` that are no parameter.
+    Buffer,
 }
 
 /// An operation on each element.
@@ -303,7 +430,12 @@ impl Layer {
                 | Self::Block { .. }
                 | Self::Residual { .. }
                 | Self::Branches { .. }
+                | Self::Product { .. }
                 | Self::Idle { .. }
+                | Self::AsTokens { .. }
+                | Self::Derive { .. }
+                | Self::Provide { .. }
+                | Self::AddLeft { .. }
                 | Self::EncoderDecoder { .. }
         )
     }

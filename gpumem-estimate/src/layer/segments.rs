@@ -31,7 +31,7 @@ impl Segments {
         let has_blocks = sequences.iter().any(|(_, layers)| layers.iter().any(is_block));
         match checkpointing {
             Checkpointing::Off => Ok(Self::default()),
-            Checkpointing::Blocks if has_blocks => Ok(Self { blocks: true, ..Self::default() }),
+            Checkpointing::Blocks if layers.iter().any(has_block) => Ok(Self { blocks: true, ..Self::default() }),
             Checkpointing::Blocks => invalid("the model has no blocks that checkpointing could run again".to_owned()),
             Checkpointing::Layers(names) => {
                 if let Some(name) = names.unused(&paths) {
@@ -68,6 +68,11 @@ impl Segments {
     pub(crate) fn groups_at(&self, path: &str) -> bool {
         self.groups.contains_key(path)
     }
+}
+
+/// It is a block, or has one inside.
+fn has_block(layer: &Rc<Built>) -> bool {
+    is_block(layer) || layer.children.iter().chain(&layer.shortcut).any(has_block)
 }
 
 fn is_block(layer: &Rc<Built>) -> bool {

@@ -24,24 +24,32 @@ pub struct T5 {
     pub buckets: u64,
     /// The dropout of embeddings, blocks and attention.
     pub dropout: f64,
+    /// What the MLP passes through.
+    pub function: Function,
+    /// The MLP has a gate.
+    pub is_gated: bool,
+    /// The input of the head, which has the weight of the embedding, is scaled. Not so in T5 1.1.
+    pub scales_output: bool,
 }
 
-const TOKENS: &str = "transformer.encoder.embed_tokens";
+const TOKENS: &str = "shared";
 
 impl T5 {
     /// The model, with a head for the next token that shares the weight of the embedding. Source and target sequences have these
     /// lengths.
     pub fn model(&self, name: &str, [source, target]: [u64; 2]) -> Model {
         let Self { vocabulary: rows, size, .. } = *self;
-        let embedding = Layer::Embedding { rows, size }.named("embed_tokens");
-        let tied = Layer::TiedEmbedding { tied_to: TOKENS.to_owned() }.named("embed_tokens");
-        let encoder = Layer::Sequential { layers: self.stack(embedding, self.blocks[0], false) }.named("encoder");
-        let decoder = Layer::Sequential { layers: self.stack(tied, self.blocks[1], true) }.named("decoder");
-        let head = Linear { inputs: size, outputs: rows, no_bias: true, tied_to: Some(TOKENS.to_owned()) };
+        let tied = || Layer::TiedEmbedding { tied_to: TOKENS.to_owned() }.named("embed_tokens");
+        let encoder = Layer::Sequential { layers: self.stack(tied(), self.blocks[0], false) }.named("encoder");
+        let decoder = Layer::Sequential { layers: self.stack(tied(), self.blocks[1], true) }.named("decoder");
+        let tied_to = Some(TOKENS.to_owned());
+        let head = Layer::Linear(Linear { inputs: size, outputs: rows, no_bias: true, tied_to }).named("lm_head");
+        let scaled = if self.scales_output { vec![Layer::Scale.named(""), head] } else { vec![head] };
         let layers = vec![
-            Layer::EncoderDecoder { encoder: vec![encoder], decoder: vec![decoder] }.named("transformer"),
-            Layer::Sequential { layers: vec![Layer::Scale.named("scale"), Layer::Linear(head).named("lm_head")] }
-                .named(""),
+            // Both embeddings use it.
+            Layer::Idle { layers: vec![Layer::Embedding { rows, size }.named(TOKENS)] }.named(""),
+            Layer::EncoderDecoder { encoder: vec![encoder], decoder: vec![decoder] }.named(""),
+            Layer::Sequential { layers: scaled }.named(""),
         ];
         Model { name: name.to_owned(), input: Input::Pair { source, target }, layers, loss: Loss::Token }
     }
@@ -72,14 +80,19 @@ impl T5 {
             let cross = RelativeAttention { is_cross: true, ..attention };
             layers.push(residual(Layer::RelativeAttention(cross).named("EncDecAttention")));
         }
-        let inner = vec![
-            linear(size, hidden).named("wi"),
-            Layer::Activation { function: Function::Relu, in_place: false }.named("act"),
+        let act = Layer::Activation { function: self.function, in_place: false }.named("act");
+        let mut inner = if self.is_gated {
+            let gate = Layer::Sequential { layers: vec![linear(size, hidden).named("wi_0"), act] }.named("");
+            vec![Layer::Product { layers: vec![gate, linear(size, hidden).named("wi_1")] }.named("")]
+        } else {
+            vec![linear(size, hidden).named("wi"), act]
+        };
+        inner.extend([
             self.dropout("dropout"),
             // Autocast makes a smaller type of it again.
             Layer::ToF32.named("to"),
             linear(hidden, size).named("wo"),
-        ];
+        ]);
         layers.push(residual(Layer::Sequential { layers: inner }.named("DenseReluDense")));
         vec![Layer::Sequential { layers: numbered(layers) }.named("layer")]
     }
@@ -100,6 +113,9 @@ pub fn t5_small(lengths: [u64; 2]) -> Model {
         hidden: 2048,
         buckets: 32,
         dropout: 0.1,
+        function: Function::Relu,
+        is_gated: false,
+        scales_output: true,
     };
     sizes.model("t5-small", lengths)
 }

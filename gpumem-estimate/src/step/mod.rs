@@ -325,6 +325,8 @@ impl Step {
             return Ok(None);
         }
         let shape = match model.loss {
+            // The target has the shape of the output, which is not known yet.
+            Loss::MeanSquares => &Shape::from([0]),
             Loss::CrossEntropy => &Shape::from([self.batch]),
             Loss::NextToken | Loss::Token => shape,
         };
@@ -402,6 +404,7 @@ impl Step {
             }
             Loss::Token if has_part => eager.cross_entropy_of_part(output, labels),
             Loss::CrossEntropy | Loss::Token => eager.cross_entropy(output, labels),
+            Loss::MeanSquares => eager.mean_squares(output),
             Loss::NextToken => {
                 // The output of the model lives until the loss is there.
                 let logits = eager.to(output, Dtype::F32)?;

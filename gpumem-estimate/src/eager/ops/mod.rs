@@ -4,6 +4,7 @@ mod attention;
 mod convolution;
 mod elementwise;
 mod experts;
+mod images;
 mod linear;
 mod loss;
 mod normalization;

@@ -90,7 +90,8 @@ pub(super) fn vit(fields: Fields<'_>, _: u64) -> Result<Model, Error> {
     let (channels, image) = (fields.number("num_channels", 3)?, fields.number("image_size", 224)?);
     let patch = fields.divisor("patch_size", 16)?;
     let blocks = (0..fields.layers("num_hidden_layers", 12)?).map(|_| block());
-    let mut layers = vec![Layer::PatchEmbedding { channels, image, patch, size }.named("vit.embeddings")];
+    let mut layers =
+        vec![Layer::PatchEmbedding { channels, image, patch, size, as_clip: false }.named("vit.embeddings")];
     layers.extend(dropout(probability));
     layers.extend([
         Layer::Sequential { layers: numbered(blocks) }.named("vit.layers"),
@@ -182,4 +183,60 @@ pub(super) fn llama4_vision(fields: Fields<'_>, name: &str) -> Result<Vec<Named>
         linear("vision_adapter.mlp.fc2", outputs, outputs, false),
     ];
     Ok(vec![Layer::Sequential { layers }.named(name)])
+}
+
+/// CLIP with a batch of images and as many texts.
+pub(super) fn clip(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
+    let (text, vision) = (fields.inner("text_config"), fields.inner("vision_config"));
+    let projection = fields.number("projection_dim", 512)?;
+    let [text_size, size] = [text.number("hidden_size", 512)?, vision.number("hidden_size", 768)?];
+    let (channels, image) = (vision.number("num_channels", 3)?, vision.number("image_size", 224)?);
+    let patch = vision.divisor("patch_size", 32)?;
+    let leave = |slot: &str| Layer::Leave { slot: slot.to_owned() }.named("");
+    let images = vec![
+        Layer::PatchEmbedding { channels, image, patch, size, as_clip: true }.named("embeddings"),
+        layer_norm("pre_layrnorm", size),
+        Layer::Sequential { layers: numbered(clip_blocks(vision, [768, 3072, 12], "quick_gelu")?) }
+            .named("encoder.layers"),
+        // The output of the encoder lives as long as the model runs.
+        leave("images"),
+        Layer::FirstToken.named(""),
+        layer_norm("post_layernorm", size),
+    ];
+    let positions = text.number("max_position_embeddings", 77)?;
+    if length > positions {
+        return Err(wrong(format!("texts of {length} tokens are longer than the {positions} positions")));
+    }
+    let embeddings = Embeddings {
+        size: text_size,
+        tokens: text.number("vocab_size", 49_408)?,
+        positions,
+        segments: 0,
+        names: ["token_embedding", "position_embedding", ""].map(str::to_owned).to_vec(),
+    };
+    let texts = vec![
+        Layer::Embeddings(embeddings).named("embeddings"),
+        Layer::Sequential { layers: numbered(clip_blocks(text, [512, 2048, 8], "quick_gelu")?) }
+            .named("encoder.layers"),
+        layer_norm("final_layer_norm", text_size),
+        leave("texts"),
+        Layer::FirstToken.named(""),
+    ];
+    let tokens = Layer::Provide {
+        slot: "tokens".to_owned(),
+        sizes: vec![length],
+        integers: true,
+        is_next: true,
+        layers: vec![Layer::Sequential { layers: texts }.named("text_model")],
+    };
+    let layers = vec![
+        Layer::Sequential { layers: images }.named("vision_model"),
+        linear("visual_projection", size, projection, false),
+        leave("image_embeds"),
+        tokens.named(""),
+        linear("text_projection", text_size, projection, false),
+        Layer::Similarity { slot: "image_embeds".to_owned() }.named(""),
+    ];
+    let input = Input::Numbers(Shape::from([channels, image, image]));
+    Ok(Model { name: "clip".to_owned(), input, layers, loss: Loss::CrossEntropy })
 }

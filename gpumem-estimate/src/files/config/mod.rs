@@ -2,6 +2,8 @@
 //! their modules. A setting that changes the layers and that is not known is an error.
 
 mod decoders;
+mod diffusion;
+mod encoder_decoder;
 mod encoders;
 mod fields;
 mod parts;
@@ -34,6 +36,13 @@ const ARCHITECTURES: &[(&str, &str, Build)] = &[
     ("GPT2LMHeadModel", "gpt2", decoders::gpt2),
     ("BertForMaskedLM", "bert", encoders::bert),
     ("ViTForImageClassification", "vit", encoders::vit),
+    ("CLIPModel", "clip", encoders::clip),
+    ("T5ForConditionalGeneration", "t5", encoder_decoder::t5),
+    ("WhisperForConditionalGeneration", "whisper", encoder_decoder::whisper),
+    ("UNet2DConditionModel", "unet_2d_condition", diffusion::unet),
+    ("DiTTransformer2DModel", "dit_transformer_2d", diffusion::dit),
+    // The name that the class had before.
+    ("Transformer2DModel", "transformer_2d", diffusion::old_dit),
 ];
 
 impl Model {
