@@ -2,6 +2,7 @@
 
 use super::linear::Like;
 use crate::{
+    dtype::Dtype,
     eager::{Convolution, Eager, Tensor, channels_last_strides, keep_order},
     error::{Error, Kind},
     shape::Shape,
@@ -86,10 +87,11 @@ impl Eager {
         let needs = self.needs_grad(&all);
         let saved = needs.then(|| Ok::<_, Error>([self.save(&input)?, self.save(&weight)?])).transpose()?;
         let channels_last = input.has_channels_last();
-        // PyTorch has a kernel of its own where each channel is convolved by itself, unless the channels are last
-        // (`Convolution.cpp`, `use_cudnn_depthwise`).
+        // PyTorch has a kernel of its own where each channel is convolved by itself, unless the channels are last or there are 32 or more
+        // in `f16` (`Convolution.cpp`, `use_cudnn_depthwise`).
         let is_depthwise = arguments.groups > 1 && arguments.groups == inputs && !is_transposed;
-        let uses_cudnn = channels_last || !is_depthwise;
+        let is_half = input.dtype == Dtype::F16 && inputs >= 32 && arguments.dilation.iter().all(|size| *size == 1);
+        let uses_cudnn = channels_last || !is_depthwise || is_half;
         let mut output = self.output(&sizes.into(), input.dtype)?;
         if channels_last {
             output.strides = channels_last_strides(&output.shape);
