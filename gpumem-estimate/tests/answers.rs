@@ -104,18 +104,20 @@ fn changes_that_are_not_possible_say_why() {
     assert!(checkpointing.why_not.as_ref().unwrap().contains("block"), "{checkpointing:?}");
     assert!(savings.changes.iter().all(|change| change.change != "AdamW with 8 bits"), "it has no Adam");
     let text = savings.to_string();
-    let first: Vec<_> = text.lines().take(8).collect();
+    // Without the bars, whose length depends on all rows.
+    let bars = [' ', '█', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
+    let first: Vec<_> = text.lines().take(8).map(|line| line.trim_end_matches(bars)).collect();
     assert_text(
         first.join("\n").trim_start(),
         "\
 one change                    peak  change      %
                                 MiB     MiB
  ───────────────────────────────────────────────────────────
- none                         3.268                 ███████▏
+ none                         3.268
  checkpointing of each block      —       —      —
    the model has no blocks that checkpointing could run again
- autocast to bf16             3.643  +0.375  +11.5  ████████
- parameters in bf16           1.634  -1.634  -50.0  ███▌",
+ autocast to bf16             3.643  +0.375  +11.5
+ parameters in bf16           1.634  -1.634  -50.0",
     );
 }
 

@@ -8,7 +8,7 @@ use crate::{
     eager::Optimizer,
     error::Error,
     model::Model,
-    step::{Lora, Quantized, Step},
+    step::{DataParallel, DataParallelKind, Lora, Quantized, Step},
 };
 
 /// What each of some changes of a step would save, if it were the only one. `Display` is a table.
@@ -37,6 +37,8 @@ pub struct Saving {
 
 /// The rank of the adapters in the table.
 const RANK: u64 = 16;
+/// The GPUs that share in the table. Each reads a batch of its own.
+const RANKS: u64 = 8;
 
 impl Step {
     /// Estimates the step with one change after the other: checkpointing, smaller types, an optimizer with a smaller state, adapters.
@@ -82,6 +84,12 @@ impl Step {
         add(is_whole, &format!("QLoRA, rank {RANK}"), qlora);
         let is_whole = !is_training && self.quantized.is_none();
         add(is_whole, "weights in 4 bits", Self { quantized: quantized(), ..same() });
+        let is_alone = is_training && self.data_parallel.is_none() && self.tensor_parallel < 2;
+        let stages = [DataParallelKind::Zero1, DataParallelKind::Zero2, DataParallelKind::Zero3];
+        for (stage, kind) in (1..).zip(stages) {
+            let data_parallel = Some(DataParallel { kind, ranks: RANKS, gathered: None });
+            add(is_alone, &format!("ZeRO-{stage} over {RANKS} GPUs"), Self { data_parallel, ..same() });
+        }
         changes
     }
 }
