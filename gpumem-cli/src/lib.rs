@@ -15,6 +15,7 @@ mod history;
 #[path = "../tests/command/made.rs"]
 #[allow(dead_code, reason = "the tests of the command use the rest")]
 mod made;
+mod page;
 mod progress;
 mod report;
 mod run;

@@ -3,7 +3,7 @@
 use std::{
     collections::HashSet,
     io::{self, IsTerminal, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use clap::Args;
@@ -15,6 +15,7 @@ use crate::{
     failure::Failure,
     formats::{self, Format},
     history::{History, Moment},
+    page::Page,
     report::{
         json, moment,
         overview::{Missing, Overview},
@@ -30,6 +31,7 @@ Examples:
   gpumem report --at 12.5s train.capture           what was live then
   gpumem report --between start peak train.capture
   gpumem report rank-*.capture                     several ranks, side by side
+  gpumem report --html train.html train.capture
   gpumem report --format perfetto -o train.pftrace train.capture
   gpumem report --json train.capture | jq '.devices[0].peak_bytes'";
 
@@ -42,6 +44,9 @@ pub(crate) struct Arguments {
     files: Vec<PathBuf>,
     #[command(flatten)]
     view: View,
+    /// Write one page with all that it needs: memory over time, blocks, and a flame graph of any moment.
+    #[arg(long, value_name = "OUT", conflicts_with_all = ["json", "tree", "table", "leaks", "at", "between", "format"])]
+    html: Option<PathBuf>,
     /// Write the recording in the format of another tool.
     #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "tree", "table", "leaks", "between"])]
     format: Option<Format>,
@@ -85,6 +90,9 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     if let Some(format) = arguments.format {
         return export(arguments, format);
     }
+    if let Some(out) = &arguments.html {
+        return write_page(&arguments.files, out);
+    }
     let paint = terminal::paint();
     let missing = if arguments.view.is_summary() {
         let overviews = arguments.files.iter().map(|file| Overview::read(file)).collect::<Result<Vec<_>, _>>()?;
@@ -119,6 +127,20 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
         }
         missing
     };
+    Ok(exit_of(&missing))
+}
+
+/// Writes one page for all recordings.
+fn write_page(files: &[PathBuf], out: &Path) -> Result<Exit, Failure> {
+    let mut page = Page::default();
+    let mut missing = Vec::new();
+    for file in files {
+        let mut history = History::read(file)?;
+        let failed = |error| Failure::new(format!("`{}` cannot be put into a page", file.display()), error, "");
+        page.add(&mut history).map_err(failed)?;
+        missing.push((file.display().to_string(), Missing::of(&history)));
+    }
+    terminal::write_file(out, |out| page.write(out))?;
     Ok(exit_of(&missing))
 }
 

@@ -8,7 +8,7 @@ use crate::history::{Held, History, Moment, Origin};
 
 /// One function on a stack, or a scope.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct CodeFrame {
+pub(crate) struct CodeFrame {
     pub(super) function: String,
     /// Empty if it is not known.
     pub(super) file: String,
@@ -26,7 +26,7 @@ impl CodeFrame {
     }
 
     /// `train::forward (src/model.rs:42)`
-    pub(super) fn in_words(&self, folder: &str) -> String {
+    pub(crate) fn in_words(&self, folder: &str) -> String {
         let Self { function, file, line } = self;
         let below = file.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/')).filter(|_| !folder.is_empty());
         match (below.unwrap_or(file), line) {
@@ -38,7 +38,7 @@ impl CodeFrame {
 }
 
 /// The frames of an origin, the outermost first: its scopes, then the functions of its stack.
-pub(super) fn stack(history: &History, origin: &Origin) -> Vec<CodeFrame> {
+pub(crate) fn stack(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     let scopes = origin.path.iter().map(|name| CodeFrame { function: name.clone(), ..CodeFrame::default() });
     scopes.chain(functions(history, origin).into_iter().rev()).collect()
 }
@@ -65,9 +65,9 @@ pub(super) fn held_at(history: &History, moment: Moment) -> Vec<Held<'_>> {
 
 /// Numbers for things, in the order in which they are seen first.
 #[derive(Debug)]
-pub(super) struct Numbers<T> {
+pub(crate) struct Numbers<T> {
     known: HashMap<T, usize>,
-    pub(super) all: Vec<T>,
+    pub(crate) all: Vec<T>,
 }
 
 impl<T> Default for Numbers<T> {
@@ -77,7 +77,7 @@ impl<T> Default for Numbers<T> {
 }
 
 impl<T: Clone + Eq + std::hash::Hash> Numbers<T> {
-    pub(super) fn of(&mut self, thing: &T) -> usize {
+    pub(crate) fn of(&mut self, thing: &T) -> usize {
         if let Some(number) = self.known.get(thing) {
             return *number;
         }

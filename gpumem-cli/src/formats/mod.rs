@@ -13,6 +13,8 @@ mod rmm;
 mod speedscope;
 mod torch;
 
+pub(crate) use self::frames::{Numbers, stack};
+
 use std::io::{self, Write};
 
 use clap::ValueEnum;

@@ -5,6 +5,7 @@ mod diff;
 mod formats;
 #[allow(dead_code, reason = "the tests of the library use the rest")]
 mod made;
+mod page;
 mod report;
 
 use std::{

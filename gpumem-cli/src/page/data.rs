@@ -1,0 +1,161 @@
+//! The data of a page.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use flate2::{Compression, write::ZlibEncoder};
+use serde_json::{Value, json};
+
+use crate::{
+    formats::{Numbers, stack},
+    history::{ChangeKind, History},
+    report::overview::Overview,
+};
+
+/// So many names of blocks are in the page.
+const MOST_LABELS: usize = 20_000;
+/// So many steps has the small curve of a recording.
+const STEPS: usize = 300;
+
+pub(super) struct Recording {
+    /// What is not in the columns, as `page.js` reads it.
+    pub(super) about: Value,
+    /// The columns, compressed, in base 64.
+    pub(super) data: String,
+}
+
+/// Columns of numbers in LEB128.
+#[derive(Default)]
+struct Columns {
+    /// Of each change: nanoseconds since the one before.
+    times: Vec<u8>,
+    /// Of each change: 0 for a new block. Else how many blocks came since its block, times 2; and 1 more, or 2 if only a part of it
+    /// goes.
+    blocks: Vec<u8>,
+    /// Of each new block: where it comes from.
+    origins: Vec<u8>,
+    /// Of each new block: its size; of each change by which a part goes: what is left.
+    sizes: Vec<u8>,
+    /// Of each new block: its device.
+    devices: Vec<u8>,
+}
+
+fn put(column: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        column.push(number.to_le_bytes()[0] | 0x80);
+        number >>= 7;
+    }
+    column.push(number.to_le_bytes()[0]);
+}
+
+impl Columns {
+    fn of(history: &History) -> Self {
+        let mut columns = Self::default();
+        let (mut last, mut known) = (0, 0_u64);
+        for (at, change) in (0_u32..).zip(&history.changes) {
+            put(&mut columns.times, change.time - last);
+            last = change.time;
+            let block = &history.blocks[change.block as usize];
+            let since = || (known - 1 - u64::from(change.block)) * 2;
+            match change.kind {
+                ChangeKind::Alloc | ChangeKind::FreeFailed => {
+                    put(&mut columns.blocks, 0);
+                    put(&mut columns.origins, block.origin.into());
+                    put(&mut columns.sizes, block.bytes);
+                    put(&mut columns.devices, block.device.into());
+                    known += 1;
+                }
+                ChangeKind::Free | ChangeKind::FreeWithContext | ChangeKind::FreeMissed => {
+                    put(&mut columns.blocks, since() + 1);
+                }
+                ChangeKind::Shrink => {
+                    put(&mut columns.blocks, since() + 2);
+                    put(&mut columns.sizes, history.bytes_after(change.block, at));
+                }
+            }
+        }
+        columns
+    }
+
+    fn all(&self) -> [&[u8]; 5] {
+        [&self.times, &self.blocks, &self.origins, &self.sizes, &self.devices]
+    }
+}
+
+impl Recording {
+    pub(super) fn of(history: &mut History) -> io::Result<Self> {
+        let overview = Overview::of(history);
+        let columns = Columns::of(history);
+        let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
+        columns.all().iter().try_for_each(|column| encoder.write_all(column))?;
+        let data = STANDARD.encode(encoder.finish()?);
+        let folder = history.definitions().process().folder.clone();
+        let mut frames = Numbers::<String>::default();
+        let origins: Vec<_> = history
+            .origins
+            .iter()
+            .map(|origin| {
+                let stack = stack(history, origin);
+                json!({
+                    "scope": origin.path,
+                    "place": origin.place(),
+                    "caller": origin.caller,
+                    "library": origin.library_or_program(),
+                    "kind": origin.kind.name(),
+                    "isOnDevice": origin.kind.is_on_device(),
+                    "frames": stack.iter().map(|frame| frames.of(&frame.in_words(&folder))).collect::<Vec<_>>(),
+                })
+            })
+            .collect();
+        let devices: Vec<_> = history
+            .devices
+            .iter()
+            .map(|device| {
+                let name = history.definitions().device(device.device).and_then(|defined| defined.name.clone());
+                json!({ "name": device.device.to_string(), "model": name, "peak": device.peak, "peakAt": device.peak_at })
+            })
+            .collect();
+        let labels: BTreeMap<u32, &str> =
+            history.labels.iter().take(MOST_LABELS).map(|(block, label)| (*block, label.name.as_str())).collect();
+        let about = json!({
+            "file": overview.file,
+            "command": overview.command,
+            "pid": overview.pid,
+            "end": history.end_nanos(),
+            "changes": history.changes.len(),
+            "blocks": history.blocks.len(),
+            "columns": columns.all().map(<[u8]>::len),
+            "origins": origins,
+            "frames": frames.all,
+            "devices": devices,
+            "labels": labels,
+            "curve": curve(history),
+            "notFreed": { "blocks": overview.not_freed.blocks, "bytes": overview.not_freed.bytes },
+            "missing": overview.missing.in_words(),
+        });
+        Ok(Self { about, data })
+    }
+}
+
+/// The most that was live in all devices together during each of some equal parts of the time.
+fn curve(history: &History) -> Vec<u64> {
+    let end = history.end_nanos().max(1);
+    let mut curve = vec![0; STEPS];
+    let (mut live, mut step) = (0_u64, 0);
+    for change in &history.changes {
+        let at = usize::try_from(u128::from(change.time) * STEPS as u128 / u128::from(end)).unwrap_or(0).min(STEPS - 1);
+        while step < at {
+            step += 1;
+            curve[step] = live;
+        }
+        if history.origin(&history.blocks[change.block as usize]).kind.is_on_device() {
+            live = live.saturating_add_signed(change.delta);
+        }
+        curve[step] = curve[step].max(live);
+    }
+    curve[step..].iter_mut().skip(1).for_each(|rest| *rest = live);
+    curve
+}

@@ -1,0 +1,788 @@
+'use strict';
+
+// The data of one recording: columns of numbers in LEB128, one after the other. `data.rs` writes them.
+function decode(about, bytes) {
+  const { changes, blocks } = about;
+  let begin = 0;
+  const columns = about.columns.map((length) => {
+    const column = reader(bytes, begin);
+    begin += length;
+    return column;
+  });
+  const [times, which, origins, sizes, devices] = columns;
+  const data = {
+    about,
+    time: new Float64Array(changes),
+    delta: new Float64Array(changes),
+    block: new Uint32Array(changes),
+    born: new Uint32Array(blocks),
+    died: new Uint32Array(blocks).fill(LIVE),
+    bytes: new Float64Array(blocks),
+    origin: new Uint32Array(blocks),
+    device: new Uint16Array(blocks),
+    // What is left of blocks of which a part was freed: block → [[change, bytes], …].
+    shrunk: new Map(),
+  };
+  const left = new Map();
+  let time = 0;
+  let known = 0;
+  for (let change = 0; change < changes; change++) {
+    time += times();
+    data.time[change] = time;
+    const code = which();
+    if (code === 0) {
+      const size = sizes();
+      data.block[change] = known;
+      data.delta[change] = size;
+      data.born[known] = change;
+      data.bytes[known] = size;
+      data.origin[known] = origins();
+      data.device[known] = devices();
+      known++;
+      continue;
+    }
+    const isPart = code % 2 === 0;
+    const block = known - 1 - Math.floor((code - 1) / 2);
+    const size = left.get(block) ?? data.bytes[block];
+    data.block[change] = block;
+    if (isPart) {
+      const rest = sizes();
+      left.set(block, rest);
+      if (!data.shrunk.has(block)) data.shrunk.set(block, []);
+      data.shrunk.get(block).push([change, rest]);
+      data.delta[change] = rest - size;
+    } else {
+      data.died[block] = change;
+      data.delta[change] = -size;
+    }
+  }
+  return data;
+}
+
+const LIVE = 0xffffffff;
+
+function reader(bytes, at) {
+  return () => {
+    let byte = bytes[at++];
+    if (byte < 0x80) return byte;
+    let number = byte & 0x7f;
+    let scale = 128;
+    do {
+      byte = bytes[at++];
+      number += (byte & 0x7f) * scale;
+      scale *= 128;
+    } while (byte >= 0x80);
+    return number;
+  };
+}
+
+async function inflate(text) {
+  const compressed = Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+  const stream = new Blob([compressed]).stream().pipeThrough(new DecompressionStream('deflate'));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+// The first position from which on `isAfter` holds.
+function search(length, isAfter) {
+  let low = 0;
+  let high = length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (isAfter(middle)) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
+const NAMES = {
+  kind: (origin) => origin.kind,
+  scope: (origin) => origin.scope.join(' > ') || 'outside of all scopes',
+  outer: (origin) => origin.scope[0] ?? 'outside of all scopes',
+  library: (origin) => origin.library,
+  place: (origin) => origin.place,
+};
+
+const MOST_GROUPS = 20;
+const STEP = 256;
+const LEVELS = [64, 4096];
+
+// What can be chosen: the memory of a device, and what belongs to it but is not certainly there.
+function pools(about) {
+  const all = [];
+  about.devices.forEach((device, number) => {
+    const kinds = (isOnDevice) => about.origins.some((origin) => origin.isOnDevice === isOnDevice);
+    const model = device.model ? ` (${device.model})` : '';
+    if (kinds(true)) all.push({ device: number, isOnDevice: true, name: device.name + model });
+    if (kinds(false)) all.push({ device: number, isOnDevice: false, name: `${device.name}: managed and pinned host memory` });
+  });
+  return all;
+}
+
+// The curves of one pool: one for each group, with levels of detail of their sum.
+function series(data, pool, by) {
+  const { about, block, delta, device, origin } = data;
+  const changes = block.length;
+  const names = about.origins.map(NAMES[by]);
+  const numbers = new Map();
+  const groupOf = about.origins.map((of, number) => {
+    if (of.isOnDevice !== pool.isOnDevice) return -1;
+    if (!numbers.has(names[number])) numbers.set(names[number], numbers.size);
+    return numbers.get(names[number]);
+  });
+  const groupAt = (change) => (device[block[change]] === pool.device ? groupOf[origin[block[change]]] : -1);
+  // The groups with the highest peaks have a colour; the others are one.
+  const now = new Float64Array(numbers.size);
+  const most = new Float64Array(numbers.size);
+  for (let change = 0; change < changes; change++) {
+    const group = groupAt(change);
+    if (group < 0) continue;
+    now[group] += delta[change];
+    if (now[group] > most[group]) most[group] = now[group];
+  }
+  const order = [...most.keys()].sort((a, b) => most[b] - most[a]);
+  const texts = [...numbers.keys()];
+  const shown = order.length > MOST_GROUPS ? order.slice(0, MOST_GROUPS - 1) : order;
+  const place = new Map(shown.map((group, at) => [group, at]));
+  const rest = order.length - shown.length;
+  const groups = shown.map((group) => texts[group]).concat(rest > 0 ? [`(${rest} others)`] : []);
+  for (let number = 0; number < groupOf.length; number++) {
+    if (groupOf[number] >= 0) groupOf[number] = place.get(groupOf[number]) ?? shown.length;
+  }
+  // The sum after each change, the groups before each 256th, and where the sum is the least and the most in each part.
+  const sum = new Float64Array(changes);
+  const steps = [];
+  const live = new Float64Array(groups.length);
+  let total = 0;
+  let peakAt = -1;
+  for (let change = 0; change < changes; change++) {
+    if (change % STEP === 0) steps.push(live.slice());
+    const group = groupAt(change);
+    if (group >= 0) {
+      live[group] += delta[change];
+      total += delta[change];
+    }
+    sum[change] = total;
+    if (total > (peakAt < 0 ? 0 : sum[peakAt])) peakAt = change;
+  }
+  const levels = [];
+  for (const length of LEVELS) {
+    const below = levels.at(-1);
+    const count = Math.ceil(changes / length);
+    const level = { length, least: new Uint32Array(count), most: new Uint32Array(count) };
+    for (let part = 0; part < count; part++) {
+      const first = part * length;
+      const end = Math.min(changes, first + length);
+      let [least, most] = [first, first];
+      const look = (at, other) => {
+        if (sum[at] < sum[least]) least = at;
+        if (sum[other] > sum[most]) most = other;
+      };
+      if (below) {
+        for (let at = first / below.length; at * below.length < end; at++) look(below.least[at], below.most[at]);
+      } else {
+        for (let at = first; at < end; at++) look(at, at);
+      }
+      level.least[part] = least;
+      level.most[part] = most;
+    }
+    levels.push(level);
+  }
+  // How much each group has after a change; −1 is the beginning.
+  const valuesAfter = (change) => {
+    if (change < 0) return new Float64Array(groups.length);
+    const values = steps[Math.floor(change / STEP)].slice();
+    for (let at = change - (change % STEP); at <= change; at++) {
+      const group = groupAt(at);
+      if (group >= 0) values[group] += delta[at];
+    }
+    return values;
+  };
+  // Where the sum is the least and the most, of the changes from `first` up to `end`.
+  const extremes = (first, end) => {
+    let [least, most] = [first, first];
+    const look = (at, other) => {
+      if (sum[at] < sum[least]) least = at;
+      if (sum[other] > sum[most]) most = other;
+    };
+    for (let at = first; at < end; ) {
+      const level = levels.findLast(({ length }) => at % length === 0 && at + length <= end);
+      if (level) {
+        look(level.least[at / level.length], level.most[at / level.length]);
+        at += level.length;
+      } else {
+        look(at, at);
+        at++;
+      }
+    }
+    return [least, most];
+  };
+  return { data, pool, groups, groupOf, sum, peakAt, valuesAfter, extremes };
+}
+
+// The newest change up to a time; −1 before the first.
+function changeAt(data, time) {
+  return search(data.time.length, (at) => data.time[at] > time) - 1;
+}
+
+function bytesAfter(data, block, change) {
+  const parts = data.shrunk.get(block);
+  if (!parts) return data.bytes[block];
+  const after = search(parts.length, (at) => parts[at][0] > change);
+  return after > 0 ? parts[after - 1][1] : data.bytes[block];
+}
+
+// What is live after a change, by origin: [bytes, blocks].
+function heldAfter(data, pool, change) {
+  const { born, died, origin, device, about } = data;
+  const held = new Map();
+  const end = search(born.length, (block) => born[block] > change);
+  for (let block = 0; block < end; block++) {
+    if (died[block] <= change || device[block] !== pool.device) continue;
+    if (about.origins[origin[block]].isOnDevice !== pool.isOnDevice) continue;
+    const sum = held.get(origin[block]) ?? [0, 0];
+    sum[0] += bytesAfter(data, block, change);
+    sum[1] += 1;
+    held.set(origin[block], sum);
+  }
+  return held;
+}
+
+// Frames inside frames, each with what is live in it.
+function flameOf(data, held) {
+  const root = { name: 'all', bytes: 0, blocks: 0, inside: new Map() };
+  for (const [origin, [bytes, blocks]] of held) {
+    let node = root;
+    node.bytes += bytes;
+    node.blocks += blocks;
+    for (const frame of data.about.origins[origin].frames) {
+      if (!node.inside.has(frame)) {
+        node.inside.set(frame, { name: data.about.frames[frame], bytes: 0, blocks: 0, inside: new Map() });
+      }
+      node = node.inside.get(frame);
+      node.bytes += bytes;
+      node.blocks += blocks;
+    }
+  }
+  return root;
+}
+
+// The places of what is live, the largest first.
+function placesOf(data, held) {
+  const places = new Map();
+  for (const [number, [bytes, blocks]] of held) {
+    const origin = data.about.origins[number];
+    const scope = origin.scope.length ? `${origin.scope.join(' > ')}: ` : '';
+    const name = scope + origin.place + (origin.caller ? `, from ${origin.caller}` : '');
+    const key = `${name}\n${origin.kind}`;
+    const sum = places.get(key) ?? { name, kind: origin.kind, bytes: 0, blocks: 0 };
+    sum.bytes += bytes;
+    sum.blocks += blocks;
+    places.set(key, sum);
+  }
+  return [...places.values()].sort((a, b) => b.bytes - a.bytes);
+}
+
+// The largest blocks between two changes, each with the lowest offset at which no other one lies meanwhile.
+function bandsOf(data, pool, first, last, most) {
+  const { born, died, bytes, origin, device, about } = data;
+  const end = search(born.length, (block) => born[block] > last);
+  const isIn = (block) =>
+    died[block] > first && device[block] === pool.device && about.origins[origin[block]].isOnDevice === pool.isOnDevice;
+  let count = 0;
+  // The smallest size that is shown: by counting sizes in powers of 2, then exactly.
+  const counts = new Uint32Array(64);
+  for (let block = 0; block < end; block++) {
+    if (!isIn(block)) continue;
+    count++;
+    counts[bytes[block] > 1 ? Math.floor(Math.log2(bytes[block])) : 0]++;
+  }
+  let power = 63;
+  for (let above = 0; power > 0 && above + counts[power] < most; power--) above += counts[power];
+  const chosen = [];
+  for (let block = 0; block < end; block++) if (isIn(block) && (bytes[block] >= 2 ** power || power === 0)) chosen.push(block);
+  chosen.sort((a, b) => bytes[b] - bytes[a] || born[a] - born[b]);
+  chosen.length = Math.min(chosen.length, most);
+  chosen.sort((a, b) => born[a] - born[b]);
+  const bands = [];
+  let height = 0;
+  let open = [];
+  for (const block of chosen) {
+    // By their offsets.
+    open = open.filter((band) => died[band.block] > born[block]);
+    let offset = 0;
+    for (const band of open) {
+      if (band.offset - offset >= bytes[block]) break;
+      offset = Math.max(offset, band.offset + bytes[band.block]);
+    }
+    const band = { block, offset };
+    open.splice(search(open.length, (at) => open[at].offset > offset), 0, band);
+    bands.push(band);
+    height = Math.max(height, offset + bytes[block]);
+  }
+  return { bands, height, left: count - chosen.length };
+}
+
+function bytesInWords(bytes) {
+  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
+  let unit = 0;
+  let amount = Math.abs(bytes);
+  while (amount >= 1024 && unit < units.length - 1) {
+    amount /= 1024;
+    unit++;
+  }
+  const text = unit === 0 ? String(amount) : amount.toPrecision(Math.max(3, String(Math.floor(amount)).length));
+  return `${bytes < 0 ? '-' : ''}${text.includes('.') ? text.replace(/\.?0+$/, '') : text} ${units[unit]}`;
+}
+
+function timeInWords(nanos, step = nanos) {
+  const [scale, unit] = step < 1e3 ? [1, 'ns'] : step < 1e6 ? [1e3, 'µs'] : step < 1e9 ? [1e6, 'ms'] : [1e9, 's'];
+  const decimals = Math.max(0, Math.min(9, 3 - Math.floor(Math.log10(Math.max(step / scale, 1e-9)))));
+  const text = (nanos / scale).toFixed(decimals);
+  return `${text.includes('.') ? text.replace(/\.?0+$/, '') : text} ${unit}`;
+}
+
+const COLOURS = [
+  '#4e79a7', '#f28e2b', '#59a14f', '#e15759', '#76b7b2', '#edc948', '#b07aa1', '#ff9da7', '#9c755f', '#bab0ac',
+  '#86bcb6', '#d37295', '#8cd17d', '#b6992d', '#a0cbe8', '#fabfd2', '#d4a6c8', '#f1ce63', '#79706e', '#c0c6cc',
+];
+
+// From here on: the page.
+function start() {
+  const $ = (id) => document.getElementById(id);
+  const about = JSON.parse($('about-data').textContent);
+  const loaded = [];
+  let data;
+  let curves;
+  let view;
+  let selected = -1;
+  let zoomed = [];
+  let chosenPools = [];
+
+  async function load(number) {
+    if (!loaded[number]) {
+      loaded[number] = decode(about.recordings[number], await inflate($(`data-${number}`).textContent));
+    }
+    return loaded[number];
+  }
+
+  async function show(number) {
+    data = await load(number);
+    const recording = data.about;
+    document.title = `GPU memory of ${recording.file}`;
+    $('title').textContent = recording.file;
+    const count = (what, one) => `${what.toLocaleString('en')} ${one}${what === 1 ? '' : 's'}`;
+    const left = recording.notFreed;
+    $('about').textContent =
+      `${recording.command.join(' ')} · process ${recording.pid} · ${timeInWords(recording.end)} · ` +
+      `${count(recording.blocks, 'block')} · not freed: ${count(left.blocks, 'block')}, ${bytesInWords(left.bytes)}`;
+    $('missing').textContent = recording.missing.join('\n');
+    chosenPools = pools(recording);
+    $('pool').replaceChildren(...chosenPools.map((pool, at) => new Option(pool.name, at)));
+    const busiest = chosenPools.findIndex(
+      (pool) => pool.isOnDevice && recording.devices[pool.device].peak === Math.max(...recording.devices.map((of) => of.peak)),
+    );
+    $('pool').value = Math.max(0, busiest);
+    view = [0, Math.max(1, recording.end)];
+    for (const button of document.querySelectorAll('.rank')) {
+      button.setAttribute('aria-pressed', String(Number(button.dataset.number) === number));
+    }
+    regroup();
+    select(curves ? curves.peakAt : -1);
+  }
+
+  function regroup() {
+    const pool = chosenPools[$('pool').value];
+    curves = pool ? series(data, pool, $('by').value) : undefined;
+    const entry = (name, at) => {
+      const span = document.createElement('span');
+      const colour = document.createElement('i');
+      colour.style.background = COLOURS[at % COLOURS.length];
+      span.append(colour, name);
+      return span;
+    };
+    $('legend').replaceChildren(...(curves ? curves.groups.map(entry) : []));
+    draw();
+  }
+
+  function canvas(element) {
+    const ratio = window.devicePixelRatio || 1;
+    const { width, height } = element.getBoundingClientRect();
+    element.width = Math.max(1, Math.round(width * ratio));
+    element.height = Math.max(1, Math.round(height * ratio));
+    const context = element.getContext('2d');
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    return { context, width, height };
+  }
+
+  const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
+  const MARGIN = { left: 66, right: 22, top: 8, bottom: 22 };
+  const x = (time, width) =>
+    MARGIN.left + ((time - view[0]) / (view[1] - view[0])) * (width - MARGIN.left - MARGIN.right);
+  const timeAt = (position, width) =>
+    view[0] + ((position - MARGIN.left) / (width - MARGIN.left - MARGIN.right)) * (view[1] - view[0]);
+
+  let isWaiting = false;
+  function draw() {
+    if (isWaiting) return;
+    isWaiting = true;
+    requestAnimationFrame(() => {
+      isWaiting = false;
+      drawChart();
+      drawBands();
+    });
+  }
+
+  function drawChart() {
+    const { context, width, height } = canvas($('chart'));
+    if (!curves || !data.time.length) {
+      context.fillStyle = style('--faint');
+      context.fillText('Nothing was allocated.', 20, 30);
+      return;
+    }
+    const from = changeAt(data, view[0]);
+    const to = changeAt(data, view[1]);
+    const [, top] = curves.extremes(Math.max(0, from), to + 1);
+    const most = Math.max(1, curves.sum[top] ?? 1) * 1.05;
+    const inner = height - MARGIN.top - MARGIN.bottom;
+    const y = (bytes) => MARGIN.top + inner * (1 - bytes / most);
+    axes(context, width, height, most, y);
+    const columns = Math.max(1, Math.floor(width - MARGIN.left - MARGIN.right));
+    const light = [];
+    const full = [];
+    let before = from;
+    let last;
+    for (let column = 0; column < columns; column++) {
+      const end = timeAt(MARGIN.left + column + 1, width);
+      const until = search(data.time.length, (at) => data.time[at] >= end) - 1;
+      if (until <= before && last) {
+        // Nothing happens in this column.
+        if (light[column - 1]) full[column] = last;
+        else full[column] = full[column - 1];
+        continue;
+      }
+      const first = Math.max(0, before);
+      const [least, greatest] = until < 0 ? [-1, -1] : curves.extremes(first, until + 1);
+      full[column] = curves.valuesAfter(before < 0 ? -1 : least);
+      if (least !== greatest || before < 0) light[column] = curves.valuesAfter(greatest);
+      last = curves.valuesAfter(until);
+      before = Math.max(before, until);
+    }
+    const stack = (values, column) => {
+      let base = 0;
+      for (let group = 0; group < values.length; group++) {
+        if (values[group] <= 0) continue;
+        context.fillStyle = COLOURS[group % COLOURS.length];
+        const high = y(base + values[group]);
+        context.fillRect(MARGIN.left + column, high, 1, y(base) - high);
+        base += values[group];
+      }
+    };
+    context.globalAlpha = 0.45;
+    light.forEach(stack);
+    context.globalAlpha = 1;
+    full.forEach(stack);
+    if (selected >= 0) {
+      const at = x(data.time[selected], width);
+      if (at >= MARGIN.left && at <= width - MARGIN.right) {
+        context.strokeStyle = style('--text');
+        context.setLineDash([4, 3]);
+        context.beginPath();
+        context.moveTo(at, MARGIN.top);
+        context.lineTo(at, height - MARGIN.bottom);
+        context.stroke();
+        context.setLineDash([]);
+      }
+    }
+  }
+
+  // Steps of 1, 2 or 5, times a power of 10; of bytes, a power of 2.
+  function axes(context, width, height, most, y) {
+    context.font = '11px system-ui, sans-serif';
+    context.fillStyle = style('--faint');
+    context.strokeStyle = style('--line');
+    context.textAlign = 'right';
+    context.textBaseline = 'middle';
+    const step = 2 ** Math.ceil(Math.log2(most / 6));
+    for (let bytes = 0; bytes <= most; bytes += step) {
+      const at = Math.round(y(bytes)) + 0.5;
+      context.beginPath();
+      context.moveTo(MARGIN.left, at);
+      context.lineTo(width - MARGIN.right, at);
+      context.stroke();
+      context.fillText(bytesInWords(bytes), MARGIN.left - 6, at);
+    }
+    context.textAlign = 'center';
+    context.textBaseline = 'top';
+    const rough = ((view[1] - view[0]) * 90) / (width - MARGIN.left - MARGIN.right);
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const tick = power * ([1, 2, 5, 10].find((factor) => factor * power >= rough) ?? 10);
+    for (let time = Math.ceil(view[0] / tick) * tick; time <= view[1]; time += tick) {
+      context.fillText(timeInWords(time, tick), x(time, width), height - MARGIN.bottom + 5);
+    }
+  }
+
+  const MOST_BANDS = 300;
+  let bands = [];
+  function drawBands() {
+    const { context, width, height } = canvas($('bands'));
+    bands = [];
+    if (!curves || !data.time.length) return;
+    const of = bandsOf(data, curves.pool, changeAt(data, view[0]), changeAt(data, view[1]), MOST_BANDS);
+    $('bands-note').textContent =
+      `The largest ${of.bands.length} blocks of this time, each from its allocation to its free, as high as it has bytes.` +
+      (of.left > 0 ? ` ${of.left.toLocaleString('en')} others are left out.` : '');
+    const scale = (height - 8) / Math.max(1, of.height);
+    for (const { block, offset } of of.bands) {
+      const begin = Math.max(MARGIN.left, x(data.time[data.born[block]], width));
+      const death = data.died[block] === LIVE ? data.about.end : data.time[data.died[block]];
+      const end = Math.min(width - MARGIN.right, x(death, width));
+      const top = height - 4 - (offset + data.bytes[block]) * scale;
+      const high = Math.max(1, data.bytes[block] * scale);
+      context.fillStyle = COLOURS[curves.groupOf[data.origin[block]] % COLOURS.length];
+      context.fillRect(begin, top, Math.max(1, end - begin), high > 3 ? high - 0.5 : high);
+      bands.push({ block, begin, end: Math.max(begin + 1, end), top, high });
+    }
+  }
+
+  function select(change) {
+    selected = change;
+    zoomed = [];
+    draw();
+    drawMoment();
+  }
+
+  function drawMoment() {
+    const held = curves && selected >= 0 ? heldAfter(data, curves.pool, selected) : new Map();
+    const root = flameOf(data, held);
+    const time = selected >= 0 ? data.time[selected] : 0;
+    const isPeak = curves && selected === curves.peakAt;
+    $('moment').textContent = `${bytesInWords(root.bytes)} live after ${timeInWords(time)}${isPeak ? ', the peak' : ''}`;
+    drawFlame(root);
+    const places = placesOf(data, held);
+    const rows = places.slice(0, 100).map(({ name, kind, bytes, blocks }) => {
+      const row = document.createElement('tr');
+      const share = root.bytes > 0 ? `${((bytes * 100) / root.bytes).toFixed(1)} %` : '';
+      for (const text of [name, kind, bytesInWords(bytes), share, blocks.toLocaleString('en')]) {
+        const cell = document.createElement('td');
+        cell.textContent = text;
+        row.append(cell);
+      }
+      return row;
+    });
+    $('places').tBodies[0].replaceChildren(...rows);
+    $('places-note').textContent = places.length > rows.length ? `${places.length - rows.length} smaller places are left out.` : '';
+  }
+
+  function drawFlame(root) {
+    let base = root;
+    const path = [root];
+    for (const frame of zoomed) {
+      if (!base.inside.has(frame)) break;
+      base = base.inside.get(frame);
+      path.push(base);
+    }
+    const step = (node, depth) => {
+      const button = document.createElement('button');
+      button.type = 'button';
+      button.textContent = node.name;
+      button.onclick = () => {
+        zoomed = zoomed.slice(0, depth);
+        drawFlame(root);
+      };
+      return button;
+    };
+    $('path').replaceChildren(...(path.length > 1 ? path.map(step) : []));
+    const frames = [];
+    let deepest = 0;
+    const add = (node, left, depth, trail) => {
+      let at = left;
+      for (const [number, inside] of [...node.inside].sort((a, b) => b[1].bytes - a[1].bytes)) {
+        const width = (inside.bytes / base.bytes) * 100;
+        if (width < 0.1 || frames.length > 3000) continue;
+        deepest = Math.max(deepest, depth + 1);
+        const frame = document.createElement('button');
+        frame.type = 'button';
+        frame.className = 'frame';
+        frame.style.cssText = `left:${at}%;width:${width}%;top:${depth * 19}px;background:${colourOf(inside.name)}`;
+        frame.textContent = inside.name;
+        const share = ((inside.bytes * 100) / root.bytes).toFixed(1);
+        frame.title = `${inside.name}\n${bytesInWords(inside.bytes)}, ${share} %, ${inside.blocks} blocks`;
+        const here = [...trail, number];
+        frame.onclick = () => {
+          zoomed = [...zoomed.slice(0, path.length - 1), ...here];
+          drawFlame(root);
+        };
+        frames.push(frame);
+        add(inside, at, depth + 1, here);
+        at += width;
+      }
+    };
+    if (base.bytes > 0) add(base, 0, 0, []);
+    $('flame').style.height = `${deepest * 19}px`;
+    $('flame').replaceChildren(...frames);
+  }
+
+  function colourOf(name) {
+    let hash = 0;
+    for (const sign of name) hash = (hash * 31 + sign.codePointAt(0)) >>> 0;
+    return `hsl(${20 + (hash % 40)} ${70 + (hash % 20)}% ${66 + ((hash >> 5) % 14)}%)`;
+  }
+
+  function zoom(factor, around) {
+    const [begin, end] = view;
+    const length = Math.min(Math.max((end - begin) * factor, 10), Math.max(data.about.end, 1));
+    const share = (around - begin) / (end - begin);
+    move(around - share * length, length);
+  }
+
+  function move(begin, length = view[1] - view[0]) {
+    const last = Math.max(data.about.end, 1);
+    begin = Math.min(Math.max(0, begin), Math.max(0, last - length));
+    view = [begin, begin + length];
+    draw();
+  }
+
+  function tip(event, text) {
+    const box = $('tip');
+    box.hidden = !text;
+    if (!text) return;
+    box.textContent = text;
+    const { width, height } = box.getBoundingClientRect();
+    box.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - width - 4))}px`;
+    box.style.top = `${Math.max(4, event.clientY + 16 + height > innerHeight ? event.clientY - height - 10 : event.clientY + 16)}px`;
+  }
+
+  const position = (event) => event.clientX - $('chart').getBoundingClientRect().left;
+  const width = () => $('chart').getBoundingClientRect().width;
+
+  $('chart').addEventListener('wheel', (event) => {
+    if (!data) return;
+    event.preventDefault();
+    if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+      move(view[0] + (event.deltaX / width()) * (view[1] - view[0]));
+    } else {
+      zoom(event.deltaY > 0 ? 1.25 : 0.8, timeAt(position(event), width()));
+    }
+  }, { passive: false });
+  let drag;
+  $('chart').addEventListener('pointerdown', (event) => {
+    drag = { at: event.clientX, begin: view?.[0], isMoved: false };
+    $('chart').setPointerCapture(event.pointerId);
+  });
+  $('chart').addEventListener('pointermove', (event) => {
+    if (!curves) return;
+    if (drag) {
+      const by = event.clientX - drag.at;
+      drag.isMoved ||= Math.abs(by) > 4;
+      if (drag.isMoved) {
+        tip(event, '');
+        move(drag.begin - (by / (width() - MARGIN.left - MARGIN.right)) * (view[1] - view[0]));
+        return;
+      }
+    }
+    const time = timeAt(position(event), width());
+    const change = changeAt(data, time);
+    const values = curves.valuesAfter(change);
+    const lines = [...values.keys()].filter((group) => values[group] > 0).sort((a, b) => values[b] - values[a]);
+    const total = values.reduce((sum, value) => sum + value, 0);
+    tip(event, [
+      `after ${timeInWords(Math.max(0, time), view[1] - view[0])}: ${bytesInWords(total)}`,
+      ...lines.slice(0, 8).map((group) => `${bytesInWords(values[group])}  ${curves.groups[group]}`),
+      ...(lines.length > 8 ? [`and ${lines.length - 8} more`] : []),
+    ].join('\n'));
+  });
+  $('chart').addEventListener('pointerup', (event) => {
+    // The column of a click stands for all its changes: the highest is meant.
+    if (curves && drag && !drag.isMoved) {
+      const at = Math.floor(position(event));
+      const until = changeAt(data, timeAt(at + 1, width()));
+      const before = changeAt(data, timeAt(at, width()));
+      select(until < 0 ? -1 : curves.extremes(Math.max(0, before), until + 1)[1]);
+    }
+    drag = undefined;
+  });
+  $('chart').addEventListener('pointercancel', () => { drag = undefined; });
+  $('chart').addEventListener('pointerleave', (event) => tip(event, ''));
+  $('chart').addEventListener('keydown', (event) => {
+    if (!data) return;
+    const length = view[1] - view[0];
+    const middle = view[0] + length / 2;
+    const actions = {
+      ArrowLeft: () => move(view[0] - length / 10),
+      ArrowRight: () => move(view[0] + length / 10),
+      '+': () => zoom(0.7, middle),
+      '-': () => zoom(1.4, middle),
+    };
+    if (!actions[event.key]) return;
+    event.preventDefault();
+    actions[event.key]();
+  });
+  $('bands').addEventListener('pointermove', (event) => {
+    const box = $('bands').getBoundingClientRect();
+    const [left, top] = [event.clientX - box.left, event.clientY - box.top];
+    const band = bands.findLast((of) => left >= of.begin && left <= of.end && top >= of.top && top <= of.top + of.high);
+    if (!band) return tip(event, '');
+    const origin = data.about.origins[data.origin[band.block]];
+    const died = data.died[band.block];
+    tip(event, [
+      data.about.labels[band.block],
+      `${bytesInWords(data.bytes[band.block])}, ${origin.kind}`,
+      [...origin.scope, origin.place].join(' > '),
+      `allocated after ${timeInWords(data.time[data.born[band.block]])}`,
+      died === LIVE ? 'not freed' : `freed after ${timeInWords(data.time[died])}`,
+    ].filter(Boolean).join('\n'));
+  });
+  $('bands').addEventListener('pointerleave', (event) => tip(event, ''));
+  $('pool').addEventListener('change', () => {
+    regroup();
+    select(curves.peakAt);
+  });
+  $('by').addEventListener('change', () => {
+    regroup();
+    drawMoment();
+  });
+  $('whole').addEventListener('click', () => data && move(0, Math.max(data.about.end, 1)));
+  $('peak').addEventListener('click', () => {
+    if (!curves || curves.peakAt < 0) return;
+    const time = data.time[curves.peakAt];
+    if (time < view[0] || time > view[1]) move(time - (view[1] - view[0]) / 2);
+    select(curves.peakAt);
+  });
+  $('in').addEventListener('click', () => data && zoom(0.5, (view[0] + view[1]) / 2));
+  $('out').addEventListener('click', () => data && zoom(2, (view[0] + view[1]) / 2));
+  new ResizeObserver(() => data && draw()).observe($('chart'));
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => data && draw());
+
+  function drawRanks() {
+    if (about.recordings.length < 2) return;
+    $('ranks').hidden = false;
+    const most = Math.max(1, ...about.recordings.flatMap((recording) => recording.curve));
+    about.recordings.forEach((recording, number) => {
+      const button = document.createElement('button');
+      button.type = 'button';
+      button.className = 'rank';
+      button.dataset.number = number;
+      const small = document.createElement('canvas');
+      const name = document.createElement('span');
+      name.textContent = recording.file.split('/').at(-1);
+      const peak = document.createElement('span');
+      peak.textContent = recording.devices.map((device) => `${device.name}: ${bytesInWords(device.peak)}`).join(', ');
+      button.append(small, name, peak);
+      button.addEventListener('click', () => show(number));
+      $('ranks-list').append(button);
+      const { context, width: wide, height } = canvas(small);
+      context.fillStyle = COLOURS[0];
+      recording.curve.forEach((bytes, at) => {
+        const high = (bytes / most) * height;
+        context.fillRect((at * wide) / recording.curve.length, height - high, wide / recording.curve.length + 0.5, high);
+      });
+    });
+  }
+
+  drawRanks();
+  if (about.recordings.length) {
+    show(0).catch((error) => { $('missing').textContent = `The page cannot show its data: ${error.message}`; });
+  }
+}
+
+if (typeof document !== 'undefined') start();

@@ -1,0 +1,175 @@
+//! `gpumem report --html`. What the script of the page computes is compared with the report, where there is Node.js.
+
+use std::{fs, process::Command};
+
+use gpumem_core::model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, StackId};
+use serde_json::{Value, json};
+
+use crate::{
+    file,
+    made::{DEVICE, MIB, Made},
+    ran,
+    report::{printed, recorded, training},
+};
+
+fn page(name: &str, recordings: &[&str]) -> (String, String) {
+    let out = file(&format!("{name}.html"));
+    let path = out.to_str().expect("the name is text").to_owned();
+    assert_eq!(printed(&[&["report", "--html", &path], recordings].concat()), "");
+    let text = fs::read_to_string(&out).expect("the page is there");
+    (path, text)
+}
+
+#[test]
+fn a_page_needs_nothing_else() {
+    let (_, text) = page("alone", &[&training("alone.capture")]);
+    assert!(text.starts_with("<!DOCTYPE html>") && text.trim_end().ends_with("</html>"), "{text}");
+    assert!(text.contains("default-src 'none'"), "a policy forbids it to load anything");
+    for mark in ["http://", "https://", "src=", "href=", "@import", "url(", "<!--"] {
+        assert!(!text.contains(mark), "{mark}");
+    }
+}
+
+#[test]
+fn names_cannot_become_code() {
+    let hostile = "</script><script>alert(1)</script><!--";
+    let (_, text) = page("hostile", &[&recorded("hostile.capture", Made::new(hostile).training(1, 2, MIB))]);
+    assert!(!text.contains("alert(1)</script>") && text.contains("\\u003cscript>alert(1)"), "{text}");
+    assert_eq!(text.matches("</script>").count(), 3, "the scripts of the page end where they should");
+}
+
+/// Two devices, several kinds, parts that are freed, frees that fail or are missed, contexts that end.
+fn varied() -> Made {
+    let mut made = Made::new("varied").training(4, 10, 3 * MIB);
+    let second = Device { family: Family::Cuda, ordinal: 1 };
+    made.device(second, "NVIDIA H200");
+    let mut state = 1_u64;
+    let mut below = |bound: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % bound
+    };
+    for round in 0..3_000 {
+        let key = Key::from_raw(below(200) << 20);
+        let kind = [MemKind::Pool, MemKind::Device, MemKind::PinnedHost][usize::try_from(below(3)).unwrap()];
+        let device = if below(3) == 0 { second } else { DEVICE };
+        match below(10) {
+            0..5 => {
+                made.event(EventKind::Lost { count: 1 });
+                let (bytes, context) = (Bytes::new(below(MIB)), 1 + u8::try_from(below(2)).unwrap());
+                made.alloc_at(
+                    key,
+                    Block { device, bytes, kind, context, stack: StackId(1 + u32::try_from(below(6)).unwrap()) },
+                );
+            }
+            5..8 => {
+                made.free(key);
+                if below(5) == 0 {
+                    made.event(EventKind::FreeFailed);
+                }
+            }
+            8 => made.event(EventKind::Shrink { key, bytes: Bytes::new(below(100)) }),
+            _ if round == 2_000 => made.event(EventKind::ContextDestroyed { context: 2 }),
+            _ => made.wait(below(50)),
+        }
+    }
+    made
+}
+
+/// Runs the script of the page in Node.js, which prints what it computes.
+const DRIVER: &str = r"
+const fs = require('fs');
+const vm = require('vm');
+const html = fs.readFileSync(process.argv[2], 'utf8');
+const script = html.match(/<script>([^]*)<\/script>/)[1];
+const about = JSON.parse(html.match(/id=.about-data.>([^]*?)<\/script>/)[1]);
+vm.runInThisContext(script);
+(async () => {
+  const all = [];
+  for (const [number, recording] of about.recordings.entries()) {
+    const data = decode(recording, await inflate(html.match(new RegExp(`id=.data-${number}.>([^]*?)</script>`))[1]));
+    for (const pool of pools(recording)) {
+      const curves = series(data, pool, 'scope');
+      // What is drawn is what a plain sum over all changes says.
+      let live = 0;
+      let wrong = 0;
+      for (let change = 0; change < data.time.length; change++) {
+        const block = data.block[change];
+        const isIn = data.device[block] === pool.device && recording.origins[data.origin[block]].isOnDevice === pool.isOnDevice;
+        if (isIn) live += data.delta[change];
+        const values = curves.valuesAfter(change).reduce((sum, value) => sum + value, 0);
+        if (live !== curves.sum[change] || live !== values) wrong++;
+      }
+      for (let first = 0; first < data.time.length; first += 97) {
+        for (const length of [1, 63, 64, 65, 1000, 5000]) {
+          const end = Math.min(data.time.length, first + length);
+          const [least, most] = curves.extremes(first, end);
+          const part = curves.sum.subarray(first, end);
+          if (curves.sum[least] !== part.reduce((a, b) => Math.min(a, b)) || curves.sum[most] !== part.reduce((a, b) => Math.max(a, b))) wrong++;
+        }
+      }
+      const last = data.time.length - 1;
+      const moments = [curves.peakAt, last].map((change) => flameOf(data, heldAfter(data, pool, change)).bytes);
+      const { bands, left } = bandsOf(data, pool, 0, last, 50);
+      const overlap = bands.some((a) => bands.some((b) => a.block < b.block && data.born[b.block] < data.died[a.block]
+        && a.offset < b.offset + data.bytes[b.block] && b.offset < a.offset + data.bytes[a.block]));
+      all.push({ name: pool.name, isOnDevice: pool.isOnDevice, peak: curves.sum[curves.peakAt], end: live, wrong, moments, bands: bands.length, left, overlap,
+        places: placesOf(data, heldAfter(data, pool, curves.peakAt)).slice(0, 1) });
+    }
+  }
+  console.log(JSON.stringify(all));
+})();
+";
+
+fn computed(path: &str) -> Option<Value> {
+    let driver = file("driver.js");
+    fs::write(&driver, DRIVER).expect("the driver is written");
+    let output = match Command::new("node").arg(&driver).arg(path).output() {
+        Ok(output) => output,
+        Err(error) => {
+            eprintln!("the script of the page is not tested: node: {error}");
+            return None;
+        }
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(serde_json::from_slice(&output.stdout).expect("it is JSON"))
+}
+
+#[test]
+fn the_script_computes_what_the_report_says() {
+    let files = [training("script.capture"), recorded("varied.capture", varied())];
+    let (path, _) = page("script", &[&files[0], &files[1]]);
+    let Some(all) = computed(&path) else { return };
+    let mut all = all.as_array().expect("it is a list").iter();
+    for file in &files {
+        let overview: Value = serde_json::from_str(&printed(&["report", "--json", file])).unwrap();
+        for device in overview["devices"].as_array().unwrap() {
+            let on_device = all.next().unwrap();
+            assert_eq!(on_device["peak"], device["peak_bytes"], "{on_device}");
+            assert_eq!(on_device["end"], device["live_at_end_bytes"], "{on_device}");
+            assert_eq!(on_device["moments"], json!([device["peak_bytes"], device["live_at_end_bytes"]]), "{on_device}");
+            assert_eq!((&on_device["wrong"], &on_device["overlap"]), (&json!(0), &json!(false)), "{on_device}");
+            if file == &files[0] {
+                assert_eq!(on_device["places"][0]["name"], "train > step: src/adam.rs:30, from src/main.rs:9");
+                assert_eq!((&on_device["bands"], &on_device["left"]), (&json!(50), &json!(31)));
+            } else {
+                // What is not on the device comes after it.
+                let besides = all.next().unwrap();
+                assert_eq!((&besides["isOnDevice"], &besides["wrong"]), (&json!(false), &json!(0)), "{besides}");
+                assert!(besides["peak"].as_u64() > Some(MIB), "{besides}");
+            }
+        }
+    }
+    assert!(all.next().is_none());
+}
+
+#[test]
+fn a_page_of_nothing_and_a_page_of_a_cut_file() {
+    let (path, _) = page("nothing", &[&recorded("page-nothing.capture", Made::new("train"))]);
+    assert_eq!(computed(&path).unwrap_or_else(|| json!([])), json!([]));
+    let bytes = Made::new("train").training(200, 100, MIB).file();
+    let cut = crate::report::written("page-cut.capture", &bytes[..bytes.len() / 2]);
+    let out = file("cut.html");
+    let ran = ran(&["report", "--html", out.to_str().unwrap(), &cut]);
+    assert!(ran.code == Some(2) && ran.stderr.contains("has no end"), "{ran:?}");
+    assert!(fs::read_to_string(out).unwrap().contains("The file has no end: "));
+}
