@@ -28,7 +28,8 @@ impl Built {
             Layer::Provide { slot, sizes, integers, is_next, .. } => {
                 let mut shape = vec![input.shape.sizes().first().copied().unwrap_or(1)];
                 shape.extend(sizes);
-                let dtype = if *integers { Dtype::I64 } else { Dtype::F32 };
+                let numbers = if input.dtype.is_float() { input.dtype } else { Dtype::F32 };
+                let dtype = if *integers { Dtype::I64 } else { numbers };
                 let provided = eager.empty(&shape.into(), dtype, Class::Inputs)?;
                 let output = run_all(&self.children, eager, &provided)?;
                 if *is_next {
