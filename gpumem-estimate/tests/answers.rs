@@ -9,7 +9,7 @@ use gpumem_core::{
 };
 use gpumem_estimate::{
     AllocatorKind, Class, Difference, Dtype, Estimate, Input, Layer, Loss, Measured, Model, Optimizer, Shape, Step,
-    models, numbered,
+    Tensors, models, numbered,
 };
 
 /// 1 MiB and 4 KiB of weights, in two layers.
@@ -265,4 +265,38 @@ fn the_longest_sequences_fit_and_longer_ones_do_not() {
     assert!(roomy.largest_length(&small()).unwrap_err().to_string().contains("does not read sequences"));
     let unlimited = Step::inference(1).largest_length(&model).unwrap_err().to_string();
     assert_eq!(unlimited, "what fits depends on a limit, and the step has none");
+}
+
+/// The weights of a file are no estimate: what a step needs beside them is unknown, and not 0.
+#[test]
+fn weights_without_a_model_are_no_estimate() {
+    let header = r#"{"model.layers.0.up.weight":{"dtype":"BF16","shape":[512,512],"data_offsets":[0,524288]},
+        "model.layers.1.up.weight":{"dtype":"BF16","shape":[512,512],"data_offsets":[524288,1048576]},
+        "norm.scale":{"dtype":"F32","shape":[512],"data_offsets":[1048576,1050624]}}"#;
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.resize(bytes.len() + 1_050_624, 0);
+    let path = std::env::temp_dir().join(format!("gpumem-estimate-answers-{}.safetensors", std::process::id()));
+    std::fs::write(&path, bytes).unwrap();
+    let tensors = Tensors::from_safetensors(&path);
+    std::fs::remove_file(&path).unwrap();
+    assert_text(
+        &tensors.unwrap().to_string(),
+        "\
+the weights have 1.00 MiB
+                       bytes   MiB    MB
+ ───────────────────────────────────────
+ 524,800 elements  1,050,624   1.0   1.1
+ bf16              1,048,576   1.0   1.0
+ f32                   2,048  <0.1  <0.1
+
+ by module       KiB
+ ─────────────────────────────
+ model.layers.0  512  ████████
+ model.layers.1  512  ████████
+ norm.scale        2  ▏
+
+activations, gradients, caches and workspaces: unknown.
+A file of weights does not say what a step computes.",
+    );
 }

@@ -2,7 +2,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     fmt::{self, Write},
 };
 
@@ -12,7 +12,10 @@ use gpumem_core::{
 };
 
 use super::{ClassDifference, Comparison, Difference, PhaseDifference, Saving, Savings};
-use crate::estimate::{ConvolutionWorkspace, Estimate, Part};
+use crate::{
+    estimate::{ConvolutionWorkspace, Estimate, Part},
+    files::{TensorSum, Tensors},
+};
 
 /// So many rows of layers are shown.
 const MOST_LAYERS: usize = 24;
@@ -34,9 +37,12 @@ pub(super) fn grouped(number: u64) -> String {
     text
 }
 
-/// An amount with one decimal, rounded to the nearest.
+/// An amount with one decimal, rounded to the nearest. What is not 0 is not shown as 0.
 fn in_unit(bytes: Bytes, unit: u128) -> String {
     let tenths = (u128::from(bytes.get()) * 10 + unit / 2) / unit;
+    if tenths == 0 && bytes > Bytes::ZERO {
+        return "<0.1".to_owned();
+    }
     let whole = u64::try_from(tenths / 10).unwrap_or(u64::MAX);
     format!("{}.{}", grouped(whole), tenths % 10)
 }
@@ -138,6 +144,41 @@ fn shown(path: &str) -> &str {
 #[expect(clippy::cast_precision_loss, reason = "one decimal is printed")]
 fn percent(part: i64, whole: i64) -> String {
     if whole == 0 { String::new() } else { format!("{:+.1}", part as f64 / whole as f64 * 100.0) }
+}
+
+/// What a file says about weights, by type and module. What a step needs beside them is not in it.
+impl fmt::Display for Tensors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.show(f, Paint::Plain)
+    }
+}
+
+impl Show for Tensors {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        let TensorSum { elements, bytes } = self.sum();
+        writeln!(f, "{}", paint.on(Role::Heading, format_args!("the weights have {bytes}")))?;
+        let mut rows = vec![(format!("{} elements", grouped(elements)), bytes)];
+        rows.extend(self.by_dtype().into_iter().map(|(dtype, sum)| (dtype, sum.bytes)));
+        sizes(&rows).show(f, paint)?;
+        let mut modules: BTreeMap<&str, Bytes> = BTreeMap::new();
+        for tensor in self.all() {
+            let sum = modules.entry(shown(&tensor.name)).or_default();
+            *sum = *sum + tensor.bytes;
+        }
+        let mut tree = Tree::new();
+        for (name, bytes) in modules {
+            let name = name.to_owned();
+            tree.leaf(&[], Leaf { name, bytes: signed(bytes), blocks: 0, note: None });
+        }
+        f.write_str("\n\n")?;
+        amounts_table("by module", &tree.rows(MOST_LAYERS)).show(f, paint)?;
+        let rest = "activations, gradients, caches and workspaces: unknown. A file of weights does not say what a step computes.";
+        f.write_str("\n")?;
+        for line in rest.split_inclusive(". ") {
+            write!(f, "\n{}", paint.on(Role::Faint, line.trim_end()))?;
+        }
+        Ok(())
+    }
 }
 
 /// One row for each change, and the reasons of those that are not possible.
@@ -258,6 +299,7 @@ mod tests {
     fn mib_and_mb_are_two_units() {
         let bytes = Bytes::new(574_668_960);
         assert_eq!((in_unit(bytes, 1 << 20), in_unit(bytes, 1_000_000)), ("548.0".to_owned(), "574.7".to_owned()));
+        assert_eq!([in_unit(Bytes::ZERO, 1 << 20), in_unit(Bytes::new(1), 1 << 20)], ["0.0", "<0.1"]);
         assert_eq!(in_unit(Bytes::new(u64::MAX), 1_000_000), "18,446,744,073,709.6");
     }
 
