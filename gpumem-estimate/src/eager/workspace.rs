@@ -17,6 +17,8 @@ pub(crate) struct Libraries {
     pub(crate) cublas: u64,
     /// The multiprocessors of the card.
     pub(crate) multiprocessors: u64,
+    /// Attention in 16 bits is `FlashAttention`'s instead of cuDNN's.
+    pub(crate) prefers_flash_attention: bool,
     /// Each convolution takes the most that cuDNN may want, instead of nothing.
     pub(crate) convolutions_take_most: bool,
 }
@@ -115,6 +117,10 @@ impl Eager {
             drop(self.empty(&Shape::from([bytes]), Dtype::U8, Class::Workspace)?);
         }
         Ok(())
+    }
+
+    pub(crate) fn prefers_flash_attention(&self) -> bool {
+        self.workspaces.libraries.prefers_flash_attention
     }
 
     pub(crate) fn multiprocessors(&self) -> u64 {

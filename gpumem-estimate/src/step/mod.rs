@@ -96,6 +96,9 @@ pub struct Step {
     pub cublas_workspace: u64,
     /// The multiprocessors of the card: 132 of an H100 or H200. A convolution may take a part of its workspace for each.
     pub multiprocessors: u64,
+    /// Attention in 16 bits without a mask is `FlashAttention`'s, as PyTorch prefers on cards of other compute capabilities than 9.0 and
+    /// 10.x, where it prefers cuDNN's.
+    pub flash_attention: bool,
 }
 
 impl Default for Step {
@@ -117,6 +120,7 @@ impl Default for Step {
             limit: None,
             cublas_workspace: 32 << 20,
             multiprocessors: 132,
+            flash_attention: false,
         }
     }
 }
@@ -200,7 +204,8 @@ impl Step {
             model
         };
         let (cublas, multiprocessors) = (self.cublas_workspace, self.multiprocessors);
-        let libraries = Libraries { cublas, multiprocessors, convolutions_take_most };
+        let prefers_flash_attention = self.flash_attention;
+        let libraries = Libraries { cublas, multiprocessors, prefers_flash_attention, convolutions_take_most };
         let eager = Eager::new(Rc::clone(memory), libraries);
         eager.training.set(self.optimizer.is_some());
         memory.open("model");

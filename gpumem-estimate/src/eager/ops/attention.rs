@@ -25,14 +25,20 @@ enum Kernel {
     Efficient,
     /// `_scaled_dot_product_cudnn_attention`.
     CuDnn,
+    /// `_scaled_dot_product_flash_attention`. It has no mask but the causal one.
+    Flash,
 }
 
 impl Kernel {
-    /// What PyTorch chooses on a card of compute capability 9.0 or 10.0 with cuDNN 9.15 or newer (`sdp_utils.cpp`,
-    /// `check_prefer_cudnn_attention`). cuDNN has no kernel for `f32` and no gradient of a mask.
-    fn chosen(dtype: Dtype, mask: Option<&Tensor>) -> Self {
-        let is_half = matches!(dtype, Dtype::F16 | Dtype::Bf16);
-        if is_half && mask.is_none_or(|mask| mask.edge.is_none()) { Self::CuDnn } else { Self::Efficient }
+    /// What PyTorch chooses: on cards of compute capability 9.0 or 10.0 with cuDNN 9.15 or newer, cuDNN before the others
+    /// (`sdp_utils.cpp`, `check_prefer_cudnn_attention`), on other cards `FlashAttention`. Neither has a kernel for `f32`. cuDNN has no
+    /// gradient of a mask.
+    fn chosen(dtype: Dtype, mask: Option<&Tensor>, prefers_flash: bool) -> Self {
+        match dtype {
+            Dtype::F16 | Dtype::Bf16 if prefers_flash && mask.is_none() => Self::Flash,
+            Dtype::F16 | Dtype::Bf16 if !prefers_flash && mask.is_none_or(|mask| mask.edge.is_none()) => Self::CuDnn,
+            _ => Self::Efficient,
+        }
     }
 }
 
@@ -111,7 +117,7 @@ impl Eager {
         let sizes = Sizes::of(&queries, &keys);
         let Sizes { batch, heads, length, size, .. } = sizes;
         let mask = mask.map(|mask| self.lowered(mask)).transpose()?;
-        let kernel = Kernel::chosen(queries.dtype, mask.as_ref());
+        let kernel = Kernel::chosen(queries.dtype, mask.as_ref(), self.prefers_flash_attention());
         let mask =
             mask.map(|mask| if kernel == Kernel::Efficient { self.aligned(&mask) } else { Ok(mask) }).transpose()?;
         let mut all = vec![&queries, &keys, &values];
@@ -148,7 +154,8 @@ impl Eager {
             let mask_grad = mask_dtype.map(|dtype| eager.output(&shape, dtype)).transpose()?;
             match kernel {
                 Kernel::Efficient => eager.efficient_backward(&sizes, likes[0].dtype())?,
-                Kernel::CuDnn => eager.cudnn_backward(&sizes)?,
+                Kernel::CuDnn => eager.work_in(sizes.cudnn_workspace())?,
+                Kernel::Flash => eager.flash_backward(&sizes)?,
             }
             // They have the order (batch, n, heads, size) as well.
             let ordered = |grad: Tensor| {
@@ -182,7 +189,7 @@ impl Eager {
         Ok(padded)
     }
 
-    /// What `_efficient_attention_backward` needs besides its results (`attention_backward.cu`, `kernel_backward.h`).
+    /// What `_efficient_attention_backward` needs besides its results (`attention_backward.cu`).
     fn efficient_backward(&self, sizes: &Sizes, dtype: Dtype) -> Result<(), Error> {
         let Sizes { batch, heads, length, size, .. } = *sizes;
         // The sum of output times gradient for each query. The kernels for `f32` do not compute it.
@@ -191,22 +198,24 @@ impl Eager {
         let sum = is_wide.then(|| self.output(&Shape::from([batch, length, heads]), dtype)).transpose()?;
         let _delta = self.output(&Shape::from([batch, heads, length]), Dtype::F32)?;
         drop((product, sum));
-        // The gradient of the queries is added up in tiles of `f32`, each with 16 bytes for its lock.
-        let (rows, columns) = if size <= 64 { (64, 64) } else { (128, 64) };
-        let tile = Shape::from([batch, heads, length.div_ceil(rows), size.div_ceil(columns), 16 + 4 * rows * columns]);
-        self.empty(&tile, Dtype::U8, Class::Workspace).map(drop)
+        self.work_in(sizes.efficient_workspace())
     }
 
-    /// The workspace of cuDNN (cudnn-frontend, `get_fe_workspace_size_node`): the gradient of the queries in `f32`, a number for each
-    /// query, and gradients of keys and values for each head of the queries if they share heads.
-    fn cudnn_backward(&self, sizes: &Sizes) -> Result<(), Error> {
+    /// What `mha_bwd` of `flash_api.cpp` needs besides its results.
+    fn flash_backward(&self, sizes: &Sizes) -> Result<(), Error> {
         let Sizes { batch, heads, key_heads, length, keys, size } = *sizes;
-        let elements = |sizes: &[u64]| Shape::from(sizes.to_vec()).elements();
-        let queries = elements(&[batch, heads, length, size, 4]);
-        let sums = elements(&[batch, heads, length, 4]);
-        let shared = if heads == key_heads { Some(0) } else { elements(&[2, batch, heads, keys, size, 2]) };
-        let sum = [queries, sums, shared].into_iter().try_fold(0_u64, |sum, part| sum.checked_add(part?));
-        let bytes = sum.ok_or_else(|| self.error(Kind::TooLarge))?;
+        let rounded = length.next_multiple_of(128);
+        let _sums = self.output(&Shape::from([batch, heads, rounded]), Dtype::F32)?;
+        let width = size.next_multiple_of(if size <= 128 { 32 } else { 64 });
+        let _queries = self.output(&Shape::from([batch, rounded, heads, width]), Dtype::F32)?;
+        // Gradients of keys and values for each head of the queries.
+        let copies = if heads == key_heads { 0 } else { 2 };
+        self.output(&Shape::from([copies, batch, keys, heads, size]), Dtype::Bf16).map(drop)
+    }
+
+    /// Allocates a workspace while a kernel is started.
+    fn work_in(&self, bytes: Option<u64>) -> Result<(), Error> {
+        let bytes = bytes.ok_or_else(|| self.error(Kind::TooLarge))?;
         self.empty(&Shape::from([bytes]), Dtype::U8, Class::Workspace).map(drop)
     }
 }
@@ -226,5 +235,49 @@ impl Sizes {
     fn of(queries: &Tensor, keys: &Tensor) -> Self {
         let [batch, heads, length, size] = [0, 1, 2, 3].map(|at| queries.shape[at]);
         Self { batch, heads, key_heads: keys.shape[1], length, keys: keys.shape[2], size }
+    }
+
+    /// The gradient of the queries is added up in tiles of `f32`, each with 16 bytes for its lock (`kernel_backward.h`, `workspace_size`;
+    /// `generate_kernels.py` has the sizes of tiles).
+    fn efficient_workspace(&self) -> Option<u64> {
+        let (rows, columns) = if self.size <= 64 { (64, 64) } else { (128, 64) };
+        let tiles = [self.batch, self.heads, self.length.div_ceil(rows), self.size.div_ceil(columns)];
+        Shape::from(tiles).elements()?.checked_mul(16 + 4 * rows * columns)
+    }
+
+    /// cudnn-frontend, `get_fe_workspace_size_node`: the gradient of the queries in `f32`, a number for each query, and gradients of keys
+    /// and values for each head of the queries if they share heads.
+    fn cudnn_workspace(&self) -> Option<u64> {
+        let Self { batch, heads, key_heads, length, keys, size } = *self;
+        let queries = Shape::from([batch, heads, length, size + 1, 4]).elements()?;
+        let copies = if heads == key_heads { 0 } else { 2 };
+        queries.checked_add(Shape::from([copies, batch, heads, keys, size, 2]).elements()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Kernel, Sizes};
+    use crate::dtype::Dtype;
+
+    const MIB: u64 = 1 << 20;
+
+    /// The figures are those of torch's allocation histories on an H200, without what the allocator added.
+    #[test]
+    fn workspaces_are_those_of_an_h200() {
+        let gpt2 = Sizes { batch: 32, heads: 12, key_heads: 12, length: 512, keys: 512, size: 64 };
+        assert_eq!(gpt2.cudnn_workspace(), Some(48 * MIB + 768 * 1024));
+        let llama = Sizes { batch: 32, heads: 32, key_heads: 8, length: 256, keys: 256, size: 64 };
+        assert_eq!(llama.cudnn_workspace(), Some(129 * MIB));
+        let vit = Sizes { batch: 32, heads: 12, key_heads: 12, length: 197, keys: 197, size: 64 };
+        assert_eq!(vit.efficient_workspace(), Some(25_190_400));
+    }
+
+    #[test]
+    fn kernels_are_chosen_as_pytorch_does() {
+        assert_eq!(Kernel::chosen(Dtype::F32, None, false), Kernel::Efficient);
+        assert_eq!(Kernel::chosen(Dtype::Bf16, None, false), Kernel::CuDnn);
+        assert_eq!(Kernel::chosen(Dtype::F16, None, true), Kernel::Flash);
+        assert_eq!(Kernel::chosen(Dtype::F32, None, true), Kernel::Efficient);
     }
 }
