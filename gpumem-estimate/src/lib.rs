@@ -47,7 +47,7 @@ pub use self::{
     eager::Optimizer,
     error::Error,
     estimate::{ConvolutionWorkspace, Estimate, Part, PhasePeak},
-    files::{Gguf, TensorInfo, TensorSum, Tensors},
+    files::{Described, Gguf, TensorInfo, TensorSum, Tensors},
     layer::{
         Attention, AttentionNames, Conv, Embeddings, Experts, Function, HeadNorm, Layer, Linear, Named, Pool,
         PositionKind, RelativeAttention, RunExperts, numbered,

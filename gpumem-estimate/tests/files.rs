@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use gpumem_estimate::Tensors;
+use gpumem_estimate::{Described, Dtype, Model, Step, Tensors, models};
 
 /// A folder that is removed with its value.
 struct Folder(PathBuf);
@@ -80,4 +80,83 @@ fn files_that_lie_about_their_length_are_errors() {
     assert!(error(&huge).contains("a header of 18446744073709551615 bytes"));
     assert!(error(&safetensors(FIRST, 31)).contains("does not take the bytes 16 to 32"));
     assert!(Tensors::from_safetensors(folder.0.join("none.safetensors")).is_err());
+}
+
+/// The file of a model: its parameters in `bf16`, without data in it but as long as with it.
+fn weights_of(model: &Model) -> (String, usize) {
+    let parameters = model.parameters(Dtype::Bf16).unwrap();
+    let mut end = 0;
+    let mut entries = Vec::new();
+    for (number, tensor) in parameters.all().iter().enumerate() {
+        let start = end;
+        end += tensor.bytes.get();
+        let shape = serde_json::to_string(&tensor.shape).unwrap();
+        let range = format!(r#""dtype":"BF16","shape":{shape},"data_offsets":[{start},{end}]"#);
+        entries.push(format!(r#""{}.{number}":{{{range}}}"#, tensor.name));
+    }
+    (format!("{{{}}}", entries.join(",")), usize::try_from(end).unwrap())
+}
+
+const CONFIG: &str =
+    r#"{"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 32}"#;
+
+#[test]
+fn a_folder_describes_a_model() {
+    let folder = Folder::new("folder");
+    let none = Described::read(&folder.0, 16).unwrap_err().to_string();
+    assert!(none.ends_with("the folder has no `config.json` and no weights in safetensors files"), "{none}");
+    folder.write("config.json", CONFIG.replace('}', r#", "torch_dtype": "bfloat16"}"#).as_bytes());
+    let only_config = Described::read(&folder.0, 16).unwrap();
+    let model = only_config.model.unwrap();
+    assert_eq!(only_config.tensors, model.parameters(Dtype::Bf16).unwrap());
+    let (header, data) = weights_of(&model);
+    let file = folder.write("model.safetensors", &safetensors(&header, data));
+    let both = Described::read(&folder.0, 16).unwrap();
+    assert_eq!(both.tensors.sum(), only_config.tensors.sum());
+    assert_eq!((both.model.as_ref(), &both.notes), (Ok(&model), &vec![]));
+    assert_eq!(Described::read(&file, 16).unwrap(), both);
+    assert!(Step::inference(1).estimate(&both.model.unwrap()).is_ok());
+    // A configuration of another model does not go unnoticed.
+    folder.write("config.json", CONFIG.replace("50", "51").as_bytes());
+    let other = Described::read(&folder.0, 16).unwrap();
+    let elements = both.tensors.sum().elements;
+    let expected = format!("the model has {} parameters, and the files have {elements}", elements + 64);
+    assert_eq!(other.notes, [expected]);
+}
+
+/// Of an unknown architecture the parameters are known, and nothing else is.
+#[test]
+fn an_unknown_architecture_has_parameters_and_no_model() {
+    let folder = Folder::new("unknown");
+    folder.write("1.safetensors", &safetensors(FIRST, 32));
+    folder.write("2.safetensors", &safetensors(SECOND, 6));
+    let all = r#"{"model.a.weight":"1.safetensors","model.a.bias":"1.safetensors","model.b.weight":"2.safetensors"}"#;
+    let index = folder.write("model.safetensors.index.json", format!(r#"{{"weight_map":{all}}}"#).as_bytes());
+    let no_config = Described::read(&index, 16).unwrap();
+    assert_eq!(no_config.model.unwrap_err().to_string(), "there is no `config.json` beside the weights");
+    folder.write("config.json", br#"{"architectures": ["NewLM"]}"#);
+    let unknown = Described::read(&folder.0, 16).unwrap();
+    assert_eq!(unknown.tensors.sum().elements, 15);
+    assert_eq!(unknown.tensors.by_module(2).len(), 2);
+    let why = unknown.model.unwrap_err().to_string();
+    assert_eq!(why, "config.json: the architecture `NewLM` is not supported");
+    // Without weights nothing is known at all.
+    assert!(Described::read(folder.0.join("config.json"), 16).is_err());
+}
+
+#[test]
+fn models_are_read_from_their_own_files() {
+    let folder = Folder::new("models");
+    let model = models::mobilenet_v2();
+    let json = folder.write("model.json", model.to_json().unwrap().as_bytes());
+    assert_eq!(Described::read(json, 16).unwrap().model, Ok(model));
+    let toml =
+        "name = \"a\"\ninput = { tokens = 4 }\nlayers = [{ name = \"e\", type = \"embedding\", rows = 3, size = 2 }]";
+    let found = Described::read(folder.write("model.toml", toml.as_bytes()), 16).unwrap();
+    assert_eq!((found.tensors.sum().elements, found.tensors.sum().bytes.get()), (6, 24));
+    let gguf = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/gguf/all_types.gguf");
+    let found = Described::read(gguf, 16).unwrap();
+    assert!(found.model.is_err() && found.tensors.all().len() > 30);
+    assert!(Described::read(folder.0.join("none.json"), 16).is_err());
+    assert!(Described::read(folder.write("bad.json", b"\xff\xfe"), 16).is_err());
 }

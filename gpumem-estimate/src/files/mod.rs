@@ -1,6 +1,7 @@
 //! What files say about a model, without its weights.
 
 mod config;
+mod described;
 mod gguf;
 mod gguf_model;
 mod safetensors;
@@ -9,7 +10,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use gpumem_core::model::Bytes;
 
-pub use self::gguf::Gguf;
+pub use self::{described::Described, gguf::Gguf};
 
 use crate::{
     dtype::Dtype,
