@@ -38,8 +38,8 @@ fn a_step_with_an_adapter_byte_by_byte() {
     // The output of `relu`, which the adapter keeps; those of the layer and of both matrices of the adapter; the product of the last
     // with a number. The first layer keeps nothing.
     assert_eq!(highest(&estimate, "forward"), constant + 4 * output + small_output);
-    // The outputs that the adapter keeps, the logarithms, two gradients, the loss.
-    assert_eq!(highest(&estimate, "backward"), constant + 4 * output + small_output + 4);
+    // The outputs that the adapter keeps, the logarithms, two gradients; the loss and its gradient.
+    assert_eq!(highest(&estimate, "backward"), constant + 4 * output + small_output + 8);
     // The gradients of the adapter alone, two moments and roots.
     assert_eq!(highest(&estimate, "update"), constant + 4 * adapter * 4 + 4);
 }

@@ -40,8 +40,8 @@ fn an_estimate_is_a_report() {
 the estimated peak is 3.27 MiB
                                 bytes  MiB   MB
  ──────────────────────────────────────────────
- peak                       3,426,844  3.3  3.4
- the allocator has at most  3,426,844  3.3  3.4
+ peak                       3,426,848  3.3  3.4
+ the allocator has at most  3,426,848  3.3  3.4
  263,682 parameters         1,054,728  1.0  1.1
 
  at the peak, by class    MiB
@@ -58,6 +58,7 @@ the estimated peak is 3.27 MiB
    first                     1.002  ███████
    second.0                  0.125  ▉
    second.1                  0.004  ▏
+   (outside of all layers)  <0.001  ▏
  model                       1.006  ███████
    first                     1.002  ███████
    second.1                  0.004  ▏

@@ -41,19 +41,20 @@ fn of(checkpointing: Checkpointing) -> [u64; 2] {
 #[test]
 fn segments_keep_their_inputs() {
     // The outputs of the layers 0 to 14, which the next layer keeps; the logits and the logarithms of the probabilities; the loss and
-    // its total weight. The backward pass of the logarithms has two gradients, and the logits are free.
-    assert_eq!(of(Checkpointing::Off), [17 * OUTPUT + 8, 18 * OUTPUT + 4]);
+    // its total weight. The backward pass of the logarithms has two gradients, and the logits are free; the loss and its
+    // gradient.
+    assert_eq!(of(Checkpointing::Off), [17 * OUTPUT + 8, 18 * OUTPUT + 8]);
     // Four segments of four layers. The inputs of the segments are the model's input and the outputs 3, 7 and 11. The last segment
     // keeps the outputs 12, 13 and 14 as well.
-    assert_eq!(of(Checkpointing::SquareRoot), [8 * OUTPUT + 8, 9 * OUTPUT + 4]);
+    assert_eq!(of(Checkpointing::SquareRoot), [8 * OUTPUT + 8, 9 * OUTPUT + 8]);
     assert_eq!(of(Checkpointing::Segments(4)), of(Checkpointing::SquareRoot));
     // The last segment runs again as well. It keeps its input alone, so that the forward pass ends with the outputs 3, 7, 11, the
     // logits and the logarithms. In the backward pass of the last layer, the outputs 12 to 14 are there again, with the gradients of
     // its output, of its input and of its weight.
-    assert_eq!(of(Checkpointing::Every(4)), [5 * OUTPUT + 8, 8 * OUTPUT + WEIGHT + 4]);
+    assert_eq!(of(Checkpointing::Every(4)), [5 * OUTPUT + 8, 8 * OUTPUT + WEIGHT + 8]);
     // The layers 0 to 4, 5 to 9, 10 to 14, 15: the outputs 4, 9 and 14, the logits, the logarithms. The most is there when the layer
     // 14 runs backward: its gradient was made of that of layer 15; the outputs 10 to 13 again, the outputs 4 and 9, two gradients.
-    assert_eq!(of(Checkpointing::Every(5)), [5 * OUTPUT + 8, 8 * OUTPUT + 2 * WEIGHT + 4]);
+    assert_eq!(of(Checkpointing::Every(5)), [5 * OUTPUT + 8, 8 * OUTPUT + 2 * WEIGHT + 8]);
 }
 
 #[test]

@@ -90,9 +90,9 @@ fn gradients_are_added_up() {
     let constant = weights + 8 * 100 * 4 + 8 * 8;
     let backward = phases(&estimate, "backward");
     // As without accumulation.
-    assert_eq!(backward[0], constant + weights + output + 4);
-    // The gradients of the first pass, those of the first layer again, and the gradient that they were made of.
-    assert_eq!(backward[1], constant + weights + (100 * 50 + 50) * 4 + output + 4);
+    assert_eq!(backward[0], constant + weights + output + 8);
+    // The gradients of the first pass, those of the first layer again, and the gradient that they were made of; the loss and its gradient.
+    assert_eq!(backward[1], constant + weights + (100 * 50 + 50) * 4 + output + 8);
     let forward = phases(&estimate, "forward");
     // The output of `relu`, the logits, the logarithms; the loss and its total weight; in the second pass, the loss before.
     assert_eq!(forward[..2], [constant + 3 * output + 8, constant + weights + 3 * output + 12]);

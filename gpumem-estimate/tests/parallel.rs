@@ -54,8 +54,8 @@ fn shards_are_gathered_block_by_block() {
         // outputs of both blocks.
         CONSTANT + HEAD + 2 * WEIGHT + 2 * OUTPUT,
         // In the first block: the last layer's weight and its gradient; the block's weight and its gradient; the gradients of the second
-        // block, which are being added up, and the half that is their sum; the gradient of the output, and the loss.
-        CONSTANT + 2 * HEAD + 3 * WEIGHT + WEIGHT / 2 + OUTPUT + 4,
+        // block, which are being added up, and the half that is their sum; the gradient of the output; the loss and its gradient.
+        CONSTANT + 2 * HEAD + 3 * WEIGHT + WEIGHT / 2 + OUTPUT + 8,
         // Half of all gradients.
         CONSTANT + WEIGHT + HEAD / 2 + 4,
     ];
@@ -69,7 +69,7 @@ fn parameters_stay_after_the_forward_pass_if_asked() {
         // The weights of both blocks, and what the second one was gathered in: it stays until the loss is there. So do the logits and
         // the logarithms of the probabilities, and two numbers.
         CONSTANT + HEAD + 3 * WEIGHT + 2 * OUTPUT + 2 * BATCH * 10 * 4 + 8,
-        CONSTANT + 2 * HEAD + 3 * WEIGHT + WEIGHT / 2 + OUTPUT + 4,
+        CONSTANT + 2 * HEAD + 3 * WEIGHT + WEIGHT / 2 + OUTPUT + 8,
         CONSTANT + WEIGHT + HEAD / 2 + 4,
     ];
     assert_eq!(highest(&estimate), expected);
@@ -144,8 +144,8 @@ fn gradients_of_shards_are_added_up() {
     let backward: Vec<_> = twice.phases.iter().filter(|phase| phase.name == "backward").map(|p| p.peak.get()).collect();
     assert_eq!(backward[0], highest(&once)[1]);
     // In the second block: the halves of all gradients of the first pass; the last layer's weight and its gradient; the block's weight
-    // and its gradient; what the first block is gathered in; the outputs of the first block, two gradients, and the loss.
-    let in_second_block = 2 * HEAD + 3 * WEIGHT + 3 * OUTPUT + 4;
+    // and its gradient; what the first block is gathered in; the outputs of the first block, two gradients; the loss and its gradient.
+    let in_second_block = 2 * HEAD + 3 * WEIGHT + 3 * OUTPUT + 8;
     assert_eq!(backward[1], CONSTANT + WEIGHT + HEAD / 2 + in_second_block);
 }
 

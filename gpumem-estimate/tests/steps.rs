@@ -36,8 +36,9 @@ fn a_small_step_byte_by_byte() {
     // The output of `relu`, the logits, the logarithms of the probabilities; the loss and its total weight. `relu` keeps its output,
     // so that its input is free.
     assert_eq!(phase("forward"), Some(constant + 3 * output + 2 * 4));
-    // All gradients are there, and the gradient that the first layer's were made of. The input needs none. The loss is live.
-    assert_eq!(phase("backward"), Some(constant + weights + output + 4));
+    // All gradients are there, and the gradient that the first layer's were made of. The input needs none. The loss is live, and
+    // its gradient.
+    assert_eq!(phase("backward"), Some(constant + weights + output + 8));
     assert_eq!(phase("update"), Some(constant + weights + 4));
 }
 

@@ -103,9 +103,9 @@ impl Eager {
     pub(crate) fn backward(&self, loss: &Tensor) -> Result<(), Error> {
         self.in_backward.set(true);
         let result = loss.edge.map_or(Ok(()), |edge| {
-            // The gradient of the loss itself.
+            // The gradient of the loss itself. `torch.autograd.backward` refers to it until it returns.
             let ones = self.output(&loss.shape, loss.dtype)?;
-            self.with_grad(false, || self.run_backward(edge, ones))
+            self.with_grad(false, || self.run_backward(edge, ones.clone()))
         });
         self.in_backward.set(false);
         self.forget_from(0);
