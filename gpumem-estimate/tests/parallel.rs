@@ -241,8 +241,8 @@ fn the_loss_of_a_part_of_the_vocabulary() {
     assert_eq!(estimate.parameter_bytes.get(), weights);
     let rows = BATCH * 16;
     // The tokens; what the four layers keep, 8 numbers for each token; the logits of half of the tokens; the labels. For each token: its
-    // label and the highest logit, a byte of a mask, its label in this part, its logit, the sum and the loss.
-    let expected = weights + rows * (8 + 4 * 8 * 4 + 128 * 4 + 8) + rows * (4 + 1 + 8 + 4 + 4 + 4);
+    // label and the highest logit, a byte of a mask, its label in this part, its logit, the sum, the logarithm of the sum and the loss.
+    let expected = weights + rows * (8 + 4 * 8 * 4 + 128 * 4 + 8) + rows * (4 + 1 + 8 + 4 + 4 + 4 + 4);
     assert_eq!(highest(&estimate)[0], expected);
     // Without splitting, the logarithms of the probabilities are a tensor beside the logits.
     let whole = split(1).estimate(&model).unwrap();

@@ -21,7 +21,10 @@ impl Eager {
         let targets = of_rows(Dtype::I64)?;
         let predicted = of_rows(Dtype::F32)?;
         let sums = of_rows(Dtype::F32)?;
+        // `torch.log(sum_exp_logits) - predicted_logits`.
+        let logarithms = of_rows(Dtype::F32)?;
         let losses = of_rows(Dtype::F32)?;
+        drop(logarithms);
         let needs = self.needs_grad(&[logits]);
         let saved =
             if needs { vec![self.save(&softmax)?, self.save(&mask)?, self.save(&targets)?] } else { Vec::new() };
