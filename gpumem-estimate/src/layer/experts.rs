@@ -115,10 +115,11 @@ impl Experts {
         drop(both);
         let output = eager.grouped_product(&inner, &down)?;
         drop(inner);
-        let weighted = eager.multiply(&output, &eager.reshape(&scores, &Shape::from([chosen, 1]))?)?;
+        let sorted = eager.multiply(&output, &eager.reshape(&scores, &Shape::from([chosen, 1]))?)?;
         let back = eager.integers(&order.shape)?;
         drop(eager.integers(&order.shape)?);
-        let weighted = eager.rows(&weighted, &back)?;
+        let weighted = eager.rows(&sorted, &back)?;
+        drop(sorted);
         let by_token = eager.reshape(&weighted, &Shape::from([rows.shape[0], self.per_token, self.size]))?;
         let sum = eager.sum_over(&by_token, 1)?;
         // The rows in the order of the experts and what the experts made of them live until here.
@@ -130,12 +131,11 @@ impl Experts {
         let logits = built.child(self.router()).forward(eager, rows)?;
         let (tokens, experts) = (rows.shape[0], self.experts);
         let total = tokens.checked_mul(experts).ok_or_else(|| eager.error(Kind::TooLarge))?;
-        let [largest, _choice] = eager.top_k(&logits, self.per_token)?;
+        let [largest, choice] = eager.top_k(&logits, self.per_token)?;
         // The scores of all other experts are 0.
         let scattered = eager.multiply_by_number(&logits)?;
-        drop(largest);
         let scores = eager.to(&eager.sigmoid(&eager.to(&scattered, Dtype::F32)?)?, logits.dtype)?;
-        drop(scattered);
+        drop((scattered, largest, choice));
         let repeated = eager.repeat(rows, experts)?;
         let column = eager.reshape(&eager.transpose(&scores, 0, 1), &Shape::from([total, 1]))?;
         let routed = eager.multiply(&repeated, &column)?;

@@ -1,0 +1,164 @@
+//! Layers by themselves: sums by hand, and what does not fit together.
+
+use gpumem_estimate::{
+    AllocatorKind, Attention, Experts, Function, HeadNorm, Input, Layer, Loss, Model, Optimizer, RunExperts, Shape,
+    Step, numbered,
+};
+use serde_json::Value;
+
+fn model(layers: impl IntoIterator<Item = Layer>, input: Input) -> Model {
+    Model { name: "test".to_owned(), input, layers: numbered(layers), loss: Loss::MeanSquares }
+}
+
+fn exact(step: Step) -> Step {
+    Step { allocator: AllocatorKind::Exact, cublas_workspace: 0, ..step }
+}
+
+fn peak(layers: impl IntoIterator<Item = Layer>, input: Input, step: Step) -> u64 {
+    exact(step).estimate(&model(layers, input)).unwrap().peak.get()
+}
+
+fn message(layers: impl IntoIterator<Item = Layer>, input: Input) -> String {
+    Step::inference(2).estimate(&model(layers, input)).unwrap_err().to_string()
+}
+
+fn tokens() -> Input {
+    Input::Numbers(Shape::from([5, 8]))
+}
+
+fn image() -> Input {
+    Input::Numbers(Shape::from([6, 8, 8]))
+}
+
+fn experts() -> Experts {
+    Experts {
+        size: 8,
+        hidden: 4,
+        experts: 3,
+        per_token: 2,
+        function: Function::Silu,
+        shared: 0,
+        gates_shared: false,
+        run: RunExperts::Grouped,
+    }
+}
+
+/// 10 tokens, each of which passes through 2 of 3 experts: 20 rows.
+#[test]
+fn experts_keep_what_grouped_products_need() {
+    let weights = 4 * (3 * 8 + 3 * 8 * 8 + 3 * 8 * 4);
+    let (input, scores, choice) = (10 * 8 * 4, 10 * 2 * 4, 10 * 2 * 8);
+    // The sorted choice and the order of the rows; the rows; their scores.
+    let chosen = 2 * 20 * 8 + 20 * 8 * 4 + 20 * 4;
+    // What the experts make of the rows, that times the scores, the order back, and the same rows in that order.
+    let last = 3 * 20 * 8 * 4 + 20 * 8;
+    let found = peak([Layer::Experts(experts())], tokens(), Step::inference(2));
+    assert_eq!(found, weights + input + scores + choice + chosen + last);
+    // All experts get all tokens: their size does not depend on how many are chosen.
+    let all = |per_token| {
+        let experts = Experts { per_token, shared: 4, run: RunExperts::All, ..experts() };
+        peak([Layer::Experts(experts)], tokens(), Step::inference(2))
+    };
+    assert_eq!(all(2), all(1));
+    assert!(all(1) > found);
+}
+
+#[test]
+fn group_norm_keeps_its_input_and_two_numbers_for_each_group() {
+    let (weights, pixels) = (2 * 6 * 4, 2 * 6 * 8 * 8 * 4);
+    let norm = || Layer::GroupNorm { groups: 3, channels: 6 };
+    assert_eq!(peak([norm()], image(), Step::inference(2)), weights + 2 * pixels + 2 * 2 * 3 * 4);
+    // The image is 16 times as large after both.
+    let upsampled = peak([norm(), Layer::Upsample { factor: 4 }], image(), Step::inference(2));
+    assert_eq!(upsampled, weights + pixels + 17 * pixels);
+}
+
+/// With a window that is shorter than the sequence there is a mask, which the layer converts to the type of the queries.
+#[test]
+fn a_window_needs_a_mask() {
+    let attention = |window| {
+        let attention = Attention { size: 8, heads: 2, window, ..Attention::default() };
+        peak([Layer::Attention(attention)], Input::Numbers(Shape::from([64, 8])), Step::inference(1))
+    };
+    assert_eq!(attention(0), attention(64));
+    assert_eq!(attention(32) - attention(0), 64 * 64 + 64 * 64 * 4);
+}
+
+/// Branches read the same input. Without training, an idle layer costs its parameters only.
+#[test]
+fn branches_and_idle_layers() {
+    let linear = || Layer::linear(8, 8);
+    let weights = 4 * (8 * 8 + 8);
+    let rows = 2 * 5 * 8 * 4;
+    let branches = Layer::Branches { layers: numbered([linear(), linear()]) };
+    assert_eq!(peak([branches], tokens(), Step::inference(2)), 2 * weights + rows + 3 * rows);
+    let idle = Layer::Idle { layers: numbered([Layer::linear(100, 100)]) };
+    let plain = peak([linear()], tokens(), Step::training(2, Optimizer::Adam));
+    assert_eq!(peak([idle, linear()], tokens(), Step::training(2, Optimizer::Adam)), plain + 4 * 100 * 101);
+}
+
+#[test]
+fn a_skipped_tensor_lives_until_it_is_joined() {
+    let slot = || "s".to_owned();
+    let conv = |inputs, outputs| Layer::conv2d(inputs, outputs, 1, 1, 0);
+    let layers = [Layer::Leave { slot: slot() }, conv(6, 2), conv(2, 2), Layer::Join { slot: slot() }];
+    let estimate = exact(Step::inference(1)).estimate(&model(layers, image())).unwrap();
+    let (weights, pixels) = (4 * (6 * 2 + 2 + 2 * 2 + 2), 8 * 8 * 4);
+    // The input, the output of the second convolution, and both together.
+    assert_eq!(estimate.peak.get(), weights + 6 * pixels + 2 * pixels + 8 * pixels);
+}
+
+#[test]
+fn what_does_not_fit_names_the_layer_and_the_shapes() {
+    let norm = Layer::GroupNorm { groups: 5, channels: 5 };
+    let expected = "layer `0`: expects an input of shape (2, 5, 8, 8) and gets (2, 6, 8, 8)";
+    assert_eq!(message([norm], image()), expected);
+    let groups = Layer::GroupNorm { groups: 4, channels: 6 };
+    assert_eq!(message([groups], image()), "layer `0`: 6 channels cannot be split into 4 groups");
+    let wide = Layer::Experts(Experts { size: 9, ..experts() });
+    assert_eq!(message([wide], tokens()), "layer `0`: expects an input of shape (…, …, 9) and gets (2, 5, 8)");
+    for per_token in [0, 4] {
+        let none = Layer::Experts(Experts { per_token, ..experts() });
+        let expected = format!("layer `0`: a token cannot pass through {per_token} of 3 experts");
+        assert_eq!(message([none], tokens()), expected);
+    }
+    let cross = |source_size| {
+        let reads = Some("text".to_owned());
+        Layer::Attention(Attention { size: 8, heads: 2, reads, source_size, ..Attention::default() })
+    };
+    assert_eq!(message([cross(0)], tokens()), "layer `0`: no layer before it leaves `text`");
+    let text = || {
+        let (slot, sizes) = ("text".to_owned(), vec![3, 7]);
+        Layer::Provide { slot, sizes, integers: false, is_next: false, layers: vec![] }
+    };
+    let expected = "layer `1`: expects an input of shape (2, …, 8) and gets (2, 3, 7)";
+    assert_eq!(message([text(), cross(0)], tokens()), expected);
+    assert!(Step::inference(2).estimate(&model([text(), cross(7)], tokens())).is_ok());
+    let rotated = Layer::Attention(Attention { size: 8, heads: 2, rotates: true, rotated: 5, ..Attention::default() });
+    assert_eq!(message([rotated], tokens()), "layer `0`: heads of 4 cannot rotate 5 elements");
+    let joined =
+        [Layer::Leave { slot: "s".to_owned() }, Layer::Upsample { factor: 2 }, Layer::Join { slot: "s".to_owned() }];
+    let expected = "layer `2`: joining does not work with the shapes (2, 6, 16, 16) and (2, 6, 8, 8)";
+    assert_eq!(message(joined, image()), expected);
+    let positions = Layer::Positions { rows: 4, size: 8, kind: gpumem_estimate::PositionKind::Trained };
+    let expected = "layer `0`: expects an input of shape (…, 4 or less, 8) and gets (2, 5, 8)";
+    assert_eq!(message([positions], tokens()), expected);
+    let modulated = Layer::Modulate { slot: "text".to_owned(), parts: 2 };
+    let expected = "layer `1`: a vector for each sequence does not work with the shapes (2, 5, 8) and (2, 3, 7)";
+    assert_eq!(message([text(), modulated], tokens()), expected);
+    let norm = HeadNorm::Rms;
+    let normed = Layer::Attention(Attention { size: 8, heads: 2, head_size: 3, norm, ..Attention::default() });
+    assert!(Step::inference(2).estimate(&model([normed], tokens())).is_ok());
+}
+
+/// Models of all architectures can be written and read back.
+#[test]
+fn models_are_read_back() {
+    for line in include_str!("modules.jsonl").lines().skip(1) {
+        let line: Value = serde_json::from_str(line).unwrap();
+        if line["modules"].is_object() {
+            let model = Model::from_config(&line["config"].to_string(), 16).unwrap();
+            assert_eq!(Model::from_json(&model.to_json().unwrap()).unwrap(), model, "{}", line["name"]);
+        }
+    }
+}
