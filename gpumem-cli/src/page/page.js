@@ -559,7 +559,7 @@ function start() {
     $('moment').textContent = `${bytesInWords(root.bytes)} live after ${timeInWords(time)}${isPeak ? ', the peak' : ''}`;
     drawFlame(root);
     const places = placesOf(data, held);
-    const rows = places.slice(0, 100).map(({ name, kind, bytes, blocks }) => {
+    const rows = places.slice(0, 40).map(({ name, kind, bytes, blocks }) => {
       const row = document.createElement('tr');
       const share = root.bytes > 0 ? `${((bytes * 100) / root.bytes).toFixed(1)} %` : '';
       for (const text of [name, kind, bytesInWords(bytes), share, blocks.toLocaleString('en')]) {

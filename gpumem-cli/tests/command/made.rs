@@ -203,6 +203,43 @@ impl Made {
         self
     }
 
+    /// So many allocations and frees in nested scopes, with sizes, times and lifetimes that do not repeat.
+    pub(crate) fn varied(mut self, events: u64) -> Self {
+        let mut state = 1_u64;
+        let mut below = |bound: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % bound
+        };
+        let mut live: Vec<Key> = Vec::new();
+        let mut open: Vec<ScopeId> = Vec::new();
+        for event in 0..events {
+            if event % 50 == 0 {
+                if open.len() == 3 || below(3) == 0 {
+                    for scope in open.drain(..).rev().collect::<Vec<_>>() {
+                        self.close(scope);
+                    }
+                }
+                let scope = self.open(u32::try_from(below(5)).expect("it is small"));
+                open.push(scope);
+            }
+            self.micros += below(40);
+            if live.len() < 200 || live.len() < 4000 && below(2) == 0 {
+                let kind =
+                    [MemKind::Pool, MemKind::Device, MemKind::Vmm][usize::try_from(below(3)).expect("it is small")];
+                let bytes = (1 + below(4096)) << (8 + below(10));
+                live.push(self.alloc(bytes, kind, u32::try_from(below(6)).expect("it is small")));
+            } else {
+                let at = usize::try_from(below(live.len() as u64)).expect("it is an index");
+                let key = live.swap_remove(at);
+                self.free(key);
+            }
+        }
+        for scope in open.into_iter().rev() {
+            self.close(scope);
+        }
+        self
+    }
+
     /// The bytes of the file.
     pub(crate) fn file(mut self) -> Vec<u8> {
         self.clock();

@@ -1,5 +1,6 @@
 //! Runs the command as a user does.
 
+mod book;
 mod conventions;
 mod diff;
 mod formats;

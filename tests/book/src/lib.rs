@@ -20,6 +20,7 @@ pages! {
     where_it_is "where.md"
     output "output.md"
     recordings "recordings.md"
+    command "command.md"
     environment "environment.md"
     platforms "platforms.md"
     off "off.md"
