@@ -63,6 +63,19 @@ pub mod internal {
         crate::session::WAYS_TO_A_STACK[2]().0
     }
 
+    /// The lines of the calling thread's stack, innermost first, as a large block has them.
+    #[cfg(feature = "backtrace")]
+    #[inline(never)]
+    pub fn stack_lines() -> Vec<String> {
+        crate::session::stack_lines()
+    }
+
+    /// The Python functions that the calling thread is in, innermost first, each as `file:line function`.
+    #[cfg(feature = "backtrace")]
+    pub fn python_lines() -> Vec<String> {
+        crate::session::python_lines()
+    }
+
     /// Puts hooks into the dispatch table that report nothing, to measure the cost of a hook alone.
     ///
     /// # Errors

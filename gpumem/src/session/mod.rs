@@ -63,10 +63,10 @@ use self::{
     output::{Notices, Refusals, SinkState},
     recording::{CallsiteTable, Pools, Sampler},
 };
-#[cfg(all(feature = "__internal", feature = "backtrace"))]
-pub(crate) use crate::source::WAYS_TO_A_STACK;
 #[cfg(all(feature = "__internal", feature = "cupti", feature = "dispatch"))]
 pub use crate::source::calls_of_both_sources;
+#[cfg(all(feature = "__internal", feature = "backtrace"))]
+pub(crate) use crate::source::{WAYS_TO_A_STACK, python_lines};
 use crate::{
     derive::{Labels, Stack},
     error::{Error, Kind, Result},
@@ -157,7 +157,7 @@ impl Session {
             self.begin_capture();
             // The devices of another session record into it without this.
             if self.devices.get().is_none() {
-                recording::record_process(source::min_bytes_of(self.settings));
+                recording::record_process(self.settings);
                 process::at_exit(exit::at_exit);
             }
         });
@@ -204,6 +204,14 @@ impl Session {
     fn next_scope(&self) -> ScopeId {
         ScopeId(self.scopes.fetch_add(1, Relaxed))
     }
+}
+
+/// The frames of the calling thread's stack.
+#[cfg(all(feature = "__internal", feature = "backtrace"))]
+pub(crate) fn stack_lines() -> Vec<String> {
+    let session = current().begun();
+    let stack = session.stacks.get(source::current_stack());
+    source::frames(&stack).iter().map(Frame::with_function).collect()
 }
 
 /// The session of the calling thread: the process's, unless a test put another one in its place.

@@ -19,6 +19,8 @@ pub(super) const SIM: &str = "GPUMEM_SIM";
 pub(crate) enum Stacks {
     #[default]
     Large,
+    /// As `Large`, with the functions of Python.
+    Python,
     All,
     None,
 }

@@ -100,14 +100,16 @@ pub(super) const VARIABLES: &[Variable] = &[
     Variable {
         name: "GPUMEM_BACKTRACE",
         meaning: "the allocations whose stack is recorded",
-        values: "`1`: all; `0`: none; `auto`: those of 1 MiB or more",
+        values: "`1`: all; `0`: none; `auto`: those of 1 MiB or more; `python`: those of 1 MiB or more, with the lines of Python \
+                 (3.11 to 3.14 on Linux)",
         default: "`auto`",
         read: |text, settings| {
             let (stacks, name) = match &*lower(text) {
                 "auto" => (Stacks::Large, "auto"),
+                "python" => (Stacks::Python, "python"),
                 "0" | "off" => (Stacks::None, "none"),
                 "1" | "on" | "full" => (Stacks::All, "all"),
-                _ => return invalid(not_one_of(text, "1, 0 or auto"), "stacks of large blocks are recorded"),
+                _ => return invalid(not_one_of(text, "1, 0, auto or python"), "stacks of large blocks are recorded"),
             };
             settings.stacks = stacks;
             Ok(name.to_owned())

@@ -11,6 +11,8 @@ mod driver;
 mod off;
 #[cfg(feature = "nvml")]
 mod processes;
+#[cfg(feature = "backtrace")]
+mod python;
 mod recorder;
 mod refusals;
 #[cfg(feature = "sim")]
@@ -23,10 +25,8 @@ mod stacks;
 pub use self::both::calls_of_both_sources;
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) use self::driver::{hook_for_nobody, rehearse};
-#[cfg(all(feature = "__internal", feature = "backtrace"))]
-pub(crate) use self::stacks::WAYS_TO_A_STACK;
 #[cfg(feature = "capture")]
-pub(crate) use self::stacks::module_at;
+pub(crate) use self::stacks::{module_at, python_frame};
 pub(crate) use self::{
     devices::Devices,
     off::{traces_are_off, turn_traces_off},
@@ -36,9 +36,14 @@ pub(crate) use self::{
 };
 #[cfg(feature = "sim")]
 pub(crate) use self::{off::ask_for_each_trace, refusals::is_watched, stacks::uncached_stack};
+#[cfg(all(feature = "__internal", feature = "backtrace"))]
+pub(crate) use self::{python::python_lines, stacks::WAYS_TO_A_STACK};
 
 use self::devices::Selection;
-use crate::error::{Error, Kind, Result};
+use crate::{
+    error::{Error, Kind, Result},
+    settings::Settings,
+};
 
 /// The families, in the order in which they are asked.
 const FAMILIES: &[fn() -> Selection] = &[
@@ -54,14 +59,15 @@ pub(crate) fn devices() -> Result<&'static dyn Devices> {
     selected.unwrap_or_else(|| Err(Error::from(Kind::NotBuilt { feature: "cuda" })))
 }
 
-/// From now on all sources record to `R`, with the stacks of blocks of at least `min_bytes`. The session of the process calls this
-/// when it begins.
-pub(crate) fn record_to<R: RecordEvents>(min_bytes: u64) {
+/// From now on all sources record to `R`, with the stacks that these settings ask for. The session of the process calls this when it
+/// begins.
+pub(crate) fn record_to<R: RecordEvents>(settings: &Settings) {
     recorder::set(recorder::EventRecorder {
         record: R::record,
         number_stack: R::number_stack,
+        addresses: R::addresses,
         #[cfg(any(feature = "cupti", feature = "dispatch"))]
         subscribe: driver::subscribe_to::<R>,
     });
-    stacks::begin(min_bytes);
+    stacks::begin(settings);
 }

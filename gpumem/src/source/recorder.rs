@@ -1,5 +1,7 @@
 //! Where sources record events.
 
+use std::sync::Arc;
+
 use once_cell::sync::OnceCell;
 
 use crate::model::{Answer, Bytes, EventKind, Key, StackId, Tag};
@@ -19,12 +21,16 @@ pub(crate) trait RecordEvents: 'static {
 
     /// The number of a stack.
     fn number_stack(addresses: &[usize]) -> StackId;
+
+    /// The addresses of a stack, by its number.
+    fn addresses(stack: StackId) -> Arc<[usize]>;
 }
 
 /// The functions of the type that receives events.
 pub(super) struct EventRecorder {
     pub(super) record: fn(&EventKind) -> Answer,
     pub(super) number_stack: fn(&[usize]) -> StackId,
+    pub(super) addresses: fn(StackId) -> Arc<[usize]>,
     /// From now on it receives the calls that this source intercepts.
     #[cfg(any(feature = "cupti", feature = "dispatch"))]
     pub(super) subscribe: fn(Source) -> Result<()>,
@@ -52,4 +58,9 @@ pub(super) fn record(event: &EventKind) -> Answer {
 #[cfg(feature = "backtrace")]
 pub(super) fn number_stack(addresses: &[usize]) -> StackId {
     RECORDER.get().map_or(StackId::NONE, |recorder| (recorder.number_stack)(addresses))
+}
+
+#[cfg(feature = "backtrace")]
+pub(super) fn addresses(stack: StackId) -> Arc<[usize]> {
+    RECORDER.get().map_or_else(Arc::default, |recorder| (recorder.addresses)(stack))
 }

@@ -1,5 +1,6 @@
 //! Resolves the addresses of a stack to the frames of `model`.
 
+use super::python;
 use crate::{model::Frame, sys::stack};
 
 /// The frames at these addresses, innermost first, including inlined functions. Slow, so only for printing.
@@ -7,8 +8,11 @@ pub(crate) fn frames(addresses: &[usize]) -> Vec<Frame> {
     addresses.iter().flat_map(|address| at(*address)).collect()
 }
 
-/// The frames at one address. If nothing else is known, one frame that has only the module.
+/// The frames at one address, or the line of Python with this number. If nothing else is known, one frame that has only the module.
 fn at(address: usize) -> Vec<Frame> {
+    if let Some(frame) = python::frame(address) {
+        return vec![frame];
+    }
     let module = stack::module_of(address).map(|file| file.to_string_lossy().into_owned());
     let mut symbols = stack::resolve(address);
     if symbols.is_empty() {

@@ -6,7 +6,7 @@ use std::{
     hash::{BuildHasherDefault, Hasher},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
 
@@ -27,17 +27,32 @@ const CAPACITY: usize = 1 << 16;
 /// Stacks are recorded for blocks of at least this size. No block is that large before [`begin`].
 static MIN_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
 
+/// Stacks have Python's functions as well.
+static IS_PYTHON_RECORDED: AtomicBool = AtomicBool::new(false);
+
 /// Hashes addresses. It need not resist deliberate collisions, because addresses are not user input.
 #[derive(Default)]
-struct AddressHasher(u64);
+pub(super) struct AddressHasher(u64);
 
 impl Hasher for AddressHasher {
     fn write(&mut self, bytes: &[u8]) {
         for word in bytes.chunks(8) {
             let mut eight = [0; 8];
             eight[..word.len()].copy_from_slice(word);
-            self.0 = (self.0.rotate_left(23) ^ u64::from_ne_bytes(eight)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            self.write_u64(u64::from_ne_bytes(eight));
         }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(23) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn write_usize(&mut self, word: usize) {
+        self.write_u64(word as u64);
+    }
+
+    fn write_i32(&mut self, word: i32) {
+        self.write_u64(u64::from(word.cast_unsigned()));
     }
 
     fn finish(&self) -> u64 {
@@ -72,15 +87,16 @@ impl StackTable {
     }
 }
 
-/// From now on the stacks of the process's blocks are recorded, if the block has at least this size.
-pub(super) fn begin(min_bytes: u64) {
-    MIN_BYTES.store(min_bytes, Relaxed);
+/// From now on the stacks of the process's blocks are recorded as the settings say.
+pub(super) fn begin(settings: &Settings) {
+    IS_PYTHON_RECORDED.store(settings.stacks == settings::Stacks::Python, Relaxed);
+    MIN_BYTES.store(min_bytes_of(settings), Relaxed);
 }
 
 /// The size from which on the stack of a block is recorded.
 pub(crate) fn min_bytes_of(settings: &Settings) -> u64 {
     match settings.stacks {
-        settings::Stacks::Large => LARGE,
+        settings::Stacks::Large | settings::Stacks::Python => LARGE,
         settings::Stacks::None => u64::MAX,
         settings::Stacks::All => 0,
     }
@@ -105,7 +121,11 @@ pub(super) fn stack_for(bytes: u64) -> StackId {
 pub(crate) fn current_stack() -> StackId {
     // The driver's functions are left out, since they are the same on each stack, and so are the hook or callback inside them.
     let is_driver = |file: &[u8]| std::str::from_utf8(file).is_ok_and(crate::model::is_driver);
-    StackId(crate::sys::stack::number(is_driver, |addresses| recorder::number_stack(addresses).0))
+    let native = StackId(crate::sys::stack::number(is_driver, |addresses| recorder::number_stack(addresses).0));
+    if IS_PYTHON_RECORDED.load(Relaxed) {
+        return super::python::with_python(native);
+    }
+    native
 }
 
 #[cfg(not(feature = "backtrace"))]
@@ -149,6 +169,15 @@ pub(crate) fn frames(_: &[usize]) -> Vec<Frame> {
 /// The file of the program or library that contains an address, and where it is mapped.
 #[cfg(all(feature = "backtrace", feature = "capture"))]
 pub(crate) use crate::sys::stack::module_at;
+
+/// The frame of a line of Python, whose number is on a stack in the place of an address.
+#[cfg(all(feature = "backtrace", feature = "capture"))]
+pub(crate) use super::python::frame as python_frame;
+
+#[cfg(all(not(feature = "backtrace"), feature = "capture"))]
+pub(crate) fn python_frame(_: usize) -> Option<Frame> {
+    None
+}
 
 #[cfg(all(not(feature = "backtrace"), feature = "capture"))]
 pub(crate) fn module_at(_: usize) -> Option<(std::path::PathBuf, usize)> {

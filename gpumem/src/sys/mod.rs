@@ -18,6 +18,8 @@ mod loader;
 #[cfg(feature = "nvml")]
 pub(crate) mod nvml;
 pub(crate) mod process;
+#[cfg(feature = "backtrace")]
+pub(crate) mod python;
 #[cfg(feature = "capture")]
 pub(crate) mod ring_file;
 #[cfg(feature = "backtrace")]

@@ -33,12 +33,12 @@ pub(crate) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
 }
 
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
-pub(super) use super::calls::as_observer_cold;
+pub(crate) use super::calls::as_observer_cold;
 
 /// Without a source that intercepts calls, there is no state of the thread to change.
 #[expect(clippy::unnecessary_wraps, reason = "with such a source, the code may have panicked")]
 #[cfg(not(any(feature = "cupti", feature = "dispatch")))]
-pub(super) fn as_observer_cold<T>(code: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn as_observer_cold<T>(code: impl FnOnce() -> T) -> Option<T> {
     Some(code())
 }
 

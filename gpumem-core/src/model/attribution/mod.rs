@@ -2,7 +2,9 @@
 
 mod tables;
 
-use self::tables::{CRATES, DRIVER, ENTRANCE, LIBRARIES, STARTUP, STD_FOLDERS, SYSTEM};
+use std::path::Path;
+
+use self::tables::{CRATES, DRIVER, ENTRANCE, LIBRARIES, PYTHON_PACKAGES, STARTUP, STD_FOLDERS, SYSTEM};
 pub(super) use self::tables::{REGISTRIES, file_name};
 use super::Frame;
 
@@ -31,13 +33,14 @@ pub fn program_frames(frames: &[Frame]) -> &[Frame] {
 }
 
 /// The user's line: the innermost known frame that is not in the standard library, gpumem, cudarc or a library of the
-/// tables. Frames of crates that cargo fetched are used only if there is no other, because a user of a framework looks for
-/// their own line.
+/// tables. Frames of crates that cargo fetched, and of Python's packages, are used only if there is no other, because a user of a
+/// framework looks for their own line. On a stack with lines of Python, only these are used.
 ///
 /// The second frame is the line of another function or file that called it: programs often allocate through helper
 /// functions.
 pub fn user_line(frames: &[Frame]) -> Option<(&Frame, Option<&Frame>)> {
-    let lines = frames.iter().filter(|frame| {
+    let has_python = frames.iter().any(Frame::is_python);
+    let lines = frames.iter().filter(|frame| !has_python || frame.is_python()).filter(|frame| {
         let elsewhere = frame.is_in(DRIVER) || frame.is_in(SYSTEM) || frame.is_in_library();
         !elsewhere && frame.is_known() && !frame.is_of(CRATES)
     });
@@ -54,9 +57,18 @@ impl Frame {
         self.module.as_deref().is_some_and(|module| modules.iter().any(|pattern| fits(module, pattern)))
     }
 
-    /// Cargo fetched its crate from a registry or a repository.
+    /// A line of Python: it has a file, but is in no module, because it is no machine code.
+    fn is_python(&self) -> bool {
+        let is_source = |file: &String| {
+            Path::new(file).extension().is_some_and(|extension| extension == "py") || file.starts_with('<')
+        };
+        self.module.is_none() && self.file.as_ref().is_some_and(is_source)
+    }
+
+    /// Cargo or a package manager of Python fetched its code, or it came with Python.
     fn is_fetched(&self) -> bool {
-        self.file.as_ref().is_some_and(|file| REGISTRIES.iter().any(|registry| file.contains(registry)))
+        let folders = if self.is_python() { PYTHON_PACKAGES } else { REGISTRIES };
+        self.file.as_ref().is_some_and(|file| folders.iter().any(|folder| file.contains(folder)))
     }
 
     fn is_in_library(&self) -> bool {

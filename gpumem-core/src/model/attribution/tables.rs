@@ -5,6 +5,9 @@
 /// crate.
 pub(in super::super) const REGISTRIES: &[&str] = &["/registry/src/", "/git/checkouts/"];
 
+/// What the files of Python's packages and of its standard library contain. `<frozen` is the name of files inside the interpreter.
+pub(super) const PYTHON_PACKAGES: &[&str] = &["/site-packages/", "/dist-packages/", "/lib/python3.", "<frozen "];
+
 /// NVIDIA's modules that all allocations go through. So they do not show which library allocates.
 pub(super) const DRIVER: &[&str] = &["libcupti", "libcuda", "libcudart", "libnvidia*", "libcudadebugger"];
 

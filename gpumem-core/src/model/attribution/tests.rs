@@ -215,6 +215,43 @@ fn the_crate_of_a_file() {
 }
 
 #[test]
+fn the_users_line_in_python() {
+    let python = |file: &str, line| Frame {
+        file: Some(file.to_owned()),
+        line: Some(line),
+        function: Some("forward".to_owned()),
+        ..Frame::default()
+    };
+    let native = |module: &str| Frame {
+        module: Some(module.to_owned()),
+        function: Some("unknown_extension".to_owned()),
+        file: Some("/build/extension.cpp".to_owned()),
+        ..Frame::default()
+    };
+    let package = "/venv/lib/python3.12/site-packages/torch/nn/modules/module.py";
+    let frames = [
+        native("/venv/lib/libextension.so"),
+        python(package, 1773),
+        python("/home/me/model.py", 12),
+        python(package, 1784),
+        python("<frozen runpy>", 88),
+        python("/home/me/train.py", 40),
+        python("/usr/lib/python3.12/threading.py", 1010),
+    ];
+    let (line, caller) = user_line(&frames).unwrap();
+    assert_eq!(
+        (line.to_string(), caller.unwrap().to_string()),
+        ("/home/me/model.py:12".into(), "/home/me/train.py:40".into())
+    );
+    assert_eq!(library(&frames), Some("libextension.so"));
+    // A cell of a notebook, and a program that consists of packages.
+    let frames = [python("/tmp/ipykernel_17/881.py", 3), python("<stdin>", 1)];
+    assert_eq!(user_line(&frames).unwrap().0.to_string(), "/tmp/ipykernel_17/881.py:3");
+    let frames = [native("/lib/x.so"), python(package, 1773)];
+    assert_eq!(user_line(&frames).unwrap().0.line, Some(1773));
+}
+
+#[test]
 fn a_frame_is_printed_like_compilers_do() {
     let frame = Frame { file: Some("src/a.rs".into()), line: Some(3), column: Some(9), ..Frame::default() };
     assert_eq!(frame.to_string(), "src/a.rs:3:9");

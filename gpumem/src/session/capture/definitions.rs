@@ -171,7 +171,13 @@ impl Definer {
         }
         let of_none = CodeAddress { module: 0, offset: address as u64 };
         let known = match source::module_at(address) {
-            None => of_none,
+            None => {
+                // It is written now and not at the end, because it is known now, and the process may not come to its end.
+                if let Some(frame) = source::python_frame(address) {
+                    write(symbols(of_none, vec![frame]))?;
+                }
+                of_none
+            }
             Some((path, base)) => {
                 let next = u32::try_from(self.modules.len() + 1).unwrap_or(0);
                 let module = *self.modules.entry(base).or_insert(next);
@@ -192,10 +198,14 @@ impl Definer {
         let until = Instant::now() + FOR_SYMBOLS;
         let known = self.addresses.iter().take_while(move |_| Instant::now() < until);
         known.filter_map(|(address, known)| {
-            let symbol = |Frame { function, file, line, column, .. }| Symbol { function, file, line, column };
-            let symbols: Vec<_> = source::frames(&[*address]).into_iter().map(symbol).collect();
-            let is_known = symbols.iter().any(|symbol| *symbol != Symbol::default());
-            is_known.then_some(Item::Symbols(SymbolsDefinition { address: *known, symbols }))
+            let is_known = |frame: &Frame| frame.function.is_some() || frame.file.is_some();
+            let frames = source::python_frame(*address).is_none().then(|| source::frames(&[*address]))?;
+            frames.iter().any(is_known).then(|| symbols(*known, frames))
         })
     }
+}
+
+fn symbols(address: CodeAddress, frames: Vec<Frame>) -> Item {
+    let symbol = |Frame { function, file, line, column, .. }| Symbol { function, file, line, column };
+    Item::Symbols(SymbolsDefinition { address, symbols: frames.into_iter().map(symbol).collect() })
 }

@@ -1,5 +1,7 @@
 //! The sources of the process record into its session.
 
+use std::sync::Arc;
+
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
 use crate::model::{Family, ScopeId, ScopeSpec};
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
@@ -7,12 +9,13 @@ pub(crate) use crate::source::hook_for_nobody;
 use crate::{
     model::{Answer, Bytes, Device, EventKind, Key, MemKind, StackId, Tag},
     session::{SESSION, of_process, output::oom},
+    settings::Settings,
     source::{self, RecordEvents},
 };
 
-/// From now on the sources record into the session of the process, with the stacks of blocks of at least this size.
-pub(in crate::session) fn record(min_bytes: u64) {
-    source::record_to::<ToSession>(min_bytes);
+/// From now on the sources record into the session of the process, with the stacks that these settings ask for.
+pub(in crate::session) fn record(settings: &Settings) {
+    source::record_to::<ToSession>(settings);
     source::handle_refusals(source::RefusalHandler { refused, obtained });
 }
 
@@ -49,6 +52,10 @@ impl RecordEvents for ToSession {
 
     fn number_stack(addresses: &[usize]) -> StackId {
         of_process().stacks.number(addresses)
+    }
+
+    fn addresses(stack: StackId) -> Arc<[usize]> {
+        of_process().stacks.get(stack)
     }
 }
 

@@ -1,0 +1,137 @@
+//! Python's functions on the stacks of allocations.
+//!
+//! A stack is a list of addresses. A line of Python has no address, so it gets a number that no address has. The addresses inside
+//! the interpreter and outside of it are left out: the lines of Python stand in their place.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    hash::{BuildHasher, BuildHasherDefault},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use crate::{
+    model::{Frame, StackId},
+    sys::{
+        python::{CodeParts, Interpreter, PythonFrame, PythonLine},
+        stack::{as_observer_cold, module_of},
+    },
+};
+
+use super::{recorder, stacks::AddressHasher};
+
+/// The most Python functions of a stack that are recorded.
+const MAX_FRAMES: usize = 128;
+
+/// The bit that numbers of lines have, and addresses of programs do not.
+const LINE: usize = 1 << (usize::BITS - 1);
+
+/// The number of stacks in the cache of a thread.
+const CACHED: usize = 64;
+
+type Hasher = BuildHasherDefault<AddressHasher>;
+
+/// The lines of Python that are on stacks. They belong to the process, as its code objects do.
+#[derive(Default)]
+struct Lines {
+    numbers: HashMap<(PythonFrame, CodeParts), usize, Hasher>,
+    lines: Vec<Arc<PythonLine>>,
+}
+
+static LINES: Mutex<Option<Lines>> = Mutex::new(None);
+
+/// A stack with Python's functions, and its number.
+struct CachedStack {
+    native: StackId,
+    frames: Vec<(PythonFrame, CodeParts)>,
+    number: StackId,
+}
+
+thread_local! {
+    static CACHE: RefCell<Vec<Option<CachedStack>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The number of the calling thread's stack with Python's functions. `native` is its number without them, which is returned if the
+/// thread runs no Python.
+#[cold]
+#[inline(never)]
+pub(super) fn with_python(native: StackId) -> StackId {
+    as_observer_cold(|| number(native)).flatten().unwrap_or(native)
+}
+
+fn number(native: StackId) -> Option<StackId> {
+    let interpreter = Interpreter::of_process()?;
+    let mut frames = [PythonFrame::default(); MAX_FRAMES];
+    let count = interpreter.frames(&mut frames);
+    let frames = &frames[..count];
+    if frames.is_empty() {
+        return None;
+    }
+    let at = usize::try_from(Hasher::default().hash_one((native.0, frames))).unwrap_or(0) % CACHED;
+    let of_thread = |cache: &RefCell<Vec<Option<CachedStack>>>| {
+        let mut cache = cache.try_borrow_mut().ok()?;
+        if cache.is_empty() {
+            cache.resize_with(CACHED, || None);
+        }
+        let is_same = |(known, parts): &(PythonFrame, CodeParts), frame: &PythonFrame| {
+            known == frame && *parts == interpreter.code_parts(frame)
+        };
+        if let Some(known) = &cache[at]
+            && known.native == native
+            && known.frames.len() == frames.len()
+            && known.frames.iter().zip(frames).all(|(known, frame)| is_same(known, frame))
+        {
+            return Some(known.number);
+        }
+        let number = number_of(native, interpreter, frames);
+        let frames = frames.iter().map(|frame| (*frame, interpreter.code_parts(frame))).collect();
+        cache[at] = Some(CachedStack { native, frames, number });
+        Some(number)
+    };
+    CACHE.try_with(of_thread).ok()?
+}
+
+/// The number of a stack that is not in the cache.
+fn number_of(native: StackId, interpreter: &Interpreter, frames: &[PythonFrame]) -> StackId {
+    let file = module_of(interpreter.address());
+    let is_inner = |address: &&usize| module_of(**address) != file;
+    let mut stack: Vec<usize> = recorder::addresses(native).iter().take_while(is_inner).copied().collect();
+    let mut lines = lines();
+    let lines = lines.get_or_insert_default();
+    for frame in frames {
+        let next = lines.lines.len();
+        let number = *lines.numbers.entry((*frame, interpreter.code_parts(frame))).or_insert(next);
+        if number == next {
+            lines.lines.push(Arc::new(interpreter.line(frame)));
+        }
+        stack.push(LINE | number);
+    }
+    recorder::number_stack(&stack)
+}
+
+fn lines() -> MutexGuard<'static, Option<Lines>> {
+    LINES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The frame that a number on a stack stands for; `None` if it is an address.
+pub(crate) fn frame(number: usize) -> Option<Frame> {
+    if number & LINE == 0 {
+        return None;
+    }
+    let line = lines().as_ref()?.lines.get(number ^ LINE).cloned()?;
+    let PythonLine { function, file, line } = (*line).clone();
+    Some(Frame { function: Some(function), file: Some(file), line, ..Frame::default() })
+}
+
+/// The Python functions that the calling thread is in, innermost first.
+#[cfg(feature = "__internal")]
+pub(crate) fn python_lines() -> Vec<String> {
+    let Some(interpreter) = Interpreter::of_process() else { return Vec::new() };
+    let mut frames = [PythonFrame::default(); MAX_FRAMES];
+    let count = interpreter.frames(&mut frames);
+    let text = |frame: &PythonFrame| {
+        let PythonLine { function, file, line } = interpreter.line(frame);
+        format!("{file}:{} {function}", line.unwrap_or(0))
+    };
+    frames[..count].iter().map(text).collect()
+}

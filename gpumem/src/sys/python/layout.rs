@@ -1,0 +1,163 @@
+//! Where the fields of Python's structures are. Python 3.13 and later publish this for debuggers; for 3.11 and 3.12 there is a table.
+
+/// The bits of a reference to an object that are no part of its address (3.14).
+pub(super) const TAGS: usize = 7;
+
+/// The offsets of fields, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    /// In the thread's state: the address of a record with the innermost frame. `None` if that frame is in the state itself.
+    pub(super) thread_record: Option<usize>,
+    /// In the record or the state: the address of the innermost frame.
+    pub(super) current_frame: usize,
+    /// In a frame: the address of the frame that called it.
+    pub(super) previous: usize,
+    /// In a frame: the object that is executed, usually code.
+    pub(super) code: usize,
+    /// In a frame: the address of its current instruction.
+    pub(super) instruction: usize,
+    /// In a frame of 3.12, the byte that says who owns it, and its value where native code called Python. Such a frame has code but
+    /// is no function of the program. In later versions it has no code.
+    pub(super) entry_owner: Option<(usize, u8)>,
+    /// In a code object: the names of its file and function, and its table of lines.
+    pub(super) code_parts: [usize; 3],
+    /// In a code object: the first instruction.
+    pub(super) first_instruction: usize,
+    /// In an object: its type.
+    pub(super) object_type: usize,
+}
+
+/// From `Include/internal/pycore_frame.h`, `Include/cpython/pystate.h` and `Include/cpython/code.h` of 3.11, for 64 bits.
+const PYTHON_3_11: Layout = Layout {
+    thread_record: Some(56),
+    current_frame: 8,
+    previous: 48,
+    code: 32,
+    instruction: 56,
+    entry_owner: None,
+    code_parts: [112, 128, 136],
+    first_instruction: 184,
+    object_type: 8,
+};
+
+/// The same of 3.12.
+const PYTHON_3_12: Layout = Layout {
+    thread_record: Some(56),
+    current_frame: 0,
+    previous: 8,
+    code: 0,
+    instruction: 56,
+    entry_owner: Some((70, 3)),
+    code_parts: [112, 128, 136],
+    first_instruction: 192,
+    object_type: 8,
+};
+
+/// `_Py_Debug_Cookie`
+const COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
+
+/// Where the groups of `_Py_DebugOffsets` begin, as numbers of words.
+struct Groups {
+    thread_state: usize,
+    interpreter_frame: usize,
+    code_object: usize,
+    pyobject: usize,
+}
+
+impl Layout {
+    /// The layout of a version, such as 0x030d. `word` reads a word of `_PyRuntime`, by its index. `None` if the version is not
+    /// known, or if its record is not as expected.
+    pub(super) fn of(version: u32, word: impl Fn(usize) -> u64) -> Option<Self> {
+        let groups = match version {
+            0x030b => return Some(PYTHON_3_11),
+            0x030c => return Some(PYTHON_3_12),
+            0x030d => Groups { thread_state: 19, interpreter_frame: 28, code_object: 34, pyobject: 44 },
+            0x030e => Groups { thread_state: 22, interpreter_frame: 31, code_object: 39, pyobject: 50 },
+            _ => return None,
+        };
+        // Without the global lock, objects have other headers, and each thread may have its own copy of the instructions.
+        let is_free_threaded = word(2) != 0;
+        if word(0) != COOKIE || word(1) >> 16 != u64::from(version) || is_free_threaded {
+            return None;
+        }
+        // The first word of a group is the size of the structure; all fields are inside.
+        let field = |group: usize, index: usize| {
+            let offset = word(group + index);
+            (offset < word(group) && word(group) < 1 << 20).then(|| usize::try_from(offset).ok()).flatten()
+        };
+        let Groups { thread_state, interpreter_frame, code_object, pyobject } = groups;
+        let layout = Self {
+            thread_record: None,
+            current_frame: field(thread_state, 4)?,
+            previous: field(interpreter_frame, 1)?,
+            code: field(interpreter_frame, 2)?,
+            instruction: field(interpreter_frame, 3)?,
+            entry_owner: None,
+            code_parts: [field(code_object, 1)?, field(code_object, 3)?, field(code_object, 4)?],
+            first_instruction: field(code_object, 9)?,
+            object_type: field(pyobject, 1)?,
+        };
+        // An object is a count and a type.
+        (word(pyobject) == 16 && layout.object_type == 8).then_some(layout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A record as 3.13.0 has it, except for fields that are not read.
+    fn record(version: u64) -> Vec<u64> {
+        let mut words = vec![0; 64];
+        (words[0], words[1]) = (COOKIE, version);
+        let shift = if version >> 16 == 0x030e { [3, 3, 5, 6] } else { [0; 4] };
+        let mut group = |at: usize, fields: &[u64]| words[at..at + fields.len()].copy_from_slice(fields);
+        group(19 + shift[0], &[600, 0, 8, 16, 72]);
+        group(28 + shift[1], &[88, 8, 0, 56, 72, 70]);
+        group(34 + shift[2], &[208, 112, 120, 128, 136, 68, 52, 96, 104, 200]);
+        group(44 + shift[3], &[16, 8]);
+        words
+    }
+
+    const PYTHON_3_13: Layout = Layout {
+        thread_record: None,
+        current_frame: 72,
+        previous: 8,
+        code: 0,
+        instruction: 56,
+        entry_owner: None,
+        code_parts: [112, 128, 136],
+        first_instruction: 200,
+        object_type: 8,
+    };
+
+    fn of(version: u32, words: &[u64]) -> Option<Layout> {
+        Layout::of(version, |index| words[index])
+    }
+
+    #[test]
+    fn later_versions_publish_their_layout() {
+        assert_eq!(of(0x030d, &record(0x030d_00f0)), Some(PYTHON_3_13));
+        assert_eq!(of(0x030e, &record(0x030e_00f0)), Some(PYTHON_3_13));
+    }
+
+    #[test]
+    fn nothing_is_guessed() {
+        let good = record(0x030d_00f0);
+        for (index, value) in [(0, 0), (1, 0x030e_00f0), (2, 1), (19, 0), (28, 8), (34, 1 << 20), (44, 32), (45, 24)] {
+            let mut words = good.clone();
+            words[index] = value;
+            assert_eq!(of(0x030d, &words), None, "word {index} is {value:#x}");
+        }
+        for version in [0x030a, 0x030f, 0x0400, 0] {
+            assert_eq!(of(version, &record(0x030d_00f0)), None);
+        }
+    }
+
+    #[test]
+    fn earlier_versions_have_a_table() {
+        let unread = |_| -> u64 { panic!("there is no record") };
+        assert_eq!(Layout::of(0x030b, unread), Some(PYTHON_3_11));
+        assert_eq!(Layout::of(0x030c, unread), Some(PYTHON_3_12));
+    }
+}

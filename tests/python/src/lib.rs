@@ -1,0 +1,73 @@
+//! What Python programs call in the tests: functions that read the calling thread's stack, as a hook of the driver does.
+//!
+//! `ctypes.CDLL` releases Python's lock before a call, as PyTorch does before it allocates; `ctypes.PyDLL` keeps it.
+
+use std::{
+    hint::black_box,
+    slice, thread,
+    time::{Duration, Instant},
+};
+
+use gpumem::__private::internal::{python_lines, stack, stack_lines};
+
+/// Puts a text into a buffer of Python. Returns its length; what does not fit is cut.
+fn put(text: &str, at: *mut u8, room: usize) -> usize {
+    let length = text.len().min(room);
+    // SAFETY: the program passes a buffer that has `room` bytes, and nobody else uses it during the call.
+    unsafe { slice::from_raw_parts_mut(at, length) }.copy_from_slice(&text.as_bytes()[..length]);
+    length
+}
+
+/// The Python functions that the thread is in, innermost first, each as `file:line function`.
+///
+/// # Safety
+/// `at` has `room` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lines(at: *mut u8, room: usize) -> usize {
+    put(&python_lines().join("\n"), at, room)
+}
+
+/// The lines of the stack that is recorded for a large block.
+///
+/// # Safety
+/// As above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recorded(at: *mut u8, room: usize) -> usize {
+    put(&stack_lines().join("\n"), at, room)
+}
+
+/// The number of the stack that is recorded for a large block.
+#[unsafe(no_mangle)]
+pub extern "C" fn number() -> u32 {
+    stack_lines();
+    stack()
+}
+
+/// How many Python functions a thread is in that Python does not know.
+#[unsafe(no_mangle)]
+pub extern "C" fn lines_of_another_thread() -> usize {
+    thread::spawn(|| python_lines().len()).join().unwrap_or(usize::MAX)
+}
+
+/// Waits without Python's lock, then reads the stack: also while the interpreter ends. Returns the number of functions.
+#[unsafe(no_mangle)]
+pub extern "C" fn lines_later(milliseconds: u64) -> usize {
+    thread::sleep(Duration::from_millis(milliseconds));
+    python_lines().len()
+}
+
+/// Nanoseconds for one recorded stack, the fastest of 20 rounds.
+#[unsafe(no_mangle)]
+pub extern "C" fn nanoseconds() -> f64 {
+    const TIMES: u32 = 1000;
+    // Stacks have numbers once the session has begun.
+    stack_lines();
+    let round = || {
+        let began = Instant::now();
+        for _ in 0..TIMES {
+            black_box(stack());
+        }
+        began.elapsed().as_secs_f64() * 1e9 / f64::from(TIMES)
+    };
+    (0..20).map(|_| round()).fold(f64::INFINITY, f64::min)
+}
