@@ -211,7 +211,7 @@ impl Session {
 pub(crate) fn stack_lines() -> Vec<String> {
     let session = current().begun();
     let stack = session.stacks.get(source::current_stack());
-    source::frames(&stack).iter().map(Frame::with_function).collect()
+    source::frames(&stack).iter().map(crate::model::Frame::with_function).collect()
 }
 
 /// The session of the calling thread: the process's, unless a test put another one in its place.
