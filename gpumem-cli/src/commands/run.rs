@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
     /// The stacks that are recorded of allocations of 1 MiB or more.
-    #[arg(long, value_enum, default_value_t = Stacks::Native)]
+    #[arg(long, value_enum, default_value_t = Stacks::Python)]
     pub(crate) stacks: Stacks,
     /// Record nothing until `gpumem start PID`.
     #[arg(long)]
@@ -43,6 +43,19 @@ pub(crate) enum Stacks {
     None,
     /// The functions of the program and of its libraries.
     Native,
+    /// The same, and the lines of Python (3.11 to 3.14).
+    Python,
+}
+
+impl Stacks {
+    /// As in `GPUMEM_BACKTRACE`.
+    pub(crate) fn setting(self) -> &'static str {
+        match self {
+            Self::None => "0",
+            Self::Native => "auto",
+            Self::Python => "python",
+        }
+    }
 }
 
 impl Stacks {

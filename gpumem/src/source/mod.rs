@@ -8,6 +8,7 @@ mod cuda;
 mod devices;
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
 mod driver;
+mod hasher;
 mod off;
 #[cfg(feature = "nvml")]
 mod processes;

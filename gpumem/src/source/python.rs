@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-use super::{recorder, stacks::AddressHasher};
+use super::{hasher::AddressHasher, recorder};
 
 /// The most Python functions of a stack that are recorded.
 const MAX_FRAMES: usize = 128;
