@@ -48,22 +48,12 @@ pub(crate) enum Stacks {
 }
 
 impl Stacks {
-    /// As in `GPUMEM_BACKTRACE`.
-    pub(crate) fn setting(self) -> &'static str {
-        match self {
-            Self::None => "0",
-            Self::Native => "auto",
-            Self::Python => "python",
-        }
-    }
-}
-
-impl Stacks {
     /// The value of the library's setting `GPUMEM_BACKTRACE`.
     pub(crate) const fn backtrace(self) -> &'static str {
         match self {
             Self::None => "0",
             Self::Native => "auto",
+            Self::Python => "python",
         }
     }
 }
