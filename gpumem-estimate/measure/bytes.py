@@ -3,7 +3,7 @@
 `decode.rs`, `optimizers.rs` and `parallel.rs` expect.
 
     python3 bytes.py
-    python3 -m torch.distributed.run --standalone --nproc-per-node=2 bytes.py     for `fully_shard`
+    python3 -m torch.distributed.run --standalone --nproc-per-node=2 bytes.py     for two ranks
 
 It needs torch, no GPU and no network. Each storage counts from the operation that makes it until it is freed. The counters of steps of
 `torch.optim`, four bytes for each parameter, are on the CPU in real steps as well and are not counted. With `fully_shard`, gloo copies
@@ -217,6 +217,30 @@ def sharded():
             found.append(bytes_.highest(optimizer.step)[0])
         if torch.distributed.get_rank() == 0:
             print(f"{name}: forward and backward for each pass, update", found)
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    def zero1(parameters):
+        return ZeroRedundancyOptimizer(parameters, optimizer_class=torch.optim.AdamW, foreach=True)
+
+    for name, make in [("replicas", sgd), ("zero1 (with counters of four bytes)", zero1)]:
+        model = torch.nn.Sequential(*(torch.nn.Linear(64, size, bias=False) for size in (64, 64, 10)))
+        x, y = torch.randn(4, 64), torch.randint(0, 10, (4,))
+        bytes_ = Bytes(*(p.data for p in model.parameters()), x, y)
+        found = []
+        with bytes_:
+            replica = torch.nn.parallel.DistributedDataParallel(model)
+            optimizer = make(model.parameters())
+            time.sleep(0.2)
+            for _ in range(2):
+                optimizer.zero_grad()
+                peak, loss = bytes_.highest(lambda: torch.nn.functional.cross_entropy(replica(x), y))
+                found += [peak, bytes_.highest(loss.backward)[0]]
+                time.sleep(0.2)
+                found.append(bytes_.highest(optimizer.step)[0])
+                del loss
+                time.sleep(0.2)
+        if torch.distributed.get_rank() == 0:
+            print(f"{name}: forward, backward, update of two steps", found)
     torch.distributed.destroy_process_group()
 
 

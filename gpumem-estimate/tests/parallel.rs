@@ -106,6 +106,8 @@ fn replicas_have_buckets() {
     let gradients = 2 * WEIGHT + HEAD;
     assert_eq!(highest(&replicas), highest(&alone).map(|bytes| bytes + gradients));
     assert_eq!(of(&replicas, Class::Communication), gradients);
+    // What `measure/bytes.py` counts.
+    assert_eq!(highest(&replicas), [74_088, 108_072, 107_044]);
     // With blocks of 512 bytes, what is added depends on the number of buckets. VGG19's parameters in reverse: the last layer has 16 MB
     // and fills the first bucket, the layer before has 64 MB, the one before that 392 MB; each of the others fills one or shares it.
     let model = models::vgg19();
@@ -127,6 +129,11 @@ fn the_state_is_shared_out_by_parameters() {
     let saved = |kept: u64| (7600 - kept) * 3 * 4;
     assert_eq!(all - update(DataParallelKind::Zero1, 2), saved(5000));
     assert_eq!(all - update(DataParallelKind::Zero1, 1000), saved(5000));
+    // What `measure/bytes.py` counts in two steps, without the counters of two parameters, which are not on the device.
+    let zero1 = training(Optimizer::Adam, parallel(DataParallelKind::Zero1, 2)).estimate(&blocks()).unwrap();
+    let peaks: Vec<_> = zero1.phases.iter().map(|phase| phase.peak.get()).collect();
+    let second = [111_984, 145_968, 163_884].map(|bytes| bytes - 2 * 4);
+    assert_eq!(peaks, [[74_088, 108_072, 163_884 - 2 * 4], second].concat());
     let even = numbered((0..4).map(|_| linear(50, 50)));
     let model = Model { layers: even, input: Input::Numbers(Shape::from([50])), ..model };
     let update = |kind, ranks| highest(&training(Optimizer::Adam, parallel(kind, ranks)).estimate(&model).unwrap())[2];
