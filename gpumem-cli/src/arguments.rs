@@ -8,7 +8,8 @@ const EXAMPLES: &str = "\
 Examples:
   gpumem report train.capture              what made the peak, and what was not freed
   gpumem report --html train.html train.capture
-  gpumem diff before.capture after.capture --fail-on-increase 5%";
+  gpumem diff before.capture after.capture --fail-on-increase 5%
+  gpumem estimate config.json --train adam --fit 80GiB";
 
 const STYLES: styling::Styles = styling::Styles::styled()
     .header(styling::Style::new().bold())
@@ -38,6 +39,7 @@ pub(crate) enum Command {
     Stop(commands::stop::Arguments),
     Report(commands::report::Arguments),
     Diff(commands::diff::Arguments),
+    Estimate(commands::estimate::Arguments),
     Completions(commands::completions::Arguments),
     Man(commands::man::Arguments),
 }

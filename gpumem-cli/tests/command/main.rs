@@ -3,6 +3,7 @@
 mod book;
 mod conventions;
 mod diff;
+mod estimate;
 mod formats;
 #[allow(dead_code, reason = "the tests of the library use the rest")]
 mod made;

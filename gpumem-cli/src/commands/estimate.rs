@@ -1,0 +1,265 @@
+//! Estimates the memory of a step before it runs.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use gpumem_core::{
+    export::{InPaint, Paint},
+    model::Bytes,
+};
+use gpumem_estimate::{
+    AllocatorKind, ContextSize, Dtype, Error, Estimate, Gguf, Input, Model, Optimizer, Savings, Step, TensorSum,
+    Tensors,
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::{exit::Exit, failure::Failure, terminal};
+
+const EXAMPLES: &str = "\
+Examples:
+  gpumem estimate config.json --length 2048 --dtype bf16
+  gpumem estimate config.json --train adam --batch 8 --savings
+  gpumem estimate config.json --train adam --fit 80GiB
+  gpumem estimate model.safetensors
+  gpumem estimate config.json --train adam --record estimate.capture";
+
+/// Estimates the peak of a training or inference step of PyTorch from a description of the model, without a GPU and without weights.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// A `config.json` of Hugging Face or its folder, a GGUF or safetensors file, or a model as JSON or TOML.
+    model: PathBuf,
+    /// The inputs of a step.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    batch: u64,
+    /// The tokens of each input, for models of language.
+    #[arg(long, default_value_t = 512, value_name = "N")]
+    length: u64,
+    /// A training step with this optimizer: sgd, momentum, adam, adafactor, lion or adam8bit. Without it: inference.
+    #[arg(long, value_name = "OPTIMIZER", value_parser = named::<Optimizer>)]
+    train: Option<Optimizer>,
+    /// The type of the parameters.
+    #[arg(long, default_value = "f32", value_name = "TYPE")]
+    dtype: Dtype,
+    /// Autocast to this type.
+    #[arg(long, value_name = "TYPE")]
+    autocast: Option<Dtype>,
+    /// The backward pass runs each block again.
+    #[arg(long)]
+    checkpointing: bool,
+    /// The allocator: `pytorch`, `pytorch_expandable`, `stream_ordered` or `exact`.
+    #[arg(long, default_value = "pytorch", value_name = "NAME", value_parser = named::<AllocatorKind>)]
+    allocator: AllocatorKind,
+    /// Settings of the step as a JSON file; the options above are not used then.
+    #[arg(long, value_name = "FILE")]
+    step: Option<PathBuf>,
+    /// Look for the largest batch and the longest inputs that fit on a card with this much free memory, such as 80GiB.
+    #[arg(long, value_name = "MEMORY")]
+    fit: Option<Bytes>,
+    /// For --fit: what the process has beside the allocator. Without it, what was measured of PyTorch 2.11 on an H200.
+    #[arg(long, value_name = "MEMORY")]
+    context: Option<Bytes>,
+    /// Show what changes of the step would save.
+    #[arg(long)]
+    savings: bool,
+    /// Write the events of the step as a recording, which the other commands read.
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a file describes.
+enum Described {
+    Model(Box<Model>),
+    /// Weights alone, and why there is no model.
+    Weights(Tensors, String),
+}
+
+/// What fits on a card.
+struct Fit {
+    memory: Bytes,
+    context: Bytes,
+    batch: u64,
+    /// `None`: the inputs have one size.
+    length: Option<u64>,
+}
+
+/// A value by the name that it has in files.
+fn named<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    serde_json::from_value(Value::String(text.to_owned())).map_err(|error| error.to_string())
+}
+
+pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
+    let paint = terminal::paint();
+    let file = &arguments.model;
+    let model = match described(file, arguments.length)? {
+        Described::Model(model) => model,
+        Described::Weights(tensors, why) => {
+            terminal::print(|out| {
+                if arguments.json {
+                    writeln!(out, "{}", weights_as_json(&tensors))
+                } else {
+                    writeln!(out, "{}", InPaint(&tensors, paint))
+                }
+            })?;
+            let next = "describe the model as JSON or TOML";
+            terminal::error(&Failure::new(format!("`{}` has no estimate", file.display()), why, next));
+            return Ok(Exit::Failed);
+        }
+    };
+    let failed = |error: Error| Failure::new(format!("`{}` cannot be estimated", file.display()), error, "");
+    let step = step(arguments)?;
+    let estimate = match &arguments.record {
+        None => step.estimate(&model).map_err(failed)?,
+        Some(to) => {
+            let (estimate, recording) = step.record(&model).map_err(failed)?;
+            terminal::write_file(to, |out| out.write_all(&recording))?;
+            estimate
+        }
+    };
+    let savings = arguments.savings.then(|| step.savings(&model)).transpose().map_err(failed)?;
+    let fit = arguments.fit.map(|memory| fit(memory, arguments.context, &step, &model)).transpose()?;
+    terminal::print(|out| {
+        if arguments.json {
+            writeln!(out, "{}", as_json(&model, &step, &estimate, savings.as_ref(), fit.as_ref()))
+        } else {
+            as_text(out, paint, (&model, &step, &estimate), savings.as_ref(), fit.as_ref())
+        }
+    })?;
+    Ok(Exit::Done)
+}
+
+fn read(file: &Path) -> Result<String, Failure> {
+    fs::read_to_string(file).map_err(|error| Failure::new(format!("`{}` cannot be read", file.display()), error, ""))
+}
+
+fn step(arguments: &Arguments) -> Result<Step, Failure> {
+    let Some(file) = &arguments.step else {
+        return Ok(Step {
+            batch: arguments.batch,
+            optimizer: arguments.train,
+            parameters: arguments.dtype,
+            autocast: arguments.autocast,
+            checkpointing: arguments.checkpointing.into(),
+            allocator: arguments.allocator,
+            ..Step::default()
+        });
+    };
+    let wrong = |error| Failure::new(format!("`{}` is no step", file.display()), error, "");
+    serde_json::from_str(&read(file)?).map_err(wrong)
+}
+
+/// The model of a file or folder; or its weights, if there is nothing that says what it computes.
+fn described(file: &Path, length: u64) -> Result<Described, Failure> {
+    let wrong = |error: Error| Failure::new(format!("`{}` cannot be used", file.display()), error, "");
+    if file.is_dir() {
+        let names = ["config.json", "model.safetensors.index.json", "model.safetensors"];
+        let found = names.into_iter().map(|name| file.join(name)).find(|path| path.is_file());
+        let missing = || {
+            let next = "name the file that describes the model";
+            Failure::new(format!("`{}` has no model", file.display()), "it has no `config.json`", next)
+        };
+        return described(&found.ok_or_else(missing)?, length);
+    }
+    let name = file.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let is = |ending: &str| name.strip_suffix(ending).is_some();
+    if is(".gguf") {
+        let gguf = Gguf::read(file).map_err(wrong)?;
+        return Ok(match gguf.model(length) {
+            Ok(model) => Described::Model(Box::new(model)),
+            Err(error) => Described::Weights(gguf.tensors().clone(), error.to_string()),
+        });
+    }
+    if is(".safetensors") || is(".safetensors.index.json") {
+        let tensors = Tensors::from_safetensors(file).map_err(wrong)?;
+        let config = file.with_file_name("config.json");
+        if !config.is_file() {
+            return Ok(Described::Weights(tensors, "there is no `config.json` beside it".to_owned()));
+        }
+        return Ok(match Model::from_config(&read(&config)?, length) {
+            Ok(model) => Described::Model(Box::new(model)),
+            Err(error) => Described::Weights(tensors, error.to_string()),
+        });
+    }
+    let text = read(file)?;
+    let model = if is(".toml") {
+        Model::from_toml(&text)
+    } else if serde_json::from_str::<Value>(&text).is_ok_and(|value| value["layers"].is_array()) {
+        Model::from_json(&text)
+    } else {
+        Model::from_config(&text, length)
+    };
+    model.map(|model| Described::Model(Box::new(model))).map_err(wrong)
+}
+
+fn fit(memory: Bytes, context: Option<Bytes>, step: &Step, model: &Model) -> Result<Fit, Failure> {
+    let measured = || ContextSize::measured((9, 0)).map(|size| size.high);
+    let context = context.or_else(measured).unwrap_or_default();
+    let too_small = || Failure::new(format!("{memory} are too little"), format!("the context has {context}"), "");
+    let limit = memory.checked_sub(context).ok_or_else(too_small)?;
+    let step = Step { limit: Some(limit), ..step.clone() };
+    let failed = |error: Error| Failure::new("what fits cannot be found", error, "");
+    let batch = step.largest_batch(model).map_err(failed)?;
+    let has_length = matches!(model.input, Input::Tokens(_));
+    let length = has_length.then(|| step.largest_length(model)).transpose().map_err(failed)?;
+    Ok(Fit { memory, context, batch, length })
+}
+
+fn as_text(
+    out: &mut dyn Write,
+    paint: Paint,
+    (model, step, estimate): (&Model, &Step, &Estimate),
+    savings: Option<&Savings>,
+    fit: Option<&Fit>,
+) -> io::Result<()> {
+    let length = if let Input::Tokens(length) = model.input { format!(" of {length} tokens") } else { String::new() };
+    let inputs = if step.batch == 1 { "input" } else { "inputs" };
+    let what = if step.optimizer.is_some() { "training" } else { "inference" };
+    writeln!(out, "{}: {what}, {} {inputs}{length}", model.name, step.batch)?;
+    writeln!(out, "{}", InPaint(estimate, paint))?;
+    if let Some(savings) = savings {
+        writeln!(out, "\n{}", InPaint(savings, paint))?;
+    }
+    if let Some(Fit { memory, context, batch, length }) = fit {
+        writeln!(out, "\nwith {memory}, of which the CUDA context and libraries have {context}:")?;
+        writeln!(out, "  the largest batch is {batch}")?;
+        if let Some(length) = length {
+            writeln!(out, "  the longest inputs of a batch of {} have {length} tokens", step.batch)?;
+        }
+    }
+    Ok(())
+}
+
+fn as_json(model: &Model, step: &Step, estimate: &Estimate, savings: Option<&Savings>, fit: Option<&Fit>) -> Value {
+    let estimate: Value = serde_json::from_str(&estimate.to_json()).unwrap_or_default();
+    let mut all = json!({"model": model.name, "step": step, "estimate": estimate});
+    if let Some(savings) = savings {
+        all["savings"] = json!(savings);
+    }
+    if let Some(Fit { memory, context, batch, length }) = fit {
+        all["fit"] = json!({"memory": memory, "context": context, "batch": batch, "length": length});
+    }
+    all
+}
+
+/// What is beside the weights is `null`: it is not known.
+fn weights_as_json(tensors: &Tensors) -> Value {
+    let sum = tensors.sum();
+    let sums = |sums: BTreeMap<String, TensorSum>| -> Value {
+        sums.into_iter().map(|(name, sum)| (name, json!({"elements": sum.elements, "bytes": sum.bytes}))).collect()
+    };
+    json!({
+        "weights": {"elements": sum.elements, "bytes": sum.bytes},
+        "by_dtype": sums(tensors.by_dtype()),
+        "by_module": sums(tensors.by_module(2)),
+        "estimate": null,
+    })
+}
