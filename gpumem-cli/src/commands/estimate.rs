@@ -13,7 +13,7 @@ use gpumem_core::{
     model::Bytes,
 };
 use gpumem_estimate::{
-    AllocatorKind, ContextSize, Dtype, Error, Estimate, Gguf, Input, Model, Optimizer, Savings, Step, TensorSum,
+    AllocatorKind, ContextSize, Described, Dtype, Error, Estimate, Input, Model, Optimizer, Savings, Step, TensorSum,
     Tensors,
 };
 use serde::de::DeserializeOwned;
@@ -76,13 +76,6 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// What a file describes.
-enum Described {
-    Model(Box<Model>),
-    /// Weights alone, and why there is no model.
-    Weights(Tensors, String),
-}
-
 /// What fits on a card.
 struct Fit {
     memory: Bytes,
@@ -100,9 +93,14 @@ fn named<T: DeserializeOwned>(text: &str) -> Result<T, String> {
 pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     let paint = terminal::paint();
     let file = &arguments.model;
-    let model = match described(file, arguments.length)? {
-        Described::Model(model) => model,
-        Described::Weights(tensors, why) => {
+    let wrong = |error: Error| Failure::new(format!("`{}` cannot be used", file.display()), error, "");
+    let Described { tensors, model, notes, .. } = Described::read(file, arguments.length).map_err(wrong)?;
+    for note in notes {
+        terminal::error(&format_args!("`{}`: {note}", file.display()));
+    }
+    let model = match model {
+        Ok(model) => model,
+        Err(why) => {
             terminal::print(|out| {
                 if arguments.json {
                     writeln!(out, "{}", weights_as_json(&tensors))
@@ -155,49 +153,6 @@ fn step(arguments: &Arguments) -> Result<Step, Failure> {
     };
     let wrong = |error| Failure::new(format!("`{}` is no step", file.display()), error, "");
     serde_json::from_str(&read(file)?).map_err(wrong)
-}
-
-/// The model of a file or folder; or its weights, if there is nothing that says what it computes.
-fn described(file: &Path, length: u64) -> Result<Described, Failure> {
-    let wrong = |error: Error| Failure::new(format!("`{}` cannot be used", file.display()), error, "");
-    if file.is_dir() {
-        let names = ["config.json", "model.safetensors.index.json", "model.safetensors"];
-        let found = names.into_iter().map(|name| file.join(name)).find(|path| path.is_file());
-        let missing = || {
-            let next = "name the file that describes the model";
-            Failure::new(format!("`{}` has no model", file.display()), "it has no `config.json`", next)
-        };
-        return described(&found.ok_or_else(missing)?, length);
-    }
-    let name = file.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-    let is = |ending: &str| name.strip_suffix(ending).is_some();
-    if is(".gguf") {
-        let gguf = Gguf::read(file).map_err(wrong)?;
-        return Ok(match gguf.model(length) {
-            Ok(model) => Described::Model(Box::new(model)),
-            Err(error) => Described::Weights(gguf.tensors().clone(), error.to_string()),
-        });
-    }
-    if is(".safetensors") || is(".safetensors.index.json") {
-        let tensors = Tensors::from_safetensors(file).map_err(wrong)?;
-        let config = file.with_file_name("config.json");
-        if !config.is_file() {
-            return Ok(Described::Weights(tensors, "there is no `config.json` beside it".to_owned()));
-        }
-        return Ok(match Model::from_config(&read(&config)?, length) {
-            Ok(model) => Described::Model(Box::new(model)),
-            Err(error) => Described::Weights(tensors, error.to_string()),
-        });
-    }
-    let text = read(file)?;
-    let model = if is(".toml") {
-        Model::from_toml(&text)
-    } else if serde_json::from_str::<Value>(&text).is_ok_and(|value| value["layers"].is_array()) {
-        Model::from_json(&text)
-    } else {
-        Model::from_config(&text, length)
-    };
-    model.map(|model| Described::Model(Box::new(model))).map_err(wrong)
 }
 
 fn fit(memory: Bytes, context: Option<Bytes>, step: &Step, model: &Model) -> Result<Fit, Failure> {
