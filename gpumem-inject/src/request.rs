@@ -7,7 +7,7 @@ use std::{
     process,
 };
 
-use gpumem::__private::{Injected, begin_injected};
+use gpumem::__private::{Injected, Keep, begin_injected};
 
 use crate::{control, variable};
 
@@ -32,8 +32,19 @@ pub(crate) fn record(file: &Path) -> Result<PathBuf, String> {
     let backtrace = env::var(variable::BACKTRACE).unwrap_or_default();
     let rank = RANKS.iter().find_map(|name| env::var(name).ok()?.trim().parse().ok());
     let recording = free_name(file, rank, process::id());
-    begin_injected(Injected { recording: &recording, backtrace: &backtrace })?;
+    begin_injected(Injected { recording: &recording, backtrace: &backtrace, keep: keep()? })?;
     Ok(recording)
+}
+
+fn keep() -> Result<Keep, String> {
+    match env::var(variable::KEEP).unwrap_or_default().as_str() {
+        "" => Ok(Keep::All),
+        variable::PEAKS => Ok(Keep::Peaks),
+        bytes => match bytes.parse() {
+            Ok(bytes) => Ok(Keep::Newest(bytes)),
+            Err(_) => Err(format!("{}={bytes} is no number of bytes", variable::KEEP)),
+        },
+    }
 }
 
 /// `train.gpumem` is `train.rank3.pid17.gpumem` for this process. A process that calls `exec` keeps its number, so the next program in

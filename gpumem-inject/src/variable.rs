@@ -20,3 +20,8 @@ pub const START: &str = "start\n";
 pub const STOP: &str = "stop\n";
 /// See [`START`].
 pub const DONE: &str = "done ";
+
+/// What is kept in the recording: [`PEAKS`], or the most bytes of a recording of the newest events. Not set: everything.
+pub const KEEP: &str = "GPUMEM_RUN_KEEP";
+/// See [`KEEP`].
+pub const PEAKS: &str = "peaks";

@@ -3,6 +3,7 @@
 use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, ValueEnum};
+use gpumem_core::model::Bytes;
 
 use crate::{exit::Exit, failure::Failure, run};
 
@@ -29,6 +30,12 @@ pub(crate) struct Arguments {
     /// The stacks that are recorded of allocations of 1 MiB or more.
     #[arg(long, value_enum, default_value_t = Stacks::Python)]
     pub(crate) stacks: Stacks,
+    /// Keep the newest events only: the recording has about SIZE at most, such as 100MB. It begins with what was live.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) max_size: Option<Bytes>,
+    /// Keep only what was live at the peak of each device and at the end. A killed program loses its last second.
+    #[arg(long, conflicts_with = "max_size")]
+    pub(crate) only_peak: bool,
     /// Record nothing until `gpumem start PID`.
     #[arg(long)]
     pub(crate) dormant: bool,
@@ -56,6 +63,12 @@ impl Stacks {
             Self::Python => "python",
         }
     }
+}
+
+/// A recording has to have room for what is live.
+fn size(text: &str) -> Result<Bytes, String> {
+    let size: Bytes = text.parse().map_err(|error| format!("{error}"))?;
+    if size < Bytes::kib(64) { Err("it is less than 64 KiB".to_owned()) } else { Ok(size) }
 }
 
 pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {

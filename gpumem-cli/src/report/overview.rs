@@ -99,6 +99,10 @@ pub(crate) struct NotFreedPlace {
 pub(crate) struct Missing {
     /// Why the file ends too early.
     pub(crate) incomplete: Option<String>,
+    /// Of events up to this number, there are only those of blocks that were live then. A peak before that is not known.
+    pub(crate) begins_after_event: Option<u64>,
+    /// Only what was live at the peaks and at the end is there.
+    pub(crate) has_only_peaks: bool,
     /// Allocations were not intercepted.
     pub(crate) not_intercepted: bool,
     pub(crate) lost_events: u64,
@@ -115,10 +119,13 @@ pub(crate) struct Missing {
 impl Missing {
     pub(crate) fn of(history: &History) -> Self {
         let counts = history.counts();
+        let part = history.definitions().part();
         let skipped = history.skipped();
         let missed = history.changes.iter().filter(|change| change.kind == ChangeKind::FreeMissed).count();
         Self {
             incomplete: history.incomplete(),
+            begins_after_event: part.filter(|part| !part.is_peaks).map(|part| part.after),
+            has_only_peaks: part.is_some_and(|part| part.is_peaks),
             not_intercepted: history.sources().is_empty() && history.blocks.is_empty(),
             lost_events: counts.lost,
             untracked_frees: counts.untracked,
@@ -136,6 +143,17 @@ impl Missing {
         let mut lines = Vec::new();
         if let Some(why) = &self.incomplete {
             lines.push(format!("The file has no end: {why}. The report covers what comes before."));
+        }
+        if let Some(after) = self.begins_after_event {
+            lines.push(format!(
+                "The first {after} events are not in the recording (--max-size), only the blocks that were live after them: the true peak may be higher and earlier."
+            ));
+        }
+        if self.has_only_peaks {
+            lines.push(
+                "Only what was live at the peak of each device and at the end is in the recording (--only-peak)."
+                    .to_owned(),
+            );
         }
         if self.not_intercepted {
             lines.push("Allocations were not intercepted: what was allocated is not known.".to_owned());

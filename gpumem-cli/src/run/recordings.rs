@@ -11,7 +11,7 @@ use gpumem_core::{
     model::EventKind,
 };
 
-use super::{place::Place, symbols};
+use super::{parts, place::Place, symbols};
 use crate::{failure::Failure, terminal};
 
 /// The recording of a process.
@@ -73,6 +73,7 @@ pub(crate) fn complete(path: &Path) -> io::Result<Option<Vec<Item>>> {
     if recover(path)? == Recovered::IsRunning {
         return Ok(None);
     }
+    parts::join(path)?;
     let (items, end) = items_of(io::BufReader::new(File::open(path)?))?;
     match end {
         End::Complete => {}

@@ -8,7 +8,7 @@ use std::{
 
 use super::item::{
     CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item,
-    ModuleDefinition, PoolDefinition, Process, Symbol, ThreadDefinition,
+    ModuleDefinition, PartDefinition, PoolDefinition, Process, Symbol, ThreadDefinition,
 };
 use crate::{
     derive::{Callsite, Names, Stack},
@@ -38,6 +38,7 @@ pub struct Definitions {
     contexts: HashMap<u8, ContextDefinition>,
     pools: HashMap<u64, PoolDefinition>,
     interceptions: Vec<Interception>,
+    part: Option<PartDefinition>,
     in_words: RefCell<HashMap<StackId, Stack>>,
     bytes: u64,
     pub(super) left_out: u64,
@@ -94,6 +95,11 @@ impl Definitions {
                 self.interceptions.push(interception);
                 true
             }
+            Item::Part(part) => {
+                let is_new = self.part.is_none();
+                self.part.get_or_insert(part);
+                is_new
+            }
             Item::Callsite(callsite) => add_first(&mut self.callsites, callsite.id, callsite),
             Item::Module(module) => add_first(&mut self.modules, module.id, module),
             Item::Stack(stack) => add_first(&mut self.stacks, stack.id, stack.addresses),
@@ -142,6 +148,11 @@ impl Definitions {
     /// Through what allocations were intercepted, one after the other.
     pub fn interceptions(&self) -> &[Interception] {
         &self.interceptions
+    }
+
+    /// Which part of what happened is in the recording; `None` if all of it is.
+    pub fn part(&self) -> Option<PartDefinition> {
+        self.part
     }
 
     /// The addresses of a stack.

@@ -53,6 +53,18 @@ pub enum Item {
     Missed(u64),
     /// The program requested a report.
     Request(Request),
+    /// Only a part of what happened is in the recording.
+    Part(PartDefinition),
+}
+
+/// Which part of what happened is in a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartDefinition {
+    /// What was live at the peak of each device, and what was live at the end. Else the newest events, and the blocks that were live
+    /// before them.
+    pub is_peaks: bool,
+    /// Of events up to this number, only those are there.
+    pub after: u64,
 }
 
 /// The recorded process.
@@ -356,6 +368,7 @@ pub enum Request {
 }
 
 fields!(Process { pid, executable, arguments, folder, own_module, began, version });
+fields!(PartDefinition { is_peaks, after });
 fields!(ClockPair { ticks, time });
 fields!(ThreadDefinition { thread, os_id, name });
 fields!(CallsiteDefinition { id, name, file, line, column, module_path });
@@ -461,6 +474,7 @@ items! {
     PeakReleased = 15,
     Missed = 16,
     Request = 17,
+    Part = 18,
 }
 
 /// Appends an item. `scratch` is for what comes after its length.

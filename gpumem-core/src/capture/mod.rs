@@ -10,6 +10,7 @@ mod event;
 mod item;
 mod items;
 mod output;
+mod part;
 mod reader;
 mod record;
 mod recover;
@@ -24,14 +25,15 @@ pub use self::{
     event::RecordedEvent,
     item::{
         BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, DeviceReading,
-        Interception, Item, ModuleDefinition, PoolDefinition, Process, Request, StackDefinition, Symbol,
-        SymbolsDefinition, ThreadDefinition,
+        Interception, Item, ModuleDefinition, PartDefinition, PoolDefinition, Process, Request, StackDefinition,
+        Symbol, SymbolsDefinition, ThreadDefinition,
     },
     items::items_of,
     output::ReplayedReport,
+    part::Part,
     reader::{Reader, Skipped, Step},
     record::{End, VERSION},
-    recover::{Recovered, recover, ring_path},
-    ring::{Line, RingMemory, RingOwner, RingReader, RingWriter, lines_for, on_the_heap, ring},
+    recover::{Recovered, new_path, old_path, recover, ring_path},
+    ring::{Line, RingMemory, RingOwner, RingReader, RingWriter, WHOLE, lines_for, on_the_heap, ring},
     writer::{Writer, Written},
 };

@@ -7,14 +7,28 @@ use std::{
 };
 
 use super::{
-    ring::{RingOwner, RingReader},
+    ring::{RingOwner, RingReader, WHOLE},
     writer::Writer,
 };
 
 /// Where the ring of a recording is while the program runs, or if it was killed.
 pub fn ring_path(recording: &Path) -> PathBuf {
+    with(recording, ".ring")
+}
+
+/// Where the older part of a recording of the newest events is.
+pub fn old_path(recording: &Path) -> PathBuf {
+    with(recording, ".old")
+}
+
+/// Where a file is written that is to take the place of a recording.
+pub fn new_path(recording: &Path) -> PathBuf {
+    with(recording, ".new")
+}
+
+fn with(recording: &Path, end: &str) -> PathBuf {
     let mut path = recording.as_os_str().to_owned();
-    path.push(".ring");
+    path.push(end);
     path.into()
 }
 
@@ -53,7 +67,9 @@ pub fn recover(recording: &Path) -> io::Result<Recovered> {
         return Ok(Recovered::Complete);
     };
     // What follows was written, and not given free in the ring any more: it is there.
-    if file.metadata()?.len() < recorded {
+    let length = file.metadata()?.len();
+    let recorded = if recorded == WHOLE { length } else { recorded };
+    if length < recorded {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the recording is shorter than its ring says"));
     }
     file.set_len(recorded)?;

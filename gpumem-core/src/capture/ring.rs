@@ -143,6 +143,9 @@ pub struct RingReader<M = Box<[Line]>> {
     bytes: Vec<u8>,
 }
 
+/// The length of a recording that is complete up to its end, while another file takes its place.
+pub const WHOLE: u64 = u64::MAX;
+
 /// Who fills a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingOwner {
@@ -297,13 +300,18 @@ impl<M: RingMemory> RingReader<M> {
             return;
         }
         self.tail = self.next;
+        self.set_recorded(recorded);
+        self.ring.tail().store(self.tail, Release);
+    }
+
+    /// The recording has so many bytes now, and in it is all that was given free. [`WHOLE`]: all bytes of the file, whatever file that is.
+    pub fn set_recorded(&mut self, recorded: u64) {
         let other = 1 - self.ring.newest_state().load(Relaxed) % 2;
         let [length, slots, ..] = self.ring.line(line::STATES[usize::from(other == 1)]);
         length.store(recorded, Relaxed);
         slots.store(self.tail, Relaxed);
         // Length and slots are replaced by one store: the program may be killed at any moment.
         self.ring.newest_state().store(other, Release);
-        self.ring.tail().store(self.tail, Release);
     }
 
     /// An item of so many bytes, and how many slots it takes.

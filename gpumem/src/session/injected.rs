@@ -4,6 +4,7 @@
 use std::{fs, path::Path};
 
 use super::{
+    capture::Keep,
     of_process,
     output::oom,
     recording::{subscribe, unsubscribe},
@@ -20,6 +21,8 @@ pub struct Injected<'a> {
     pub recording: &'a Path,
     /// A value of the setting `GPUMEM_BACKTRACE`: the allocations whose stack is recorded. Only that of the first call has an effect.
     pub backtrace: &'a str,
+    /// What is kept in the recording.
+    pub keep: Keep,
 }
 
 /// Begins to record what the process allocates from now on, on all threads. Inside of `cuInit` it may be called, too.
@@ -30,7 +33,7 @@ pub struct Injected<'a> {
 /// # Errors
 /// Why the process is not recorded, in words. It runs on as if nothing had been tried.
 pub fn begin_injected(injected: Injected<'_>) -> Result<(), String> {
-    let Injected { recording, backtrace } = injected;
+    let Injected { recording, backtrace, keep } = injected;
     let values = [("GPUMEM_REPORT", "stderr"), ("GPUMEM_SOURCE", "dispatch"), ("GPUMEM_BACKTRACE", backtrace)];
     let value = |name: &str| values.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
     settings::preset(Settings::read(value));
@@ -38,7 +41,7 @@ pub fn begin_injected(injected: Injected<'_>) -> Result<(), String> {
     // The program handles a refusal, and does not wait for a report about it.
     oom::print_none(session);
     session.capture.set_injected();
-    session.try_capture(recording).map_err(|why| format!("cannot record to {}: {why}", recording.display()))?;
+    session.try_capture(recording, keep).map_err(|why| format!("cannot record to {}: {why}", recording.display()))?;
     subscribe().map_err(|why| {
         session.end_capture();
         let _ = fs::remove_file(recording);

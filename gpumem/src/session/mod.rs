@@ -42,8 +42,6 @@ use std::{
 use crate::inbox::{Readings, Subscription};
 use once_cell::{race::OnceBox, sync::OnceCell};
 
-#[cfg(all(feature = "capture", feature = "dispatch"))]
-pub use self::injected::{Injected, begin_injected, end_injected, run_beside_program};
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) use self::recording::{hook_for_nobody, rehearse};
 pub use self::{
@@ -58,6 +56,11 @@ pub use self::{
 };
 #[cfg(feature = "sim")]
 pub use self::{budgets::simulated_gpu, testing::TestSession};
+#[cfg(all(feature = "capture", feature = "dispatch"))]
+pub use self::{
+    capture::Keep,
+    injected::{Injected, begin_injected, end_injected, run_beside_program},
+};
 pub(crate) use self::{output::Notice, views::statistics};
 use self::{
     output::{Notices, Refusals, SinkState},

@@ -22,6 +22,10 @@ impl RingFile {
             return Self::Mapped(mapping);
         }
         let _ = path;
+        Self::on_the_heap(lines)
+    }
+
+    pub(crate) fn on_the_heap(lines: usize) -> Self {
         Self::Heap((0..lines).map(|_| Line::default()).collect())
     }
 }

@@ -4,6 +4,7 @@ mod children;
 mod dormant;
 mod failures;
 mod killed;
+mod parts;
 mod program;
 
 use std::{

@@ -8,12 +8,12 @@
 
 mod build_id;
 mod definitions;
+mod file;
 #[cfg(all(test, feature = "sim"))]
 mod tests;
 mod thread;
 
 use std::{
-    fs::{File, TryLockError},
     io,
     path::Path,
     sync::{
@@ -29,6 +29,7 @@ use gpumem_core::capture::{
 };
 
 use self::definitions::Definer;
+pub use self::thread::Keep;
 use super::{Notice, Session};
 use crate::{
     inbox::Tap,
@@ -108,18 +109,21 @@ impl Session {
     /// Begins the recording that `GPUMEM_CAPTURE` asks for, before the first event.
     pub(super) fn begin_capture(&'static self) {
         let Some(path) = self.settings.recording() else { return };
-        if let Err(why) = self.try_capture(&path) {
+        if let Err(why) = self.try_capture(&path, Keep::All) {
             let text = format_args!("cannot record to {}: {why}; the program is not recorded", path.display());
             self.notify(Notice::Capture, &text);
         }
     }
 
-    pub(super) fn try_capture(&'static self, path: &Path) -> io::Result<()> {
-        let mut writer = Writer::new(create(path)?)?;
+    pub(super) fn try_capture(&'static self, path: &Path, keep: Keep) -> io::Result<()> {
+        let mut writer = Writer::new(file::create(path)?)?;
         // At once, so that the recording of a process that is killed has it.
         writer.write(&Definer::new(self).process())?;
         writer.flush()?;
-        let memory = RingFile::new(&ring_path(path), lines_for(SLOTS));
+        // What the ring of a recording of the peaks has could not be added to it.
+        let lines = lines_for(SLOTS);
+        let memory =
+            if keep == Keep::Peaks { RingFile::on_the_heap(lines) } else { RingFile::new(&ring_path(path), lines) };
         let owner = RingOwner { pid: std::process::id().into(), began: process::began() };
         let (to, from) = ring(memory, owner, writer.written().bytes);
         let stop = Arc::new(AtomicBool::new(false));
@@ -127,7 +131,7 @@ impl Session {
         let thread = {
             let (stop, path) = (Arc::clone(&stop), path.to_owned());
             let run = move || {
-                thread::run(self, from, writer, &path, &stop);
+                thread::run(self, from, writer, (&path, keep), &stop);
                 let _ = done.send(());
             };
             let thread = std::thread::Builder::new().name("gpumem-capture".to_owned());
@@ -186,19 +190,4 @@ impl Session {
     pub(super) fn next_tracker(&self) -> u64 {
         self.capture.trackers.fetch_add(1, Relaxed)
     }
-}
-
-/// Creates the file, or empties it. The lock lasts until the process ends: two processes that write to one file would destroy both
-/// recordings. A pipe or a device is refused, because opening or writing it can block the program.
-fn create(path: &Path) -> io::Result<File> {
-    if path.metadata().is_ok_and(|known| !known.is_file()) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
-    }
-    let file = File::options().write(true).create(true).truncate(false).open(path)?;
-    if let Err(TryLockError::WouldBlock) = file.try_lock() {
-        let why = "another process records to it; with %p in the name, each process has a file of its own";
-        return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
-    }
-    file.set_len(0)?;
-    Ok(file)
 }

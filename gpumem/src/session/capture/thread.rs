@@ -1,17 +1,21 @@
 //! The thread that writes a recording.
 
 use std::{
+    collections::HashMap,
     fs::{self, File},
     io,
-    path::Path,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread::park_timeout,
     time::{Duration, Instant},
 };
 
-use gpumem_core::capture::{ClockPair, Item, RingReader, Writer, ring_path};
+use gpumem_core::{
+    capture::{ClockPair, Item, Part, RingReader, WHOLE, Writer, new_path, old_path, ring_path},
+    model::ThreadId,
+};
 
-use super::definitions::Definer;
+use super::{definitions::Definer, file};
 use crate::{
     session::{Notice, Session},
     sys::{clock, ring_file::RingFile},
@@ -26,16 +30,45 @@ const FLUSH_EVERY: Duration = Duration::from_millis(200);
 /// The clocks are compared so often.
 const CLOCK_EVERY: Duration = Duration::from_secs(1);
 
+/// A recording of the peaks is written again so often while they rise.
+const PEAKS_EVERY: Duration = Duration::from_secs(1);
+
+/// What is kept in the recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// All events.
+    All,
+    /// The newest events: the recording has about so many bytes at most.
+    Newest(u64),
+    /// What was live at the peak of each device, and at the end.
+    Peaks,
+}
+
 /// Writes until it is to stop, or the file cannot be written.
 pub(super) fn run(
     session: &'static Session,
     ring: RingReader<RingFile>,
     writer: Writer<File>,
-    path: &Path,
+    (path, keep): (&Path, Keep),
     stop: &AtomicBool,
 ) {
-    let mut recorder =
-        Recorder { session, ring, writer, definer: Definer::new(session), has_defined: false, missed: 0 };
+    let mut recorder = Recorder {
+        session,
+        ring,
+        writer,
+        definer: Definer::new(session),
+        has_defined: false,
+        missed: 0,
+        path: path.to_owned(),
+        keep,
+        part: match keep {
+            Keep::All => None,
+            Keep::Newest(_) => Some(Part::newest()),
+            Keep::Peaks => Some(Part::peaks()),
+        },
+        threads: HashMap::new(),
+        first_clock: None,
+    };
     let is_written = recorder.run(stop);
     // All that was in the ring is in the recording now, or cannot be written.
     let _ = fs::remove_file(ring_path(path));
@@ -61,12 +94,19 @@ struct Recorder {
     has_defined: bool,
     /// What the ring had no room for.
     missed: u64,
+    path: PathBuf,
+    keep: Keep,
+    /// What is kept of earlier events, if not all are.
+    part: Option<Part>,
+    /// As they were defined. Only if not all events are kept.
+    threads: HashMap<ThreadId, Item>,
+    first_clock: Option<ClockPair>,
 }
 
 impl Recorder {
     fn run(&mut self, stop: &AtomicBool) -> io::Result<()> {
         self.clock()?;
-        let (mut flushed, mut compared) = (Instant::now(), Instant::now());
+        let (mut flushed, mut compared, mut rewritten) = (Instant::now(), Instant::now(), Instant::now());
         loop {
             // First: nothing comes after it.
             let is_last = stop.load(Relaxed);
@@ -77,6 +117,15 @@ impl Recorder {
             if compared.elapsed() >= CLOCK_EVERY {
                 compared = Instant::now();
                 self.clock()?;
+            }
+            if self.keep == Keep::Peaks {
+                if rewritten.elapsed() >= PEAKS_EVERY {
+                    self.rewrite()?;
+                    // What takes long is not done all the time.
+                    rewritten = Instant::now();
+                }
+                park_timeout(EVERY);
+                continue;
             }
             // If the process is killed, the events of the ring are known. What they mean is known only if it is in the file.
             if self.has_defined || flushed.elapsed() >= FLUSH_EVERY {
@@ -89,6 +138,9 @@ impl Recorder {
         if missed > 0 {
             self.missed += missed;
             self.writer.write(&Item::Missed(missed))?;
+        }
+        if self.keep == Keep::Peaks {
+            self.rewrite()?;
         }
         self.clock()?;
         // What was recorded is safe before debug information is read.
@@ -104,10 +156,21 @@ impl Recorder {
 
     fn empty_ring(&mut self) -> io::Result<()> {
         while let Some(mut item) = self.ring.next() {
-            self.definer.define(&mut item, |definition| {
-                self.has_defined = true;
-                self.writer.write(&definition)
-            })?;
+            if let Some(part) = &mut self.part {
+                match &item {
+                    Item::Event(event) => part.apply(event),
+                    Item::Thread(thread) => _ = self.threads.insert(thread.thread, item.clone()),
+                    _ => {}
+                }
+            }
+            if self.keep == Keep::Peaks {
+                if let Item::Missed(count) = item {
+                    self.missed += count;
+                }
+                self.ring.release(0);
+                continue;
+            }
+            self.define(&mut item)?;
             match &item {
                 Item::Event(event) => self.writer.write_event(event)?,
                 Item::Missed(count) => {
@@ -124,17 +187,76 @@ impl Recorder {
         Ok(())
     }
 
+    fn define(&mut self, item: &mut Item) -> io::Result<()> {
+        self.definer.define(item, |definition| {
+            self.has_defined = true;
+            self.writer.write(&definition)
+        })
+    }
+
     /// What was read of the ring is in the file now, so its slots are given free.
     fn flush(&mut self) -> io::Result<()> {
         self.has_defined = false;
         self.writer.flush()?;
         self.ring.release(self.writer.written().bytes);
+        match self.keep {
+            Keep::Newest(limit) if self.writer.written().bytes > limit / 2 => self.begin_again(),
+            _ => Ok(()),
+        }
+    }
+
+    /// The file becomes the older part of the recording, in the place of the one before, and a new file begins with what is live.
+    #[cold]
+    fn begin_again(&mut self) -> io::Result<()> {
+        self.clock()?;
+        self.writer.flush()?;
+        let path = self.path.clone();
+        self.write_part()?;
+        // If the process is killed here, the ring must not be added to the wrong file. Everything that is not in the ring is in both.
+        self.ring.set_recorded(WHOLE);
+        fs::rename(&path, old_path(&path))?;
+        fs::rename(new_path(&path), &path)?;
+        self.ring.set_recorded(self.writer.written().bytes);
         Ok(())
+    }
+
+    /// Writes the recording of the peaks in the place of the one before.
+    fn rewrite(&mut self) -> io::Result<()> {
+        self.write_part()?;
+        fs::rename(new_path(&self.path), &self.path)
+    }
+
+    /// Begins a new file with what is kept. It is complete so far.
+    fn write_part(&mut self) -> io::Result<()> {
+        let Some(part) = &self.part else { return Ok(()) };
+        let (definition, events) = (part.definition(), part.events());
+        self.writer = Writer::new(file::create(&new_path(&self.path))?)?;
+        self.definer = Definer::new(self.session);
+        self.writer.write(&self.definer.process())?;
+        self.writer.write(&Item::Part(definition))?;
+        if let Some(first) = self.first_clock {
+            self.writer.write(&Item::Clock(first))?;
+        }
+        self.clock()?;
+        if self.missed > 0 {
+            self.writer.write(&Item::Missed(self.missed))?;
+        }
+        for mut thread in self.threads.clone().into_values() {
+            self.define(&mut thread)?;
+            self.writer.write(&thread)?;
+        }
+        for event in events {
+            self.define(&mut Item::Event(event))?;
+            self.writer.write_event(&event)?;
+        }
+        self.has_defined = false;
+        self.writer.flush()
     }
 
     /// Compares the counter of the processor with the clock of the session.
     fn clock(&mut self) -> io::Result<()> {
         let pair = ClockPair { ticks: clock::ticks(), time: self.session.inbox.age() };
+        self.first_clock.get_or_insert(pair);
         self.writer.write(&Item::Clock(pair))
     }
 }

@@ -1,0 +1,317 @@
+//! Parts of a recording: what is live, and what the peaks consisted of. Whoever records only these writes these events.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{event::RecordedEvent, item::PartDefinition};
+use crate::model::{Block, Device, EventKind, ThreadId};
+
+/// So many events that say that numbers may be wrong are kept.
+const MOST_WARNINGS: usize = 1 << 10;
+
+/// What is kept of the events of a program.
+#[derive(Debug)]
+pub struct Part {
+    /// The blocks that are live, by key: the events that allocated them.
+    live: HashMap<u64, RecordedEvent>,
+    /// What each thread freed last.
+    freed_last: HashMap<ThreadId, RecordedEvent>,
+    /// Only if the peaks are kept.
+    peaks: Option<HashMap<Device, Peak>>,
+    /// Events were lost, or not understood.
+    warnings: Vec<RecordedEvent>,
+    newest: u64,
+}
+
+/// The peak of one device.
+#[derive(Debug, Default)]
+struct Peak {
+    in_use: u64,
+    bytes: u64,
+    /// The number of the event that made it.
+    at: u64,
+    /// What was live at the peak and is gone since, with the events that ended it.
+    since: Vec<RecordedEvent>,
+}
+
+impl Part {
+    /// Keeps what is live.
+    pub fn newest() -> Self {
+        Self::new(None)
+    }
+
+    /// Keeps what is live, and what was live at the peak of each device.
+    pub fn peaks() -> Self {
+        Self::new(Some(HashMap::new()))
+    }
+
+    fn new(peaks: Option<HashMap<Device, Peak>>) -> Self {
+        Self { live: HashMap::new(), freed_last: HashMap::new(), peaks, warnings: Vec::new(), newest: 0 }
+    }
+
+    /// Applies an event. Events come in the order of their numbers.
+    pub fn apply(&mut self, event: &RecordedEvent) {
+        self.newest = event.number;
+        match event.kind {
+            EventKind::Alloc { key, block } => {
+                if let Some(missed) = self.live.insert(key.get(), *event) {
+                    // Its free was missed. It is gone at this event.
+                    self.gone(&missed, None);
+                }
+                self.came(event.number, &block);
+            }
+            EventKind::Free { key, .. } => {
+                if let Some(freed) = self.live.remove(&key.get()) {
+                    self.freed_last.insert(event.thread, freed);
+                    self.gone(&freed, Some(event));
+                }
+            }
+            EventKind::FreeFailed => {
+                if let Some(still) = self.freed_last.remove(&event.thread)
+                    && let EventKind::Alloc { key, block } = still.kind
+                {
+                    self.live.insert(key.get(), still);
+                    self.came_back(&still, &block, event.number);
+                }
+            }
+            EventKind::Shrink { key, bytes } => {
+                if let Some(whole) = self.live.get(&key.get()).copied()
+                    && let EventKind::Alloc { block, .. } = whole.kind
+                {
+                    let block = Block { bytes, ..block };
+                    self.gone(&whole, Some(event));
+                    self.live.insert(key.get(), RecordedEvent { kind: EventKind::Alloc { key, block }, ..whole });
+                    self.add(&block);
+                }
+            }
+            EventKind::ContextDestroyed { context } => {
+                let is_gone = |event: &RecordedEvent| block_of(event).is_some_and(|block| block.context == context);
+                let gone: Vec<_> = self.live.values().filter(|event| is_gone(event)).copied().collect();
+                for block in gone {
+                    if let EventKind::Alloc { key, .. } = block.kind {
+                        self.live.remove(&key.get());
+                    }
+                    self.gone(&block, Some(event));
+                }
+            }
+            EventKind::Lost { .. } | EventKind::Displaced { .. } | EventKind::Untracked
+                if self.warnings.len() < MOST_WARNINGS =>
+            {
+                self.warnings.push(*event);
+            }
+            _ => {}
+        }
+    }
+
+    fn peak_of(&mut self, block: &Block) -> Option<&mut Peak> {
+        let peaks = self.peaks.as_mut().filter(|_| block.kind.is_on_device())?;
+        Some(peaks.entry(block.device).or_default())
+    }
+
+    fn add(&mut self, block: &Block) {
+        if let Some(peak) = self.peak_of(block) {
+            peak.in_use += block.bytes.get();
+        }
+    }
+
+    fn came(&mut self, number: u64, block: &Block) {
+        self.add(block);
+        if let Some(peak) = self.peak_of(block)
+            && peak.in_use > peak.bytes
+        {
+            (peak.bytes, peak.at) = (peak.in_use, number);
+            peak.since.clear();
+        }
+    }
+
+    /// The block that this event allocated is gone.
+    fn gone(&mut self, alloc: &RecordedEvent, end: Option<&RecordedEvent>) {
+        let Some(block) = block_of(alloc) else { return };
+        if let Some(peak) = self.peak_of(&block) {
+            peak.in_use = peak.in_use.saturating_sub(block.bytes.get());
+            if alloc.number <= peak.at {
+                peak.since.push(*alloc);
+                peak.since.extend(end);
+            }
+        }
+    }
+
+    /// The free of a block failed.
+    fn came_back(&mut self, alloc: &RecordedEvent, block: &Block, number: u64) {
+        self.came(number, block);
+        let Some(peak) = self.peak_of(block) else { return };
+        if let Some(at) = peak.since.iter().rposition(|event| event.number == alloc.number) {
+            peak.since.remove(at);
+            // The free that ended it.
+            if at < peak.since.len() {
+                peak.since.remove(at);
+            }
+        }
+    }
+
+    /// The events that are kept, in the order of their numbers.
+    pub fn events(&self) -> Vec<RecordedEvent> {
+        let mut events: BTreeMap<u64, RecordedEvent> = BTreeMap::new();
+        let since = self.peaks.iter().flat_map(HashMap::values).flat_map(|peak| &peak.since);
+        // A block that has shrunk since the peak comes several times, first as it was at the peak.
+        for event in since.chain(self.live.values()).chain(&self.warnings) {
+            events.entry(event.number).or_insert(*event);
+        }
+        events.into_values().collect()
+    }
+
+    /// What a recording that begins with these events has to say.
+    pub fn definition(&self) -> PartDefinition {
+        PartDefinition { is_peaks: self.peaks.is_some(), after: self.newest }
+    }
+}
+
+fn block_of(event: &RecordedEvent) -> Option<Block> {
+    match event.kind {
+        EventKind::Alloc { block, .. } => Some(block),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::model::{Bytes, Family, Key, MemKind};
+
+    /// What a ledger would say: in use of each device, and its highest value.
+    #[derive(Debug, Default, PartialEq, Eq)]
+    struct Figures {
+        live: BTreeMap<u64, (u32, u64)>,
+        peaks: BTreeMap<u32, u64>,
+    }
+
+    impl Figures {
+        fn of(events: &[RecordedEvent]) -> Self {
+            let mut figures = Self::default();
+            let mut freed = (0, (0, 0));
+            for event in events {
+                match event.kind {
+                    EventKind::Alloc { key, block } => {
+                        // Memory of the host is in no peak.
+                        let on = if block.kind.is_on_device() { block.device.ordinal } else { 9 };
+                        figures.live.insert(key.get(), (on, block.bytes.get()));
+                    }
+                    EventKind::Free { key, .. } => {
+                        if let Some(block) = figures.live.remove(&key.get()) {
+                            freed = (key.get(), block);
+                        }
+                    }
+                    EventKind::FreeFailed => _ = figures.live.insert(freed.0, freed.1),
+                    EventKind::Shrink { key, bytes } => figures.live.get_mut(&key.get()).unwrap().1 = bytes.get(),
+                    _ => {}
+                }
+                for device in 0..3 {
+                    let in_use: u64 =
+                        figures.live.values().filter(|(on, _)| *on == device).map(|(_, bytes)| bytes).sum();
+                    let peak = figures.peaks.entry(device).or_default();
+                    *peak = in_use.max(*peak);
+                }
+            }
+            figures
+        }
+    }
+
+    /// A program that allocates, frees, frees in vain and shrinks, on three devices.
+    fn program(seed: u64) -> Vec<RecordedEvent> {
+        let mut state = seed;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        let (mut events, mut live) = (Vec::new(), Vec::<(u64, u64)>::new());
+        let mut next = 0;
+        for number in 1..=400 {
+            // First more allocations than frees, then fewer.
+            let wanted = if number < 250 { 6 } else { 3 };
+            let kind = match random(10) {
+                chance if chance < wanted || live.is_empty() => {
+                    next += 1;
+                    let bytes = 1 + random(1_000);
+                    live.push((next, bytes));
+                    let ordinal = u32::try_from(random(3)).unwrap();
+                    let device = Device { family: Family::Cuda, ordinal };
+                    let kind =
+                        [MemKind::Device, MemKind::Pool, MemKind::PinnedHost][usize::try_from(random(3)).unwrap()];
+                    EventKind::Alloc { key: Key::from_raw(next), block: Block::new(device, Bytes::new(bytes), kind) }
+                }
+                9 if !live.is_empty() && number % 3 == 0 => {
+                    let at = usize::try_from(random(live.len() as u64)).unwrap();
+                    let (key, bytes) = &mut live[at];
+                    *bytes = bytes.div_ceil(2);
+                    EventKind::Shrink { key: Key::from_raw(*key), bytes: Bytes::new(*bytes) }
+                }
+                _ => {
+                    let (key, _) = live.swap_remove(usize::try_from(random(live.len() as u64)).unwrap());
+                    EventKind::Free { key: Key::from_raw(key), block: None }
+                }
+            };
+            events.push(RecordedEvent { number, ticks: number, time: Duration::ZERO, thread: ThreadId(1), kind });
+            if let EventKind::Free { key, .. } = kind
+                && random(8) == 0
+            {
+                let bytes = events.iter().rev().find_map(|event| match event.kind {
+                    EventKind::Alloc { key: of, block } if of == key => Some(block.bytes.get()),
+                    EventKind::Shrink { key: of, bytes } if of == key => Some(bytes.get()),
+                    _ => None,
+                });
+                live.push((key.get(), bytes.unwrap()));
+                let failed = RecordedEvent { kind: EventKind::FreeFailed, ..events[events.len() - 1] };
+                events.push(failed);
+            }
+        }
+        for (number, event) in (1..).zip(&mut events) {
+            event.number = number;
+        }
+        events
+    }
+
+    #[test]
+    fn the_peaks_and_what_is_live_are_those_of_all_events() {
+        for seed in 0..200 {
+            let events = program(seed);
+            let expected = Figures::of(&events);
+            let (mut peaks, mut newest) = (Part::peaks(), Part::newest());
+            for event in &events {
+                peaks.apply(event);
+                newest.apply(event);
+            }
+            let kept = peaks.events();
+            assert_eq!(Figures::of(&kept), expected, "seed {seed}");
+            assert!(kept.len() < events.len() && kept.is_sorted_by_key(|event| event.number));
+            let live = newest.events();
+            assert_eq!(Figures::of(&live).live, expected.live, "seed {seed}");
+            assert!(live.iter().all(|event| matches!(event.kind, EventKind::Alloc { .. })));
+            let definitions = [peaks.definition(), newest.definition()];
+            assert_eq!(
+                definitions.map(|part| (part.is_peaks, part.after)),
+                [true, false].map(|is| (is, events.last().unwrap().number))
+            );
+        }
+    }
+
+    #[test]
+    fn the_blocks_of_a_context_are_gone_with_it_and_losses_are_kept() {
+        let device = Device { family: Family::Cuda, ordinal: 0 };
+        let alloc = |number, context| {
+            let block = Block { context, ..Block::new(device, Bytes::new(100), MemKind::Device) };
+            let kind = EventKind::Alloc { key: Key::from_raw(number), block };
+            RecordedEvent { number, ticks: 0, time: Duration::ZERO, thread: ThreadId(1), kind }
+        };
+        let mut part = Part::peaks();
+        let lost = RecordedEvent { kind: EventKind::Lost { count: 3 }, ..alloc(3, 0) };
+        let gone = RecordedEvent { kind: EventKind::ContextDestroyed { context: 1 }, ..alloc(4, 0) };
+        for event in [alloc(1, 1), alloc(2, 2), lost, gone, alloc(5, 3)] {
+            part.apply(&event);
+        }
+        // The peak is of the second event; the last one is as high.
+        assert_eq!(part.events(), [alloc(1, 1), alloc(2, 2), lost, gone, alloc(5, 3)]);
+        part.apply(&alloc(6, 3));
+        assert_eq!(part.events(), [alloc(2, 2), lost, alloc(5, 3), alloc(6, 3)]);
+    }
+}
