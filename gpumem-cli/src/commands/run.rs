@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     /// The stacks that are recorded of allocations of 1 MiB or more.
     #[arg(long, value_enum, default_value_t = Stacks::Python)]
     pub(crate) stacks: Stacks,
-    /// Keep the newest events only: the recording has about SIZE at most, such as 100MB. It begins with what was live.
+    /// Keep the newest events only: about SIZE, such as 100MB, and besides the blocks that were live before them.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) max_size: Option<Bytes>,
     /// Keep only what was live at the peak of each device and at the end. A killed program loses its last second.

@@ -68,6 +68,7 @@ pub(super) fn run(
         },
         threads: HashMap::new(),
         first_clock: None,
+        began_with: 0,
     };
     let is_written = recorder.run(stop);
     // All that was in the ring is in the recording now, or cannot be written.
@@ -101,6 +102,8 @@ struct Recorder {
     /// As they were defined. Only if not all events are kept.
     threads: HashMap<ThreadId, Item>,
     first_clock: Option<ClockPair>,
+    /// How many bytes the file had when all that is kept of earlier events was in it.
+    began_with: u64,
 }
 
 impl Recorder {
@@ -200,7 +203,10 @@ impl Recorder {
         self.writer.flush()?;
         self.ring.release(self.writer.written().bytes);
         match self.keep {
-            Keep::Newest(limit) if self.writer.written().bytes > limit / 2 => self.begin_again(),
+            // If what is live takes much of the file, there has to be room for events all the same.
+            Keep::Newest(limit) if self.writer.written().bytes > (limit / 2).max(self.began_with + limit / 4) => {
+                self.begin_again()
+            }
             _ => Ok(()),
         }
     }
@@ -250,7 +256,9 @@ impl Recorder {
             self.writer.write_event(&event)?;
         }
         self.has_defined = false;
-        self.writer.flush()
+        self.writer.flush()?;
+        self.began_with = self.writer.written().bytes;
+        Ok(())
     }
 
     /// Compares the counter of the processor with the clock of the session.
