@@ -29,6 +29,9 @@ const LINE: usize = 1 << (usize::BITS - 1);
 /// The number of stacks in the cache of a thread.
 const CACHED: usize = 64;
 
+/// So many of the innermost functions choose the place in the cache.
+const HASHED: usize = 8;
+
 type Hasher = BuildHasherDefault<AddressHasher>;
 
 /// The lines of Python that are on stacks. They belong to the process, as its code objects do.
@@ -67,7 +70,9 @@ fn number(native: StackId) -> Option<StackId> {
     if frames.is_empty() {
         return None;
     }
-    let at = usize::try_from(Hasher::default().hash_one((native.0, frames))).unwrap_or(0) % CACHED;
+    // The outer functions of two stacks are often the same.
+    let inner = &frames[..frames.len().min(HASHED)];
+    let at = usize::try_from(Hasher::default().hash_one((native.0, frames.len(), inner))).unwrap_or(0) % CACHED;
     let of_thread = |cache: &RefCell<Vec<Option<CachedStack>>>| {
         let mut cache = cache.try_borrow_mut().ok()?;
         if cache.is_empty() {

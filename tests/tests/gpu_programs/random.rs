@@ -326,14 +326,19 @@ fn random_programs_equal_their_own_log() {
         let mut random = Random::new(program);
         let world = Mutex::new(World::begin(&mut random));
         thread::scope(|threads| {
-            for thread in 1..=THREADS {
+            let handles = (1..=THREADS).map(|thread| {
                 let (world, seed) = (&world, program * 1000 + thread);
                 threads.spawn(move || {
                     let mut random = Random::new(seed);
                     for _ in 0..STEPS {
                         world.lock().unwrap_or_else(PoisonError::into_inner).step(&mut random);
                     }
-                });
+                })
+            });
+            // The scope waits for what the threads do, and not for their end, at which the driver pops their contexts. The end of
+            // this program destroys a context that they may still have.
+            for handle in handles.collect::<Vec<_>>() {
+                handle.join().expect("a step of the program panicked");
             }
         });
         let world = world.into_inner().unwrap_or_else(PoisonError::into_inner);
