@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use gpumem_core::model::{Frame, program_frames};
+use gpumem_core::model::{Frame, readable_frames};
 
 use crate::history::{Held, History, Moment, Origin};
 
@@ -43,10 +43,10 @@ pub(crate) fn stack(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     scopes.chain(functions(history, origin).into_iter().rev()).collect()
 }
 
-/// The functions of an origin, the innermost first; its place if they are not known.
+/// The functions of an origin, the innermost first, without those of the standard library; its place if they are not known.
 pub(super) fn functions(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     let frames = history.definitions().frames(origin.stack);
-    let mut frames: Vec<_> = program_frames(&frames).iter().map(CodeFrame::new).collect();
+    let mut frames: Vec<_> = readable_frames(&frames).into_iter().map(CodeFrame::new).collect();
     if frames.is_empty() {
         frames.push(CodeFrame { function: origin.place(), ..CodeFrame::default() });
     }

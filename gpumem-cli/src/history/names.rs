@@ -17,7 +17,7 @@ pub(crate) struct Origin {
     pub(crate) path: Vec<String>,
     /// The library that allocated, unless that is the program.
     pub(crate) library: Option<String>,
-    /// The user's line.
+    /// The user's line, unless the library stands in its place.
     pub(crate) line: Option<String>,
     /// The line that called that one's function.
     pub(crate) caller: Option<String>,
@@ -28,11 +28,12 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// The library, else the line, else where the scope was opened.
+    /// The line, else the library, else where the scope was opened.
     pub(crate) fn place(&self) -> String {
         let scope_place = self.scope_place.as_deref().filter(|_| !self.path.is_empty());
-        let place = || place_in_words(self.line.as_deref(), scope_place);
-        self.library.clone().or_else(place).unwrap_or_else(|| "line not known".to_owned())
+        let place = || place_in_words(None, scope_place);
+        let known = self.line.clone().or_else(|| self.library.clone()).or_else(place);
+        known.unwrap_or_else(|| "line not known".to_owned())
     }
 
     pub(crate) fn scope(&self) -> String {
@@ -76,10 +77,11 @@ impl Origins {
         let paths = Paths::now(ledger, definitions);
         let origin = |group: &AllocGroup| {
             let stack = definitions.stack(group.stack);
+            let has_library_as_place = stack.library_as_place().is_some();
             Origin {
                 path: paths.names_of(group.node),
-                caller: stack.caller.filter(|_| stack.library.is_none()),
-                line: stack.line.filter(|_| stack.library.is_none()),
+                caller: stack.caller.filter(|_| !has_library_as_place),
+                line: stack.line.filter(|_| !has_library_as_place),
                 library: stack.library,
                 scope_place: paths.place_of(group.node),
                 kind: group.kind,

@@ -78,6 +78,18 @@ fn write_device(device: &DeviceOverview, out: &mut dyn Write, paint: Paint) -> i
     if let Some(most) = device.peak_by_place.first() {
         line(out, "most", &most_in_words(most, peak))?;
     }
+    let without_line: i64 = device
+        .peak_by_place
+        .iter()
+        .filter(|sum| sum.line.is_none() && sum.library.is_none())
+        .map(|sum| sum.bytes)
+        .sum();
+    // Less than a tenth does not matter.
+    if without_line.unsigned_abs() * 10 >= peak && without_line > 0 {
+        let share = percent(without_line, peak);
+        let why = "only blocks of 1 MiB or more have one, or all with GPUMEM_BACKTRACE=1";
+        line(out, "no line", &format!("{share} of the peak has no stack: {why}"))?;
+    }
     if !device.besides.is_empty() {
         let words: Vec<_> =
             device.besides.iter().map(|sum| format!("{} {}", sum.name, Bytes::new(sum.bytes.unsigned_abs()))).collect();
@@ -105,10 +117,11 @@ fn sum_shares(sums: &[Sum], whole: u64) -> String {
     shares(&sums, whole, 4)
 }
 
-/// `src/adam.rs:30 in train > step holds 60 %`
+/// `src/adam.rs:30 in train > step, called from src/main.rs:9, holds 60 % of the peak`
 fn most_in_words(most: &PlaceSum, peak: u64) -> String {
     let scope = if most.scope.is_empty() { String::new() } else { format!(" in {}", most.scope.join(" > ")) };
-    format!("{}{scope} holds {} of the peak", most.place, percent(most.bytes, peak))
+    let caller = most.caller.as_ref().map(|caller| format!(", called from {caller},")).unwrap_or_default();
+    format!("{}{scope}{caller} holds {} of the peak", most.place, percent(most.bytes, peak))
 }
 
 /// As one would type it, at most 60 characters.

@@ -166,6 +166,27 @@ impl Made {
         self.event(EventKind::Free { key, block: None });
     }
 
+    /// A stack of PyTorch below two lines of Python: the place after those of [`PLACES`].
+    pub(crate) fn python(&mut self) -> u32 {
+        let id = u32::try_from(PLACES.len()).expect("there are few") + 1;
+        let path = "/home/ada/venv/lib/python3.12/site-packages/torch/lib/libtorch_cuda.so".to_owned();
+        self.item(&Item::Module(ModuleDefinition { id: 3, path, build_id: vec![4], base: 0 }));
+        let mut addresses = Vec::new();
+        for (module, function, file, line) in [
+            (3, "at::detail::empty_cuda", None, None),
+            (0, "forward", Some("/home/ada/train/model.py"), Some(12)),
+            (0, "<module>", Some("/home/ada/train/train.py"), Some(40)),
+        ] {
+            let address = CodeAddress { module, offset: 0x1000 + addresses.len() as u64 };
+            let function = Some(function.to_owned());
+            let symbols = vec![Symbol { function, file: file.map(str::to_owned), line, column: None }];
+            self.item(&Item::Symbols(SymbolsDefinition { address, symbols }));
+            addresses.push(address);
+        }
+        self.item(&Item::Stack(StackDefinition { id: StackId(id), addresses }));
+        id - 1
+    }
+
     /// So many steps of a training run, each with `layers` blocks of activations of `bytes` each. The peak is in `step` of the first
     /// step: weights, gradients and the state of the optimizer, which stay. One block of cuBLAS stays as well.
     pub(crate) fn training(mut self, steps: u64, layers: u64, bytes: u64) -> Self {

@@ -57,7 +57,7 @@ fn the_summary_says_what_made_the_peak() {
         "     src/adam.rs:30    200  █████▏\n       from src/main.rs:9\n",
         "kind     pool 205 MiB (47 %), vmm 200 MiB (46 %), device 32 MiB (7 %)\n",
         "library  the program 405 MiB (93 %), cuBLAS 32 MiB (7 %)\n",
-        "most     src/adam.rs:30 in train > step holds 46 % of the peak\n",
+        "most     src/adam.rs:30 in train > step, called from src/main.rs:9, holds 46 % of the peak\n",
         "device   NVIDIA H200, 141 GiB\n",
         "1 block (32 MiB) was not freed:\n",
         "Not seen: ",
@@ -150,6 +150,42 @@ fn ranks_stand_side_by_side() {
     assert!(text.contains("\n load: cuBLAS                        32.0   32.0  all\n"), "{text}");
     let all = json(&[&["report", "--json"][..], &files].concat());
     assert_eq!(all.as_array().map(Vec::len), Some(6));
+}
+
+#[test]
+fn a_line_of_python_stands_before_its_library() {
+    let mut made = Made::new("python");
+    let place = made.python();
+    made.alloc(6 * MIB, MemKind::Device, place);
+    made.alloc(4 * MIB, MemKind::Device, 4);
+    let file = recorded("python.capture", made);
+    let text = printed(&["report", &file]);
+    for line in [
+        "   model.py:12             6  ████▊\n     from train.py:40\n   cuBLAS ",
+        "library  PyTorch 6 MiB (60 %), cuBLAS 4 MiB (40 %)\n",
+        "most     model.py:12, called from train.py:40, holds 60 % of the peak\n",
+        " model.py:12, outside of all scopes    6       1  ",
+    ] {
+        assert!(text.contains(line), "{line:?} is not in\n{text}");
+    }
+    let folded = printed(&["report", "--format", "folded", &file]);
+    let stack = "<module> (train.py:40);forward (model.py:12);at::detail::empty_cuda (/home/ada/venv/";
+    assert!(folded.contains(stack), "{folded}");
+}
+
+#[test]
+fn what_has_no_stack_is_said() {
+    let mut made = Made::new("small");
+    let scope = made.open(2);
+    for _ in 0..8 {
+        // There is no stack of this number.
+        made.alloc(MIB / 2, MemKind::Pool, 90);
+    }
+    made.close(scope);
+    made.alloc(20 * MIB, MemKind::Pool, 0);
+    let text = printed(&["report", &recorded("small.capture", made)]);
+    let line = "no line  17 % of the peak has no stack: only blocks of 1 MiB or more have one, or all with GPUMEM_BACKTRACE=1\n";
+    assert!(text.contains(line) && text.contains("scope of src/main.rs:40"), "{text}");
 }
 
 #[test]

@@ -55,6 +55,8 @@ pub struct Stack {
     pub library: Option<String>,
     /// The user's line.
     pub line: Option<String>,
+    /// The user's line is one of Python. It says more than the library, which is the same for almost all blocks of such programs.
+    pub is_python: bool,
     /// The line that called the function of the user's line.
     pub caller: Option<String>,
     /// The functions, the innermost first, with their lines.
@@ -62,6 +64,11 @@ pub struct Stack {
 }
 
 impl Stack {
+    /// The library, where it stands in the place of a line.
+    pub fn library_as_place(&self) -> Option<&str> {
+        self.library.as_deref().filter(|_| !self.is_python)
+    }
+
     /// Of these frames, the innermost first. Files in `folder` are named as from there. `own_module` is the file name of the module
     /// that gpumem is in: it counts as the program.
     pub fn new(frames: &[Frame], folder: &str, own_module: Option<&str>) -> Self {
@@ -69,6 +76,7 @@ impl Stack {
         let (line, caller) = user_line(frames).map_or((None, None), |(line, caller)| (Some(line), caller));
         Self {
             library: library(frames).filter(|library| Some(*library) != own_module).map(str::to_owned),
+            is_python: line.is_some_and(Frame::is_python),
             line: line.map(seen),
             caller: caller.map(seen),
             frames: program_frames(frames).iter().map(|frame| frame.relative_to(folder).with_function()).collect(),

@@ -55,12 +55,13 @@ pub fn peak_holders(view: &dyn LedgerView, names: &dyn Names, under: ScopeId) ->
     let paths = Paths::now(view, names);
     let holder = |at: &GroupAtPeak| {
         let stack = names.stack(at.group.stack);
+        let library = stack.library_as_place().map(str::to_owned);
         PeakHolder {
             path: paths.names_of(at.group.node),
             scope_place: paths.place_of(at.group.node),
-            caller: stack.caller.filter(|_| stack.library.is_none()),
-            line: stack.line.filter(|_| stack.library.is_none()),
-            library: stack.library,
+            caller: stack.caller.filter(|_| library.is_none()),
+            line: stack.line.filter(|_| library.is_none()),
+            library,
             is_older: false,
             bytes: at.bytes,
         }

@@ -30,7 +30,7 @@ impl Snapshot {
             let stack = stack(live.group.stack);
             Group {
                 path: scope.map(|scope| scope.path.clone()).unwrap_or_default(),
-                library: stack.library,
+                library: stack.library_as_place().map(str::to_owned),
                 place: place_in_words(stack.line.as_deref(), scope.and_then(|scope| scope.place.as_deref())),
                 caller: stack.caller,
                 blocks: live.blocks,

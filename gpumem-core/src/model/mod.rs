@@ -15,7 +15,7 @@ mod process;
 mod source;
 mod trace;
 
-pub use attribution::{is_driver, library, program_frames, user_line};
+pub use attribution::{is_driver, library, program_frames, readable_frames, user_line};
 pub use block::{Block, Key, MemKind, Space, Tag};
 pub use bytes::{ByteDelta, Bytes, ParseBytesError};
 pub use callsite::{CallsiteId, StackId};

@@ -4,7 +4,9 @@ mod tables;
 
 use std::path::Path;
 
-use self::tables::{CRATES, DRIVER, ENTRANCE, LIBRARIES, PYTHON_PACKAGES, STARTUP, STD_FOLDERS, SYSTEM};
+use self::tables::{
+    CRATES, DRIVER, ENTRANCE, INTERPRETER, LIBRARIES, PYTHON_PACKAGES, RUNTIME, STARTUP, STD_FOLDERS, SYSTEM,
+};
 pub(super) use self::tables::{REGISTRIES, file_name};
 use super::Frame;
 
@@ -30,6 +32,18 @@ pub fn program_frames(frames: &[Frame]) -> &[Frame] {
     let entered = frames.iter().rposition(|frame| frame.is_in(ENTRANCE)).map_or(0, |at| at + 1);
     let own = frames[entered..].iter().take_while(|frame| frame.is_of(&["gpumem"])).count();
     &frames[entered + own..]
+}
+
+/// The frames that a reader of a stack looks for: those of the program and of its libraries, without the standard library, gpumem, the
+/// libraries of the operating system, what runs before `main`, and the interpreter where there are lines of Python.
+pub fn readable_frames(frames: &[Frame]) -> Vec<&Frame> {
+    let has_python = frames.iter().any(Frame::is_python);
+    let is_readable = |frame: &&Frame| {
+        let is_startup = frame.file.is_none() && frame.function.as_deref().is_some_and(|name| STARTUP.contains(&name));
+        let is_interpreter = has_python && frame.is_in(INTERPRETER);
+        !is_startup && !is_interpreter && !frame.is_in(SYSTEM) && !frame.is_of(RUNTIME)
+    };
+    program_frames(frames).iter().filter(is_readable).collect()
 }
 
 /// The user's line: the innermost known frame that is not in the standard library, gpumem, cudarc or a library of the
@@ -58,7 +72,7 @@ impl Frame {
     }
 
     /// A line of Python: it has a file, but is in no module, because it is no machine code.
-    fn is_python(&self) -> bool {
+    pub(crate) fn is_python(&self) -> bool {
         let is_source = |file: &String| {
             Path::new(file).extension().is_some_and(|extension| extension == "py") || file.starts_with('<')
         };

@@ -8,6 +8,9 @@ pub(in super::super) const REGISTRIES: &[&str] = &["/registry/src/", "/git/check
 /// What the files of Python's packages and of its standard library contain. `<frozen` is the name of files inside the interpreter.
 pub(super) const PYTHON_PACKAGES: &[&str] = &["/site-packages/", "/dist-packages/", "/lib/python3.", "<frozen "];
 
+/// Python's interpreter.
+pub(super) const INTERPRETER: &[&str] = &["python3*", "libpython*"];
+
 /// NVIDIA's modules that all allocations go through. So they do not show which library allocates.
 pub(super) const DRIVER: &[&str] = &["libcupti", "libcuda", "libcudart", "libnvidia*", "libcudadebugger"];
 
@@ -54,6 +57,9 @@ pub(super) const SYSTEM: &[&str] =
 
 /// Crates between a user's line and the driver.
 pub(super) const CRATES: &[&str] = &["std", "core", "alloc", "gpumem", "cudarc"];
+
+/// Those of them that say nothing about where a program allocates.
+pub(super) const RUNTIME: &[&str] = &["std", "core", "alloc", "gpumem"];
 
 /// Folders of the standard library's sources. Their full paths are needed, because a folder of a user may be called `core`
 /// as well.

@@ -261,3 +261,24 @@ fn a_frame_is_printed_like_compilers_do() {
     assert_eq!(Frame { function: Some("a::b".into()), ..frame }.to_string(), "a::b");
     assert_eq!(Frame::default().to_string(), "?");
 }
+
+#[test]
+fn readable_frames_are_those_of_the_program_and_its_libraries() {
+    let frame = |function: &str, file: &str, module: &str| {
+        let known = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        Frame { function: known(function), file: known(file), line: None, column: None, module: known(module) }
+    };
+    let frames = [
+        frame("core::option::Option<T>::map_or_else", "/rustc/5980/library/core/src/option.rs", "/bin/train"),
+        frame("gpumem::source::sim::SimGpu::alloc", "/registry/src/i/gpumem-0.1.0/src/source/sim.rs", "/bin/train"),
+        frame("at::native::empty_cuda", "", "/lib/libtorch_cuda.so"),
+        frame("cudarc::driver::CudaStream::alloc", "/registry/src/i/cudarc-0.19.10/src/driver.rs", "/bin/train"),
+        frame("train::forward", "/home/ada/src/model.rs", "/bin/train"),
+        frame("std::rt::lang_start", "/rustc/5980/library/std/src/rt.rs", "/bin/train"),
+        frame("main", "", "/bin/train"),
+        frame("__libc_start_main_impl", "./csu/../csu/libc-start.c", "/lib/x86_64-linux-gnu/libc.so.6"),
+        frame("_start", "", "/bin/train"),
+    ];
+    let functions: Vec<_> = readable_frames(&frames).iter().filter_map(|frame| frame.function.as_deref()).collect();
+    assert_eq!(functions, ["at::native::empty_cuda", "cudarc::driver::CudaStream::alloc", "train::forward"]);
+}
