@@ -3,6 +3,7 @@
 `decode.rs`, `optimizers.rs` and `parallel.rs` expect.
 
     python3 bytes.py
+    python3 bytes.py models > bytes.jsonl         steps of a small Llama, which needs transformers: `tests/bytes.rs` compares them
     python3 -m torch.distributed.run --standalone --nproc-per-node=2 bytes.py     for two ranks
 
 It needs torch, no GPU and no network. Each storage counts from the operation that makes it until it is freed. The counters of steps of
@@ -11,6 +12,7 @@ what it adds up; the figures of gradients that are added up or that have a small
 """
 
 import gc
+import json
 import os
 import sys
 import time
@@ -146,6 +148,68 @@ def alone():
             print(f"{name} {shapes}: update", peak - base - counters)
 
 
+def models():
+    import transformers
+
+    sizes = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}
+    # A CPU has other kernels for attention with shared keys.
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
+    length, batch = 64, 8
+    some = {"rank": 4, "targets": ["q_proj", "v_proj"]}
+    names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    # Without dropout: its mask has four bytes for each element on a CPU.
+    every = {"rank": 4, "targets": names}
+    adam, bf16 = {"optimizer": "adam"}, {"parameters": "bf16"}
+    rows = {
+        "plain": adam,
+        "bf16": adam | bf16,
+        "momentum": {"optimizer": "momentum"},
+        "adafactor": {"optimizer": "adafactor"},
+        "lion": {"optimizer": "lion"},
+        "accumulation": adam | {"micro_batches": 3},
+        "masters": adam | bf16 | {"master_weights": True},
+        "checkpointing": adam | {"checkpointing": "blocks"},
+        "adapters": adam | {"adapters": some},
+        "adapters, bf16": adam | bf16 | {"adapters": some},
+        "adapters everywhere, bf16": adam | bf16 | {"adapters": every},
+        "adapters everywhere, bf16, checkpointing": adam | bf16 | {"adapters": every, "checkpointing": "blocks"},
+    }
+    adamw = torch.optim.AdamW
+    torch.optim.AdamW = lambda parameters, **options: adamw(parameters, foreach=True, **options)
+    for name, step in rows.items():
+        config = transformers.LlamaConfig(**sizes)
+        model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
+        if step.get("parameters"):
+            model = model.to(torch.bfloat16)
+        if step.get("adapters"):
+            steps.add_adapters(model, step["adapters"])
+        if step.get("checkpointing"):
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()
+        ids = torch.randint(0, sizes["vocab_size"], (batch, length))
+        count = step.get("micro_batches", 1)
+        optimizer = steps.make_optimizer(step, model)
+        known = [*(p.data for p in model.parameters()), *model.buffers(), ids, *getattr(optimizer, "masters", [])]
+        bytes_, found = Bytes(*known), []
+
+        def forward():
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+            return loss / count if count > 1 else loss
+
+        with bytes_:
+            for _ in range(2):
+                optimizer.zero_grad()
+                for _ in range(count):
+                    peak, loss = bytes_.highest(forward)
+                    found += [["forward", peak], ["backward", bytes_.highest(loss.backward)[0]]]
+                found.append(["update", bytes_.highest(optimizer.step)[0]])
+                del loss
+        config = {"architectures": ["LlamaForCausalLM"]} | sizes
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        step = {"batch": batch} | step
+        print(json.dumps({"row": name, "config": config, "length": length, "step": step, "phases": found, "versions": versions}))
+
+
 def sharded():
     import torch.distributed.fsdp._fully_shard._fsdp_param as fsdp_param
     import torch.distributed.fsdp._fully_shard._fsdp_param_group as fsdp_group
@@ -245,4 +309,9 @@ def sharded():
 
 
 if __name__ == "__main__":
-    sharded() if "RANK" in os.environ else alone()
+    if "RANK" in os.environ:
+        sharded()
+    elif sys.argv[1:] == ["models"]:
+        models()
+    else:
+        alone()

@@ -115,6 +115,11 @@ fn what_makes_no_sense_is_an_error() {
     assert_eq!(error(Checkpointing::Blocks), "the model has no blocks that checkpointing could run again");
     assert_eq!(error(Checkpointing::Every(0)), "checkpointing of every 0 blocks makes no sense");
     assert_eq!(error(Checkpointing::Segments(0)), "checkpointing with 0 segments makes no sense");
+    // Measured: the seventh segment of VGG19 would begin with a convolution, but the fourth one begins with `relu` in place, and
+    // PyTorch's backward pass fails with "modified by an inplace operation".
+    let error = step(Checkpointing::SquareRoot).estimate(&models::vgg19()).unwrap_err();
+    assert_eq!(error.layer(), "features.15");
+    assert!(error.to_string().contains("it overwrites its input, which checkpointing keeps"), "{error}");
 }
 
 #[test]

@@ -250,14 +250,15 @@ impl Attention {
             if self.rotates_complex {
                 let angles = Shape::from([1, 1, length, self.rotated()]);
                 let angles = eager.shared(("angles", self.window), &angles, Dtype::F32)?;
-                queries = rotated_complex(eager, &queries, &angles)?;
-                keys = rotated_complex(eager, &keys, &angles)?;
+                // What was not rotated lives until both are.
+                (queries, keys) = (rotated_complex(eager, &queries, &angles)?, rotated_complex(eager, &keys, &angles)?);
             } else {
                 let shape = Shape::from([1, 1, length, self.rotated()]);
                 let cosines = eager.shared(("cosines", self.window), &shape, dtype)?;
                 let sines = eager.shared(("sines", self.window), &shape, dtype)?;
-                queries = self.rotated_part(eager, &queries, &[&cosines, &sines])?;
-                keys = self.rotated_part(eager, &keys, &[&cosines, &sines])?;
+                let angles = [&cosines, &sines];
+                (queries, keys) =
+                    (self.rotated_part(eager, &queries, &angles)?, self.rotated_part(eager, &keys, &angles)?);
             }
         }
         if self.norm == HeadNorm::WithoutWeight {

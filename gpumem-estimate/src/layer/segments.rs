@@ -52,7 +52,9 @@ impl Segments {
                     if units == 0 || (!has_blocks && layers.len() < longest) {
                         continue;
                     }
-                    groups.insert(path, around_others(&is_unit, &checkpointing.groups(units)));
+                    let of_path = around_others(&is_unit, &checkpointing.groups(units));
+                    check_beginnings(&path, layers, &of_path)?;
+                    groups.insert(path, of_path);
                     if !has_blocks {
                         break;
                     }
@@ -77,6 +79,26 @@ fn has_block(layer: &Rc<Built>) -> bool {
 
 fn is_block(layer: &Rc<Built>) -> bool {
     matches!(layer.kind, Layer::Block { .. })
+}
+
+/// A group that runs again must not begin with a layer that overwrites its input: PyTorch's backward pass finds another version of it.
+fn check_beginnings(path: &str, layers: &[Rc<Built>], groups: &[(usize, bool)]) -> Result<(), Error> {
+    let mut rest = layers;
+    for (length, runs_again) in groups {
+        let (group, others) = rest.split_at(*length);
+        rest = others;
+        if let Some(first) = group.first()
+            && *runs_again
+            && matches!(first.kind, Layer::Activation { in_place: true, .. })
+        {
+            let what =
+                "it overwrites its input, which checkpointing keeps because a group begins here; choose other groups";
+            let separator = if path.is_empty() { "" } else { "." };
+            let layer = format!("{path}{separator}{}", first.name);
+            return Err(Error::in_layer(layer, Kind::Invalid(what.to_owned())));
+        }
+    }
+    Ok(())
 }
 
 /// The groups of units in a sequence that has other layers as well, each of which is a group that does not run again. A group ends

@@ -6,6 +6,9 @@ use super::Names;
 ///
 /// All variants are `torch.utils.checkpoint` with `use_reentrant=False`: the input of what runs again stays in memory.
 ///
+/// A group must not begin with a layer that overwrites its input, such as `relu` in place: PyTorch refuses its backward pass, and an
+/// estimate is an error.
+///
 /// ```
 /// use gpumem_estimate::{Checkpointing, Optimizer, Step, models};
 ///
@@ -13,7 +16,7 @@ use super::Names;
 ///     let step = Step { checkpointing, ..Step::training(32, Optimizer::Sgd) };
 ///     step.estimate(&models::vgg19()).map(|estimate| estimate.peak)
 /// };
-/// assert!(peak(Checkpointing::SquareRoot)? < peak(Checkpointing::Off)?);
+/// assert!(peak(Checkpointing::Segments(4))? < peak(Checkpointing::Off)?);
 /// # Ok::<(), gpumem_estimate::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
