@@ -158,7 +158,11 @@ mod tests {
             "13 of 16 MiB is more than 80 %, and the page of 16 MiB has room"
         );
         assert_eq!(reserved(14 * MIB), (14 * MIB, 16), "no page of 16 MiB has room for it");
-        assert_eq!(reserved(12 * MIB), (12 * MIB, 256), "12 of 16 MiB leave 25 % unused, and 64 MiB accept 8 MiB");
+        assert_eq!(
+            reserved(25 * MIB / 2),
+            (25 * MIB / 2, 256),
+            "12.5 of 16 MiB leave 22 % unused, and 64 MiB accept 8 MiB"
+        );
         assert_eq!(reserved(512 * MIB), (512 * MIB, 1024));
         assert_eq!(reserved(3 * GIB), (3 * GIB, 4096));
     }
