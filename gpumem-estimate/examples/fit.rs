@@ -5,11 +5,7 @@
 //! ```
 
 use gpumem_core::model::Bytes;
-use gpumem_estimate::{Dtype, Model, Optimizer, Step, models};
-
-/// What a process of PyTorch 2.11 has on an H200 beside its allocator after training steps, as `measure/context.py` measures it: the CUDA
-/// context, kernels, libraries.
-const CONTEXT: Bytes = Bytes::mib(769);
+use gpumem_estimate::{ContextSize, Dtype, Model, Optimizer, Step, models};
 
 /// A batch should run although an estimate is not exact: this part of the memory is left free, in percent.
 const MARGIN: u64 = 2;
@@ -17,7 +13,8 @@ const MARGIN: u64 = 2;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let remains: Bytes = arguments.next().ok_or("the first argument is what remains, such as 16GiB")?.parse()?;
-    let limit = remains.checked_sub(CONTEXT).ok_or("the CUDA context alone needs more")?;
+    let context = ContextSize::measured((9, 0)).ok_or("the context was measured")?.high;
+    let limit = remains.checked_sub(context).ok_or("the CUDA context alone needs more")?;
     let limit = Bytes::new(limit.get() / 100 * (100 - MARGIN));
     for name in arguments {
         let (model_name, precision) = name.split_once('/').unwrap_or((&name, "fp32"));

@@ -10,7 +10,8 @@ driver reports as free before the process begins: its CUDA context and its kerne
 
     model, precision, batch, ran         `ran` is false if torch ran out of memory
     where                                the step in which it did
-    free_before                          what remained, in bytes
+    remain                               what remained before the process began, in bytes
+    free_with_context                    what was free of that when it had its CUDA context
     peak, reserved                       torch's maxima
     retries                              how often torch returned its free segments because memory ran out, and tried again
     beyond                               what the process had at the end beside `reserved`, in bytes: context, kernels, libraries
@@ -27,7 +28,6 @@ import traceback
 from pathlib import Path
 
 import measure
-from context import used
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -82,12 +82,15 @@ def fill(remain):
     return go_on, int(text)
 
 
-def trial(row, model, steps):
+def trial(row, model, steps, remains):
     import torch
 
     device = torch.device("cuda")
-    before = used()
-    result = {"free_before": torch.cuda.mem_get_info()[0]}
+    # The memory of the process before this one may not be free yet. This process has its context already.
+    deadline = time.time() + 10
+    while torch.cuda.mem_get_info()[0] < remains - GIB and time.time() < deadline:
+        time.sleep(0.1)
+    result = {"free_with_context": torch.cuda.mem_get_info()[0]}
     where = "model"
     try:
         model.to(device)
@@ -111,7 +114,7 @@ def trial(row, model, steps):
     statistics = torch.cuda.memory_stats()
     result["peak"], result["reserved"] = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     result["retries"] = statistics.get("num_alloc_retries")
-    result["beyond"] = used() - before - torch.cuda.memory_reserved()
+    result["beyond"] = remains - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved()
     return result
 
 
@@ -134,7 +137,6 @@ def main():
     torch.set_num_threads(1)
     # The context of this process must not exist: the process that fills the device is the first one.
     filler, remains = fill(int(args.remain * GIB))
-    filled = used()
     Path(args.out).write_text("")
 
     def run(name, precision, model, batch):
@@ -145,15 +147,12 @@ def main():
         row = {"model": name, "batch": batch, "mode": "adamw", "precision": precision, "shape": shape}
         result = {"model": name, "precision": precision, "batch": batch, "remain": remains}
         began = time.time()
-        result |= in_child(lambda: trial(row, model, args.steps))
+        result |= in_child(lambda: trial(row, model, args.steps, remains))
         result["seconds"] = round(time.time() - began, 1)
         with open(args.out, "a") as file:
             file.write(json.dumps(result) + "\n")
         said = {True: "ran", False: "out of memory in " + str(result.get("where"))}.get(result.get("ran"), result.get("error"))
         print(f"{name}/{precision} {batch}: {said} {result.get('retries')} retries", flush=True)
-        # The next process begins when the memory of this one is free.
-        while used() > filled + 8 * MIB and time.time() < deadline + 10:
-            time.sleep(0.1)
         return result.get("ran")
 
     for choice in args.models:
