@@ -22,7 +22,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let name = row["row"].as_str().ok_or("a row has a name")?;
         let model = row["model"].as_str().and_then(model).ok_or("a row has a model")?;
         let step: Step = serde_json::from_value(row["step"].clone())?;
-        let estimate = step.estimate(&model)?;
+        let estimate = match step.estimate(&model) {
+            Ok(estimate) => estimate,
+            Err(error) => {
+                println!("{name}\t{error}");
+                continue;
+            }
+        };
         let peak = estimate.peak.get();
         let phases: Vec<_> =
             estimate.phases.iter().map(|phase| format!("{} {}", phase.name, phase.peak.get())).collect();

@@ -28,12 +28,12 @@ fn each_token_adds_its_keys_and_values() {
     let (long, short) = (of(65, KvCache::Dynamic), of(33, KvCache::Dynamic));
     let peak = |estimate: &Estimate| phases(estimate, "decode")[0];
     // 32 tokens more of 4 sequences: keys and values of 12 layers, and the keys of one layer once more while they are joined; the
-    // numbers of the tokens.
-    assert_eq!(peak(&long) - peak(&short), 32 * 4 * (25 * KEYS + 8));
+    // numbers of the tokens and their mask.
+    assert_eq!(peak(&long) - peak(&short), 32 * 4 * (25 * KEYS + 16));
     assert_eq!(phases(&long, "prefill"), phases(&short, "prefill"));
-    // With room for all tokens, only their numbers are added.
+    // With room for all tokens, only their numbers and their mask are added.
     let (long, short) = (of(65, KvCache::Static(192)), of(33, KvCache::Static(192)));
-    assert_eq!(peak(&long) - peak(&short), 32 * 4 * 8);
+    assert_eq!(peak(&long) - peak(&short), 32 * 4 * 16);
     let cache = |estimate: &Estimate| estimate.classes().iter().find(|(class, _)| *class == Class::Cache).unwrap().1;
     assert_eq!(cache(&long), Bytes::new(4 * 192 * 24 * KEYS));
 }
@@ -43,9 +43,9 @@ fn each_token_adds_its_keys_and_values() {
 fn pages_are_allocated_one_by_one() {
     let model = models::gpt2(128);
     let peak = |tokens| phases(&decode(tokens, KvCache::Paged(16)).estimate(&model).unwrap(), "decode")[0];
-    // A page of 16 tokens of 4 sequences in each of 12 layers, and the number of a token.
-    assert_eq!(peak(66) - peak(65), 4 * (16 * 24 * KEYS + 8));
-    assert_eq!(peak(65) - peak(64), 4 * 8);
+    // A page of 16 tokens of 4 sequences in each of 12 layers, and the number and the mask of a token.
+    assert_eq!(peak(66) - peak(65), 4 * (16 * 24 * KEYS + 16));
+    assert_eq!(peak(65) - peak(64), 4 * 16);
     // Nothing is joined, and no page is partly empty after 192 tokens.
     assert!(peak(65) < phases(&decode(65, KvCache::Dynamic).estimate(&model).unwrap(), "decode")[0]);
     let error = decode(2, KvCache::Paged(0)).estimate(&model).unwrap_err().to_string();

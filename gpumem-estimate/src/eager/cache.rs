@@ -17,6 +17,10 @@ pub(super) struct Cache {
     layers: RefCell<Vec<Kept>>,
     /// The layer that is next.
     next: Cell<usize>,
+    /// Tokens are generated.
+    is_generating: Cell<bool>,
+    /// What variables of the model refer to until its output is there.
+    held: RefCell<Vec<Tensor>>,
 }
 
 #[derive(Debug)]
@@ -142,6 +146,25 @@ impl Eager {
             Tensor { shape, strides, dtype: keys.dtype, ..like.detached() }
         };
         Ok([of_all(keys), of_all(values)])
+    }
+
+    /// Runs a model as `generate` of transformers does: each sequence has positions of its own.
+    pub(crate) fn while_generating<R>(&self, run: impl FnOnce() -> R) -> R {
+        self.cache.is_generating.set(true);
+        let result = run();
+        self.cache.is_generating.set(false);
+        let freed = std::mem::take(&mut *self.cache.held.borrow_mut());
+        drop(freed);
+        result
+    }
+
+    pub(crate) fn is_generating(&self) -> bool {
+        self.cache.is_generating.get()
+    }
+
+    /// A variable of the model refers to a tensor until its output is there.
+    pub(crate) fn hold(&self, tensor: Tensor) {
+        self.cache.held.borrow_mut().push(tensor);
     }
 
     /// No layer keeps keys and values.

@@ -224,9 +224,14 @@ impl Built {
             if name == positions && length > rows {
                 return Err(eager.error(Kind::TooLong { positions: rows, length }));
             }
-            // All sequences have the same positions.
-            let shape = if name == positions { Shape::from([1, input.shape.last()]) } else { input.shape.clone() };
+            // All sequences have the same positions, but `generate` has some for each.
+            let is_one = name == positions && !eager.is_generating();
+            let shape = if is_one { Shape::from([1, input.shape.last()]) } else { input.shape.clone() };
             let rows = table.forward(eager, &eager.integers(&shape)?)?;
+            if eager.is_generating() {
+                // `position_embeds` of GPT-2.
+                eager.hold(rows.clone());
+            }
             sum = eager.add(&sum, &rows)?;
         }
         Ok(sum)

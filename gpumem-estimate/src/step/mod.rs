@@ -448,7 +448,7 @@ impl Step {
                 eager.memory.open(name);
                 for _ in 0..count {
                     eager.begin_pass();
-                    new = next_token(eager, body, head, &new)?;
+                    new = next_token(eager, body, head, (&ids, &new))?;
                     ids = eager.concatenate(&[&ids, &new], 1)?;
                 }
                 phases.push(PhasePeak { name, peak: Bytes::new(eager.memory.close()) });
@@ -465,8 +465,16 @@ impl Step {
 
 /// The next token of each sequence, (batch, 1): the logits of the last position (`logits_to_keep=1`), a copy of them in `f32`, and the
 /// index of the largest.
-fn next_token(eager: &Eager, body: &[Rc<Built>], head: &Rc<Built>, tokens: &Tensor) -> Result<Tensor, Error> {
-    let hidden = run_model(body, eager, tokens)?;
+fn next_token(
+    eager: &Eager,
+    body: &[Rc<Built>],
+    head: &Rc<Built>,
+    (all, tokens): (&Tensor, &Tensor),
+) -> Result<Tensor, Error> {
+    // `prepare_inputs_for_generation`: a copy of the tokens, their positions, and the mask of all tokens so far.
+    let tokens = &eager.integers(&tokens.shape)?;
+    let _others = [eager.integers(&tokens.shape)?, eager.integers(&all.shape)?];
+    let hidden = eager.while_generating(|| run_model(body, eager, tokens))?;
     if hidden.shape.rank() != 3 {
         return Err(eager.mismatch("(…, …, …)", &hidden));
     }
