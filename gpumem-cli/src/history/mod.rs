@@ -4,6 +4,8 @@
 //! came and went: that is noted here on the way.
 
 mod held;
+#[cfg(test)]
+mod hostile;
 mod names;
 mod read;
 #[cfg(test)]

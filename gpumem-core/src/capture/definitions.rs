@@ -168,7 +168,9 @@ impl Definitions {
         let [first, second] = [self.clocks.get(at.checked_sub(1)?)?, self.clocks.get(at)?];
         let signed = |ticks: u64| i128::from(ticks) - i128::from(first.ticks);
         let (first_time, second_time) = (first.time.as_nanos().cast_signed(), second.time.as_nanos().cast_signed());
-        let nanoseconds = first_time + signed(ticks) * (second_time - first_time) / signed(second.ticks).max(1);
+        // Both may have 64 bits in a file that no session wrote.
+        let since = signed(ticks).saturating_mul(second_time - first_time) / signed(second.ticks).max(1);
+        let nanoseconds = first_time.saturating_add(since);
         Some(Time::from_nanos(nanoseconds.try_into().unwrap_or(0)))
     }
 

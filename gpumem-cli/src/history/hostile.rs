@@ -1,0 +1,210 @@
+//! Recordings that no session writes: all reports and formats of them end, without a panic.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use gpumem_core::{
+    capture::{
+        CallsiteDefinition, ClockPair, CodeAddress, DeviceDefinition, Item, ModuleDefinition, Process, RecordedEvent,
+        StackDefinition, Symbol, SymbolsDefinition, Writer,
+    },
+    export::Paint,
+    model::{
+        Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, PoolUsage, ScopeId,
+        ScopeSpec, Source, StackId, ThreadId,
+    },
+};
+
+use super::{History, Moment};
+use crate::{
+    formats::Format,
+    page::Page,
+    report::{json, moment, overview::Overview, places, summary},
+};
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+
+    /// Small numbers mostly, and the largest.
+    fn any(&mut self) -> u64 {
+        match self.below(8) {
+            0 => u64::MAX - self.below(3),
+            1 => 1 << self.below(64),
+            _ => self.below(1000),
+        }
+    }
+
+    fn small(&mut self) -> u32 {
+        u32::try_from(self.any() & 0xffff_ffff).expect("it has 32 bits")
+    }
+
+    fn text(&mut self) -> String {
+        const TEXTS: [&str; 6] = ["", "a;b", "</script>", "\u{1b}[31m\n", "src/train.py", "λ \"quoted\" \\"];
+        TEXTS[usize::try_from(self.below(6)).expect("it is small")].to_owned()
+    }
+
+    fn device(&mut self) -> Device {
+        let family = if self.below(2) == 0 { Family::Cuda } else { Family::Simulated };
+        Device { family, ordinal: u32::try_from(self.below(4)).expect("it is small") }
+    }
+
+    fn memory(&mut self) -> GpuMemory {
+        let [total, free, used] = [(); 3].map(|()| Bytes::new(self.any()));
+        GpuMemory::new(total, free, used, None)
+    }
+
+    fn event(&mut self) -> EventKind {
+        let key = Key::from_raw(self.below(40) << 20 | self.below(3) << 58);
+        let scope = ScopeId(self.below(12));
+        match self.below(14) {
+            0..5 => {
+                let kind = MemKind::ALL[usize::try_from(self.below(6)).expect("it is small")];
+                let context = u8::try_from(self.below(4)).expect("it is small");
+                let stack = StackId(u32::try_from(self.below(8)).expect("it is small"));
+                let bytes = Bytes::new(self.any());
+                EventKind::Alloc { key, block: Block { device: self.device(), bytes, kind, context, stack } }
+            }
+            5..8 => EventKind::Free { key, block: None },
+            8 => EventKind::FreeFailed,
+            9 => EventKind::Shrink { key, bytes: Bytes::new(self.any()) },
+            10 => EventKind::ContextDestroyed { context: 1 },
+            11 => {
+                let spec = ScopeSpec {
+                    device: self.device(),
+                    gauge: Gauge::Exact,
+                    every: Duration::ZERO,
+                    thread: None,
+                    callsite: CallsiteId(self.small() % 6),
+                    source: Source::Dispatch,
+                    at_peak: self.below(2) == 0,
+                };
+                EventKind::Open { scope, spec }
+            }
+            12 => EventKind::Close { scope },
+            _ => match self.below(3) {
+                0 => EventKind::Sample { device: self.device(), memory: self.memory() },
+                1 => EventKind::Lost { count: self.any() },
+                _ => {
+                    let [used, used_high, reserved, reserved_high] = [(); 4].map(|()| Bytes::new(self.any()));
+                    let usage = PoolUsage { pool: 1, used, used_high, reserved, reserved_high };
+                    EventKind::PoolUsage { device: self.device(), usage }
+                }
+            },
+        }
+    }
+
+    fn definition(&mut self) -> Item {
+        let number = self.small() % 8;
+        let address = CodeAddress { module: self.small() % 4, offset: self.any() % 6 };
+        match self.below(7) {
+            0 => Item::Process(Process {
+                pid: self.small(),
+                executable: self.text(),
+                arguments: vec![self.text(); 2],
+                folder: self.text(),
+                own_module: Some(self.text()),
+                began: Duration::from_nanos(self.any()),
+                version: self.text(),
+            }),
+            1 => Item::Clock(ClockPair { ticks: self.any(), time: Duration::from_nanos(self.any()) }),
+            2 => Item::Callsite(CallsiteDefinition {
+                id: CallsiteId(number),
+                name: Some(self.text()),
+                file: self.text(),
+                line: self.small(),
+                column: 1,
+                module_path: None,
+            }),
+            3 => Item::Module(ModuleDefinition { id: number, path: self.text(), build_id: vec![], base: self.any() }),
+            4 => Item::Stack(StackDefinition { id: StackId(number), addresses: vec![address; 3] }),
+            5 => {
+                let symbol = Symbol {
+                    function: Some(self.text()),
+                    file: Some(self.text()),
+                    line: Some(self.small()),
+                    column: None,
+                };
+                Item::Symbols(SymbolsDefinition { address, symbols: vec![symbol; 2] })
+            }
+            _ => Item::Device(DeviceDefinition {
+                device: self.device(),
+                name: Some(self.text()),
+                total: Some(Bytes::new(self.any())),
+                uuid: None,
+            }),
+        }
+    }
+}
+
+fn recording(seed: u64) -> Vec<u8> {
+    let mut random = Random(seed);
+    let mut writer = Writer::new(Vec::new()).expect("memory takes all");
+    let (mut number, mut time) = (0_u64, 0_u64);
+    for _ in 0..400 {
+        if random.below(4) == 0 {
+            writer.write(&random.definition()).expect("memory takes all");
+            continue;
+        }
+        number = number.saturating_add(1 + random.below(2));
+        time = if random.below(100) == 0 { random.any() } else { time.saturating_add(random.below(1000)) };
+        let event = RecordedEvent {
+            number,
+            ticks: random.any(),
+            time: Duration::from_nanos(time),
+            thread: ThreadId(u32::try_from(random.below(5)).expect("it is small")),
+            kind: random.event(),
+        };
+        writer.write_event(&event).expect("memory takes all");
+    }
+    writer.finish().expect("memory takes all")
+}
+
+#[test]
+fn all_reports_and_formats_of_hostile_recordings_end() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/tmp");
+    fs::create_dir_all(&folder).unwrap();
+    let file = folder.join(format!("hostile-{}.capture", std::process::id()));
+    let mut changes = 0;
+    for seed in 0..40 {
+        fs::write(&file, recording(seed)).unwrap();
+        let mut history = History::read(&file).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+        changes += history.changes.len();
+        everything(&mut history, &folder);
+    }
+    fs::remove_file(file).unwrap();
+    assert!(changes > 2_000, "{changes}: most is not left out");
+}
+
+fn everything(history: &mut History, folder: &Path) {
+    let mut out = io::sink();
+    let overview = Overview::of(history);
+    json::write(&overview, &mut out).unwrap();
+    summary::write_all(std::slice::from_ref(&overview), &mut out, Paint::Ansi).unwrap();
+    summary::write_all(&[overview.clone(), overview], &mut out, Paint::Plain).unwrap();
+    places::write(history, &mut out, Paint::Plain).unwrap();
+    for at in [Moment::Start, Moment::Peak, Moment::End, Moment::Time(Duration::from_nanos(500))] {
+        moment::write_at(history, at, &mut out, Paint::Plain).unwrap();
+        moment::write_between(history, [Moment::Peak, at], &mut out, Paint::Plain).unwrap();
+        for format in [Format::Folded, Format::Pprof, Format::Speedscope] {
+            format.write(history, at, &mut out).unwrap();
+        }
+    }
+    for format in [Format::Json, Format::Dhat, Format::Perfetto, Format::Torch, Format::RmmCsv] {
+        format.write(history, Moment::Peak, &mut out).unwrap();
+    }
+    let mut page = Page::default();
+    page.add(history).unwrap();
+    page.write(&mut out).unwrap();
+    #[cfg(feature = "parquet")]
+    crate::formats::parquet::write(history, &folder.join("hostile")).unwrap();
+    #[cfg(not(feature = "parquet"))]
+    let _ = folder;
+}
