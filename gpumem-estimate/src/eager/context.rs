@@ -60,6 +60,12 @@ impl Eager {
         Ok(tensor)
     }
 
+    /// Drops all tensors that were left under this name.
+    pub(crate) fn release(&self, slot: &str) {
+        let freed = self.context.borrow_mut().slots.remove(slot);
+        drop(freed);
+    }
+
     /// The model has made its output.
     pub(crate) fn free_left(&self) {
         let freed = std::mem::take(&mut self.context.borrow_mut().slots);

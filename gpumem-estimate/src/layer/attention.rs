@@ -203,6 +203,8 @@ impl Attention {
         };
         let names = &self.names;
         let [mut queries, mut keys, values];
+        // The joined product lives until the end where it has a name of its own, which it has where a part of the heads rotates.
+        let mut joined = None;
         if self.is_joined {
             let all = built.child(&names.joined).forward(eager, input)?;
             let parts = if self.takes_parts {
@@ -211,7 +213,7 @@ impl Attention {
             } else {
                 eager.split_last(&all, widths)?
             };
-            drop(all);
+            joined = (self.rotated > 0).then_some(all);
             queries = in_heads(&parts[0], widths[0])?;
             keys = in_heads(&parts[1], widths[1])?;
             values = in_heads(&parts[2], widths[2])?;
@@ -228,38 +230,32 @@ impl Attention {
         }
         queries = normed(queries, &names.norms[0])?;
         keys = normed(keys, &names.norms[1])?;
-        (queries, keys) = self.rotate(eager, queries, keys, input.dtype)?;
+        (queries, keys) = self.rotate(eager, &queries, &keys, input.dtype)?;
         let [keys, values] = self.kept(eager, [keys, values])?;
-        let output = self.attend(eager, [queries, keys, values])?;
+        let (output, weights) = self.attend(eager, [&queries, &keys, &values])?;
         let output = eager.contiguous(&eager.transpose(&output, 1, 2))?;
         let output = eager.reshape(&output, &Shape::from([batch, length, widths[0]]))?;
-        built.child(&names.output).forward(eager, &output)
+        let result = built.child(&names.output).forward(eager, &output);
+        // These have names in the Python function, so they live until it returns.
+        drop((joined, queries, keys, values, weights));
+        result
     }
 
-    /// Queries and keys with their positions.
-    fn rotate(
-        &self,
-        eager: &Eager,
-        mut queries: Tensor,
-        mut keys: Tensor,
-        dtype: Dtype,
-    ) -> Result<(Tensor, Tensor), Error> {
+    /// Queries and keys with their positions. What they were before lives until both are there.
+    fn rotate(&self, eager: &Eager, queries: &Tensor, keys: &Tensor, dtype: Dtype) -> Result<(Tensor, Tensor), Error> {
+        let (mut queries, mut keys) = (queries.clone(), keys.clone());
         if self.rotates {
             // The angles have the type of the layer's input, which may be wider than that of the queries.
-            let length = queries.shape[2];
-            if self.rotates_complex {
-                let angles = Shape::from([1, 1, length, self.rotated()]);
-                let angles = eager.shared(("angles", self.window), &angles, Dtype::F32)?;
-                // What was not rotated lives until both are.
-                (queries, keys) = (rotated_complex(eager, &queries, &angles)?, rotated_complex(eager, &keys, &angles)?);
+            let shape = Shape::from([1, 1, queries.shape[2], self.rotated()]);
+            (queries, keys) = if self.rotates_complex {
+                let angles = eager.shared(("angles", self.window), &shape, Dtype::F32)?;
+                (rotated_complex(eager, &queries, &angles)?, rotated_complex(eager, &keys, &angles)?)
             } else {
-                let shape = Shape::from([1, 1, length, self.rotated()]);
                 let cosines = eager.shared(("cosines", self.window), &shape, dtype)?;
                 let sines = eager.shared(("sines", self.window), &shape, dtype)?;
                 let angles = [&cosines, &sines];
-                (queries, keys) =
-                    (self.rotated_part(eager, &queries, &angles)?, self.rotated_part(eager, &keys, &angles)?);
-            }
+                (self.rotated_part(eager, &queries, &angles)?, self.rotated_part(eager, &keys, &angles)?)
+            };
         }
         if self.norm == HeadNorm::WithoutWeight {
             let normed = |tensor: &Tensor| {
@@ -296,39 +292,44 @@ impl Attention {
         eager.append_to_cache(&keys, &values, window)
     }
 
-    /// The values that the scores choose.
-    fn attend(&self, eager: &Eager, [queries, mut keys, mut values]: [Tensor; 3]) -> Result<Tensor, Error> {
+    /// The values that the scores choose, and the scores if they are stored.
+    fn attend(&self, eager: &Eager, [queries, keys, values]: [&Tensor; 3]) -> Result<(Tensor, Option<Tensor>), Error> {
         let repeats = self.heads.checked_div(self.key_value_heads()).unwrap_or(1);
         let dtype = eager.autocast_dtype().unwrap_or(queries.dtype);
-        let matrix = Shape::from([1, 1, queries.shape[2], keys.shape[2]]);
+        let (length, key_length) = (queries.shape[2], keys.shape[2]);
+        // Masks of numbers are there for each sequence of the batch.
+        let matrix = Shape::from([queries.shape[0], 1, length, key_length]);
+        // `repeat_kv` of transformers.
+        let repeated = |tensor: &Tensor| match (repeats, self.key_value_heads()) {
+            (1, _) => Ok(tensor.clone()),
+            (_, 1) => Ok(eager.expand_heads(tensor, repeats)),
+            _ => eager.repeat_heads(tensor, repeats),
+        };
         // Without a window, or while all tokens fit into it, the kernel knows by itself which tokens a token sees.
-        let has_mask = self.window > 0 && keys.shape[2] > self.window;
+        let has_mask = self.window > 0 && key_length > self.window;
         if self.stores_scores || self.caps_scores {
-            if repeats > 1 {
-                keys = eager.repeat_heads(&keys, repeats)?;
-                values = eager.repeat_heads(&values, repeats)?;
-            }
+            let (keys, values) = (repeated(keys)?, repeated(values)?);
             let needs_mask = self.caps_scores || has_mask;
             let mask = needs_mask.then(|| eager.shared(("mask", self.window), &matrix, queries.dtype)).transpose()?;
-            return stored(eager, [&queries, &keys, &values], mask.as_ref(), self);
+            let (output, weights) = stored(eager, [queries, &keys, &values], mask.as_ref(), self)?;
+            return Ok((output, Some(weights)));
         }
         if has_mask {
             // The model makes the mask once, and each layer converts it.
-            let mask = eager.shared(("mask", self.window), &matrix, Dtype::Bool)?;
-            if repeats > 1 {
-                keys = eager.repeat_heads(&keys, repeats)?;
-                values = eager.repeat_heads(&values, repeats)?;
-            }
-            let converted = eager.output(&mask.shape, dtype)?;
+            let _mask = eager.shared(("mask", self.window), &Shape::from([1, 1, length, key_length]), Dtype::Bool)?;
+            let (keys, values) = (repeated(keys)?, repeated(values)?);
+            let converted = eager.output(&matrix, dtype)?;
             let arguments = AttentionArguments { mask: Some(&converted), ..AttentionArguments::default() };
-            return eager.fused_attention([&queries, &keys, &values], arguments);
+            return Ok((eager.fused_attention([queries, &keys, &values], arguments)?, None));
         }
-        if repeats > 1 && dtype == Dtype::F32 {
+        let output = if repeats > 1 && dtype == Dtype::F32 {
             // The kernel for `f32` needs as many heads of keys as of queries, so PyTorch does without a kernel.
-            eager.attention_without_kernel([&queries, &keys, &values], repeats, AttentionArguments::default())
+            let arguments = AttentionArguments { dropout: self.dropout, ..AttentionArguments::default() };
+            eager.attention_without_kernel([queries, keys, values], repeats, arguments)?
         } else {
-            eager.fused_attention([&queries, &keys, &values], AttentionArguments::default())
-        }
+            eager.fused_attention([queries, keys, values], AttentionArguments::default())?
+        };
+        Ok((output, None))
     }
 }
 
@@ -338,7 +339,7 @@ fn stored(
     [queries, keys, values]: [&Tensor; 3],
     mask: Option<&Tensor>,
     attention: &Attention,
-) -> Result<Tensor, Error> {
+) -> Result<(Tensor, Tensor), Error> {
     let scores = eager.matmul(queries, &eager.transpose(keys, 2, 3))?;
     let mut scaled = eager.multiply_by_number(&scores)?;
     drop(scores);
@@ -356,7 +357,7 @@ fn stored(
     let weights = eager.softmax(&scaled)?;
     drop(scaled);
     let weights = eager.dropout(&eager.to(&weights, queries.dtype)?, attention.dropout)?;
-    eager.matmul(&weights, values)
+    Ok((eager.matmul(&weights, values)?, weights))
 }
 
 /// Pairs of elements times complex numbers, in `f32`.

@@ -40,10 +40,26 @@ pub(crate) fn run_all(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Re
 
 fn run_each(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
     let mut current = input.clone();
-    for layer in layers {
-        current = layer.forward(eager, &current)?;
+    for (at, layer) in layers.iter().enumerate() {
+        // The outermost last layer is the head. The part of the model before it has returned, with the variables of its function.
+        if at > 0 && at + 1 == layers.len() && eager.memory.layers().is_empty() {
+            eager.free_shared(eager.segments().is_some());
+        }
+        current = match layer.kind {
+            Layer::SoftCap => soft_capped(eager, current)?,
+            _ => layer.forward(eager, &current)?,
+        };
     }
     Ok(current)
+}
+
+/// `cap * tanh(x / cap)`, where each result takes the name of the one before, so that only two are there at a time.
+fn soft_capped(eager: &Eager, input: Tensor) -> Result<Tensor, Error> {
+    let divided = eager.multiply_by_number(&input)?;
+    drop(input);
+    let capped = eager.tanh(&divided)?;
+    drop(divided);
+    eager.multiply_by_number(&capped)
 }
 
 impl Built {
@@ -126,10 +142,7 @@ impl Built {
             }
             Layer::RmsNorm { .. } => eager.rms_norm_written_out(input, &self.parameter(eager, 0)),
             Layer::GemmaNorm { .. } => eager.gemma_norm(input, &self.parameter(eager, 0)),
-            Layer::SoftCap => {
-                let capped = eager.tanh(&eager.multiply_by_number(input)?)?;
-                eager.multiply_by_number(&capped)
-            }
+            Layer::SoftCap => soft_capped(eager, input.clone()),
             Layer::ChannelScale { .. } => eager.multiply(&self.parameter(eager, 0), input),
             Layer::Activation { function, in_place } => activate(eager, *function, *in_place, input),
             Layer::Dropout { probability } => eager.dropout(input, *probability),
@@ -175,6 +188,7 @@ impl Built {
             | Layer::Derive { .. }
             | Layer::Provide { .. }
             | Layer::Join { .. }
+            | Layer::Release { .. }
             | Layer::AddLeft { .. }
             | Layer::ScaleByLeft { .. }
             | Layer::Modulate { .. }

@@ -270,9 +270,17 @@ pub enum Layer {
         #[serde(default)]
         layers: Vec<Named>,
     },
-    /// The channels of its input and of the tensor that was left last, which is dropped.
+    /// The channels of its input and of the tensor that was left last, which is left under another name instead.
     Join {
         /// Its name.
+        slot: String,
+        /// The other name.
+        #[serde(default)]
+        joined: String,
+    },
+    /// Drops all that was left under a name.
+    Release {
+        /// The name.
         slot: String,
     },
     /// The sum of its input and of what the layers make of something that was left, for all pixels or tokens.

@@ -38,7 +38,15 @@ impl Built {
                 eager.leave(slot, output, true);
                 Ok(input.clone())
             }
-            Layer::Join { slot } => eager.concatenate(&[input, &eager.take_left(slot)?], 1),
+            Layer::Join { slot, joined } => {
+                let left = eager.take_left(slot)?;
+                eager.leave(joined, left.clone(), false);
+                eager.concatenate(&[input, &left], 1)
+            }
+            Layer::Release { slot } => {
+                eager.release(slot);
+                Ok(input.clone())
+            }
             Layer::AddLeft { slot, .. } => {
                 let left = run_all(&self.children, eager, &eager.left(slot)?)?;
                 eager.add(input, &eager.with_rank(&left, input.shape.rank())?)

@@ -129,12 +129,15 @@ impl Eager {
                 saved.push(self.save(input)?);
             }
         }
-        // The kernel writes (batch, n, heads, size); the result is a view of it.
-        let rows = self.output(&Shape::from([batch, length, heads, size]), queries.dtype)?;
+        // The kernel writes (batch, n, heads, size); the result is a view of it. cuDNN has the order of the queries
+        // (`alloc_with_matching_layout`).
+        let heads_first = kernel == Kernel::CuDnn && heads > 1 && queries.strides[1] > queries.strides[2];
+        let rows = if heads_first { [batch, heads, length, size] } else { [batch, length, heads, size] };
+        let rows = self.output(&Shape::from(rows), queries.dtype)?;
         // CUTLASS aligns the numbers of each head to 32.
         let numbers = if kernel == Kernel::Efficient { length.next_multiple_of(32) } else { length };
         let sums = needs.then(|| self.output(&Shape::from([batch, heads, numbers]), Dtype::F32)).transpose()?;
-        let view = self.with_grad(false, || self.transpose(&rows, 1, 2));
+        let view = if heads_first { rows.clone() } else { self.with_grad(false, || self.transpose(&rows, 1, 2)) };
         drop(rows);
         let Some(sums) = sums else { return Ok(view) };
         saved.push(self.save(&view)?);

@@ -66,6 +66,21 @@ impl Eager {
         view
     }
 
+    /// The only head of (batch, 1, n, size) is repeated without a copy.
+    pub(crate) fn expand_heads(&self, input: &Tensor, repeats: u64) -> Tensor {
+        let mut sizes = input.shape.sizes().to_vec();
+        sizes[1] = repeats;
+        let mut strides = input.strides.clone();
+        strides[1] = 0;
+        let view = Tensor { shape: sizes.into(), strides, ..input.as_view() };
+        if !self.needs_grad(&[input]) {
+            return view;
+        }
+        // The sum over the heads is made where the gradient is checked against the shape of the input.
+        let [view] = self.record(&[input], [view], |_, grads| Ok(grads.to_vec()));
+        view
+    }
+
     /// Each head of (batch, heads, n, size) is copied this many times.
     pub(crate) fn repeat_heads(&self, input: &Tensor, repeats: u64) -> Result<Tensor, Error> {
         let mut sizes = input.shape.sizes().to_vec();

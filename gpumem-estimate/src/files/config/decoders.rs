@@ -107,6 +107,17 @@ fn block(attention: Attention, mlp: Named) -> Vec<Named> {
     ]
 }
 
+/// The sum of the input and of what the first layers make of it, then other layers. The Python function of the block gives what the first layers
+/// make a name of its own, so it lives until the block returns.
+fn held(mut first: Vec<Named>, others: Vec<Named>) -> Vec<Named> {
+    let slot = "attention output".to_owned();
+    first.push(Layer::Leave { slot: slot.clone() }.named(""));
+    let mut layers = vec![residual(first)];
+    layers.extend(others);
+    layers.push(Layer::Release { slot }.named(""));
+    layers
+}
+
 /// The window of each layer; 0: it has none. `slides` says which layers have one if the configuration does not.
 fn windows(fields: Fields<'_>, blocks: usize, window: u64, slides: impl Fn(usize) -> bool) -> Result<Vec<u64>, Error> {
     let of_layer = |slides| if slides { window } else { 0 };
@@ -540,7 +551,8 @@ fn llama4_text(fields: Fields<'_>, frame: &Frame<'_>, length: u64) -> Result<Mod
         let scales_queries = tunes && !rotates;
         let attention = Attention { norm, rotates, scales_queries, window, ..attention.clone() };
         let mlp = if has_experts(at as u64) { Layer::Experts(experts.clone()) } else { plain.clone() };
-        block(attention, mlp.named("feed_forward"))
+        let first = vec![rms_norm("input_layernorm", size), Layer::Attention(attention).named("self_attn")];
+        held(first, vec![residual(vec![rms_norm("post_attention_layernorm", size), mlp.named("feed_forward")])])
     });
     Ok(frame.plain(length, blocks))
 }
@@ -584,7 +596,7 @@ pub(super) fn gpt2(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
         let mut second = vec![layer_norm("ln_2", size), mlp(["mlp.c_fc", "mlp.c_proj"], size, hidden, function)];
         first.extend(dropout(probability));
         second.extend(dropout(probability));
-        Layer::Block { layers: vec![residual(first), residual(second)] }
+        Layer::Block { layers: held(first, vec![residual(second)]) }
     };
     let names = ["transformer.wte", "transformer.wpe", ""].map(str::to_owned).to_vec();
     let embeddings = Embeddings { size, tokens: vocabulary, positions, segments: 0, names };

@@ -13,6 +13,8 @@ use crate::{
 
 const TIME: &str = "time";
 const SKIPPED: &str = "skipped";
+/// What a block joins lives until its end.
+const JOINED: &str = "joined";
 const TEXT: &str = "text";
 
 fn leave(slot: &str) -> Named {
@@ -232,7 +234,7 @@ pub(super) fn unet(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
         for layer in 0..=sizes.layers {
             let joined = skipped.pop().and_then(|skipped| current.checked_add(skipped));
             let joined = joined.ok_or_else(|| wrong("the sizes are too large"))?;
-            block.push(Layer::Join { slot: SKIPPED.to_owned() }.named(""));
+            block.push(Layer::Join { slot: SKIPPED.to_owned(), joined: JOINED.to_owned() }.named(""));
             block.push(sizes.resnet(joined, channels[stage]).named(format!("resnets.{layer}")));
             current = channels[stage];
             if up[number] {
@@ -243,6 +245,7 @@ pub(super) fn unet(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
         if stage > 0 {
             block.extend([Layer::Upsample { factor: 2 }.named(""), conv("upsamplers.0.conv", current, current, 3, 1)]);
         }
+        block.push(Layer::Release { slot: JOINED.to_owned() }.named(""));
         layers.push(Layer::Sequential { layers: block }.named(format!("up_blocks.{number}")));
     }
     layers.extend([
