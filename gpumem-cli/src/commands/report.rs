@@ -1,7 +1,6 @@
 //! Shows what a recording has.
 
 use std::{
-    collections::HashSet,
     io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
 };
@@ -13,7 +12,7 @@ use serde_json::json;
 use crate::{
     exit::Exit,
     failure::Failure,
-    formats::{self, Format},
+    formats::Format,
     history::{History, Moment},
     page::Page,
     report::{
@@ -178,14 +177,14 @@ fn export_tables(arguments: &Arguments) -> Result<Exit, Failure> {
         return Err(Failure::new("--format parquet cannot be written", "it is two files", "give --output FOLDER"));
     };
     let mut missing = Vec::new();
-    let mut names = HashSet::new();
+    let mut names = std::collections::HashSet::new();
     for file in &arguments.files {
         if !names.insert(file.file_stem()) {
             let what = format!("the tables of `{}` cannot be written", file.display());
             return Err(Failure::new(what, "another recording has the same name", "give them other names or --output"));
         }
         let history = History::read(file)?;
-        formats::parquet::write(&history, folder).map_err(|error| {
+        crate::formats::parquet::write(&history, folder).map_err(|error| {
             let what = format!("the tables cannot be written to `{}`", folder.display());
             Failure::new(what, error, "give another --output")
         })?;
