@@ -83,7 +83,7 @@ impl Place {
     /// `train.rank3.gpu0.pid17.capture` of `train.rank3.pid17.capture`.
     pub(super) fn with_devices(path: &Path, devices: &[u32]) -> PathBuf {
         let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
-        let Some(at) = name.rfind(".pid") else { return path.to_owned() };
+        let Some(at) = name.rfind(".pid").filter(|_| !devices.is_empty()) else { return path.to_owned() };
         let devices: Vec<_> = devices.iter().map(u32::to_string).collect();
         path.with_file_name(format!("{}.gpu{}{}", &name[..at], devices.join("+"), &name[at..]))
     }

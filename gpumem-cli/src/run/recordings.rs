@@ -50,17 +50,20 @@ fn devices_of(path: &Path) -> io::Result<Option<Vec<u32>>> {
         terminal::error(&Failure::new(what, "a process that the program started runs on", next));
         return Ok(None);
     };
-    let device = |item: &Item| match item {
-        Item::Event(RecordedEvent { kind: EventKind::Alloc { block, .. }, .. }) => Some(block.device.ordinal),
+    let block = |item: &Item| match item {
+        Item::Event(RecordedEvent { kind: EventKind::Alloc { block, .. }, .. }) => Some(*block),
         _ => None,
     };
-    let mut devices: Vec<u32> = items.iter().filter_map(device).collect();
-    devices.sort_unstable();
-    devices.dedup();
-    if devices.is_empty() {
+    let blocks = || items.iter().filter_map(block);
+    if blocks().next().is_none() {
         fs::remove_file(path)?;
         return Ok(None);
     }
+    // Memory of the host has the number of a device that says nothing.
+    let on_devices = blocks().filter(|block| block.kind.is_on_device());
+    let mut devices: Vec<u32> = on_devices.map(|block| block.device.ordinal).collect();
+    devices.sort_unstable();
+    devices.dedup();
     Ok(Some(devices))
 }
 

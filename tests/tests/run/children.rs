@@ -7,22 +7,31 @@ fn each_rank_has_a_file_with_its_rank_and_device() {
     let folder = Folder::new();
     let file = folder.file("train.capture");
     let probe = probe();
-    // Rank 5 uses two devices.
+    // Rank 5 uses two devices. Rank 6 uses the second one, and memory of the host, which is on none.
     let second = in_shell(&["context 1", "call cuMemAlloc_v2 &other 512"]);
     let steps = in_shell(&ALLOCATES);
+    let pinned = in_shell(&["context 1", "call cuMemAllocHost_v2 &pinned 4096", "call cuMemAlloc_v2 &block 512"]);
     let script = format!(
-        "for rank in 0 1 2 3 4 5 6 7; do if [ $rank = 5 ]; then RANK=$rank {probe}{steps}{second} & else RANK=$rank {probe}{steps} & fi; \
-         done; wait"
+        "for rank in 0 1 2 3 4 5 6 7; do case $rank in 5) RANK=$rank {probe}{steps}{second} & ;; \
+         6) RANK=$rank {probe}{pinned} & ;; *) RANK=$rank {probe}{steps} & ;; esac; done; wait"
     );
     let outcome = run(&machine().devices(2), &file, &["sh", "-c", &script]);
     assert!(outcome.is_clean(), "{outcome}");
     let names = folder.names();
     assert_eq!(names.len(), 8, "{names:?}\n{outcome}");
     for (rank, name) in names.iter().enumerate() {
-        let gpus = if rank == 5 { "gpu0+1" } else { "gpu0" };
+        let gpus = match rank {
+            5 => "gpu0+1",
+            6 => "gpu1",
+            _ => "gpu0",
+        };
         assert!(name.starts_with(&format!("train.rank{rank}.{gpus}.pid")), "{names:?}");
         let expected = of_allocates();
         let recorded = recorded(&folder.file(name));
+        if rank == 6 {
+            assert_eq!(recorded, Recorded { bytes: vec![4096, 512], frees: 0 });
+            continue;
+        }
         assert_eq!((&recorded.bytes[..2], recorded.frees), (&expected.bytes[..], 1), "{name}");
         assert_eq!(recorded.bytes.len(), if rank == 5 { 3 } else { 2 });
     }

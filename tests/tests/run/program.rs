@@ -92,3 +92,34 @@ fn the_program_reads_our_stdin() {
     let outcome = machine().run_program("/bin/sh".as_ref(), &["-c", &script]);
     assert_eq!(outcome.stdout, "some input\n", "{outcome}");
 }
+
+/// Calls the driver as a library does: between it and the lines of Python there is the code of others.
+const TRAIN: &str = "\
+import ctypes
+cuda = ctypes.CDLL('libcuda.so.1')
+def allocate(size):
+    address = ctypes.c_uint64()
+    assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+context = ctypes.c_void_p()
+cuda.cuInit(0)
+cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+cuda.cuCtxSetCurrent(context)
+allocate(64 << 20)
+";
+
+#[test]
+fn the_place_is_a_line_of_python() {
+    let folder = Folder::new();
+    let script = folder.file("train.py");
+    std::fs::write(&script, TRAIN).unwrap();
+    let about = "import sys; print(sys.version_info[:2] in [(3, 11), (3, 12), (3, 13), (3, 14)])";
+    let python = std::process::Command::new("python3").args(["-c", about]).output();
+    if !python.is_ok_and(|output| output.stdout.starts_with(b"True")) {
+        println!("skipped: there is no Python from 3.11 to 3.14");
+        return;
+    }
+    let outcome = run(&machine(), &folder.file("a.capture"), &["python3", &script]);
+    assert!(outcome.is_clean(), "{outcome}");
+    assert!(outcome.stderr.contains("train.py:5 holds 100 % of the peak"), "{outcome}");
+    assert!(outcome.stderr.contains("train.py:10"), "{outcome}");
+}

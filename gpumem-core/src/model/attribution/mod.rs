@@ -55,7 +55,8 @@ pub fn readable_frames(frames: &[Frame]) -> Vec<&Frame> {
 pub fn user_line(frames: &[Frame]) -> Option<(&Frame, Option<&Frame>)> {
     let has_python = frames.iter().any(Frame::is_python);
     let lines = frames.iter().filter(|frame| !has_python || frame.is_python()).filter(|frame| {
-        let elsewhere = frame.is_in(DRIVER) || frame.is_in(SYSTEM) || frame.is_in_library();
+        let elsewhere =
+            frame.is_in(DRIVER) || frame.is_in(SYSTEM) || frame.is_in_library() || frame.is_in_static_runtime();
         !elsewhere && frame.is_known() && !frame.is_of(CRATES)
     });
     let mut own = lines.clone().filter(|frame| !frame.is_fetched());
@@ -83,6 +84,11 @@ impl Frame {
     fn is_fetched(&self) -> bool {
         let folders = if self.is_python() { PYTHON_PACKAGES } else { REGISTRIES };
         self.file.as_ref().is_some_and(|file| folders.iter().any(|folder| file.contains(folder)))
+    }
+
+    /// The CUDA runtime that is linked into the program: all its functions have such names.
+    fn is_in_static_runtime(&self) -> bool {
+        self.function.as_deref().is_some_and(|function| function.starts_with("libcudart_static_"))
     }
 
     fn is_in_library(&self) -> bool {
