@@ -29,6 +29,7 @@ use gpumem_core::capture::{
 };
 
 use self::definitions::Definer;
+#[cfg_attr(not(feature = "dispatch"), expect(unreachable_pub, reason = "only injected programs choose"))]
 pub use self::thread::Keep;
 use super::{Notice, Session};
 use crate::{

@@ -34,6 +34,7 @@ const CLOCK_EVERY: Duration = Duration::from_secs(1);
 const PEAKS_EVERY: Duration = Duration::from_secs(1);
 
 /// What is kept in the recording.
+#[cfg_attr(not(feature = "dispatch"), expect(unreachable_pub, reason = "only injected programs choose"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
     /// All events.
