@@ -96,3 +96,39 @@ fn parts_add_up_or_an_error_says_why() {
     assert!(estimates > 60 && reasons.len() >= 15, "{estimates} estimates, {reasons:#?}");
     assert!(reasons.iter().all(|reason| !reason.starts_with("layer `")), "{reasons:#?}");
 }
+
+#[test]
+fn numbers_that_make_no_sense_are_errors() {
+    let model = gpumem_estimate::models::gpt2(16);
+    let error = |step: Step| step.estimate(&model).unwrap_err().to_string();
+    let training = || Step::training(1, Optimizer::Sgd);
+    for none in [
+        Step { batch: 0, ..training() },
+        Step { micro_batches: 0, ..training() },
+        Step { tensor_parallel: 0, ..training() },
+    ] {
+        assert!(error(none).ends_with("are 1 or more"));
+    }
+    for name in ["i8", "bool", "f8", "q4_0"] {
+        let parameters = name.parse().unwrap();
+        assert!(error(Step { parameters, ..training() }).starts_with("parameters of this type have no gradients"));
+    }
+    let whole = Step { parameters: Dtype::I64, ..Step::inference(1) };
+    assert!(error(whole).starts_with("parameters are numbers with a fraction"));
+    assert_eq!(error(Step { autocast: Some(Dtype::F64), ..training() }), "autocast is to f16 or bf16");
+    for dropout in [-0.1, 1.0, f64::NAN] {
+        let adapters = Some(Lora { rank: 4, targets: ["c_attn"].into(), dropout });
+        assert_eq!(error(Step { adapters, ..training() }), "the dropout of adapters is a probability below 1");
+    }
+    let gathered = Some(DataParallel { kind: DataParallelKind::Zero3, ranks: 2, gathered: Some(Dtype::I8) });
+    assert_eq!(error(Step { data_parallel: gathered, ..training() }), "shards are gathered as f16, bf16 or f32");
+    let long = Some(Decode { tokens: 1_000_000_000, cache: KvCache::Dynamic });
+    assert!(error(Step { decode: long, ..Step::inference(1) }).starts_with("more than 32,768 tokens are too many"));
+    let empty = gpumem_estimate::models::gpt2(0);
+    let message = training().estimate(&empty).unwrap_err().to_string();
+    assert_eq!(message, "the input has the shape (1, 0), which has no elements");
+    for json in ["[]", "[8]", "8", "null"] {
+        let message = serde_json::from_str::<Step>(json).unwrap_err().to_string();
+        assert!(message.contains("expected an object with the fields of a step"), "{message}");
+    }
+}

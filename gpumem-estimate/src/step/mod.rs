@@ -7,10 +7,13 @@ mod names;
 mod parallel;
 mod tensor_parallel;
 
-use std::{io, rc::Rc};
+use std::{fmt, io, rc::Rc};
 
 use gpumem_core::model::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{MapAccess, Visitor, value::MapAccessDeserializer},
+};
 
 pub use self::{
     adapters::{Lora, Quantized},
@@ -53,14 +56,14 @@ use crate::{
 /// # Ok::<(), gpumem_estimate::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, remote = "Self")]
 pub struct Step {
     /// How many inputs are read at once.
     pub batch: u64,
     /// `None`: inference. Else a forward pass, a backward pass and an update by this optimizer.
     pub optimizer: Option<Optimizer>,
-    /// So many passes forward and backward, with a batch each, before each update. Their gradients are added up. 0 and 1 are the
-    /// same. From the fifth pass on, nothing is allocated that the fourth one did not allocate, so these are not run.
+    /// So many passes forward and backward, with a batch each, before each update: 1 or more. Their gradients are added up.
+    /// From the fifth pass on, nothing is allocated that the fourth one did not allocate, so these are not run.
     pub micro_batches: u64,
     /// Inference goes on with tokens that the model generates. `None`: the prompt alone is read, and logits are computed for all of its
     /// positions.
@@ -79,7 +82,7 @@ pub struct Step {
     pub data_parallel: Option<DataParallel>,
     /// So many GPUs share each layer, as Megatron-LM splits it: attention by heads, an MLP by the size between its layers, the tokens
     /// of the vocabulary. The estimate, its parameters as well, is for one of them. Each of them may be one of several of
-    /// [`data_parallel`](Self::data_parallel). 0 and 1: one GPU has all. Small tensors of integers, which say what tokens a GPU has,
+    /// [`data_parallel`](Self::data_parallel). 1: one GPU has all. Small tensors of integers, which say what tokens a GPU has,
     /// are not counted.
     pub tensor_parallel: u64,
     /// Autocast to this type.
@@ -125,12 +128,42 @@ impl Default for Step {
     }
 }
 
+impl Serialize for Step {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, serializer)
+    }
+}
+
+/// A step is an object. A list, whose elements serde would take for the fields, is an error.
+impl<'de> Deserialize<'de> for Step {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object;
+
+        impl<'de> Visitor<'de> for Object {
+            type Value = Step;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object with the fields of a step")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Step, A::Error> {
+                Step::deserialize(MapAccessDeserializer::new(map))
+            }
+        }
+
+        deserializer.deserialize_map(Object)
+    }
+}
+
 /// The optimizer's state exists from the first update on, so the second step may need more than the first.
 const STEPS: usize = 2;
 
 /// The first pass makes the gradients, the second one adds to them: all later ones allocate what the second one does. A few more let the
 /// allocator settle.
 const MICRO_BATCHES: u64 = 4;
+
+/// Each of them is a pass through the model.
+const MOST_TOKENS: u64 = 32_768;
 
 impl Step {
     /// Inference with a batch.
@@ -221,6 +254,10 @@ impl Step {
         let (parameters, parameter_bytes) = eager.count_parameters();
         memory.open("input");
         let (shape, dtype) = model.input(self.batch);
+        if shape.elements() == Some(0) {
+            let what = format!("the input has the shape {shape}, which has no elements");
+            return Err(Kind::Invalid(what).into());
+        }
         // Without autocast, numbers have the type of the parameters.
         let is_converted = dtype.is_float() && self.parameters.is_float() && self.autocast.is_none();
         let dtype = if is_converted { self.parameters } else { dtype };
@@ -253,7 +290,21 @@ impl Step {
     /// Choices that make no sense together.
     fn check(&self) -> Result<(), Error> {
         let is_training = self.optimizer.is_some();
-        let wrong = if !is_training && self.micro_batches > 1 {
+        let wrong = if self.batch == 0 || self.micro_batches == 0 || self.tensor_parallel == 0 {
+            "the batch, the number of passes (`micro_batches`) and of GPUs (`tensor_parallel`) are 1 or more"
+        } else if is_training && !is_wide(self.parameters) && self.parameters != Dtype::F64 {
+            "parameters of this type have no gradients; training needs f16, bf16, f32 or f64"
+        } else if !self.parameters.is_float() && !matches!(self.parameters, Dtype::Blocks(_)) {
+            "parameters are numbers with a fraction, or blocks of such numbers"
+        } else if self.autocast.is_some_and(|dtype| !matches!(dtype, Dtype::F16 | Dtype::Bf16)) {
+            "autocast is to f16 or bf16"
+        } else if self.adapters.as_ref().is_some_and(|lora| !(0.0..1.0).contains(&lora.dropout)) {
+            "the dropout of adapters is a probability below 1"
+        } else if self.data_parallel.and_then(|parallel| parallel.gathered).is_some_and(|dtype| !is_wide(dtype)) {
+            "shards are gathered as f16, bf16 or f32"
+        } else if self.decode.as_ref().is_some_and(|decode| decode.tokens > MOST_TOKENS) {
+            "more than 32,768 tokens are too many to run one by one; a longer prompt and fewer tokens have the same cache"
+        } else if !is_training && self.micro_batches > 1 {
             "gradients are added up over several passes in training only"
         } else if is_training && self.decode.is_some() {
             "tokens are decoded in inference only, without an optimizer"
