@@ -156,9 +156,7 @@ impl Difference {
     pub(crate) fn of(before: Overview, after: Overview, limit: Option<Limit>) -> Self {
         let mut not_measured = Vec::new();
         for side in [&before, &after] {
-            let Missing { incomplete, not_intercepted, lost_events, contradictory, missed_frees, .. } = &side.missing;
-            let is_unknown =
-                incomplete.is_some() || *not_intercepted || *lost_events > 0 || *contradictory || *missed_frees > 0;
+            let is_unknown = side.missing.leaves_peak_unknown();
             if is_unknown {
                 not_measured.extend(side.missing.in_words().into_iter().map(|line| format!("{}: {line}", side.file)));
             } else if side.busiest().is_none() {

@@ -138,6 +138,15 @@ impl Missing {
         }
     }
 
+    /// The peak may be another one than the recording has.
+    pub(crate) fn leaves_peak_unknown(&self) -> bool {
+        self.incomplete.is_some()
+            || self.begins_after_event.is_some()
+            || self.not_intercepted
+            || self.contradictory
+            || self.lost_events + self.missed_frees + self.unreadable_items > 0
+    }
+
     /// One line for each thing that is missing.
     pub(crate) fn in_words(&self) -> Vec<String> {
         let mut lines = Vec::new();

@@ -1,6 +1,9 @@
 //! `gpumem diff`.
 
-use gpumem_core::model::{EventKind, MemKind};
+use gpumem_core::{
+    capture::{Item, PartDefinition},
+    model::{EventKind, MemKind},
+};
 use serde_json::Value;
 
 use crate::{
@@ -60,8 +63,16 @@ fn what_is_not_known_is_no_success() {
     lost.alloc(MIB, MemKind::Pool, 0);
     lost.event(EventKind::Lost { count: 3 });
     let lost = recorded("lost.capture", lost);
+    let mut part = Made::new("train");
+    part.item(&Item::Part(PartDefinition { is_peaks: false, after: 7 }));
+    let part = recorded("part.capture", part.training(3, 10, MIB));
     let empty = recorded("nothing.capture", Made::new("train"));
-    for (file, why) in [(&cut, "has no end"), (&lost, "3 events were lost"), (&empty, "Nothing was allocated")] {
+    for (file, why) in [
+        (&cut, "has no end"),
+        (&lost, "3 events were lost"),
+        (&part, "The first 7 events are not in the recording"),
+        (&empty, "Nothing was allocated"),
+    ] {
         for arguments in [["diff", &before, file], ["diff", file, &before]] {
             let ran = ran(&arguments);
             assert_eq!(ran.code, Some(2), "{ran:?}");
