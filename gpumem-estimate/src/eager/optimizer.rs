@@ -73,11 +73,16 @@ impl Eager {
             let mut of_this_rank = of_this_rank.into_iter();
             updated.retain(|_| of_this_rank.next() == Some(true));
         }
-        let tensors: Vec<_> = updated.iter().map(|updated| state.master_of(updated)).collect();
-        if state.states.is_empty() {
+        let OptimizerState { states, masters, .. } = state;
+        // What is updated: the copies in `f32`, where there are such.
+        let tensors: Vec<&Tensor> = updated
+            .iter()
+            .map(|updated| masters.get(updated.position).and_then(Option::as_ref).unwrap_or(&updated.tensor))
+            .collect();
+        if states.is_empty() {
             for (tensor, Updated { layers, .. }) in tensors.iter().zip(&updated) {
                 self.memory.move_to(layers);
-                self.make_state(optimizer, tensor, &mut state.states)?;
+                self.make_state(optimizer, tensor, states)?;
             }
             self.memory.move_to(&[]);
         }
@@ -85,12 +90,13 @@ impl Eager {
             Optimizer::Sgd | Optimizer::Momentum | Optimizer::Adam8bit => {}
             // `_multi_tensor_adam`: `_foreach_sqrt(exp_avg_sqs)` for all parameters at the same time.
             Optimizer::Adam => {
-                let roots = tensors.iter().map(|tensor| self.like(tensor, tensor.dtype));
+                // Their memory alone: of very many, the tensors would be large.
+                let roots = tensors.iter().map(|tensor| Ok::<_, Error>(self.like(tensor, tensor.dtype)?.storage));
                 drop(roots.collect::<Result<Vec<_>, _>>()?);
             }
             // `update_fn`: `exp_avg.clone().mul_(beta1).add(grad)`.
             Optimizer::Lion => {
-                for tensor in &tensors {
+                for tensor in tensors {
                     let _copy = self.like(tensor, tensor.dtype)?;
                     let _sum = self.like(tensor, tensor.dtype)?;
                 }
@@ -134,7 +140,7 @@ impl Eager {
 
     /// `_single_tensor_adafactor`. Python's variables keep what they refer to until they get another value, also from one parameter
     /// to the next.
-    fn adafactor(&self, tensors: &[Tensor]) -> Result<(), Error> {
+    fn adafactor(&self, tensors: &[&Tensor]) -> Result<(), Error> {
         let (mut means, mut squared, mut update) = ([const { None }; 2], None, None);
         for tensor in tensors {
             let norm = || self.empty(&Shape::default(), tensor.dtype, Class::Optimizer);
@@ -175,14 +181,6 @@ impl Eager {
     /// A new tensor of the shape and order of another one.
     fn like(&self, tensor: &Tensor, dtype: Dtype) -> Result<Tensor, Error> {
         Ok(keep_order(self.empty(&tensor.shape, dtype, Class::Optimizer)?, tensor))
-    }
-}
-
-impl OptimizerState {
-    /// What the optimizer updates.
-    fn master_of(&self, updated: &Updated) -> Tensor {
-        let master = self.masters.get(updated.position).and_then(Option::as_ref);
-        master.unwrap_or(&updated.tensor).clone()
     }
 }
 
