@@ -44,26 +44,30 @@ pub(crate) struct Arguments {
     /// A training step with this optimizer: sgd, momentum, adam, adafactor, lion or adam8bit. Without it: inference.
     #[arg(long, value_name = "OPTIMIZER", value_parser = named::<Optimizer>)]
     train: Option<Optimizer>,
-    /// The type of the parameters.
-    #[arg(long, default_value = "f32", value_name = "TYPE")]
-    dtype: Dtype,
+    /// The type of the parameters: f32, f16, bf16 or others. Without it, what the files say.
+    #[arg(long, value_name = "TYPE", value_parser = dtype)]
+    dtype: Option<Dtype>,
     /// Autocast to this type.
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, value_name = "TYPE", value_parser = dtype)]
     autocast: Option<Dtype>,
     /// The backward pass runs each block again.
     #[arg(long)]
     checkpointing: bool,
-    /// The allocator: `pytorch`, `pytorch_expandable`, `stream_ordered` or `exact`.
-    #[arg(long, default_value = "pytorch", value_name = "NAME", value_parser = named::<AllocatorKind>)]
+    /// The allocator: `pytorch`, `pytorch_expandable`, `stream_ordered`, `exact`, or `cubecl=80GiB` with the memory of the card.
+    #[arg(long, default_value = "pytorch", value_name = "NAME", value_parser = allocator)]
     allocator: AllocatorKind,
-    /// Settings of the step as a JSON file; the options above are not used then.
-    #[arg(long, value_name = "FILE")]
+    /// Settings of the step as a JSON file, instead of the options above. `--json` prints them as `step`.
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["batch", "train", "dtype", "autocast", "checkpointing", "allocator"],
+    )]
     step: Option<PathBuf>,
     /// Look for the largest batch and the longest inputs that fit on a card with this much free memory, such as 80GiB.
-    #[arg(long, value_name = "MEMORY")]
+    #[arg(long, value_name = "MEMORY", value_parser = memory)]
     fit: Option<Bytes>,
     /// For --fit: what the process has beside the allocator. Without it, what was measured of PyTorch 2.11 on an H200.
-    #[arg(long, value_name = "MEMORY")]
+    #[arg(long, value_name = "MEMORY", requires = "fit", value_parser = memory)]
     context: Option<Bytes>,
     /// Show what changes of the step would save.
     #[arg(long)]
@@ -83,6 +87,43 @@ struct Fit {
     batch: u64,
     /// `None`: the inputs have one size.
     length: Option<u64>,
+    /// The model has no more positions.
+    is_longest: bool,
+}
+
+/// GB are 10^9 bytes here, as on the box of a card, and GiB 2^30.
+fn memory(text: &str) -> Result<Bytes, String> {
+    let lower = text.trim().to_ascii_lowercase();
+    let units = [("kb", 1e3), ("mb", 1e6), ("gb", 1e9), ("tb", 1e12)];
+    let Some((number, unit)) = units.iter().find_map(|(name, unit)| Some((lower.strip_suffix(name)?, unit))) else {
+        return text.parse().map_err(|error| format!("{error}"));
+    };
+    let number: f64 =
+        number.trim().parse().map_err(|_| format!("`{text}` is not an amount of memory, such as 80GiB"))?;
+    let bytes = number * unit;
+    if !(0.0..1e18).contains(&bytes) {
+        return Err(format!("`{text}` is not the memory of a card"));
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it was checked")]
+    Ok(Bytes::new(bytes as u64))
+}
+
+fn dtype(text: &str) -> Result<Dtype, String> {
+    text.parse().map_err(|error: Error| format!("{error}; types are f64, f32, f16, bf16, f8, i8, nf4 and others"))
+}
+
+fn allocator(text: &str) -> Result<AllocatorKind, String> {
+    match text.strip_prefix("cubecl=") {
+        Some(card) => Ok(AllocatorKind::Cubecl { card: memory(card)? }),
+        None => named(text),
+    }
+}
+
+/// The type that most parameters have in the files, if a model can run in it.
+fn stored_type(tensors: &Tensors) -> Dtype {
+    let sums = tensors.by_dtype();
+    let most = sums.iter().max_by_key(|(_, sum)| sum.elements).and_then(|(name, _)| name.parse().ok());
+    most.filter(|dtype| matches!(dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::Bf16)).unwrap_or_default()
 }
 
 /// A value by the name that it has in files.
@@ -94,7 +135,19 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     let paint = terminal::paint();
     let file = &arguments.model;
     let wrong = |error: Error| Failure::new(format!("`{}` cannot be used", file.display()), error, "");
+    // A pipe would be waited for.
+    if file.metadata().is_ok_and(|known| !known.is_file() && !known.is_dir()) {
+        return Err(Failure::new(format!("`{}` cannot be used", file.display()), "it is no file and no folder", ""));
+    }
+    if let Some(to) = &arguments.record
+        && let (Ok(from), Ok(to)) = (file.canonicalize(), to.canonicalize())
+        && (to == from || to.starts_with(&from) && to.exists() && !is_recording(&to))
+    {
+        let next = "name another file";
+        return Err(Failure::new("the recording cannot be written", "it would replace what describes the model", next));
+    }
     let Described { tensors, model, notes, .. } = Described::read(file, arguments.length).map_err(wrong)?;
+    let is_doubtful = !notes.is_empty();
     for note in notes {
         terminal::error(&format_args!("`{}`: {note}", file.display()));
     }
@@ -114,13 +167,12 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
         }
     };
     let failed = |error: Error| Failure::new(format!("`{}` cannot be estimated", file.display()), error, "");
-    let step = step(arguments)?;
-    let estimate = match &arguments.record {
-        None => step.estimate(&model).map_err(failed)?,
+    let step = step(arguments, stored_type(&tensors))?;
+    let (estimate, recording) = match &arguments.record {
+        None => (step.estimate(&model).map_err(failed)?, None),
         Some(to) => {
             let (estimate, recording) = step.record(&model).map_err(failed)?;
-            terminal::write_file(to, |out| out.write_all(&recording))?;
-            estimate
+            (estimate, Some((to, recording)))
         }
     };
     let savings = arguments.savings.then(|| step.savings(&model)).transpose().map_err(failed)?;
@@ -132,19 +184,32 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
             as_text(out, paint, (&model, &step, &estimate), savings.as_ref(), fit.as_ref())
         }
     })?;
-    Ok(Exit::Done)
+    if let Some((to, recording)) = recording {
+        terminal::write_file(to, |out| out.write_all(&recording)).map_err(|failure| match failure {
+            Failure::Failed { what, cause, .. } => {
+                Failure::Failed { what, cause, next: "give another --record".to_owned() }
+            }
+            failure @ Failure::ClosedPipe => failure,
+        })?;
+    }
+    Ok(if is_doubtful { Exit::Failed } else { Exit::Done })
+}
+
+/// It begins as recordings do.
+fn is_recording(file: &Path) -> bool {
+    fs::File::open(file).is_ok_and(|file| gpumem_core::capture::items_of(file).is_ok())
 }
 
 fn read(file: &Path) -> Result<String, Failure> {
     fs::read_to_string(file).map_err(|error| Failure::new(format!("`{}` cannot be read", file.display()), error, ""))
 }
 
-fn step(arguments: &Arguments) -> Result<Step, Failure> {
+fn step(arguments: &Arguments, stored: Dtype) -> Result<Step, Failure> {
     let Some(file) = &arguments.step else {
         return Ok(Step {
             batch: arguments.batch,
             optimizer: arguments.train,
-            parameters: arguments.dtype,
+            parameters: arguments.dtype.unwrap_or(stored),
             autocast: arguments.autocast,
             checkpointing: arguments.checkpointing.into(),
             allocator: arguments.allocator,
@@ -165,7 +230,11 @@ fn fit(memory: Bytes, context: Option<Bytes>, step: &Step, model: &Model) -> Res
     let batch = step.largest_batch(model).map_err(failed)?;
     let has_length = matches!(model.input, Input::Tokens(_));
     let length = has_length.then(|| step.largest_length(model)).transpose().map_err(failed)?;
-    Ok(Fit { memory, context, batch, length })
+    let is_longest = length.is_some_and(|length| {
+        let longer = Model { input: Input::Tokens(length.saturating_add(1)), ..model.clone() };
+        step.estimate(&longer).is_err_and(|error| !error.is_out_of_memory())
+    });
+    Ok(Fit { memory, context, batch, length, is_longest })
 }
 
 fn as_text(
@@ -178,16 +247,24 @@ fn as_text(
     let length = if let Input::Tokens(length) = model.input { format!(" of {length} tokens") } else { String::new() };
     let inputs = if step.batch == 1 { "input" } else { "inputs" };
     let what = if step.optimizer.is_some() { "training" } else { "inference" };
-    writeln!(out, "{}: {what}, {} {inputs}{length}", model.name, step.batch)?;
+    writeln!(out, "{}: {what}, {} {inputs}{length}, parameters in {}", model.name, step.batch, step.parameters)?;
     writeln!(out, "{}", InPaint(estimate, paint))?;
     if let Some(savings) = savings {
         writeln!(out, "\n{}", InPaint(savings, paint))?;
     }
-    if let Some(Fit { memory, context, batch, length }) = fit {
+    if let Some(Fit { memory, context, batch, length, is_longest }) = fit {
         writeln!(out, "\nwith {memory}, of which the CUDA context and libraries have {context}:")?;
-        writeln!(out, "  the largest batch is {batch}")?;
-        if let Some(length) = length {
-            writeln!(out, "  the longest inputs of a batch of {} have {length} tokens", step.batch)?;
+        match batch {
+            0 => writeln!(out, "  not even a batch of one input fits")?,
+            batch => writeln!(out, "  the largest batch is {batch}")?,
+        }
+        match length {
+            None => {}
+            Some(0) => writeln!(out, "  not even inputs of one token fit in a batch of {}", step.batch)?,
+            Some(length) => {
+                let why = if *is_longest { " (all of its positions)" } else { "" };
+                writeln!(out, "  the longest inputs of a batch of {} have {length} tokens{why}", step.batch)?;
+            }
         }
     }
     Ok(())
@@ -199,7 +276,7 @@ fn as_json(model: &Model, step: &Step, estimate: &Estimate, savings: Option<&Sav
     if let Some(savings) = savings {
         all["savings"] = json!(savings);
     }
-    if let Some(Fit { memory, context, batch, length }) = fit {
+    if let Some(Fit { memory, context, batch, length, .. }) = fit {
         all["fit"] = json!({"memory": memory, "context": context, "batch": batch, "length": length});
     }
     all

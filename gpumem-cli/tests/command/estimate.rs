@@ -28,7 +28,7 @@ fn the_peak_what_fits_and_what_would_save() {
     let config = written("estimate-config.json", CONFIG);
     let arguments = ["estimate", &config, "--train", "adam", "--batch", "4", "--length", "64"];
     let text = printed(&[&arguments[..], &["--savings", "--fit", "8GiB", "--context", "1GiB"]].concat());
-    assert!(text.contains(": training, 4 inputs of 64 tokens\nthe estimated peak is "), "{text}");
+    assert!(text.contains(": training, 4 inputs of 64 tokens, parameters in f32\nthe estimated peak is "), "{text}");
     for part in
         ["\n at the peak, by class ", "\n one change ", "\n checkpointing of each block ", " 53,561,088 parameters"]
     {
@@ -36,7 +36,7 @@ fn the_peak_what_fits_and_what_would_save() {
     }
     let fit = "\nwith 8 GiB, of which the CUDA context and libraries have 1 GiB:\n  the largest batch is ";
     assert!(text.contains(fit), "{text}");
-    assert!(text.ends_with(" of a batch of 4 have 1024 tokens\n"), "{text}");
+    assert!(text.ends_with(" of a batch of 4 have 1024 tokens (all of its positions)\n"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 
@@ -89,7 +89,7 @@ fn what_is_wrong_is_one_line() {
     let unknown = written("estimate-unknown.json", br#"{"architectures": ["NewLM"]}"#);
     let torn = written("estimate-torn.safetensors", &safetensors("F32")[..20]);
     let nested = written("estimate-nested.json", "[".repeat(1_000_000).as_bytes());
-    let cases: [&[&str]; 9] = [
+    let cases: [&[&str]; 12] = [
         &[&unknown],
         &[&torn],
         &[&nested],
@@ -99,12 +99,34 @@ fn what_is_wrong_is_one_line() {
         &[&good, "--checkpointing"],
         &[&good, "--fit", "1MiB"],
         &[&good, "--fit", "much"],
+        &[&good, "--record", &good],
+        &[&good, "--context", "1GiB"],
+        &[&good, "--dtype", "float32"],
     ];
     for arguments in cases {
         let Ran { code, stdout, stderr } = ran(&[&["estimate"], arguments].concat());
         assert_eq!((code, stdout.as_str()), (Some(2), ""), "{arguments:?}: {stderr}");
         assert!(!stderr.is_empty() && !stderr.contains("panicked"), "{arguments:?}: {stderr}");
     }
+    assert_eq!(fs::read(&good).expect("it is still there"), CONFIG, "--record replaced its input");
     let Ran { stderr, .. } = ran(&["estimate", &unknown]);
     assert!(stderr.ends_with("the architecture `NewLM` is not supported\n"), "{stderr}");
+}
+
+#[test]
+fn gb_are_not_gib_and_the_stored_type_counts() {
+    let config = br#"{"model_type": "gpt2", "n_layer": 2, "torch_dtype": "bfloat16"}"#;
+    let config = written("estimate-units.json", config);
+    let fit = |memory: &str| -> Value {
+        let text = printed(&["estimate", &config, "--length", "64", "--json", "--context", "0", "--fit", memory]);
+        serde_json::from_str(&text).expect("it is JSON")
+    };
+    assert_eq!(fit("1GB")["fit"]["memory"], 1_000_000_000);
+    assert_eq!(fit("1GiB")["fit"]["memory"], 1_u64 << 30);
+    assert_eq!(fit("1GiB")["step"]["parameters"], "bf16");
+    let little = printed(&["estimate", &config, "--length", "64", "--context", "0", "--fit", "1MB"]);
+    assert!(little.contains("\n  not even a batch of one input fits\n"), "{little}");
+    let cubecl = printed(&["estimate", &config, "--length", "64", "--json", "--allocator", "cubecl=16GiB"]);
+    let cubecl: Value = serde_json::from_str(&cubecl).expect("it is JSON");
+    assert_eq!(cubecl["step"]["allocator"]["cubecl"]["card"], 1_u64 << 34);
 }
