@@ -132,3 +132,15 @@ fn numbers_that_make_no_sense_are_errors() {
         assert!(message.contains("expected an object with the fields of a step"), "{message}");
     }
 }
+
+/// The example of `docs/ESTIMATE.md` is a step.
+#[test]
+fn the_documented_step_is_read() {
+    let page = include_str!("../../docs/ESTIMATE.md");
+    let section = page.split("## The steps").nth(1).unwrap();
+    let json = section.split("```json").nth(1).unwrap().split("```").next().unwrap();
+    let step: Step = serde_json::from_str(json).unwrap();
+    assert_eq!((step.batch, step.micro_batches, step.checkpointing.clone()), (4, 8, Checkpointing::Blocks));
+    let estimate = step.estimate(&gpumem_estimate::models::llama_1b(16)).unwrap();
+    assert!(estimate.peak.get() > 0);
+}
