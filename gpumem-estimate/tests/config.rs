@@ -50,11 +50,26 @@ fn hostile_numbers_are_errors() {
     assert!(error(&llama(r#""hidden_size": -1"#)).ends_with("`hidden_size` is -1 and not a whole number"));
     assert!(error(&llama(r#""num_attention_heads": 0"#)).ends_with("`num_attention_heads` is 0"));
     assert!(error(&llama(r#""num_hidden_layers": 1152921504606846976"#)).ends_with("is more than 100000"));
-    assert!(error(r#"{"architectures": ["GPT2LMHeadModel"], "n_embd": 9223372036854775807}"#).ends_with("too large"));
+    assert!(error(r#"{"architectures": ["GPT2LMHeadModel"], "n_embd": 9223372036854775800}"#).ends_with("too large"));
     assert!(error(&"[".repeat(1_000_000)).starts_with("config.json: this is no JSON"));
     let huge = Model::from_config(&llama(r#""hidden_size": 4611686018427387904"#), 16).unwrap();
     assert!(Step::inference(1).estimate(&huge).is_err());
-    let none = Model::from_config(&llama(r#""num_key_value_heads": 0"#), 16).unwrap();
-    // 0 heads of keys stands for as many as there are queries.
-    assert_eq!(none.size(1, Dtype::Bf16).unwrap().parameters, 6_738_415_616);
+    for size in ["num_key_value_heads", "vocab_size", "intermediate_size", "num_hidden_layers", "hidden_size"] {
+        assert_eq!(error(&llama(&format!(r#""{size}": 0"#))), format!("config.json: `{size}` is 0"));
+    }
+    assert!(error(&llama(r#""hidden_size": 4097"#)).ends_with("4097 features cannot be divided among 32 heads"));
+    let bert = r#"{"architectures": ["BertForMaskedLM"], "hidden_size": 100}"#;
+    assert!(error(bert).ends_with("100 features cannot be divided among 12 heads"));
+    let gpt2 = r#"{"architectures": ["GPT2LMHeadModel"], "n_embd": 100}"#;
+    assert!(error(gpt2).ends_with("100 features cannot be divided among 12 heads"));
+}
+
+#[test]
+fn contradictions_are_errors() {
+    let llama = |field: &str| format!(r#"{{"architectures": ["LlamaForCausalLM"], {field}}}"#);
+    assert!(error(&llama(r#""model_type": "gpt2""#)).ends_with(r#"has the `model_type` "llama", and this is "gpt2""#));
+    assert!(Model::from_config(&llama(r#""model_type": "llama""#), 16).is_ok());
+    let quantized = error(&llama(r#""quantization_config": {"quant_method": "gptq", "bits": 4}"#));
+    assert!(quantized.contains("`quant_method` gptq"), "{quantized}");
+    assert!(Model::from_config(&llama(r#""quantization_config": null"#), 16).is_ok());
 }

@@ -2,7 +2,7 @@
 
 use super::{
     encoders,
-    fields::{Fields, product, wrong},
+    fields::{Fields, head_size, product, wrong},
     parts::{dropout, inline, layer_norm, linear, mlp, residual, rms_norm},
 };
 use crate::{
@@ -74,7 +74,7 @@ fn attention(fields: Fields<'_>, size: u64, heads: u64, key_value_heads: Option<
     let key_value_heads = fields.number("num_key_value_heads", key_value_heads.unwrap_or(heads))?;
     let head_size = match fields.optional("head_dim")? {
         Some(size) => size,
-        None => size / heads,
+        None => head_size(size, heads)?,
     };
     let dropout = fields.fraction("attention_dropout", 0.0)?;
     let (no_bias, rotates, keeps_cache) = (true, true, true);
@@ -576,6 +576,7 @@ pub(super) fn llama4_with_images(fields: Fields<'_>, length: u64) -> Result<Mode
 pub(super) fn gpt2(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     let size = fields.number("n_embd", 768)?;
     let heads = fields.divisor("n_head", 12)?;
+    head_size(size, heads)?;
     fields.is("tie_word_embeddings", true)?;
     fields.is("add_cross_attention", false)?;
     fields.is("reorder_and_upcast_attn", false)?;

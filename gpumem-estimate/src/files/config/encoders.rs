@@ -1,7 +1,7 @@
 //! Models that read a whole text or image at once.
 
 use super::{
-    fields::{Fields, product, wrong},
+    fields::{Fields, head_size, product, wrong},
     parts::{activation, dropout, inline, layer_norm, linear, mlp, residual},
 };
 use crate::{
@@ -14,6 +14,7 @@ use crate::{
 /// Attention with biases, without positions.
 fn attention(fields: Fields<'_>, size: u64, heads: u64) -> Result<Attention, Error> {
     let heads = fields.divisor("num_attention_heads", heads)?;
+    head_size(size, heads)?;
     Ok(Attention { size, heads, ..Attention::default() })
 }
 

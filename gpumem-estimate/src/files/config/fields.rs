@@ -18,6 +18,14 @@ pub(super) fn wrong(what: impl std::fmt::Display) -> Error {
     Kind::Syntax(format!("config.json: {what}")).into()
 }
 
+/// The size of one of the heads that a layer of this size has.
+pub(super) fn head_size(size: u64, heads: u64) -> Result<u64, Error> {
+    match size.checked_rem(heads) {
+        Some(0) => Ok(size / heads),
+        _ => Err(wrong(format!("{size} features cannot be divided among {heads} heads"))),
+    }
+}
+
 /// A product of sizes.
 pub(super) fn product(sizes: &[u64]) -> Result<u64, Error> {
     let product = sizes.iter().try_fold(1_u64, |product, size| product.checked_mul(*size));

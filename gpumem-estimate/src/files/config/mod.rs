@@ -45,6 +45,34 @@ const ARCHITECTURES: &[(&str, &str, Build)] = &[
     ("Transformer2DModel", "transformer_2d", diffusion::old_dit),
 ];
 
+/// Sizes that no model can have as 0.
+const SIZES: &[&str] = &[
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "n_embd",
+    "n_layer",
+    "d_model",
+    "num_layers",
+];
+
+/// What would make the figures of any architecture wrong.
+fn check(fields: &Value) -> Result<(), Error> {
+    if let Some(quantization) = fields.get("quantization_config").filter(|quantization| !quantization.is_null()) {
+        let method = quantization["quant_method"].as_str().unwrap_or("unknown");
+        let next = "remove the field, and set `quantized` of the step, or use the file of the weights";
+        return Err(wrong(format!(
+            "the weights are quantized (`quant_method` {method}), which is not supported; {next}"
+        )));
+    }
+    match SIZES.iter().find(|size| fields[**size].as_u64() == Some(0)) {
+        Some(size) => Err(wrong(format!("`{size}` is 0"))),
+        None => Ok(()),
+    }
+}
+
 impl Model {
     /// The model of a Hugging Face `config.json`, with sequences of this length. A configuration of another architecture, or with a
     /// setting that is not known, is an error.
@@ -56,6 +84,7 @@ impl Model {
     }
 
     pub(crate) fn from_fields(fields: &Value, length: u64) -> Result<Self, Error> {
+        check(fields)?;
         let name = |value: &Value| value.as_str().map(str::to_owned);
         let class = name(&fields["architectures"][0]).or_else(|| name(&fields["_class_name"]));
         let kind = name(&fields["model_type"]);
@@ -65,7 +94,10 @@ impl Model {
             (None, None) => return Err(wrong("it names no architecture")),
         };
         let name = class.or(kind).unwrap_or_default();
-        let (_, _, build) = found.ok_or_else(|| wrong(format!("the architecture `{name}` is not supported")))?;
+        let (_, known, build) = found.ok_or_else(|| wrong(format!("the architecture `{name}` is not supported")))?;
+        if let Some(kind) = fields["model_type"].as_str().filter(|kind| kind != known) {
+            return Err(wrong(format!("`{name}` has the `model_type` \"{known}\", and this is \"{kind}\"")));
+        }
         build(Fields::new(fields), length)
     }
 
