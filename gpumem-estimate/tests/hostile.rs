@@ -66,7 +66,7 @@ fn configurations_with_hostile_values_do_no_harm() {
     let mut random = Random(1);
     let mut counts = [0; 3];
     for line in small {
-        for _ in 0..30 {
+        for _ in 0..60 {
             let mut config = line["config"].clone();
             for _ in 0..=random.below(3) {
                 damage(&mut config, &mut random);
