@@ -52,6 +52,21 @@ impl Gguf {
         let needed = |name: &str| number(name)?.ok_or_else(|| wrong(format!("`{}` is missing", key(name))));
         let has = |tensor: &str| self.tensors().all().iter().any(|known| known.name == tensor);
         let experts = number("expert_count")?.filter(|experts| *experts > 0);
+        let kind = match (architecture, experts) {
+            ("llama", Some(_)) => "mixtral",
+            ("llama", None) => "llama",
+            ("qwen2", None) => "qwen2",
+            ("qwen2moe", Some(_)) => "qwen2_moe",
+            ("qwen3", None) => "qwen3",
+            ("qwen3moe", Some(_)) => "qwen3_moe",
+            ("gemma", None) => "gemma",
+            ("gemma2", None) => "gemma2",
+            ("gemma3", None) => "gemma3_text",
+            ("phi2", None) => "phi",
+            ("phi3", None) => "phi3",
+            ("gptneox", None) => "gpt_neox",
+            (other, _) => return Err(wrong(format!("the architecture `{other}` is not supported"))),
+        };
         let (size, heads) = (needed("embedding_length")?, needed("attention.head_count")?);
         if heads == 0 {
             return Err(wrong(format!("`{}` is 0", key("attention.head_count"))));
@@ -99,21 +114,6 @@ impl Gguf {
         let caps = |name: &str| if self.value(&key(name)).is_some() { json!(true) } else { Json::Null };
         set("attn_logit_softcapping", caps("attn_logit_softcapping"));
         set("final_logit_softcapping", caps("final_logit_softcapping"));
-        let kind = match (architecture, experts) {
-            ("llama", Some(_)) => "mixtral",
-            ("llama", None) => "llama",
-            ("qwen2", None) => "qwen2",
-            ("qwen2moe", Some(_)) => "qwen2_moe",
-            ("qwen3", None) => "qwen3",
-            ("qwen3moe", Some(_)) => "qwen3_moe",
-            ("gemma", None) => "gemma",
-            ("gemma2", None) => "gemma2",
-            ("gemma3", None) => "gemma3_text",
-            ("phi2", None) => "phi",
-            ("phi3", None) => "phi3",
-            ("gptneox", None) => "gpt_neox",
-            (other, _) => return Err(wrong(format!("the architecture `{other}` is not supported"))),
-        };
         if kind == "mixtral" {
             // Its window is of no use, and its size inside an expert is that of the MLP.
             config.remove("sliding_window");

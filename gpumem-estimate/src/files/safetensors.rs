@@ -76,17 +76,28 @@ fn tensors(header: &[u8], data: u64) -> Result<Vec<TensorInfo>, String> {
         let dtype = dtype_of(&dtype).ok_or_else(|| of_tensor(&format!("`{dtype}` is no type of elements")))?;
         let elements = shape.elements().filter(|elements| elements % dtype.block() == 0);
         let bytes = elements.and_then(|elements| dtype.bytes(elements));
-        let length = end.checked_sub(start).filter(|_| end <= data);
+        if end > data {
+            let what = format!("it ends at byte {end} of the data, and the file has {data} bytes of data: it is cut");
+            return Err(of_tensor(&what));
+        }
+        let length = end.checked_sub(start);
         if bytes.is_none() || bytes != length {
             return Err(of_tensor(&format!("the shape {shape} of {dtype} does not take the bytes {start} to {end}")));
         }
-        ranges.push((start, end));
+        ranges.push((start, end, tensors.len()));
         tensors.push(TensorInfo { name, dtype, shape, bytes: Bytes::new(end - start) });
     }
     ranges.sort_unstable();
     // The tensors lie one after the other and fill the file.
-    let filled = ranges.into_iter().try_fold(0, |filled, (start, end)| (start == filled).then_some(end));
-    if filled == Some(data) { Ok(tensors) } else { Err("the tensors overlap or leave gaps".to_owned()) }
+    let mut filled = 0;
+    for (start, end, at) in ranges {
+        if start != filled {
+            let what = if start < filled { "overlaps the tensor before it" } else { "leaves a gap before it" };
+            return Err(format!("tensor `{}`: it begins at byte {start} of the data, and {what}", tensors[at].name));
+        }
+        filled = end;
+    }
+    if filled == data { Ok(tensors) } else { Err(format!("no tensor has the last {} bytes", data - filled)) }
 }
 
 fn all_files(index: &Path) -> Result<Vec<TensorInfo>, Error> {
@@ -168,19 +179,24 @@ mod tests {
         let size = "tensor `a`: the shape";
         assert!(error(&one("[2]", "[0,4]"), 4).starts_with(size));
         assert!(error(&one("[2]", "[8,0]"), 8).starts_with(size));
-        assert!(error(&one("[2]", "[0,8]"), 7).starts_with(size), "beyond the end of the file");
+        assert_eq!(
+            error(&one("[2]", "[0,8]"), 7),
+            "tensor `a`: it ends at byte 8 of the data, and the file has 7 bytes of data: it is cut"
+        );
         let overflow = one("[4294967296,4294967296,2]", "[0,0]");
         assert!(error(&overflow, 0).starts_with(size), "{}", error(&overflow, 0));
         let odd = one("[3]", "[0,2]").replace("F32", "F4");
         assert!(error(&odd, 2).starts_with(size), "three numbers of 4 bits fill no bytes");
         assert!(error(&one("[-1]", "[0,4]"), 4).starts_with("tensor `a`: invalid value"));
         assert!(error(&one("[1.5]", "[0,4]"), 4).starts_with("tensor `a`: invalid type"));
-        assert_eq!(error(&one("[1]", "[4,8]"), 8), "the tensors overlap or leave gaps");
-        assert_eq!(error(&one("[1]", "[0,4]"), 8), "the tensors overlap or leave gaps");
+        let gap = "tensor `a`: it begins at byte 4 of the data, and leaves a gap before it";
+        assert_eq!(error(&one("[1]", "[4,8]"), 8), gap);
+        assert_eq!(error(&one("[1]", "[0,4]"), 8), "no tensor has the last 4 bytes");
         let unknown = one("[1]", "[0,4]").replace("F32", "F33");
         assert_eq!(error(&unknown, 4), "tensor `a`: `F33` is no type of elements");
         let twice = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
-        assert_eq!(error(twice, 4), "the tensors overlap or leave gaps");
+        let overlap = "tensor `b`: it begins at byte 0 of the data, and overlaps the tensor before it";
+        assert_eq!(error(twice, 4), overlap);
         assert!(error(&"[".repeat(1_000_000), 0).starts_with("the header is no JSON object"));
         assert!(
             error(&format!(r#"{{"a":{}"#, r#"{"a":"#.repeat(1_000_000)), 0).starts_with("the header is no JSON object")
