@@ -62,6 +62,11 @@ impl History {
             };
             Failure::new(format!("`{}` cannot be read", path.display()), error, next)
         };
+        // A pipe would be waited for, and cannot be read twice.
+        if path.metadata().is_ok_and(|known| !known.is_file()) {
+            let next = "write the recording to a file first";
+            return Err(Failure::new(format!("`{}` cannot be read", path.display()), "it is no file", next));
+        }
         if ring_path(path).exists() {
             add_ring(path);
         }

@@ -176,7 +176,7 @@ impl Missing {
             (self.missed_frees, "frees were missed: the addresses of their blocks were allocated again."),
             (
                 self.unreadable_items,
-                "items of the file were left out: they are above limits, contradict others or are of a newer version.",
+                "items of the file are left out: above limits, in contradiction to others, or of a newer version.",
             ),
         ];
         lines.extend(counts.iter().filter(|(count, _)| *count > 0).map(|(count, words)| format!("{count} {words}")));

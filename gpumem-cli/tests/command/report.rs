@@ -228,7 +228,11 @@ fn what_is_no_recording_is_refused() {
             assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
         }
     }
-    for missing in ["/no/such/file", "/"] {
+    // Nobody writes into the pipe: who opens it waits.
+    let pipe = file("pipe");
+    let _ = std::fs::remove_file(&pipe);
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo starts").success());
+    for missing in ["/no/such/file", "/", pipe.to_str().expect("UTF-8")] {
         let ran = ran(&["report", missing]);
         assert_eq!(ran.code, Some(2));
         assert!(ran.stderr.starts_with(&format!("gpumem: `{missing}` cannot be read: ")), "{}", ran.stderr);
