@@ -56,7 +56,7 @@ pub fn on_the_standin_with_both_sources(machine: Standin) {
     let itself = env::current_exe().expect("a test has a path");
     let machine = machine.dispatch().cupti().env("GPUMEM_DEVICE", BOTH_SOURCES);
     let outcome = machine.run_program(&itself, &["--exact", "both_sources_report_the_same", "--nocapture"]);
-    assert!(outcome.succeeded() && outcome.stdout.contains("both sources reported "), "{outcome}");
+    assert!(outcome.succeeded() && outcome.stdout.contains("both sources recorded "), "{outcome}");
     println!("{}", outcome.stdout);
 }
 
