@@ -220,11 +220,15 @@ fn step(arguments: &Arguments, stored: Dtype) -> Result<Step, Failure> {
     serde_json::from_str(&read(file)?).map_err(wrong)
 }
 
+/// What fits has to run, although an estimate is not exact: this part of the memory is left free, in percent.
+const MARGIN: u64 = 2;
+
 fn fit(memory: Bytes, context: Option<Bytes>, step: &Step, model: &Model) -> Result<Fit, Failure> {
     let measured = || ContextSize::measured((9, 0)).map(|size| size.high);
     let context = context.or_else(measured).unwrap_or_default();
     let too_small = || Failure::new(format!("{memory} are too little"), format!("the context has {context}"), "");
     let limit = memory.checked_sub(context).ok_or_else(too_small)?;
+    let limit = Bytes::new(limit.get() / 100 * (100 - MARGIN));
     let step = Step { limit: Some(limit), ..step.clone() };
     let failed = |error: Error| Failure::new("what fits cannot be found", error, "");
     let batch = step.largest_batch(model).map_err(failed)?;
@@ -253,7 +257,7 @@ fn as_text(
         writeln!(out, "\n{}", InPaint(savings, paint))?;
     }
     if let Some(Fit { memory, context, batch, length, is_longest }) = fit {
-        writeln!(out, "\nwith {memory}, of which the CUDA context and libraries have {context}:")?;
+        writeln!(out, "\nwith {memory}: the CUDA context and libraries have {context}, and {MARGIN} % stay free")?;
         match batch {
             0 => writeln!(out, "  not even a batch of one input fits")?,
             batch => writeln!(out, "  the largest batch is {batch}")?,
@@ -277,7 +281,8 @@ fn as_json(model: &Model, step: &Step, estimate: &Estimate, savings: Option<&Sav
         all["savings"] = json!(savings);
     }
     if let Some(Fit { memory, context, batch, length, .. }) = fit {
-        all["fit"] = json!({"memory": memory, "context": context, "batch": batch, "length": length});
+        all["fit"] =
+            json!({"memory": memory, "context": context, "margin_percent": MARGIN, "batch": batch, "length": length});
     }
     all
 }

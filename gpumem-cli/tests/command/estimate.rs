@@ -34,7 +34,7 @@ fn the_peak_what_fits_and_what_would_save() {
     {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
-    let fit = "\nwith 8 GiB, of which the CUDA context and libraries have 1 GiB:\n  the largest batch is ";
+    let fit = "\nwith 8 GiB: the CUDA context and libraries have 1 GiB, and 2 % stay free\n  the largest batch is ";
     assert!(text.contains(fit), "{text}");
     assert!(text.ends_with(" of a batch of 4 have 1024 tokens (all of its positions)\n"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
