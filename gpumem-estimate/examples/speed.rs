@@ -1,5 +1,5 @@
-//! Prints how long estimates take: a training step of a model with 100,000 layers, and of a Llama with 70 B parameters. Run it with
-//! `--release`.
+//! Prints how long estimates take: inference and training with a model of 100,000 layers, and with a Llama of 70 B parameters. Run it
+//! with `--release`.
 
 use std::time::Instant;
 
@@ -17,9 +17,11 @@ fn main() -> Result<(), gpumem_estimate::Error> {
     let llama = Model { name: "70 B".to_owned(), ..Model::from_config(config, 2048)? };
     println!("its layers: {:?}", began.elapsed());
     for model in [deep, llama] {
-        let began = Instant::now();
-        let estimate = Step::training(1, Optimizer::Adam).estimate(&model)?;
-        println!("{}: {} in {:?}", model.name, estimate.peak, began.elapsed());
+        for (what, step) in [("inference", Step::inference(1)), ("training", Step::training(1, Optimizer::Adam))] {
+            let began = Instant::now();
+            let estimate = step.estimate(&model)?;
+            println!("{}, {what}: {} in {:?}", model.name, estimate.peak, began.elapsed());
+        }
     }
     Ok(())
 }
