@@ -9,9 +9,9 @@ rows.
 
 import argparse
 import json
-import os
 import time
-import traceback
+
+from processes import finish, start
 
 
 def config(architecture, model_type, **fields):
@@ -137,22 +137,6 @@ def measure(row):
     return result
 
 
-def in_child(row):
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read)
-        try:
-            result = measure(row)
-        except BaseException:
-            result = dict(row, error=traceback.format_exc()[-1500:])
-        with os.fdopen(write, "w") as pipe:
-            json.dump(result, pipe)
-        os._exit(0)
-    os.close(write)
-    return child, read
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--list", action="store_true")
@@ -182,14 +166,12 @@ def main():
         file.write(json.dumps(header) + "\n")
         while chosen or running:
             while chosen and len(running) < args.at_once and time.time() < deadline:
-                running.append(in_child(chosen.pop(0)))
+                row = chosen.pop(0)
+                running.append((row, start(lambda: measure(row))))
             if not running:
                 break
-            child, read = running.pop(0)
-            with os.fdopen(read) as pipe:
-                text = pipe.read()
-            os.waitpid(child, 0)
-            result = json.loads(text) if text else {"error": "the process ended"}
+            row, started = running.pop(0)
+            result = row | finish(started)
             file.write(json.dumps(result) + "\n")
             file.flush()
             print(result.get("name"), result.get("mode"), result.get("dtype"), result.get("peak", result.get("error", "")[-200:]), flush=True)

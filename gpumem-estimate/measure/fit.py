@@ -28,29 +28,10 @@ import traceback
 from pathlib import Path
 
 import measure
+from processes import finish, start
 
 GIB = 1 << 30
 MIB = 1 << 20
-
-
-def in_child(work):
-    """Runs a function in a process of its own, which has no CUDA context at its begin. Returns its result."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read)
-        try:
-            result = work()
-        except BaseException:  # The parent must hear of any error.
-            result = {"error": traceback.format_exc()[-2000:]}
-        with os.fdopen(write, "w") as pipe:
-            json.dump(result, pipe)
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        text = pipe.read()
-    _, status = os.waitpid(child, 0)
-    return json.loads(text) if text else {"error": f"the process ended with status {status}"}
 
 
 def fill(remain):
@@ -147,7 +128,7 @@ def main():
         row = {"model": name, "batch": batch, "mode": "adamw", "precision": precision, "shape": shape}
         result = {"model": name, "precision": precision, "batch": batch, "remain": remains}
         began = time.time()
-        result |= in_child(lambda: trial(row, model, args.steps, remains))
+        result |= finish(start(lambda: trial(row, model, args.steps, remains)))
         result["seconds"] = round(time.time() - began, 1)
         with open(args.out, "a") as file:
             file.write(json.dumps(result) + "\n")

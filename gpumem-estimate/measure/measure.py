@@ -38,6 +38,8 @@ import time
 import traceback
 from pathlib import Path
 
+from processes import finish, start
+
 # Names without line numbers. Looking up lines takes minutes.
 os.environ.setdefault("TORCH_SYMBOLIZE_MODE", "dladdr")
 
@@ -441,27 +443,6 @@ def versions():
     return found
 
 
-def in_child(row, model, args):
-    """Measures a row in a process of its own. Returns the result, or what went wrong."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read)
-        try:
-            result = measure(row, model, args.traces)
-        except BaseException as error:  # The parent must hear of any error.
-            out_of_memory = type(error).__name__ == "OutOfMemoryError"
-            result = row | {"error": traceback.format_exc()[-2000:], "out_of_memory": out_of_memory}
-        with os.fdopen(write, "w") as pipe:
-            json.dump(result, pipe)
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        text = pipe.read()
-    _, status = os.waitpid(child, 0)
-    return json.loads(text) if text else row | {"error": f"the process ended with status {status}"}
-
-
 def run_model(name, chosen, args):
     """All rows of one model: first beside those of other models, then those that ran out of memory, alone."""
     import torch
@@ -477,7 +458,7 @@ def run_model(name, chosen, args):
         fcntl.flock(lock, how)
         try:
             began = time.time()
-            return in_child(row, model, args) | {"seconds": round(time.time() - began, 1)}
+            return row | finish(start(lambda: measure(row, model, args.traces))) | {"seconds": round(time.time() - began, 1)}
         finally:
             fcntl.flock(lock, fcntl.LOCK_UN)
 

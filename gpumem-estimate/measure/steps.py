@@ -19,12 +19,12 @@ import re
 import subprocess
 import sys
 import time
-import traceback
 from pathlib import Path
 
 os.environ.setdefault("TORCH_SYMBOLIZE_MODE", "dladdr")
 sys.path.insert(0, str(Path(__file__).parent))
 import measure  # noqa: E402
+from processes import described  # noqa: E402
 
 SEQUENCES = {"gpt2": 512, "gpt2-medium": 512, "llama-1b": 256}
 
@@ -372,8 +372,8 @@ def main():
         row = next(row for row in rows() if row["row"] == args.one)
         try:
             result = run(row)
-        except BaseException:
-            result = row | {"rank": int(os.environ.get("RANK", 0)), "error": traceback.format_exc()[-2000:]}
+        except BaseException as error:
+            result = row | {"rank": int(os.environ.get("RANK", 0)), "error": described(error)}
         write(result, args.out)
         return 0 if "peak" in result else 1
     if args.list:
