@@ -45,7 +45,7 @@ fn build(out: &Path, library: &Path) {
     cargo.arg("rustc").arg("--lib").args(["--crate-type", "cdylib"]);
     cargo.arg("--manifest-path").arg(Path::new(gpumem_inject::MANIFEST_DIR).join("Cargo.toml"));
     cargo.arg("--target-dir").arg(&target_folder).arg("--quiet");
-    // Its lines are not what users look for: without debug information the command has a few MB less.
+    // Users do not look for lines of this library. Without debug information the command is a few MB smaller.
     let profile = if is_release { "release" } else { "dev" };
     cargo.arg("--config").arg(format!("profile.{profile}.debug=0"));
     if is_release {

@@ -7,7 +7,7 @@ use serde_json::Value;
 /// The largest difference, in percent of the measured peak.
 fn allowed(row: &str) -> f64 {
     match row {
-        // transformers 5.17, which measured these, runs Gemma 2 without capped scores. 5.23, which the estimate follows, caps them.
+        // transformers 5.17, which measured these, does not cap the scores of Gemma 2. The estimate follows 5.23, which does.
         "gemma-2-6/adamw/f32" => 2.0,
         "gemma-2-6/adamw/bf16" => 4.5,
         // The workspace of cuDNN's convolution is a range beside the estimate.

@@ -123,15 +123,7 @@ impl Eager {
     pub(crate) fn repeat(&self, input: &Tensor, times: u64) -> Result<Tensor, Error> {
         let mut sizes = input.shape.sizes().to_vec();
         sizes[0] = sizes[0].checked_mul(times).ok_or_else(|| self.error(Kind::TooLarge))?;
-        let output = self.output(&sizes.into(), input.dtype)?;
-        if !self.needs_grad(&[input]) {
-            return Ok(output);
-        }
-        let like = Like::of(input);
-        let [output] = self.record(&[input], [output], move |eager, grads| {
-            Ok(vec![grads[0].as_ref().map(|_| like.empty(eager)).transpose()?])
-        });
-        Ok(output)
+        self.copied_to(input, &sizes.into())
     }
 
     /// A new tensor of elements of another type that no gradient flows through, such as sorted numbers.

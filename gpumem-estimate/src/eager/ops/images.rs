@@ -56,15 +56,7 @@ impl Eager {
         for size in &mut sizes[2..] {
             *size = size.checked_mul(factor).ok_or_else(|| self.error(Kind::TooLarge))?;
         }
-        let output = self.output(&sizes.into(), input.dtype)?;
-        if !self.needs_grad(&[input]) {
-            return Ok(output);
-        }
-        let like = Like::of(input);
-        let [output] = self.record(&[input], [output], move |eager, grads| {
-            Ok(vec![grads[0].as_ref().map(|_| like.empty(eager)).transpose()?])
-        });
-        Ok(output)
+        self.copied_to(input, &sizes.into())
     }
 
     /// Each row divided by its length: `x / x.pow(2).sum(-1, keepdim=True).pow(0.5)`.

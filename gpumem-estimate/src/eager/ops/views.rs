@@ -1,5 +1,6 @@
 //! Views share the memory of their input. A copy is made only where the order of the elements requires it.
 
+use super::linear::Like;
 use crate::{
     dtype::Dtype,
     eager::{Eager, Tensor, tensor::contiguous_strides},
@@ -8,6 +9,19 @@ use crate::{
 };
 
 impl Eager {
+    /// A new tensor of another shape that consists of copies of the input. Its backward pass needs only the shape of the input.
+    pub(super) fn copied_to(&self, input: &Tensor, shape: &Shape) -> Result<Tensor, Error> {
+        let output = self.output(shape, input.dtype)?;
+        if !self.needs_grad(&[input]) {
+            return Ok(output);
+        }
+        let like = Like::of(input);
+        let [output] = self.record(&[input], [output], move |eager, grads| {
+            Ok(vec![grads[0].as_ref().map(|_| like.empty(eager)).transpose()?])
+        });
+        Ok(output)
+    }
+
     /// Records a view: its gradient is a view of the gradient of the result.
     fn viewed(&self, input: &Tensor, shape: Shape, strides: Numbers) -> Tensor {
         let view = Tensor { shape, strides, ..input.as_view() };
