@@ -1,9 +1,15 @@
 //! A program that is killed while it allocates.
 
 use std::{
+    fs::{self, File},
     io::{self, Write},
     process, thread,
     time::Duration,
+};
+
+use gpumem_core::{
+    capture::{Reader, Step},
+    model::EventKind,
 };
 
 use crate::Trouble;
@@ -34,4 +40,18 @@ pub(crate) fn allocate_until_killed(micros: u64) -> Result<String, Trouble> {
     // There is no more memory.
     thread::park();
     Err("it was not killed".into())
+}
+
+/// Whether a recording in this folder, which is still being written, has an allocation.
+pub(crate) fn has_an_allocation(folder: &str) -> Result<bool, Trouble> {
+    for entry in fs::read_dir(folder)? {
+        // Until its first bytes are there, it is no recording.
+        let Ok(mut reader) = Reader::new(File::open(entry?.path())?) else { continue };
+        while let Some(step) = reader.step()? {
+            if matches!(step, Step::Event(event, _) if matches!(event.kind, EventKind::Alloc { .. })) {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
 }

@@ -25,7 +25,8 @@
 //!   `value name`: what a call gave out;
 //! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`, `go_on threads`, `adding_up steps devices`: see
 //!   `churn.rs`;
-//! - `until_killed micros`: see `killed.rs`; `await_file path`: until there is such a file; `exec program & argument & …`: another program in this process;
+//! - `until_killed micros`: see `killed.rs`; `await_file path`: until there is such a file; `await_recorded folder`: until a recording in it has
+//!   an allocation; `exec program & argument & …`: another program in this process;
 //! - `forks children`: so many, each while other threads use all of gpumem; see `forks.rs`;
 //! - `panic_on_refusal`: each refusal panics; `load_and_close path`: as the driver loads a tool, which is then closed;
 //! - `slot_note function…`, `slot_write_back function…`: another tool notes what is in a slot, and writes it there again;
@@ -428,6 +429,12 @@ impl Probe {
             }
             "await_file" => {
                 while !fs::exists(argument)? {
+                    thread::sleep(Duration::from_millis(2));
+                }
+                "there".to_owned()
+            }
+            "await_recorded" => {
+                while !killed::has_an_allocation(argument)? {
                     thread::sleep(Duration::from_millis(2));
                 }
                 "there".to_owned()
