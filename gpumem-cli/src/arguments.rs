@@ -6,10 +6,12 @@ use crate::{commands, exit};
 
 const EXAMPLES: &str = "\
 Examples:
+  gpumem run -- python train.py            records the program; its peak is printed at its end
   gpumem report train.capture              what made the peak, and what was not freed
   gpumem report --html train.html train.capture
   gpumem diff before.capture after.capture --fail-on-increase 5%
-  gpumem estimate config.json --train adam --fit 80GiB";
+  gpumem estimate config.json --train adam --fit 80GiB
+  gpumem info                              the GPUs, and what memory they have";
 
 const STYLES: styling::Styles = styling::Styles::styled()
     .header(styling::Style::new().bold())
@@ -40,6 +42,7 @@ pub(crate) enum Command {
     Report(commands::report::Arguments),
     Diff(commands::diff::Arguments),
     Estimate(commands::estimate::Arguments),
+    Info(commands::info::Arguments),
     Completions(commands::completions::Arguments),
     Man(commands::man::Arguments),
 }

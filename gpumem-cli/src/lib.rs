@@ -1,7 +1,7 @@
 //! The command `gpumem`: records, shows and compares the GPU memory of any CUDA program.
 //!
 //! `arguments.rs` has what each command takes, `commands/` what it does, `run/` how a program is
-//! run and recorded, `exit.rs` the exit codes, `failure.rs` the form of errors.
+//! run and recorded, `machine/` what the machine has, `exit.rs` the exit codes, `failure.rs` the form of errors.
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,7 @@ mod exit;
 mod failure;
 mod formats;
 mod history;
+mod machine;
 #[cfg(test)]
 #[path = "../tests/command/made.rs"]
 #[allow(dead_code, reason = "the tests of the command use the rest")]

@@ -4,6 +4,8 @@ use std::any::type_name;
 
 pub use crate::model::Gauge;
 use crate::model::short_name;
+#[cfg(feature = "nvml")]
+pub use crate::query::machine::{CudaDevice, Gpu, Machine, cuda_devices, machine, processes_on};
 #[cfg(all(feature = "__internal", feature = "cupti", feature = "dispatch"))]
 pub use crate::session::calls_of_both_sources;
 pub use crate::session::{

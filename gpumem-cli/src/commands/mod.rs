@@ -3,6 +3,7 @@
 pub(crate) mod completions;
 pub(crate) mod diff;
 pub(crate) mod estimate;
+pub(crate) mod info;
 pub(crate) mod man;
 pub(crate) mod report;
 pub(crate) mod run;
@@ -24,6 +25,7 @@ pub(crate) fn execute(arguments: Arguments) -> Result<Exit, Failure> {
         Command::Report(arguments) => report::execute(&arguments),
         Command::Diff(arguments) => diff::execute(&arguments),
         Command::Estimate(arguments) => estimate::execute(&arguments),
+        Command::Info(arguments) => info::execute(&arguments),
         Command::Completions(arguments) => completions::execute(&arguments),
         Command::Man(arguments) => man::execute(&arguments),
     };

@@ -159,10 +159,16 @@ fn handle(device: CudaDevice) -> Result<&'static nvml::Handle> {
 
 #[cfg(feature = "nvml")]
 fn by_nvml(device: CudaDevice) -> Result<GpuMemory> {
-    let nvml::Figures { total, free, used, reserved } = handle(device)?.memory(device.ordinal)?;
+    read_by_nvml(handle(device)?, device.ordinal)
+}
+
+/// NVML's figures of the device behind this handle. Errors name it by this number.
+#[cfg(feature = "nvml")]
+pub(super) fn read_by_nvml(handle: &nvml::Handle, number: u32) -> Result<GpuMemory> {
+    let nvml::Figures { total, free, used, reserved } = handle.memory(number)?;
     // If a figure is not available, NVML returns u64::MAX, or 0 as the total.
     if total == 0 || total == u64::MAX || free > total || used > total {
-        return Err(Kind::NoFigure { source: "NVML", device: device.ordinal }.into());
+        return Err(Kind::NoFigure { source: "NVML", device: number }.into());
     }
     Ok(GpuMemory::new(Bytes::new(total), Bytes::new(free), Bytes::new(used), reserved.map(Bytes::new)))
 }

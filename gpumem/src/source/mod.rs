@@ -9,6 +9,8 @@ mod devices;
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
 mod driver;
 mod hasher;
+#[cfg(feature = "nvml")]
+pub(crate) mod machine;
 mod off;
 #[cfg(feature = "nvml")]
 mod processes;

@@ -77,7 +77,79 @@ pub(crate) fn device_by_uuid(uuid: &str, ordinal: u32) -> Result<Handle, Error> 
     }
 }
 
+/// The version of the driver, such as `580.159.04`.
+#[doc(alias = "nvmlSystemGetDriverVersion")]
+pub(crate) fn driver_version() -> Result<String, Error> {
+    nvml()?.sys_driver_version().map_err(|error| call_failed("nvmlSystemGetDriverVersion", error, None))
+}
+
+/// NVML's own version.
+#[doc(alias = "nvmlSystemGetNVMLVersion")]
+pub(crate) fn version() -> Result<String, Error> {
+    nvml()?.sys_nvml_version().map_err(|error| call_failed("nvmlSystemGetNVMLVersion", error, None))
+}
+
+/// The newest version of CUDA that the driver supports: major and minor.
+#[doc(alias = "nvmlSystemGetCudaDriverVersion_v2")]
+pub(crate) fn cuda_version() -> Result<(i32, i32), Error> {
+    let version = nvml()?.sys_cuda_driver_version();
+    let version = version.map_err(|error| call_failed("nvmlSystemGetCudaDriverVersion_v2", error, None))?;
+    Ok((version / 1000, version % 1000 / 10))
+}
+
+/// How many GPUs NVML knows. `CUDA_VISIBLE_DEVICES` has no effect on it.
+#[doc(alias = "nvmlDeviceGetCount_v2")]
+pub(crate) fn count() -> Result<u32, Error> {
+    nvml()?.device_count().map_err(|error| call_failed("nvmlDeviceGetCount_v2", error, None))
+}
+
+/// The GPU with this number of NVML's.
+#[doc(alias("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"))]
+pub(crate) fn device_by_index(index: u32) -> Result<Handle, Error> {
+    let device = nvml()?.device_by_index(index);
+    let device = device.map_err(|error| call_failed("nvmlDeviceGetHandleByIndex_v2", error, Some(index)))?;
+    with_uuid(device, index)
+}
+
+fn with_uuid(device: Device<'static>, index: u32) -> Result<Handle, Error> {
+    let uuid = device.uuid().map_err(|error| call_failed("nvmlDeviceGetUUID", error, Some(index)))?;
+    Ok(Handle { device, uuid })
+}
+
 impl Handle {
+    /// Such as `NVIDIA H200`.
+    #[doc(alias = "nvmlDeviceGetName")]
+    pub(crate) fn name(&self, index: u32) -> Result<String, Error> {
+        self.device.name().map_err(|error| call_failed("nvmlDeviceGetName", error, Some(index)))
+    }
+
+    /// Whether the GPU is in MIG mode; `None` if it does not support MIG, or the driver is too old for it.
+    #[doc(alias = "nvmlDeviceGetMigMode")]
+    pub(crate) fn mig_mode(&self, index: u32) -> Result<Option<bool>, Error> {
+        match self.device.mig_mode() {
+            Ok(mode) => Ok(Some(mode.current == 1)),
+            Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => Ok(None),
+            Err(error) => Err(call_failed("nvmlDeviceGetMigMode", error, Some(index))),
+        }
+    }
+
+    /// The MIG slices of the GPU.
+    #[doc(alias("nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"))]
+    pub(crate) fn slices(&self, index: u32) -> Result<Vec<Self>, Error> {
+        let most = self.device.mig_device_count();
+        let most = most.map_err(|error| call_failed("nvmlDeviceGetMaxMigDeviceCount", error, Some(index)))?;
+        let mut slices = Vec::new();
+        for slice in 0..most {
+            match self.device.mig_device_by_index(slice) {
+                Ok(device) => slices.push(with_uuid(device, index)?),
+                // There may be slices after a place without one.
+                Err(NvmlError::NotFound | NvmlError::InvalidArg) => {}
+                Err(error) => return Err(call_failed("nvmlDeviceGetMigDeviceHandleByIndex", error, Some(index))),
+            }
+        }
+        Ok(slices)
+    }
+
     /// One reading of the device's memory.
     #[doc(alias = "nvmlDeviceGetMemoryInfo_v2")]
     pub(crate) fn memory(&self, ordinal: u32) -> Result<Figures, Error> {

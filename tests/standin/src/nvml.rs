@@ -153,6 +153,12 @@ exports! {
         Ok(())
     }
 
+    fn nvmlSystemGetCudaDriverVersion_v2(version: Out<c_int>) |call| {
+        ready(call)?;
+        version.put(13_000)?;
+        Ok(())
+    }
+
     fn nvmlDeviceGetCount_v2(count: Out<c_uint>) |call| {
         ready(call)?;
         count.put(c_uint::try_from(call.driver.gpus.len()).unwrap_or(c_uint::MAX))?;
@@ -247,6 +253,32 @@ exports! {
         let named = call.driver.config.others.iter().find(|other| other.pid == pid).map(|other| other.name.as_deref());
         let text = named.unwrap_or_else(|| (pid == process::id()).then_some("./probe --of-nvml")).ok_or(NOT_FOUND)?;
         name.put_text(text, length as usize)?;
+        Ok(())
+    }
+
+    fn nvmlDeviceGetMigMode(of: Handle, current: Out<c_uint>, pending: Out<c_uint>) |call| {
+        let (gpu, slice) = device(call, of)?;
+        if slice {
+            return Err(INVALID_ARGUMENT);
+        }
+        current.put(c_uint::from(gpu.mig.is_some()))?;
+        pending.put(c_uint::from(gpu.mig.is_some()))?;
+        Ok(())
+    }
+
+    fn nvmlDeviceGetMaxMigDeviceCount(of: Handle, count: Out<c_uint>) |call| {
+        device(call, of)?;
+        count.put(7)?;
+        Ok(())
+    }
+
+    // The second place has the card's slice; the first has none.
+    fn nvmlDeviceGetMigDeviceHandleByIndex(of: Handle, index: c_uint, found: Out<Handle>) |call| {
+        let (gpu, _) = device(call, of)?;
+        if index != 1 || gpu.mig.is_none() {
+            return Err(NOT_FOUND);
+        }
+        found.put(of + 1)?;
         Ok(())
     }
 

@@ -1,0 +1,122 @@
+//! Shows the GPUs and what memory they have.
+
+use std::{
+    fmt,
+    io::{self, Write},
+};
+
+use clap::Args;
+use gpumem_core::export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table};
+
+use crate::{
+    exit::Exit,
+    failure::Failure,
+    machine::{self, Machine, Memory},
+    report::json,
+    terminal,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  gpumem info
+  gpumem info --json | jq '.gpus[] | {uuid, free_bytes}'";
+
+/// Shows the GPUs: names, numbers, UUIDs, memory, versions of the driver and of CUDA. It creates no CUDA context.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// As JSON: bytes are exact, and what could not be read is null.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
+    machine::leave_out_injection();
+    let machine = Machine::read_with_cuda()?;
+    let paint = terminal::paint();
+    terminal::print(|out| if arguments.json { json::write(&machine, out) } else { write(&machine, out, paint) })?;
+    if machine.gpus.is_empty() {
+        let cause = "the driver runs and knows no GPU";
+        return Err(Failure::new(
+            "no GPU",
+            cause,
+            "in a container, start it with --gpus all; else see `lspci` and dmesg",
+        ));
+    }
+    for not_read in machine.not_read.iter().filter(|not_read| not_read.is_error) {
+        terminal::error(&Failure::new(format!("{} cannot be read", not_read.what), &not_read.why, ""));
+    }
+    Ok(if machine.not_read.iter().any(|not_read| not_read.is_error) { Exit::Failed } else { Exit::Done })
+}
+
+fn write(machine: &Machine, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    let version = |version: &Option<String>| version.clone().unwrap_or_else(|| NOT_READ.to_owned());
+    let [driver, cuda, nvml] = [&machine.driver_version, &machine.cuda_version, &machine.nvml_version].map(version);
+    writeln!(out, "driver {driver}, CUDA {cuda}, NVML {nvml}\n")?;
+    writeln!(out, "{}", InPaint(machine, paint))?;
+    for not_read in machine.not_read.iter().filter(|not_read| !not_read.is_error) {
+        writeln!(out, "{}", paint.on(Role::Faint, format!("{}: {}", not_read.what, not_read.why)))?;
+    }
+    Ok(())
+}
+
+const NOT_READ: &str = "-";
+
+impl Show for Machine {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        let memories = || {
+            let of_gpu = |gpu: &machine::Gpu| {
+                let slices = gpu.mig_devices.iter().map(|slice| slice.memory);
+                [gpu.memory].into_iter().chain(slices).collect::<Vec<_>>()
+            };
+            self.gpus.iter().flat_map(of_gpu)
+        };
+        let column =
+            |figure: fn(Memory) -> Option<u64>| Amounts::of(memories().filter_map(figure).map(u64::cast_signed));
+        let (total, reserved) = (column(|memory| memory.total_bytes), column(|memory| memory.reserved_bytes));
+        let used = Amounts::of(
+            memories().flat_map(|memory| [memory.used_bytes, memory.free_bytes]).flatten().map(u64::cast_signed),
+        );
+        let show = |amounts: Amounts, bytes: Option<u64>| {
+            bytes.map_or_else(|| NOT_READ.to_owned(), |bytes| amounts.show(bytes.cast_signed()))
+        };
+        let number = |number: Option<u32>| number.map_or_else(|| NOT_READ.to_owned(), |number| number.to_string());
+        let figures = |memory: Memory| {
+            let bar = memory.used_bytes.zip(memory.total_bytes);
+            let cells = [
+                show(total, memory.total_bytes),
+                show(used, memory.used_bytes),
+                show(used, memory.free_bytes),
+                show(reserved, memory.reserved_bytes),
+            ];
+            let bar =
+                bar.map_or_else(Cell::default, |(used, total)| Cell::bar(used.cast_signed(), total.cast_signed()));
+            cells.map(Cell::from).into_iter().chain([bar])
+        };
+        let mut table = Table::new()
+            .column("GPU", Fit::Left)
+            .column("CUDA", Fit::Right)
+            .column("name", Fit::LeftCutEnd)
+            .amounts("total", total)
+            .amounts("used", used)
+            .amounts("free", used)
+            .amounts("reserved", reserved)
+            .column("", Fit::Left);
+        for gpu in &self.gpus {
+            let name = gpu.name.as_deref().unwrap_or(NOT_READ);
+            let first = [Cell::from(number(gpu.index)), number(gpu.cuda_ordinal).into(), name.into()];
+            table.row(first.into_iter().chain(figures(gpu.memory)));
+            let mode = if gpu.mig == Some(true) { ", in MIG mode" } else { "" };
+            if let Some(uuid) = &gpu.uuid {
+                table.note(1, &format!("{uuid}{mode}"));
+            }
+            for slice in &gpu.mig_devices {
+                let name = slice.name.as_deref().unwrap_or(NOT_READ);
+                let first = [Cell::nested(1, "MIG"), number(slice.cuda_ordinal).into(), name.into()];
+                table.row(first.into_iter().chain(figures(slice.memory)));
+                table.note(2, &slice.uuid);
+            }
+        }
+        table.show(f, paint)
+    }
+}

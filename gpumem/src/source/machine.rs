@@ -1,0 +1,86 @@
+//! The GPUs of a machine by NVML alone, as the command shows them: also those that `CUDA_VISIBLE_DEVICES` hides. Without CUDA's
+//! ordinals nothing of CUDA is loaded; with them the driver is initialised, and no context is created.
+
+use super::{cuda::read_by_nvml, processes};
+use crate::{
+    error::Result,
+    model::{GpuMemory, GpuProcess},
+    sys::{cuda, nvml},
+};
+
+/// What NVML knows of the machine.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// The version of the driver, such as `580.159.04`.
+    pub driver: Result<String>,
+    /// NVML's own version.
+    pub nvml: Result<String>,
+    /// The newest version of CUDA that the driver supports: major and minor.
+    pub cuda: Result<(i32, i32)>,
+    /// By NVML's numbers, which are those of `nvidia-smi`. The error of one does not hide the others.
+    pub gpus: Vec<Result<Gpu>>,
+}
+
+/// A GPU, or a MIG slice of one.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    /// Such as `NVIDIA H200`.
+    pub name: Result<String>,
+    /// As `nvidia-smi -L` prints it: `GPU-…`, or `MIG-…` for a slice.
+    pub uuid: String,
+    /// One reading.
+    pub memory: Result<GpuMemory>,
+    /// The slices, if it is in MIG mode; `None` if not.
+    pub slices: Result<Option<Vec<Self>>>,
+}
+
+impl Gpu {
+    fn of(handle: &nvml::Handle, index: u32, slices: Result<Option<Vec<Self>>>) -> Self {
+        Self { name: handle.name(index), uuid: handle.uuid.clone(), memory: read_by_nvml(handle, index), slices }
+    }
+}
+
+/// Reads all GPUs.
+///
+/// # Errors
+/// If NVML cannot be loaded or initialised, or does not know how many GPUs there are.
+pub fn machine() -> Result<Machine> {
+    let gpus = (0..nvml::count()?).map(gpu).collect();
+    Ok(Machine { driver: nvml::driver_version(), nvml: nvml::version(), cuda: nvml::cuda_version(), gpus })
+}
+
+fn gpu(index: u32) -> Result<Gpu> {
+    let handle = nvml::device_by_index(index)?;
+    let slices = handle.mig_mode(index).and_then(|mode| {
+        let is_on = mode == Some(true);
+        let slices = || Ok(handle.slices(index)?.iter().map(|slice| Gpu::of(slice, index, Ok(None))).collect());
+        is_on.then(slices).transpose()
+    });
+    Ok(Gpu::of(&handle, index, slices))
+}
+
+/// The processes that use the GPU with this number of NVML's, by pid.
+///
+/// # Errors
+/// If NVML or the GPU cannot be read.
+pub fn processes_on(index: u32) -> Result<Vec<GpuProcess>> {
+    processes::on(&nvml::device_by_index(index)?, index)
+}
+
+/// A device of CUDA's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaDevice {
+    /// Without `GPU-` or `MIG-` before it: the driver does not say which.
+    pub uuid: String,
+    /// Such as `NVIDIA H200`.
+    pub name: Result<String>,
+}
+
+/// The devices that a process with this environment sees, by CUDA's ordinal. Initialises the driver, and creates no context.
+///
+/// # Errors
+/// Without a driver, or if it cannot be initialised.
+pub fn cuda_devices() -> Result<Vec<CudaDevice>> {
+    let devices = cuda::devices()?.iter();
+    Ok(devices.map(|device| CudaDevice { uuid: device.uuid(), name: device.name() }).collect())
+}
