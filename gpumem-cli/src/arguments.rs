@@ -11,7 +11,8 @@ Examples:
   gpumem report --html train.html train.capture
   gpumem diff before.capture after.capture --fail-on-increase 5%
   gpumem estimate config.json --train adam --fit 80GiB
-  gpumem info                              the GPUs, and what memory they have";
+  gpumem info                              the GPUs, and what memory they have
+  gpumem ps                                the processes on them, and which are recorded";
 
 const STYLES: styling::Styles = styling::Styles::styled()
     .header(styling::Style::new().bold())
@@ -43,6 +44,7 @@ pub(crate) enum Command {
     Diff(commands::diff::Arguments),
     Estimate(commands::estimate::Arguments),
     Info(commands::info::Arguments),
+    Ps(commands::ps::Arguments),
     Completions(commands::completions::Arguments),
     Man(commands::man::Arguments),
 }

@@ -18,7 +18,8 @@ impl Standin {
         for symbol in &self.hidden {
             hide(&mut bytes, symbol);
         }
-        let object = folder.join("standin");
+        // As processes that use the driver are known: by the names of the files that they have loaded.
+        let object = folder.join("libcuda.so.standin");
         fs::write(&object, &bytes)?;
         for library in Library::ALL {
             // Where a real driver is installed, the loader would find it under the name that we do not take.

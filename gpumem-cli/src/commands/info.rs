@@ -35,18 +35,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     let machine = Machine::read_with_cuda()?;
     let paint = terminal::paint();
     terminal::print(|out| if arguments.json { json::write(&machine, out) } else { write(&machine, out, paint) })?;
-    if machine.gpus.is_empty() {
-        let cause = "the driver runs and knows no GPU";
-        return Err(Failure::new(
-            "no GPU",
-            cause,
-            "in a container, start it with --gpus all; else see `lspci` and dmesg",
-        ));
-    }
-    for not_read in machine.not_read.iter().filter(|not_read| not_read.is_error) {
-        terminal::error(&Failure::new(format!("{} cannot be read", not_read.what), &not_read.why, ""));
-    }
-    Ok(if machine.not_read.iter().any(|not_read| not_read.is_error) { Exit::Failed } else { Exit::Done })
+    if machine.gpus.is_empty() { Err(machine::no_gpu()) } else { Ok(machine::exit_of(&machine.not_read)) }
 }
 
 fn write(machine: &Machine, out: &mut dyn Write, paint: Paint) -> io::Result<()> {

@@ -5,6 +5,7 @@ pub(crate) mod diff;
 pub(crate) mod estimate;
 pub(crate) mod info;
 pub(crate) mod man;
+pub(crate) mod ps;
 pub(crate) mod report;
 pub(crate) mod run;
 pub(crate) mod start;
@@ -26,6 +27,7 @@ pub(crate) fn execute(arguments: Arguments) -> Result<Exit, Failure> {
         Command::Diff(arguments) => diff::execute(&arguments),
         Command::Estimate(arguments) => estimate::execute(&arguments),
         Command::Info(arguments) => info::execute(&arguments),
+        Command::Ps(arguments) => ps::execute(&arguments),
         Command::Completions(arguments) => completions::execute(&arguments),
         Command::Man(arguments) => man::execute(&arguments),
     };

@@ -2,8 +2,28 @@
 
 mod gpus;
 mod injection;
+mod processes;
+mod system;
 
 pub(crate) use self::{
-    gpus::{Gpu, Machine, Memory},
+    gpus::{Gpu, Machine, Memory, NotRead},
     injection::leave_out_injection,
+    processes::{Known, Recording, Usage},
 };
+use crate::{exit::Exit, failure::Failure, terminal};
+
+/// A line on stderr for each thing that failed, and the exit code.
+pub(crate) fn exit_of(not_read: &[NotRead]) -> Exit {
+    let mut exit = Exit::Done;
+    for not_read in not_read.iter().filter(|not_read| not_read.is_error) {
+        terminal::error(&Failure::new(format!("{} cannot be read", not_read.what), &not_read.why, ""));
+        exit = Exit::Failed;
+    }
+    exit
+}
+
+/// The driver runs, and has no GPU.
+pub(crate) fn no_gpu() -> Failure {
+    let next = "in a container, start it with --gpus all; else see `lspci` and dmesg";
+    Failure::new("no GPU", "the driver runs and knows no GPU", next)
+}

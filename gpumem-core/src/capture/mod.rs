@@ -32,7 +32,7 @@ pub use self::{
     output::ReplayedReport,
     part::Part,
     reader::{Reader, Skipped, Step},
-    record::{End, VERSION},
+    record::{End, VERSION, is_recording},
     recover::{Recovered, new_path, old_path, recover, ring_path},
     ring::{Line, RingMemory, RingOwner, RingReader, RingWriter, WHOLE, lines_for, on_the_heap, ring},
     writer::{Writer, Written},

@@ -12,6 +12,11 @@ use super::bytes::Malformed;
 /// The first bytes of a file. The first one is not ASCII and the last one is a line feed, so that a transfer as text is noticed.
 pub(super) const MAGIC: [u8; 8] = *b"\x89gpumem\n";
 
+/// Whether a file that begins with these bytes is a recording.
+pub fn is_recording(head: &[u8]) -> bool {
+    head.starts_with(&MAGIC)
+}
+
 /// A reader of this version understands files of this one and of all before it.
 pub const VERSION: u16 = 1;
 

@@ -1,6 +1,9 @@
 //! The commands that show the machine, on the stand-in driver.
 
 mod info;
+mod ps;
+
+use std::path::Path;
 
 use gpumem_tests::{Outcome, Standin, built};
 use serde_json::Value;
@@ -25,6 +28,30 @@ fn ended(outcome: &Outcome, code: i32, lines: &[&str]) {
     for (printed, expected) in printed.iter().zip(lines) {
         assert!(printed.starts_with("gpumem: ") && printed.contains(expected), "{printed}\n{expected}\n{outcome}");
     }
+}
+
+/// A script of the shell that has a machine whose driver has a dispatch table. `$gpumem` is the command, and `$probe` a program that
+/// allocates 4 MiB, and waits until the file `$end` is there.
+#[track_caller]
+fn script(machine: Standin, name: &str, script: &str) -> Outcome {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("machine-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("the folder for tests can be written");
+    let [gpumem, probe] = ["gpumem-command", "probe"].map(built);
+    let steps = "'call cuInit 0' 'call cuDevicePrimaryCtxRetain &context 0' 'call cuCtxSetCurrent context' \
+                 'call cuMemAlloc_v2 &kept 4194304'";
+    let text = format!(
+        "cd {folder}; gpumem={}; end={folder}/end; probe() {{ exec {} {steps} \"await_file $end\"; }}\n{script}",
+        gpumem.display(),
+        probe.display(),
+        folder = folder.display(),
+    );
+    let machine = machine
+        .dispatch()
+        .env("XDG_CACHE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"))
+        .env("XDG_RUNTIME_DIR", &folder);
+    let outcome = machine.run_program("/bin/bash".as_ref(), &["-c", &text]);
+    _ = std::fs::remove_dir_all(&folder);
+    outcome
 }
 
 /// No call created a context.

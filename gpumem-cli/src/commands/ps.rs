@@ -1,0 +1,115 @@
+//! Shows the processes on the GPUs.
+
+use std::{
+    fmt,
+    io::{self, Write},
+};
+
+use clap::Args;
+use gpumem_core::{
+    export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table},
+    model::Bytes,
+};
+
+use crate::{
+    exit::Exit,
+    failure::Failure,
+    machine::{self, Known, Machine, Recording, Usage},
+    report::json,
+    terminal,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  gpumem ps
+  gpumem ps --json | jq '.processes[] | {pid, used_bytes}'";
+
+/// Shows the processes on each GPU, their memory as the driver reports it, and which of them are recorded.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// As JSON: bytes are exact, and what is not known is null.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What the driver counts for no process, such as a part of each context, is less than this.
+const NOTABLE: u64 = 64 << 20;
+
+pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
+    let machine = Machine::read().map_err(|why| Failure::new("processes cannot be read", why, ""))?;
+    if machine.gpus.is_empty() {
+        return Err(machine::no_gpu());
+    }
+    let mut processes = Usage::read(&machine, &mut Known::default());
+    processes.not_read.splice(0..0, machine.not_read.into_iter().filter(|not_read| not_read.is_error));
+    let paint = terminal::paint();
+    terminal::print(|out| if arguments.json { json::write(&processes, out) } else { write(&processes, out, paint) })?;
+    Ok(machine::exit_of(&processes.not_read))
+}
+
+fn write(all: &Usage, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    if all.processes.is_empty() {
+        writeln!(out, "The driver lists no process.")?;
+    } else {
+        writeln!(out, "{}", InPaint(all, paint))?;
+    }
+    for gpu in &all.gpus {
+        let Some((used, not_listed)) = gpu.used_bytes.zip(gpu.not_listed_bytes) else { continue };
+        if not_listed >= NOTABLE {
+            let [used, not_listed] = [used, not_listed].map(Bytes::new);
+            let why = "processes that the driver does not show here, such as those of other containers and of the host";
+            let text = format!("GPU {}: {used} in use, of which {not_listed} by no process above: {why}", gpu.gpu);
+            writeln!(out, "{}", paint.on(Role::Alarm, text))?;
+        }
+    }
+    for recorded in &all.recorded_besides {
+        let command = recorded.command.as_deref().unwrap_or_default();
+        for file in &recorded.files {
+            writeln!(
+                out,
+                "not in the driver's list, but recorded: process {}, {command}, to {}",
+                recorded.pid,
+                file.display()
+            )?;
+        }
+    }
+    Ok(())
+}
+
+impl Show for Usage {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        let used = Amounts::of(self.processes.iter().filter_map(|process| process.used_bytes).map(u64::cast_signed));
+        let mut table = Table::new()
+            .column("GPU", Fit::Right)
+            .column("pid", Fit::Right)
+            .column("user", Fit::Left)
+            .amounts("used", used)
+            .column("for", Fit::Left)
+            .column("command", Fit::LeftCutEnd);
+        for process in &self.processes {
+            let bytes = process.used_bytes.map_or_else(|| "-".to_owned(), |bytes| used.show(bytes.cast_signed()));
+            table.row([
+                Cell::from(process.gpu.to_string()),
+                process.pid.to_string().into(),
+                process.user.as_deref().unwrap_or("-").into(),
+                bytes.into(),
+                process.kind.into(),
+                process.command.as_deref().unwrap_or("-").into(),
+            ]);
+            if process.is_visible == Some(false) {
+                table.note(2, "not visible here: in another container, on the host, or ended");
+            }
+            match &process.recording {
+                Recording::Recorded { files } => {
+                    for file in files {
+                        table.note(2, &format!("recorded to {}", file.display()));
+                    }
+                }
+                Recording::Dormant => table.note(2, &format!("not recorded until gpumem start {}", process.pid)),
+                Recording::None | Recording::Unknown => {}
+            }
+        }
+        table.show(f, paint)
+    }
+}

@@ -1,0 +1,186 @@
+//! The processes on the GPUs, and which of them are recorded.
+
+use std::{cmp::Reverse, collections::HashMap, path::PathBuf};
+
+use gpumem::{__private as library, report::ProcessKind};
+use serde::Serialize;
+
+use super::{
+    gpus::{Machine, NotRead},
+    system,
+};
+
+/// A process on one GPU. The names of the fields are those in JSON; `None` is what is not known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Process {
+    /// NVML's number.
+    pub(crate) gpu: u32,
+    /// As the driver reports it. In a container it may be a number outside of it.
+    pub(crate) pid: u32,
+    pub(crate) user: Option<String>,
+    pub(crate) command: Option<String>,
+    pub(crate) used_bytes: Option<u64>,
+    /// For computing, graphics, or both.
+    #[serde(rename = "use")]
+    pub(crate) kind: &'static str,
+    /// Whether the process with this number is the one that the driver means. `None` if that cannot be found out.
+    pub(crate) is_visible: Option<bool>,
+    pub(crate) recording: Recording,
+}
+
+/// Whether gpumem records a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub(crate) enum Recording {
+    /// Recorded to these files.
+    Recorded { files: Vec<PathBuf> },
+    /// It waits for `gpumem start`.
+    Dormant,
+    /// Not recorded.
+    None,
+    /// It is the process of another user, or not visible here.
+    Unknown,
+}
+
+/// A process that is recorded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Recorded {
+    pub(crate) pid: u32,
+    pub(crate) command: Option<String>,
+    pub(crate) files: Vec<PathBuf>,
+}
+
+/// The memory of a GPU, and how much of it the listed processes have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct GpuUse {
+    pub(crate) gpu: u32,
+    pub(crate) used_bytes: Option<u64>,
+    /// `None` if the memory of one of them is not known.
+    pub(crate) listed_bytes: Option<u64>,
+    /// What is in use and not listed: the processes that the driver does not show here, and what it counts for none.
+    pub(crate) not_listed_bytes: Option<u64>,
+}
+
+/// The processes on all GPUs.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Usage {
+    /// By GPU, the most memory first.
+    pub(crate) processes: Vec<Process>,
+    pub(crate) gpus: Vec<GpuUse>,
+    /// Processes that are recorded and that the driver does not list.
+    pub(crate) recorded_besides: Vec<Recorded>,
+    pub(crate) not_read: Vec<NotRead>,
+}
+
+impl Usage {
+    /// Of these GPUs.
+    pub(crate) fn read(machine: &Machine, system: &mut Known) -> Self {
+        let mut all = Self::default();
+        for gpu in &machine.gpus {
+            let (Some(index), true) = (gpu.index, gpu.uuid.is_some()) else { continue };
+            match library::processes_on(index) {
+                Ok(processes) => all.add(index, gpu.memory.used_bytes, processes, system),
+                Err(why) => all.not_read.push(NotRead::error(format!("the processes on GPU {index}"), &why)),
+            }
+        }
+        let listed =
+            |pid: u32| all.processes.iter().any(|process| process.pid == pid && process.is_visible != Some(false));
+        all.recorded_besides = recorded().into_iter().filter(|recorded| !listed(recorded.pid)).collect();
+        all
+    }
+
+    fn add(&mut self, gpu: u32, used: Option<u64>, processes: Vec<gpumem::report::GpuProcess>, system: &mut Known) {
+        let used_by = processes.iter().map(|process| Some(process.used?.get()));
+        let listed_bytes: Option<u64> = used_by.sum();
+        let not_listed_bytes = used.zip(listed_bytes).map(|(used, listed)| used.saturating_sub(listed));
+        self.gpus.push(GpuUse { gpu, used_bytes: used, listed_bytes, not_listed_bytes });
+        let mut processes: Vec<_> = processes
+            .into_iter()
+            .map(|process| {
+                let of_system = system.process(process.pid);
+                let is_visible = of_system.uses_driver;
+                let seen = Some(&of_system).filter(|_| is_visible != Some(false));
+                Process {
+                    gpu,
+                    pid: process.pid,
+                    user: seen.and_then(|seen| seen.user.clone()),
+                    command: seen.and_then(|seen| seen.command.clone()).or(process.name),
+                    used_bytes: process.used.map(gpumem::Bytes::get),
+                    kind: match process.kind {
+                        ProcessKind::Compute => "compute",
+                        ProcessKind::Graphics => "graphics",
+                        _ => "both",
+                    },
+                    is_visible,
+                    recording: seen.map_or(Recording::Unknown, |seen| seen.recording.clone()),
+                }
+            })
+            .collect();
+        processes.sort_by_key(|process| (Reverse(process.used_bytes), process.pid));
+        self.processes.extend(processes);
+    }
+}
+
+/// What the system says of a process.
+#[derive(Clone, Debug)]
+struct OfSystem {
+    began: u64,
+    user: Option<String>,
+    command: Option<String>,
+    uses_driver: Option<bool>,
+    recording: Recording,
+}
+
+/// What is known of the processes of the system. It is asked again only for what may have changed.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    processes: HashMap<u32, OfSystem>,
+}
+
+impl Known {
+    /// The process with this number. One that is not visible here has nothing but that.
+    fn process(&mut self, pid: u32) -> OfSystem {
+        let Some(began) = system::began(pid) else {
+            self.processes.remove(&pid);
+            let recording = Recording::Unknown;
+            return OfSystem { began: 0, user: None, command: None, uses_driver: Some(false), recording };
+        };
+        let known = self.processes.get(&pid).filter(|known| known.began == began).cloned();
+        let process = OfSystem {
+            recording: recording_of(pid),
+            ..known.unwrap_or_else(|| OfSystem {
+                began,
+                user: system::user(pid),
+                command: system::command(pid),
+                uses_driver: system::uses_driver(pid),
+                recording: Recording::Unknown,
+            })
+        };
+        self.processes.insert(pid, process.clone());
+        process
+    }
+}
+
+fn recording_of(pid: u32) -> Recording {
+    match system::open_recordings(pid) {
+        Ok(files) if !files.is_empty() => Recording::Recorded { files },
+        Ok(_) if system::is_dormant(pid) => Recording::Dormant,
+        Ok(_) => Recording::None,
+        Err(_) => Recording::Unknown,
+    }
+}
+
+/// All processes of this user that are recorded, whether or not the driver lists them.
+pub(crate) fn recorded() -> Vec<Recorded> {
+    let mut recorded: Vec<Recorded> = Vec::new();
+    for pid in system::pids() {
+        let Ok(files) = system::open_recordings(pid) else { continue };
+        // The child of a fork has the files of its parent, which is older.
+        let files: Vec<_> =
+            files.into_iter().filter(|file| !recorded.iter().any(|other| other.files.contains(file))).collect();
+        if !files.is_empty() {
+            recorded.push(Recorded { pid, command: system::command(pid), files });
+        }
+    }
+    recorded
+}

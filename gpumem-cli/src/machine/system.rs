@@ -1,0 +1,144 @@
+//! What Linux says of processes, in `/proc`. Nothing is written there, and no process is stopped.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use gpumem_core::capture::is_recording;
+use gpumem_inject::variable;
+
+fn place(pid: u32, name: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/{name}"))
+}
+
+/// The processes that are visible here.
+pub(super) fn pids() -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut pids: Vec<_> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    pids.sort_unstable();
+    pids
+}
+
+/// The command line; else the short name.
+pub(super) fn command(pid: u32) -> Option<String> {
+    let words = fs::read(place(pid, "cmdline")).ok()?;
+    let words = String::from_utf8_lossy(&words);
+    let line = words.split('\0').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
+    let short = || Some(fs::read_to_string(place(pid, "comm")).ok()?.trim_end().to_owned());
+    Some(line).filter(|line| !line.is_empty()).or_else(short).filter(|line| !line.is_empty())
+}
+
+/// The name of the user whose process it is; the number if it has no name.
+pub(super) fn user(pid: u32) -> Option<String> {
+    let uid = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
+    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    Some(name_of(uid, &users).unwrap_or_else(|| uid.to_string()))
+}
+
+fn name_of(uid: u32, users: &str) -> Option<String> {
+    users.lines().find_map(|line| {
+        let mut parts = line.split(':');
+        let (name, number) = (parts.next()?, parts.nth(1)?);
+        (number.parse() == Ok(uid)).then(|| name.to_owned())
+    })
+}
+
+/// When the process began, in the system's own unit: another process may get the number later.
+pub(super) fn began(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(place(pid, "stat")).ok()?;
+    let (_, after_name) = stat.rsplit_once(')')?;
+    after_name.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// Whether the process has loaded a library of the NVIDIA driver or opened a device of it. `None` if that cannot be read.
+pub(super) fn uses_driver(pid: u32) -> Option<bool> {
+    let maps = fs::read_to_string(place(pid, "maps")).ok()?;
+    Some(["nvidia", "libcuda.so", "/dev/dxg"].iter().any(|name| maps.contains(name)))
+}
+
+/// The recordings that the process writes. An error if its files cannot be read.
+pub(super) fn open_recordings(pid: u32) -> io::Result<Vec<PathBuf>> {
+    let mut recordings = Vec::new();
+    for entry in fs::read_dir(place(pid, "fd"))?.flatten() {
+        let link = entry.path();
+        // The process opens a recording for writing alone, which the rights of the link say.
+        let is_written = fs::symlink_metadata(&link).is_ok_and(|link| link.permissions().mode() & 0o600 == 0o200);
+        if !is_written {
+            continue;
+        }
+        let Ok(path) = fs::read_link(&link) else { continue };
+        if path.is_absolute() && !path.starts_with("/dev") && begins_as_recording(&link) {
+            recordings.push(visible_here(pid, path));
+        }
+    }
+    Ok(recordings)
+}
+
+fn begins_as_recording(path: &Path) -> bool {
+    let is_file = path.metadata().is_ok_and(|known| known.is_file());
+    let mut head = [0; 8];
+    is_file && File::open(path).and_then(|mut file| file.read_exact(&mut head)).is_ok() && is_recording(&head)
+}
+
+/// In a container, the path is that of its own file system.
+fn visible_here(pid: u32, path: PathBuf) -> PathBuf {
+    let root = place(pid, "root");
+    let inside = root.join(path.strip_prefix("/").unwrap_or(&path));
+    let file = |path: &Path| path.metadata().ok().map(|known| (known.dev(), known.ino()));
+    if file(&inside).is_some() && file(&inside) != file(&path) { inside } else { path }
+}
+
+/// Whether the process waits for `gpumem start`.
+pub(super) fn is_dormant(pid: u32) -> bool {
+    let Ok(environment) = fs::read(place(pid, "environ")) else { return false };
+    let name = format!("{}=", variable::CONTROL);
+    let folder = environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(name.as_bytes()));
+    let Some(folder) = folder.and_then(|folder| std::str::from_utf8(folder).ok()) else { return false };
+    Path::new(folder).join(format!("{pid}.sock")).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{env, process};
+
+    use super::*;
+
+    #[test]
+    fn this_process_is_known() {
+        let own = process::id();
+        assert!(pids().contains(&own));
+        assert!(command(own).is_some_and(|line| line.contains("gpumem")), "{:?}", command(own));
+        assert!(began(own).is_some() && user(own).is_some());
+        assert_eq!(
+            (command(u32::MAX), user(u32::MAX), began(u32::MAX), uses_driver(u32::MAX)),
+            (None, None, None, None)
+        );
+    }
+
+    #[test]
+    fn users_have_names() {
+        let users = "root:x:0:0:root:/root:/bin/sh\nbroken\nada:x:1000:1000::/home/ada:/bin/sh\n";
+        assert_eq!(name_of(1000, users).as_deref(), Some("ada"));
+        assert_eq!(name_of(7, users), None);
+    }
+
+    #[test]
+    fn only_what_is_written_and_begins_as_a_recording_is_one() {
+        let folder = env::temp_dir().join(format!("gpumem-system-{}", process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let [recording, read, other] = ["a.capture", "b.capture", "c.capture"].map(|name| folder.join(name));
+        for file in [&recording, &read] {
+            fs::write(file, crate::made::Made::new("train").file()).unwrap();
+        }
+        fs::write(&other, "not one of them").unwrap();
+        let write = |path: &Path| File::options().write(true).open(path).unwrap();
+        let _open = (write(&recording), File::open(&read).unwrap(), write(&other));
+        let found = open_recordings(process::id()).unwrap();
+        let found: Vec<_> = found.iter().filter(|path| path.starts_with(&folder)).collect();
+        assert_eq!(found, [&recording]);
+        let _ = fs::remove_dir_all(&folder);
+    }
+}
