@@ -161,10 +161,11 @@ fn a_line_of_python_stands_before_its_library() {
     let file = recorded("python.capture", made);
     let text = printed(&["report", &file]);
     for line in [
-        "   model.py:12            6  ████▊\n     from train.py:40\n   cuBLAS ",
+        " allocated at  MiB\n",
+        " model.py:12     6  ████████\n   from train.py:40\n cuBLAS ",
         "library  PyTorch 6 MiB (60 %), cuBLAS 4 MiB (40 %)\n",
         "most     model.py:12, called from train.py:40, holds 60 % of the peak\n",
-        " model.py:12, outside of all scopes    6       1  ",
+        " model.py:12    6       1  ",
     ] {
         assert!(text.contains(line), "{line:?} is not in\n{text:?}");
     }

@@ -96,7 +96,8 @@ impl Show for PeakHolders {
         write!(f, "{}", paint.on(Role::Heading, title))?;
         if !self.holders.is_empty() {
             f.write_str("\n")?;
-            table("allocated in, and at", &self.rows()).show(f, paint)?;
+            let title = if self.has_scopes() { "allocated in, and at" } else { "allocated at" };
+            table(title, &self.rows()).show(f, paint)?;
         }
         if untracked + lost > 0 {
             let text =
@@ -108,13 +109,21 @@ impl Show for PeakHolders {
 }
 
 impl PeakHolders {
+    /// A program that opens no scopes is not told that it is outside of them.
+    fn has_scopes(&self) -> bool {
+        self.holders.iter().any(|holder| !holder.path.is_empty())
+    }
+
     fn rows(&self) -> Vec<Row> {
+        let has_scopes = self.has_scopes();
         let mut tree = Tree::new();
         for holder in &self.holders {
             let PeakHolder { path, caller, is_older, bytes, .. } = holder;
             let leaf = Leaf { name: holder.who(), bytes: bytes.get(), blocks: 0, note: caller.clone() };
-            if *is_older || !path.is_empty() {
-                tree.leaf(if *is_older { &[] } else { path }, leaf);
+            if *is_older || !has_scopes {
+                tree.leaf(&[], leaf);
+            } else if !path.is_empty() {
+                tree.leaf(path, leaf);
             } else {
                 tree.leaf(&[path_in_words(path)], leaf);
             }

@@ -33,13 +33,15 @@ impl Leaks {
     }
 }
 
-/// The places and scopes that allocated the blocks, the largest first.
+/// The places and scopes that allocated the blocks, the largest first. Without any scope, the places alone.
 pub fn by_place(blocks: &[LiveBlock]) -> Vec<Place> {
+    let has_scopes = blocks.iter().any(|block| !block.path.is_empty());
     let place = |block: &LiveBlock| {
         let scope_place = block.scope_place.as_deref().filter(|_| !block.path.is_empty());
         let place = || place_in_words(block.line.as_deref(), scope_place);
         let who = block.library.clone().or_else(place).unwrap_or_else(|| "place not known".to_owned());
-        let name = format!("{who}, {}{}", if block.path.is_empty() { "" } else { "in " }, path_in_words(&block.path));
+        let within = if block.path.is_empty() { "" } else { "in " };
+        let name = if has_scopes { format!("{who}, {within}{}", path_in_words(&block.path)) } else { who };
         let caller = block.caller.clone().filter(|_| block.library.is_none());
         Place { name, caller, blocks: 1, bytes: block.bytes, each: Some(block.bytes) }
     };
