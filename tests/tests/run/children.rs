@@ -72,8 +72,8 @@ fn children_of_fork_are_recorded_if_cuda_works_there() {
 fn a_process_that_runs_on_keeps_its_recording() {
     let folder = Folder::new();
     let file = folder.file("a.capture");
-    let ready = folder.file("ready");
-    let steps = in_shell(&[&ALLOCATES[..], &["sleep 2000"]].concat());
+    let [ready, go_on] = ["ready", "go_on"].map(|name| folder.file(name));
+    let steps = in_shell(&[&ALLOCATES[..], &[&format!("await_file {go_on}")]].concat());
     let log = folder.file("log");
     let script =
         format!("{}{steps} > {log} & while ! grep -q freed: {log}; do sleep 0.01; done; echo > {ready}", probe());
@@ -82,6 +82,7 @@ fn a_process_that_runs_on_keeps_its_recording() {
     let names = folder.names();
     assert!(names.iter().any(|name| name.starts_with("a.pid") && name.contains(".ring")), "{names:?}");
     let name = names.iter().find(|name| name.strip_suffix(".capture").is_some()).unwrap();
+    fs::write(&go_on, "").expect("the folder for tests can be written");
     while folder.names().iter().any(|name| name.contains(".ring")) {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }

@@ -62,7 +62,7 @@ fn other_processes_cannot_be_started() {
         assert_eq!(outcome.exit(), "exit status: 2", "{outcome}");
         assert!(outcome.stderr.contains(why), "{outcome}");
     }
-    let script = format!("sleep 5 & {} start $!; kill $!", gpumem.display());
+    let script = format!("sleep 300 & {} start $!; kill $!", gpumem.display());
     let outcome = machine().run_program("/bin/sh".as_ref(), &["-c", &script]);
     assert!(outcome.stderr.contains("it has no library of gpumem that waits; start the program with"), "{outcome}");
 }

@@ -81,7 +81,7 @@ fn a_full_disk() {
     let file = folder.file("a.capture");
     // However slow the machine is, the first block is written before the disk is full.
     let first = format!("await_recorded {}", folder.0.display());
-    let steps = in_shell(&[&ALLOCATES[..4], &[&first, "until_killed 600000"]].concat());
+    let steps = in_shell(&[&ALLOCATES[..4], &[&first, "until_killed stderr"]].concat());
     let script = format!(
         "trap '' XFSZ; ulimit -f 8; unset GPUMEM_STANDIN_LOG; exec {} run -o {file} -- {}{steps} > /dev/null",
         built("gpumem-command").display(),
@@ -91,7 +91,7 @@ fn a_full_disk() {
     let unpacks = machine().run_program(&built("gpumem-command"), &["run", "--", "/bin/true"]);
     assert_eq!(unpacks.exit(), "exit status: 0", "{unpacks}");
     let outcome = machine().run_program("/bin/bash".as_ref(), &["-c", &script]);
-    // It ran until it was killed.
+    // It ran on until it was killed, when gpumem had said what is wrong.
     assert_eq!(outcome.exit(), "exit status: 137", "{outcome}");
     assert!(outcome.stderr.contains(": cannot write the recording "), "{outcome}");
     // What was written before is there.

@@ -12,8 +12,9 @@ fn a_killed_program_loses_no_event() {
     let mut random = Random::new(20);
     let (mut most, mut all) = (0, 0);
     for round in 0..100 {
-        let micros = random.below(if round % 2 == 0 { 3_000_u64 } else { 300_000 });
-        let until = format!("until_killed {micros}");
+        // A slow machine makes few calls until it is killed, so some rounds wait for many calls first.
+        let (micros, after) = if round % 2 == 0 { (3_000, 0) } else { (200_000, random.below(5_000_u64)) };
+        let until = format!("until_killed {} {after}", random.below(micros));
         let outcome = run_probe(&machine(), &file, &[&ALLOCATES[..3], &[until.as_str()]].concat());
         assert_eq!(outcome.exit(), "exit status: 137", "{outcome}");
         let returned: usize = outcome.stdout.lines().filter_map(|line| line.parse().ok()).max().unwrap_or(0);
@@ -40,11 +41,20 @@ fn a_killed_program_loses_no_event() {
 fn a_report_has_what_a_killed_program_recorded_last() {
     let folder = Folder::new();
     let file = folder.file("a.capture");
-    let steps = in_shell(&[&ALLOCATES[..3], &["until_killed 100000"]].concat());
+    let steps = in_shell(&[&ALLOCATES[..3], &["until_killed 50000 1000"]].concat());
     let gpumem = built("gpumem-command");
-    let kill = format!("kill -9 $PPID; exec {}{steps} > {}", probe(), folder.file("calls"));
+    let pid = folder.file("pid");
     // `kill` is not built into all shells, and the command is to be gone before the program is.
-    let script = format!("{} run -o {file} -- sh -c \"{}\"; sleep 0.5; ls", gpumem.display(), kill.replace('$', "\\$"));
+    let kill = format!("kill -9 $PPID; echo $$ > {pid}; exec {}{steps} > {}", probe(), folder.file("calls"));
+    let until_gone = format!(
+        "while ! read pid < {pid}; do sleep 0.01; done; \
+         while grep -q '^State:.[^ZX]' /proc/$pid/status; do sleep 0.01; done"
+    );
+    let script = format!(
+        "{} run -o {file} -- sh -c \"{}\"; {{ {until_gone}; }} 2> /dev/null; true",
+        gpumem.display(),
+        kill.replace('$', "\\$")
+    );
     let outcome = machine().run_program("/bin/sh".as_ref(), &["-c", &script]);
     let find = |end: &str| folder.names().into_iter().find(|name| name.starts_with("a.pid") && name.contains(end));
     let ring = find(".ring").unwrap_or_else(|| panic!("{:?}\n{outcome}", folder.names()));

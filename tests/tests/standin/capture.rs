@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use gpumem_core::capture::{End, Reader, ReplayedReport, Step};
 use gpumem_core::model::EventKind;
@@ -152,7 +151,7 @@ fn a_program_that_is_killed_leaves_what_was_flushed() {
 #[test]
 fn children_of_a_fork_record_nothing() {
     let recording = Recording::new("forks");
-    let machine = Standin::new().dispatch().limit(Duration::from_secs(120));
+    let machine = Standin::new().dispatch();
     let outcome = recording.of(machine).run("forks 50");
     assert_eq!(outcome.answer("forks 50"), "none hung, none printed", "{outcome}");
     let mut reader = recording.reader();

@@ -3,7 +3,9 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
-    process, thread,
+    process,
+    sync::mpsc,
+    thread,
     time::Duration,
 };
 
@@ -15,16 +17,40 @@ use gpumem_core::{
 use crate::Trouble;
 use crate::raw::{self, invoke};
 
-/// Allocates blocks until it is killed, after so many microseconds: the first has 512 bytes, each further one 512 more, and of two
-/// blocks one is freed at once. When a call has returned, its number goes to stdout.
-pub(crate) fn allocate_until_killed(micros: u64) -> Result<String, Trouble> {
+/// Allocates blocks until it is killed: the first has 512 bytes, each further one 512 more, and of two blocks one is freed at once.
+/// When a call has returned, its number goes to stdout.
+///
+/// `when` is `stderr`: when something was written there, which is a file. Or it is a number of microseconds, and how many calls
+/// have to return before they begin, however slow the machine is.
+pub(crate) fn allocate_until_killed(when: &str) -> Result<String, Trouble> {
+    let (micros, after) = match when {
+        "stderr" => (None, 0),
+        _ => {
+            let (micros, after) = when.split_once(' ').unwrap_or((when, "0"));
+            (Some(Duration::from_micros(micros.parse()?)), after.parse()?)
+        }
+    };
+    let (begin, begun) = mpsc::channel::<()>();
     thread::spawn(move || {
-        thread::sleep(Duration::from_micros(micros));
+        _ = begun.recv();
+        match micros {
+            Some(micros) => thread::sleep(micros),
+            None => {
+                while fs::metadata("/proc/self/fd/2").is_ok_and(|stderr| stderr.len() == 0) {
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
         raw::kill(process::id().cast_signed());
     });
+    let mut begin = Some(begin);
     let mut out = io::stdout().lock();
     let mut calls = 0_u64;
     for number in 1.. {
+        if calls >= after {
+            // The other thread waits until this is dropped.
+            begin = None;
+        }
         let mut address = 0_u64;
         if invoke("cuMemAlloc_v2", [&raw mut address as u64, 512 * number, 0, 0, 0, 0])? != 0 {
             break;
@@ -38,6 +64,7 @@ pub(crate) fn allocate_until_killed(micros: u64) -> Result<String, Trouble> {
         }
     }
     // There is no more memory.
+    drop(begin);
     thread::park();
     Err("it was not killed".into())
 }

@@ -25,7 +25,7 @@
 //!   `value name`: what a call gave out;
 //! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`, `go_on threads`, `adding_up steps devices`: see
 //!   `churn.rs`;
-//! - `until_killed micros`: see `killed.rs`; `await_file path`: until there is such a file; `await_recorded folder`: until a recording in it has
+//! - `until_killed when`: see `killed.rs`; `await_file path`: until there is such a file; `await_recorded folder`: until a recording in it has
 //!   an allocation; `exec program & argument & …`: another program in this process;
 //! - `forks children`: so many, each while other threads use all of gpumem; see `forks.rs`;
 //! - `panic_on_refusal`: each refusal panics; `load_and_close path`: as the driver loads a tool, which is then closed;
@@ -428,7 +428,11 @@ impl Probe {
                 ended.map_or_else(|_| Err("the thread panicked"), |()| Ok("done".to_owned()))?
             }
             "await_file" => {
+                let began = Instant::now();
                 while !fs::exists(argument)? {
+                    if began.elapsed() > 10 * PATIENCE {
+                        return Err("waited in vain".into());
+                    }
                     thread::sleep(Duration::from_millis(2));
                 }
                 "there".to_owned()
@@ -439,7 +443,7 @@ impl Probe {
                 }
                 "there".to_owned()
             }
-            "until_killed" => killed::allocate_until_killed(argument.parse()?)?,
+            "until_killed" => killed::allocate_until_killed(argument)?,
             "exec" => {
                 let mut words = argument.split(" & ");
                 return Err(process::Command::new(words.next().unwrap_or("")).args(words).exec().into());

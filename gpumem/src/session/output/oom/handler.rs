@@ -19,7 +19,7 @@ use super::{
     reporter::investigate,
 };
 use crate::{
-    model::{Bytes, Device, MemKind},
+    model::{Bytes, Device, MemKind, StackId},
     session::{Session, views},
     source,
     sys::process,
@@ -65,7 +65,10 @@ fn handle(session: &'static Session, device: Device, requested: Bytes, kind: Mem
         return;
     }
     let deadline = Instant::now() + REFUSED_THREAD_WAIT;
-    let refusal = Refusal { thread: thread::current().id(), device, requested, kind, stack: session.stack_here() };
+    // Without stacks nothing is walked, and no debug information is read.
+    let has_stacks = source::min_bytes_of(session.settings) < u64::MAX;
+    let stack = if has_stacks { session.stack_here() } else { StackId::NONE };
+    let refusal = Refusal { thread: thread::current().id(), device, requested, kind, stack };
     let mut oom = refusal.out_of_memory(views::path_of_this_thread(session));
     let (sender, updates) = channel::unbounded();
     if let Err(error) = investigate(session, refusal, &oom, is_printed, sender) {
