@@ -2,7 +2,7 @@
 """Compares what gpumem's example `inject` says of programs with what the programs and the driver say of themselves.
 
     cargo build --release -p gpumem-inject-example
-    python examples/inject/proof/proof.py target/release/libgpumem_inject.so
+    python examples/inject/proof/proof.py target/release/libgpumem_inject_example.so
 
 Each program runs in a process of its own, which the driver loads the library into; the programs are in this file too, and
 know nothing of gpumem. The script prints a line PASS or FAIL for each comparison, with the figures, and exits with 1 if one
@@ -500,7 +500,7 @@ def main():
     # First what needs the device for itself.
     parts = ["context", "cupti", "torch", "jax", "profile", "steps"]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("library", help="libgpumem_inject.so")
+    parser.add_argument("library", help="libgpumem_inject_example.so")
     parser.add_argument("--only", default=",".join(parts), help="comparisons: " + ",".join(parts))
     parser.add_argument("--source", default="auto", help="GPUMEM_SOURCE of the programs: auto, dispatch or cupti")
     parser.add_argument("--most", type=float, default=1.02, help="the ratio of step times that is let pass")

@@ -2,7 +2,7 @@
 //!
 //! ```console
 //! $ cargo build --release -p gpumem-inject-example
-//! $ CUDA_INJECTION64_PATH=$PWD/target/release/libgpumem_inject.so python train.py
+//! $ CUDA_INJECTION64_PATH=$PWD/target/release/libgpumem_inject_example.so python train.py
 //! ```
 //!
 //! The driver loads the library that `CUDA_INJECTION64_PATH` names when the program calls `cuInit`, and calls its

@@ -329,9 +329,9 @@ fn a_hook_of_the_programs_that_panics() {
 /// Its hooks stay in the driver, so it stays too.
 #[test]
 fn a_library_with_gpumem_in_it_is_closed() {
-    let path = built("libgpumem_inject.so");
+    let path = built("libgpumem_inject_example.so");
     let script = format!(
-        "load_and_close {} = 1; maps libgpumem_inject = yes; slot_is cuMemAlloc_v2 = other; {CONTEXT}; call cuMemAlloc_v2 &a 1048576; \
+        "load_and_close {} = 1; maps libgpumem_inject_example = yes; slot_is cuMemAlloc_v2 = other; {CONTEXT}; call cuMemAlloc_v2 &a 1048576; \
          call cuMemFree_v2 a; call cuMemAlloc_v2 &b 4194304",
         path.display()
     );

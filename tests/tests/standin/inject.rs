@@ -18,7 +18,7 @@ fn machine() -> Standin {
 }
 
 fn injected(machine: Standin) -> Standin {
-    machine.env("CUDA_INJECTION64_PATH", built("libgpumem_inject.so"))
+    machine.env("CUDA_INJECTION64_PATH", built("libgpumem_inject_example.so"))
 }
 
 fn run(machine: &Standin, script: &str) -> Outcome {
