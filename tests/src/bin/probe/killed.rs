@@ -23,16 +23,15 @@ use crate::raw::{self, invoke};
 /// `when` is `stderr`: when something was written there, which is a file. Or it is a number of microseconds, and how many calls
 /// have to return before they begin, however slow the machine is.
 pub(crate) fn allocate_until_killed(when: &str) -> Result<String, Trouble> {
-    let (micros, after) = match when {
-        "stderr" => (None, 0),
-        _ => {
-            let (micros, after) = when.split_once(' ').unwrap_or((when, "0"));
-            (Some(Duration::from_micros(micros.parse()?)), after.parse()?)
-        }
+    let (micros, after) = if when == "stderr" {
+        (None, 0)
+    } else {
+        let (micros, after) = when.split_once(' ').unwrap_or((when, "0"));
+        (Some(Duration::from_micros(micros.parse()?)), after.parse()?)
     };
-    let (begin, begun) = mpsc::channel::<()>();
+    let (begin, may_begin) = mpsc::channel::<()>();
     thread::spawn(move || {
-        _ = begun.recv();
+        _ = may_begin.recv();
         match micros {
             Some(micros) => thread::sleep(micros),
             None => {
