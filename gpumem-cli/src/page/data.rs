@@ -7,12 +7,13 @@ use std::{
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use flate2::{Compression, write::ZlibEncoder};
+use gpumem_core::model::Family;
 use serde_json::{Value, json};
 
 use crate::{
     formats::{Numbers, stack},
     history::{ChangeKind, History},
-    report::overview::Overview,
+    report::overview::{DeviceOverview, Overview},
 };
 
 /// So many names of blocks are in the page.
@@ -115,7 +116,9 @@ impl Recording {
             .iter()
             .map(|device| {
                 let name = history.definitions().device(device.device).and_then(|defined| defined.name.clone());
-                json!({ "name": device.device.to_string(), "model": name, "peak": device.peak, "peakAt": device.peak_at })
+                let is_same = |known: &&DeviceOverview| (known.device, known.simulated) == (device.device.ordinal, device.device.family == Family::Simulated);
+                let most = overview.devices.iter().find(is_same).and_then(DeviceOverview::most);
+                json!({ "name": device.device.to_string(), "model": name, "peak": device.peak, "peakAt": device.peak_at, "most": most })
             })
             .collect();
         let labels: BTreeMap<u32, &str> =

@@ -107,15 +107,16 @@ const STEP = 256;
 const LEVELS = [64, 4096];
 
 // What can be chosen: the memory of a device, and what belongs to it but is not certainly there.
-function pools(about) {
-  const all = [];
-  about.devices.forEach((device, number) => {
-    const kinds = (isOnDevice) => about.origins.some((origin) => origin.isOnDevice === isOnDevice);
-    const model = device.model ? ` (${device.model})` : '';
-    if (kinds(true)) all.push({ device: number, isOnDevice: true, name: device.name + model });
-    if (kinds(false)) all.push({ device: number, isOnDevice: false, name: `${device.name}: managed and pinned host memory` });
-  });
-  return all;
+function pools(data) {
+  const { about, device, origin } = data;
+  const known = new Set();
+  for (let block = 0; block < device.length; block++) {
+    known.add(device[block] * 2 + Number(about.origins[origin[block]].isOnDevice));
+  }
+  return about.devices.flatMap(({ name, model }, number) => [
+    { device: number, isOnDevice: true, name: model ? `${name} (${model})` : name },
+    { device: number, isOnDevice: false, name: `${name}: managed and pinned host memory` },
+  ]).filter((pool) => known.has(pool.device * 2 + Number(pool.isOnDevice)));
 }
 
 // The curves of one pool: one for each group, with levels of detail of their sum.
@@ -139,7 +140,7 @@ function series(data, pool, by) {
     now[group] += delta[change];
     if (now[group] > most[group]) most[group] = now[group];
   }
-  const order = [...most.keys()].sort((a, b) => most[b] - most[a]);
+  const order = [...most.keys()].filter((group) => most[group] > 0).sort((a, b) => most[b] - most[a]);
   const texts = [...numbers.keys()];
   const shown = order.length > MOST_GROUPS ? order.slice(0, MOST_GROUPS - 1) : order;
   const place = new Map(shown.map((group, at) => [group, at]));
@@ -216,7 +217,7 @@ function series(data, pool, by) {
     }
     return [least, most];
   };
-  return { data, pool, groups, groupOf, sum, peakAt, valuesAfter, extremes };
+  return { data, pool, groups, groupOf, sum, peakAt, valuesAfter, extremes, isIn: (change) => groupAt(change) >= 0 };
 }
 
 // The newest change up to a time; −1 before the first.
@@ -266,15 +267,16 @@ function flameOf(data, held) {
   return root;
 }
 
-// The places of what is live, the largest first.
-function placesOf(data, held) {
+// The places of what is live, the largest first; those of all kinds of memory together, or of each.
+function placesOf(data, held, isByKind = true) {
   const places = new Map();
   for (const [number, [bytes, blocks]] of held) {
     const origin = data.about.origins[number];
     const scope = origin.scope.length ? `${origin.scope.join(' > ')}: ` : '';
     const name = scope + origin.place + (origin.caller ? `, from ${origin.caller}` : '');
-    const key = `${name}\n${origin.kind}`;
-    const sum = places.get(key) ?? { name, kind: origin.kind, bytes: 0, blocks: 0 };
+    const kind = isByKind ? origin.kind : '';
+    const key = `${name}\n${kind}`;
+    const sum = places.get(key) ?? { name, kind, bytes: 0, blocks: 0 };
     sum.bytes += bytes;
     sum.blocks += blocks;
     places.set(key, sum);
@@ -334,6 +336,27 @@ function bytesInWords(bytes) {
   return `${bytes < 0 ? '-' : ''}${text.includes('.') ? text.replace(/\.?0+$/, '') : text} ${units[unit]}`;
 }
 
+// Names can be as long as a page. Of a path, the end says most.
+function shortened(text, most = 160) {
+  const signs = [...text];
+  if (signs.length <= most) return text;
+  const first = Math.floor(most / 3);
+  return `${signs.slice(0, first).join('')}…${signs.slice(first + 1 - most).join('')}`;
+}
+
+// Names of files without the parts between dots with which all begin, and all end.
+function different(names) {
+  const parts = names.map((name) => name.split('.'));
+  const isCommon = (at) => parts.every((of) => of.length > 1 && of.at(at) === parts[0].at(at));
+  while (isCommon(0)) parts.forEach((of) => of.shift());
+  while (isCommon(-1)) parts.forEach((of) => of.pop());
+  return parts.map((of) => of.join('.'));
+}
+
+function countInWords(count, what) {
+  return `${count.toLocaleString('en')} ${what}${count === 1 ? '' : 's'}`;
+}
+
 function timeInWords(nanos, step = nanos) {
   const [scale, unit] = step < 1e3 ? [1, 'ns'] : step < 1e6 ? [1e3, 'µs'] : step < 1e9 ? [1e6, 'ms'] : [1e9, 's'];
   const decimals = Math.max(0, Math.min(9, 3 - Math.floor(Math.log10(Math.max(step / scale, 1e-9)))));
@@ -357,6 +380,8 @@ function start() {
   let selected = -1;
   let zoomed = [];
   let chosenPools = [];
+  // The recording that was chosen last: an earlier one may take longer to read.
+  let chosen = -1;
 
   async function load(number) {
     if (!loaded[number]) {
@@ -365,29 +390,55 @@ function start() {
     return loaded[number];
   }
 
-  async function show(number) {
-    data = await load(number);
+  function show(number) {
+    chosen = number;
+    document.body.setAttribute('aria-busy', 'true');
+    return load(number).then((read) => {
+      if (chosen === number) begin(number, read);
+    }).catch((error) => {
+      $('about').textContent = '';
+      $('missing').textContent = `The page cannot show its data: ${error.message}`;
+      document.body.setAttribute('aria-busy', 'false');
+    });
+  }
+
+  function begin(number, read) {
+    data = read;
     const recording = data.about;
-    document.title = `GPU memory of ${recording.file}`;
-    $('title').textContent = recording.file;
-    const count = (what, one) => `${what.toLocaleString('en')} ${one}${what === 1 ? '' : 's'}`;
+    const name = recording.file.split('/').at(-1);
+    document.title = `GPU memory of ${name}`;
+    $('title').textContent = shortened(name);
+    $('title').title = recording.file;
     const left = recording.notFreed;
-    $('about').textContent =
-      `${recording.command.join(' ')} · process ${recording.pid} · ${timeInWords(recording.end)} · ` +
-      `${count(recording.blocks, 'block')} · not freed: ${count(left.blocks, 'block')}, ${bytesInWords(left.bytes)}`;
+    $('about').textContent = [
+      shortened(recording.command.join(' ')),
+      `process ${recording.pid}`,
+      timeInWords(recording.end),
+      countInWords(recording.blocks, 'block'),
+      !recording.blocks ? '' : left.blocks ? `not freed: ${countInWords(left.blocks, 'block')}, ${bytesInWords(left.bytes)}` : 'all were freed',
+    ].filter(Boolean).join(' · ');
+    $('summary').textContent = recording.devices
+      .filter((device) => device.peakAt !== null)
+      .map((device) => `${device.name}: the peak was ${bytesInWords(device.peak)}, after ${timeInWords(data.time[device.peakAt])}.${device.most ? ` ${shortened(device.most, 240)}.` : ''}`)
+      .join('\n');
     $('missing').textContent = recording.missing.join('\n');
-    chosenPools = pools(recording);
+    chosenPools = pools(data);
     $('pool').replaceChildren(...chosenPools.map((pool, at) => new Option(pool.name, at)));
     const busiest = chosenPools.findIndex(
       (pool) => pool.isOnDevice && recording.devices[pool.device].peak === Math.max(...recording.devices.map((of) => of.peak)),
     );
     $('pool').value = Math.max(0, busiest);
-    view = [0, Math.max(1, recording.end)];
+    view = [0, wholeTime()];
     for (const button of document.querySelectorAll('.rank')) {
       button.setAttribute('aria-pressed', String(Number(button.dataset.number) === number));
     }
     regroup();
     select(curves ? curves.peakAt : -1);
+  }
+
+  // What is live at the end has a part of the curve too.
+  function wholeTime() {
+    return Math.max(1, data.about.end * 1.01);
   }
 
   function regroup() {
@@ -397,10 +448,12 @@ function start() {
       const span = document.createElement('span');
       const colour = document.createElement('i');
       colour.style.background = COLOURS[at % COLOURS.length];
-      span.append(colour, name);
+      span.append(colour, shortened(name, 80));
+      span.title = name;
       return span;
     };
     $('legend').replaceChildren(...(curves ? curves.groups.map(entry) : []));
+    $('blocks').hidden = $('places').hidden = !curves;
     draw();
   }
 
@@ -429,12 +482,14 @@ function start() {
       isWaiting = false;
       drawChart();
       drawBands();
+      document.body.setAttribute('aria-busy', 'false');
     });
   }
 
   function drawChart() {
     const { context, width, height } = canvas($('chart'));
     if (!curves || !data.time.length) {
+      context.font = '14px system-ui, sans-serif';
       context.fillStyle = style('--faint');
       context.fillText('Nothing was allocated.', 20, 30);
       return;
@@ -481,18 +536,20 @@ function start() {
     light.forEach(stack);
     context.globalAlpha = 1;
     full.forEach(stack);
-    if (selected >= 0) {
-      const at = x(data.time[selected], width);
-      if (at >= MARGIN.left && at <= width - MARGIN.right) {
-        context.strokeStyle = style('--text');
-        context.setLineDash([4, 3]);
-        context.beginPath();
-        context.moveTo(at, MARGIN.top);
-        context.lineTo(at, height - MARGIN.bottom);
-        context.stroke();
-        context.setLineDash([]);
-      }
-    }
+    markSelected(context, width, MARGIN.top, height - MARGIN.bottom);
+  }
+
+  function markSelected(context, width, top, bottom) {
+    if (selected < 0) return;
+    const at = x(data.time[selected], width);
+    if (at < MARGIN.left || at > width - MARGIN.right) return;
+    context.strokeStyle = style('--text');
+    context.setLineDash([4, 3]);
+    context.beginPath();
+    context.moveTo(at, top);
+    context.lineTo(at, bottom);
+    context.stroke();
+    context.setLineDash([]);
   }
 
   // Steps of 1, 2 or 5, times a power of 10; of bytes, a power of 2.
@@ -526,15 +583,17 @@ function start() {
   function drawBands() {
     const { context, width, height } = canvas($('bands'));
     bands = [];
+    $('bands-note').textContent = '';
     if (!curves || !data.time.length) return;
     const of = bandsOf(data, curves.pool, changeAt(data, view[0]), changeAt(data, view[1]), MOST_BANDS);
     $('bands-note').textContent =
-      `The largest ${of.bands.length} blocks of this time, each from its allocation to its free, as high as it has bytes.` +
-      (of.left > 0 ? ` ${of.left.toLocaleString('en')} others are left out.` : '');
+      `${of.left > 0 ? `The largest ${of.bands.length} blocks` : 'The blocks'} of this time, ` +
+      'each from its allocation to its free, as high as it has bytes.' +
+      (of.left > 0 ? ` ${countInWords(of.left, 'smaller block')} ${of.left === 1 ? 'is' : 'are'} left out.` : '');
     const scale = (height - 8) / Math.max(1, of.height);
     for (const { block, offset } of of.bands) {
       const begin = Math.max(MARGIN.left, x(data.time[data.born[block]], width));
-      const death = data.died[block] === LIVE ? data.about.end : data.time[data.died[block]];
+      const death = data.died[block] === LIVE ? wholeTime() : data.time[data.died[block]];
       const end = Math.min(width - MARGIN.right, x(death, width));
       const top = height - 4 - (offset + data.bytes[block]) * scale;
       const high = Math.max(1, data.bytes[block] * scale);
@@ -542,6 +601,7 @@ function start() {
       context.fillRect(begin, top, Math.max(1, end - begin), high > 3 ? high - 0.5 : high);
       bands.push({ block, begin, end: Math.max(begin + 1, end), top, high });
     }
+    markSelected(context, width, 4, height - 4);
   }
 
   function select(change) {
@@ -556,7 +616,10 @@ function start() {
     const root = flameOf(data, held);
     const time = selected >= 0 ? data.time[selected] : 0;
     const isPeak = curves && selected === curves.peakAt;
-    $('moment').textContent = `${bytesInWords(root.bytes)} live after ${timeInWords(time)}${isPeak ? ', the peak' : ''}`;
+    $('moment').textContent =
+      selected < 0 && !(curves && data.time.length)
+        ? 'Nothing was allocated'
+        : `${bytesInWords(root.bytes)} live after ${timeInWords(time)}${isPeak ? ', the peak' : ''}`;
     drawFlame(root);
     const places = placesOf(data, held);
     const rows = places.slice(0, 40).map(({ name, kind, bytes, blocks }) => {
@@ -564,13 +627,14 @@ function start() {
       const share = root.bytes > 0 ? `${((bytes * 100) / root.bytes).toFixed(1)} %` : '';
       for (const text of [name, kind, bytesInWords(bytes), share, blocks.toLocaleString('en')]) {
         const cell = document.createElement('td');
-        cell.textContent = text;
+        cell.textContent = shortened(text);
+        if (cell.textContent !== text) cell.title = text;
         row.append(cell);
       }
       return row;
     });
     $('places').tBodies[0].replaceChildren(...rows);
-    $('places-note').textContent = places.length > rows.length ? `${places.length - rows.length} smaller places are left out.` : '';
+    $('places-note').textContent = places.length > rows.length ? `${countInWords(places.length - rows.length, 'smaller place')} left out.` : '';
   }
 
   function drawFlame(root) {
@@ -584,7 +648,7 @@ function start() {
     const step = (node, depth) => {
       const button = document.createElement('button');
       button.type = 'button';
-      button.textContent = node.name;
+      button.textContent = shortened(node.name, 40);
       button.onclick = () => {
         zoomed = zoomed.slice(0, depth);
         drawFlame(root);
@@ -593,6 +657,7 @@ function start() {
     };
     $('path').replaceChildren(...(path.length > 1 ? path.map(step) : []));
     const frames = [];
+    const room = $('flame').getBoundingClientRect().width;
     let deepest = 0;
     const add = (node, left, depth, trail) => {
       let at = left;
@@ -604,11 +669,18 @@ function start() {
         frame.type = 'button';
         frame.className = 'frame';
         frame.style.cssText = `left:${at}%;width:${width}%;top:${depth * 19}px;background:${colourOf(inside.name)}`;
-        frame.textContent = inside.name;
+        // A sign or two say nothing.
+        if ((width / 100) * room > 28) frame.textContent = inside.name;
         const share = ((inside.bytes * 100) / root.bytes).toFixed(1);
-        frame.title = `${inside.name}\n${bytesInWords(inside.bytes)}, ${share} %, ${inside.blocks} blocks`;
+        const text = `${shortened(inside.name)}\n${bytesInWords(inside.bytes)}, ${share} %, ${countInWords(inside.blocks, 'block')}`;
+        frame.setAttribute('aria-label', text);
+        frame.onpointermove = (event) => tip(event, text);
+        frame.onpointerleave = (event) => tip(event, '');
+        frame.onfocus = () => frame.matches(':focus-visible') && tip(below(frame), text);
+        frame.onblur = (event) => tip(event, '');
         const here = [...trail, number];
-        frame.onclick = () => {
+        frame.onclick = (event) => {
+          tip(event, '');
           zoomed = [...zoomed.slice(0, path.length - 1), ...here];
           drawFlame(root);
         };
@@ -630,13 +702,13 @@ function start() {
 
   function zoom(factor, around) {
     const [begin, end] = view;
-    const length = Math.min(Math.max((end - begin) * factor, 10), Math.max(data.about.end, 1));
+    const length = Math.min(Math.max((end - begin) * factor, 10), wholeTime());
     const share = (around - begin) / (end - begin);
     move(around - share * length, length);
   }
 
   function move(begin, length = view[1] - view[0]) {
-    const last = Math.max(data.about.end, 1);
+    const last = wholeTime();
     begin = Math.min(Math.max(0, begin), Math.max(0, last - length));
     view = [begin, begin + length];
     draw();
@@ -650,6 +722,12 @@ function start() {
     const { width, height } = box.getBoundingClientRect();
     box.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - width - 4))}px`;
     box.style.top = `${Math.max(4, event.clientY + 16 + height > innerHeight ? event.clientY - height - 10 : event.clientY + 16)}px`;
+  }
+
+  // Where the tip of an element is that has the focus.
+  function below(element) {
+    const { left, bottom } = element.getBoundingClientRect();
+    return { clientX: left, clientY: bottom - 10 };
   }
 
   const position = (event) => event.clientX - $('chart').getBoundingClientRect().left;
@@ -687,7 +765,7 @@ function start() {
     const total = values.reduce((sum, value) => sum + value, 0);
     tip(event, [
       `after ${timeInWords(Math.max(0, time), view[1] - view[0])}: ${bytesInWords(total)}`,
-      ...lines.slice(0, 8).map((group) => `${bytesInWords(values[group])}  ${curves.groups[group]}`),
+      ...lines.slice(0, 8).map((group) => `${bytesInWords(values[group])}  ${shortened(curves.groups[group], 80)}`),
       ...(lines.length > 8 ? [`and ${lines.length - 8} more`] : []),
     ].join('\n'));
   });
@@ -703,8 +781,24 @@ function start() {
   });
   $('chart').addEventListener('pointercancel', () => { drag = undefined; });
   $('chart').addEventListener('pointerleave', (event) => tip(event, ''));
+  // Selects the next change of this pool, or the one before.
+  function step(by) {
+    if (!curves || curves.peakAt < 0) return;
+    let at = selected + by;
+    while (at >= 0 && at < data.time.length && !curves.isIn(at)) at += by;
+    if (at < 0 || at >= data.time.length) return;
+    select(at);
+    const length = view[1] - view[0];
+    if (data.time[at] < view[0] || data.time[at] > view[1]) move(data.time[at] - length / 2);
+  }
+
   $('chart').addEventListener('keydown', (event) => {
     if (!data) return;
+    if (event.shiftKey && ['ArrowLeft', 'ArrowRight'].includes(event.key)) {
+      event.preventDefault();
+      step(event.key === 'ArrowLeft' ? -1 : 1);
+      return;
+    }
     const length = view[1] - view[0];
     const middle = view[0] + length / 2;
     const actions = {
@@ -725,9 +819,9 @@ function start() {
     const origin = data.about.origins[data.origin[band.block]];
     const died = data.died[band.block];
     tip(event, [
-      data.about.labels[band.block],
+      shortened(data.about.labels[band.block] ?? ''),
       `${bytesInWords(data.bytes[band.block])}, ${origin.kind}`,
-      [...origin.scope, origin.place].join(' > '),
+      shortened([...origin.scope, origin.place].join(' > ')),
       `allocated after ${timeInWords(data.time[data.born[band.block]])}`,
       died === LIVE ? 'not freed' : `freed after ${timeInWords(data.time[died])}`,
     ].filter(Boolean).join('\n'));
@@ -741,7 +835,7 @@ function start() {
     regroup();
     drawMoment();
   });
-  $('whole').addEventListener('click', () => data && move(0, Math.max(data.about.end, 1)));
+  $('whole').addEventListener('click', () => data && move(0, wholeTime()));
   $('peak').addEventListener('click', () => {
     if (!curves || curves.peakAt < 0) return;
     const time = data.time[curves.peakAt];
@@ -757,6 +851,7 @@ function start() {
     if (about.recordings.length < 2) return;
     $('ranks').hidden = false;
     const most = Math.max(1, ...about.recordings.flatMap((recording) => recording.curve));
+    const names = different(about.recordings.map((recording) => recording.file.split('/').at(-1)));
     about.recordings.forEach((recording, number) => {
       const button = document.createElement('button');
       button.type = 'button';
@@ -764,7 +859,8 @@ function start() {
       button.dataset.number = number;
       const small = document.createElement('canvas');
       const name = document.createElement('span');
-      name.textContent = recording.file.split('/').at(-1);
+      name.textContent = shortened(names[number], 60);
+      button.title = recording.file;
       const peak = document.createElement('span');
       peak.textContent = recording.devices.map((device) => `${device.name}: ${bytesInWords(device.peak)}`).join(', ');
       button.append(small, name, peak);
@@ -780,9 +876,7 @@ function start() {
   }
 
   drawRanks();
-  if (about.recordings.length) {
-    show(0).catch((error) => { $('missing').textContent = `The page cannot show its data: ${error.message}`; });
-  }
+  if (about.recordings.length) show(0);
 }
 
 if (typeof document !== 'undefined') start();

@@ -4,10 +4,11 @@ use std::path::Path;
 
 use gpumem_core::{
     model::Device,
-    report::{Leaks, PeakHolders},
+    report::{Leaks, PeakHolders, counted},
 };
 use serde::Serialize;
 
+use super::text::percent;
 use crate::history::{ChangeKind, Held, History, sums_by};
 
 /// What a recording comes to. The names of the fields are those in JSON.
@@ -33,7 +34,7 @@ pub(crate) struct SourceOverview {
     pub(crate) library: String,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct DeviceOverview {
     pub(crate) device: u32,
     pub(crate) simulated: bool,
@@ -154,8 +155,9 @@ impl Missing {
             lines.push(format!("The file has no end: {why}. The report covers what comes before."));
         }
         if let Some(after) = self.begins_after_event {
+            let first = if after == 1 { "event is".to_owned() } else { format!("{after} events are") };
             lines.push(format!(
-                "The first {after} events are not in the recording (--max-size), only the blocks that were live after them: the true peak may be higher and earlier."
+                "The first {first} not in the recording (--max-size), only the blocks that were live after them: the true peak may be higher and earlier."
             ));
         }
         if self.has_only_peaks {
@@ -171,15 +173,28 @@ impl Missing {
             lines.push("The recording contradicts itself: an address was allocated again without a free. Figures may be wrong.".to_owned());
         }
         let counts = [
-            (self.lost_events, "events were lost: some figures may be wrong."),
-            (self.untracked_frees, "frees of unknown blocks: some figures may be too high."),
-            (self.missed_frees, "frees were missed: the addresses of their blocks were allocated again."),
+            (self.lost_events, "event was lost", "events were lost", "some figures may be wrong"),
+            (
+                self.untracked_frees,
+                "free of an unknown block",
+                "frees of unknown blocks",
+                "some figures may be too high",
+            ),
+            (
+                self.missed_frees,
+                "free was missed",
+                "frees were missed",
+                "other blocks were allocated at the same addresses",
+            ),
             (
                 self.unreadable_items,
-                "items of the file are left out: above limits, in contradiction to others, or of a newer version.",
+                "item of the file is left out",
+                "items of the file are left out",
+                "above limits, in contradiction to others, or of a newer version",
             ),
         ];
-        lines.extend(counts.iter().filter(|(count, _)| *count > 0).map(|(count, words)| format!("{count} {words}")));
+        let counts = counts.into_iter().filter(|(count, ..)| *count > 0);
+        lines.extend(counts.map(|(count, one, many, why)| format!("{}: {why}.", counted(count, one, many))));
         lines
     }
 }
@@ -298,9 +313,55 @@ impl DeviceOverview {
         }
     }
 
+    /// The place that holds most of the peak: `src/adam.rs:30 in train > step, called from src/main.rs:9, holds 60 % of the peak`.
+    pub(crate) fn most(&self) -> Option<String> {
+        let peak = self.peak_bytes?;
+        // One without a line, a library and a scope is no place that a reader could go to.
+        let is_known = |sum: &&PlaceSum| sum.line.is_some() || sum.library.is_some() || !sum.scope.is_empty();
+        let PlaceSum { scope, place, caller, bytes, .. } = self.peak_by_place.iter().find(is_known)?;
+        let scope = if scope.is_empty() { String::new() } else { format!(" in {}", scope.join(" > ")) };
+        let caller = caller.as_ref().map(|caller| format!(", called from {caller},")).unwrap_or_default();
+        Some(format!("{place}{scope}{caller} holds {} of the peak", percent(*bytes, peak)))
+    }
+
     pub(crate) fn words(&self) -> String {
         let simulated = if self.simulated { "simulated " } else { "" };
         let name = self.name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
         format!("{simulated}device {}{name}", self.device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thing_is_not_several() {
+        let missing = Missing { lost_events: 1, untracked_frees: 2, unreadable_items: 1, ..Missing::default() };
+        let lines = missing.in_words();
+        assert_eq!(lines[0], "1 event was lost: some figures may be wrong.");
+        assert_eq!(lines[1], "2 frees of unknown blocks: some figures may be too high.");
+        assert!(lines[2].starts_with("1 item of the file is left out: "), "{}", lines[2]);
+        let part = Missing { begins_after_event: Some(1), ..Missing::default() };
+        assert!(part.in_words()[0].starts_with("The first event is not in the recording (--max-size), "));
+    }
+
+    #[test]
+    fn most_is_a_place_that_is_known() {
+        let sum = |line: Option<&str>, bytes| PlaceSum {
+            scope: Vec::new(),
+            place: line.unwrap_or("line not known").to_owned(),
+            line: line.map(str::to_owned),
+            caller: None,
+            library: None,
+            kind: "pool",
+            bytes,
+            blocks: 1,
+        };
+        let peak_by_place = vec![sum(None, 90), sum(Some("src/a.rs:1"), 10)];
+        let mut device = DeviceOverview { peak_bytes: Some(100), peak_by_place, ..DeviceOverview::default() };
+        assert_eq!(device.most().as_deref(), Some("src/a.rs:1 holds 10 % of the peak"));
+        device.peak_by_place.pop();
+        assert_eq!(device.most(), None);
     }
 }

@@ -13,7 +13,7 @@ use gpumem_core::{
 };
 
 use super::{
-    overview::{DeviceOverview, Overview, PlaceSum, Sum},
+    overview::{DeviceOverview, Overview, Sum},
     ranks,
     text::{percent, shares},
 };
@@ -75,8 +75,8 @@ fn write_device(device: &DeviceOverview, out: &mut dyn Write, paint: Paint) -> i
     line(out, "when", &format!("after {}", in_words(Duration::from_secs_f64(at))))?;
     line(out, "kind", &sum_shares(&device.peak_by_kind, peak))?;
     line(out, "library", &sum_shares(&device.peak_by_library, peak))?;
-    if let Some(most) = device.peak_by_place.first() {
-        line(out, "most", &most_in_words(most, peak))?;
+    if let Some(most) = device.most() {
+        line(out, "most", &most)?;
     }
     let without_line: i64 = device
         .peak_by_place
@@ -115,13 +115,6 @@ fn write_samples(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()>
 fn sum_shares(sums: &[Sum], whole: u64) -> String {
     let sums: Vec<_> = sums.iter().map(|sum| (sum.name.clone(), sum.bytes, sum.blocks)).collect();
     shares(&sums, whole, 4)
-}
-
-/// `src/adam.rs:30 in train > step, called from src/main.rs:9, holds 60 % of the peak`
-fn most_in_words(most: &PlaceSum, peak: u64) -> String {
-    let scope = if most.scope.is_empty() { String::new() } else { format!(" in {}", most.scope.join(" > ")) };
-    let caller = most.caller.as_ref().map(|caller| format!(", called from {caller},")).unwrap_or_default();
-    format!("{}{scope}{caller} holds {} of the peak", most.place, percent(most.bytes, peak))
 }
 
 /// As one would type it, at most 60 characters.

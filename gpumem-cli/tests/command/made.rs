@@ -187,6 +187,35 @@ impl Made {
         id - 1
     }
 
+    /// The places of [`PLACES`] and the scopes have this in their names.
+    pub(crate) fn long_names(&mut self, name: &str) {
+        for at in 1..=u32::try_from(PLACES.len()).expect("there are few") {
+            let address = CodeAddress { module: 1, offset: 0x10_0000 + u64::from(at) };
+            let symbol = Symbol {
+                function: Some(format!("{name}::{at}")),
+                file: Some(format!("/home/ada/train/{name}.rs")),
+                line: Some(at),
+                column: None,
+            };
+            self.item(&Item::Symbols(SymbolsDefinition { address, symbols: vec![symbol] }));
+            let id = StackId(u32::try_from(PLACES.len()).expect("there are few") + at);
+            self.item(&Item::Stack(StackDefinition { id, addresses: vec![address; 3] }));
+        }
+        self.item(&Item::Callsite(CallsiteDefinition {
+            id: CallsiteId(7),
+            name: Some(name.to_owned()),
+            file: name.to_owned(),
+            line: 1,
+            column: 1,
+            module_path: None,
+        }));
+        for at in 0..u32::try_from(PLACES.len()).expect("there are few") {
+            let scope = self.open(5);
+            self.alloc(50 * MIB, MemKind::Device, u32::try_from(PLACES.len()).expect("there are few") + at);
+            self.close(scope);
+        }
+    }
+
     /// So many steps of a training run, each with `layers` blocks of activations of `bytes` each. The peak is in `step` of the first
     /// step: weights, gradients and the state of the optimizer, which stay. One block of cuBLAS stays as well.
     pub(crate) fn training(mut self, steps: u64, layers: u64, bytes: u64) -> Self {

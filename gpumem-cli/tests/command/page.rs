@@ -87,7 +87,7 @@ vm.runInThisContext(script);
   const all = [];
   for (const [number, recording] of about.recordings.entries()) {
     const data = decode(recording, await inflate(html.match(new RegExp(`id=.data-${number}.>([^]*?)</script>`))[1]));
-    for (const pool of pools(recording)) {
+    for (const pool of pools(data)) {
       const curves = series(data, pool, 'scope');
       // What is drawn is what a plain sum over all changes says.
       let live = 0;

@@ -11,7 +11,10 @@ use super::{
 };
 use crate::{
     model::Bytes,
-    report::{Leaks, LiveBlock, OutOfMemory, PartKind, PeakHolder, PeakHolders, Place, counted, path_in_words},
+    report::{
+        Leaks, LiveBlock, OutOfMemory, PartKind, PeakHolder, PeakHolders, Place, counted, missing_in_words,
+        path_in_words,
+    },
 };
 
 /// The most rows of a peak.
@@ -100,9 +103,7 @@ impl Show for PeakHolders {
             table(title, &self.rows()).show(f, paint)?;
         }
         if untracked + lost > 0 {
-            let text =
-                format_args!("{untracked} frees of unknown blocks, {lost} lost events: some figures may be wrong");
-            write!(f, "\n{}", paint.on(Role::Alarm, text))?;
+            write!(f, "\n{}", paint.on(Role::Alarm, missing_in_words(*untracked, *lost)))?;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     model::Bytes,
-    report::{ScopeSummary, Summary},
+    report::{ScopeSummary, Summary, missing_in_words},
 };
 
 /// A tree of scopes for each device, the highest peak first. The bars compare peaks.
@@ -38,10 +38,7 @@ impl Show for Summary {
             table(scopes).show(f, paint)?;
         }
         if self.untracked + self.lost > 0 {
-            let (untracked, lost) = (self.untracked, self.lost);
-            let text =
-                format_args!("{untracked} frees of unknown blocks, {lost} lost events: some figures may be wrong");
-            write!(f, "\n{}", paint.on(Role::Alarm, text))?;
+            write!(f, "\n{}", paint.on(Role::Alarm, missing_in_words(self.untracked, self.lost)))?;
         }
         let legend = "used: still in use. at peak: its part of the peak of the whole process.";
         write!(f, "\n{}", paint.on(Role::Faint, legend))
@@ -176,7 +173,7 @@ used: still in use. at peak: its part of the peak of the whole process.",
     fn what_may_be_wrong_is_reported() {
         let some = || vec![scope(&["a"], None, [1; 6])];
         let text = Summary::of(some(), 1, 2, None).to_string();
-        assert!(text.contains("\n1 frees of unknown blocks, 2 lost events: some figures may be wrong\n"), "{text}");
+        assert!(text.contains("\n1 free of an unknown block, 2 lost events: some figures may be wrong\n"), "{text}");
         let why = Some("there is no driver".to_owned());
         let text = Summary::of(Vec::new(), 0, 0, why).to_string();
         assert_eq!(text, "allocations are not intercepted: there is no driver\nwhat was allocated is not known");

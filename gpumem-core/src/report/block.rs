@@ -48,6 +48,12 @@ pub fn counted(count: impl Into<i128>, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
+/// Why figures may be wrong, as text.
+pub(crate) fn missing_in_words(untracked: u64, lost: u64) -> String {
+    let untracked = counted(untracked, "free of an unknown block", "frees of unknown blocks");
+    format!("{untracked}, {}: some figures may be wrong", counted(lost, "lost event", "lost events"))
+}
+
 /// Where something was allocated, as text: the line, else the scope.
 pub fn place_in_words(line: Option<&str>, scope_place: Option<&str>) -> Option<String> {
     line.map(str::to_owned).or_else(|| scope_place.map(|place| format!("scope of {place}")))

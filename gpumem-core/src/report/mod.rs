@@ -12,6 +12,7 @@ mod peak;
 mod summary;
 mod tracked;
 
+pub(crate) use self::block::missing_in_words;
 pub use self::{
     block::LiveBlock,
     breakdown::{Breakdown, Part, PartKind},

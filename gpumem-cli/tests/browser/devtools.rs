@@ -1,0 +1,258 @@
+//! A client of Chromium's protocol `DevTools`, for what these tests need of it. `--remote-debugging-pipe` reads and writes JSON, each
+//! message with a 0 at its end, so it needs no socket. The crates that drive browsers bring at least 60 others, and a dev-dependency
+//! cannot be optional.
+
+use std::{
+    env, fs,
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::mpsc::{Receiver, channel},
+    thread,
+    time::Duration,
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde_json::{Value, json};
+
+/// So long, nothing takes that is not broken.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome-stable", "google-chrome"];
+
+/// One page in a browser of its own.
+pub(crate) struct Browser {
+    process: Child,
+    input: ChildStdin,
+    messages: Receiver<Value>,
+    /// What the page reported meanwhile.
+    events: Vec<Value>,
+    session: Option<String>,
+    calls: u64,
+    profile: PathBuf,
+}
+
+impl Browser {
+    pub(crate) fn start(name: &str) -> Self {
+        let program = program().unwrap_or_else(|| {
+            panic!("these tests need Chromium, and PATH has none of {NAMES:?}: for example `apt-get install chromium`")
+        });
+        let profile = crate::file(&format!("profile-{name}"));
+        _ = fs::remove_dir_all(&profile);
+        // Chromium reads from descriptor 3 and writes to 4.
+        let mut command = Command::new("sh");
+        command.args(["-c", r#"exec "$@" 3<&0 4>&1 >/dev/null"#, "sh"]).arg(program);
+        command.args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]);
+        command.args(["--disable-background-networking", "--disable-component-update", "--disable-sync"]);
+        command.args(["--hide-scrollbars", "--remote-debugging-pipe"]);
+        command.arg(format!("--user-data-dir={}", profile.display())).arg("about:blank");
+        let mut process = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("Chromium can be started");
+        let input = process.stdin.take().expect("it is piped");
+        let mut output = BufReader::new(process.stdout.take().expect("it is piped"));
+        let (to, messages) = channel();
+        thread::spawn(move || {
+            let mut message = Vec::new();
+            while output.read_until(0, &mut message).is_ok_and(|length| length > 0) {
+                message.pop();
+                let value = serde_json::from_slice(&message).expect("Chromium writes JSON");
+                if to.send(value).is_err() {
+                    break;
+                }
+                message.clear();
+            }
+        });
+        let mut browser = Self { process, input, messages, events: Vec::new(), session: None, calls: 0, profile };
+        let target = browser.call("Target.createTarget", &json!({ "url": "about:blank" }));
+        let attach = json!({ "targetId": target["targetId"], "flatten": true });
+        let attached = browser.call("Target.attachToTarget", &attach);
+        browser.session = attached["sessionId"].as_str().map(str::to_owned);
+        for domain in ["Page", "Runtime", "Log", "Network"] {
+            browser.call(&format!("{domain}.enable"), &json!({}));
+        }
+        browser.size(1280, 900);
+        browser
+    }
+
+    #[track_caller]
+    pub(crate) fn call(&mut self, method: &str, parameters: &Value) -> Value {
+        self.calls += 1;
+        let id = self.calls;
+        let mut message = json!({ "id": id, "method": method, "params": parameters });
+        if let Some(session) = &self.session {
+            message["sessionId"] = session.as_str().into();
+        }
+        write!(self.input, "{message}\0").and_then(|()| self.input.flush()).expect("Chromium reads");
+        loop {
+            let mut answer = self.next(method);
+            if answer["id"] == id {
+                assert!(answer["error"].is_null(), "{method} {parameters}: {}", answer["error"]);
+                return answer["result"].take();
+            }
+            self.events.push(answer);
+        }
+    }
+
+    #[track_caller]
+    fn next(&mut self, what: &str) -> Value {
+        self.messages.recv_timeout(PATIENCE).unwrap_or_else(|error| panic!("{what}: Chromium does not answer: {error}"))
+    }
+
+    pub(crate) fn size(&mut self, width: u32, height: u32) {
+        let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
+        self.call("Emulation.setDeviceMetricsOverride", &size);
+    }
+
+    pub(crate) fn is_dark(&mut self, is_dark: bool) {
+        let scheme = json!({ "name": "prefers-color-scheme", "value": if is_dark { "dark" } else { "light" } });
+        self.call("Emulation.setEmulatedMedia", &json!({ "features": [scheme] }));
+    }
+
+    /// Opens a file, and waits until it is drawn.
+    #[track_caller]
+    pub(crate) fn open(&mut self, file: &Path) {
+        let url = format!("file://{}", file.display());
+        let opened = self.call("Page.navigate", &json!({ "url": url }));
+        assert!(opened["errorText"].is_null(), "{url}: {opened}");
+        self.wait_for("document.readyState === 'complete' && document.body.getAttribute('aria-busy') === 'false'");
+        self.drawn();
+    }
+
+    /// Waits until the page has drawn what it has to draw.
+    #[track_caller]
+    pub(crate) fn drawn(&mut self) {
+        self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))");
+    }
+
+    /// The value of an expression, or of its promise.
+    #[track_caller]
+    pub(crate) fn evaluate(&mut self, expression: &str) -> Value {
+        let parameters = json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
+        let mut result = self.call("Runtime.evaluate", &parameters);
+        assert!(result["exceptionDetails"].is_null(), "{expression}: {}", result["exceptionDetails"]);
+        result["result"]["value"].take()
+    }
+
+    #[track_caller]
+    pub(crate) fn number(&mut self, expression: &str) -> f64 {
+        let value = self.evaluate(expression);
+        value.as_f64().unwrap_or_else(|| panic!("{expression} is {value}"))
+    }
+
+    /// The text of the first element that a selector finds.
+    #[track_caller]
+    pub(crate) fn text(&mut self, selector: &str) -> String {
+        let text = self.evaluate(&format!("document.querySelector({selector:?}).innerText"));
+        text.as_str().unwrap_or_else(|| panic!("{selector} has no text: {text}")).to_owned()
+    }
+
+    #[track_caller]
+    pub(crate) fn wait_for(&mut self, condition: &str) {
+        let milliseconds = PATIENCE.as_millis();
+        let is_met = self.evaluate(&format!(
+            "new Promise((done) => {{
+                const began = performance.now();
+                const look = () => {{
+                    if ({condition}) done(true);
+                    else if (performance.now() - began > {milliseconds} / 2) done(false);
+                    else setTimeout(look, 10);
+                }};
+                look();
+            }})"
+        ));
+        assert_eq!(is_met, true, "{condition}");
+    }
+
+    /// Where an element is in the window: left, top, width, height. It is scrolled to.
+    #[track_caller]
+    pub(crate) fn place(&mut self, selector: &str) -> [f64; 4] {
+        let script = format!(
+            "(() => {{
+                const element = document.querySelector({selector:?});
+                element.scrollIntoView({{ block: 'center' }});
+                const {{ left, top, width, height }} = element.getBoundingClientRect();
+                return [left, top, width, height];
+            }})()"
+        );
+        let place = self.evaluate(&script);
+        serde_json::from_value(place).expect("an element has a place")
+    }
+
+    pub(crate) fn mouse(&mut self, kind: &str, [x, y]: [f64; 2], more: &Value) {
+        let mut event = json!({ "type": kind, "x": x, "y": y });
+        for (name, value) in more.as_object().into_iter().flatten() {
+            event[name] = value.clone();
+        }
+        self.call("Input.dispatchMouseEvent", &event);
+    }
+
+    pub(crate) fn click(&mut self, at: [f64; 2]) {
+        self.drag(at, &[]);
+    }
+
+    /// Presses the button, moves over these places and releases the button.
+    pub(crate) fn drag(&mut self, from: [f64; 2], over: &[[f64; 2]]) {
+        let left = json!({ "button": "left", "buttons": 1, "clickCount": 1 });
+        self.mouse("mouseMoved", from, &json!({}));
+        self.mouse("mousePressed", from, &left);
+        for at in over {
+            self.mouse("mouseMoved", *at, &left);
+        }
+        self.mouse("mouseReleased", *over.last().unwrap_or(&from), &left);
+        self.drawn();
+    }
+
+    pub(crate) fn key(&mut self, key: &str, has_shift: bool) {
+        let text = if key.len() == 1 { key } else { "" };
+        for kind in ["keyDown", "keyUp"] {
+            let event = json!({ "type": kind, "key": key, "text": text, "modifiers": if has_shift { 8 } else { 0 } });
+            self.call("Input.dispatchKeyEvent", &event);
+        }
+        self.drawn();
+    }
+
+    /// A picture of the whole page, in `target/browser`.
+    pub(crate) fn picture(&mut self, name: &str) {
+        let parameters = json!({ "format": "png", "captureBeyondViewport": true });
+        let picture = self.call("Page.captureScreenshot", &parameters);
+        let picture = STANDARD.decode(picture["data"].as_str().expect("it is text")).expect("it is in base 64");
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("browser");
+        fs::create_dir_all(&folder).expect("the folder of pictures can be made");
+        fs::write(folder.join(name).with_extension("png"), picture).expect("the picture can be written");
+    }
+
+    /// What the page requested, and what it reported as errors, since it was asked last.
+    pub(crate) fn requests_and_errors(&mut self) -> (Vec<String>, Vec<Value>) {
+        let (mut requests, mut errors) = (Vec::new(), Vec::new());
+        for event in self.events.drain(..) {
+            match event["method"].as_str() {
+                Some("Network.requestWillBeSent") => {
+                    requests.push(event["params"]["request"]["url"].as_str().unwrap_or_default().to_owned());
+                }
+                Some("Runtime.exceptionThrown" | "Runtime.consoleAPICalled" | "Log.entryAdded") => errors.push(event),
+                _ => {}
+            }
+        }
+        (requests, errors)
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        // Its processes write to the profile until it has ended. There is no answer to wait for if a test failed because of that.
+        _ = write!(self.input, "{}\0", json!({ "id": 0, "method": "Browser.close" })).and_then(|()| self.input.flush());
+        while self.messages.recv_timeout(Duration::from_secs(5)).is_ok() {}
+        _ = self.process.kill();
+        _ = self.process.wait();
+        _ = fs::remove_dir_all(&self.profile);
+    }
+}
+
+fn program() -> Option<PathBuf> {
+    let folders = env::var_os("PATH")?;
+    NAMES.iter().find_map(|name| env::split_paths(&folders).map(|folder| folder.join(name)).find(|file| file.is_file()))
+}

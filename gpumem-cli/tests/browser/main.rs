@@ -1,0 +1,398 @@
+//! The page of `gpumem report --html` in Chromium. `cargo test` leaves these tests out, because not every machine has it:
+//!
+//! ```text
+//! cargo test -p gpumem-cli --test browser
+//! ```
+//!
+//! They leave pictures in `target/browser`.
+
+mod devtools;
+#[path = "../command/made.rs"]
+#[allow(dead_code, reason = "the tests of the command use the rest")]
+mod made;
+
+use std::{fs, path::PathBuf, process::Command, time::Instant};
+
+use gpumem_core::model::{Device, Family, MemKind};
+use serde_json::{Value, json};
+
+use self::{
+    devtools::Browser,
+    made::{MIB, Made},
+};
+
+fn file(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("browser-{name}"))
+}
+
+fn gpumem(arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_gpumem")).args(arguments).output().expect("the command starts");
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("the output is text")
+}
+
+/// The page of some recordings, and what `gpumem report` says of each.
+fn page(name: &str, recordings: Vec<(&str, Made)>) -> (PathBuf, Vec<Value>) {
+    let page = file(&format!("{name}.html"));
+    let mut files = Vec::new();
+    for (name, made) in recordings {
+        let file = file(name);
+        fs::write(&file, made.file()).expect("the recording can be written");
+        files.push(file.into_os_string().into_string().expect("the name is text"));
+    }
+    let files: Vec<_> = files.iter().map(String::as_str).collect();
+    gpumem(&[&["report", "--html", page.to_str().expect("the name is text")], &*files].concat());
+    let reports =
+        files.iter().map(|file| serde_json::from_str(&gpumem(&["report", "--json", file])).expect("it is JSON"));
+    (page, reports.collect())
+}
+
+/// The page requested itself only, and reported no errors.
+#[track_caller]
+fn is_quiet(browser: &mut Browser) {
+    let (requests, errors) = browser.requests_and_errors();
+    let pages = format!("file://{}/", env!("CARGO_TARGET_TMPDIR"));
+    assert!(requests.iter().all(|url| url.starts_with(&pages)), "{requests:?}");
+    assert!(errors.is_empty(), "{errors:?}");
+}
+
+/// As wide as the window is: nothing has to be scrolled from side to side.
+#[track_caller]
+fn fits(browser: &mut Browser) {
+    let [width, window] =
+        ["document.documentElement.scrollWidth", "innerWidth"].map(|expression| browser.number(expression));
+    assert!(width <= window, "the page is {width} wide, the window {window}");
+    let wide = browser.evaluate(
+        "[...document.querySelectorAll('body *')].filter((element) => !element.closest('#flame') &&
+            element.getBoundingClientRect().right > innerWidth + 1).map((element) => element.outerHTML.slice(0, 80))",
+    );
+    assert_eq!(wide, json!([]));
+}
+
+/// The curve as it is drawn: of each column, the top of what is coloured. The margins of `page.js` are left out.
+const TOPS: &str = "(() => {
+    const chart = document.getElementById('chart');
+    const copy = new OffscreenCanvas(chart.width, chart.height).getContext('2d', { willReadFrequently: true });
+    copy.drawImage(chart, 0, 0);
+    const pixels = copy.getImageData(0, 0, chart.width, chart.height);
+    const isColoured = (x, y) => {
+        const [red, green, blue, alpha] = pixels.data.subarray((y * chart.width + x) * 4, (y * chart.width + x) * 4 + 4);
+        return alpha > 0 && Math.max(red, green, blue) - Math.min(red, green, blue) > 24;
+    };
+    const tops = [];
+    for (let x = 66; x < chart.width - 22; x++) {
+        let y = 0;
+        while (y < chart.height - 22 && !isColoured(x, y)) y++;
+        tops.push(chart.height - 22 - y);
+    }
+    return tops;
+})()";
+
+fn tops(browser: &mut Browser) -> Vec<u64> {
+    serde_json::from_value(browser.evaluate(TOPS)).expect("they are numbers")
+}
+
+/// What the table of the selected moment sums up to, if it has all places.
+fn moment(browser: &mut Browser) -> String {
+    browser.text("#moment")
+}
+
+/// The bytes of the lowest row of the flame graph, as its tips have them, and the part of the width that it fills.
+fn flame(browser: &mut Browser) -> (Vec<String>, f64) {
+    let of = "[...document.querySelectorAll('.frame')].filter((frame) => frame.style.top === '0px')";
+    let labels = browser.evaluate(&format!("{of}.map((frame) => frame.getAttribute('aria-label'))"));
+    let width = browser.number(&format!("{of}.reduce((sum, frame) => sum + parseFloat(frame.style.width), 0)"));
+    (serde_json::from_value(labels).expect("they are texts"), width)
+}
+
+/// What the tip says at a place of the curve: a part of its width.
+fn hover(browser: &mut Browser, part: f64) -> String {
+    let [left, top, width, height] = browser.place("#chart");
+    let at = [left + 66.5 + (width - 66.0 - 22.0 - 1.0) * part, top + height / 2.0];
+    browser.mouse("mouseMoved", at, &json!({}));
+    browser.drawn();
+    browser.text("#tip")
+}
+
+/// `15.24` of `after 15.24 s: 63.6 GiB`.
+#[track_caller]
+fn seconds(tip: &str) -> f64 {
+    let text = tip.strip_prefix("after ").and_then(|text| text.split_once(':')).map(|(time, _)| time);
+    let (number, unit) = text.and_then(|time| time.split_once(' ')).unwrap_or_else(|| panic!("{tip}"));
+    let scale = match unit {
+        "s" => 1.0,
+        "ms" => 1e-3,
+        "µs" => 1e-6,
+        "ns" => 1e-9,
+        _ => panic!("{tip}"),
+    };
+    number.parse::<f64>().unwrap_or_else(|_| panic!("{tip}")) * scale
+}
+
+/// The part of the width where the curve is the highest.
+fn highest(browser: &mut Browser) -> f64 {
+    let tops = tops(browser);
+    let at = (0..tops.len()).max_by_key(|at| tops[*at]).expect("the curve has columns");
+    #[expect(clippy::cast_precision_loss, reason = "they are some hundreds")]
+    let part = at as f64 / (tops.len() - 1) as f64;
+    part
+}
+
+fn click_on_curve(browser: &mut Browser, part: f64) {
+    let [left, top, width, height] = browser.place("#chart");
+    browser.click([left + 66.5 + (width - 66.0 - 22.0 - 1.0) * part, top + height / 2.0]);
+}
+
+#[test]
+fn a_million_events() {
+    let (page, reports) = page("million", vec![("million.capture", Made::new("train").varied(1_000_000))]);
+    let device = &reports[0]["devices"][0];
+    let peak_seconds = device["peak_seconds"].as_f64().expect("there is a peak");
+    let mut browser = Browser::start("million");
+    let began = Instant::now();
+    browser.open(&page);
+    println!("the page of a million events was drawn after {:.1} s", began.elapsed().as_secs_f64());
+
+    // The curve is drawn, and is the highest where the report says.
+    let tops_of_all = tops(&mut browser);
+    assert!(tops_of_all.iter().all(|top| *top > 0), "each column has some memory: {tops_of_all:?}");
+    // A hundredth is for what is live at the end.
+    let end = reports[0]["seconds"].as_f64().expect("it has an end") * 1.01;
+    let part = highest(&mut browser);
+    assert!((part - peak_seconds / end).abs() < 0.002, "{part} is not {peak_seconds} of {end} s");
+    browser.picture("million-1280");
+
+    // A click on the peak shows what was live then.
+    click_on_curve(&mut browser, 0.05);
+    assert!(!moment(&mut browser).contains("the peak"), "{}", moment(&mut browser));
+    click_on_curve(&mut browser, part);
+    let words = "63.6 GiB live after 15.24 s, the peak";
+    assert_eq!(moment(&mut browser), words);
+    let (labels, width) = flame(&mut browser);
+    assert!(labels[0].starts_with("train\n") && labels[0].contains(" GiB, 3"), "{labels:?}");
+    assert!((width - 100.0).abs() < 0.5, "the frames fill {width} % of the width");
+    // The scopes of the report, each as large as its frame.
+    let scopes = device["peak_by_scope"].as_array().expect("it is a list");
+    let mut outermost = std::collections::BTreeMap::new();
+    for scope in scopes {
+        let name = scope["name"].as_str().unwrap().split(" > ").next().unwrap().to_owned();
+        *outermost.entry(name).or_insert(0.0) += scope["bytes"].as_f64().unwrap();
+    }
+    let whole = device["peak_bytes"].as_f64().unwrap();
+    for (name, bytes) in outermost {
+        let share = format!(", {:.1} %, ", bytes * 100.0 / whole);
+        let is_there = labels.iter().any(|label| label.starts_with(&format!("{name}\n")) && label.contains(&share));
+        assert!(is_there, "{name} {share} {labels:?}");
+    }
+
+    // The wheel zooms around the cursor; a drag and keys move; buttons zoom and go back.
+    let before = seconds(&hover(&mut browser, part));
+    for _ in 0..30 {
+        let [left, top, width, height] = browser.place("#chart");
+        let at = [left + 66.5 + (width - 89.0) * part, top + height / 2.0];
+        browser.mouse("mouseWheel", at, &json!({ "deltaX": 0, "deltaY": -100 }));
+    }
+    browser.drawn();
+    let [first, at_cursor, last] = [0.0, part, 1.0].map(|part| seconds(&hover(&mut browser, part)));
+    let length = last - first;
+    assert!(length < end / 500.0 && length > 0.0, "{length} of {end} s");
+    assert!((at_cursor - before).abs() < end / 500.0, "{at_cursor} is not {before}");
+    browser.picture("million-zoomed-1280");
+    let [left, top, width, height] = browser.place("#chart");
+    let (x, y) = (left + width / 2.0, top + height / 2.0);
+    browser.drag([x, y], &[[x + (width - 88.0) / 2.0, y]]);
+    let dragged = seconds(&hover(&mut browser, 0.0));
+    assert!((first - dragged - length / 2.0).abs() < length / 50.0, "{first} {dragged} {length}");
+    assert_eq!(moment(&mut browser), words, "a drag selects nothing");
+    browser.evaluate("document.getElementById('chart').focus()");
+    browser.key("ArrowRight", false);
+    let moved = seconds(&hover(&mut browser, 0.0));
+    assert!((moved - dragged - length / 10.0).abs() < length / 50.0, "{moved} {dragged} {length}");
+    browser.key("+", false);
+    let zoomed = seconds(&hover(&mut browser, 1.0)) - seconds(&hover(&mut browser, 0.0));
+    assert!((zoomed / length - 0.7).abs() < 0.02, "{zoomed} {length}");
+    // The event before the peak, and after it.
+    browser.key("ArrowLeft", true);
+    let earlier = moment(&mut browser);
+    assert!(!earlier.contains("the peak"), "{earlier}");
+    browser.key("ArrowRight", true);
+    assert_eq!(moment(&mut browser), words);
+    let [left, top, width, height] = browser.place("#whole");
+    browser.click([left + width / 2.0, top + height / 2.0]);
+    assert!(seconds(&hover(&mut browser, 1.0)) > end * 0.99);
+
+    // In a small window.
+    browser.size(400, 800);
+    browser.drawn();
+    fits(&mut browser);
+    let part = highest(&mut browser);
+    assert!((part - peak_seconds / end).abs() < 0.006, "{part} is not {peak_seconds} of {end} s");
+    browser.picture("million-400");
+    is_quiet(&mut browser);
+}
+
+#[test]
+fn a_training_run() {
+    let (page, reports) = page("training", vec![("train.capture", Made::new("train").training(12, 10, 10 * MIB))]);
+    let mut browser = Browser::start("training");
+    browser.open(&page);
+    assert_eq!(browser.text("#title"), "browser-train.capture");
+    let summary = browser.text("#summary");
+    assert!(
+        summary.starts_with("device 0: the peak was 437 MiB, after ")
+            && summary.ends_with("src/adam.rs:30 in train > step, called from src/main.rs:9, holds 46 % of the peak."),
+        "{summary}"
+    );
+    // The table has each byte of the peak.
+    let rows =
+        browser.evaluate("[...document.querySelectorAll('#places tbody tr')].map((row) => row.cells[2].innerText)");
+    assert_eq!(rows, json!(["200 MiB", "100 MiB", "100 MiB", "32 MiB", "5 MiB"]));
+    assert_eq!(reports[0]["devices"][0]["peak_bytes"], 437 * MIB);
+    // A frame can be looked at alone, and left again.
+    let frames = "document.querySelectorAll('.frame').length";
+    let all = browser.number(frames);
+    let [left, top, width, height] = browser.place(".frame");
+    browser.mouse("mouseMoved", [left + width / 2.0, top + height / 2.0], &json!({}));
+    assert_eq!(browser.text("#tip"), "train\n305 MiB, 69.8 %, 21 blocks");
+    browser.click([left + width / 2.0, top + height / 2.0]);
+    assert!(browser.number(frames) < all);
+    assert_eq!(browser.text("#path"), "all\ntrain");
+    let [left, top, width, height] = browser.place("#path button");
+    browser.click([left + width / 2.0, top + height / 2.0]);
+    assert!((browser.number(frames) - all).abs() < 0.5);
+    // Blocks have a tip too.
+    let [left, top, _, height] = browser.place("#bands");
+    browser.mouse("mouseMoved", [left + 400.0, top + height - 8.0], &json!({}));
+    assert!(browser.text("#tip").contains(" MiB, "), "{}", browser.text("#tip"));
+    browser.mouse("mouseMoved", [1.0, 1.0], &json!({}));
+    for by in ["scope", "outer", "library", "place", "kind"] {
+        browser.evaluate(&format!(
+            "{{ const by = document.getElementById('by'); by.value = '{by}'; by.dispatchEvent(new Event('change')); }}"
+        ));
+        browser.drawn();
+        assert!(browser.number("document.querySelectorAll('#legend span').length") >= 2.0, "{by}");
+        if by == "place" {
+            browser.picture("training-by-place-1280");
+        }
+    }
+    browser.picture("training-1280");
+    browser.is_dark(true);
+    browser.drawn();
+    browser.picture("training-dark-1280");
+    browser.size(400, 800);
+    browser.drawn();
+    fits(&mut browser);
+    browser.picture("training-dark-400");
+    is_quiet(&mut browser);
+}
+
+#[test]
+fn ranks_stand_side_by_side() {
+    let ranks: Vec<String> =
+        (0..8).map(|rank| format!("train.rank{rank}.gpu{rank}.pid{}.capture", 4711 + rank)).collect();
+    let made =
+        (1..).zip(&ranks).map(|(rank, name)| (&**name, Made::new("train").training(10, 6, rank * 4 * MIB))).collect();
+    let (page, reports) = page("ranks", made);
+    let mut browser = Browser::start("ranks");
+    browser.open(&page);
+    let peaks =
+        browser.evaluate("[...document.querySelectorAll('.rank')].map((rank) => rank.innerText.split('\\n').at(-1))");
+    let expected: Vec<_> = reports
+        .iter()
+        .map(|report| {
+            let mib = report["devices"][0]["peak_bytes"].as_u64().expect("there is a peak") / MIB;
+            format!("device 0: {mib} MiB")
+        })
+        .collect();
+    assert_eq!(peaks, json!(expected));
+    let names =
+        browser.evaluate("[...document.querySelectorAll('.rank span:first-of-type')].map((name) => name.innerText)");
+    assert_eq!((&names[0], &names[7]), (&json!("rank0.gpu0.pid4711"), &json!("rank7.gpu7.pid4718")));
+    browser.picture("ranks-1280");
+    let [left, top, width, height] = browser.place(".rank:nth-child(8)");
+    browser.click([left + width / 2.0, top + height / 2.0]);
+    browser.wait_for("document.getElementById('title').innerText.includes('rank7')");
+    browser.drawn();
+    assert!(
+        browser.text("#moment").starts_with(expected[7].trim_start_matches("device 0: ")),
+        "{}",
+        moment(&mut browser)
+    );
+    browser.size(400, 800);
+    browser.drawn();
+    fits(&mut browser);
+    browser.picture("ranks-400");
+    is_quiet(&mut browser);
+}
+
+#[test]
+fn recordings_with_little_in_them() {
+    let mut browser = Browser::start("little");
+    let (empty, _) = page("empty", vec![("empty.capture", Made::new("train"))]);
+    browser.open(&empty);
+    assert_eq!(moment(&mut browser), "Nothing was allocated");
+    browser.picture("empty-1280");
+    // What can be clicked and typed does nothing.
+    click_on_curve(&mut browser, 0.5);
+    browser.evaluate("document.getElementById('chart').focus()");
+    for key in ["+", "-", "ArrowLeft", "ArrowRight"] {
+        browser.key(key, false);
+        browser.key(key, true);
+    }
+    browser.evaluate("document.querySelectorAll('button').forEach((button) => button.click())");
+
+    let mut one = Made::new("train");
+    one.alloc(3, MemKind::Device, 0);
+    let (one, _) = page("one", vec![("one.capture", one)]);
+    browser.open(&one);
+    let words = moment(&mut browser);
+    assert!(words.starts_with("3 B live after ") && words.ends_with(", the peak"), "{words}");
+    assert_eq!(tops(&mut browser).iter().filter(|top| **top > 0).count(), 12, "what is live at the end is seen");
+    browser.picture("one-1280");
+
+    // No stacks, no scopes, two devices, and host memory besides.
+    let mut bare = Made::new("train");
+    let second = Device { family: Family::Cuda, ordinal: 1 };
+    bare.device(second, "NVIDIA H200");
+    for round in 0..40 {
+        bare.alloc(MIB * (1 + round % 7), MemKind::Device, 99);
+        bare.alloc(MIB * 10, MemKind::PinnedHost, 99);
+        bare.alloc_on(second, MIB * 3, MemKind::Pool, 99);
+    }
+    let (bare, _) = page("bare", vec![("bare.capture", bare)]);
+    browser.open(&bare);
+    let pools = browser.evaluate("[...document.getElementById('pool').options].map((option) => option.text)");
+    assert_eq!(
+        pools,
+        json!(["device 0 (NVIDIA H200)", "device 0: managed and pinned host memory", "device 1 (NVIDIA H200)"])
+    );
+    assert_eq!(browser.text("#legend"), "device");
+    browser.picture("bare-1280");
+    is_quiet(&mut browser);
+}
+
+#[test]
+fn names_are_text() {
+    let name = format!(
+        "</script><script>document.title='hacked'</script><img src=x onerror=alert(1)>{}",
+        "very_long_name::".repeat(40)
+    );
+    let mut made = Made::new(&name);
+    made.long_names(&name);
+    let (page, _) = page("names", vec![("names.capture", made.training(3, 4, MIB))]);
+    let mut browser = Browser::start("names");
+    browser.open(&page);
+    assert_eq!(browser.evaluate("document.title"), "GPU memory of browser-names.capture");
+    assert_eq!(browser.evaluate("document.querySelectorAll('img').length"), 0);
+    browser.evaluate(
+        "{ const by = document.getElementById('by'); by.value = 'place'; by.dispatchEvent(new Event('change')); }",
+    );
+    browser.drawn();
+    fits(&mut browser);
+    browser.picture("names-1280");
+    browser.size(400, 800);
+    browser.drawn();
+    fits(&mut browser);
+    browser.picture("names-400");
+    is_quiet(&mut browser);
+}
