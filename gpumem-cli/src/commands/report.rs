@@ -16,7 +16,7 @@ use crate::{
     history::{History, Moment},
     page::Page,
     report::{
-        json, moment,
+        calls, json, moment,
         overview::{Missing, Overview},
         places, summary,
     },
@@ -27,6 +27,7 @@ const EXAMPLES: &str = "\
 Examples:
   gpumem report train.capture                      the peak, what it consisted of, what was not freed
   gpumem report --tree train.capture               each scope: peak, still in use, total
+  gpumem report --calls train.capture              the calls that led to the peak, as a tree
   gpumem report --at 12.5s train.capture           what was live then
   gpumem report --between start peak train.capture
   gpumem report rank-*.capture                     several ranks, side by side
@@ -44,10 +45,10 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     view: View,
     /// Write one page with all that it needs: memory over time, blocks, and a flame graph of any moment.
-    #[arg(long, value_name = "OUT", conflicts_with_all = ["json", "tree", "table", "leaks", "at", "between", "format"])]
+    #[arg(long, value_name = "OUT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "at", "between", "format"])]
     html: Option<PathBuf>,
     /// Write the recording in the format of another tool.
-    #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "tree", "table", "leaks", "between"])]
+    #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "between"])]
     format: Option<Format>,
     /// Where --format writes to; a folder for parquet. Without it: to stdout.
     #[arg(long, short, value_name = "OUT", requires = "format")]
@@ -60,10 +61,14 @@ pub(crate) struct Arguments {
 /// What is shown instead of the summary.
 #[derive(Debug, Default, Args)]
 #[group(multiple = false)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line; clap allows one of them")]
 struct View {
     /// Each scope: its peak, its part of the peak of the process, what is still in use, all that was allocated.
     #[arg(long)]
     tree: bool,
+    /// The functions whose calls allocated what was live at the peak, as a tree.
+    #[arg(long)]
+    calls: bool,
     /// Each place: what it has at the peak and at the end, all that it allocated.
     #[arg(long)]
     table: bool,
@@ -80,8 +85,8 @@ struct View {
 
 impl View {
     fn is_summary(&self) -> bool {
-        let Self { tree, table, leaks, at, between } = self;
-        !(*tree || *table || *leaks) && at.is_none() && between.is_none()
+        let Self { tree, calls, table, leaks, at, between } = self;
+        !(*tree || *calls || *table || *leaks) && at.is_none() && between.is_none()
     }
 }
 
@@ -220,6 +225,8 @@ fn write(history: &mut History, view: &View, out: &mut dyn Write, paint: Paint) 
             Some(summary) => writeln!(out, "{}", InPaint(&summary, paint)),
             None => writeln!(out, "{TOO_LARGE}"),
         }
+    } else if view.calls {
+        calls::write(history, out, paint)
     } else if view.leaks {
         match history.reader().leaks() {
             Some(leaks) => writeln!(out, "{}", InPaint(&leaks, paint)),
@@ -239,6 +246,8 @@ fn object(history: &mut History, view: &View) -> serde_json::Value {
     let missing = Missing::of(history);
     let (name, report) = if view.tree {
         ("scopes", json!(history.reader().summary().map(|summary| scopes(&summary))))
+    } else if view.calls {
+        ("calls", json!(calls::calls(history)))
     } else if view.leaks {
         ("not_freed", json!(Overview::of(history).not_freed))
     } else if let Some(at) = view.at {

@@ -39,8 +39,23 @@ impl CodeFrame {
 
 /// The frames of an origin, the outermost first: its scopes, then the functions of its stack.
 pub(crate) fn stack(history: &History, origin: &Origin) -> Vec<CodeFrame> {
+    below_scopes(origin, functions(history, origin))
+}
+
+/// The same up to the place: without the functions that a library without known lines called inside of itself.
+pub(crate) fn stack_to_place(history: &History, origin: &Origin) -> Vec<CodeFrame> {
+    let mut functions = functions(history, origin);
+    let inside = functions.iter().take_while(|frame| frame.line == 0).count();
+    if inside < functions.len() {
+        let place = CodeFrame { function: origin.place(), ..CodeFrame::default() };
+        functions.splice(..inside, Some(place).filter(|_| origin.line.is_none()));
+    }
+    below_scopes(origin, functions)
+}
+
+fn below_scopes(origin: &Origin, functions: Vec<CodeFrame>) -> Vec<CodeFrame> {
     let scopes = origin.path.iter().map(|name| CodeFrame { function: name.clone(), ..CodeFrame::default() });
-    scopes.chain(functions(history, origin).into_iter().rev()).collect()
+    scopes.chain(functions.into_iter().rev()).collect()
 }
 
 /// The functions of an origin, the innermost first, without those of the standard library; its place if they are not known.
@@ -54,7 +69,7 @@ pub(super) fn functions(history: &History, origin: &Origin) -> Vec<CodeFrame> {
 }
 
 /// What was live at a moment. Each device has its own peak.
-pub(super) fn held_at(history: &History, moment: Moment) -> Vec<Held<'_>> {
+pub(crate) fn held_at(history: &History, moment: Moment) -> Vec<Held<'_>> {
     let mut all = Vec::new();
     for (number, device) in (0_u16..).zip(&history.devices) {
         let change = if moment == Moment::Peak { device.peak_at } else { history.change_at(moment) };

@@ -2,7 +2,7 @@
 
 mod dhat;
 mod folded;
-mod frames;
+pub(crate) mod frames;
 mod jsonl;
 #[cfg(feature = "parquet")]
 pub(crate) mod parquet;

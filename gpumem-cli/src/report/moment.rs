@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{
     overview::{PlaceSum, Sum, place_sums, sums},
-    text::{Bars, device_in_words, merged, shares, shown, signed_amount, tree},
+    text::{Bars, device_in_words, has_scopes, merged, shares, shown, signed_amount, tree},
 };
 use crate::history::{Held, History, Moment, Origin, in_words, sums_by};
 
@@ -151,11 +151,12 @@ fn write_tree(
         writeln!(out)?;
     }
     writeln!(out, "{}", paint.on(Role::Heading, title))?;
-    let rows = tree(&merged(held), None);
+    let rows = tree(&merged(held));
     if rows.is_empty() {
         return Ok(());
     }
-    writeln!(out, "{}", shown(&Bars("allocated in, and at", &rows), paint))?;
+    let title = if has_scopes(held) { "allocated in, and at" } else { "allocated at" };
+    writeln!(out, "{}", shown(&Bars(title, &rows), paint))?;
     if let Some(whole) = whole {
         let line = |name: &str, text: String| format!("{}{text}", paint.on(Role::Faint, format!("{name:<9}")));
         writeln!(out, "{}", line("kind", shares(&sums_by(held, |origin| origin.kind.name().to_owned()), whole, 4)))?;

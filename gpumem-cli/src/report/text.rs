@@ -44,15 +44,24 @@ pub(super) fn device_in_words(device: Device, name: Option<&str>) -> String {
     name.map_or_else(|| device.to_string(), |name| format!("{device} ({name})"))
 }
 
+/// Whether any of this was allocated in a scope. If not, reports do not mention scopes.
+pub(super) fn has_scopes(held: &[Held<'_>]) -> bool {
+    held.iter().any(|held| !held.origin.path.is_empty())
+}
+
 /// Scopes inside scopes, each with its places, the largest first.
-pub(super) fn tree(held: &[Held<'_>], most: Option<usize>) -> Vec<Row> {
+pub(super) fn tree(held: &[Held<'_>]) -> Vec<Row> {
+    let has_scopes = has_scopes(held);
     let mut tree = Tree::new();
     for Held { origin, bytes, blocks, .. } in held {
         let leaf =
             Leaf { name: origin.place(), bytes: *bytes, blocks: blocks.unsigned_abs(), note: origin.caller.clone() };
-        if origin.path.is_empty() { tree.leaf(&[origin.scope()], leaf) } else { tree.leaf(&origin.path, leaf) }
+        match &*origin.path {
+            [] if has_scopes => tree.leaf(&[origin.scope()], leaf),
+            path => tree.leaf(path, leaf),
+        }
     }
-    tree.rows(most.unwrap_or(MOST_ROWS))
+    tree.rows(MOST_ROWS)
 }
 
 /// Origins that only differ in what a report does not show are one.

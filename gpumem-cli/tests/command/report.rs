@@ -169,6 +169,10 @@ fn a_line_of_python_stands_before_its_library() {
     ] {
         assert!(text.contains(line), "{line:?} is not in\n{text:?}");
     }
+    let at = printed(&["report", "--at", "peak", &file]);
+    assert!(at.contains("\n allocated at  MiB  blocks\n") && at.contains("\n model.py:12     6       1  "), "{at}");
+    let calls = printed(&["report", "--calls", &file]);
+    assert!(calls.contains("\n forward (model.py:12)    6       1  ████████\n   from "), "{calls}");
     let folded = printed(&["report", "--format", "folded", &file]);
     let stack = "<module> (train.py:40);forward (model.py:12);at::detail::empty_cuda (/home/ada/venv/";
     assert!(folded.contains(stack), "{folded}");
