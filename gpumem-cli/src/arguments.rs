@@ -38,6 +38,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Run(commands::run::Arguments),
+    Attach(commands::attach::Arguments),
     Start(commands::start::Arguments),
     Stop(commands::stop::Arguments),
     Report(commands::report::Arguments),

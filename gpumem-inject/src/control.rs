@@ -11,13 +11,13 @@ use std::{
 
 use gpumem::__private::{end_injected, run_beside_program};
 
-use crate::{request, variable};
+use crate::{request::Request, torch, variable};
 
 /// Who connects and sends nothing is not waited for longer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Listens to commands, on a thread of its own. Until one comes, nothing is intercepted and the thread sleeps.
-pub(crate) fn listen(folder: &Path, file: PathBuf) -> Result<(), String> {
+pub(crate) fn listen(folder: &Path, request: Request) -> Result<(), String> {
     let socket = folder.join(format!("{}.sock", process::id()));
     // Of an earlier process with this number, or of the program that called `exec`.
     _ = fs::remove_file(&socket);
@@ -27,13 +27,13 @@ pub(crate) fn listen(folder: &Path, file: PathBuf) -> Result<(), String> {
         let mut recording = None;
         for stream in listener.incoming().flatten() {
             // A program that has closed the connection has its reasons.
-            _ = answer(&stream, &file, &mut recording);
+            _ = answer(&stream, &request, &mut recording);
         }
     };
     run_beside_program("gpumem-control", serve).map_err(failed)
 }
 
-fn answer(mut stream: &UnixStream, file: &Path, recording: &mut Option<PathBuf>) -> std::io::Result<()> {
+fn answer(mut stream: &UnixStream, request: &Request, recording: &mut Option<PathBuf>) -> std::io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut command = String::new();
@@ -44,8 +44,11 @@ fn answer(mut stream: &UnixStream, file: &Path, recording: &mut Option<PathBuf>)
             *recording = Some(known);
             Err(text)
         }
-        (variable::START, None) => request::record(file).inspect(|begun| *recording = Some(begun.clone())),
+        (variable::START, None) => request.record().inspect(|begun| *recording = Some(begun.clone())),
         (variable::STOP, Some(known)) => {
+            if request.has_torch() {
+                torch::end(&known);
+            }
             end_injected();
             Ok(known)
         }

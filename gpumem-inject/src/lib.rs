@@ -15,10 +15,12 @@ mod control;
 mod request;
 #[cfg(feature = "library")]
 mod sys;
+#[cfg(feature = "library")]
+mod torch;
 pub mod variable;
 
 #[cfg(feature = "library")]
-pub use self::sys::InitializeInjection;
+pub use self::sys::{InitializeInjection, gpumem_attach};
 
 /// The folder with the manifest of this crate, for the build script of the command.
 pub const MANIFEST_DIR: &str = env!("CARGO_MANIFEST_DIR");

@@ -9,35 +9,71 @@ use std::{
 
 use gpumem::__private::{Injected, Keep, begin_injected};
 
-use crate::{control, variable};
+use crate::{control, torch, variable};
 
 /// The variables in which launchers put the number of a process among those of a job.
 const RANKS: [&str; 5] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"];
 
-/// Begins what the command asks for.
+/// What is recorded, and where.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    /// The name of this process's file has more before the extension.
+    pub(crate) file: PathBuf,
+    /// A value of the setting `GPUMEM_BACKTRACE`.
+    pub(crate) backtrace: String,
+    /// As in [`variable::KEEP`].
+    pub(crate) keep: String,
+    /// As in [`variable::TORCH`].
+    pub(crate) torch: String,
+    /// The process may have allocated before.
+    pub(crate) is_late: bool,
+}
+
+/// Begins what the environment asks for.
 pub(crate) fn begin() -> Result<(), String> {
     // Somebody else's `CUDA_INJECTION64_PATH` names this library: there is no file to write.
     let Some(file) = env::var_os(variable::FILE).filter(|file| !file.is_empty()) else {
         return Err(format!("{} is not set; start the program with `gpumem run`", variable::FILE));
     };
-    let file = PathBuf::from(file);
+    let text = |name| env::var(name).unwrap_or_default();
+    let mut request = Request {
+        file: file.into(),
+        backtrace: text(variable::BACKTRACE),
+        keep: text(variable::KEEP),
+        torch: text(variable::TORCH),
+        is_late: false,
+    };
     match env::var_os(variable::CONTROL).filter(|folder| !folder.is_empty()) {
-        None => record(&file).map(drop),
-        Some(folder) => control::listen(Path::new(&folder), file),
+        None => request.record().map(drop),
+        Some(folder) => {
+            request.is_late = true;
+            control::listen(Path::new(&folder), request)
+        }
     }
 }
 
-/// Begins the recording. Returns its file.
-pub(crate) fn record(file: &Path) -> Result<PathBuf, String> {
-    let backtrace = env::var(variable::BACKTRACE).unwrap_or_default();
-    let rank = RANKS.iter().find_map(|name| env::var(name).ok()?.trim().parse().ok());
-    let recording = free_name(file, rank, process::id());
-    begin_injected(Injected { recording: &recording, backtrace: &backtrace, keep: keep()? })?;
-    Ok(recording)
+impl Request {
+    /// Begins the recording. Returns its file.
+    pub(crate) fn record(&self) -> Result<PathBuf, String> {
+        let Self { file, backtrace, keep, torch, is_late } = self;
+        let rank = RANKS.iter().find_map(|name| env::var(name).ok()?.trim().parse().ok());
+        let recording = free_name(file, rank, process::id());
+        begin_injected(Injected { recording: &recording, backtrace, keep: parsed(keep)?, is_late: *is_late })?;
+        if !torch.is_empty() {
+            let number = || format!("{}={torch} is no number of events", variable::TORCH);
+            torch::begin(&recording, torch.parse().map_err(|_| number())?);
+        }
+        Ok(recording)
+    }
+
+    /// The history of PyTorch's allocator is to be recorded.
+    pub(crate) fn has_torch(&self) -> bool {
+        !self.torch.is_empty()
+    }
 }
 
-fn keep() -> Result<Keep, String> {
-    match env::var(variable::KEEP).unwrap_or_default().as_str() {
+fn parsed(keep: &str) -> Result<Keep, String> {
+    match keep {
         "" => Ok(Keep::All),
         variable::PEAKS => Ok(Keep::Peaks),
         bytes => match bytes.parse() {

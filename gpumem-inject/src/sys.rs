@@ -1,13 +1,21 @@
-//! What the driver finds in the library.
+//! What the driver finds in the library, and what `gpumem attach` calls.
 
 use std::{
-    ffi::c_int,
+    ffi::{CStr, CString, OsStr, c_char, c_int},
     io::{self, Write},
+    os::unix::ffi::OsStrExt,
     panic::catch_unwind,
+    path::Path,
+    ptr,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use crate::request;
+use crate::{control, request, request::Request};
+
+/// The library records the process, or waits for a command to do so.
+///
+/// A driver that comes here again while gpumem begins must not wait for it: this thread would wait for itself.
+static CALLED: AtomicBool = AtomicBool::new(false);
 
 /// The driver calls it inside of `cuInit`. It returns 1, as NVIDIA's examples do.
 #[expect(unsafe_code, reason = "the driver finds the function by this name")]
@@ -15,8 +23,6 @@ use crate::request;
 // function without arguments that returns an `int`.
 #[unsafe(no_mangle)]
 pub extern "C" fn InitializeInjection() -> c_int {
-    // A driver that comes here again while gpumem begins must not wait for it: this thread would wait for itself.
-    static CALLED: AtomicBool = AtomicBool::new(false);
     if !CALLED.swap(true, Relaxed) {
         // Nothing unwinds into C. The panic hook has printed the panic.
         let begun = catch_unwind(request::begin).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
@@ -26,4 +32,44 @@ pub extern "C" fn InitializeInjection() -> c_int {
         }
     }
     1
+}
+
+/// Waits for `gpumem start` in a program that runs already: `gpumem attach` has Python load the library and call this. The texts are the
+/// folder of the socket, the file of the recording, and what is recorded, as in the variables of [`crate::variable`]. Returns null, or
+/// why it does not wait.
+///
+/// # Safety
+/// Each argument is a string that ends with a zero.
+#[expect(unsafe_code, reason = "Python finds the function by this name, and passes strings")]
+// SAFETY: no other function of a program has this name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_attach(
+    folder: *const c_char,
+    file: *const c_char,
+    backtrace: *const c_char,
+    keep: *const c_char,
+    torch: *const c_char,
+) -> *const c_char {
+    // SAFETY: the caller passes strings, which are copied before this returns.
+    let bytes = |text: *const c_char| unsafe { CStr::from_ptr(text) }.to_bytes().to_owned();
+    let text = |text| String::from_utf8_lossy(&bytes(text)).into_owned();
+    let request = Request {
+        file: OsStr::from_bytes(&bytes(file)).into(),
+        backtrace: text(backtrace),
+        keep: text(keep),
+        torch: text(torch),
+        is_late: true,
+    };
+    let folder = bytes(folder);
+    let listen = || {
+        if CALLED.swap(true, Relaxed) {
+            return Err("the library of gpumem is in it already".to_owned());
+        }
+        control::listen(Path::new(OsStr::from_bytes(&folder)), request).inspect_err(|_| CALLED.store(false, Relaxed))
+    };
+    match catch_unwind(std::panic::AssertUnwindSafe(listen)).unwrap_or_else(|_| Err("gpumem panicked".to_owned())) {
+        Ok(()) => ptr::null(),
+        // Never released: it is called once.
+        Err(why) => CString::new(why).map_or(c"it is not known why".as_ptr(), |why| why.into_raw().cast_const()),
+    }
 }

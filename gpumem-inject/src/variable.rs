@@ -1,5 +1,7 @@
 //! The variables by which the command says what is to be recorded.
 
+use std::path::{Path, PathBuf};
+
 /// By which the driver finds the library.
 pub const INJECTION: &str = "CUDA_INJECTION64_PATH";
 
@@ -25,3 +27,16 @@ pub const DONE: &str = "done ";
 pub const KEEP: &str = "GPUMEM_RUN_KEEP";
 /// See [`KEEP`].
 pub const PEAKS: &str = "peaks";
+
+/// The history of PyTorch's allocator is recorded, with so many events of each device at most.
+pub const TORCH: &str = "GPUMEM_RUN_TORCH";
+
+/// The file of that history, beside a recording. Until all of it is there, its name ends in [`UNFINISHED`].
+pub fn torch_file(recording: &Path) -> PathBuf {
+    let mut path = recording.as_os_str().to_owned();
+    path.push(".torch");
+    path.into()
+}
+
+/// See [`torch_file`].
+pub const UNFINISHED: &str = ".part";

@@ -8,6 +8,8 @@ use crate::model::short_name;
 pub use crate::query::machine::{CudaDevice, Gpu, Machine, cuda_devices, machine, processes_on};
 #[cfg(all(feature = "__internal", feature = "cupti", feature = "dispatch"))]
 pub use crate::session::calls_of_both_sources;
+#[cfg(all(feature = "backtrace", feature = "capture", feature = "dispatch"))]
+pub use crate::session::run_in_python;
 pub use crate::session::{
     BodyGuard, Budget, End, Figure, GpuMemTrace, GpuMemTraceBuilder, Lines, Relation, TraceSpec, Traced,
 };

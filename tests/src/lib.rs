@@ -14,6 +14,7 @@ mod own_process;
 mod patch;
 mod pending;
 mod process;
+mod python;
 mod random;
 mod script;
 mod simulated;
@@ -29,6 +30,7 @@ pub use self::{
     own_process::{Ended, OwnProcess, Running, part},
     pending::Yield,
     process::built,
+    python::interpreters,
     random::Random,
     script::{CONTEXT, check, check_answers, each, ensure, ensure_answer, ensure_clean, ensure_error, ensure_unharmed},
     simulated::{reported_lines, simulated_gpu},

@@ -1,34 +1,10 @@
 //! Python's functions on stacks, in each Python from 3.11 to 3.14 that is found: compared with what Python knows of its frames.
 
-use std::{collections::BTreeMap, env, ffi::OsStr, fs, path::PathBuf, process::Command};
+use std::{env, ffi::OsStr, process::Command};
 
-use gpumem_tests::built;
+use gpumem_tests::{built, interpreters};
 
 const CHECKS: [&str; 7] = ["shapes", "threads", "reuse", "recorded", "subinterpreters", "end", "cost"];
-
-/// The interpreters on the path, and those that pyenv has installed: one of each version.
-fn interpreters() -> BTreeMap<(u32, u32), PathBuf> {
-    let names = ["python3", "python3.11", "python3.12", "python3.13", "python3.14"];
-    let path = env::var_os("PATH").unwrap_or_default();
-    let on_path = env::split_paths(&path).flat_map(|folder| names.map(|name| folder.join(name)));
-    let pyenv = env::home_dir().map(|home| home.join(".pyenv/versions"));
-    let installed = pyenv.into_iter().flat_map(fs::read_dir).flatten().flatten();
-    let all = on_path.chain(installed.map(|version| version.path().join("bin/python3")));
-    all.filter(|path| path.is_file()).filter_map(|path| Some((version(&path)?, path))).collect()
-}
-
-/// The version of an interpreter that is supported: with the global lock.
-fn version(path: &PathBuf) -> Option<(u32, u32)> {
-    const SHOW: &str =
-        "import sys, sysconfig; print(*sys.version_info[:2], sysconfig.get_config_var('Py_GIL_DISABLED') or 0)";
-    let output = Command::new(path).args(["-c", SHOW]).output().ok().filter(|output| output.status.success())?;
-    let text = String::from_utf8(output.stdout).ok()?;
-    let numbers: Vec<u32> = text.split_whitespace().map_while(|number| number.parse().ok()).collect();
-    match *numbers {
-        [3, minor @ 11..=14, 0] => Some((3, minor)),
-        _ => None,
-    }
-}
 
 #[test]
 fn stacks_have_the_lines_that_python_knows() {

@@ -1,5 +1,6 @@
 //! The commands, one in each file: its arguments, and `execute`.
 
+pub(crate) mod attach;
 pub(crate) mod completions;
 pub(crate) mod diff;
 pub(crate) mod estimate;
@@ -21,6 +22,7 @@ use crate::{
 pub(crate) fn execute(arguments: Arguments) -> Result<Exit, Failure> {
     let done = match arguments.command {
         Command::Run(arguments) => run::execute(&arguments),
+        Command::Attach(arguments) => attach::execute(&arguments),
         Command::Start(arguments) => start::execute(&arguments),
         Command::Stop(arguments) => stop::execute(&arguments),
         Command::Report(arguments) => report::execute(&arguments),

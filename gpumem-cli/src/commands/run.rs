@@ -4,6 +4,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, ValueEnum};
 use gpumem_core::model::Bytes;
+use gpumem_inject::variable;
 
 use crate::{exit::Exit, failure::Failure, run};
 
@@ -11,6 +12,7 @@ const EXAMPLES: &str = "\
 Examples:
   gpumem run -- python train.py
   gpumem run -o step.capture -- ./my-program --batch 8
+  gpumem run --torch -- python train.py            with the tensors in PyTorch's memory
   gpumem run -- torchrun --nproc-per-node 2 train.py
 
 Each process that uses CUDA has a recording of its own. One process: FILE. Several: the name has the rank, the devices and the number
@@ -27,6 +29,19 @@ pub(crate) struct Arguments {
     /// The file of the recording, which is replaced if it exists. Else a new file in the current folder, named after the program.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) recorded: Recorded,
+    /// Record nothing until `gpumem start PID`.
+    #[arg(long)]
+    pub(crate) dormant: bool,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// What is recorded of a program.
+#[derive(Debug, Args)]
+pub(crate) struct Recorded {
     /// The stacks that are recorded of allocations of 1 MiB or more.
     #[arg(long, value_enum, default_value_t = Stacks::Python)]
     pub(crate) stacks: Stacks,
@@ -36,12 +51,29 @@ pub(crate) struct Arguments {
     /// Keep only what was live at the peak of each device and at the end. A killed program loses its last second.
     #[arg(long, conflicts_with = "max_size")]
     pub(crate) only_peak: bool,
-    /// Record nothing until `gpumem start PID`.
+    /// Record the tensors of PyTorch (2.1 or newer) as well: what is in the memory that its allocator gets from the driver.
     #[arg(long)]
-    pub(crate) dormant: bool,
-    /// The program and its arguments.
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
-    pub(crate) command: Vec<OsString>,
+    pub(crate) torch: bool,
+    /// PyTorch keeps so many of the newest events of each device, three for a tensor, in the memory of the program: up to 1 KB each.
+    #[arg(long, value_name = "COUNT", default_value_t = 500_000, requires = "torch",
+        value_parser = clap::value_parser!(u64).range(1_000..))]
+    pub(crate) torch_events: u64,
+}
+
+impl Recorded {
+    /// As in [`variable::KEEP`].
+    pub(crate) fn keep(&self) -> String {
+        match self.max_size {
+            _ if self.only_peak => variable::PEAKS.to_owned(),
+            Some(size) => size.get().to_string(),
+            None => String::new(),
+        }
+    }
+
+    /// As in [`variable::TORCH`].
+    pub(crate) fn torch(&self) -> String {
+        if self.torch { self.torch_events.to_string() } else { String::new() }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -3,7 +3,7 @@
 use clap::Args;
 use gpumem_inject::variable;
 
-use crate::{exit::Exit, failure::Failure, run::control, terminal};
+use crate::{exit::Exit, failure::Failure, run::control};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -15,10 +15,12 @@ Examples:
 pub(crate) struct Arguments {
     /// The number of the process that uses CUDA.
     pid: u32,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     let file = control::send(arguments.pid, variable::START)?;
-    terminal::print(|out| writeln!(out, "{file}"))?;
-    Ok(Exit::Done)
+    super::attach::answer(arguments.pid, &file, arguments.json)
 }

@@ -1,24 +1,32 @@
-//! Ends the recording of a program that was started with `gpumem run --dormant`. The program runs on.
+//! Ends the recording of a program that `gpumem start` or `gpumem attach` began. The program runs on.
 
 use clap::Args;
 use gpumem_inject::variable;
 
-use crate::{exit::Exit, failure::Failure, run::control, terminal};
+use crate::{
+    exit::Exit,
+    failure::Failure,
+    run::{attach, control},
+};
 
 const EXAMPLES: &str = "\
 Examples:
   gpumem stop 4711";
 
-/// Ends the recording of a program that was started with `gpumem run --dormant`. The program runs on.
+/// Ends the recording that `gpumem start` or `gpumem attach` began. The program runs on.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     /// The number of the process that uses CUDA.
     pid: u32,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     let file = control::send(arguments.pid, variable::STOP)?;
-    terminal::print(|out| writeln!(out, "{file}"))?;
-    Ok(Exit::Done)
+    // `gpumem run` completes the recordings of its program when that ends. Nobody else waits for one.
+    attach::complete(&file);
+    super::attach::answer(arguments.pid, &file, arguments.json)
 }

@@ -113,6 +113,7 @@ impl Random {
                 own_module: Some(self.text()),
                 began: Duration::from_nanos(self.any()),
                 version: self.text(),
+                ran_before: Some(Duration::from_nanos(self.any())),
             }),
             1 => Item::Clock(ClockPair { ticks: self.any(), time: Duration::from_nanos(self.any()) }),
             2 => Item::Callsite(CallsiteDefinition {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use gpumem_core::{
-    capture::{Reader, RecordedEvent, Step, ring_path},
+    capture::{Reader, RecordedEvent, Step},
     model::{Block, Device, EventKind, Key, ScopeId, ThreadId},
 };
 
@@ -67,7 +67,7 @@ impl History {
             let next = "write the recording to a file first";
             return Err(Failure::new(format!("`{}` cannot be read", path.display()), "it is no file", next));
         }
-        if ring_path(path).exists() {
+        if run::is_unfinished(path) {
             add_ring(path);
         }
         let file = File::open(path).map_err(failed)?;

@@ -1,6 +1,6 @@
 //! What a recording comes to: the peak of each device, what it consisted of, what was not freed, what was not seen.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use gpumem_core::{
     model::Device,
@@ -9,7 +9,7 @@ use gpumem_core::{
 use serde::Serialize;
 
 use super::text::percent;
-use crate::history::{ChangeKind, Held, History, sums_by};
+use crate::history::{ChangeKind, Held, History, in_words, sums_by};
 
 /// What a recording comes to. The names of the fields are those in JSON.
 #[derive(Clone, Debug, Serialize)]
@@ -104,6 +104,8 @@ pub(crate) struct Missing {
     pub(crate) begins_after_event: Option<u64>,
     /// Only what was live at the peaks and at the end is there.
     pub(crate) has_only_peaks: bool,
+    /// The process had run for so long when the recording began. What it had allocated before is not known.
+    pub(crate) begins_after_seconds: Option<f64>,
     /// Allocations were not intercepted.
     pub(crate) not_intercepted: bool,
     pub(crate) lost_events: u64,
@@ -127,6 +129,7 @@ impl Missing {
             incomplete: history.incomplete(),
             begins_after_event: part.filter(|part| !part.is_peaks).map(|part| part.after),
             has_only_peaks: part.is_some_and(|part| part.is_peaks),
+            begins_after_seconds: history.definitions().process().ran_before.map(|before| before.as_secs_f64()),
             not_intercepted: history.sources().is_empty() && history.blocks.is_empty(),
             lost_events: counts.lost,
             untracked_frees: counts.untracked,
@@ -143,6 +146,7 @@ impl Missing {
     pub(crate) fn leaves_peak_unknown(&self) -> bool {
         self.incomplete.is_some()
             || self.begins_after_event.is_some()
+            || self.begins_after_seconds.is_some()
             || self.not_intercepted
             || self.contradictory
             || self.lost_events + self.missed_frees + self.unreadable_items > 0
@@ -158,6 +162,12 @@ impl Missing {
             let first = if after == 1 { "event is".to_owned() } else { format!("{after} events are") };
             lines.push(format!(
                 "The first {first} not in the recording (--max-size), only the blocks that were live after them: the true peak may be higher and earlier."
+            ));
+        }
+        if let Some(seconds) = self.begins_after_seconds {
+            let after = in_words(Duration::from_secs_f64(seconds.max(0.0)));
+            lines.push(format!(
+                "The recording began when the process had run for {after}: what was allocated before is not in it."
             ));
         }
         if self.has_only_peaks {

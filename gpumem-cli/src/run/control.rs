@@ -34,6 +34,11 @@ pub(super) fn folder() -> io::Result<PathBuf> {
     Ok(folder)
 }
 
+/// Where a process waits for commands.
+pub(super) fn socket(folder: &Path, pid: u32) -> PathBuf {
+    folder.join(format!("{pid}.sock"))
+}
+
 fn remove_old(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let socket = entry.path();
@@ -54,11 +59,16 @@ pub(crate) fn send(pid: u32, command: &str) -> Result<String, Failure> {
         Failure::new(&process, cause, "")
     })?;
     let name = format!("{}=", variable::CONTROL);
-    let folder = environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(name.as_bytes()));
-    let Some(folder) = folder.and_then(|folder| std::str::from_utf8(folder).ok()) else {
-        return Err(Failure::new(process, "it has no library of gpumem that waits", next));
+    let named = environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(name.as_bytes()));
+    let named = named.and_then(|folder| std::str::from_utf8(folder).ok()).filter(|folder| !folder.is_empty());
+    let socket = match named {
+        Some(named) => socket(Path::new(named), pid),
+        // `gpumem attach` made it wait.
+        None => match folder().map(|folder| self::socket(&folder, pid)) {
+            Ok(socket) if socket.exists() => socket,
+            _ => return Err(Failure::new(process, "it has no library of gpumem that waits", next)),
+        },
     };
-    let socket = Path::new(folder).join(format!("{pid}.sock"));
     let mut stream = UnixStream::connect(&socket).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             let next = "it may be a parent or a child of the process that does, or call cuInit later";

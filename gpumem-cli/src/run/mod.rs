@@ -1,5 +1,6 @@
 //! `gpumem run`: starts the program with the library in it, waits for it, and finishes the recordings of its processes.
 
+pub(crate) mod attach;
 pub(crate) mod control;
 mod library;
 mod parts;
@@ -15,7 +16,7 @@ use std::{
 
 use gpumem_inject::variable;
 
-pub(crate) use self::recordings::complete;
+pub(crate) use self::recordings::{complete, is_unfinished};
 use self::{place::Place, program::Program, recordings::Recording};
 use crate::{
     commands::run::Arguments,
@@ -50,7 +51,7 @@ fn prepare(arguments: &Arguments, program: &mut Program) -> Result<Place, Failur
         let what = format!("{} is set", variable::INJECTION);
         return Err(Failure::new(what, format_args!("another tool has `{}` loaded", other.display()), runs_on));
     }
-    let Arguments { output, stacks, max_size, only_peak, dormant, command } = arguments;
+    let Arguments { output, recorded, dormant, command } = arguments;
     let place = Place::new(output.as_deref(), &command[0], &command[1..])
         .map_err(|(path, error)| Failure::new(format_args!("cannot record to `{}`", path.display()), error, runs_on))?;
     let library = library::unpacked().map_err(|error| Failure::new("the injected library", error, runs_on))?;
@@ -59,15 +60,11 @@ fn prepare(arguments: &Arguments, program: &mut Program) -> Result<Place, Failur
             control::folder().map_err(|error| Failure::new("the folder for `gpumem start`", error, runs_on))?;
         program.environment(variable::CONTROL, folder);
     }
-    let keep = match max_size {
-        _ if *only_peak => variable::PEAKS.to_owned(),
-        Some(size) => size.get().to_string(),
-        None => String::new(),
-    };
-    program.environment(variable::KEEP, keep);
+    program.environment(variable::KEEP, recorded.keep());
+    program.environment(variable::TORCH, recorded.torch());
     program.environment(variable::INJECTION, library);
     program.environment(variable::FILE, place.file());
-    program.environment(variable::BACKTRACE, stacks.backtrace());
+    program.environment(variable::BACKTRACE, recorded.stacks.backtrace());
     Ok(place)
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use gpumem_core::{
-    capture::{End, Item, RecordedEvent, Recovered, items_of, recover},
+    capture::{End, Item, RecordedEvent, Recovered, items_of, recover, ring_path},
     model::EventKind,
 };
 
@@ -67,6 +67,18 @@ fn devices_of(path: &Path) -> io::Result<Option<Vec<u32>>> {
     Ok(Some(devices))
 }
 
+/// What a recording consists of is not all in its file.
+pub(crate) fn is_unfinished(recording: &Path) -> bool {
+    ring_path(recording).exists() || mark(recording).exists()
+}
+
+/// A file beside a recording that nobody completes when its program ends: a report does.
+pub(crate) fn mark(recording: &Path) -> PathBuf {
+    let mut mark = recording.as_os_str().to_owned();
+    mark.push(".attached");
+    mark.into()
+}
+
 /// Adds what a killed process left in its ring, and the functions at the addresses of stacks. Returns the items that were there before;
 /// `None` if the process runs still.
 ///
@@ -88,5 +100,6 @@ pub(crate) fn complete(path: &Path) -> io::Result<Option<Vec<Item>>> {
         let what = format!("`{}` lacks the functions of stacks", path.display());
         terminal::error(&Failure::new(what, error, ""));
     }
+    _ = fs::remove_file(mark(path));
     Ok(Some(items))
 }

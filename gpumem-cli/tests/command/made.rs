@@ -49,6 +49,7 @@ impl Made {
             own_module: Some("train".to_owned()),
             began: Duration::from_secs(1_790_000_000),
             version: "0.1.0".to_owned(),
+            ran_before: None,
         }));
         made.item(&Item::Interception(Interception {
             source: Source::Dispatch,

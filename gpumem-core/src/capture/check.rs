@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::event::RecordedEvent;
+use super::{allocator::AllocatorEvents, event::RecordedEvent};
 use crate::model::{Block, Bytes, Device, EventKind, Gauge, GpuMemory, Key, PoolUsage, ScopeId, ScopeSpec, ThreadId};
 
 /// Threads that run at one time.
@@ -126,6 +126,17 @@ fn check_block(block: &Block) -> Result {
     check_device(block.device)?;
     check_bytes(block.bytes)?;
     limit(block.stack.0 < MOST_STACKS)
+}
+
+pub(super) fn check_allocator(events: &AllocatorEvents) -> Result {
+    check_device(events.device)?;
+    events.events.iter().try_for_each(|event| {
+        check_bytes(event.bytes)?;
+        check_bytes(event.requested)?;
+        limit(event.stack.0 < MOST_STACKS)?;
+        // Where a block ends is an address as well.
+        limit(event.address < 1 << 62)
+    })
 }
 
 fn check_key(key: Key) -> Result {

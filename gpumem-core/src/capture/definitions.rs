@@ -6,6 +6,7 @@ use std::{
     hash::Hash,
 };
 
+use super::allocator::AllocatorDefinition;
 use super::item::{
     CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item,
     ModuleDefinition, PartDefinition, PoolDefinition, Process, Symbol, ThreadDefinition,
@@ -39,6 +40,7 @@ pub struct Definitions {
     pools: HashMap<u64, PoolDefinition>,
     interceptions: Vec<Interception>,
     part: Option<PartDefinition>,
+    allocator: Option<AllocatorDefinition>,
     in_words: RefCell<HashMap<StackId, Stack>>,
     bytes: u64,
     pub(super) left_out: u64,
@@ -56,6 +58,7 @@ impl Definitions {
                 | Item::PeakReleased(_)
                 | Item::Missed(_)
                 | Item::Request(_)
+                | Item::AllocatorEvents(_)
         );
         if !is_definition {
             return;
@@ -98,6 +101,11 @@ impl Definitions {
             Item::Part(part) => {
                 let is_new = self.part.is_none();
                 self.part.get_or_insert(part);
+                is_new
+            }
+            Item::Allocator(allocator) => {
+                let is_new = self.allocator.as_ref().is_none_or(|known| *known == allocator);
+                self.allocator.get_or_insert(allocator);
                 is_new
             }
             Item::Callsite(callsite) => add_first(&mut self.callsites, callsite.id, callsite),
@@ -153,6 +161,11 @@ impl Definitions {
     /// Which part of what happened is in the recording; `None` if all of it is.
     pub fn part(&self) -> Option<PartDefinition> {
         self.part
+    }
+
+    /// The caching allocator of the program, if its history was asked for.
+    pub fn allocator(&self) -> Option<&AllocatorDefinition> {
+        self.allocator.as_ref()
     }
 
     /// The addresses of a stack.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{
+    allocator::{AllocatorDefinition, AllocatorEvents},
     bytes::{Input, Malformed, Result, put_number},
     event::{EventReader, EventWriter, RecordedEvent, is_short},
     wire::{Wire, fields},
@@ -55,6 +56,10 @@ pub enum Item {
     Request(Request),
     /// Only a part of what happened is in the recording.
     Part(PartDefinition),
+    /// A caching allocator of the program, and what is known of it.
+    Allocator(AllocatorDefinition),
+    /// What a caching allocator did.
+    AllocatorEvents(AllocatorEvents),
 }
 
 /// Which part of what happened is in a recording.
@@ -84,6 +89,8 @@ pub struct Process {
     pub began: Duration,
     /// The version of gpumem.
     pub version: String,
+    /// If the recording did not begin with the process: how long that had run. What was allocated before is not known.
+    pub ran_before: Option<Duration>,
 }
 
 /// One moment by two clocks. Between two pairs, times are interpolated.
@@ -367,7 +374,34 @@ pub enum Request {
     },
 }
 
-fields!(Process { pid, executable, arguments, folder, own_module, began, version });
+/// Recordings of early versions end after the version.
+impl Wire for Process {
+    fn put(&self, to: &mut Vec<u8>) {
+        let Self { pid, executable, arguments, folder, own_module, began, version, ran_before } = self;
+        pid.put(to);
+        executable.put(to);
+        arguments.put(to);
+        folder.put(to);
+        own_module.put(to);
+        began.put(to);
+        version.put(to);
+        ran_before.put(to);
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        Ok(Self {
+            pid: Wire::get(from)?,
+            executable: Wire::get(from)?,
+            arguments: Wire::get(from)?,
+            folder: Wire::get(from)?,
+            own_module: Wire::get(from)?,
+            began: Wire::get(from)?,
+            version: Wire::get(from)?,
+            ran_before: if from.len() == 0 { None } else { Wire::get(from)? },
+        })
+    }
+}
+
 fields!(PartDefinition { is_peaks, after });
 fields!(ClockPair { ticks, time });
 fields!(ThreadDefinition { thread, os_id, name });
@@ -475,6 +509,8 @@ items! {
     Missed = 16,
     Request = 17,
     Part = 18,
+    Allocator = 19,
+    AllocatorEvents = 20,
 }
 
 /// Appends an item. `scratch` is for what comes after its length.

@@ -3,6 +3,7 @@
 //! [`Writer`] writes them, [`Reader`] reads them and derives the same reports, on any machine and without the program. The format
 //! is in `docs/CAPTURE.md`.
 
+mod allocator;
 mod bytes;
 mod check;
 mod definitions;
@@ -21,6 +22,9 @@ mod wire;
 mod writer;
 
 pub use self::{
+    allocator::{
+        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
+    },
     definitions::Definitions,
     event::RecordedEvent,
     item::{

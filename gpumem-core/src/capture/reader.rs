@@ -3,8 +3,16 @@
 use std::io::{self, Read, Seek, SeekFrom};
 
 use super::{
-    check::Rejection, definitions::Definitions, event::RecordedEvent, item::BlockLabel, item::Item, items::Items,
-    output::ReplayedReport, record::End, state::State,
+    allocator::AllocatorEvents,
+    check::{Rejection, check_allocator},
+    definitions::Definitions,
+    event::RecordedEvent,
+    item::BlockLabel,
+    item::Item,
+    items::Items,
+    output::ReplayedReport,
+    record::End,
+    state::State,
 };
 use crate::{
     derive::LedgerView,
@@ -33,6 +41,8 @@ pub enum Step {
     Label(Box<BlockLabel>),
     /// The program requested a report.
     ReplayedReport(Box<ReplayedReport>),
+    /// What a caching allocator of the program did. It comes after all events.
+    Allocator(AllocatorEvents),
 }
 
 /// What a reader does not have of the program, and why.
@@ -114,6 +124,10 @@ impl<R: Read> Reader<R> {
             Item::Label(label) => {
                 state.label(&label, bytes)?;
                 return Ok(Some(Step::Label(Box::new(label))));
+            }
+            Item::AllocatorEvents(events) => {
+                check_allocator(&events)?;
+                return Ok(Some(Step::Allocator(events)));
             }
             // All definitions are known already.
             _ => {}

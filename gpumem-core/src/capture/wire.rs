@@ -34,22 +34,23 @@ pub(super) use fields;
 /// The number of each value, in one byte.
 macro_rules! codes {
     ($type:ty { $($variant:ident = $code:literal),* $(,)? }) => {
-        impl Wire for $type {
+        impl $crate::capture::wire::Wire for $type {
             fn put(&self, to: &mut Vec<u8>) {
                 to.push(match self {
                     $(Self::$variant => $code,)*
                 });
             }
 
-            fn get(from: &mut Input<'_>) -> Result<Self> {
+            fn get(from: &mut $crate::capture::bytes::Input<'_>) -> $crate::capture::bytes::Result<Self> {
                 match from.byte()? {
                     $($code => Ok(Self::$variant),)*
-                    _ => Err(Malformed(concat!("a number stands for no ", stringify!($type)))),
+                    _ => Err($crate::capture::bytes::Malformed(concat!("a number stands for no ", stringify!($type)))),
                 }
             }
         }
     };
 }
+pub(super) use codes;
 
 codes!(MemKind { Device = 0, Pool = 1, Managed = 2, PinnedHost = 3, Vmm = 4, Graph = 5 });
 codes!(Family { Cuda = 0, Simulated = 1 });

@@ -4,6 +4,7 @@ use std::{io::Cursor, time::Duration};
 
 use gpumem_core::{
     capture::{
+        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
         BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, DeviceReading,
         End, Interception, Item, ModuleDefinition, PoolDefinition, Process, Reader, RecordedEvent, Request,
         StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer, items_of,
@@ -182,7 +183,7 @@ fn definition(random: &mut Random) -> Item {
         line: random.option(Random::small),
         column: random.option(Random::small),
     };
-    match random.below(15) {
+    match random.below(17) {
         0 => Item::Process(Process {
             pid: random.small(),
             executable: random.text(),
@@ -191,6 +192,7 @@ fn definition(random: &mut Random) -> Item {
             own_module: random.option(Random::text),
             began: Duration::from_nanos(random.any()),
             version: random.text(),
+            ran_before: random.option(|random| Duration::from_nanos(random.any())),
         }),
         1 => Item::Clock(ClockPair { ticks: random.any(), time: Duration::from_nanos(random.any()) }),
         2 => Item::Thread(ThreadDefinition {
@@ -230,6 +232,34 @@ fn definition(random: &mut Random) -> Item {
         }
         12 => Item::ThreadReused(ThreadId(random.small())),
         13 => Item::PeakReleased(ScopeId(random.any())),
+        14 => Item::Allocator(AllocatorDefinition {
+            name: random.text(),
+            missing: random.option(Random::text),
+            devices: random.list(|random| AllocatorDevice {
+                device: device(random),
+                older: random.any(),
+                known_from: random.option(|random| Duration::from_nanos(random.any())),
+                said: random.option(|random| AllocatorFigures {
+                    allocated: bytes(random),
+                    allocated_high: bytes(random),
+                    reserved: bytes(random),
+                    reserved_high: bytes(random),
+                }),
+            }),
+        }),
+        15 => Item::AllocatorEvents(AllocatorEvents {
+            device: device(random),
+            events: random.list(|random| AllocatorEvent {
+                time: Duration::from_nanos(random.any()),
+                action: [AllocatorAction::SegmentAlloc, AllocatorAction::Alloc, AllocatorAction::OutOfMemory]
+                    [usize::try_from(random.below(3)).unwrap_or(0)],
+                address: random.any(),
+                bytes: bytes(random),
+                requested: bytes(random),
+                stream: random.any(),
+                stack: StackId(random.small()),
+            }),
+        }),
         _ => Item::Missed(random.any()),
     }
 }

@@ -9,6 +9,8 @@ use super::{
     output::oom,
     recording::{subscribe, unsubscribe},
 };
+#[cfg(feature = "backtrace")]
+use crate::source;
 use crate::{
     settings::{self, Settings},
     sys::process,
@@ -23,6 +25,8 @@ pub struct Injected<'a> {
     pub backtrace: &'a str,
     /// What is kept in the recording.
     pub keep: Keep,
+    /// The process may have allocated before.
+    pub is_late: bool,
 }
 
 /// Begins to record what the process allocates from now on, on all threads. Inside of `cuInit` it may be called, too.
@@ -33,7 +37,7 @@ pub struct Injected<'a> {
 /// # Errors
 /// Why the process is not recorded, in words. It runs on as if nothing had been tried.
 pub fn begin_injected(injected: Injected<'_>) -> Result<(), String> {
-    let Injected { recording, backtrace, keep } = injected;
+    let Injected { recording, backtrace, keep, is_late } = injected;
     let values = [("GPUMEM_REPORT", "stderr"), ("GPUMEM_SOURCE", "dispatch"), ("GPUMEM_BACKTRACE", backtrace)];
     let value = |name: &str| values.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
     settings::preset(Settings::read(value));
@@ -41,6 +45,9 @@ pub fn begin_injected(injected: Injected<'_>) -> Result<(), String> {
     // The program handles a refusal, and does not wait for a report about it.
     oom::print_none(session);
     session.capture.set_injected();
+    if is_late {
+        session.capture.set_late();
+    }
     session.try_capture(recording, keep).map_err(|why| format!("cannot record to {}: {why}", recording.display()))?;
     subscribe().map_err(|why| {
         session.end_capture();
@@ -63,4 +70,12 @@ pub fn end_injected() {
 pub fn run_beside_program(name: &str, code: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     let thread = std::thread::Builder::new().name(name.to_owned());
     process::with_signals_blocked(|| thread.spawn(code)).map(drop)
+}
+
+/// Runs Python code in the interpreter of this process, on its main thread, as soon as that executes Python code: `again` if this was
+/// called before. All code has one namespace. It is to print nothing, and an exception that comes out of it is dropped. Returns false
+/// if there is no interpreter.
+#[cfg(feature = "backtrace")]
+pub fn run_in_python(first: &std::ffi::CStr, again: &std::ffi::CStr) -> bool {
+    source::run_in_python(first, again)
 }

@@ -42,6 +42,8 @@ use std::{
 use crate::inbox::{Readings, Subscription};
 use once_cell::{race::OnceBox, sync::OnceCell};
 
+#[cfg(all(feature = "backtrace", feature = "capture", feature = "dispatch"))]
+pub use self::injected::run_in_python;
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) use self::recording::{hook_for_nobody, rehearse};
 pub use self::{

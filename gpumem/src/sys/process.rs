@@ -76,6 +76,23 @@ pub(crate) fn began() -> u64 {
     after_name.split_whitespace().nth(19).and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
 }
 
+/// How long this process has run; `None` where that is not known.
+#[cfg(all(feature = "capture", feature = "dispatch"))]
+pub(crate) fn age() -> Option<std::time::Duration> {
+    #[cfg(target_os = "linux")]
+    {
+        // SAFETY: `sysconf` has no preconditions; it returns -1 for what it does not know.
+        let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+        let per_second = u32::try_from(per_second).ok().filter(|per_second| *per_second > 0)?;
+        let uptime = std::fs::read_to_string("/proc/uptime").ok()?;
+        let uptime: f64 = uptime.split_whitespace().next()?.parse().ok()?;
+        let began = std::time::Duration::from_millis(began().checked_mul(1000)? / u64::from(per_second));
+        Some(std::time::Duration::try_from_secs_f64(uptime).ok()?.saturating_sub(began))
+    }
+    #[cfg(not(target_os = "linux"))]
+    None
+}
+
 /// The code that runs in the child of a fork.
 static IN_CHILD: OnceCell<fn()> = OnceCell::new();
 

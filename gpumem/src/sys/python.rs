@@ -4,6 +4,8 @@
 //! that is inside native code does not change its own frames, and its frames keep their code objects alive. So a thread may read its
 //! own frames at any time. Only the functions in [`Functions`] are called; they read memory and take no lock.
 
+#[cfg(all(feature = "capture", feature = "dispatch"))]
+mod code;
 mod layout;
 
 use std::{
@@ -13,6 +15,8 @@ use std::{
     sync::OnceLock,
 };
 
+#[cfg(all(feature = "capture", feature = "dispatch"))]
+pub(crate) use self::code::run_in_python;
 use self::layout::Layout;
 
 /// A frame chain with more frames than this is not read to its end.

@@ -1,5 +1,6 @@
 //! `gpumem run` with programs on the stand-in driver.
 
+mod attach;
 mod children;
 mod dormant;
 mod failures;

@@ -74,6 +74,7 @@ impl Definer {
             own_module: if self.session.capture.is_injected() { program_name() } else { source::own_module() },
             began: since.saturating_sub(self.session.inbox.age()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            ran_before: self.session.capture.ran_before(),
         })
     }
 

@@ -84,6 +84,8 @@ pub(super) struct Capture {
     missed_last: AtomicU64,
     /// The program does not know gpumem.
     is_injected: AtomicBool,
+    /// How long the process had run when the recording began, if it may have allocated before.
+    ran_before: Mutex<Option<Duration>>,
 }
 
 #[derive(Debug)]
@@ -99,6 +101,17 @@ impl Capture {
     #[cfg(feature = "dispatch")]
     pub(super) fn set_injected(&self) {
         self.is_injected.store(true, Relaxed);
+    }
+
+    /// The recording that begins next does not begin with the process.
+    #[cfg(feature = "dispatch")]
+    pub(super) fn set_late(&self) {
+        let age = process::age().unwrap_or_default();
+        *self.ran_before.lock().unwrap_or_else(PoisonError::into_inner) = Some(age);
+    }
+
+    fn ran_before(&self) -> Option<Duration> {
+        *self.ran_before.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_injected(&self) -> bool {

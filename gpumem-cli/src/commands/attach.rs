@@ -1,0 +1,51 @@
+//! Begins to record a program that runs already.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::run::Recorded;
+use crate::{exit::Exit, failure::Failure, run::attach, terminal};
+
+const EXAMPLES: &str = "\
+Examples:
+  gpumem attach 4711                               until `gpumem stop 4711`, or until the program ends
+  gpumem attach -o server.capture --torch 4711
+
+What was allocated before is not known: the recording and its reports say so.
+
+This works for programs in Python 3.14 or newer, which run code on request. Into other programs, code can only be forced, which
+may stop them for ever. Start those with `gpumem run --dormant`; then `gpumem start` begins to record at any time.";
+
+/// Begins to record a program that runs already, in Python 3.14 or newer.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// The number of the process that uses CUDA.
+    pub(crate) pid: u32,
+    /// The file of the recording, which gets the number of the process before the extension. Else one in the current folder.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) recorded: Recorded,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
+    let file = attach::attach(arguments)?;
+    answer(arguments.pid, &file, arguments.json)
+}
+
+/// The file of a recording that begins or ends.
+pub(super) fn answer(pid: u32, file: &str, as_json: bool) -> Result<Exit, Failure> {
+    terminal::print(|out| {
+        if as_json {
+            writeln!(out, "{}", serde_json::json!({ "pid": pid, "file": file }))
+        } else {
+            writeln!(out, "{file}")
+        }
+    })?;
+    Ok(Exit::Done)
+}

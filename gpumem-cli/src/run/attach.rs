@@ -1,0 +1,368 @@
+//! `gpumem attach`: a program in Python 3.14 or newer runs code on request, and loads the library of `gpumem run`.
+
+use std::{
+    env, fs,
+    io::{self, Write},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{MetadataExt, OpenOptionsExt},
+    },
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use gpumem_inject::variable;
+
+use super::{control, library, recordings};
+use crate::{commands::attach::Arguments, failure::Failure, terminal};
+
+/// What the program runs.
+const CODE: &str = include_str!("attach.py");
+
+/// The program is waited for so long: it runs code between two instructions of Python on its main thread.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What to do with a program that cannot be attached to.
+const DORMANT: &str =
+    "start the program with `gpumem run --dormant`, then `gpumem start` begins to record it at any time";
+
+/// Python runs code on request from this version on.
+const OLDEST: (u32, u32) = (3, 14);
+
+/// Begins to record a process. Returns the file of the recording.
+pub(crate) fn attach(arguments: &Arguments) -> Result<String, Failure> {
+    let pid = arguments.pid;
+    let what = format!("process {pid}");
+    let failed = |error: io::Error| Failure::new(&what, error, "");
+    let folder = control::folder().map_err(failed)?;
+    // Its library waits already.
+    if control::socket(&folder, pid).exists() {
+        return begin(pid);
+    }
+    let process = Target::new(pid).map_err(|Refusal { cause, next }| Failure::new(&what, cause, next))?;
+    let library = library::unpacked().map_err(|error| Failure::new("the library", error, ""))?;
+    let file =
+        env::current_dir().map_err(failed)?.join(arguments.output.clone().unwrap_or_else(|| process.default_name()));
+    // The program would find out later.
+    let probe = file.with_file_name(format!(".gpumem-{}", std::process::id()));
+    let tried = fs::File::create(&probe);
+    _ = fs::remove_file(&probe);
+    tried.map_err(|error| {
+        Failure::new(format!("cannot record to `{}`", file.display()), error, "give another --output")
+    })?;
+    let [script, answer] = ["py", "answer"].map(|extension| folder.join(format!("attach-{pid}.{extension}")));
+    _ = fs::remove_file(&answer);
+    let recorded = &arguments.recorded;
+    let texts = [
+        folder.as_os_str().as_bytes(),
+        file.as_os_str().as_bytes(),
+        recorded.stacks.backtrace().as_bytes(),
+        recorded.keep().as_bytes(),
+        recorded.torch().as_bytes(),
+    ]
+    .map(python_bytes);
+    let code = format!(
+        "LIBRARY = {}\nARGUMENTS = [{}]\nANSWER = {}\nSCRIPT = {}\n{CODE}",
+        python_bytes(library.as_os_str().as_bytes()),
+        texts.join(", "),
+        python_bytes(answer.as_os_str().as_bytes()),
+        python_bytes(script.as_os_str().as_bytes()),
+    );
+    write_script(&script, &code).map_err(failed)?;
+    process.run(&script).map_err(|Refusal { cause, next }| {
+        _ = fs::remove_file(&script);
+        Failure::new(&what, cause, next)
+    })?;
+    let until = Instant::now() + PATIENCE;
+    let text = loop {
+        if let Ok(text) = fs::read_to_string(&answer) {
+            _ = fs::remove_file(&answer);
+            break text;
+        }
+        if Instant::now() > until {
+            let cause = "its main thread runs no Python code now, so it has not loaded the library yet";
+            return Err(Failure::new(what, cause, format!("it will: try `gpumem attach {pid}` again later")));
+        }
+        thread::sleep(Duration::from_millis(10));
+    };
+    if !text.is_empty() {
+        return Err(Failure::new(what, text, ""));
+    }
+    begin(pid)
+}
+
+fn begin(pid: u32) -> Result<String, Failure> {
+    let file = control::send(pid, variable::START)?;
+    // Nobody waits for the end of the program: the next report completes the recording.
+    _ = fs::File::create(recordings::mark(Path::new(&file)));
+    Ok(file)
+}
+
+/// Completes a recording that ended before its program, if nobody else does.
+pub(crate) fn complete(file: &str) {
+    let file = Path::new(file);
+    if recordings::mark(file).exists()
+        && let Err(error) = recordings::complete(file)
+    {
+        let what = format!("`{}` cannot be completed", file.display());
+        terminal::error(&Failure::new(what, error, ""));
+    }
+}
+
+/// For the owner alone: another one's program would run it.
+fn write_script(path: &Path, code: &str) -> io::Result<()> {
+    _ = fs::remove_file(path);
+    fs::File::options().write(true).create_new(true).mode(0o600).open(path)?.write_all(code.as_bytes())
+}
+
+/// As Python writes bytes.
+fn python_bytes(bytes: &[u8]) -> String {
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("bytes.fromhex('{digits}')")
+}
+
+/// Why a process cannot be attached to, and what to do instead.
+#[derive(Debug, PartialEq, Eq)]
+struct Refusal {
+    cause: String,
+    next: String,
+}
+
+impl Refusal {
+    fn new(cause: impl Into<String>, next: impl Into<String>) -> Self {
+        Self { cause: cause.into(), next: next.into() }
+    }
+}
+
+/// A process that runs Python.
+#[derive(Debug)]
+struct Target {
+    pid: u32,
+    /// An interpreter of the same version.
+    python: PathBuf,
+    /// The script or the program.
+    arguments: Vec<Vec<u8>>,
+}
+
+impl Target {
+    /// What can be known before anything is tried.
+    fn new(pid: u32) -> Result<Self, Refusal> {
+        let proc = PathBuf::from(format!("/proc/{pid}"));
+        let Ok(known) = proc.metadata() else { return Err(Refusal::new("it does not run", "")) };
+        let user = rustix::process::geteuid().as_raw();
+        if user != 0 && known.uid() != user {
+            let cause = format!("it is of another user (number {})", known.uid());
+            return Err(Refusal::new(cause, "run gpumem as that user"));
+        }
+        for (kind, name) in [("pid", "it numbers processes"), ("mnt", "it sees files")] {
+            let of = |proc: &Path| fs::read_link(proc.join("ns").join(kind)).ok();
+            if let (Some(own), Some(other)) = (of(Path::new("/proc/self")), of(&proc))
+                && own != other
+            {
+                let cause = format!("it is in another container: {name} in another way");
+                return Err(Refusal::new(cause, "run gpumem in that container"));
+            }
+        }
+        let read = |name: &str| {
+            let no_permission = |error: io::Error| match error.kind() {
+                io::ErrorKind::NotFound => Refusal::new("it does not run", ""),
+                _ => Refusal::new(format!("it cannot be read: {error}"), "run gpumem as root"),
+            };
+            fs::read(proc.join(name)).map_err(no_permission)
+        };
+        let split = |bytes: Vec<u8>| bytes.split(|byte| *byte == 0).map(<[u8]>::to_owned).collect::<Vec<_>>();
+        let (environment, arguments) = (split(read("environ")?), split(read("cmdline")?));
+        check_environment(pid, &environment)?;
+        let maps = String::from_utf8_lossy(&read("maps")?).into_owned();
+        let executable = fs::read_link(proc.join("exe")).unwrap_or_default();
+        let python = interpreter(&executable, &maps)?;
+        check_switches(&environment, &arguments)?;
+        Ok(Self { pid, python, arguments })
+    }
+
+    /// `server.capture`, if it runs `server.py`.
+    fn default_name(&self) -> PathBuf {
+        let script = self.arguments.iter().find_map(|argument| {
+            let path = Path::new(std::ffi::OsStr::from_bytes(argument));
+            path.file_stem().filter(|_| path.extension().is_some_and(|extension| extension == "py"))
+        });
+        let stem = script.unwrap_or_else(|| "python".as_ref());
+        let mut name = stem.to_owned();
+        name.push(".capture");
+        name.into()
+    }
+
+    /// Has the process run a script.
+    fn run(&self, script: &Path) -> Result<(), Refusal> {
+        const CODE: &str = "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])";
+        let mut command = Command::new(&self.python);
+        // Nothing of the user's is imported.
+        command.args(["-I", "-S", "-c", CODE]).arg(self.pid.to_string()).arg(script);
+        let output = command.output().map_err(|error| {
+            Refusal::new(format!("its interpreter `{}` cannot be started: {error}", self.python.display()), DORMANT)
+        })?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let text = String::from_utf8_lossy(&output.stderr);
+        let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it does not say why");
+        let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+        Err(explain(last, scope.trim()))
+    }
+}
+
+/// Why Python could not reach the other process.
+fn explain(error: &str, ptrace_scope: &str) -> Refusal {
+    let is_permission = ["PermissionError", "Operation not permitted", "Permission denied"];
+    if !is_permission.iter().any(|text| error.contains(text)) {
+        return Refusal::new(format!("Python could not reach it: {error}"), DORMANT);
+    }
+    match ptrace_scope {
+        "1" => Refusal::new(
+            "the system lets no process change another one (kernel.yama.ptrace_scope is 1)",
+            format!("run gpumem as root, or {DORMANT}"),
+        ),
+        "2" => Refusal::new(
+            "the system lets only root change other processes (kernel.yama.ptrace_scope is 2)",
+            format!("run gpumem as root, or {DORMANT}"),
+        ),
+        "3" => Refusal::new("the system lets nobody change other processes (kernel.yama.ptrace_scope is 3)", DORMANT),
+        _ => Refusal::new(
+            format!("the system does not let gpumem change it ({error})"),
+            format!("run gpumem as root, in a container with the capability SYS_PTRACE, or {DORMANT}"),
+        ),
+    }
+}
+
+/// Whether another command of gpumem is responsible.
+fn check_environment(pid: u32, environment: &[Vec<u8>]) -> Result<(), Refusal> {
+    let is_set = |name: &str| value(environment, name).is_some_and(|value| !value.is_empty());
+    if is_set(variable::CONTROL) {
+        return Err(Refusal::new("it was started with `gpumem run --dormant`", format!("use `gpumem start {pid}`")));
+    }
+    if is_set(variable::FILE) {
+        return Err(Refusal::new("`gpumem run` records it already", ""));
+    }
+    Ok(())
+}
+
+fn value<'a>(environment: &'a [Vec<u8>], name: &str) -> Option<&'a [u8]> {
+    environment.iter().find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
+}
+
+/// Whether Python was told to run no code of others.
+fn check_switches(environment: &[Vec<u8>], arguments: &[Vec<u8>]) -> Result<(), Refusal> {
+    const VARIABLE: &str = "PYTHON_DISABLE_REMOTE_DEBUG";
+    let by = if value(environment, VARIABLE).is_some_and(|value| !value.is_empty()) {
+        VARIABLE
+    } else if arguments.iter().any(|argument| argument.ends_with(b"disable-remote-debug")) {
+        "-X disable-remote-debug"
+    } else {
+        return Ok(());
+    };
+    Err(Refusal::new(format!("{by} forbids its Python to run code on request"), DORMANT))
+}
+
+/// The interpreter of a process, as a program.
+fn interpreter(executable: &Path, maps: &str) -> Result<PathBuf, Refusal> {
+    let too_old = |(major, minor): (u32, u32)| {
+        let cause =
+            format!("its Python {major}.{minor} runs no code on request: {}.{} and later do", OLDEST.0, OLDEST.1);
+        Refusal::new(cause, DORMANT)
+    };
+    let name = executable.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    if name.starts_with("python") {
+        let version = version_of(executable).ok_or_else(|| {
+            let cause = format!("its interpreter `{}` does not say which version it is", executable.display());
+            Refusal::new(cause, DORMANT)
+        })?;
+        return if version < OLDEST { Err(too_old(version)) } else { Ok(executable.to_owned()) };
+    }
+    // A program with Python in it.
+    let library = maps.lines().find_map(|line| {
+        let (_, version) = line.rsplit_once("/libpython")?;
+        let (major, minor) = version.split_once(".so")?.0.split_once('.')?;
+        let digits = |text: &str| text.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().ok();
+        Some((digits(major)?, digits(minor)?))
+    });
+    match library {
+        None => Err(Refusal::new(format!("it runs no Python, but `{}`", executable.display()), DORMANT)),
+        Some(version) if version < OLDEST => Err(too_old(version)),
+        Some((major, minor)) => {
+            let name = format!("python{major}.{minor}");
+            let path = env::var_os("PATH").unwrap_or_default();
+            let mut found = env::split_paths(&path).map(|folder| folder.join(&name));
+            let none = || Refusal::new(format!("there is no `{name}` to ask the Python in it"), DORMANT);
+            found.find(|path| path.is_file()).ok_or_else(none)
+        }
+    }
+}
+
+fn version_of(python: &Path) -> Option<(u32, u32)> {
+    let code = "import sys; print(*sys.version_info[:2])";
+    let output = Command::new(python).args(["-I", "-S", "-c", code]).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    let (major, minor) = text.trim().split_once(' ')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
+        texts.iter().map(|text| text.as_bytes().to_owned()).collect()
+    }
+
+    #[test]
+    fn who_lets_nobody_attach_is_named() {
+        let cause = |environment: &[&str], arguments: &[&str]| {
+            check_switches(&texts(environment), &texts(arguments)).err().map(|refusal| refusal.cause)
+        };
+        assert_eq!(cause(&["A=b", "PYTHON_DISABLE_REMOTE_DEBUG="], &["python3", "x.py"]), None);
+        let by_variable = cause(&["PYTHON_DISABLE_REMOTE_DEBUG=1"], &[]).unwrap();
+        assert!(by_variable.starts_with("PYTHON_DISABLE_REMOTE_DEBUG forbids"), "{by_variable}");
+        for arguments in [&["python3", "-X", "disable-remote-debug"][..], &["python3", "-Xdisable-remote-debug"]] {
+            assert!(cause(&[], arguments).unwrap().starts_with("-X disable-remote-debug forbids"));
+        }
+    }
+
+    #[test]
+    fn a_program_of_gpumem_run_is_left_to_it() {
+        let check = |environment: &[&str]| check_environment(7, &texts(environment));
+        assert_eq!(check(&["GPUMEM_RUN_FILE=", "X=GPUMEM_RUN_FILE=a"]), Ok(()));
+        assert_eq!(check(&["GPUMEM_RUN_FILE=/a"]).unwrap_err().cause, "`gpumem run` records it already");
+        let dormant = check(&["GPUMEM_RUN_FILE=/a", "GPUMEM_RUN_CONTROL=/run"]).unwrap_err();
+        assert_eq!(dormant.next, "use `gpumem start 7`");
+    }
+
+    #[test]
+    fn a_missing_permission_is_explained() {
+        let error = "PermissionError: [Errno 1] Operation not permitted";
+        for (scope, part) in
+            [("1", "ptrace_scope is 1"), ("2", "only root"), ("3", "nobody"), ("0", "SYS_PTRACE"), ("", "SYS_PTRACE")]
+        {
+            let Refusal { cause, next } = explain(error, scope);
+            assert!(format!("{cause}; {next}").contains(part), "{scope}: {cause}; {next}");
+            assert!(next.contains("gpumem run --dormant"), "{next}");
+        }
+        let other = explain("RuntimeError: Can't find PyRuntime", "0");
+        assert_eq!(other.cause, "Python could not reach it: RuntimeError: Can't find PyRuntime");
+    }
+
+    #[test]
+    fn a_program_with_python_in_it_is_known_by_its_library() {
+        let maps = |name: &str| {
+            format!(
+                "7f00-7f01 r-xp 00000000 08:01 1 /lib/x86_64-linux-gnu/libc.so.6\n7f02-7f03 r-xp 0 08:01 2 {name}\n"
+            )
+        };
+        let cause = |name: &str| interpreter(Path::new("/opt/app/server"), &maps(name)).unwrap_err().cause;
+        assert_eq!(cause("/usr/lib/libm.so.6"), "it runs no Python, but `/opt/app/server`");
+        assert!(cause("/usr/lib/libpython3.11.so.1.0").starts_with("its Python 3.11 runs no code on request"));
+        assert!(cause("/usr/lib/libpython3.9d.so.1.0").starts_with("its Python 3.9 "));
+        assert!(cause("/usr/lib/libpython9.99.so.1.0").starts_with("there is no `python9.99`"));
+    }
+}

@@ -1,0 +1,185 @@
+//! A caching allocator of the program, such as PyTorch's. It gets segments from the driver, and gives blocks of them to the program.
+
+use super::{
+    bytes::{Input, Malformed, Result, put_difference, put_number},
+    wire::{Wire, codes, fields},
+};
+use crate::model::{Bytes, Device, StackId, Time};
+
+/// A caching allocator, and what is known of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AllocatorDefinition {
+    /// Such as `PyTorch 2.11.0`. Empty if it was not found.
+    pub name: String,
+    /// Why its history is not in the recording.
+    pub missing: Option<String>,
+    /// The devices on which it allocated.
+    pub devices: Vec<AllocatorDevice>,
+}
+
+/// What is known of an allocator on one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllocatorDevice {
+    /// Which one.
+    pub device: Device,
+    /// So many of the first events are what was live when the history begins.
+    pub older: u64,
+    /// When the history begins, if the allocator did something before.
+    pub known_from: Option<Time>,
+    /// What the allocator says of itself at the end.
+    pub said: Option<AllocatorFigures>,
+}
+
+/// What an allocator says of itself. The highest values are those since the program reset them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AllocatorFigures {
+    /// In blocks that the program has.
+    pub allocated: Bytes,
+    /// The most of it.
+    pub allocated_high: Bytes,
+    /// In segments.
+    pub reserved: Bytes,
+    /// The most of it.
+    pub reserved_high: Bytes,
+}
+
+/// What an allocator does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AllocatorAction {
+    /// The allocator gets memory from the driver.
+    SegmentAlloc,
+    /// The allocator gives memory back to the driver.
+    SegmentFree,
+    /// The program gets a block.
+    Alloc,
+    /// The program frees a block. Work on other streams may still use it.
+    FreeRequested,
+    /// The block can be given out again.
+    FreeCompleted,
+    /// An allocation of so many bytes was refused.
+    OutOfMemory,
+}
+
+/// One step of an allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllocatorEvent {
+    /// Since the session began.
+    pub time: Time,
+    /// What it does.
+    pub action: AllocatorAction,
+    /// Of the segment or the block.
+    pub address: u64,
+    /// Of the segment or the block. 0 for a free of a whole block.
+    pub bytes: Bytes,
+    /// What the program asked for.
+    pub requested: Bytes,
+    /// The stream that the block belongs to.
+    pub stream: u64,
+    /// Where the program asked for it.
+    pub stack: StackId,
+}
+
+/// Steps on one device, in their order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllocatorEvents {
+    /// Where.
+    pub device: Device,
+    /// What was done.
+    pub events: Vec<AllocatorEvent>,
+}
+
+impl AllocatorEvents {
+    /// So many events an item has at most, so that it is not too long.
+    pub const MOST: usize = 1 << 10;
+}
+
+codes!(AllocatorAction {
+    SegmentAlloc = 0, SegmentFree = 1, Alloc = 2, FreeRequested = 3, FreeCompleted = 4, OutOfMemory = 5,
+});
+fields!(AllocatorDefinition { name, missing, devices });
+fields!(AllocatorDevice { device, older, known_from, said });
+fields!(AllocatorFigures { allocated, allocated_high, reserved, reserved_high });
+
+/// Times and addresses are compared with those of the event before.
+impl Wire for AllocatorEvents {
+    fn put(&self, to: &mut Vec<u8>) {
+        let Self { device, events } = self;
+        device.put(to);
+        events.len().put(to);
+        let (mut last_time, mut last_address) = (0, 0);
+        for AllocatorEvent { time, action, address, bytes, requested, stream, stack } in events {
+            let time = super::wire::nanoseconds(*time);
+            action.put(to);
+            put_difference(to, time, last_time);
+            put_difference(to, *address, last_address);
+            bytes.put(to);
+            put_difference(to, bytes.get(), requested.get());
+            put_number(to, *stream);
+            stack.put(to);
+            (last_time, last_address) = (time, *address);
+        }
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        let device = Wire::get(from)?;
+        let length = usize::get(from)?;
+        if length > Self::MOST || length > from.len() {
+            return Err(Malformed("an item has too many events of an allocator"));
+        }
+        let mut events = Vec::with_capacity(length);
+        let (mut last_time, mut last_address) = (0, 0);
+        for _ in 0..length {
+            let action = Wire::get(from)?;
+            last_time = from.difference(last_time)?;
+            last_address = from.difference(last_address)?;
+            let bytes: Bytes = Wire::get(from)?;
+            // A difference to `requested` gives that: x - (x - y).
+            let over = from.difference(0)?;
+            events.push(AllocatorEvent {
+                time: Time::from_nanos(last_time),
+                action,
+                address: last_address,
+                bytes,
+                requested: Bytes::new(bytes.get().wrapping_sub(over)),
+                stream: from.number()?,
+                stack: Wire::get(from)?,
+            });
+        }
+        Ok(Self { device, events })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Family;
+
+    #[test]
+    fn events_are_read_as_they_were_written() {
+        let event = |number: u64, action, bytes: u64, requested| AllocatorEvent {
+            time: Time::from_nanos(1000 * number),
+            action,
+            address: 0x7f00_0000_0000 - 512 * number,
+            bytes: Bytes::new(bytes),
+            requested: Bytes::new(requested),
+            stream: number % 3,
+            stack: StackId(7),
+        };
+        let events = AllocatorEvents {
+            device: Device { family: Family::Cuda, ordinal: 1 },
+            events: vec![
+                event(5, AllocatorAction::SegmentAlloc, 2 << 20, 2 << 20),
+                event(4, AllocatorAction::Alloc, 1024, 513),
+                // A refused allocation has no block.
+                event(9, AllocatorAction::OutOfMemory, 0, 1 << 40),
+                event(9, AllocatorAction::FreeRequested, 0, 0),
+            ],
+        };
+        let mut bytes = Vec::new();
+        events.put(&mut bytes);
+        assert_eq!(AllocatorEvents::get(&mut Input::new(&bytes)), Ok(events));
+        for length in 0..bytes.len() {
+            assert!(AllocatorEvents::get(&mut Input::new(&bytes[..length])).is_err(), "{length}");
+        }
+    }
+}

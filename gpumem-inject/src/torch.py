@@ -1,0 +1,218 @@
+# Runs in the recorded program, in a namespace of its own: switches the history of PyTorch's allocator on, and writes it to a file when
+# the program ends. It prints nothing, and no exception leaves it.
+#
+# The file is a list of JSON values, one a line. Until all of it is written, its name ends in `.part`.
+
+import atexit
+import os
+import sys
+
+# Of the process in which `begin` ran: a child of `fork` has the handlers of its parent.
+process = None
+# The path of the file, as bytes.
+path = None
+# So many events PyTorch keeps of each device.
+most = 0
+is_on = False
+# The handlers for the end of the program are there.
+is_awaited = False
+
+
+def begin(to, entries):
+    """Switches the history on as soon as PyTorch has initialised CUDA. `to` is where it is written."""
+    global process, path, most, is_on
+    try:
+        process, path, most, is_on = os.getpid(), to, entries, False
+        await_end()
+        if not look():
+            # PyTorch is imported later, or is being imported now.
+            sys.meta_path.insert(0, Watch)
+    except BaseException as error:
+        note(why=words(error))
+
+
+def await_end():
+    global is_awaited
+    if is_awaited:
+        return
+    is_awaited = True
+    atexit.register(finish)
+    # Children that multiprocessing has started end by `os._exit`. It runs these first.
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, finish, exitpriority=100)
+
+
+def look():
+    """True if PyTorch is there."""
+    cuda = sys.modules.get("torch.cuda")
+    queue = getattr(cuda, "_queued_calls", None)
+    if queue is None:
+        return False
+    if cuda._initialized:
+        enable()
+    else:
+        # What `torch.cuda._lazy_call` does. It waits for a lock that this thread may have: this may be inside of `_lazy_init`.
+        queue.append((enable, ["gpumem run --torch\n"]))
+    return True
+
+
+class Watch:
+    """Sees each import, and finds nothing."""
+
+    is_over = False
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        # It is not removed here: somebody goes through the list of finders now.
+        if not cls.is_over and name.startswith("torch."):
+            try:
+                cls.is_over = look()
+            except BaseException as error:
+                cls.is_over = True
+                note(why=words(error))
+        return None
+
+
+def enable():
+    """Called by PyTorch when it has initialised CUDA."""
+    global is_on
+    try:
+        if is_on or os.getpid() != process:
+            return
+        if Watch in sys.meta_path:
+            sys.meta_path.remove(Watch)
+        torch = sys.modules["torch"]
+        memory = torch.cuda.memory
+        backend = getattr(memory, "get_allocator_backend", lambda: "native")()
+        if backend != "native":
+            note(why="its allocator is %s, which keeps no history" % backend)
+            return
+        is_enabled = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)()
+        if not is_enabled:
+            # Without the stacks of frees: the line that allocated is what is asked for.
+            memory._record_memory_history("all", context="alloc", stacks="python", max_entries=most)
+        is_on = True
+        note(is_own=is_enabled)
+    except TypeError as error:
+        note(why="PyTorch is older than 2.1 (%s)" % words(error))
+    except BaseException as error:
+        note(why=words(error))
+
+
+def words(error):
+    text = str(error).split("\n")[0][:300]
+    return "%s: %s" % (type(error).__name__, text) if text else type(error).__name__
+
+
+def version():
+    return str(getattr(sys.modules.get("torch"), "__version__", ""))
+
+
+def note(**what):
+    """A line for the report, in place of those before."""
+    try:
+        import json
+
+        if os.getpid() != process:
+            return
+        with open(path + b".part", "w") as file:
+            file.write(json.dumps({"torch": version(), **what}) + "\n")
+    except BaseException:
+        # The disk is full, for example.
+        pass
+
+
+def finish():
+    """Writes the history: at the end of the program, or when the recording ends."""
+    global is_on
+    if os.getpid() != process:
+        return
+    try:
+        if is_on:
+            is_on = False
+            write(sys.modules["torch"])
+        elif getattr(sys.modules.get("torch.cuda"), "_initialized", False) and not os.path.exists(path + b".part"):
+            note(why="it initialised CUDA before gpumem could ask for its history")
+    except BaseException as error:
+        note(why=words(error))
+    try:
+        os.rename(path + b".part", path)
+    except OSError:
+        # PyTorch was not used.
+        pass
+
+
+def write(torch):
+    import json
+
+    is_enabled = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: True)()
+    snapshot = torch.cuda.memory._snapshot()
+    with open(path + b".part", "w") as file:
+        put = file.write
+        line = lambda value: put(json.dumps(value) + "\n")
+        line({"torch": version(), "is_enabled": is_enabled, "most": most})
+        # Numbers by object: what several events share is the same object, which the snapshot keeps. And by content: the same line
+        # at two times is two objects.
+        frame_objects, frame_lines, stack_objects, stack_lines = {}, {}, {}, {}
+
+        def frame(known):
+            number = frame_objects.get(id(known))
+            if number is None:
+                content = known["filename"], known["line"], known["name"]
+                number = frame_lines.setdefault(content, len(frame_lines))
+                frame_objects[id(known)] = number
+                if number == len(frame_lines) - 1:
+                    line({"frame": number, "file": content[0], "line": content[1], "name": content[2]})
+            return number
+
+        def stack(frames):
+            number = stack_objects.get(id(frames))
+            if number is None:
+                content = tuple(map(frame, frames))
+                number = stack_lines.setdefault(content, len(stack_lines) + 1)
+                stack_objects[id(frames)] = number
+                if number == len(stack_lines):
+                    line({"stack": number, "frames": content})
+            return number
+
+        settings = snapshot.get("allocator_settings") or {}
+        line({"settings": {key: value for key, value in settings.items() if key != "PYTORCH_CUDA_ALLOC_CONF"}})
+        figures = "allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.current", "reserved_bytes.all.peak"
+        for device, trace in enumerate(snapshot["device_traces"]):
+            if not trace and not any(segment["device"] == device for segment in snapshot["segments"]):
+                continue
+            try:
+                stats = torch.cuda.memory.memory_stats(device)
+                said = [stats[name] for name in figures]
+            except Exception:
+                said = None
+            line({"device": device, "said": said})
+            for event in trace:
+                frames = event.get("frames")
+                number = stack(frames) if frames else 0
+                address = event.get("addr")
+                if address is None:
+                    address = 0
+                put(
+                    '["%s",%d,%d,%d,%d,%d]\n'
+                    % (event["action"], address, event["size"], event["stream"], event.get("time_us", 0), number)
+                )
+            for segment in snapshot["segments"]:
+                if segment["device"] != device:
+                    continue
+                line({"segment": segment["address"], "bytes": segment["total_size"], "stream": segment["stream"]})
+                address = segment["address"]
+                for block in segment["blocks"]:
+                    frames = block.get("frames")
+                    number = stack(frames) if frames else 0
+                    put(
+                        '["%s",%d,%d,%d,%d]\n'
+                        % (block["state"], address, block["size"], block.get("requested_size", block["size"]), number)
+                    )
+                    address += block["size"]
+        line({"end": True})
+        file.flush()
+        del snapshot

@@ -1,0 +1,55 @@
+//! The history of PyTorch's allocator: it is kept by PyTorch, and `torch.py` writes it to a file beside the recording.
+
+use std::{
+    ffi::CString,
+    fmt::Write,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use gpumem::__private::run_in_python;
+
+use crate::variable;
+
+/// What runs in the program.
+const CODE: &str = include_str!("torch.py");
+
+/// The history is waited for so long when a recording ends before the program does.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Asks PyTorch to keep so many events of each device, as soon as the program has imported it and initialised CUDA.
+pub(crate) fn begin(recording: &Path, most: u64) {
+    let file = variable::torch_file(recording);
+    let mut path = String::new();
+    for byte in file.as_os_str().as_bytes() {
+        _ = write!(path, "{byte:02x}");
+    }
+    let again = format!("begin(bytes.fromhex('{path}'), {most})\n");
+    // Without an interpreter there is no PyTorch: the command says so.
+    run(&format!("{CODE}\n{again}"), &again);
+}
+
+/// Writes the history, before the program ends.
+pub(crate) fn end(recording: &Path) {
+    let file = variable::torch_file(recording);
+    let until = Instant::now() + PATIENCE;
+    if unfinished(&file).exists() && run("", "finish()\n") {
+        while !file.exists() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn unfinished(file: &Path) -> PathBuf {
+    let mut path = file.as_os_str().to_owned();
+    path.push(variable::UNFINISHED);
+    path.into()
+}
+
+fn run(first: &str, again: &str) -> bool {
+    // A text with a zero in it is none of ours.
+    let (Ok(first), Ok(again)) = (CString::new(first), CString::new(again)) else { return false };
+    run_in_python(&first, &again)
+}
