@@ -2,7 +2,6 @@
 
 use std::{
     ffi::CString,
-    fmt::Write,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     thread,
@@ -21,12 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Asks PyTorch to keep so many events of each device, as soon as the program has imported it and initialised CUDA.
 pub(crate) fn begin(recording: &Path, most: u64) {
-    let file = variable::torch_file(recording);
-    let mut path = String::new();
-    for byte in file.as_os_str().as_bytes() {
-        _ = write!(path, "{byte:02x}");
-    }
-    let again = format!("begin(bytes.fromhex('{path}'), {most})\n");
+    let path = variable::python_bytes(variable::torch_file(recording).as_os_str().as_bytes());
+    let again = format!("begin({path}, {most})\n");
     // Without an interpreter there is no PyTorch: the command says so.
     run(&format!("{CODE}\n{again}"), &again);
 }

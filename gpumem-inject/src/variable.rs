@@ -1,6 +1,9 @@
 //! The variables by which the command says what is to be recorded.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fmt::Write,
+    path::{Path, PathBuf},
+};
 
 /// By which the driver finds the library.
 pub const INJECTION: &str = "CUDA_INJECTION64_PATH";
@@ -40,3 +43,12 @@ pub fn torch_file(recording: &Path) -> PathBuf {
 
 /// See [`torch_file`].
 pub const UNFINISHED: &str = ".part";
+
+/// Bytes as an expression of Python.
+pub fn python_bytes(bytes: &[u8]) -> String {
+    let mut text = "bytes.fromhex('".to_owned();
+    for byte in bytes {
+        _ = write!(text, "{byte:02x}");
+    }
+    text + "')"
+}

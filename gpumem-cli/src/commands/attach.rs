@@ -10,7 +10,7 @@ use crate::{exit::Exit, failure::Failure, run::attach, terminal};
 const EXAMPLES: &str = "\
 Examples:
   gpumem attach 4711                               until `gpumem stop 4711`, or until the program ends
-  gpumem attach -o server.capture --torch 4711
+  gpumem attach -o server.capture 4711
 
 What was allocated before is not known: the recording and its reports say so.
 

@@ -62,13 +62,13 @@ pub(crate) fn attach(arguments: &Arguments) -> Result<String, Failure> {
         recorded.keep().as_bytes(),
         recorded.torch().as_bytes(),
     ]
-    .map(python_bytes);
+    .map(variable::python_bytes);
     let code = format!(
         "LIBRARY = {}\nARGUMENTS = [{}]\nANSWER = {}\nSCRIPT = {}\n{CODE}",
-        python_bytes(library.as_os_str().as_bytes()),
+        variable::python_bytes(library.as_os_str().as_bytes()),
         texts.join(", "),
-        python_bytes(answer.as_os_str().as_bytes()),
-        python_bytes(script.as_os_str().as_bytes()),
+        variable::python_bytes(answer.as_os_str().as_bytes()),
+        variable::python_bytes(script.as_os_str().as_bytes()),
     );
     write_script(&script, &code).map_err(failed)?;
     process.run(&script).map_err(|Refusal { cause, next }| {
@@ -115,12 +115,6 @@ pub(crate) fn complete(file: &str) {
 fn write_script(path: &Path, code: &str) -> io::Result<()> {
     _ = fs::remove_file(path);
     fs::File::options().write(true).create_new(true).mode(0o600).open(path)?.write_all(code.as_bytes())
-}
-
-/// As Python writes bytes.
-fn python_bytes(bytes: &[u8]) -> String {
-    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("bytes.fromhex('{digits}')")
 }
 
 /// Why a process cannot be attached to, and what to do instead.
