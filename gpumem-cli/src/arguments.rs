@@ -12,7 +12,8 @@ Examples:
   gpumem diff before.capture after.capture --fail-on-increase 5%
   gpumem estimate config.json --train adam --fit 80GiB
   gpumem info                              the GPUs, and what memory they have
-  gpumem ps                                the processes on them, and which are recorded";
+  gpumem ps                                the processes on them, and which are recorded
+  gpumem doctor                            what keeps gpumem from working here";
 
 const STYLES: styling::Styles = styling::Styles::styled()
     .header(styling::Style::new().bold())
@@ -46,6 +47,7 @@ pub(crate) enum Command {
     Estimate(commands::estimate::Arguments),
     Info(commands::info::Arguments),
     Ps(commands::ps::Arguments),
+    Doctor(commands::doctor::Arguments),
     Completions(commands::completions::Arguments),
     Man(commands::man::Arguments),
 }

@@ -9,6 +9,8 @@ pub(crate) enum Exit {
     Done,
     /// A limit was exceeded, such as that of `--fail-on-increase`.
     LimitExceeded,
+    /// `gpumem doctor` found a problem.
+    ProblemFound,
     /// The command could not do it, or not all of it. An error on stderr says why.
     Failed,
     #[allow(dead_code, reason = "`run` is not written yet")]
@@ -20,7 +22,7 @@ pub(crate) enum Exit {
 pub(crate) const HELP: &str = "\
 Exit codes:
   0  done
-  1  a limit was exceeded
+  1  a limit was exceeded, or `gpumem doctor` found a problem
   2  could not be done, or not all of it: stderr says why
 `gpumem run` ends as the program did.";
 
@@ -28,7 +30,7 @@ impl Exit {
     const fn code(self) -> u8 {
         match self {
             Self::Done => 0,
-            Self::LimitExceeded => 1,
+            Self::LimitExceeded | Self::ProblemFound => 1,
             Self::Failed => 2,
             Self::Program(code) => code,
         }

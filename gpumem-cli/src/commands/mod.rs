@@ -3,6 +3,7 @@
 pub(crate) mod attach;
 pub(crate) mod completions;
 pub(crate) mod diff;
+pub(crate) mod doctor;
 pub(crate) mod estimate;
 pub(crate) mod info;
 pub(crate) mod man;
@@ -30,6 +31,7 @@ pub(crate) fn execute(arguments: Arguments) -> Result<Exit, Failure> {
         Command::Estimate(arguments) => estimate::execute(&arguments),
         Command::Info(arguments) => info::execute(&arguments),
         Command::Ps(arguments) => ps::execute(&arguments),
+        Command::Doctor(arguments) => doctor::execute(&arguments),
         Command::Completions(arguments) => completions::execute(&arguments),
         Command::Man(arguments) => man::execute(&arguments),
     };

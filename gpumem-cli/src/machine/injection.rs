@@ -21,6 +21,11 @@ pub(crate) fn leave_out_injection() {
     }
 }
 
+/// The tool that programs in the environment of this command have loaded.
+pub(super) fn tool() -> Option<OsString> {
+    set(INJECTION).or_else(|| set(WAS))
+}
+
 fn set(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }

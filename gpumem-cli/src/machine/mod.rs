@@ -1,11 +1,13 @@
 //! What this machine has: GPUs, their processes, and recordings that run. `gpumem info`, `ps`, `watch` and `doctor` show it.
 
+mod doctor;
 mod gpus;
 mod injection;
 mod processes;
 mod system;
 
 pub(crate) use self::{
+    doctor::{Check, Diagnosis, Verdict},
     gpus::{Gpu, Machine, Memory, NotRead},
     injection::leave_out_injection,
     processes::{Known, Recording, Usage},

@@ -59,6 +59,11 @@ pub(super) fn uses_driver(pid: u32) -> Option<bool> {
     Some(["nvidia", "libcuda.so", "/dev/dxg"].iter().any(|name| maps.contains(name)))
 }
 
+/// Whether the process has loaded a library whose name begins so. `None` if that cannot be read.
+pub(super) fn has_loaded(pid: u32, library: &str) -> Option<bool> {
+    Some(fs::read_to_string(place(pid, "maps")).ok()?.contains(&format!("/{library}")))
+}
+
 /// The recordings that the process writes. An error if its files cannot be read.
 pub(super) fn open_recordings(pid: u32) -> io::Result<Vec<PathBuf>> {
     let mut recordings = Vec::new();

@@ -26,6 +26,13 @@ use crate::{
     terminal,
 };
 
+/// Whether programs could be recorded: the path of the injected library, or why not.
+pub(crate) fn check() -> io::Result<std::path::PathBuf> {
+    let library = library::unpacked()?;
+    control::folder()?;
+    Ok(library)
+}
+
 /// Runs the program, recorded if that is possible.
 pub(crate) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let mut program = Program::new(&arguments.command);

@@ -54,7 +54,7 @@ pub use self::{
     },
     output::{on_oom, retry_after_trim, set_sink},
     recording::{label, subscribe, unsubscribe},
-    views::{LiveMemory, Status, breakdown, status, summary},
+    views::{LiveMemory, Status, breakdown, can_intercept, cupti_version, settings_in_use, status, summary},
 };
 #[cfg(feature = "sim")]
 pub use self::{budgets::simulated_gpu, testing::TestSession};
@@ -68,6 +68,7 @@ use self::{
     output::{Notices, Refusals, SinkState},
     recording::{CallsiteTable, Pools, Sampler},
 };
+pub use crate::settings::Setting;
 #[cfg(all(feature = "__internal", feature = "cupti", feature = "dispatch"))]
 pub use crate::source::calls_of_both_sources;
 #[cfg(all(feature = "__internal", feature = "backtrace"))]

@@ -9,6 +9,7 @@ mod variables;
 
 #[cfg(all(feature = "capture", feature = "dispatch"))]
 pub(crate) use self::read::preset;
+pub use self::values::Setting;
 pub(crate) use self::{
     read::settings,
     values::{Settings, Stacks},

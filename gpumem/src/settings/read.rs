@@ -6,8 +6,8 @@ use once_cell::race::OnceBox;
 
 use super::{
     parse::InvalidValue,
-    values::{Problem, SetVariable, Settings},
-    variables::VARIABLES,
+    values::{Problem, SetVariable, Setting, Settings},
+    variables::{VARIABLES, Variable},
 };
 use crate::error::Kind;
 
@@ -44,5 +44,22 @@ impl Settings {
             settings.set.push(SetVariable { name: variable.name, meaning: variable.meaning, text, stands_for });
         }
         settings
+    }
+
+    /// All variables, whether or not they are set.
+    pub(crate) fn all(&self) -> Vec<Setting> {
+        let setting = |&Variable { name, meaning, values, default, .. }: &Variable| {
+            let set = self.set.iter().find(|set| set.name == name);
+            Setting {
+                name,
+                meaning,
+                values,
+                default,
+                text: set.map(|set| set.text.clone()),
+                stands_for: set.map(|set| set.stands_for.clone()),
+                is_usable: !self.problems.iter().any(|problem| problem.variable == name),
+            }
+        };
+        VARIABLES.iter().map(setting).collect()
     }
 }

@@ -145,6 +145,25 @@ impl Settings {
     }
 }
 
+/// A variable, and the value that it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Of the variable.
+    pub name: &'static str,
+    /// What it decides.
+    pub meaning: &'static str,
+    /// What it may be.
+    pub values: &'static str,
+    /// What holds if it is not set.
+    pub default: &'static str,
+    /// Its text in the environment; `None` if it is not set.
+    pub text: Option<String>,
+    /// What the text stands for, or why it cannot be used and what holds instead.
+    pub stands_for: Option<String>,
+    /// The text can be used.
+    pub is_usable: bool,
+}
+
 /// Values that cannot be used.
 pub(crate) struct Problems<'a>(&'a [Problem]);
 

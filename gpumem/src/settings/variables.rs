@@ -19,9 +19,7 @@ pub(super) struct Variable {
     pub(super) name: &'static str,
     /// What it decides.
     pub(super) meaning: &'static str,
-    #[cfg_attr(not(test), expect(dead_code, reason = "only the table in the book has it so far"))]
     pub(super) values: &'static str,
-    #[cfg_attr(not(test), expect(dead_code, reason = "as above"))]
     pub(super) default: &'static str,
     /// Stores a value that is not empty, and returns what it stands for.
     pub(super) read: fn(&OsStr, &mut Settings) -> Result<String, InvalidValue>,

@@ -119,6 +119,11 @@ impl Devices for Cuda {
         self.subscribe(wanted).map(|interception| interception.source)
     }
 
+    #[cfg(any(feature = "cupti", feature = "dispatch"))]
+    fn cupti_version(&self) -> Option<u32> {
+        driver::cupti_version()
+    }
+
     fn unsubscribe(&self) {
         #[cfg(any(feature = "cupti", feature = "dispatch"))]
         driver::unsubscribe();

@@ -19,6 +19,8 @@ mod refusals;
 mod state;
 mod subscription;
 
-pub(super) use self::subscription::{can_subscribe, poll, subscribe, subscribe_to, subscribed, unsubscribe};
+pub(super) use self::subscription::{
+    can_subscribe, cupti_version, poll, subscribe, subscribe_to, subscribed, unsubscribe,
+};
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) use self::subscription::{hook_for_nobody, rehearse};

@@ -7,6 +7,6 @@ mod library;
 mod subscription;
 
 pub(crate) use self::{
-    library::{check_available, device_of},
+    library::{check_available, device_of, version},
     subscription::{subscribe, subscribed, unsubscribe},
 };

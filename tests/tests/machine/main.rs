@@ -1,5 +1,6 @@
 //! The commands that show the machine, on the stand-in driver.
 
+mod doctor;
 mod info;
 mod ps;
 

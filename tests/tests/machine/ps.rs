@@ -101,7 +101,8 @@ fn recorded_and_dormant_processes_are_marked() {
     assert!(processes[0]["command"].as_str().unwrap().contains("probe call cuInit 0"), "{outcome}");
     // Other tests record other processes meanwhile.
     let besides = value["recorded_besides"].as_array().expect("a list");
-    assert!(besides.iter().all(|recorded| recorded["pid"].to_string() != pid), "{outcome}");
+    let number: u64 = pid.parse().expect("a number");
+    assert!(besides.iter().all(|recorded| recorded["pid"] != number), "{outcome}");
     // The driver of a container may list none.
     let besides = format!("not in the driver's list, but recorded: process {pid}, ");
     assert!(text.contains(&besides) && text.contains(&format!("/a.pid{pid}.capture\n")), "{outcome}");

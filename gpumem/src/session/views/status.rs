@@ -7,7 +7,7 @@ use crate::{
     error::{Error, Kind, Result},
     model::{Bytes, Gauge, MemKind, Source},
     report::counted,
-    settings::Settings,
+    settings::{Setting, Settings},
     source::Devices,
     sys::process,
 };
@@ -104,6 +104,24 @@ pub fn status() -> Status {
         live: live.filter(|live| live.blocks > 0).collect(),
         settings: (!process::is_forked()).then(|| session.settings()),
     }
+}
+
+/// All settings of this process, and where their values come from.
+pub fn settings_in_use() -> Vec<Setting> {
+    current().settings().all()
+}
+
+/// Whether this source could intercept the allocations of this process.
+///
+/// # Errors
+/// Why it could not.
+pub fn can_intercept(source: Source) -> Result<()> {
+    current().devices()?.can_subscribe(Some(source)).map(drop)
+}
+
+/// The version of CUPTI's interface, if it can be used: 130002 is that of CUDA 13.0.
+pub fn cupti_version() -> Option<u32> {
+    current().devices().ok()?.cupti_version()
 }
 
 /// Why allocations are not intercepted. `None` if they are.

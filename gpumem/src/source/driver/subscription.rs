@@ -74,6 +74,11 @@ fn choose(wanted: Option<Source>, attempt: impl Fn(Source) -> Result<()>) -> Res
     }
 }
 
+/// The version of CUPTI, if it can be used.
+pub(in crate::source) fn cupti_version() -> Option<u32> {
+    by_cupti::version()
+}
+
 pub(in crate::source) fn unsubscribe() {
     by_dispatch::unsubscribe();
     by_cupti::unsubscribe();
@@ -107,7 +112,7 @@ mod by_cupti {
         sys::{calls::Observe, cuda, cupti},
     };
 
-    pub(super) use cupti::{subscribed, unsubscribe};
+    pub(super) use cupti::{subscribed, unsubscribe, version};
 
     pub(super) fn subscribe<O: Observe>() -> Result<()> {
         // Without a driver there is nothing to intercept, and the error must not blame CUPTI.
@@ -137,6 +142,11 @@ macro_rules! absent {
 
             pub(super) fn check_available() -> Result<()> {
                 Err(Kind::NotBuilt { feature: $feature }.into())
+            }
+
+            #[allow(dead_code, reason = "only CUPTI has one")]
+            pub(super) fn version() -> Option<u32> {
+                None
             }
 
             pub(super) fn unsubscribe() {}

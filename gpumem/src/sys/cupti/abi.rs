@@ -61,4 +61,5 @@ pub(super) type SubscribeV2Fn =
 pub(super) type UnsubscribeFn = unsafe extern "C" fn(Subscriber) -> u32;
 pub(super) type EnableCallbackFn = unsafe extern "C" fn(u32, Subscriber, u32, u32) -> u32;
 pub(super) type GetDeviceIdFn = unsafe extern "C" fn(usize, *mut u32) -> u32;
+pub(super) type GetVersionFn = unsafe extern "C" fn(*mut u32) -> u32;
 pub(super) type GetResultStringFn = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;

@@ -11,7 +11,7 @@ use once_cell::sync::OnceCell;
 
 use super::abi::{
     CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED, CallbackFn, EnableCallbackFn, GetDeviceIdFn, GetResultStringFn,
-    SubscribeFn, SubscribeV2Fn, Subscriber, SubscriberParams, UnsubscribeFn,
+    GetVersionFn, SubscribeFn, SubscribeV2Fn, Subscriber, SubscriberParams, UnsubscribeFn,
 };
 use crate::{
     error::{Error, Kind},
@@ -30,6 +30,7 @@ pub(super) struct Cupti {
     pub(super) enable_callback: EnableCallbackFn,
     get_device_id: GetDeviceIdFn,
     get_result_string: GetResultStringFn,
+    get_version: Option<GetVersionFn>,
 }
 
 /// The library, loaded at the first call.
@@ -41,6 +42,16 @@ pub(super) fn cupti() -> Result<&'static Cupti, Error> {
 /// An error if the library is missing, or lacks a function that is needed.
 pub(crate) fn check_available() -> Result<(), Error> {
     cupti().map(|_| ())
+}
+
+/// The version of the library's interface, if the library can be used and says it: 130002 is that of CUDA 13.0.
+#[doc(alias = "cuptiGetVersion")]
+pub(crate) fn version() -> Option<u32> {
+    let get_version = cupti().ok()?.get_version?;
+    let mut version = 0;
+    // SAFETY: the function is CUPTI's, with this signature, and the out-parameter is live.
+    let code = unsafe { get_version(&raw mut version) };
+    (code == 0).then_some(version)
 }
 
 /// The CUDA ordinal of a context's device. It asks CUPTI and not the driver, so a callback may call it.
@@ -73,6 +84,8 @@ impl Cupti {
             enable_callback: symbol!(b"cuptiEnableCallback"),
             get_device_id: symbol!(b"cuptiGetDeviceId"),
             get_result_string: symbol!(b"cuptiGetResultString"),
+            // SAFETY: as above.
+            get_version: unsafe { library.get(b"cuptiGetVersion") }.ok().map(|symbol| *symbol),
         };
         // The functions above stay valid, because the library is never unloaded.
         std::mem::forget(library);

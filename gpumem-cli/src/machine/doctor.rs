@@ -1,0 +1,393 @@
+//! What keeps gpumem from working here, or from working best.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
+
+use gpumem::{
+    __private::{self as library, Setting},
+    Gauge,
+    intercept::Source,
+};
+use gpumem_inject::variable;
+use serde::Serialize;
+
+use super::{gpus::Machine, injection, system};
+use crate::run;
+
+/// The names of the fields are those in JSON.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Diagnosis {
+    pub(crate) checks: Vec<Check>,
+    pub(crate) trace: NewTrace,
+    pub(crate) settings: Vec<SettingInUse>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Check {
+    pub(crate) name: &'static str,
+    pub(crate) verdict: Verdict,
+    pub(crate) found: String,
+    /// What to do. Empty if nothing is to be done, or if what was found says it.
+    pub(crate) next: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Verdict {
+    Ok,
+    /// Something works less well than it could.
+    Warning,
+    /// Something does not work.
+    Problem,
+}
+
+impl Verdict {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warning => "warning",
+            Self::Problem => "problem",
+        }
+    }
+}
+
+/// What a trace would be in a program that starts in this environment.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct NewTrace {
+    pub(crate) gauge: &'static str,
+    pub(crate) source: &'static str,
+    pub(crate) why_not_exact: Option<String>,
+    pub(crate) why_not_dispatch: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct SettingInUse {
+    pub(crate) name: &'static str,
+    /// What holds.
+    pub(crate) value: String,
+    /// `environment` or `default`.
+    pub(crate) from: &'static str,
+    pub(crate) meaning: &'static str,
+    pub(crate) is_usable: bool,
+}
+
+impl Diagnosis {
+    pub(crate) fn make() -> Self {
+        // What the library would print is among the checks.
+        gpumem::sink::set_sink(gpumem::sink::Sink::Off);
+        let mut checks = Checks::default();
+        let machine = checks.nvml();
+        checks.cuda();
+        if let Some(machine) = &machine {
+            checks.gpus(machine);
+        }
+        checks.device_files();
+        let status = gpumem::status();
+        checks.sources(&status);
+        checks.injection();
+        checks.profilers(machine.as_ref());
+        checks.surroundings(machine.as_ref());
+        checks.command();
+        let settings = library::settings_in_use();
+        checks.settings(&settings);
+        let text = |error: Option<gpumem::Error>| error.map(|error| error.to_string());
+        let trace = NewTrace {
+            gauge: status.gauge.name(),
+            source: status.source.name(),
+            why_not_exact: text(status.why_not_exact),
+            why_not_dispatch: text(status.why_not_dispatch),
+        };
+        let settings = settings.into_iter().map(SettingInUse::of).collect();
+        Self { checks: checks.0, trace, settings }
+    }
+
+    pub(crate) fn has_problem(&self) -> bool {
+        self.checks.iter().any(|check| check.verdict == Verdict::Problem)
+    }
+}
+
+impl SettingInUse {
+    fn of(setting: Setting) -> Self {
+        let Setting { name, meaning, default, stands_for, is_usable, .. } = setting;
+        let from = if stands_for.is_some() { "environment" } else { "default" };
+        Self { name, value: stands_for.unwrap_or_else(|| default.replace('`', "")), from, meaning, is_usable }
+    }
+}
+
+#[derive(Default)]
+struct Checks(Vec<Check>);
+
+impl Checks {
+    fn add(&mut self, name: &'static str, verdict: Verdict, found: impl Into<String>, next: &str) {
+        self.0.push(Check { name, verdict, found: found.into(), next: next.to_owned() });
+    }
+
+    fn ok(&mut self, name: &'static str, found: impl Into<String>) {
+        self.add(name, Verdict::Ok, found, "");
+    }
+
+    /// Errors of the library say what to do.
+    fn failed(&mut self, name: &'static str, verdict: Verdict, why: &impl ToString) {
+        self.add(name, verdict, why.to_string(), "");
+    }
+
+    fn nvml(&mut self) -> Option<Machine> {
+        match Machine::read() {
+            Ok(machine) => {
+                let version = machine.nvml_version.as_deref().unwrap_or("version not known");
+                self.ok("NVML", format!("{version}{}", loaded("libnvidia-ml")));
+                let driver = machine.driver_version.as_deref().unwrap_or("version not known");
+                let cuda = machine.cuda_version.as_ref().map(|cuda| format!(", for CUDA up to {cuda}"));
+                self.ok("driver", format!("{driver}{}", cuda.unwrap_or_default()));
+                Some(machine)
+            }
+            Err(why) => {
+                self.failed("NVML", Verdict::Problem, &why);
+                None
+            }
+        }
+    }
+
+    fn cuda(&mut self) {
+        match library::cuda_devices() {
+            Ok(devices) if devices.is_empty() => {
+                let next = if env::var_os("CUDA_VISIBLE_DEVICES").is_some() {
+                    "change CUDA_VISIBLE_DEVICES"
+                } else {
+                    "compare `nvidia-smi -L`"
+                };
+                self.add("CUDA", Verdict::Problem, "no device is visible to programs", next);
+            }
+            Ok(devices) => {
+                let count = devices.len();
+                let words = if count == 1 { "1 device".to_owned() } else { format!("{count} devices") };
+                self.ok("CUDA", format!("{words}{}", loaded("libcuda")));
+            }
+            Err(why) => self.failed("CUDA", Verdict::Problem, &why),
+        }
+    }
+
+    fn gpus(&mut self, machine: &Machine) {
+        for not_read in &machine.not_read {
+            let verdict = if not_read.is_error { Verdict::Problem } else { Verdict::Warning };
+            self.failed("GPU", verdict, &format!("{}: {}", not_read.what, not_read.why));
+        }
+        if machine.gpus.is_empty() {
+            let next = "in a container, start it with --gpus all; else see `lspci` and dmesg";
+            self.add("GPU", Verdict::Problem, "the driver knows no GPU", next);
+        }
+        for gpu in &machine.gpus {
+            if let (Some(index), Some(name)) = (gpu.index, &gpu.name) {
+                self.ok("GPU", format!("{index}: {name}{}", if gpu.mig == Some(true) { ", in MIG mode" } else { "" }));
+            }
+            if gpu.mig == Some(true) && gpu.mig_devices.is_empty() {
+                let next = "create instances: nvidia-smi mig -cgi";
+                self.add("MIG", Verdict::Problem, "a GPU is in MIG mode and has no slices", next);
+            }
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn device_files(&mut self) {
+        use rustix::fs::{Access, access};
+
+        // If everything works, it does not matter how: some systems have other files.
+        if is_wsl() || self.0.iter().all(|check| check.verdict == Verdict::Ok) {
+            return;
+        }
+        let names = |name: &str| name.starts_with("nvidia") && !name.starts_with("nvidia-caps");
+        let entries = fs::read_dir("/dev").into_iter().flatten().flatten();
+        let mut files: Vec<_> = entries.map(|entry| entry.path()).collect();
+        files.retain(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(names));
+        files.sort();
+        let name = "/dev/nvidia*";
+        let closed: Vec<_> = files
+            .iter()
+            .filter(|path| access(path.as_path(), Access::READ_OK | Access::WRITE_OK).is_err())
+            .map(|path| path.display().to_string())
+            .collect();
+        let is_missing = |file: &str| !files.iter().any(|path| path == Path::new(file));
+        let missing: Vec<_> =
+            ["/dev/nvidiactl", "/dev/nvidia-uvm"].into_iter().filter(|file| is_missing(file)).collect();
+        if files.is_empty() {
+            let next = "load the kernel module (modprobe nvidia); in a container, start it with --gpus all";
+            self.add(name, Verdict::Problem, "there are none", next);
+        } else if !closed.is_empty() {
+            let next = "give this user access (group video or render)";
+            self.add(name, Verdict::Problem, format!("{} cannot be opened by this user", closed.join(", ")), next);
+        } else if !missing.is_empty() {
+            self.add(name, Verdict::Warning, format!("{} is missing", missing.join(", ")), "run `nvidia-modprobe -u`");
+        } else {
+            self.ok(name, format!("{} files can be opened", files.len()));
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn device_files(&mut self) {}
+
+    fn sources(&mut self, status: &gpumem::intercept::Status) {
+        let dispatch = library::can_intercept(Source::Dispatch);
+        let cupti = library::can_intercept(Source::Cupti);
+        let is_simulated = status.source == Source::Simulation;
+        // One reason for all, which stands above.
+        let is_blamed = |checks: &Self, why: &gpumem::Error| {
+            let why = why.to_string();
+            checks.0.iter().any(|check| check.found == why)
+        };
+        match &dispatch {
+            _ if is_simulated => {}
+            Ok(()) => self.ok("dispatch table", "allocations can be intercepted in libcuda, for gpumem run too"),
+            Err(why) if is_blamed(self, why) => {}
+            Err(why) => {
+                let why = format!("{why}; `gpumem run` cannot record");
+                self.failed("dispatch table", Verdict::Problem, &why);
+            }
+        }
+        match &cupti {
+            _ if is_simulated => {}
+            Ok(()) => {
+                let version = library::cupti_version().map_or_else(|| "version not known".to_owned(), cupti_in_words);
+                let needed = if dispatch.is_ok() { "; not used while the dispatch table can be used" } else { "" };
+                self.ok("CUPTI", format!("{version}{}{needed}", loaded("libcupti")));
+            }
+            Err(why) if is_blamed(self, why) => {}
+            Err(_) if dispatch.is_ok() => self.ok("CUPTI", "not found, and not needed"),
+            Err(why) => self.failed("CUPTI", Verdict::Warning, why),
+        }
+        let gauge = format!("gauge {}, source {}", status.gauge.name(), status.source.name());
+        match &status.why_not_exact {
+            None => self.ok("traces", gauge),
+            Some(why) if is_blamed(self, why) => {
+                self.add("traces", Verdict::Problem, gauge, "see above");
+            }
+            Some(why) => {
+                let verdict = if status.gauge == Gauge::Off { Verdict::Problem } else { Verdict::Warning };
+                self.failed("traces", verdict, &format!("{gauge}: {why}"));
+            }
+        }
+    }
+
+    fn injection(&mut self) {
+        match injection::tool() {
+            Some(tool) => {
+                let found =
+                    format!("{} is `{}`: another tool is loaded into programs", variable::INJECTION, tool.display());
+                self.add(
+                    "injection",
+                    Verdict::Warning,
+                    found,
+                    "unset it for `gpumem run`, which records nothing beside it",
+                );
+            }
+            None => self.ok("injection", format!("{} is not set", variable::INJECTION)),
+        }
+    }
+
+    /// CUPTI has one subscriber in a process, so only programs that gpumem is to share a process with matter.
+    fn profilers(&mut self, machine: Option<&Machine>) {
+        let indices = machine.into_iter().flat_map(|machine| machine.gpus.iter().filter_map(|gpu| gpu.index));
+        let mut pids: Vec<u32> = indices
+            .flat_map(|index| library::processes_on(index).unwrap_or_default())
+            .map(|process| process.pid)
+            .filter(|pid| system::has_loaded(*pid, "libcupti") == Some(true))
+            .collect();
+        pids.sort_unstable();
+        pids.dedup();
+        if !pids.is_empty() {
+            let pids: Vec<_> = pids.iter().map(u32::to_string).collect();
+            self.ok("profilers", format!("processes with CUPTI: {}", pids.join(", ")));
+        }
+    }
+
+    fn surroundings(&mut self, machine: Option<&Machine>) {
+        if let Some(container) = container() {
+            let found = format!("{container}: the driver may list no processes, or numbers from outside");
+            self.ok("container", found);
+        }
+        if is_wsl() {
+            let next = "traces are exact all the same; the memory of processes is in Windows' task manager";
+            self.add("WSL2", Verdict::Warning, "the driver reports no memory of processes", next);
+        }
+        let is_mig = machine.is_some_and(|machine| machine.gpus.iter().any(|gpu| gpu.mig == Some(true)));
+        if is_mig {
+            self.ok("MIG", "a program sees one slice, and its memory as the device's");
+        }
+        if let Ok(scope) = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope") {
+            match scope.trim() {
+                "0" | "1" => self.ok("ptrace", format!("scope {}", scope.trim())),
+                scope => {
+                    let found = format!("scope {scope}: debuggers and `remote_exec` of Python need root");
+                    self.add("ptrace", Verdict::Ok, found, "`gpumem run` needs no ptrace");
+                }
+            }
+        }
+    }
+
+    /// What `gpumem run` needs.
+    fn command(&mut self) {
+        match run::check() {
+            Ok(path) => self.ok("gpumem run", format!("the injected library is {}", path.display())),
+            Err(why) => self.failed("gpumem run", Verdict::Problem, &why),
+        }
+    }
+
+    fn settings(&mut self, settings: &[Setting]) {
+        for setting in settings.iter().filter(|setting| !setting.is_usable) {
+            let why = setting.stands_for.clone().unwrap_or_default();
+            self.add("settings", Verdict::Problem, format!("{} {why}", setting.name), "unset or correct it");
+        }
+    }
+}
+
+/// `, /usr/lib/libcuda.so.580.159.04`: the file that this process has loaded. Empty if there is none.
+fn loaded(library: &str) -> String {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let paths = maps.lines().filter_map(|line| Some(PathBuf::from(&line[line.find('/')?..])));
+    let is_it = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix(library));
+        name.is_some_and(|rest| rest.starts_with(".so"))
+    };
+    paths.into_iter().find(is_it).map(|path| format!(", {}", path.display())).unwrap_or_default()
+}
+
+/// `130002` is `of CUDA 13.0.2`; before CUDA 12.6, the number counts versions of the interface.
+fn cupti_in_words(version: u32) -> String {
+    match version {
+        100_000.. => format!("of CUDA {}.{}.{}", version / 10_000, version / 100 % 100, version % 100),
+        _ => format!("version {version} of the interface"),
+    }
+}
+
+fn is_wsl() -> bool {
+    fs::read_to_string("/proc/version").is_ok_and(|version| version.to_ascii_lowercase().contains("microsoft"))
+}
+
+fn container() -> Option<&'static str> {
+    let variable = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
+    match () {
+        () if variable("KUBERNETES_SERVICE_HOST") => Some("Kubernetes"),
+        () if Path::new("/.dockerenv").exists() => Some("Docker"),
+        () if Path::new("/run/.containerenv").exists() => Some("Podman"),
+        () if variable("APPTAINER_CONTAINER") || variable("SINGULARITY_CONTAINER") => Some("Apptainer"),
+        () => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_cupti() {
+        assert_eq!(cupti_in_words(130_202), "of CUDA 13.2.2");
+        assert_eq!(cupti_in_words(24), "version 24 of the interface");
+    }
+
+    #[test]
+    fn what_this_process_has_loaded() {
+        assert!(loaded("libc").contains("/libc.so"), "{}", loaded("libc"));
+        assert_eq!(loaded("libno-such-library"), "");
+    }
+}

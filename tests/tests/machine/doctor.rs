@@ -1,0 +1,112 @@
+//! `gpumem doctor`.
+
+use std::fs;
+
+use gpumem_tests::Library;
+
+use super::*;
+
+fn machine() -> Standin {
+    Standin::new().dispatch().env("XDG_CACHE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"))
+}
+
+/// The checks with this name: their verdicts, and what was found with the next step.
+#[track_caller]
+fn checks(machine: &Standin, name: &str) -> Vec<(String, String)> {
+    let outcome = gpumem(machine, &["doctor", "--json"]);
+    without_context(&outcome);
+    let value = json(&outcome);
+    let checks = value["checks"].as_array().expect("a list").clone();
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let problem = checks.iter().any(|check| check["verdict"] == "problem");
+    ended(&outcome, i32::from(problem), &[]);
+    let named = checks.iter().filter(|check| check["name"] == name);
+    named
+        .map(|check| (text(&check["verdict"]), format!("{}; {}", text(&check["found"]), text(&check["next"]))))
+        .collect()
+}
+
+#[track_caller]
+fn has(machine: &Standin, name: &str, verdict: &str, words: &str) {
+    let checks = checks(machine, name);
+    assert!(checks.iter().any(|(is, text)| is == verdict && text.contains(words)), "{machine}: {checks:?}");
+}
+
+#[test]
+fn a_sound_machine_has_no_problem() {
+    let outcome = gpumem(&machine().devices(2).cupti(), &["doctor"]);
+    ended(&outcome, 0, &[]);
+    without_context(&outcome);
+    for line in [
+        "ok       NVML            13.580.159.01\n",
+        "ok       driver          580.159.01, for CUDA up to 13.0\n",
+        "ok       CUDA            2 devices, /",
+        "ok       GPU             1: Stand-in GPU 1\n",
+        "ok       dispatch table  allocations can be intercepted in libcuda",
+        "ok       CUPTI           of CUDA 13.2.2, /",
+        "ok       traces          gauge exact, source dispatch\n",
+        "ok       injection       CUDA_INJECTION64_PATH is not set\n",
+        "ok       gpumem run      the injected library is /",
+        "\n GPUMEM_GAUGE            default  auto",
+    ] {
+        assert!(outcome.stdout.contains(line), "{line}\n{outcome}");
+    }
+    let value = json(&gpumem(&machine(), &["doctor", "--json"]));
+    assert_eq!((&value["trace"]["gauge"], &value["trace"]["why_not_exact"]), (&"exact".into(), &Value::Null));
+}
+
+#[test]
+fn each_failure_has_its_line() {
+    has(&machine().without(Library::Nvml), "NVML", "problem", "is the NVIDIA driver installed");
+    has(&machine().without(Library::Cuda), "CUDA", "problem", "cannot load libcuda");
+    has(&machine().without(Library::Cuda).without(Library::Nvml), "traces", "problem", "off");
+    has(&machine().fail("cuInit=803"), "CUDA", "problem", "the driver was updated while in use: reboot");
+    has(&machine().fail("nvmlInit_v2=18"), "NVML", "problem", "the driver was updated while in use: reboot");
+    has(&machine().fail("nvmlDeviceGetMemoryInfo_v2=4"), "GPU", "problem", "NVML_ERROR_NO_PERMISSION");
+    has(&machine().devices(2).fail("nvmlDeviceGetHandleByIndex_v2[1]=15"), "GPU", "problem", "GPU 1: libnvidia-ml");
+    has(&machine().devices(0), "GPU", "problem", "the driver knows no GPU");
+    has(&machine().env("CUDA_VISIBLE_DEVICES", ""), "CUDA", "problem", "change CUDA_VISIBLE_DEVICES");
+    has(&machine().set("mig=1"), "MIG", "ok", "one slice");
+    // What is found there depends on this machine.
+    assert_eq!(checks(&machine().without(Library::Nvml), "/dev/nvidia*").len(), 1);
+    // A driver that is too old, without and with CUPTI.
+    let old = Standin::new();
+    has(&old, "dispatch table", "problem", "`gpumem run` cannot record");
+    has(&old, "traces", "warning", "gauge sampled, source sampling: ");
+    has(&old, "CUPTI", "warning", "GPUMEM_CUPTI names the file or its folder");
+    has(&old.clone().cupti(), "traces", "ok", "gauge exact, source cupti");
+}
+
+#[test]
+fn settings_and_other_tools() {
+    has(
+        &machine().env("CUDA_INJECTION64_PATH", "/opt/tool.so"),
+        "injection",
+        "warning",
+        "`/opt/tool.so`: another tool",
+    );
+    has(&machine().env("GPUMEM_GAUGE", "nonsense"), "settings", "problem", "GPUMEM_GAUGE cannot be used: ");
+    has(&machine().env("GPUMEM_GAUGE", "off"), "traces", "problem", "GPUMEM_GAUGE is off");
+    has(&machine().env("GPUMEM_SIM", "16GiB"), "traces", "ok", "gauge exact, source simulation");
+    let value = json(&gpumem(&machine().env("GPUMEM_SAMPLE_MS", "5"), &["doctor", "--json"]));
+    let settings = value["settings"].as_array().expect("a list");
+    let of = |name: &str| settings.iter().find(|setting| setting["name"] == name).expect("it is listed").clone();
+    assert_eq!(
+        (&of("GPUMEM_SAMPLE_MS")["value"], &of("GPUMEM_SAMPLE_MS")["from"]),
+        (&"5".into(), &"environment".into())
+    );
+    assert_eq!((&of("GPUMEM_GAUGE")["value"], &of("GPUMEM_GAUGE")["from"]), (&"auto".into(), &"default".into()));
+}
+
+/// The setting is for the programs that are looked for, not for the command.
+#[test]
+fn a_recording_is_not_replaced() {
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("doctor-{}.capture", std::process::id()));
+    fs::write(&file, "an older recording").expect("it can be written");
+    for command in ["doctor", "info", "ps"] {
+        let outcome = gpumem(&machine().env("GPUMEM_CAPTURE", &file).env("GPUMEM_LEAKS", "1"), &[command]);
+        ended(&outcome, 0, &[]);
+        assert_eq!(fs::read_to_string(&file).expect("it is there"), "an older recording", "{outcome}");
+    }
+    _ = fs::remove_file(&file);
+}
