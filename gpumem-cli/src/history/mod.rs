@@ -45,7 +45,7 @@ pub(crate) struct History {
     pub(crate) scopes: Vec<ScopeLife>,
     /// Devices on which something happened, by their numbers.
     pub(crate) devices: Vec<DeviceHistory>,
-    /// When the last event was, since the recording began.
+    /// The last moment that is known of the program, since the recording began: it may run on without an event.
     pub(crate) end: Duration,
     reader: Reader<read::Bytes>,
 }

@@ -296,7 +296,7 @@ impl Reading {
             labels,
             scopes,
             devices,
-            end: Duration::from_nanos(time),
+            end: reader.definitions().last_clock().unwrap_or_default().max(Duration::from_nanos(time)),
             reader,
         }
     }

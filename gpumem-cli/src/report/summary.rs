@@ -9,7 +9,7 @@ use std::{
 use gpumem_core::{
     export::{InPaint, Paint, Role},
     model::Bytes,
-    report::counted,
+    report::{Leaks, counted},
 };
 
 use super::{
@@ -49,7 +49,13 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
         write_device(device, out, paint)?;
     }
     if let Some(leaks) = leaks.as_ref().filter(|_| *allocations > 0) {
-        writeln!(out, "\n{}", InPaint(leaks, paint))?;
+        if is_as_at_peaks(leaks, devices) {
+            let (blocks, bytes) = (counted(leaks.blocks, "block", "blocks"), leaks.bytes);
+            let text = format!("{blocks} ({bytes}) not freed at the end: as much as at the peak (--leaks shows them)");
+            writeln!(out, "\n{}", paint.on(Role::Heading, text))?;
+        } else {
+            writeln!(out, "\n{}", InPaint(leaks, paint))?;
+        }
     }
     let missing = missing.in_words();
     writeln!(out)?;
@@ -58,6 +64,17 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
     }
     let not_seen = "Not seen: CUDA contexts and kernels, other processes, and what was allocated before the recording.";
     writeln!(out, "{}", paint.on(Role::Faint, not_seen))
+}
+
+/// Programs that keep their memory in a cache free nothing: a table of it would repeat that of the peak.
+fn is_as_at_peaks(leaks: &Leaks, devices: &[DeviceOverview]) -> bool {
+    let peaks = devices.iter().filter_map(|device| device.peak_bytes).sum();
+    let is_at_peak = |device: &DeviceOverview| device.peak_bytes.is_none_or(|peak| peak == device.live_at_end_bytes);
+    leaks.is_intercepted
+        && leaks.gone == 0
+        && leaks.bytes == Bytes::new(peaks)
+        && devices.iter().all(is_at_peak)
+        && peaks > 0
 }
 
 fn write_device(device: &DeviceOverview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {

@@ -153,6 +153,15 @@ fn ranks_stand_side_by_side() {
 }
 
 #[test]
+fn a_program_lasts_longer_than_its_events() {
+    let mut made = Made::new("serve");
+    made.alloc(6 * MIB, MemKind::Device, 4);
+    made.wait(2_000_000);
+    let text = printed(&["report", &recorded("lasts.capture", made)]);
+    assert!(text.contains("; process 4711, 2 s, 0 frees\n"), "{text}");
+}
+
+#[test]
 fn a_line_of_python_stands_before_its_library() {
     let mut made = Made::new("python");
     let place = made.python();
@@ -165,7 +174,7 @@ fn a_line_of_python_stands_before_its_library() {
         " model.py:12     6  ████████\n   from train.py:40\n cuBLAS ",
         "library  PyTorch 6 MiB (60 %), cuBLAS 4 MiB (40 %)\n",
         "most     model.py:12, called from train.py:40, holds 60 % of the peak\n",
-        " model.py:12    6       1  ",
+        "\n\n2 blocks (10 MiB) not freed at the end: as much as at the peak (--leaks shows them)\n",
     ] {
         assert!(text.contains(line), "{line:?} is not in\n{text:?}");
     }

@@ -187,6 +187,11 @@ impl Definitions {
         Some(Time::from_nanos(nanoseconds.try_into().unwrap_or(0)))
     }
 
+    /// The last moment at which the writer read the clock: the program ran at least until then.
+    pub fn last_clock(&self) -> Option<Time> {
+        self.clocks.last().map(|pair| pair.time)
+    }
+
     /// The functions on a stack, the innermost first.
     pub fn frames(&self, stack: StackId) -> Vec<Frame> {
         self.addresses(stack).iter().flat_map(|address| self.frames_at(*address)).collect()
