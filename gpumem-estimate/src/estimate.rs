@@ -1,6 +1,6 @@
 //! What an estimate says.
 
-use std::collections::BTreeMap;
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use gpumem_core::model::Bytes;
 use serde::Serialize;
@@ -68,21 +68,13 @@ impl Estimate {
         parameters: u64,
         parameter_bytes: u64,
         peak: u64,
-        parts: Vec<AtPeak>,
+        paths: &[AtPeak],
         reserved: u64,
         phases: Vec<PhasePeak>,
     ) -> Self {
-        let part = |part: AtPeak| Part {
-            phase: part.path.first().map(ToString::to_string).unwrap_or_default(),
-            layer: part.path.get(1..).unwrap_or_default().join("."),
-            class: part.class,
-            bytes: Bytes::new(part.bytes),
-        };
-        let mut parts: Vec<_> = parts.into_iter().map(part).collect();
-        parts.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| (&a.layer, a.class).cmp(&(&b.layer, b.class))));
         let (parameter_bytes, peak) = (Bytes::new(parameter_bytes), Bytes::new(peak));
         let reserved = Bytes::new(reserved);
-        Self { parameters, parameter_bytes, peak, parts, reserved, phases, convolutions: None }
+        Self { parameters, parameter_bytes, peak, parts: parts(paths), reserved, phases, convolutions: None }
     }
 
     /// The peak by class.
@@ -94,4 +86,27 @@ impl Estimate {
         }
         sums.into_iter().collect()
     }
+}
+
+/// The parts of a peak, the largest first; of the same size by layer and class.
+fn parts(paths: &[AtPeak]) -> Vec<Part> {
+    // A deep model has many parts of one size. The names of layers are compared once, and then the parts by numbers.
+    let layer = |AtPeak { path, .. }: &AtPeak| path.get(1..).unwrap_or_default().join(".");
+    let mut layers: Vec<_> = paths.iter().map(|path| (layer(path), path)).collect();
+    layers.sort_by(|(a, _), (b, _)| a.cmp(b));
+    let mut order = Vec::new();
+    let mut first = 0;
+    for (at, (layer, AtPeak { classes, .. })) in layers.iter().enumerate() {
+        if layers[first].0 != *layer {
+            first = at;
+        }
+        order.extend(classes.iter().map(|(class, bytes)| (Reverse(*bytes), first, *class, at)));
+    }
+    order.sort_unstable();
+    let part = |(Reverse(bytes), _, class, at): (Reverse<u64>, usize, Class, usize)| {
+        let (layer, AtPeak { path, .. }) = &layers[at];
+        let phase = path.first().map(ToString::to_string).unwrap_or_default();
+        Part { phase, layer: layer.clone(), class, bytes: Bytes::new(bytes) }
+    };
+    order.into_iter().map(part).collect()
 }

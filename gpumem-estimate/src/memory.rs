@@ -61,7 +61,7 @@ struct State {
 
 /// What the blocks of one stack number are. The ledger keeps that number for each block; in a running program it says where the block
 /// comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Use {
     class: Class,
     /// `None`: the blocks have what was requested.
@@ -69,7 +69,7 @@ struct Use {
 }
 
 /// A size to which an allocator rounds. A block of this size is one event, and its parts are told apart by its stack number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Rounding {
     requested: u64,
     taken: u64,
@@ -79,13 +79,14 @@ struct Rounding {
 #[derive(Debug)]
 struct Uses {
     all: Vec<Use>,
-    numbers: HashMap<Use, StackId>,
+    /// Of those with a rounding. A model has few sizes, which a tree of them finds faster than a hash.
+    numbers: BTreeMap<Use, StackId>,
 }
 
 impl Uses {
     fn new() -> Self {
         let all = Class::ALL.into_iter().map(|class| Use { class, rounding: None });
-        Self { all: all.collect(), numbers: HashMap::new() }
+        Self { all: all.collect(), numbers: BTreeMap::new() }
     }
 
     fn stack(&mut self, class: Class, requested: u64, taken: u64) -> StackId {
@@ -123,12 +124,11 @@ struct OpenScope {
     start: u64,
 }
 
-/// What was in use at the peak by one scope path and class.
+/// What was in use at the peak by one scope path: the bytes of each class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AtPeak {
     pub(crate) path: Vec<Rc<str>>,
-    pub(crate) class: Class,
-    pub(crate) bytes: u64,
+    pub(crate) classes: Vec<(Class, u64)>,
 }
 
 /// The bytes of one block of memory. They are freed when this is dropped.
@@ -248,9 +248,17 @@ impl Memory {
 
     /// Opens a scope inside the open ones.
     pub(crate) fn open(&self, name: &str) {
-        let mut state = self.0.borrow_mut();
-        let name = state.name(name);
-        state.open(name);
+        self.open_layer(self.name(name));
+    }
+
+    /// The number of the scopes of this name.
+    pub(crate) fn name(&self, name: &str) -> CallsiteId {
+        self.0.borrow_mut().name(name)
+    }
+
+    /// The same as [`open`](Self::open), for a name with a number.
+    pub(crate) fn open_layer(&self, name: CallsiteId) {
+        self.0.borrow_mut().open(name);
     }
 
     /// Closes the innermost scope. Returns the most that the device had in use while it was open.
@@ -323,15 +331,19 @@ impl Memory {
             path
         };
         // Blocks of one class and layer may have several stack numbers.
-        let mut sums: BTreeMap<(u32, Class), u64> = BTreeMap::new();
+        let mut sums: Vec<(u32, Class, u64)> = Vec::new();
         for group in &groups {
-            for (class, bytes) in state.uses.parts(group.group.stack, unsigned(group.bytes.get())) {
-                *sums.entry((group.group.node.0, class)).or_default() += bytes;
-            }
+            let parts = state.uses.parts(group.group.stack, unsigned(group.bytes.get()));
+            let parts = parts.into_iter().filter(|(_, bytes)| *bytes > 0);
+            sums.extend(parts.map(|(class, bytes)| (group.group.node.0, class, bytes)));
         }
-        sums.retain(|_, bytes| *bytes > 0);
-        let at_peak = |((node, class), bytes)| AtPeak { path: path(NodeId(node)), class, bytes };
-        (unsigned(total.bytes.get()), sums.into_iter().map(at_peak).collect())
+        sums.sort_unstable();
+        let paths = sums.chunk_by(|(node, ..), (next, ..)| node == next).map(|of_node| {
+            let classes = of_node.chunk_by(|(_, class, _), (_, next, _)| class == next);
+            let classes = classes.map(|parts| (parts[0].1, parts.iter().map(|(.., bytes)| bytes).sum()));
+            AtPeak { path: path(NodeId(of_node[0].0)), classes: classes.collect() }
+        });
+        (unsigned(total.bytes.get()), paths.collect())
     }
 }
 
@@ -405,11 +417,10 @@ mod tests {
         assert_eq!(memory.close(), 1536);
         drop(weights);
         assert_eq!(memory.in_use(), 0);
-        let (peak, mut parts) = memory.end();
-        parts.sort_by_key(|part| part.class);
-        let part = |class, bytes| AtPeak { path: vec!["forward".into(), "conv".into()], class, bytes };
-        let expected = [part(Class::Weights, 1000), part(Class::Activations, 512), part(Class::Rounding, 24)];
-        assert_eq!((peak, parts.as_slice()), (1536, expected.as_slice()));
+        let (peak, paths) = memory.end();
+        let classes = vec![(Class::Weights, 1000), (Class::Activations, 512), (Class::Rounding, 24)];
+        let expected = AtPeak { path: vec!["forward".into(), "conv".into()], classes };
+        assert_eq!((peak, paths), (1536, vec![expected]));
     }
 
     #[test]

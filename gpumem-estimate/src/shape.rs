@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 pub(crate) type Numbers = SmallVec<[u64; 4]>;
 
 /// The sizes of a tensor's dimensions, the outermost first.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "Vec<u64>", into = "Vec<u64>")]
 pub struct Shape(Numbers);
 
@@ -58,6 +58,13 @@ impl Shape {
             _ => None,
         });
         both.collect::<Option<_>>().map(Self)
+    }
+}
+
+/// Copies all sizes at once. The derived `Clone` would copy them one by one.
+impl Clone for Shape {
+    fn clone(&self) -> Self {
+        Self(Numbers::from_slice(&self.0))
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{peaks::GroupHistory, tree::NodeId};
+use super::{live::hash::KeyHashBuilder, peaks::GroupHistory, tree::NodeId};
 use crate::model::{MemKind, StackId};
 
 /// What the blocks of one group have in common.
@@ -39,7 +39,7 @@ const SWEEP: usize = 1 << 8;
 pub(super) struct AllocGroups {
     /// Indexed by group number.
     all: Vec<GroupState>,
-    known: HashMap<AllocGroup, GroupId>,
+    known: HashMap<AllocGroup, GroupId, KeyHashBuilder>,
     unused: Vec<GroupId>,
     /// The last group that a sweep looked at.
     swept: usize,
@@ -72,7 +72,7 @@ impl Default for AllocGroups {
         let no_group =
             AllocGroup { node: NodeId::NONE, stack: StackId::NONE, meter: u16::MAX, kind: MemKind::Device, context: 0 };
         let no_group = GroupState::new(no_group);
-        Self { all: vec![no_group], known: HashMap::new(), unused: Vec::new(), swept: 0, new: 0 }
+        Self { all: vec![no_group], known: HashMap::default(), unused: Vec::new(), swept: 0, new: 0 }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::live::hash::KeyHashBuilder;
 use crate::model::OwnerThread;
 
 /// The threads that have open traces on a device, and the threads that closed one last. A query costs the same however many
@@ -9,7 +10,7 @@ use crate::model::OwnerThread;
 #[derive(Debug, Default)]
 pub(super) struct OpenTraces {
     /// How many traces each thread has.
-    open: HashMap<OwnerThread, usize>,
+    open: HashMap<OwnerThread, usize, KeyHashBuilder>,
     all: usize,
     /// The thread and the number of the newest event that closed a trace, and of the newest one by another thread.
     closed: [Option<(OwnerThread, u64)>; 2],

@@ -8,7 +8,10 @@
 
 use std::collections::HashMap;
 
-use super::delta::{Delta, GroupDelta};
+use super::{
+    delta::{Delta, GroupDelta},
+    live::hash::KeyHashBuilder,
+};
 use crate::model::CallsiteId;
 
 /// Deeper scopes are counted together.
@@ -58,7 +61,7 @@ pub struct ScopeNode {
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct ScopeTree {
-    known: HashMap<(NodeId, CallsiteId), NodeId>,
+    known: HashMap<(NodeId, CallsiteId), NodeId, KeyHashBuilder>,
     /// The root of each device, indexed by meter.
     roots: Vec<NodeId>,
     /// Node 0 is `NodeId::NONE`.
@@ -68,7 +71,7 @@ pub(super) struct ScopeTree {
 impl Default for ScopeTree {
     fn default() -> Self {
         let none = ScopeNode::new(NodeId::NONE, CallsiteId::NONE, u16::MAX, 0, NodeId::NONE);
-        Self { nodes: vec![none], known: HashMap::new(), roots: Vec::new() }
+        Self { nodes: vec![none], known: HashMap::default(), roots: Vec::new() }
     }
 }
 

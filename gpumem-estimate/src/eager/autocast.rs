@@ -2,7 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashMap,
+    collections::BTreeMap,
 };
 
 use super::{Eager, Tensor};
@@ -12,7 +12,7 @@ use crate::{class::Class, dtype::Dtype, error::Error};
 pub(super) struct Autocast {
     dtype: Cell<Option<Dtype>>,
     /// Copies of parameters, which live until autocast ends.
-    copies: RefCell<HashMap<usize, Tensor>>,
+    copies: RefCell<BTreeMap<usize, Tensor>>,
 }
 
 impl Eager {

@@ -159,8 +159,7 @@ impl Eager {
     }
 
     fn release_variables(&self) {
-        let freed = mem::take(&mut *self.unpacked.borrow_mut());
-        drop(freed);
+        self.unpacked.borrow_mut().clear();
     }
 
     /// A gradient in the shape and type of its input: broadcast dimensions are summed, and another type is converted.

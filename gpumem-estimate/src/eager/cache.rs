@@ -2,11 +2,10 @@
 
 use std::cell::{Cell, RefCell};
 
-use super::{Eager, Tensor, tensor::contiguous_strides};
+use super::{Eager, Tensor};
 use crate::{
     class::Class,
     error::{Error, Kind},
-    shape::Shape,
     step::KvCache,
 };
 
@@ -141,9 +140,9 @@ impl Eager {
         let of_all = |like: &Tensor| {
             let mut sizes = like.shape.sizes().to_vec();
             sizes[2] = layer.tokens;
-            let shape = Shape::from(sizes);
-            let strides = contiguous_strides(&shape);
-            Tensor { shape, strides, dtype: keys.dtype, ..like.detached() }
+            let mut all = like.detached().with_shape(sizes.into());
+            all.dtype = keys.dtype;
+            all
         };
         Ok([of_all(keys), of_all(values)])
     }

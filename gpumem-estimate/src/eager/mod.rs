@@ -17,7 +17,6 @@ mod workspace;
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashMap,
     rc::Rc,
 };
 
@@ -91,7 +90,7 @@ pub(crate) struct Eager {
     /// What the node that runs has saved.
     unpacked: RefCell<Vec<Tensor>>,
     /// Tensors that the model makes once and all its layers read, such as the angles of positions.
-    shared: RefCell<HashMap<SharedKey, Tensor>>,
+    shared: RefCell<Vec<(SharedKey, Tensor)>>,
     /// The outputs of all layers; `None` if nobody asks.
     pub(crate) layer_outputs: RefCell<Option<Vec<LayerOutput>>>,
     workspaces: Workspaces,
@@ -136,11 +135,11 @@ impl Eager {
     /// A tensor that all layers with the same key share until the model has made its output.
     pub(crate) fn shared(&self, key: (&'static str, u64), shape: &Shape, dtype: Dtype) -> Result<Tensor, Error> {
         let key = (key.0, key.1, shape.clone(), dtype);
-        if let Some(tensor) = self.shared.borrow().get(&key) {
+        if let Some((_, tensor)) = self.shared.borrow().iter().find(|(known, _)| *known == key) {
             return Ok(tensor.clone());
         }
         let tensor = self.output(shape, dtype)?;
-        self.shared.borrow_mut().insert(key, tensor.clone());
+        self.shared.borrow_mut().push((key, tensor.clone()));
         Ok(tensor)
     }
 
@@ -191,8 +190,7 @@ impl Eager {
         let bytes = shape.elements().and_then(|elements| dtype.bytes(elements));
         let bytes = bytes.ok_or_else(|| self.error(Kind::TooLarge))?;
         let storage = Rc::new(self.memory.alloc(bytes, class)?);
-        let strides = contiguous_strides(shape);
-        Ok(Tensor { storage, shape: shape.clone(), strides, dtype, is_view: false, edge: None, parameter: None })
+        Ok(Tensor::new(storage, shape.clone(), dtype))
     }
 
     /// A new tensor for a result.
@@ -204,12 +202,4 @@ impl Eager {
     pub(crate) fn needs_grad(&self, inputs: &[&Tensor]) -> bool {
         self.grad_enabled.get() && inputs.iter().any(|input| input.edge.is_some())
     }
-}
-
-/// Gives a result the memory order of an input of the same shape, as elementwise operations do.
-pub(crate) fn keep_order(mut result: Tensor, like: &Tensor) -> Tensor {
-    if like.shape == result.shape && like.is_dense() {
-        result.strides.clone_from(&like.strides);
-    }
-    result
 }

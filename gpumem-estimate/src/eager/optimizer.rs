@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Eager, Tensor, keep_order, parameters::Updated};
+use super::{
+    Eager, Tensor,
+    parameters::{Updated, trainable},
+};
 use crate::{class::Class, dtype::Dtype, error::Error, shape::Shape};
 
 /// Which optimizer makes the update.
@@ -47,9 +50,9 @@ impl Eager {
     /// Copies of all parameters in `f32`, which the optimizer updates instead of them: `Float16OptimizerWithFloat16Params` of
     /// Megatron-LM.
     pub(crate) fn make_masters(&self, state: &mut OptimizerState) -> Result<(), Error> {
-        for Updated { tensor, layers, .. } in self.trainable() {
-            self.memory.move_to(&layers);
-            let master = if tensor.dtype == Dtype::F32 { None } else { Some(self.like(&tensor, Dtype::F32)?) };
+        for Updated { tensor, layers, .. } in trainable(&self.parameters.all.borrow()) {
+            self.memory.move_to(layers);
+            let master = if tensor.dtype == Dtype::F32 { None } else { Some(self.like(tensor, Dtype::F32)?) };
             state.masters.push(master);
         }
         self.memory.move_to(&[]);
@@ -67,7 +70,8 @@ impl Eager {
         if !state.masters.is_empty() {
             self.gradients_of_masters(state)?;
         }
-        let mut updated: Vec<_> = self.trainable().into_iter().filter(|updated| updated.has_gradient).collect();
+        let all = self.parameters.all.borrow();
+        let mut updated: Vec<_> = trainable(&all).filter(|updated| updated.has_gradient).collect();
         let sizes: Vec<_> = updated.iter().map(|updated| updated.tensor.shape.elements().unwrap_or(0)).collect();
         if let Some(of_this_rank) = self.partition(&sizes) {
             let mut of_this_rank = of_this_rank.into_iter();
@@ -77,7 +81,7 @@ impl Eager {
         // What is updated: the copies in `f32`, where there are such.
         let tensors: Vec<&Tensor> = updated
             .iter()
-            .map(|updated| masters.get(updated.position).and_then(Option::as_ref).unwrap_or(&updated.tensor))
+            .map(|updated| masters.get(updated.position).and_then(Option::as_ref).unwrap_or(updated.tensor))
             .collect();
         if states.is_empty() {
             for (tensor, Updated { layers, .. }) in tensors.iter().zip(&updated) {
@@ -169,10 +173,12 @@ impl Eager {
 
     /// Megatron-LM's `_copy_model_grads_to_main_grads`: each gradient is converted, and then freed.
     fn gradients_of_masters(&self, state: &mut OptimizerState) -> Result<(), Error> {
-        for (updated, master) in self.trainable().into_iter().zip(&state.masters) {
-            if let Some(master) = master.as_ref().filter(|_| updated.has_gradient) {
+        let has_gradient: Vec<_> =
+            trainable(&self.parameters.all.borrow()).map(|updated| (updated.number, updated.has_gradient)).collect();
+        for ((number, has_gradient), master) in has_gradient.into_iter().zip(&state.masters) {
+            if let Some(master) = master.as_ref().filter(|_| has_gradient) {
                 state.gradients.push(self.empty(&master.shape, Dtype::F32, Class::Gradients)?);
-                self.free_gradient_memory(updated.number);
+                self.free_gradient_memory(number);
             }
         }
         Ok(())
@@ -180,7 +186,7 @@ impl Eager {
 
     /// A new tensor of the shape and order of another one.
     fn like(&self, tensor: &Tensor, dtype: Dtype) -> Result<Tensor, Error> {
-        Ok(keep_order(self.empty(&tensor.shape, dtype, Class::Optimizer)?, tensor))
+        Ok(self.empty(&tensor.shape, dtype, Class::Optimizer)?.in_order_of(tensor))
     }
 }
 

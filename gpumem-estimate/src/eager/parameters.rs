@@ -1,6 +1,6 @@
 //! Parameters, their gradients, and buffers.
 
-use std::{cell::RefCell, collections::HashMap, rc::Rc};
+use std::{cell::RefCell, rc::Rc};
 
 use gpumem_core::model::{Bytes, CallsiteId};
 
@@ -14,14 +14,14 @@ pub(crate) struct ParameterId(usize);
 #[derive(Debug, Default)]
 pub(super) struct Parameters {
     pub(super) all: RefCell<Vec<Parameter>>,
-    /// The nodes of this step that accumulate gradients.
-    edges: RefCell<HashMap<usize, Edge>>,
 }
 
 #[derive(Debug)]
 pub(super) struct Parameter {
     pub(super) tensor: Tensor,
     pub(super) grad: Option<Tensor>,
+    /// The node of this step that accumulates its gradients.
+    edge: Option<Edge>,
     is_trainable: bool,
     is_buffer: bool,
     /// How many elements it has, if several are in one byte.
@@ -34,12 +34,12 @@ pub(super) struct Parameter {
 
 /// A parameter for the optimizer.
 #[derive(Debug)]
-pub(super) struct Updated {
+pub(super) struct Updated<'a> {
     pub(super) number: usize,
     /// Its position among those that can have a gradient.
     pub(super) position: usize,
-    pub(super) tensor: Tensor,
-    pub(super) layers: Rc<[CallsiteId]>,
+    pub(super) tensor: &'a Tensor,
+    pub(super) layers: &'a Rc<[CallsiteId]>,
     pub(super) has_gradient: bool,
 }
 
@@ -82,24 +82,17 @@ impl Eager {
         let layers = self.layers();
         tensor.parameter = Some(number);
         let mut all = self.parameters.all.borrow_mut();
-        all.push(Parameter { tensor, grad: None, is_trainable, is_buffer, packed_elements: None, shard, layers });
+        let (grad, edge, packed_elements) = (None, None, None);
+        all.push(Parameter { tensor, grad, edge, is_trainable, is_buffer, packed_elements, shard, layers });
         Ok(ParameterId(all.len() - 1))
     }
 
     /// A parameter as an input of an operation.
     pub(crate) fn parameter(&self, id: ParameterId) -> Tensor {
-        let (mut tensor, is_trainable) = {
-            let all = self.parameters.all.borrow();
-            (all[id.0].tensor.clone(), all[id.0].is_trainable)
-        };
-        if is_trainable {
-            let edge = self.parameters.edges.borrow().get(&id.0).copied();
-            let edge = edge.unwrap_or_else(|| {
-                let edge = self.accumulation(id.0);
-                self.parameters.edges.borrow_mut().insert(id.0, edge);
-                edge
-            });
-            tensor.edge = Some(edge);
+        let parameter = &mut self.parameters.all.borrow_mut()[id.0];
+        let mut tensor = parameter.tensor.clone();
+        if parameter.is_trainable {
+            tensor.edge = Some(*parameter.edge.get_or_insert_with(|| self.accumulation(id.0)));
         }
         tensor
     }
@@ -131,7 +124,9 @@ impl Eager {
 
     /// Begins a new backward graph.
     pub(crate) fn begin_graph(&self) {
-        self.parameters.edges.borrow_mut().clear();
+        for parameter in &mut *self.parameters.all.borrow_mut() {
+            parameter.edge = None;
+        }
         self.forget_from(0);
     }
 
@@ -154,23 +149,6 @@ impl Eager {
         self.parameters.all.borrow_mut()[parameter].grad = Some(grad.detached());
     }
 
-    /// The parameters that can have a gradient.
-    pub(super) fn trainable(&self) -> Vec<Updated> {
-        let all = self.parameters.all.borrow();
-        let trainable = all.iter().enumerate().filter(|(_, parameter)| parameter.is_trainable);
-        let updated = |(position, (number, parameter)): (usize, (usize, &Parameter))| Updated {
-            number,
-            position,
-            tensor: parameter.shard.as_ref().map_or(&parameter.tensor, |shard| &shard.tensor).clone(),
-            layers: Rc::clone(&parameter.layers),
-            has_gradient: match &parameter.shard {
-                Some(shard) => shard.gradient.is_some(),
-                None => parameter.grad.is_some(),
-            },
-        };
-        trainable.enumerate().map(updated).collect()
-    }
-
     /// Frees the memory of a gradient. The parameter still has one: that of its copy in `f32`.
     pub(super) fn free_gradient_memory(&self, number: usize) {
         let empty = self.empty(&Shape::from([0]), Dtype::U8, Class::Gradients).ok();
@@ -178,4 +156,19 @@ impl Eager {
         self.parameters.all.borrow_mut()[number].grad = empty;
         drop(freed);
     }
+}
+
+/// The parameters that can have a gradient.
+pub(super) fn trainable(all: &[Parameter]) -> impl Iterator<Item = Updated<'_>> {
+    let trainable = all.iter().enumerate().filter(|(_, parameter)| parameter.is_trainable);
+    trainable.enumerate().map(|(position, (number, parameter))| Updated {
+        number,
+        position,
+        tensor: parameter.shard.as_ref().map_or(&parameter.tensor, |shard| &shard.tensor),
+        layers: &parameter.layers,
+        has_gradient: match &parameter.shard {
+            Some(shard) => shard.gradient.is_some(),
+            None => parameter.grad.is_some(),
+        },
+    })
 }

@@ -7,7 +7,10 @@ use std::{
     rc::Rc,
 };
 
-use super::{Eager, Tensor, tensor::contiguous_strides};
+use super::{
+    Eager, Tensor,
+    parameters::{Updated, trainable},
+};
 use crate::{
     class::Class,
     dtype::Dtype,
@@ -99,15 +102,7 @@ impl Eager {
         let gathered = parallel.gathered.unwrap_or(dtype);
         let whole_bytes = elements.and_then(|elements| gathered.bytes(elements));
         let whole_bytes = whole_bytes.ok_or_else(|| self.error(Kind::TooLarge))?;
-        let whole = Tensor {
-            storage: Rc::new(Storage::without_bytes(&self.memory)),
-            shape: shape.clone(),
-            strides: contiguous_strides(shape),
-            dtype: gathered,
-            is_view: false,
-            edge: None,
-            parameter: None,
-        };
+        let whole = Tensor::new(Rc::new(Storage::without_bytes(&self.memory)), shape.clone(), gathered);
         self.sharding.groups.borrow_mut()[self.sharding.building.get()].parameters.push(number);
         Ok(Some((whole, Shard { tensor, gradient: None, whole_bytes })))
     }
@@ -286,9 +281,11 @@ impl Eager {
         }
         let mut open: Vec<(Dtype, u64, usize)> = Vec::new();
         let mut closed = Vec::new();
-        for updated in self.trainable().into_iter().rev() {
-            let dtype = updated.tensor.dtype;
-            let bytes = updated.tensor.shape.elements().and_then(|elements| dtype.bytes(elements)).unwrap_or(0);
+        let all = self.parameters.all.borrow();
+        let parameters: Vec<_> = trainable(&all).collect();
+        for Updated { tensor, .. } in parameters.into_iter().rev() {
+            let dtype = tensor.dtype;
+            let bytes = tensor.shape.elements().and_then(|elements| dtype.bytes(elements)).unwrap_or(0);
             let at = open.iter().position(|(of, ..)| *of == dtype).unwrap_or_else(|| {
                 open.push((dtype, 0, 0));
                 open.len() - 1

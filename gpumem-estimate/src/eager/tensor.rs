@@ -13,8 +13,8 @@ use crate::{
 pub(crate) struct Tensor {
     pub(crate) storage: Rc<Storage>,
     pub(crate) shape: Shape,
-    /// How many elements apart two neighbours of each dimension are.
-    pub(crate) strides: Numbers,
+    /// How many elements apart two neighbours of each dimension are. `None`: the elements lie in order, as they do in most tensors.
+    strides: Option<Rc<[u64]>>,
     pub(crate) dtype: Dtype,
     /// It was made as a view, so PyTorch keeps the tensor that it is a view of.
     pub(crate) is_view: bool,
@@ -56,17 +56,55 @@ pub(crate) fn channels_last_strides(shape: &Shape) -> Numbers {
 }
 
 impl Tensor {
+    /// A tensor whose elements lie in order.
+    pub(crate) fn new(storage: Rc<Storage>, shape: Shape, dtype: Dtype) -> Self {
+        Self { storage, shape, strides: None, dtype, is_view: false, edge: None, parameter: None }
+    }
+
+    /// How many elements apart two neighbours of each dimension are.
+    pub(crate) fn strides(&self) -> Numbers {
+        self.strides.as_deref().map_or_else(|| contiguous_strides(&self.shape), Numbers::from_slice)
+    }
+
+    /// The same memory with other strides.
+    #[must_use]
+    pub(crate) fn with_strides(self, strides: &[u64]) -> Self {
+        Self { strides: Some(strides.into()), ..self }
+    }
+
+    /// An image whose channels lie next to each other.
+    #[must_use]
+    pub(crate) fn with_channels_last(self) -> Self {
+        let strides = channels_last_strides(&self.shape);
+        self.with_strides(&strides)
+    }
+
+    /// The same memory in another shape, with elements in order.
+    #[must_use]
+    pub(crate) fn with_shape(self, shape: Shape) -> Self {
+        Self { shape, strides: None, ..self }
+    }
+
+    /// Gives a result the memory order of an input of the same shape, as elementwise operations do.
+    #[must_use]
+    pub(crate) fn in_order_of(self, like: &Self) -> Self {
+        if like.shape == self.shape && like.is_dense() {
+            return Self { strides: like.strides.clone(), ..self };
+        }
+        self
+    }
+
     /// The channels of an image lie next to each other: `is_channels_last_strides_2d` and `_3d` of `c10`.
     pub(crate) fn has_channels_last(&self) -> bool {
-        let rank = self.shape.rank();
-        if !(4..=5).contains(&rank) || self.strides[1] == 0 {
+        let (rank, strides) = (self.shape.rank(), self.strides());
+        if !(4..=5).contains(&rank) || strides[1] == 0 {
             return false;
         }
         let mut least = 0;
         for at in std::iter::once(1).chain((2..rank).rev()).chain([0]) {
-            let (size, stride) = (self.shape[at], self.strides[at]);
+            let (size, stride) = (self.shape[at], strides[at]);
             // Without this, an image with one channel or one pixel would count.
-            if size == 0 || stride < least || (at == 0 && least == self.strides[1]) {
+            if size == 0 || stride < least || (at == 0 && least == strides[1]) {
                 return false;
             }
             least = stride.saturating_mul(size.max(1));
@@ -75,15 +113,17 @@ impl Tensor {
     }
 
     pub(crate) fn is_contiguous(&self) -> bool {
+        let Some(strides) = &self.strides else { return true };
         let expected = contiguous_strides(&self.shape);
-        let sizes = self.shape.sizes().iter().zip(&self.strides).zip(&expected);
+        let sizes = self.shape.sizes().iter().zip(&**strides).zip(&expected);
         sizes.into_iter().all(|((size, stride), expected)| *size == 1 || stride == expected)
     }
 
     /// Its elements fill the storage without gaps and overlaps, in whatever order.
     pub(crate) fn is_dense(&self) -> bool {
+        let Some(strides) = &self.strides else { return true };
         let mut dimensions: SmallVec<[_; 4]> =
-            self.strides.iter().zip(self.shape.sizes()).filter(|(_, size)| **size != 1).collect();
+            strides.iter().zip(self.shape.sizes()).filter(|(_, size)| **size != 1).collect();
         dimensions.sort_unstable();
         let mut expected = 1;
         dimensions.into_iter().all(|(stride, size)| {
@@ -100,7 +140,7 @@ impl Tensor {
 
     /// The same tensor as if its elements lay in order.
     pub(crate) fn in_order(&self) -> Self {
-        Self { strides: contiguous_strides(&self.shape), ..self.clone() }
+        Self { strides: None, ..self.clone() }
     }
 
     /// The same memory as a view.

@@ -2,6 +2,8 @@
 
 use std::{collections::HashMap, rc::Rc};
 
+use gpumem_core::model::CallsiteId;
+
 use super::{
     Attention, AttentionNames, Conv, Embeddings, Experts, Function, Layer, Linear, Named, PositionKind,
     RelativeAttention, RunExperts,
@@ -17,6 +19,8 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Built {
     pub(crate) name: String,
+    /// What the scope of the layer is called. `None`: it has no scope.
+    pub(super) scope: Option<CallsiteId>,
     pub(super) kind: Layer,
     pub(super) parameters: Vec<ParameterId>,
     /// Of a linear layer.
@@ -59,12 +63,12 @@ impl Building<'_> {
     }
 
     fn one(&mut self, named: &Named) -> Result<Rc<Built>, Error> {
-        let has_scope = !named.name.is_empty();
-        if has_scope {
-            self.eager.memory.open(&named.name);
+        let eager = self.eager;
+        let scope = (!named.name.is_empty()).then(|| eager.memory.name(&named.name));
+        if let Some(scope) = scope {
+            eager.memory.open_layer(scope);
         }
         self.depth += 1;
-        let eager = self.eager;
         let built = if matches!(named.layer, Layer::Block { .. }) {
             let (group, built) = eager.build_group(|| self.parts(named));
             built.map(|built| Built { group, ..built })
@@ -72,10 +76,10 @@ impl Building<'_> {
             self.parts(named)
         };
         self.depth -= 1;
-        if has_scope {
-            self.eager.memory.close();
+        if scope.is_some() {
+            eager.memory.close();
         }
-        built.map(Rc::new)
+        built.map(|built| Rc::new(Built { scope, ..built }))
     }
 
     fn parts(&mut self, named: &Named) -> Result<Built, Error> {
@@ -171,7 +175,7 @@ impl Building<'_> {
             }
             _ => {}
         }
-        Ok(Built { name: named.name.clone(), kind, parameters, adapted, group: None, children, shortcut })
+        Ok(Built { name: named.name.clone(), scope: None, kind, parameters, adapted, group: None, children, shortcut })
     }
 
     fn patches(&mut self, layer: &Layer) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>), Error> {

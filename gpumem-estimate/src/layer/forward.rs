@@ -65,9 +65,8 @@ fn soft_capped(eager: &Eager, input: Tensor) -> Result<Tensor, Error> {
 impl Built {
     /// The output for an input.
     pub(crate) fn forward(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
-        let has_scope = !self.name.is_empty();
-        if has_scope {
-            eager.memory.open(&self.name);
+        if let Some(scope) = self.scope {
+            eager.memory.open_layer(scope);
         }
         // An error closes no scopes: its message has the path, and nothing runs after it. Recomputation ends with an error as well
         // and restores the scopes itself.
@@ -76,7 +75,7 @@ impl Built {
             None => self.output(eager, input)?,
         };
         eager.layer_done(&self.kind, input, &output);
-        if has_scope {
+        if self.scope.is_some() {
             eager.memory.close();
         }
         Ok(output)

@@ -269,10 +269,11 @@ impl Step {
         let labels = self.labels(&eager, model, target.as_ref().unwrap_or(&shape))?;
         memory.close();
         let mut phases = Vec::new();
+        // It lives until the step is over, as the parameters do.
+        let mut state = OptimizerState::default();
         if let Some(decode) = &self.decode {
             self.generate(decode, &eager, model, &layers, &input, &mut phases)?;
         } else {
-            let mut state = OptimizerState::default();
             if self.master_weights {
                 memory.open("model");
                 eager.make_masters(&mut state)?;
@@ -282,8 +283,8 @@ impl Step {
                 self.run(&eager, model, (&layers, &input, labels.as_ref()), &mut state, &mut phases)?;
             }
         }
-        let (peak, parts) = memory.end();
-        let estimate = Estimate::new(parameters, parameter_bytes, peak, parts, memory.reserved_peak(), phases);
+        let (peak, paths) = memory.end();
+        let estimate = Estimate::new(parameters, parameter_bytes, peak, &paths, memory.reserved_peak(), phases);
         Ok((estimate, eager.largest_convolution_workspace()))
     }
 

@@ -1,4 +1,4 @@
-//! The hash of keys.
+//! The hash of keys, and of numbers that the ledger counts.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -9,8 +9,8 @@ const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 pub(in super::super) type KeyHashBuilder = BuildHasherDefault<KeyHasher>;
 
-/// Hashes by one multiplication. Keys are addresses that the driver chooses, so no attacker chooses them; a hash that
-/// protects against attackers costs more than the rest of an event.
+/// Hashes by one multiplication for each number. Keys are addresses that the driver chooses, and the numbers of nodes, stacks and
+/// groups are counted, so no attacker chooses them; a hash that protects against attackers costs more than the rest of an event.
 #[derive(Default)]
 pub(in super::super) struct KeyHasher(u64);
 
@@ -19,6 +19,10 @@ impl Hasher for KeyHasher {
         for byte in bytes {
             self.write_u64(u64::from(*byte));
         }
+    }
+
+    fn write_u8(&mut self, number: u8) {
+        self.write_u64(number.into());
     }
 
     fn write_u16(&mut self, number: u16) {
@@ -33,6 +37,11 @@ impl Hasher for KeyHasher {
         // The upper half of the product depends on all bits of the number, the lower half does not. The halves are swapped,
         // because a hash table uses the lower bits first.
         self.0 = (number ^ self.0).wrapping_mul(GOLDEN).rotate_left(32);
+    }
+
+    /// The number of an enum's variant.
+    fn write_isize(&mut self, number: isize) {
+        self.write_u64(number.cast_unsigned() as u64);
     }
 
     fn finish(&self) -> u64 {

@@ -52,7 +52,7 @@ impl Eager {
     ) -> Result<Tensor, Error> {
         let mask = arguments.mask.map(|mask| self.lowered(mask)).transpose()?;
         let arguments = AttentionArguments { mask: mask.as_ref(), ..arguments };
-        if mask.as_ref().is_some_and(|mask| mask.strides.last() != Some(&1)) {
+        if mask.as_ref().is_some_and(|mask| mask.strides().last() != Some(&1)) {
             self.attention_without_kernel(inputs, 1, arguments)
         } else {
             self.fused_attention(inputs, arguments)
@@ -131,7 +131,7 @@ impl Eager {
         }
         // The kernel writes (batch, n, heads, size); the result is a view of it. cuDNN has the order of the queries
         // (`alloc_with_matching_layout`).
-        let heads_first = kernel == Kernel::CuDnn && heads > 1 && queries.strides[1] > queries.strides[2];
+        let heads_first = kernel == Kernel::CuDnn && heads > 1 && queries.strides()[1] > queries.strides()[2];
         let rows = if heads_first { [batch, heads, length, size] } else { [batch, length, heads, size] };
         let rows = self.output(&Shape::from(rows), queries.dtype)?;
         // CUTLASS aligns the numbers of each head to 32.
@@ -164,8 +164,7 @@ impl Eager {
             let ordered = |grad: Tensor| {
                 let [batch, heads, length, size] = [0, 1, 2, 3].map(|at| grad.shape[at]);
                 let rows = Shape::from([batch, length, heads, size]);
-                let strides = super::super::contiguous_strides(&rows);
-                Some(eager.transpose(&Tensor { shape: rows, strides, ..grad }, 1, 2))
+                Some(eager.transpose(&grad.with_shape(rows), 1, 2))
             };
             let mut grads: Vec<_> = grads.into_iter().map(ordered).collect();
             grads.push(mask_grad);
@@ -177,14 +176,15 @@ impl Eager {
 
     /// A mask whose rows begin at multiples of 8 elements (`preprocess_mask`).
     fn aligned(&self, mask: &Tensor) -> Result<Tensor, Error> {
-        let Some((1, others)) = mask.strides.split_last() else { return self.contiguous(mask) };
+        let strides = mask.strides();
+        let Some((1, others)) = strides.split_last() else { return self.contiguous(mask) };
         if others.iter().all(|stride| stride % 8 == 0) {
             return Ok(mask.clone());
         }
         let last = mask.shape.last();
         let padded = self.output(&mask.shape.with_last(last + 8 - last % 8), mask.dtype)?;
-        let strides = padded.strides.clone();
-        let padded = Tensor { shape: mask.shape.clone(), strides, is_view: true, ..padded };
+        let strides = padded.strides();
+        let padded = padded.as_view().with_shape(mask.shape.clone()).with_strides(&strides);
         if !self.needs_grad(&[mask]) {
             return Ok(padded);
         }

@@ -3,7 +3,7 @@
 use super::linear::Like;
 use crate::{
     dtype::Dtype,
-    eager::{Convolution, Eager, Tensor, channels_last_strides, keep_order},
+    eager::{Convolution, Eager, Tensor, channels_last_strides},
     error::{Error, Kind},
     shape::Shape,
 };
@@ -94,7 +94,7 @@ impl Eager {
         let uses_cudnn = channels_last || !is_depthwise || is_half;
         let mut output = self.output(&sizes.into(), input.dtype)?;
         if channels_last {
-            output.strides = channels_last_strides(&output.shape);
+            output = output.with_channels_last();
         }
         let convolution = Convolution {
             images: [input.shape.clone(), output.shape.clone()],
@@ -124,10 +124,10 @@ impl Eager {
                     sum[1] = grad.shape[1];
                     eager.sum_buffer(grad, &sum.into())?;
                 }
-                if let Some(result) = result.as_mut().filter(|_| at < 2) {
-                    if at == 0 && channels_last {
-                        result.strides = channels_last_strides(&result.shape);
-                    }
+                if at == 0 && channels_last {
+                    result = result.map(Tensor::with_channels_last);
+                }
+                if at < 2 && result.is_some() {
                     let _copy = eager.in_order(if at == 0 { &weight } else { &input }, channels_last)?;
                     if uses_cudnn {
                         eager.use_cudnn(&convolution, at == 1)?;
@@ -148,8 +148,8 @@ impl Eager {
         } else {
             super::super::contiguous_strides(&tensor.shape)
         };
-        let sizes = tensor.shape.sizes().iter().zip(&tensor.strides).zip(&expected);
-        let is_so = sizes.into_iter().all(|((size, stride), expected)| *size == 1 || stride == expected);
+        let sizes = tensor.shape.sizes().iter().zip(tensor.strides()).zip(&expected);
+        let is_so = sizes.into_iter().all(|((size, stride), expected)| *size == 1 || stride == *expected);
         if is_so { Ok(None) } else { self.with_grad(false, || self.output(&tensor.shape, tensor.dtype)).map(Some) }
     }
 
@@ -205,7 +205,7 @@ impl Eager {
             let _input = saved.map(|saved| saved.unpack(eager)).transpose()?;
             Ok(vec![Some(like.empty(eager)?)])
         });
-        Ok(keep_order(output, input))
+        Ok(output.in_order_of(input))
     }
 
     fn pooled(&self, input: &Tensor, arguments: &PoolArguments) -> Result<Shape, Error> {

@@ -2,7 +2,7 @@
 
 use crate::{
     dtype::Dtype,
-    eager::{Eager, Tensor, keep_order},
+    eager::{Eager, Tensor},
     error::{Error, Kind},
     shape::Shape,
 };
@@ -29,7 +29,7 @@ impl Eager {
             Saves::Input | Saves::InputWith(_) if needs => Some(self.save(input)?),
             _ => None,
         };
-        let output = keep_order(self.output(&input.shape, input.dtype)?, input);
+        let output = self.output(&input.shape, input.dtype)?.in_order_of(input);
         if !needs {
             return Ok(output);
         }
@@ -46,7 +46,7 @@ impl Eager {
             if saves == Saves::Nothing {
                 return Ok(vec![Some(grad.clone())]);
             }
-            let new = || Ok::<_, Error>(keep_order(eager.output(&grad.shape, grad.dtype)?, grad));
+            let new = || Ok::<_, Error>(eager.output(&grad.shape, grad.dtype)?.in_order_of(grad));
             let _temporaries = (0..temporaries).map(|_| new()).collect::<Result<Vec<_>, _>>()?;
             Ok(vec![Some(new()?)])
         });
@@ -64,7 +64,7 @@ impl Eager {
 
     /// `relu6_` (`hardtanh_`): the result overwrites the input. The backward pass needs the input, so it is copied before.
     pub(crate) fn relu6_in_place(&self, input: &Tensor) -> Result<Tensor, Error> {
-        self.overwritten(input, || Ok(keep_order(self.output(&input.shape, input.dtype)?, input)))
+        self.overwritten(input, || Ok(self.output(&input.shape, input.dtype)?.in_order_of(input)))
     }
 
     /// `relu_`: the result overwrites the input, and is what the backward pass needs.
@@ -82,7 +82,7 @@ impl Eager {
         let [output] = self.record(&[input], [output], move |eager, grads| {
             let Some(grad) = &grads[0] else { return Ok(vec![None]) };
             let _saved = saved.unpack(eager)?;
-            Ok(vec![Some(keep_order(eager.output(&grad.shape, grad.dtype)?, grad))])
+            Ok(vec![Some(eager.output(&grad.shape, grad.dtype)?.in_order_of(grad))])
         });
         Ok(output)
     }
@@ -162,7 +162,7 @@ impl Eager {
             self.error(Kind::Pair { operation, first: first.shape.clone(), second: second.shape.clone() })
         })?;
         let output = self.output(&shape, Self::common_dtype(first.dtype, second.dtype))?;
-        Ok(keep_order(output, if first.shape == shape { first } else { second }))
+        Ok(output.in_order_of(if first.shape == shape { first } else { second }))
     }
 
     pub(crate) fn add(&self, first: &Tensor, second: &Tensor) -> Result<Tensor, Error> {
@@ -209,7 +209,7 @@ impl Eager {
             let unpack = |saved: Option<super::super::Saved>| saved.map(|saved| saved.unpack(eager)).transpose();
             let saved = [unpack(second_saved)?, unpack(first_saved)?];
             let product = |factor: &Option<Tensor>| {
-                let new = |_: &Tensor| Ok(keep_order(eager.output(&grad.shape, grad.dtype)?, grad));
+                let new = |_: &Tensor| Ok(eager.output(&grad.shape, grad.dtype)?.in_order_of(grad));
                 factor.as_ref().map(new).transpose()
             };
             saved.iter().map(product).collect()
@@ -222,7 +222,7 @@ impl Eager {
         if probability == 0.0 || !self.training.get() {
             return Ok(input.clone());
         }
-        let output = keep_order(self.output(&input.shape, input.dtype)?, input);
+        let output = self.output(&input.shape, input.dtype)?.in_order_of(input);
         let mask = self.output(&input.shape, Dtype::Bool)?;
         if !self.needs_grad(&[input]) {
             return Ok(output);
@@ -232,7 +232,7 @@ impl Eager {
         let [output] = self.record(&[input], [output], move |eager, grads| {
             let Some(grad) = &grads[0] else { return Ok(vec![None]) };
             let _mask = saved.unpack(eager)?;
-            Ok(vec![Some(keep_order(eager.output(&grad.shape, grad.dtype)?, grad))])
+            Ok(vec![Some(eager.output(&grad.shape, grad.dtype)?.in_order_of(grad))])
         });
         Ok(output)
     }
@@ -243,12 +243,12 @@ impl Eager {
         let condition = self.output(&Shape::from(sizes[sizes.len().saturating_sub(2)..].to_vec()), Dtype::Bool)?;
         let needs = self.needs_grad(&[input]);
         let saved = needs.then(|| self.save(&condition)).transpose()?;
-        let output = keep_order(self.output(&input.shape, input.dtype)?, input);
+        let output = self.output(&input.shape, input.dtype)?.in_order_of(input);
         let Some(saved) = saved else { return Ok(output) };
         let [output] = self.record(&[input], [output], move |eager, grads| {
             let Some(grad) = &grads[0] else { return Ok(vec![None]) };
             let _condition = saved.unpack(eager)?;
-            Ok(vec![Some(keep_order(eager.output(&grad.shape, grad.dtype)?, grad))])
+            Ok(vec![Some(eager.output(&grad.shape, grad.dtype)?.in_order_of(grad))])
         });
         Ok(output)
     }
@@ -258,7 +258,7 @@ impl Eager {
         if input.dtype == dtype {
             return Ok(input.clone());
         }
-        let output = keep_order(self.output(&input.shape, dtype)?, input);
+        let output = self.output(&input.shape, dtype)?.in_order_of(input);
         if !self.needs_grad(&[input]) {
             return Ok(output);
         }
@@ -267,7 +267,7 @@ impl Eager {
             let Some(grad) = &grads[0] else { return Ok(vec![None]) };
             let (shape, dtype, parameter) = &like;
             let class = if parameter.is_some() { crate::Class::Gradients } else { crate::Class::Activations };
-            Ok(vec![Some(keep_order(eager.empty(shape, *dtype, class)?, grad))])
+            Ok(vec![Some(eager.empty(shape, *dtype, class)?.in_order_of(grad))])
         });
         Ok(output)
     }

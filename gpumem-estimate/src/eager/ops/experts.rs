@@ -110,9 +110,9 @@ impl Eager {
         let shape = input.shape.clone();
         let [output] = self.record(&[input], [output], move |_, grads| {
             let repeated = |grad: &Tensor| {
-                let mut strides = grad.strides.clone();
+                let mut strides = grad.strides();
                 strides.insert(dimension, 0);
-                Tensor { shape: shape.clone(), strides, ..grad.as_view() }
+                grad.as_view().with_shape(shape.clone()).with_strides(&strides)
             };
             Ok(vec![grads[0].as_ref().map(repeated)])
         });

@@ -1,5 +1,7 @@
 //! Matrix products and embeddings.
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::{
     dtype::Dtype,
     eager::{Eager, Tensor},
@@ -20,7 +22,7 @@ impl Eager {
         let bias = bias.map(|bias| self.lowered(bias)).transpose()?;
         self.use_cublas()?;
         let input = self.contiguous(&input)?;
-        let mut all = vec![&input, &weight];
+        let mut all: SmallVec<[_; 3]> = smallvec![&input, &weight];
         all.extend(&bias);
         let needs = self.needs_grad(&all);
         let weight_saved = (needs && input.edge.is_some()).then(|| self.save(&weight)).transpose()?;

@@ -3,7 +3,7 @@
 use super::linear::Like;
 use crate::{
     dtype::Dtype,
-    eager::{Eager, Tensor, keep_order},
+    eager::{Eager, Tensor},
     error::{Error, Kind},
     shape::Shape,
 };
@@ -98,7 +98,7 @@ impl Eager {
         if needs {
             saved.push(self.save(input)?);
         }
-        let output = keep_order(self.output(&input.shape, input.dtype)?, input);
+        let output = self.output(&input.shape, input.dtype)?.in_order_of(input);
         let channels = Shape::from([input.shape[1]]);
         if self.training.get() {
             for _ in 0..2 {

@@ -57,7 +57,8 @@ impl Eager {
     pub(crate) fn sum_buffer(&self, input: &Tensor, result: &Shape) -> Result<(), Error> {
         let (Some(all), Some(outputs @ 1..)) = (input.shape.elements(), result.elements()) else { return Ok(()) };
         // The dimension whose elements lie next to each other is one of those that are summed.
-        let fastest = (0..input.shape.rank()).filter(|at| input.shape[*at] > 1).min_by_key(|at| input.strides[*at]);
+        let strides = input.strides();
+        let fastest = (0..input.shape.rank()).filter(|at| input.shape[*at] > 1).min_by_key(|at| strides[*at]);
         let offset = input.shape.rank().saturating_sub(result.rank());
         let sums_neighbours = fastest.is_some_and(|at| at < offset || result[at - offset] == 1);
         let bytes = buffer(outputs, all / outputs, sums_neighbours, self.multiprocessors()).unwrap_or(0);

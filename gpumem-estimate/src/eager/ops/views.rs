@@ -3,9 +3,9 @@
 use super::linear::Like;
 use crate::{
     dtype::Dtype,
-    eager::{Eager, Tensor, tensor::contiguous_strides},
+    eager::{Eager, Tensor},
     error::{Error, Kind},
-    shape::{Numbers, Shape},
+    shape::Shape,
 };
 
 impl Eager {
@@ -23,16 +23,14 @@ impl Eager {
     }
 
     /// Records a view: its gradient is a view of the gradient of the result.
-    fn viewed(&self, input: &Tensor, shape: Shape, strides: Numbers) -> Tensor {
-        let view = Tensor { shape, strides, ..input.as_view() };
+    fn viewed(&self, input: &Tensor, shape: Shape) -> Tensor {
+        let view = input.as_view().with_shape(shape);
         if !self.needs_grad(&[input]) {
             return view;
         }
         let shape = input.shape.clone();
         let [view] = self.record(&[input], [view], move |_, grads| {
-            let back =
-                |grad: &Tensor| Tensor { shape: shape.clone(), strides: contiguous_strides(&shape), ..grad.as_view() };
-            Ok(vec![grads[0].as_ref().map(back)])
+            Ok(vec![grads[0].as_ref().map(|grad| grad.as_view().with_shape(shape.clone()))])
         });
         view
     }
@@ -57,21 +55,21 @@ impl Eager {
             return Err(self.error(Kind::Pair { operation: "a change of shape", first, second }));
         }
         let input = self.contiguous(input)?;
-        Ok(self.viewed(&input, shape.clone(), contiguous_strides(shape)))
+        Ok(self.viewed(&input, shape.clone()))
     }
 
     /// A view with another shape of a tensor whose last dimension is in order, such as a part of a joined projection.
     pub(crate) fn view(&self, input: &Tensor, shape: &Shape) -> Tensor {
-        self.viewed(input, shape.clone(), contiguous_strides(shape))
+        self.viewed(input, shape.clone())
     }
 
     /// The first dimension, which has size 1, is repeated without a copy.
     pub(crate) fn expand_first(&self, input: &Tensor, size: u64) -> Tensor {
         let mut sizes = input.shape.sizes().to_vec();
         sizes[0] = size;
-        let mut strides = input.strides.clone();
+        let mut strides = input.strides();
         strides[0] = 0;
-        let view = Tensor { shape: sizes.into(), strides, ..input.as_view() };
+        let view = input.as_view().with_shape(sizes.into()).with_strides(&strides);
         if !self.needs_grad(&[input]) {
             return view;
         }
@@ -84,9 +82,9 @@ impl Eager {
     pub(crate) fn expand_heads(&self, input: &Tensor, repeats: u64) -> Tensor {
         let mut sizes = input.shape.sizes().to_vec();
         sizes[1] = repeats;
-        let mut strides = input.strides.clone();
+        let mut strides = input.strides();
         strides[1] = 0;
-        let view = Tensor { shape: sizes.into(), strides, ..input.as_view() };
+        let view = input.as_view().with_shape(sizes.into()).with_strides(&strides);
         if !self.needs_grad(&[input]) {
             return view;
         }
@@ -110,10 +108,10 @@ impl Eager {
 
     /// Two dimensions change places.
     pub(crate) fn transpose(&self, input: &Tensor, first: usize, second: usize) -> Tensor {
-        let (mut sizes, mut strides) = (input.shape.sizes().to_vec(), input.strides.clone());
+        let (mut sizes, mut strides) = (input.shape.sizes().to_vec(), input.strides());
         sizes.swap(first, second);
         strides.swap(first, second);
-        let view = Tensor { shape: sizes.into(), strides, ..input.as_view() };
+        let view = input.as_view().with_shape(sizes.into()).with_strides(&strides);
         if !self.needs_grad(&[input]) {
             return view;
         }
@@ -127,15 +125,16 @@ impl Eager {
     pub(crate) fn unsqueeze_first(&self, input: &Tensor) -> Tensor {
         let mut sizes = vec![1];
         sizes.extend(input.shape.sizes());
-        let first = input.shape.sizes().first().unwrap_or(&1) * input.strides.first().unwrap_or(&1);
-        let strides = [first].into_iter().chain(input.strides.iter().copied()).collect();
-        let view = Tensor { shape: sizes.into(), strides, ..input.as_view() };
+        let of_input = input.strides();
+        let mut strides = of_input.clone();
+        strides.insert(0, input.shape.sizes().first().unwrap_or(&1) * of_input.first().unwrap_or(&1));
+        let view = input.as_view().with_shape(sizes.into()).with_strides(&strides);
         if !self.needs_grad(&[input]) {
             return view;
         }
-        let (shape, strides) = (input.shape.clone(), input.strides.clone());
+        let shape = input.shape.clone();
         let [view] = self.record(&[input], [view], move |_, grads| {
-            let back = |grad: &Tensor| Tensor { shape: shape.clone(), strides: strides.clone(), ..grad.as_view() };
+            let back = |grad: &Tensor| grad.as_view().with_shape(shape.clone()).with_strides(&of_input);
             Ok(vec![grads[0].as_ref().map(back)])
         });
         view
@@ -146,7 +145,8 @@ impl Eager {
         if sizes.iter().sum::<u64>() != input.shape.last() {
             return Err(self.mismatch(input.shape.with_last(sizes.iter().sum()).to_string(), input));
         }
-        let part = |size: u64| Tensor { shape: input.shape.with_last(size), ..input.as_view() };
+        let strides = input.strides();
+        let part = |size: u64| input.as_view().with_shape(input.shape.with_last(size)).with_strides(&strides);
         let parts = sizes.map(part);
         if !self.needs_grad(&[input]) {
             return Ok(parts);
@@ -165,7 +165,7 @@ impl Eager {
     pub(crate) fn narrow(&self, input: &Tensor, dimension: usize, size: u64) -> Tensor {
         let mut sizes = input.shape.sizes().to_vec();
         sizes[dimension] = size;
-        let view = Tensor { shape: sizes.into(), ..input.as_view() };
+        let view = input.as_view().with_shape(sizes.into()).with_strides(&input.strides());
         if !self.needs_grad(&[input]) {
             return view;
         }
@@ -202,7 +202,7 @@ impl Eager {
             let Some(grad) = &grads[0] else { return Ok(vec![None; parts.len()]) };
             // Each gradient is a view of a part.
             let part = |(shape, needs): &(Shape, bool)| {
-                needs.then(|| Tensor { shape: shape.clone(), strides: grad.strides.clone(), ..grad.as_view() })
+                needs.then(|| grad.as_view().with_shape(shape.clone()).with_strides(&grad.strides()))
             };
             Ok(parts.iter().map(part).collect())
         });
