@@ -32,6 +32,7 @@ mod files;
 mod layer;
 mod memory;
 mod model;
+mod model_check;
 pub mod models;
 mod recording;
 mod shape;

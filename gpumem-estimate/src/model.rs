@@ -1,11 +1,13 @@
 //! Models: layers, what they read, and the loss of training.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::{
     dtype::Dtype,
     error::{Error, Kind},
     layer::Named,
+    model_check,
     shape::Shape,
 };
 
@@ -65,9 +67,20 @@ pub enum Loss {
 }
 
 impl Model {
-    /// Reads a model from JSON.
+    /// Reads a model from JSON. An error names the layer and its field. A field that does not exist is an error.
+    ///
+    /// ```
+    /// use gpumem_estimate::Model;
+    ///
+    /// let model = r#"{"name": "small", "input": {"numbers": [4]}, "layers": [
+    ///     {"name": "act", "type": "activation", "function": "relu"},
+    ///     {"name": "head", "type": "linear", "inputs": 4, "outputs": "ten"}]}"#;
+    /// let error = Model::from_json(model).unwrap_err().to_string();
+    /// let expected = "layer `head` (`layers[1]`): the field `outputs` is \"ten\", and may be a whole number, 0 or more";
+    /// assert_eq!(error, format!("this is no model: {expected}"));
+    /// ```
     pub fn from_json(text: &str) -> Result<Self, Error> {
-        serde_json::from_str(text).map_err(|error| Kind::Syntax(format!("this is no model: {error}")).into())
+        Self::checked(serde_json::from_str(text).map_err(|error| error.to_string()), || serde_json::from_str(text).ok())
     }
 
     /// Reads a model from TOML, with the same names as in JSON.
@@ -87,7 +100,20 @@ impl Model {
     /// # Ok::<(), gpumem_estimate::Error>(())
     /// ```
     pub fn from_toml(text: &str) -> Result<Self, Error> {
-        toml::from_str(text).map_err(|error| Kind::Syntax(format!("this is no model: {}", error.message())).into())
+        Self::checked(toml::from_str(text).map_err(|error| error.message().to_owned()), || toml::from_str(text).ok())
+    }
+
+    /// A model that was read without errors and has no unknown fields. `fields`: the same text as data.
+    fn checked(read: Result<Self, String>, fields: impl FnOnce() -> Option<Value>) -> Result<Self, Error> {
+        let fields = fields().unwrap_or_default();
+        let why = match &read {
+            Ok(model) => model_check::unknown_field(&fields, model),
+            Err(error) => model_check::wrong_layer(&fields).or_else(|| Some(error.clone())),
+        };
+        match (read, why) {
+            (Ok(model), None) => Ok(model),
+            (_, why) => Err(Kind::Syntax(format!("this is no model: {}", why.unwrap_or_default())).into()),
+        }
     }
 
     /// The model as JSON.

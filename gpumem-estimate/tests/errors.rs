@@ -80,7 +80,10 @@ fn models_are_read_back_from_json() {
 #[test]
 fn hostile_json_is_an_error() {
     let unknown = Model::from_json(r#"{"name": "", "input": {"tokens": 1}, "layers": [{"name": "a", "type": "b"}]}"#);
-    assert!(unknown.unwrap_err().to_string().starts_with("this is no model: unknown variant `b`"));
+    let expected =
+        "this is no model: layer `a` (`layers[0]`): the field `type` is \"b\", and may be one of `sequential`, ";
+    let read = unknown.unwrap_err().to_string();
+    assert!(read.starts_with(expected), "{read}");
     let open = r#"{"name":"a","type":"sequential","layers":["#.repeat(100_000);
     let nested = format!(r#"{{"name": "", "input": {{"tokens": 1}}, "layers": [{open}"#);
     assert!(Model::from_json(&nested).is_err());
@@ -125,11 +128,45 @@ fn models_are_read_from_toml() {
     assert_eq!(model.loss, Loss::NextToken);
     assert_eq!(Step::training(2, Optimizer::Sgd).estimate(&model).unwrap().parameters, 800 + 8);
     let error = |text: &str| Model::from_toml(text).unwrap_err().to_string();
-    assert_eq!(
-        error(&text.replace("rms_norm", "b_norm")).split(',').next(),
-        Some("this is no model: unknown variant `b_norm`")
-    );
+    let place = "this is no model: layer `blocks.norm` (`layers[1].layers[0]`): ";
+    let wrong_type = format!("{place}the field `type` is \"b_norm\", and may be one of `sequential`, ");
+    let message = error(&text.replace("rms_norm", "b_norm"));
+    assert!(message.starts_with(&wrong_type), "{message}");
+    assert_eq!(error(&text.replace("[input]", "heads = 1\n[input]")), "this is no model: there is no field `heads`");
     assert!(error("name = 1").starts_with("this is no model: "));
+}
+
+/// A reader of the message finds the layer, its field, and what may stand there.
+#[test]
+fn a_wrong_layer_is_named_with_its_field() {
+    let error = |layer: &str| {
+        let inner = format!(
+            r#"{{"name": "mlp", "type": "residual", "layers": [{{"name": "a", "type": "flatten"}}, {layer}]}}"#
+        );
+        let text = format!(r#"{{"name": "", "input": {{"tokens": 1}}, "layers": [{inner}]}}"#);
+        let message = Model::from_json(&text).unwrap_err().to_string();
+        message.strip_prefix("this is no model: ").expect("what it is about").to_owned()
+    };
+    let at = |what: &str| format!("layer `mlp.b` (`layers[0].layers[1]`): {what}");
+    let layer = |fields: &str| error(&format!(r#"{{"name": "b", {fields}}}"#));
+    assert_eq!(layer(r#""type": "linear", "inputs": 4"#), at("the field `outputs` is missing"));
+    assert_eq!(layer(r#""inputs": 4"#), at("the field `type` is missing"));
+    let number = "and may be a whole number, 0 or more";
+    let linear = |inputs: &str| layer(&format!(r#""type": "linear", "outputs": 4, "inputs": {inputs}"#));
+    assert_eq!(linear("-1"), at(&format!("the field `inputs` is -1, {number}")));
+    assert_eq!(linear("[4]"), at(&format!("the field `inputs` is [4], {number}")));
+    assert_eq!(linear("1.5"), at(&format!("the field `inputs` is 1.5, {number}")));
+    let long = linear(&format!("{:?}", "ä".repeat(100)));
+    assert_eq!(long, at(&format!("the field `inputs` is \"{}…, {number}", "ä".repeat(39))));
+    let activation = layer(r#""type": "activation", "function": "tan""#);
+    assert!(activation.starts_with(&at("the field `function` is \"tan\", and may be one of `relu`")), "{activation}");
+    let flag = layer(r#""type": "linear", "inputs": 4, "outputs": 4, "no_bias": 1"#);
+    assert_eq!(flag, at("the field `no_bias` is 1, and may be true or false"));
+    let typo = layer(r#""type": "linear", "inputs": 4, "outputs": 4, "no_bais": true"#);
+    assert_eq!(typo, at("there is no field `no_bais`"));
+    assert_eq!(error("7"), "layer `mlp` (`layers[0].layers[1]`): a layer is an object");
+    let unnamed = error(r#"{"type": "flatten"}"#);
+    assert_eq!(unnamed, "layer `mlp` (`layers[0].layers[1]`): the field `name` is missing");
 }
 
 /// How deep hostile values are nested.

@@ -1,0 +1,118 @@
+//! What is wrong with a model as JSON or TOML: which layer, which field, and what is allowed there. The errors of `serde` do not say
+//! where in a list of layers they are, and fields that no layer has are no errors for it.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::{layer::Named, model::Model};
+
+/// The fields of layers that have layers inside.
+const INNER: [&str; 4] = ["layers", "shortcut", "encoder", "decoder"];
+/// Longer values are cut in messages.
+const LONGEST: usize = 40;
+
+/// Where a layer is: `blocks.norm`, and `layers[1].layers[0]`.
+#[derive(Clone, Default)]
+struct Place {
+    name: String,
+    index: String,
+}
+
+impl Place {
+    fn inner(&self, list: &str, at: usize, layer: &Value) -> Self {
+        let name = layer["name"].as_str().unwrap_or_default();
+        let join = |outer: &str, inner: &str| {
+            let dot = if outer.is_empty() || inner.is_empty() { "" } else { "." };
+            format!("{outer}{dot}{inner}")
+        };
+        Self { name: join(&self.name, name), index: join(&self.index, &format!("{list}[{at}]")) }
+    }
+
+    fn says(&self, what: &str) -> String {
+        if self.name.is_empty() {
+            format!("the layer `{}`: {what}", self.index)
+        } else {
+            format!("layer `{}` (`{}`): {what}", self.name, self.index)
+        }
+    }
+}
+
+/// What is wrong with the first layer that cannot be read. `None`: all of them can.
+pub(crate) fn wrong_layer(model: &Value) -> Option<String> {
+    wrong_in(&Place::default(), "layers", model)
+}
+
+fn wrong_in(place: &Place, list: &str, outer: &Value) -> Option<String> {
+    let layers = outer.get(list)?.as_array()?;
+    layers.iter().enumerate().find_map(|(at, layer)| {
+        let error = Named::deserialize(layer).err()?.to_string();
+        let place = place.inner(list, at, layer);
+        let inside = INNER.iter().find_map(|list| wrong_in(&place, list, layer));
+        inside.or_else(|| {
+            let fields = layer.as_object();
+            Some(place.says(&fields.map_or_else(|| "a layer is an object".to_owned(), |fields| words(fields, error))))
+        })
+    })
+}
+
+/// What `serde` says about these fields, in words for somebody who writes a file.
+fn words(fields: &Map<String, Value>, error: String) -> String {
+    if let Some(rest) = error.strip_prefix("missing field ") {
+        return format!("the field {} is missing", rest.trim());
+    }
+    let Some((field, value)) = wrong_field(fields, &error) else { return error };
+    let allowed = match error.split_once("expected ").map(|(_, expected)| expected) {
+        Some("u64") => "a whole number, 0 or more",
+        Some("f64") => "a number",
+        Some("a boolean") => "true or false",
+        Some("a string") => "a text",
+        Some("a sequence") => "a list",
+        Some(other) => other,
+        None => return format!("the field `{field}`: {error}"),
+    };
+    let mut value = value.to_string();
+    if let Some((end, _)) = value.char_indices().nth(LONGEST) {
+        value.truncate(end);
+        value.push('…');
+    }
+    format!("the field `{field}` is {value}, and may be {allowed}")
+}
+
+/// The field that the error is about: without it, there is another error or none. Each layer has a type and a name, so there is another
+/// error without these in any case, and they come last.
+fn wrong_field<'a>(fields: &'a Map<String, Value>, error: &str) -> Option<(&'a String, &'a Value)> {
+    let is_about = |field: &str| {
+        let mut rest = fields.clone();
+        rest.remove(field);
+        Named::deserialize(&Value::Object(rest)).err().is_none_or(|other| other.to_string() != error)
+    };
+    let mut fields: Vec<_> = fields.iter().collect();
+    fields.sort_by_key(|(field, _)| (*field == "name", *field == "type"));
+    fields.into_iter().find(|(field, _)| is_about(field))
+}
+
+/// A field that a model has and that does not exist, such as one with a typing error, with its place. Otherwise it would be ignored.
+pub(crate) fn unknown_field(read: &Value, model: &Model) -> Option<String> {
+    let known = model.serialize(serde_json::value::Serializer).ok()?;
+    unknown_in(&Place::default(), read, &known)
+}
+
+fn unknown_in(place: &Place, read: &Value, known: &Value) -> Option<String> {
+    let (read, known) = (read.as_object()?, known.as_object()?);
+    read.iter().find_map(|(field, value)| {
+        let Some(known) = known.get(field) else {
+            // What is empty is not written.
+            let is_empty = value.is_null() || value.as_array().is_some_and(Vec::is_empty);
+            let what = format!("there is no field `{field}`");
+            let what = if place.index.is_empty() { what } else { place.says(&what) };
+            return (!is_empty).then_some(what);
+        };
+        match (value.as_array(), known.as_array()) {
+            (Some(read), Some(known)) if INNER.contains(&field.as_str()) => {
+                let mut layers = read.iter().zip(known).enumerate();
+                layers.find_map(|(at, (layer, known))| unknown_in(&place.inner(field, at, layer), layer, known))
+            }
+            _ => unknown_in(place, value, known),
+        }
+    })
+}
