@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use gpumem_core::model::{Frame, readable_frames};
+use gpumem_core::model::{Frame, readable_frames, user_line};
 
 use crate::history::{Held, History, Moment, Origin};
 
@@ -42,15 +42,21 @@ pub(crate) fn stack(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     below_scopes(origin, functions(history, origin))
 }
 
-/// The same up to the place: without the functions that a library without known lines called inside of itself.
+/// The same up to the user's line, or to the library if there is no line: without what is called inside of libraries. Where there are
+/// lines of Python, these alone.
 pub(crate) fn stack_to_place(history: &History, origin: &Origin) -> Vec<CodeFrame> {
-    let mut functions = functions(history, origin);
-    let inside = functions.iter().take_while(|frame| frame.line == 0).count();
-    if inside < functions.len() {
-        let place = CodeFrame { function: origin.place(), ..CodeFrame::default() };
-        functions.splice(..inside, Some(place).filter(|_| origin.line.is_none()));
-    }
-    below_scopes(origin, functions)
+    let frames = history.definitions().frames(origin.stack);
+    let line = user_line(&frames).map(|(line, _)| line);
+    let has_python = line.is_some_and(Frame::is_python);
+    let readable = readable_frames(&frames);
+    let outside = match line.filter(|_| origin.line.is_some()) {
+        Some(line) => readable.iter().position(|frame| std::ptr::eq(*frame, line)).unwrap_or(0),
+        None => readable.iter().take_while(|frame| frame.line.is_none()).count(),
+    };
+    let place = CodeFrame { function: origin.place(), ..CodeFrame::default() };
+    let callers = readable[outside..].iter().filter(|frame| !has_python || frame.is_python());
+    let place = Some(place).filter(|_| origin.line.is_none());
+    below_scopes(origin, place.into_iter().chain(callers.map(|frame| CodeFrame::new(frame))).collect())
 }
 
 fn below_scopes(origin: &Origin, functions: Vec<CodeFrame>) -> Vec<CodeFrame> {

@@ -73,7 +73,7 @@ impl Frame {
     }
 
     /// A line of Python: it has a file, but is in no module, because it is no machine code.
-    pub(crate) fn is_python(&self) -> bool {
+    pub fn is_python(&self) -> bool {
         let is_source = |file: &String| {
             Path::new(file).extension().is_some_and(|extension| extension == "py") || file.starts_with('<')
         };
