@@ -12,8 +12,10 @@ mod symbols;
 use std::{
     env,
     io::{self, Write},
+    path::Path,
 };
 
+use gpumem_core::export::Role;
 use gpumem_inject::variable;
 
 pub(crate) use self::recordings::{complete, is_unfinished};
@@ -84,7 +86,7 @@ fn summarize(recordings: &[Recording], place: &Place) {
     }
     let mut overviews = Vec::new();
     for recording in recordings {
-        match Overview::read(&recording.path) {
+        match Overview::read(below_folder(&recording.path)) {
             Ok(overview) => overviews.push(overview),
             Err(failure) => terminal::error(&failure),
         }
@@ -92,9 +94,25 @@ fn summarize(recordings: &[Recording], place: &Place) {
     if !overviews.is_empty() {
         // In one write: what the program's other processes still print does not come in between.
         let mut text = Vec::from(*b"\n");
-        if summary::write_all(&overviews, &mut text, terminal::paint_on_stderr()).is_ok() {
+        let paint = terminal::paint_on_stderr();
+        let written = summary::write_all(&overviews, &mut text, paint).and_then(|()| match &*overviews {
+            [only] => writeln!(text, "{}", paint.on(Role::Faint, next_step(&only.file))),
+            _ => Ok(()),
+        });
+        if written.is_ok() {
             // Nobody reads stderr any more: there is no other place.
             _ = io::stderr().write_all(&text);
         }
     }
+}
+
+/// As a user in this folder would name it.
+fn below_folder(path: &Path) -> &Path {
+    env::current_dir().ok().and_then(|folder| path.strip_prefix(folder).ok()).unwrap_or(path)
+}
+
+/// What else there is to see, as it is typed in a shell.
+fn next_step(file: &str) -> String {
+    let file = shlex::try_quote(file).unwrap_or(file.into());
+    format!("More: gpumem report --calls {file}, or --html page.html {file}")
 }
