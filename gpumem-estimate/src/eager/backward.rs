@@ -155,7 +155,7 @@ impl Eager {
 
     /// What a node saved lives until its results were checked. What a checkpointed block saved again does not.
     pub(super) fn keep_until_checked(&self, tensor: &Tensor) {
-        self.unpacked.borrow_mut().push(tensor.clone());
+        self.unpacked.borrow_mut().push(Rc::clone(&tensor.storage));
     }
 
     fn release_variables(&self) {

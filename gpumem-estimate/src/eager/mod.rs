@@ -50,7 +50,7 @@ use crate::{
     dtype::Dtype,
     error::{Error, Kind},
     layer::{Layer, Segments},
-    memory::Memory,
+    memory::{Memory, Storage},
     shape::Shape,
 };
 
@@ -87,8 +87,8 @@ pub(crate) struct Eager {
     adapters: Adapters,
     sharding: Sharding,
     context: RefCell<Context>,
-    /// What the node that runs has saved.
-    unpacked: RefCell<Vec<Tensor>>,
+    /// The memory of what the node that runs has saved.
+    unpacked: RefCell<Vec<Rc<Storage>>>,
     /// Tensors that the model makes once and all its layers read, such as the angles of positions.
     shared: RefCell<Vec<(SharedKey, Tensor)>>,
     /// The outputs of all layers; `None` if nobody asks.

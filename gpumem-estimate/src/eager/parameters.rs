@@ -132,21 +132,19 @@ impl Eager {
 
     /// `zero_grad(set_to_none=True)`.
     pub(crate) fn free_gradients(&self) {
-        let free = |parameter: &mut Parameter| {
-            let of_shard = parameter.shard.as_mut().and_then(|shard| shard.gradient.take());
-            (parameter.grad.take(), of_shard)
-        };
-        let freed: Vec<_> = self.parameters.all.borrow_mut().iter_mut().map(free).collect();
-        drop(freed);
+        for parameter in &mut *self.parameters.all.borrow_mut() {
+            parameter.grad = None;
+            if let Some(shard) = &mut parameter.shard {
+                shard.gradient = None;
+            }
+        }
     }
 
     /// The first gradient of a parameter becomes its gradient. Later ones are added to it in place.
     pub(super) fn accumulate(&self, parameter: usize, mut grads: Grads) {
-        let Some(grad) = grads.pop().flatten() else { return };
-        if self.parameters.all.borrow()[parameter].grad.is_some() {
-            return;
-        }
-        self.parameters.all.borrow_mut()[parameter].grad = Some(grad.detached());
+        let Some(mut grad) = grads.pop().flatten() else { return };
+        grad.edge = None;
+        self.parameters.all.borrow_mut()[parameter].grad.get_or_insert(grad);
     }
 
     /// Frees the memory of a gradient. The parameter still has one: that of its copy in `f32`.
