@@ -58,9 +58,14 @@ fn build(out: &Path, library: &Path) {
     }
     built.push(if is_release { "release" } else { "debug" });
     // What the outer Cargo set for this build script is not meant for the library: among others its flags, and clippy in the place of
-    // the compiler.
+    // the compiler. Where Cargo gets crates from is the same for both.
+    let is_kept = |name: &str| {
+        ["CARGO_HOME", "CARGO_NET_", "CARGO_HTTP_", "CARGO_REGISTR", "CARGO_SOURCE_"]
+            .iter()
+            .any(|kept| name.starts_with(kept))
+    };
     for (name, _) in env::vars_os() {
-        let is_cargos = name.to_str().is_some_and(|name| name.starts_with("CARGO_") && name != "CARGO_HOME");
+        let is_cargos = name.to_str().is_some_and(|name| name.starts_with("CARGO_") && !is_kept(name));
         if is_cargos || ["RUSTFLAGS", "RUSTC_WORKSPACE_WRAPPER"].iter().any(|own| name == *own) {
             cargo.env_remove(name);
         }

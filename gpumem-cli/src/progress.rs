@@ -3,10 +3,36 @@
 use std::{
     fmt,
     io::{self, IsTerminal},
+    sync::mpsc::{RecvTimeoutError, channel},
+    thread,
     time::{Duration, Instant},
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
+
+/// Does what has no length that is known before. A sign moves on stderr after the first second, if stderr is a terminal.
+pub(crate) fn working<T>(name: &str, work: impl FnOnce() -> T) -> T {
+    if !io::stderr().is_terminal() {
+        return work();
+    }
+    let (done, wait) = channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            if wait.recv_timeout(FIRST_SECOND) == Err(RecvTimeoutError::Timeout) {
+                let spinner = ProgressBar::new_spinner().with_message(name.to_owned());
+                spinner.enable_steady_tick(Duration::from_millis(100));
+                // It ends when the other end is dropped.
+                _ = wait.recv();
+                spinner.finish_and_clear();
+            }
+        });
+        let result = work();
+        drop(done);
+        result
+    })
+}
+
+const FIRST_SECOND: Duration = Duration::from_secs(1);
 
 /// Shows nothing in the first second, and nothing at all where stderr is no terminal. It is gone when it is dropped.
 pub(crate) struct Progress {
@@ -24,7 +50,7 @@ impl Progress {
 
     pub(crate) fn advance(&mut self, by: u64) {
         self.done += by;
-        if self.bar.is_none() && self.began.elapsed() > Duration::from_secs(1) && io::stderr().is_terminal() {
+        if self.bar.is_none() && self.began.elapsed() > FIRST_SECOND && io::stderr().is_terminal() {
             let style = ProgressStyle::with_template("{msg} {bar:30} {percent} %");
             let bar = ProgressBar::new(self.length).with_message(self.name.clone());
             self.bar = Some(style.map(|style| bar.clone().with_style(style)).unwrap_or(bar));

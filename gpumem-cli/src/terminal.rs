@@ -6,13 +6,14 @@ use std::{
     path::Path,
 };
 
-use gpumem_core::export::Paint;
+use gpumem_core::export::{Paint, one_line};
 
-use crate::failure::Failure;
+use crate::{failure::Failure, progress::working};
 
-/// One line on stderr. Line breaks in names do not make it two.
+/// One line on stderr. Line breaks and control characters of names are written as escapes.
 pub(crate) fn error(text: &impl fmt::Display) {
     let line = text.to_string().replace(['\n', '\r'], " ");
+    let line = one_line(&line);
     if !line.is_empty() {
         // There is no other place to report that stderr is closed.
         _ = writeln!(io::stderr(), "gpumem: {line}");
@@ -37,12 +38,13 @@ pub(crate) fn write_file(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let unfinished = path.with_file_name(format!(".{name}.{}", std::process::id()));
-    let written = fs::File::create(&unfinished).and_then(|file| {
-        let mut out = io::BufWriter::with_capacity(1 << 16, file);
+    let write_all = || {
+        let mut out = io::BufWriter::with_capacity(1 << 16, fs::File::create(&unfinished)?);
         write(&mut out)?;
         out.flush()?;
         fs::rename(&unfinished, path)
-    });
+    };
+    let written = working(&format!("writing {}", one_line(&path.to_string_lossy())), write_all);
     written.map_err(|error| {
         _ = fs::remove_file(&unfinished);
         failed(error)

@@ -19,7 +19,7 @@ use gpumem_estimate::{
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::{exit::Exit, failure::Failure, terminal};
+use crate::{exit::Exit, failure::Failure, progress::working, terminal};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -168,15 +168,17 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     };
     let failed = |error: Error| Failure::new(format!("`{}` cannot be estimated", file.display()), error, "");
     let step = step(arguments, stored_type(&tensors))?;
-    let (estimate, recording) = match &arguments.record {
-        None => (step.estimate(&model).map_err(failed)?, None),
+    let (estimate, recording) = working("estimating", || match &arguments.record {
+        None => Ok((step.estimate(&model).map_err(failed)?, None)),
         Some(to) => {
             let (estimate, recording) = step.record(&model).map_err(failed)?;
-            (estimate, Some((to, recording)))
+            Ok((estimate, Some((to, recording))))
         }
-    };
-    let savings = arguments.savings.then(|| step.savings(&model)).transpose().map_err(failed)?;
-    let fit = arguments.fit.map(|memory| fit(memory, arguments.context, &step, &model)).transpose()?;
+    })?;
+    let savings = arguments.savings.then(|| working("estimating changes of the step", || step.savings(&model)));
+    let savings = savings.transpose().map_err(failed)?;
+    let fitting = |memory| working("looking for what fits", || fit(memory, arguments.context, &step, &model));
+    let fit = arguments.fit.map(fitting).transpose()?;
     terminal::print(|out| {
         if arguments.json {
             writeln!(out, "{}", as_json(&model, &step, &estimate, savings.as_ref(), fit.as_ref()))

@@ -15,6 +15,7 @@ use crate::{
     formats::Format,
     history::{History, Moment},
     page::Page,
+    progress::working,
     report::{
         calls, json, moment,
         overview::{Missing, Overview},
@@ -141,7 +142,7 @@ fn write_page(files: &[PathBuf], out: &Path) -> Result<Exit, Failure> {
     for file in files {
         let mut history = History::read(file)?;
         let failed = |error| Failure::new(format!("`{}` cannot be put into a page", file.display()), error, "");
-        page.add(&mut history).map_err(failed)?;
+        working("making the page", || page.add(&mut history)).map_err(failed)?;
         missing.push((file.display().to_string(), Missing::of(&history)));
     }
     terminal::write_file(out, |out| page.write(out))?;
@@ -189,7 +190,8 @@ fn export_tables(arguments: &Arguments) -> Result<Exit, Failure> {
             return Err(Failure::new(what, "another recording has the same name", "give them other names or --output"));
         }
         let history = History::read(file)?;
-        crate::formats::parquet::write(&history, folder).map_err(|error| {
+        let written = working("writing tables", || crate::formats::parquet::write(&history, folder));
+        written.map_err(|error| {
             let what = format!("the tables cannot be written to `{}`", folder.display());
             Failure::new(what, error, "give another --output")
         })?;

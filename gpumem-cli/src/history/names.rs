@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use gpumem_core::{
     capture::Definitions,
     derive::{LedgerView, Names, Paths},
+    export::one_line,
     ledger::AllocGroup,
     model::{MemKind, StackId},
     report::{path_in_words, place_in_words},
@@ -75,15 +76,17 @@ impl Origins {
 
     pub(super) fn in_words(&self, ledger: &dyn LedgerView, definitions: &Definitions) -> Vec<Origin> {
         let paths = Paths::now(ledger, definitions);
+        // A name could have control characters, which a terminal obeys.
+        let printable = |name: Option<String>| name.map(|name| one_line(&name).into_owned());
         let origin = |group: &AllocGroup| {
             let stack = definitions.stack(group.stack);
             let has_library_as_place = stack.library_as_place().is_some();
             Origin {
-                path: paths.names_of(group.node),
-                caller: stack.caller.filter(|_| !has_library_as_place),
-                line: stack.line.filter(|_| !has_library_as_place),
-                library: stack.library,
-                scope_place: paths.place_of(group.node),
+                path: paths.names_of(group.node).iter().map(|name| one_line(name).into_owned()).collect(),
+                caller: printable(stack.caller.filter(|_| !has_library_as_place)),
+                line: printable(stack.line.filter(|_| !has_library_as_place)),
+                library: printable(stack.library),
+                scope_place: printable(paths.place_of(group.node)),
                 kind: group.kind,
                 stack: group.stack,
             }

@@ -3,6 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use gpumem_core::{
+    export::one_line,
     model::Device,
     report::{Leaks, PeakHolders, counted},
 };
@@ -252,7 +253,7 @@ impl Overview {
         let process = history.definitions().process();
         Self {
             file: history.path.display().to_string(),
-            command: process.arguments.clone(),
+            command: process.arguments.iter().map(|argument| one_line(argument).into_owned()).collect(),
             pid: process.pid,
             seconds: history.end.as_secs_f64(),
             allocations: changes(ChangeKind::Alloc),
@@ -260,7 +261,10 @@ impl Overview {
             sources: history
                 .sources()
                 .into_iter()
-                .map(|(source, library)| SourceOverview { source: source.name(), library: library.to_owned() })
+                .map(|(source, library)| SourceOverview {
+                    source: source.name(),
+                    library: one_line(library).into_owned(),
+                })
                 .collect(),
             devices,
             not_freed,
@@ -305,7 +309,7 @@ impl DeviceOverview {
         Self {
             device: device.ordinal,
             simulated: device.family == gpumem_core::model::Family::Simulated,
-            name: defined.and_then(|defined| defined.name.clone()),
+            name: defined.and_then(|defined| defined.name.as_deref()).map(|name| one_line(name).into_owned()),
             total_bytes: defined.and_then(|defined| defined.total).map(gpumem_core::model::Bytes::get),
             peak_bytes: all.peak_at.map(|_| all.peak),
             peak_seconds: all.peak_at.map(|at| seconds(history.time_of(at))),

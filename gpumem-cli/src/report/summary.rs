@@ -7,7 +7,7 @@ use std::{
 };
 
 use gpumem_core::{
-    export::{InPaint, Paint, Role},
+    export::{InPaint, Paint, Role, one_line},
     model::Bytes,
     report::{Leaks, counted},
 };
@@ -29,7 +29,7 @@ pub(crate) fn write_all(overviews: &[Overview], out: &mut dyn Write, paint: Pain
 
 fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     let Overview { file, command, pid, seconds, allocations, frees, sources, devices, missing, leaks, .. } = overview;
-    let heading = format!("{file}: {}", counted(*allocations, "allocation", "allocations"));
+    let heading = format!("{}: {}", one_line(file), counted(*allocations, "allocation", "allocations"));
     writeln!(out, "{}", paint.on(Role::Heading, heading))?;
     let duration = in_words(Duration::from_secs_f64(seconds.max(0.0)));
     let command = if command.is_empty() { String::new() } else { format!("{}; ", shell_words(command)) };
@@ -136,6 +136,6 @@ fn sum_shares(sums: &[Sum], whole: u64) -> String {
 
 /// As one would type it, at most 60 characters.
 fn shell_words(command: &[String]) -> String {
-    let text = command.join(" ").replace(['\n', '\r', '\t'], " ");
+    let text = command.join(" ");
     if text.chars().count() <= 60 { text } else { format!("{}…", text.chars().take(59).collect::<String>()) }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use gpumem_core::{
-    export::{InPaint, Leaf, Paint, Row, Show, Tree, amounts_table},
+    export::{InPaint, Leaf, Paint, Row, Show, Tree, amounts_table, one_line},
     model::{ByteDelta, Device},
 };
 
@@ -41,7 +41,7 @@ pub(super) fn shares(sums: &[(String, i64, i64)], whole: u64, most: usize) -> St
 
 /// `device 0`, with what the driver calls it.
 pub(super) fn device_in_words(device: Device, name: Option<&str>) -> String {
-    name.map_or_else(|| device.to_string(), |name| format!("{device} ({name})"))
+    name.map_or_else(|| device.to_string(), |name| format!("{device} ({})", one_line(name)))
 }
 
 /// Whether any of this was allocated in a scope. If not, reports do not mention scopes.

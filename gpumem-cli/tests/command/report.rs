@@ -67,6 +67,33 @@ fn the_summary_says_what_made_the_peak() {
     assert!(text.lines().skip(1).filter(|line| line.starts_with(' ')).all(|line| line.chars().count() <= 80), "{text}");
 }
 
+/// A terminal obeys control characters, and others turn the direction of text around.
+#[test]
+fn names_do_not_reach_the_terminal_as_commands() {
+    let name = "x\u{1b}[31m\u{7}\n\u{9b}\u{202e}y";
+    let mut made = Made::new(name);
+    made.long_names(name);
+    made.device(Device { family: Family::Cuda, ordinal: 1 }, name);
+    made.alloc_on(Device { family: Family::Cuda, ordinal: 1 }, MIB, MemKind::Pool, 1);
+    let file = recorded("control.capture", made.training(3, 4, MIB));
+    let other = recorded("control-other.capture", Made::new("train").training(3, 4, MIB));
+    for view in ["", "--tree", "--table", "--leaks", "--calls", "--at peak", "--between start peak", "--format folded"]
+    {
+        let arguments: Vec<_> = ["report"].into_iter().chain(view.split_whitespace()).chain([&*file]).collect();
+        is_printable(&printed(&arguments));
+    }
+    is_printable(&printed(&["report", &file, &other]));
+    is_printable(&printed(&["diff", &file, &other]));
+    is_printable(&printed(&["diff", "--markdown", &file, &other]));
+    is_printable(&ran(&["report", name]).stderr);
+}
+
+#[track_caller]
+fn is_printable(text: &str) {
+    let acts = |c: char| c.is_control() && c != '\n' || c == '\u{202e}';
+    assert!(!text.is_empty() && !text.contains(acts), "{text:?}");
+}
+
 #[test]
 fn json_has_the_exact_figures() {
     let overview = json(&["report", "--json", &training("json.capture")]);

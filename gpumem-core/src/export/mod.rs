@@ -23,6 +23,7 @@ pub use self::{
     paint::{InPaint, Paint, Painted, Role, Show},
     sink::{ParseSinkError, Sink},
     table::{Cell, Fit, Table, WIDTH, shortened},
+    text::one_line,
     tree::{Leaf, Row, Tree},
 };
 use crate::report::Output;

@@ -73,7 +73,7 @@ impl fmt::Display for Report {
 }
 
 /// A report is one line, whatever its name has: line breaks and control characters are written as escapes.
-pub(super) fn one_line(text: &str) -> Cow<'_, str> {
+pub fn one_line(text: &str) -> Cow<'_, str> {
     // Control characters, line and paragraph separators, and characters that change the direction of text (`Bidi_Control`).
     let acts = |c: char| {
         c.is_control()
