@@ -97,7 +97,7 @@ def enable():
         is_on = True
         note(is_own=is_enabled)
     except TypeError as error:
-        note(why="PyTorch is older than 2.1 (%s)" % words(error))
+        note(why="it is older than 2.1 (%s)" % words(error))
     except BaseException as error:
         note(why=words(error))
 
@@ -162,20 +162,22 @@ def write(torch):
             number = frame_objects.get(id(known))
             if number is None:
                 content = known["filename"], known["line"], known["name"]
-                number = frame_lines.setdefault(content, len(frame_lines))
-                frame_objects[id(known)] = number
-                if number == len(frame_lines) - 1:
+                number = frame_lines.get(content)
+                if number is None:
+                    number = frame_lines[content] = len(frame_lines)
                     line({"frame": number, "file": content[0], "line": content[1], "name": content[2]})
+                frame_objects[id(known)] = number
             return number
 
         def stack(frames):
             number = stack_objects.get(id(frames))
             if number is None:
                 content = tuple(map(frame, frames))
-                number = stack_lines.setdefault(content, len(stack_lines) + 1)
-                stack_objects[id(frames)] = number
-                if number == len(stack_lines):
+                number = stack_lines.get(content)
+                if number is None:
+                    number = stack_lines[content] = len(stack_lines) + 1
                     line({"stack": number, "frames": content})
+                stack_objects[id(frames)] = number
             return number
 
         settings = snapshot.get("allocator_settings") or {}
@@ -203,7 +205,8 @@ def write(torch):
             for segment in snapshot["segments"]:
                 if segment["device"] != device:
                     continue
-                line({"segment": segment["address"], "bytes": segment["total_size"], "stream": segment["stream"]})
+                is_expandable = bool(segment.get("is_expandable"))
+                line({"segment": segment["address"], "bytes": segment["total_size"], "is_expandable": is_expandable})
                 address = segment["address"]
                 for block in segment["blocks"]:
                     frames = block.get("frames")

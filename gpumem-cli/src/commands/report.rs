@@ -19,7 +19,7 @@ use crate::{
     report::{
         calls, json, moment,
         overview::{Missing, Overview},
-        places, summary,
+        places, summary, tensors,
     },
     terminal,
 };
@@ -231,15 +231,18 @@ fn write(history: &mut History, view: &View, out: &mut dyn Write, paint: Paint) 
         calls::write(history, out, paint)
     } else if view.leaks {
         match history.reader().leaks() {
-            Some(leaks) => writeln!(out, "{}", InPaint(&leaks, paint)),
-            None => writeln!(out, "{TOO_LARGE}"),
+            Some(leaks) => writeln!(out, "{}", InPaint(&leaks, paint))?,
+            None => writeln!(out, "{TOO_LARGE}")?,
         }
+        tensors::write_at(history, Moment::End, out, paint)
     } else if let Some(at) = view.at {
-        moment::write_at(history, at, out, paint)
+        moment::write_at(history, at, out, paint)?;
+        tensors::write_at(history, at, out, paint)
     } else if let Some([from, to]) = view.between.as_deref() {
         moment::write_between(history, [*from, *to], out, paint)
     } else {
-        places::write(history, out, paint)
+        places::write(history, out, paint)?;
+        tensors::write_at(history, Moment::Peak, out, paint)
     }
 }
 
@@ -259,7 +262,12 @@ fn object(history: &mut History, view: &View) -> serde_json::Value {
     } else {
         ("places", json!(places::places(history)))
     };
-    json!({ "file": file, name: report, "missing": missing })
+    let mut object = json!({ "file": file, name: report, "missing": missing });
+    let moment = if view.leaks { Some(Moment::End) } else { view.at };
+    if let Some(tensors) = moment.and_then(|moment| tensors::at(history, moment)) {
+        object["torch"] = json!(tensors);
+    }
+    object
 }
 
 fn scopes(summary: &gpumem_core::report::Summary) -> Vec<serde_json::Value> {

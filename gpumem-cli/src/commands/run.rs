@@ -12,6 +12,7 @@ const EXAMPLES: &str = "\
 Examples:
   gpumem run -- python train.py
   gpumem run -o step.capture -- ./my-program --batch 8
+  gpumem run --torch -- python train.py            with the tensors in PyTorch's memory
   gpumem run -- torchrun --nproc-per-node 2 train.py
 
 Each process that uses CUDA has a recording of its own. One process: FILE. Several: the name has the rank, the devices and the number
@@ -51,10 +52,10 @@ pub(crate) struct Recorded {
     #[arg(long, conflicts_with = "max_size")]
     pub(crate) only_peak: bool,
     /// Record the tensors of PyTorch (2.1 or newer) as well: what is in the memory that its allocator gets from the driver.
-    #[arg(long, hide = true)]
+    #[arg(long)]
     pub(crate) torch: bool,
     /// PyTorch keeps so many of the newest events of each device, three for a tensor, in the memory of the program: up to 1 KB each.
-    #[arg(long, value_name = "COUNT", default_value_t = 500_000, requires = "torch", hide = true,
+    #[arg(long, value_name = "COUNT", default_value_t = 500_000, requires = "torch",
         value_parser = clap::value_parser!(u64).range(1_000..))]
     pub(crate) torch_events: u64,
 }

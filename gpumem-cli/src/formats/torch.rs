@@ -1,15 +1,26 @@
-//! A snapshot as `torch.cuda.memory._snapshot()` makes it. What the driver gives is a segment with one block.
+//! A snapshot as `torch.cuda.memory._snapshot()` makes it. What the driver gives is a segment with one block; the segments of PyTorch's
+//! own allocator have its blocks, if they are in the recording.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io::{self, Write},
 };
 
+use gpumem_core::{capture::AllocatorAction as Action, model::MemKind};
+
 use super::{frames::functions, pickle::Pickle};
-use crate::history::{ChangeKind, History};
+use crate::history::{
+    BlockLife, Change, ChangeKind, History, Origin,
+    tensors::{State, Step, TensorHistory},
+};
 
 pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
-    let mut snapshot = Snapshot { history, pickle: Pickle::new(out)?, frames: HashMap::new() };
+    let mut snapshot = Snapshot {
+        history,
+        pickle: Pickle::new(out)?,
+        frames: HashMap::new(),
+        of_allocator: segments_of_allocator(history),
+    };
     snapshot.pickle.dictionary()?;
     snapshot.pickle.mark()?;
     snapshot.pickle.text("segments")?;
@@ -31,56 +42,115 @@ const fn address(key: u64) -> u64 {
 struct Snapshot<'a> {
     history: &'a History,
     pickle: Pickle<'a>,
-    /// The numbers of the lists of frames that were written, by origin.
-    frames: HashMap<u32, u32>,
+    /// The numbers of the lists of frames that were written, by origin, and by that of tensors.
+    frames: HashMap<From, u32>,
+    /// The addresses and sizes of what PyTorch's allocator says it got.
+    of_allocator: HashSet<(u64, u64)>,
+}
+
+/// Where something comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum From {
+    /// In [`History::origins`].
+    Block(u32),
+    /// In the origins of tensors.
+    Tensor(u32),
+    Nowhere,
+}
+
+fn segments_of_allocator(history: &History) -> HashSet<(u64, u64)> {
+    let steps = history.tensors.iter().flat_map(|tensors| &tensors.devices).flat_map(|device| &device.steps);
+    steps.filter(|step| step.action == Action::SegmentAlloc).map(|step| (step.address, step.bytes)).collect()
 }
 
 impl Snapshot<'_> {
+    /// The history of the tensors on a device.
+    fn tensors(&self, device: u32) -> Option<&TensorHistory> {
+        let devices = &self.history.tensors.as_ref()?.devices;
+        devices.iter().find(|tensors| tensors.about.device.ordinal == device && !tensors.steps.is_empty())
+    }
+
+    /// A block that is on a device, and is no segment of which the tensors are known.
+    fn is_shown(&self, block: &BlockLife) -> bool {
+        let origin = self.history.origin(block);
+        // Parts of expandable segments have other keys than addresses.
+        let is_expandable = origin.kind == MemKind::Vmm && origin.library.as_deref() == Some("PyTorch");
+        let device = self.history.devices[usize::from(block.device)].device.ordinal;
+        let is_known = self.of_allocator.contains(&(block.key, block.bytes)) || is_expandable;
+        origin.kind.is_on_device() && !(is_known && self.tensors(device).is_some())
+    }
+
     /// What is live at the end.
     fn segments(&mut self) -> io::Result<()> {
         let history = self.history;
         self.pickle.list()?;
         self.pickle.mark()?;
-        let Some(last) = history.last_change() else { return self.pickle.append() };
-        let live = history.blocks_after(last);
-        let on_device = live.filter(|number| history.origin(&history.blocks[*number as usize]).kind.is_on_device());
-        for (written, number) in on_device.enumerate() {
-            self.pickle.append_part(written)?;
+        let mut written = 0;
+        let last = history.last_change();
+        for number in last.into_iter().flat_map(|last| history.blocks_after(last)) {
             let block = &history.blocks[number as usize];
-            let bytes = history.bytes_after(number, last);
-            self.pickle.dictionary()?;
-            self.pickle.mark()?;
-            let device = history.devices[usize::from(block.device)].device.ordinal;
-            for (name, value) in [
-                ("device", device.into()),
-                ("address", address(block.key)),
-                ("total_size", bytes),
-                ("allocated_size", bytes),
-                ("active_size", bytes),
-                ("requested_size", bytes),
-                ("stream", 0),
-            ] {
-                self.entry(name, value)?;
+            if !self.is_shown(block) {
+                continue;
             }
-            self.pickle.text("segment_type")?;
-            self.pickle.text("large")?;
-            self.frames(block.origin)?;
-            self.pickle.text("blocks")?;
-            self.pickle.list()?;
-            self.pickle.mark()?;
+            self.pickle.append_part(written)?;
+            written += 1;
+            let bytes = last.map_or(0, |last| history.bytes_after(number, last));
+            let device = history.devices[usize::from(block.device)].device.ordinal;
+            let from = From::Block(block.origin);
+            let only = Part { address: address(block.key), bytes, requested: bytes, state: "active_allocated", from };
+            self.segment(device, (only.address, bytes), from, &[only])?;
+        }
+        for tensors in history.tensors.iter().flat_map(|tensors| &tensors.devices) {
+            let state = tensors.state(tensors.steps.len());
+            for (begin, bytes) in &state.segments {
+                self.pickle.append_part(written)?;
+                written += 1;
+                let parts = parts(&state, *begin, *bytes);
+                self.segment(tensors.about.device.ordinal, (*begin, *bytes), From::Nowhere, &parts)?;
+            }
+        }
+        self.pickle.append()
+    }
+
+    fn segment(&mut self, device: u32, (begin, bytes): (u64, u64), from: From, parts: &[Part]) -> io::Result<()> {
+        let sum = |state: &[&str], figure: fn(&Part) -> u64| {
+            parts.iter().filter(|part| state.contains(&part.state)).map(figure).sum::<u64>()
+        };
+        let in_use = ["active_allocated", "active_awaiting_free"];
+        self.pickle.dictionary()?;
+        self.pickle.mark()?;
+        for (name, value) in [
+            ("device", device.into()),
+            ("address", begin),
+            ("total_size", bytes),
+            ("allocated_size", sum(&in_use[..1], |part| part.bytes)),
+            ("active_size", sum(&in_use, |part| part.bytes)),
+            ("requested_size", sum(&in_use, |part| part.requested)),
+            ("stream", 0),
+        ] {
+            self.entry(name, value)?;
+        }
+        self.pickle.text("segment_type")?;
+        self.pickle.text("large")?;
+        self.frames(from)?;
+        self.pickle.text("blocks")?;
+        self.pickle.list()?;
+        self.pickle.mark()?;
+        for (written, part) in parts.iter().enumerate() {
+            self.pickle.append_part(written)?;
             self.pickle.dictionary()?;
             self.pickle.mark()?;
-            for (name, value) in [("address", address(block.key)), ("size", bytes), ("requested_size", bytes)] {
+            let Part { address, bytes, requested, state, from } = *part;
+            for (name, value) in [("address", address), ("size", bytes), ("requested_size", requested)] {
                 self.entry(name, value)?;
             }
             self.pickle.text("state")?;
-            self.pickle.text("active_allocated")?;
-            self.frames(block.origin)?;
-            self.pickle.set()?;
-            self.pickle.append()?;
+            self.pickle.text(state)?;
+            self.frames(from)?;
             self.pickle.set()?;
         }
-        self.pickle.append()
+        self.pickle.append()?;
+        self.pickle.set()
     }
 
     /// What happened on each device, by its number.
@@ -94,43 +164,91 @@ impl Snapshot<'_> {
 
     fn trace(&mut self, device: u32) -> io::Result<()> {
         let history = self.history;
-        // Since 1970, as torch has it.
-        let began = u64::try_from(history.definitions().process().began.as_micros()).unwrap_or(0);
         self.pickle.list()?;
         self.pickle.mark()?;
+        let tensors = history.tensors.iter().flat_map(|tensors| &tensors.devices);
+        let tensors = tensors.filter(|tensors| tensors.about.device.ordinal == device);
+        // The first steps are what was live when the history begins: a viewer finds that out from the end, as in PyTorch's snapshots.
+        let steps = tensors
+            .flat_map(|tensors| tensors.steps.iter().skip(usize::try_from(tensors.about.older).unwrap_or(usize::MAX)));
+        let (mut steps, mut sizes) = (steps.peekable(), HashMap::new());
         let mut written = 0;
         for change in &history.changes {
+            while let Some(step) = steps.next_if(|step| step.time < change.time) {
+                self.step(step, &mut sizes, &mut written)?;
+            }
             let block = &history.blocks[change.block as usize];
             let is_of = history.devices[usize::from(block.device)].device.ordinal == device;
-            if !is_of || !history.origin(block).kind.is_on_device() {
-                continue;
-            }
-            let actions: &[&str] = match change.kind {
-                ChangeKind::Alloc | ChangeKind::FreeFailed => &["segment_alloc", "alloc"],
-                ChangeKind::Free | ChangeKind::FreeWithContext | ChangeKind::FreeMissed => {
-                    &["free_requested", "free_completed", "segment_free"]
-                }
-                // A part of a block cannot be freed there.
-                ChangeKind::Shrink => continue,
-            };
-            for action in actions {
-                self.pickle.append_part(written)?;
-                written += 1;
-                self.pickle.dictionary()?;
-                self.pickle.mark()?;
-                self.pickle.text("action")?;
-                self.pickle.text(action)?;
-                let time = began + change.time / 1000;
-                for (name, value) in
-                    [("addr", address(block.key)), ("size", block.bytes), ("stream", 0), ("time_us", time)]
-                {
-                    self.entry(name, value)?;
-                }
-                self.frames(block.origin)?;
-                self.pickle.set()?;
+            if is_of && self.is_shown(block) {
+                self.change(change, block, &mut written)?;
             }
         }
+        for step in steps {
+            self.step(step, &mut sizes, &mut written)?;
+        }
         self.pickle.append()
+    }
+
+    /// A change of what the driver gives.
+    fn change(&mut self, change: &Change, block: &BlockLife, written: &mut usize) -> io::Result<()> {
+        let actions: &[&str] = match change.kind {
+            ChangeKind::Alloc | ChangeKind::FreeFailed => &["segment_alloc", "alloc"],
+            ChangeKind::Free | ChangeKind::FreeWithContext | ChangeKind::FreeMissed => {
+                &["free_requested", "free_completed", "segment_free"]
+            }
+            // A part of a block cannot be freed there.
+            ChangeKind::Shrink => &[],
+        };
+        let from = From::Block(block.origin);
+        let about = (address(block.key), block.bytes, 0, change.time);
+        actions.iter().try_for_each(|action| self.event(action, about, from, written))
+    }
+
+    /// What PyTorch's allocator did.
+    fn step(&mut self, step: &Step, sizes: &mut HashMap<u64, u64>, written: &mut usize) -> io::Result<()> {
+        let mut bytes = step.requested;
+        let action = match step.action {
+            Action::SegmentAlloc => "segment_alloc",
+            Action::SegmentFree => "segment_free",
+            Action::Alloc => {
+                sizes.insert(step.address, bytes);
+                "alloc"
+            }
+            Action::FreeRequested => {
+                bytes = sizes.get(&step.address).copied().unwrap_or(0);
+                "free_requested"
+            }
+            Action::FreeCompleted => {
+                bytes = sizes.remove(&step.address).unwrap_or(0);
+                "free_completed"
+            }
+            // It has other fields.
+            Action::OutOfMemory => return Ok(()),
+        };
+        self.event(action, (step.address, bytes, step.stream, step.time), From::Tensor(step.origin), written)
+    }
+
+    fn event(
+        &mut self,
+        action: &str,
+        (address, bytes, stream, nanos): (u64, u64, u64, u64),
+        from: From,
+        written: &mut usize,
+    ) -> io::Result<()> {
+        // Since 1970, as torch has it.
+        let began = u64::try_from(self.history.definitions().process().began.as_micros()).unwrap_or(0);
+        self.pickle.append_part(*written)?;
+        *written += 1;
+        self.pickle.dictionary()?;
+        self.pickle.mark()?;
+        self.pickle.text("action")?;
+        self.pickle.text(action)?;
+        for (name, value) in [("addr", address), ("size", bytes), ("stream", stream), ("time_us", began + nanos / 1000)]
+        {
+            self.entry(name, value)?;
+        }
+        self.frames(from)?;
+        self.pickle.set()
     }
 
     fn entry(&mut self, name: &str, value: u64) -> io::Result<()> {
@@ -139,17 +257,24 @@ impl Snapshot<'_> {
     }
 
     /// The stack, the innermost function first, and after it the scopes.
-    fn frames(&mut self, origin: u32) -> io::Result<()> {
+    fn frames(&mut self, from: From) -> io::Result<()> {
         self.pickle.text("frames")?;
-        if let Some(number) = self.frames.get(&origin) {
+        if let Some(number) = self.frames.get(&from) {
             return self.pickle.get(*number);
         }
-        let known = &self.history.origins[origin as usize];
+        let known: Option<&Origin> = match from {
+            From::Block(origin) => self.history.origins.get(origin as usize),
+            From::Tensor(origin) => {
+                self.history.tensors.as_ref().and_then(|tensors| tensors.origins.get(origin as usize))
+            }
+            From::Nowhere => None,
+        };
         self.pickle.list()?;
         self.pickle.mark()?;
-        let scopes = known.path.iter().rev().map(|scope| (scope.clone(), "scope".to_owned(), 0));
-        let functions =
-            functions(self.history, known).into_iter().map(|frame| (frame.function, frame.file, frame.line));
+        let scopes = known.into_iter().flat_map(|known| known.path.iter().rev());
+        let scopes = scopes.map(|scope| (scope.clone(), "scope".to_owned(), 0));
+        let functions = known.map(|known| functions(self.history, known)).unwrap_or_default();
+        let functions = functions.into_iter().map(|frame| (frame.function, frame.file, frame.line));
         for (name, file, line) in functions.chain(scopes) {
             self.pickle.dictionary()?;
             self.pickle.mark()?;
@@ -162,7 +287,50 @@ impl Snapshot<'_> {
         }
         self.pickle.append()?;
         let number = self.pickle.memoize()?;
-        self.frames.insert(origin, number);
+        self.frames.insert(from, number);
         Ok(())
     }
+}
+
+/// A block in a segment.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    address: u64,
+    bytes: u64,
+    requested: u64,
+    state: &'static str,
+    from: From,
+}
+
+/// All blocks of a segment, also unused ones: their sizes add up to its size.
+fn parts(state: &State, begin: u64, bytes: u64) -> Vec<Part> {
+    let (mut parts, mut at, end) = (Vec::new(), begin, begin + bytes);
+    let unused = |address: u64, until: u64| Part {
+        address,
+        bytes: until - address,
+        requested: 0,
+        state: "inactive",
+        from: From::Nowhere,
+    };
+    for (address, tensor) in state.within(begin, bytes) {
+        // One that does not fit contradicts the others.
+        if address < at || address + tensor.bytes > end {
+            continue;
+        }
+        if address > at {
+            parts.push(unused(at, address));
+        }
+        parts.push(Part {
+            address,
+            bytes: tensor.bytes,
+            requested: tensor.requested,
+            state: if tensor.is_awaiting { "active_awaiting_free" } else { "active_allocated" },
+            from: From::Tensor(tensor.origin),
+        });
+        at = address + tensor.bytes;
+    }
+    if at < end {
+        parts.push(unused(at, end));
+    }
+    parts
 }

@@ -8,6 +8,7 @@ mod held;
 mod hostile;
 mod names;
 mod read;
+pub(crate) mod tensors;
 #[cfg(test)]
 mod tests;
 mod time;
@@ -47,6 +48,8 @@ pub(crate) struct History {
     pub(crate) devices: Vec<DeviceHistory>,
     /// The last moment that is known of the program, since the recording began: it may run on without an event.
     pub(crate) end: Duration,
+    /// What is known of PyTorch's tensors, if that was asked for.
+    pub(crate) tensors: Option<tensors::Tensors>,
     reader: Reader<read::Bytes>,
 }
 
@@ -202,6 +205,18 @@ impl History {
         let used = self.devices.iter().filter(|device| device.peak_at.is_some());
         // Of equal ones the first.
         used.rev().max_by_key(|device| device.peak)
+    }
+
+    /// When the peak of a device was, and when less was live again, in nanoseconds since the recording began.
+    pub(crate) fn peak_of(&self, device: Device) -> Option<(u64, u64)> {
+        let number = self.devices.iter().position(|known| known.device == device)?;
+        let at = self.devices[number].peak_at?;
+        let is_less = |change: &&Change| {
+            let block = &self.blocks[change.block as usize];
+            change.delta < 0 && usize::from(block.device) == number && self.origin(block).kind.is_on_device()
+        };
+        let after = self.changes[at as usize..].iter().find(is_less);
+        Some((self.time_of(at), after.map_or(u64::MAX, |change| change.time)))
     }
 
     pub(crate) fn origin(&self, block: &BlockLife) -> &Origin {

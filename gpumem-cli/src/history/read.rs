@@ -13,7 +13,7 @@ use gpumem_core::{
     model::{Block, Device, EventKind, Key, ScopeId, ThreadId},
 };
 
-use super::{BlockLife, Change, ChangeKind, DeviceHistory, History, LIVE, ScopeLife, names::Origins};
+use super::{BlockLife, Change, ChangeKind, DeviceHistory, History, LIVE, ScopeLife, names::Origins, tensors};
 use crate::{failure::Failure, progress::Progress, run, terminal};
 
 /// The bytes of a recording. It shows how much was read.
@@ -85,6 +85,7 @@ impl History {
                         reading.history.labels.insert(*block, label.label);
                     }
                 }
+                Step::Allocator(events) => reading.tensors.add(&events),
                 _ => {}
             }
             if reading.is_too_large() {
@@ -107,6 +108,7 @@ struct Reading {
     open: HashMap<ScopeId, usize>,
     has_clock: bool,
     time: u64,
+    tensors: tensors::Reading,
 }
 
 /// What a [`History`] is made of.
@@ -132,6 +134,7 @@ impl Reading {
             open: HashMap::new(),
             has_clock,
             time: 0,
+            tensors: tensors::Reading::default(),
         }
     }
 
@@ -285,8 +288,16 @@ impl Reading {
     }
 
     fn finish(self, path: &Path) -> History {
-        let Self { reader, history, origins, time, .. } = self;
+        let Self { reader, history, origins, time, tensors, .. } = self;
         let Parts { changes, blocks, shrunk, labels, scopes, devices } = history;
+        let segments = |device: Device| {
+            let number = devices.iter().position(|known| known.device == device);
+            let block = |change: &'_ Change| &blocks[change.block as usize];
+            let is_of = |change: &&Change| Some(usize::from(block(change).device)) == number;
+            let changes = changes.iter().filter(is_of);
+            tensors::segments_of(changes.map(|change| (change, block(change).key, block(change).bytes)))
+        };
+        let tensors = tensors.finish(reader.definitions(), segments);
         History {
             path: path.to_owned(),
             changes,
@@ -297,6 +308,7 @@ impl Reading {
             scopes,
             devices,
             end: reader.definitions().last_clock().unwrap_or_default().max(Duration::from_nanos(time)),
+            tensors,
             reader,
         }
     }

@@ -8,4 +8,5 @@ pub(crate) mod overview;
 pub(crate) mod places;
 pub(crate) mod ranks;
 pub(crate) mod summary;
+pub(crate) mod tensors;
 mod text;

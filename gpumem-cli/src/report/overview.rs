@@ -9,7 +9,7 @@ use gpumem_core::{
 };
 use serde::Serialize;
 
-use super::text::percent;
+use super::{tensors::TensorsOverview, text::percent};
 use crate::history::{ChangeKind, Held, History, in_words, sums_by};
 
 /// What a recording comes to. The names of the fields are those in JSON.
@@ -23,6 +23,8 @@ pub(crate) struct Overview {
     pub(crate) frees: u64,
     pub(crate) sources: Vec<SourceOverview>,
     pub(crate) devices: Vec<DeviceOverview>,
+    /// PyTorch's tensors, if `--torch` asked for them.
+    pub(crate) torch: Option<TensorsOverview>,
     pub(crate) not_freed: NotFreed,
     pub(crate) missing: Missing,
     #[serde(skip)]
@@ -267,6 +269,7 @@ impl Overview {
                 })
                 .collect(),
             devices,
+            torch: TensorsOverview::of(history),
             not_freed,
             missing: Missing::of(history),
             leaks,

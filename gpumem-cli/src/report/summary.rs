@@ -15,6 +15,7 @@ use gpumem_core::{
 use super::{
     overview::{DeviceOverview, Overview, Sum},
     ranks,
+    tensors::TensorsOverview,
     text::{percent, shares},
 };
 use crate::history::in_words;
@@ -28,7 +29,8 @@ pub(crate) fn write_all(overviews: &[Overview], out: &mut dyn Write, paint: Pain
 }
 
 fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-    let Overview { file, command, pid, seconds, allocations, frees, sources, devices, missing, leaks, .. } = overview;
+    let Overview { file, command, pid, seconds, allocations, frees, sources, devices, torch, missing, leaks, .. } =
+        overview;
     let heading = format!("{}: {}", one_line(file), counted(*allocations, "allocation", "allocations"));
     writeln!(out, "{}", paint.on(Role::Heading, heading))?;
     let duration = in_words(Duration::from_secs_f64(seconds.max(0.0)));
@@ -47,6 +49,9 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
     for device in devices {
         writeln!(out)?;
         write_device(device, out, paint)?;
+        if let Some(torch) = torch {
+            torch.write_device(device.device, out, paint)?;
+        }
     }
     if let Some(leaks) = leaks.as_ref().filter(|_| *allocations > 0) {
         if is_as_at_peaks(leaks, devices) {
@@ -57,7 +62,8 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
             writeln!(out, "\n{}", InPaint(leaks, paint))?;
         }
     }
-    let missing = missing.in_words();
+    let mut missing = missing.in_words();
+    missing.extend(torch.iter().flat_map(TensorsOverview::missing_in_words));
     writeln!(out)?;
     for line in &missing {
         writeln!(out, "{}", paint.on(Role::Alarm, line))?;

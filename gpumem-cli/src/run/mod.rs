@@ -8,6 +8,7 @@ mod place;
 mod program;
 mod recordings;
 mod symbols;
+mod torch;
 
 use std::{
     env,
@@ -48,7 +49,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let ended = program.run()?;
     if let Some(place) = place {
         let recordings = recordings::finish(&place);
-        summarize(&recordings, &place);
+        summarize(&recordings, &place, arguments.recorded.torch);
     }
     Ok(Exit::Program(ended.code()))
 }
@@ -78,7 +79,7 @@ fn prepare(arguments: &Arguments, program: &mut Program) -> Result<Place, Failur
 }
 
 /// On stderr: stdout belongs to the program.
-fn summarize(recordings: &[Recording], place: &Place) {
+fn summarize(recordings: &[Recording], place: &Place, with_torch: bool) {
     if recordings.is_empty() {
         let what = format!("nothing was recorded in `{}`", place.file().display());
         let cause = "no process of the program called cuInit, or the driver could not load the library";
@@ -90,6 +91,10 @@ fn summarize(recordings: &[Recording], place: &Place) {
             Ok(overview) => overviews.push(overview),
             Err(failure) => terminal::error(&failure),
         }
+    }
+    if with_torch && !overviews.is_empty() && overviews.iter().all(|overview| overview.torch.is_none()) {
+        let cause = "no recorded process has used PyTorch with CUDA";
+        terminal::error(&Failure::new("--torch had nothing to record", cause, ""));
     }
     if !overviews.is_empty() {
         // In one write: what the program's other processes still print does not come in between.

@@ -11,7 +11,7 @@ use gpumem_core::{
     model::EventKind,
 };
 
-use super::{parts, place::Place, symbols};
+use super::{parts, place::Place, symbols, torch};
 use crate::{failure::Failure, terminal};
 
 /// The recording of a process.
@@ -69,7 +69,7 @@ fn devices_of(path: &Path) -> io::Result<Option<Vec<u32>>> {
 
 /// What a recording consists of is not all in its file.
 pub(crate) fn is_unfinished(recording: &Path) -> bool {
-    ring_path(recording).exists() || mark(recording).exists()
+    ring_path(recording).exists() || mark(recording).exists() || torch::is_there(recording)
 }
 
 /// A file beside a recording that nobody completes when its program ends: a report does.
@@ -98,6 +98,10 @@ pub(crate) fn complete(path: &Path) -> io::Result<Option<Vec<Item>>> {
     }
     if let Err(error) = symbols::add(path, &items) {
         let what = format!("`{}` lacks the functions of stacks", path.display());
+        terminal::error(&Failure::new(what, error, ""));
+    }
+    if let Err(error) = torch::add(path, &items) {
+        let what = format!("`{}` lacks the history of PyTorch's allocator", path.display());
         terminal::error(&Failure::new(what, error, ""));
     }
     _ = fs::remove_file(mark(path));

@@ -1,0 +1,282 @@
+//! The tensors of PyTorch: what its allocator gave to the program, in the segments that it had from the driver.
+//!
+//! They are a second layer: their bytes are a part of the driver's blocks, and are not added to them.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+};
+
+use gpumem_core::{
+    capture::{AllocatorAction as Action, AllocatorDevice, AllocatorEvents, Definitions},
+    derive::Names,
+    model::{Device, MemKind, StackId},
+};
+
+use super::{Change, ChangeKind, Held, Origin};
+
+/// What is known of a caching allocator.
+#[derive(Debug, Default)]
+pub(crate) struct Tensors {
+    /// Such as `PyTorch 2.11.0`.
+    pub(crate) name: String,
+    /// Why its history is not there.
+    pub(crate) missing: Option<String>,
+    /// Where tensors come from.
+    pub(crate) origins: Vec<Origin>,
+    pub(crate) devices: Vec<TensorHistory>,
+}
+
+/// The history of one device.
+#[derive(Debug)]
+pub(crate) struct TensorHistory {
+    pub(crate) about: AllocatorDevice,
+    pub(crate) steps: Vec<Step>,
+    /// The most that tensors had together, and the step after which that was so first.
+    pub(crate) peak: Option<(u64, usize)>,
+}
+
+/// What the allocator did.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    /// In nanoseconds since the recording began. It never falls.
+    pub(crate) time: u64,
+    pub(crate) action: Action,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) requested: u64,
+    pub(crate) stream: u64,
+    /// In [`Tensors::origins`].
+    pub(crate) origin: u32,
+}
+
+/// A block that is in use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tensor {
+    pub(crate) bytes: u64,
+    pub(crate) requested: u64,
+    pub(crate) origin: u32,
+    /// The program has freed it, but work on another stream may use it.
+    pub(crate) is_awaiting: bool,
+}
+
+/// The memory of the allocator at one moment.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    /// Where segments begin, and their sizes.
+    pub(crate) segments: BTreeMap<u64, u64>,
+    /// By their addresses.
+    pub(crate) tensors: BTreeMap<u64, Tensor>,
+}
+
+impl State {
+    pub(crate) fn apply(&mut self, step: &Step) {
+        let Step { address, bytes, requested, origin, .. } = *step;
+        match step.action {
+            Action::SegmentAlloc => _ = self.segments.insert(address, bytes),
+            Action::SegmentFree => self.remove(address, bytes),
+            Action::Alloc => {
+                let tensor = Tensor { bytes, requested, origin, is_awaiting: false };
+                self.tensors.insert(address, tensor);
+            }
+            Action::FreeRequested => {
+                if let Some(tensor) = self.tensors.get_mut(&address) {
+                    tensor.is_awaiting = true;
+                }
+            }
+            Action::FreeCompleted => _ = self.tensors.remove(&address),
+            Action::OutOfMemory => {}
+        }
+    }
+
+    /// Of an expandable segment, parts go.
+    fn remove(&mut self, address: u64, bytes: u64) {
+        let end = address.saturating_add(bytes);
+        while let Some((begin, length)) =
+            self.segments.range(..end).next_back().map(|(begin, length)| (*begin, *length))
+        {
+            let last = begin.saturating_add(length);
+            if last <= address {
+                break;
+            }
+            self.segments.remove(&begin);
+            if last > end {
+                self.segments.insert(end, last - end);
+            }
+            if begin < address {
+                self.segments.insert(begin, address - begin);
+                break;
+            }
+        }
+    }
+
+    /// The tensors by their origins, the largest first.
+    pub(crate) fn held<'a>(&self, origins: &'a [Origin]) -> Vec<Held<'a>> {
+        let mut sums: HashMap<u32, (i64, i64)> = HashMap::new();
+        for tensor in self.tensors.values().filter(|tensor| !tensor.is_awaiting) {
+            let sum = sums.entry(tensor.origin).or_default();
+            *sum = (sum.0.saturating_add_unsigned(tensor.bytes), sum.1 + 1);
+        }
+        let mut held: Vec<_> = sums
+            .into_iter()
+            .filter_map(|(origin, (bytes, blocks))| {
+                Some(Held { device: 0, origin: origins.get(origin as usize)?, bytes, blocks })
+            })
+            .collect();
+        held.sort_by_key(|held| (Reverse(held.bytes), held.origin.stack.0));
+        held
+    }
+
+    /// The tensors in a part of the memory.
+    pub(crate) fn within(&self, begin: u64, bytes: u64) -> impl Iterator<Item = (u64, &Tensor)> {
+        self.tensors.range(begin..begin.saturating_add(bytes)).map(|(address, tensor)| (*address, tensor))
+    }
+}
+
+impl TensorHistory {
+    /// The memory after so many steps.
+    pub(crate) fn state(&self, steps: usize) -> State {
+        let mut state = State::default();
+        self.steps[..steps.min(self.steps.len())].iter().for_each(|step| state.apply(step));
+        state
+    }
+
+    /// How many steps there were at a time.
+    pub(crate) fn steps_until(&self, time: u64) -> usize {
+        self.steps.partition_point(|step| step.time <= time).max(self.older())
+    }
+
+    /// The first steps are what was live when the history begins.
+    pub(crate) fn older(&self) -> usize {
+        usize::try_from(self.about.older).unwrap_or(usize::MAX).min(self.steps.len())
+    }
+
+    /// When tensors had most between two times, in steps, and how much that was.
+    pub(crate) fn most_between(&self, from: u64, to: u64) -> (usize, u64) {
+        let (first, end) = (self.steps_until(from), self.steps_until(to));
+        let mut most = (first, 0);
+        for (steps, bytes) in (1..).zip(self.allocated()) {
+            if steps == first || steps > first && steps <= end && bytes > most.1 {
+                most = (steps, bytes);
+            }
+        }
+        most
+    }
+
+    /// What tensors have after each step.
+    fn allocated(&self) -> impl Iterator<Item = u64> {
+        let (mut live, mut bytes) = (HashMap::new(), 0_u64);
+        self.steps.iter().map(move |step| {
+            match step.action {
+                Action::Alloc => {
+                    let before = live.insert(step.address, step.bytes).unwrap_or(0);
+                    bytes = bytes.saturating_sub(before).saturating_add(step.bytes);
+                }
+                Action::FreeRequested => bytes = bytes.saturating_sub(live.remove(&step.address).unwrap_or(0)),
+                _ => {}
+            }
+            bytes
+        })
+    }
+
+    fn find_peak(&mut self) {
+        let mut peak = None;
+        let older = self.older();
+        for (at, bytes) in self.allocated().enumerate() {
+            // What was live before came at other times, and the first of these steps are no moments.
+            if at + 1 >= older && bytes > peak.map_or(0, |(most, _)| most) {
+                peak = Some((bytes, at));
+            }
+        }
+        self.peak = peak;
+    }
+}
+
+/// Tensors, while a recording is read.
+#[derive(Debug, Default)]
+pub(super) struct Reading {
+    devices: HashMap<Device, Vec<Step>>,
+    stacks: HashMap<StackId, u32>,
+    all: Vec<StackId>,
+}
+
+impl Reading {
+    pub(super) fn add(&mut self, events: &AllocatorEvents) {
+        let steps = self.devices.entry(events.device).or_default();
+        for event in &events.events {
+            let next = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
+            let origin = *self.stacks.entry(event.stack).or_insert(next);
+            if origin == next {
+                self.all.push(event.stack);
+            }
+            steps.push(Step {
+                time: u64::try_from(event.time.as_nanos()).unwrap_or(u64::MAX),
+                action: event.action,
+                address: event.address,
+                bytes: event.bytes.get(),
+                requested: event.requested.get(),
+                stream: event.stream,
+                origin,
+            });
+        }
+    }
+
+    /// `segments` are the allocations of a device: their keys, sizes and times.
+    pub(super) fn finish(
+        mut self,
+        definitions: &Definitions,
+        segments: impl Fn(Device) -> HashMap<(u64, u64), Vec<u64>>,
+    ) -> Option<Tensors> {
+        let defined = definitions.allocator()?;
+        let mut devices = Vec::new();
+        for about in &defined.devices {
+            let mut steps = self.devices.remove(&about.device).unwrap_or_default();
+            align(&mut steps, &segments(about.device));
+            let mut history = TensorHistory { about: *about, steps, peak: None };
+            history.find_peak();
+            devices.push(history);
+        }
+        devices.sort_by_key(|history| history.about.device.ordinal);
+        let origin = |stack: &StackId| {
+            let stack_in_words = definitions.stack(*stack);
+            Origin {
+                path: Vec::new(),
+                library: None,
+                line: stack_in_words.line,
+                caller: stack_in_words.caller,
+                scope_place: None,
+                kind: MemKind::Device,
+                stack: *stack,
+            }
+        };
+        let origins = self.all.iter().map(origin).collect();
+        Some(Tensors { name: defined.name.clone(), missing: defined.missing.clone(), origins, devices })
+    }
+}
+
+/// PyTorch has another clock. Where it gets a segment, the driver's block of the same address and size says when that was: what it does
+/// before is not later, and what it does after that is not earlier.
+fn align(steps: &mut [Step], segments: &HashMap<(u64, u64), Vec<u64>>) {
+    let mut next = u64::MAX;
+    for step in steps.iter_mut().rev() {
+        if step.action == Action::SegmentAlloc
+            && let Some(times) = segments.get(&(step.address, step.bytes))
+            && let Some(nearest) = times.iter().min_by_key(|time| time.abs_diff(step.time))
+        {
+            step.time = *nearest;
+        }
+        next = next.min(step.time);
+        step.time = next;
+    }
+}
+
+/// When the allocations of a device were, by their addresses and sizes.
+pub(super) fn segments_of<'a>(
+    allocated: impl Iterator<Item = (&'a Change, u64, u64)>,
+) -> HashMap<(u64, u64), Vec<u64>> {
+    let mut segments: HashMap<_, Vec<u64>> = HashMap::new();
+    for (change, key, bytes) in allocated.filter(|(change, ..)| change.kind == ChangeKind::Alloc) {
+        segments.entry((key, bytes)).or_default().push(change.time);
+    }
+    segments
+}

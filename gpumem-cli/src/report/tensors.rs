@@ -1,0 +1,272 @@
+//! The tensors of PyTorch, within the memory that its allocator had from the driver.
+
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
+
+use gpumem_core::{
+    export::{Leaf, Paint, Role, Tree},
+    model::Bytes,
+    report::counted,
+};
+use serde::Serialize;
+
+use super::{
+    overview::{PlaceSum, place_sums},
+    text::{Bars, percent, shown},
+};
+use crate::history::{
+    History, Moment, in_words,
+    tensors::{State, TensorHistory},
+};
+
+/// So many lines are printed; JSON has all.
+const MOST_ROWS: usize = 12;
+
+/// What is known of a caching allocator. The names of the fields are those in JSON.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct TensorsOverview {
+    pub(crate) allocator: String,
+    /// Why its history is not in the recording.
+    pub(crate) missing: Option<String>,
+    pub(crate) devices: Vec<DeviceTensors>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct DeviceTensors {
+    pub(crate) device: u32,
+    pub(crate) events: u64,
+    /// When the history begins, if the allocator did something before.
+    pub(crate) known_from_seconds: Option<f64>,
+    /// When tensors had most.
+    pub(crate) peak: Option<TensorMoment>,
+    /// While the device had most: when tensors had most.
+    pub(crate) at_device_peak: Option<TensorMoment>,
+    pub(crate) at_end: Option<TensorMoment>,
+    /// What the allocator says of itself at the end.
+    pub(crate) said: Option<Said>,
+}
+
+/// As `torch.cuda.memory_allocated()` and so on.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Said {
+    pub(crate) memory_allocated: u64,
+    pub(crate) max_memory_allocated: u64,
+    pub(crate) memory_reserved: u64,
+    pub(crate) max_memory_reserved: u64,
+}
+
+/// The memory of the allocator at one moment.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct TensorMoment {
+    pub(crate) device: u32,
+    pub(crate) seconds: f64,
+    pub(crate) tensors: u64,
+    /// With what is rounded up.
+    pub(crate) allocated_bytes: u64,
+    pub(crate) requested_bytes: u64,
+    /// Freed by the program, but work on another stream may use it.
+    pub(crate) awaiting_bytes: u64,
+    /// All segments.
+    pub(crate) reserved_bytes: u64,
+    /// Unused, in segments with tensors.
+    pub(crate) unused_beside_tensors_bytes: u64,
+    /// Segments without tensors.
+    pub(crate) unused_segments_bytes: u64,
+    pub(crate) by_place: Vec<PlaceSum>,
+}
+
+impl TensorMoment {
+    /// After so many steps, at a time.
+    fn of(history: &History, tensors: &TensorHistory, steps: usize, nanos: u64) -> Self {
+        let state = tensors.state(steps);
+        let origins = history.tensors.as_ref().map(|tensors| &*tensors.origins).unwrap_or_default();
+        let State { segments, tensors: live } = &state;
+        let (mut beside, mut unused) = (0, 0);
+        for (begin, bytes) in segments {
+            let used: u64 = state.within(*begin, *bytes).map(|(_, tensor)| tensor.bytes).sum();
+            match used {
+                0 => unused += bytes,
+                used => beside += bytes.saturating_sub(used),
+            }
+        }
+        let in_use = || live.values().filter(|tensor| !tensor.is_awaiting);
+        Self {
+            device: tensors.about.device.ordinal,
+            seconds: Duration::from_nanos(nanos).as_secs_f64(),
+            tensors: in_use().count() as u64,
+            allocated_bytes: in_use().map(|tensor| tensor.bytes).sum(),
+            requested_bytes: in_use().map(|tensor| tensor.requested).sum(),
+            awaiting_bytes: live.values().filter(|tensor| tensor.is_awaiting).map(|tensor| tensor.bytes).sum(),
+            reserved_bytes: segments.values().sum(),
+            unused_beside_tensors_bytes: beside,
+            unused_segments_bytes: unused,
+            by_place: place_sums(&state.held(origins)),
+        }
+    }
+
+    /// `400 MiB from the driver: tensors 305 MiB (76 %), unused beside them 50 MiB (12 %), unused segments 45 MiB (11 %)`
+    fn segments_in_words(&self) -> String {
+        let parts = [
+            ("tensors", self.allocated_bytes),
+            ("freed, in use by another stream,", self.awaiting_bytes),
+            ("unused beside tensors", self.unused_beside_tensors_bytes),
+            ("unused segments", self.unused_segments_bytes),
+        ];
+        let share = |bytes: u64| percent(bytes.try_into().unwrap_or(i64::MAX), self.reserved_bytes);
+        let words: Vec<_> = parts
+            .iter()
+            .filter(|(_, bytes)| *bytes > 0)
+            .map(|(name, bytes)| format!("{name} {} ({})", Bytes::new(*bytes), share(*bytes)))
+            .collect();
+        let nothing = if words.is_empty() { "nothing".to_owned() } else { words.join(", ") };
+        format!("{} from the driver: {nothing}", Bytes::new(self.reserved_bytes))
+    }
+}
+
+impl TensorsOverview {
+    pub(crate) fn of(history: &History) -> Option<Self> {
+        let tensors = history.tensors.as_ref()?;
+        let devices = tensors.devices.iter().map(|device| DeviceTensors::of(history, device)).collect();
+        Some(Self { allocator: tensors.name.clone(), missing: tensors.missing.clone(), devices })
+    }
+
+    /// One line for each thing that is missing.
+    pub(crate) fn missing_in_words(&self) -> Vec<String> {
+        let Self { allocator, missing, devices } = self;
+        let mut lines = Vec::new();
+        if let Some(why) = missing {
+            lines.push(format!("The tensors of {allocator} are not in the recording: {why}."));
+        }
+        for DeviceTensors { device, known_from_seconds, peak, at_end, said, .. } in devices {
+            let Some(said) = said else { continue };
+            let [most, end] = [peak, at_end].map(|moment| moment.as_ref().map_or(0, |moment| moment.allocated_bytes));
+            if let Some(from) = known_from_seconds {
+                let from = in_words(Duration::from_secs_f64(*from));
+                let before = if said.max_memory_allocated > most {
+                    format!(" Before, they had {}.", Bytes::new(said.max_memory_allocated))
+                } else {
+                    String::new()
+                };
+                lines.push(format!(
+                    "Tensors on device {device} are known from {from} on: PyTorch keeps the newest events (--torch-events).{before}"
+                ));
+            }
+            // The program may have reset PyTorch's highest value, but not this one.
+            if end != said.memory_allocated || known_from_seconds.is_none() && most < said.max_memory_allocated {
+                lines.push(format!(
+                    "PyTorch contradicts its history on device {device}: tensors {} at the end and {} at most, by the history {} and {}. Figures may be wrong.",
+                    Bytes::new(said.memory_allocated),
+                    Bytes::new(said.max_memory_allocated),
+                    Bytes::new(end),
+                    Bytes::new(most)
+                ));
+            }
+        }
+        lines
+    }
+
+    pub(super) fn write_device(&self, device: u32, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+        let Some(of_device) = self.devices.iter().find(|of_device| of_device.device == device) else { return Ok(()) };
+        let Some(peak) = &of_device.peak else { return Ok(()) };
+        let after = in_words(Duration::from_secs_f64(peak.seconds));
+        let title = format!(
+            "{}, device {device}: tensors had {} at most, after {after}",
+            self.allocator,
+            Bytes::new(peak.allocated_bytes)
+        );
+        writeln!(out, "\n{}", paint.on(Role::Heading, title))?;
+        write_places(peak, out, paint)?;
+        let line = |out: &mut dyn Write, name: &str, text: &str| {
+            writeln!(out, "{}{text}", paint.on(Role::Faint, format!("{name:<9}")))
+        };
+        line(out, "then", &peak.segments_in_words())?;
+        if let Some(most) =
+            of_device.at_device_peak.as_ref().filter(|most| most.seconds.to_bits() != peak.seconds.to_bits())
+        {
+            let at = in_words(Duration::from_secs_f64(most.seconds));
+            line(out, "at peak", &format!("of the device, after {at}: {}", most.segments_in_words()))?;
+        }
+        let rounded = peak.allocated_bytes.saturating_sub(peak.requested_bytes);
+        // Less than a hundredth does not matter.
+        if rounded * 100 >= peak.allocated_bytes.max(1) {
+            let share = percent(rounded.try_into().unwrap_or(i64::MAX), peak.allocated_bytes);
+            line(out, "rounding", &format!("{} ({share}) of the tensors were not asked for", Bytes::new(rounded)))?;
+        }
+        Ok(())
+    }
+}
+
+impl DeviceTensors {
+    fn of(history: &History, tensors: &TensorHistory) -> Self {
+        let about = &tensors.about;
+        let time_of =
+            |steps: usize| steps.checked_sub(1).and_then(|at| tensors.steps.get(at)).map_or(0, |step| step.time);
+        let moment = |steps: usize| TensorMoment::of(history, tensors, steps, time_of(steps));
+        let is_empty = tensors.steps.is_empty();
+        let window = (!is_empty).then(|| history.peak_of(about.device)).flatten();
+        Self {
+            device: about.device.ordinal,
+            events: tensors.steps.len() as u64,
+            known_from_seconds: about.known_from.map(|time| time.as_secs_f64()),
+            peak: tensors.peak.map(|(_, at)| moment(at + 1)),
+            at_device_peak: window.map(|(from, to)| moment(tensors.most_between(from, to).0)),
+            at_end: (!is_empty).then(|| moment(tensors.steps.len())),
+            said: about.said.map(|said| Said {
+                memory_allocated: said.allocated.get(),
+                max_memory_allocated: said.allocated_high.get(),
+                memory_reserved: said.reserved.get(),
+                max_memory_reserved: said.reserved_high.get(),
+            }),
+        }
+    }
+}
+
+fn write_places(moment: &TensorMoment, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    let mut tree = Tree::new();
+    for sum in &moment.by_place {
+        let PlaceSum { place, line, caller, bytes, blocks, .. } = sum;
+        let name =
+            if line.is_some() { place.clone() } else { "no line of Python (such as in the backward pass)".to_owned() };
+        tree.leaf(&[], Leaf { name, bytes: *bytes, blocks: blocks.unsigned_abs(), note: caller.clone() });
+    }
+    let rows = tree.rows(MOST_ROWS);
+    if rows.is_empty() { Ok(()) } else { writeln!(out, "{}", shown(&Bars("allocated at", &rows), paint)) }
+}
+
+/// The tensors of each device at a moment, for JSON.
+pub(crate) fn at(history: &History, moment: Moment) -> Option<Vec<TensorMoment>> {
+    let tensors = history.tensors.as_ref()?;
+    let of_device = |tensors: &TensorHistory| {
+        let window = match moment {
+            Moment::Start => (0, 0),
+            // When tensors had most meanwhile.
+            Moment::Peak => history.peak_of(tensors.about.device)?,
+            Moment::End => (u64::MAX, u64::MAX),
+            Moment::Time(time) => [time.as_nanos().try_into().unwrap_or(u64::MAX); 2].into(),
+        };
+        let steps = tensors.most_between(window.0, window.1).0;
+        let nanos = match moment {
+            Moment::Peak => tensors.steps.get(steps.checked_sub(1)?)?.time,
+            _ => window.0.min(history.end_nanos()),
+        };
+        (!tensors.steps.is_empty()).then(|| TensorMoment::of(history, tensors, steps, nanos))
+    };
+    Some(tensors.devices.iter().filter_map(of_device).collect())
+}
+
+/// The same as text.
+pub(crate) fn write_at(history: &History, moment: Moment, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    let name = history.tensors.as_ref().map(|tensors| tensors.name.as_str()).unwrap_or_default();
+    for moment in at(history, moment).into_iter().flatten() {
+        let count = counted(moment.tensors, "tensor", "tensors");
+        let (device, bytes) = (moment.device, Bytes::new(moment.allocated_bytes));
+        let after = in_words(Duration::from_secs_f64(moment.seconds));
+        let title = format!("{name}, device {device}: {count} ({bytes}) after {after}");
+        writeln!(out, "\n{}", paint.on(Role::Heading, title))?;
+        write_places(&moment, out, paint)?;
+        writeln!(out, "{}{}", paint.on(Role::Faint, format!("{:<9}", "then")), moment.segments_in_words())?;
+    }
+    Ok(())
+}

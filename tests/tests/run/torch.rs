@@ -1,0 +1,206 @@
+//! `gpumem run --torch`, with a stand-in for PyTorch on the stand-in driver.
+
+use gpumem_tests::{built, interpreters};
+use serde_json::Value;
+
+use super::*;
+
+/// Trains: tensors of many sizes come and go, and all of the cache goes back once.
+const TRAIN: &str = "\
+import json, os, random, sys
+if 'cuda first' in sys.argv:
+    import ctypes
+    ctypes.CDLL('libcuda.so.1').cuInit(0)
+import torch
+empty = torch.cuda.empty
+weights = [empty(3 << 20) for _ in range(4)]
+random.seed(1)
+def step():
+    kept = []
+    for number in range(20):
+        kept.append(empty(random.choice([100, 5000, 1 << 20, (1 << 20) + 1, 7 << 20, 11 << 20, 30 << 20])))
+        if random.random() < 0.5:
+            kept.pop(random.randrange(len(kept)))
+for number in range(8):
+    step()
+    if number == 4:
+        torch.cuda.empty_cache()
+largest = empty(200 << 20)
+facts = {'allocated': torch.cuda.memory_allocated(), 'max_allocated': torch.cuda.max_memory_allocated()}
+facts['reserved'] = torch.cuda.max_memory_reserved()
+print(json.dumps(facts), flush=True)
+exec(os.environ.get('AT_THE_END', ''))
+";
+
+struct Run {
+    folder: Folder,
+    outcome: Outcome,
+}
+
+impl Run {
+    fn of(options: &[&str], machine: &Standin, python: &[&str]) -> Option<Self> {
+        let Some(interpreter) = interpreters().into_values().next() else {
+            println!("skipped: no Python from 3.11 to 3.14 was found");
+            return None;
+        };
+        Some(Self::with(&interpreter, options, machine, python))
+    }
+
+    fn with(interpreter: &Path, options: &[&str], machine: &Standin, python: &[&str]) -> Self {
+        let folder = Folder::new();
+        let [file, script] = ["a.capture", "train.py"].map(|name| folder.file(name));
+        fs::write(&script, TRAIN).unwrap();
+        let interpreter = interpreter.to_str().expect("the path is text").to_owned();
+        let machine = machine.clone().env("PYTHONPATH", concat!(env!("CARGO_MANIFEST_DIR"), "/python/site-packages"));
+        let arguments = [&["run"], options, &["-o", &file, "--", &interpreter, &script], python].concat();
+        let outcome = machine.run_program(&built("gpumem-command"), &arguments);
+        Self { folder, outcome }
+    }
+
+    fn said(&self, name: &str) -> u64 {
+        let line = self.outcome.stdout.lines().find(|line| line.starts_with('{')).unwrap_or_default();
+        let facts: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}\n{}", self.outcome));
+        facts[name].as_u64().unwrap()
+    }
+
+    fn json(&self, options: &[&str]) -> Value {
+        let file = self.folder.file("a.capture");
+        let arguments = [&["report", "--json"], options, &[&file]].concat();
+        let outcome = machine().run_program(&built("gpumem-command"), &arguments);
+        assert!(outcome.is_clean(), "{outcome}");
+        serde_json::from_str(&outcome.stdout).unwrap()
+    }
+
+    /// Why there are no tensors.
+    #[track_caller]
+    fn has_none(&self, why: &str) {
+        assert!(self.outcome.stderr.contains(why), "{why}\n{}", self.outcome);
+        assert_eq!(self.outcome.stderr.matches("PyTorch").count(), 1, "{}", self.outcome);
+        assert_eq!(self.folder.names(), ["a.capture", "train.py"]);
+    }
+}
+
+#[test]
+fn tensors_come_to_what_pytorch_says() {
+    let first = [&[][..], &["cuda first"]];
+    // Of the newest Python both ways, of the others one.
+    let ways = interpreters().into_values().rev().zip(1..).flat_map(|(python, number)| {
+        first.iter().take(if number == 1 { 2 } else { 1 }).map(move |first| (python.clone(), *first))
+    });
+    for (python, first) in ways {
+        let run = Run::with(&python, &["--torch"], &machine(), first);
+        assert!(run.outcome.is_clean(), "{}", run.outcome);
+        assert_eq!(run.folder.names(), ["a.capture", "train.py"], "{}", run.outcome);
+        let report = run.json(&[]);
+        let torch = &report["torch"];
+        assert_eq!(torch["allocator"], "PyTorch 2.11.0");
+        let device = &torch["devices"][0];
+        assert_eq!(device["known_from_seconds"], Value::Null, "{device:#}");
+        assert_eq!(device["peak"]["allocated_bytes"], run.said("max_allocated"));
+        assert_eq!(device["at_end"]["allocated_bytes"], run.said("allocated"));
+        assert_eq!(device["said"]["max_memory_allocated"], run.said("max_allocated"));
+        // What the driver gave is what the allocator had.
+        assert_eq!(report["devices"][0]["peak_bytes"], run.said("reserved"));
+        let at_peak = &device["at_device_peak"];
+        assert_eq!(at_peak["reserved_bytes"], run.said("reserved"));
+        let part = |name: &str| at_peak[name].as_u64().unwrap();
+        let parts = ["allocated_bytes", "awaiting_bytes", "unused_beside_tensors_bytes", "unused_segments_bytes"];
+        assert_eq!(parts.into_iter().map(part).sum::<u64>(), run.said("reserved"), "{at_peak:#}");
+        // The lines are those of the program.
+        let largest = &device["peak"]["by_place"][0];
+        assert!(largest["line"].as_str().unwrap().ends_with("train.py:19"), "{largest:#}");
+        assert_eq!(largest["bytes"], 200 << 20);
+        for part in ["PyTorch 2.11.0, device 0: tensors had ", "train.py:19", "from the driver: tensors "] {
+            assert!(run.outcome.stderr.contains(part), "{part}\n{}", run.outcome);
+        }
+        assert!(!run.outcome.stderr.contains("contradicts"), "{}", run.outcome);
+        check_snapshot(&run);
+        // The weights and the largest one are there at the end.
+        let leaks = run.json(&["--leaks"]);
+        assert_eq!(leaks["torch"][0]["tensors"], 5);
+        assert_eq!(run.json(&["--at", "start"])["torch"][0]["tensors"], 0);
+    }
+}
+
+/// What a reader of PyTorch's snapshots finds.
+const READ: &str = "\
+import json, pickle, sys
+snapshot = pickle.load(open(sys.argv[1], 'rb'))
+blocks = [block for segment in snapshot['segments'] for block in segment['blocks']]
+assert all(sum(b['size'] for b in s['blocks']) == s['total_size'] for s in snapshot['segments'])
+live = {}
+for event in snapshot['device_traces'][0]:
+    if event['action'] == 'alloc':
+        assert event['frames'][0]['filename'].endswith('train.py'), event
+        live[event['addr']] = event['size']
+    elif event['action'] == 'free_requested':
+        assert live.pop(event['addr']) == event['size'], event
+active = {b['address']: b['requested_size'] for b in blocks if b['state'] == 'active_allocated'}
+assert live == active, (live, active)
+print(json.dumps({'allocated': sum(b['size'] for b in blocks if b['state'] == 'active_allocated'),
+                  'reserved': sum(s['total_size'] for s in snapshot['segments'])}))
+";
+
+/// The file of `--format torch` has the tensors within the segments.
+#[track_caller]
+fn check_snapshot(run: &Run) {
+    let [file, snapshot] = ["a.capture", "a.pickle"].map(|name| run.folder.file(name));
+    let arguments = ["report", "--format", "torch", "-o", &snapshot, &file];
+    let outcome = machine().run_program(&built("gpumem-command"), &arguments);
+    assert!(outcome.is_clean(), "{outcome}");
+    let python = interpreters().into_values().next().expect("it ran before");
+    let read = std::process::Command::new(python).args(["-c", READ, &snapshot]).output().unwrap();
+    let facts: Value = serde_json::from_slice(&read.stdout)
+        .unwrap_or_else(|error| panic!("{error}\n{}\n{}", String::from_utf8_lossy(&read.stderr), run.outcome));
+    let at_end = &run.json(&[])["torch"]["devices"][0]["at_end"];
+    assert_eq!(facts["allocated"], run.said("allocated"));
+    assert_eq!(facts["reserved"], at_end["reserved_bytes"]);
+    fs::remove_file(&snapshot).unwrap();
+}
+
+#[test]
+fn an_old_history_that_is_full_is_known_from_its_beginning_on() {
+    let Some(run) = Run::of(&["--torch", "--torch-events", "1000"], &machine().env("AT_THE_END", LONG), &[]) else {
+        return;
+    };
+    assert!(run.outcome.is_clean(), "{}", run.outcome);
+    let device = &run.json(&[])["torch"]["devices"][0];
+    assert!(device["known_from_seconds"].as_f64().unwrap() > 0.0);
+    // What was live then is known all the same: the weights, `largest`, and the segments.
+    assert_eq!(device["at_end"]["allocated_bytes"], device["said"]["memory_allocated"]);
+    assert_eq!(device["at_end"]["reserved_bytes"], device["said"]["memory_reserved"]);
+    assert!(run.outcome.stderr.contains("Tensors on device 0 are known from "), "{}", run.outcome);
+}
+
+const LONG: &str = "for _ in range(500): empty(5 << 20)";
+
+#[test]
+fn tensors_are_missing_for_a_reason() {
+    let run = |machine: Standin, why: &str| {
+        let Some(run) = Run::of(&["--torch"], &machine, &[]) else { return };
+        run.has_none(why);
+    };
+    run(
+        machine().env("AT_THE_END", "os._exit(0)"),
+        "The tensors of PyTorch 2.11.0 are not in the recording: the process ended",
+    );
+    run(machine().env("AT_THE_END", "os.kill(os.getpid(), 9)"), "(it was killed, or called os._exit or exec)");
+    run(machine().env("TORCH_STANDIN", "old"), "it is older than 2.1");
+    run(machine().env("TORCH_STANDIN", "async"), "its allocator is cudaMallocAsync, which keeps no history");
+    let off = "torch.cuda.memory._record_memory_history(None, 'all')";
+    run(machine().env("AT_THE_END", off), "the program itself has switched the history off");
+}
+
+#[test]
+fn a_program_without_pytorch_is_recorded_as_ever() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let probe = probe();
+    let arguments = [&["run", "--torch", "-o", &file, "--", &probe], &ALLOCATES[..]].concat();
+    let outcome = machine().run_program(&built("gpumem-command"), &arguments);
+    assert!(outcome.is_clean(), "{outcome}");
+    let line = "gpumem: --torch had nothing to record: no recorded process has used PyTorch with CUDA\n";
+    assert_eq!(outcome.stderr.matches(line).count(), 1, "{outcome}");
+    assert_eq!(recorded(&file), of_allocates());
+    assert_eq!(folder.names(), ["a.capture"]);
+}
