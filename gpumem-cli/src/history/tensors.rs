@@ -10,6 +10,7 @@ use std::{
 use gpumem_core::{
     capture::{AllocatorAction as Action, AllocatorDevice, AllocatorEvents, Definitions},
     derive::Names,
+    export::one_line,
     model::{Device, MemKind, StackId},
 };
 
@@ -250,7 +251,8 @@ impl Reading {
             }
         };
         let origins = self.all.iter().map(origin).collect();
-        Some(Tensors { name: defined.name.clone(), missing: defined.missing.clone(), origins, devices })
+        let text = |text: &String| one_line(text).into_owned();
+        Some(Tensors { name: text(&defined.name), missing: defined.missing.as_ref().map(text), origins, devices })
     }
 }
 
