@@ -28,9 +28,8 @@ pub(crate) fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Res
 
 /// Writes a file. It gets its name when all of it is written.
 pub(crate) fn write_file(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
-    let failed = |error: io::Error| {
-        Failure::new(format!("`{}` cannot be written", path.display()), error, "give another --output")
-    };
+    let failed =
+        |error: io::Error| Failure::new(format!("`{}` cannot be written", path.display()), error, "give another file");
     // What is no regular file, such as /dev/stdout, is written in place.
     if path.metadata().is_ok_and(|known| !known.is_file()) {
         let mut out = io::BufWriter::new(fs::File::options().write(true).open(path).map_err(failed)?);

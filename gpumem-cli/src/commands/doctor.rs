@@ -21,8 +21,9 @@ Examples:
   gpumem doctor
   gpumem doctor --json | jq '.checks[] | select(.verdict != \"ok\")'";
 
-/// Finds out what keeps gpumem from working here, or from working best: driver, NVML, CUDA, the dispatch table, CUPTI, permissions,
-/// settings. Exits with 1 if there is a problem.
+/// Finds out what keeps gpumem from working here, or from working best.
+///
+/// It looks at the driver, NVML, CUDA, the dispatch table, CUPTI, permissions and settings, and exits with 1 if there is a problem.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {

@@ -19,7 +19,7 @@ use gpumem_estimate::{
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::{exit::Exit, failure::Failure, progress::working, terminal};
+use crate::{exit::Exit, failure::Failure, history::is_recording, progress::working, terminal};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -29,7 +29,9 @@ Examples:
   gpumem estimate model.safetensors
   gpumem estimate config.json --train adam --record estimate.capture";
 
-/// Estimates the peak of a training or inference step of PyTorch from a description of the model, without a GPU and without weights.
+/// Estimates the peak of a training or inference step of PyTorch, without a GPU.
+///
+/// It needs a description of the model, and no weights.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
@@ -195,11 +197,6 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
         })?;
     }
     Ok(if is_doubtful { Exit::Failed } else { Exit::Done })
-}
-
-/// It begins as recordings do.
-fn is_recording(file: &Path) -> bool {
-    fs::File::open(file).is_ok_and(|file| gpumem_core::capture::items_of(file).is_ok())
 }
 
 fn read(file: &Path) -> Result<String, Failure> {

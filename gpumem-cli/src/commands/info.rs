@@ -21,7 +21,9 @@ Examples:
   gpumem info
   gpumem info --json | jq '.gpus[] | {uuid, free_bytes}'";
 
-/// Shows the GPUs: names, numbers, UUIDs, memory, versions of the driver and of CUDA. It creates no CUDA context.
+/// Shows the GPUs: names, numbers, UUIDs, memory, versions of the driver and of CUDA.
+///
+/// It creates no CUDA context.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {

@@ -24,7 +24,9 @@ Examples:
   gpumem ps
   gpumem ps --json | jq '.processes[] | {pid, used_bytes}'";
 
-/// Shows the processes on each GPU, their memory as the driver reports it, and which of them are recorded.
+/// Shows the processes on each GPU, their memory, and which of them are recorded.
+///
+/// The memory is what the driver reports.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {

@@ -13,7 +13,7 @@ use crate::{
     exit::Exit,
     failure::Failure,
     formats::Format,
-    history::{History, Moment},
+    history::{History, Moment, is_recording},
     page::Page,
     progress::working,
     report::{
@@ -92,6 +92,11 @@ impl View {
 }
 
 pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
+    // `--html a.capture b.capture` names a recording as the page.
+    if let Some(out) = arguments.html.iter().chain(&arguments.output).find(|out| is_recording(out)) {
+        let what = format!("`{}` cannot be written", out.display());
+        return Err(Failure::new(what, "it is a recording, which would be lost", "give the name of another file"));
+    }
     if let Some(format) = arguments.format {
         return export(arguments, format);
     }

@@ -15,11 +15,11 @@ Examples:
   gpumem run --torch -- python train.py            with the tensors in PyTorch's memory
   gpumem run -- torchrun --nproc-per-node 2 train.py
 
-Each process that uses CUDA has a recording of its own. One process: FILE. Several: the name has the rank, the devices and the number
+Each process that uses CUDA has a recording of its own. One process: FILE. Several: the name has the rank, the devices and the number \
 of the process before the extension, such as train.rank0.gpu0.pid4711.capture.
 
-The program sees its own stdin, stdout and signals. `gpumem run` ends with the program's exit code, with 128 and the number of the
-signal that ended it, with 127 if there is no such program, and with 126 if it cannot be started. If recording fails, one line on stderr
+The program sees its own stdin, stdout and signals. `gpumem run` ends with the program's exit code, with 128 and the number of the \
+signal that ended it, with 127 if there is no such program, and with 126 if it cannot be started. If recording fails, one line on stderr \
 says why, and the program runs on.";
 
 /// Runs a program and records its GPU memory.

@@ -13,7 +13,12 @@ pub(crate) mod tensors;
 mod tests;
 mod time;
 
-use std::{collections::HashMap, io, path::PathBuf, time::Duration};
+use std::{
+    collections::HashMap,
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use gpumem_core::{
     capture::{Definitions, End, Reader, Skipped},
@@ -149,6 +154,11 @@ pub(crate) struct DeviceHistory {
     pub(crate) samples: u64,
     /// The most that a stream-ordered pool had from the device.
     pub(crate) pool_reserved: Option<u64>,
+}
+
+/// Whether a file begins as recordings do.
+pub(crate) fn is_recording(file: &Path) -> bool {
+    file.is_file() && fs::File::open(file).is_ok_and(|file| gpumem_core::capture::items_of(file).is_ok())
 }
 
 impl History {

@@ -34,6 +34,10 @@ impl FromStr for Limit {
             let percent: f64 = percent.trim().parse().map_err(|_| refused())?;
             return if percent.is_finite() && percent >= 0.0 { Ok(Self::Percent(percent)) } else { Err(refused()) };
         }
+        // 5 is most likely meant as 5 %, and surely not as 5 bytes.
+        if text.trim() != "0" && !text.contains(char::is_alphabetic) {
+            return Err(refused());
+        }
         text.parse().map(Self::Bytes).map_err(|_| refused())
     }
 }
@@ -318,7 +322,8 @@ mod tests {
         assert_eq!("5%".parse(), Ok(Limit::Percent(5.0)));
         assert_eq!(" 0.5 % ".parse(), Ok(Limit::Percent(0.5)));
         assert_eq!("100MiB".parse(), Ok(Limit::Bytes(Bytes::mib(100))));
-        for text in ["", "%", "-1%", "five", "inf%", "nan%", "-1MiB"] {
+        assert_eq!("0".parse(), Ok(Limit::Bytes(Bytes::ZERO)));
+        for text in ["", "%", "-1%", "five", "inf%", "nan%", "-1MiB", "5", "0.5"] {
             assert!(text.parse::<Limit>().is_err(), "{text}");
         }
     }

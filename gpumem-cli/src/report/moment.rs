@@ -83,6 +83,9 @@ pub(crate) fn between(history: &History, from: Moment, to: Moment) -> Vec<Device
 /// The time of a moment, in words: that of the first device that was used.
 fn time(history: &History, moment: Moment, change: Option<u32>) -> String {
     match moment {
+        Moment::Time(time) if time > history.end => {
+            format!("{moment}, which is after the end of the recording ({})", in_words(history.end))
+        }
         Moment::Start | Moment::Time(_) => moment.to_string(),
         Moment::Peak => change.map_or_else(
             || moment.to_string(),

@@ -67,6 +67,24 @@ fn the_summary_says_what_made_the_peak() {
     assert!(text.lines().skip(1).filter(|line| line.starts_with(' ')).all(|line| line.chars().count() <= 80), "{text}");
 }
 
+#[test]
+fn a_recording_is_not_replaced_by_its_page() {
+    let files = [training("kept-0.capture"), training("kept-1.capture")];
+    for arguments in [&["report", "--html"][..], &["report", "--format", "torch", "--output"]] {
+        let ran = ran(&[arguments, &[&*files[0], &*files[1]]].concat());
+        assert_eq!(ran.code, Some(2));
+        assert!(ran.stderr.contains("it is a recording, which would be lost"), "{}", ran.stderr);
+        printed(&["report", &files[0]]);
+    }
+}
+
+#[test]
+fn a_moment_after_the_end_is_named_so() {
+    let text = printed(&["report", "--at", "12s", &training("late-moment.capture")]);
+    let words = "device 0 (NVIDIA H200): 32 MiB in use at 12 s, which is after the end of the recording (";
+    assert!(text.starts_with(words), "{text}");
+}
+
 /// A terminal obeys control characters, and others turn the direction of text around.
 #[test]
 fn names_do_not_reach_the_terminal_as_commands() {

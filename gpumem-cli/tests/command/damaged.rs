@@ -1,0 +1,171 @@
+//! Damaged files: each command ends with 0 or 2, and says why in lines that begin with `gpumem: `. The same mutations each time; more were
+//! run by hand (`docs/VERIFIED.md`).
+
+use std::{
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use flate2::{Crc, read::DeflateDecoder};
+
+use crate::{
+    file,
+    made::{MIB, Made},
+    ran,
+};
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(self.0 >> 33).expect("it has 31 bits") % bound
+    }
+
+    /// Changes, removes, adds or repeats a few bytes.
+    fn damage(&mut self, bytes: &mut Vec<u8>) {
+        for _ in 0..=self.below(3) {
+            let at = self.below(bytes.len());
+            let rest = bytes.len() - at;
+            match self.below(7) {
+                0 => bytes[at] ^= 1 << self.below(8),
+                1 => bytes[at] = [0, 1, 0x7f, 0x80, 0xff][self.below(5)],
+                2 => bytes[at..][..rest.min(8)].fill(0xff),
+                3 => drop(bytes.drain(at..at + rest.min(1 + self.below(100)))),
+                4 => drop(bytes.splice(at..at, [0xff, 0xff, 0xff, 0xff, 0x0f])),
+                5 => {
+                    let again = bytes[at..][..rest.min(1 + self.below(64))].to_vec();
+                    drop(bytes.splice(at..at, again));
+                }
+                _ => bytes.truncate(at + 1),
+            }
+            if bytes.is_empty() {
+                bytes.push(0);
+            }
+        }
+    }
+}
+
+/// Whatever is wrong with a file: no panic, no signal, and an error is said.
+#[track_caller]
+fn ends_well(arguments: &[&str]) -> bool {
+    let ran = ran(arguments);
+    let has_error = ran.stderr.lines().any(|line| line.starts_with("gpumem: "));
+    let is_only_errors = ran.stderr.lines().all(|line| line.starts_with("gpumem: "));
+    assert!(
+        is_only_errors && matches!((ran.code, has_error), (Some(0), false) | (Some(2), true)),
+        "{arguments:?}: {ran:?}"
+    );
+    ran.code == Some(2)
+}
+
+const HEADER: usize = 16;
+
+/// The items of each record of a recording.
+fn records(file: &[u8]) -> Vec<Vec<u8>> {
+    let mut records = Vec::new();
+    let mut rest = &file[HEADER..];
+    while let Some((header, stored)) = rest.split_at_checked(HEADER) {
+        let length = u32::from_le_bytes(header[4..8].try_into().expect("it has 4 bytes")) as usize;
+        let (stored, after) = stored.split_at(length);
+        let mut items = Vec::new();
+        if header[1] == 0 {
+            items.extend_from_slice(stored);
+        } else {
+            DeflateDecoder::new(stored).read_to_end(&mut items).expect("the record can be inflated");
+        }
+        records.push(items);
+        rest = after;
+    }
+    records
+}
+
+/// A recording of these records, with checksums that are correct.
+fn recording(begin: &[u8], records: &[Vec<u8>]) -> Vec<u8> {
+    let mut file = begin.to_vec();
+    for items in records {
+        let length = u32::try_from(items.len()).expect("it is small").to_le_bytes();
+        let header = [&[1, 0, 0, 0][..], &length, &length].concat();
+        let mut sum = Crc::new();
+        sum.update(&header);
+        sum.update(items);
+        file.extend([&*header, &sum.sum().to_le_bytes(), items].concat());
+    }
+    file
+}
+
+fn path(name: &str) -> (PathBuf, String) {
+    let path = file(name);
+    let text = path.to_str().expect("the name is text").to_owned();
+    (path, text)
+}
+
+#[test]
+fn damaged_recordings() {
+    let whole = Made::new("train").training(3, 5, MIB).file();
+    let parts = records(&whole);
+    assert_eq!(records(&recording(&whole[..HEADER], &parts)), parts);
+    let (path, name) = path("damaged.capture");
+    let out = file("damaged.out").into_os_string().into_string().expect("the name is text");
+    let views = [
+        vec!["report"],
+        vec!["report", "--json"],
+        vec!["report", "--tree"],
+        vec!["report", "--calls"],
+        vec!["report", "--at", "peak"],
+        vec!["report", "--html", &out],
+        vec!["report", "--format", "torch", "-o", &out],
+        vec!["report", "--format", "perfetto", "-o", &out],
+        vec!["diff", &name],
+    ];
+    let mut random = Random(1);
+    let (mut refused, mut runs) = (0, 0);
+    for round in 0..90 {
+        let damaged = if round % 3 == 0 {
+            let mut bytes = whole.clone();
+            random.damage(&mut bytes);
+            bytes
+        } else {
+            let mut parts = parts.clone();
+            let at = random.below(parts.len());
+            random.damage(&mut parts[at]);
+            recording(&whole[..HEADER], &parts)
+        };
+        fs::write(&path, damaged).expect("the file can be written");
+        refused += usize::from(ends_well(&[&*views[round % views.len()], &[&*name]].concat()));
+        runs += 1;
+    }
+    assert!(refused > 20 && refused < runs, "{refused} of {runs}: some damage is noticed, some is none");
+}
+
+#[test]
+fn damaged_models() {
+    let config = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 172,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16", "tie_word_embeddings": false}"#;
+    let header = r#"{"a.weight": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}"#;
+    let safetensors = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 64]].concat();
+    let gguf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gpumem-estimate/tests/gguf/llama-3.2-1b.gguf");
+    let gguf = fs::read(gguf).expect("the file is there");
+    fs::create_dir_all(file("damaged")).expect("the folder can be made");
+    let mut random = Random(2);
+    let mut refused = 0;
+    for (name, whole, from) in [
+        ("damaged/config.json", config.as_bytes(), 0),
+        ("damaged/model.safetensors", &*safetensors, 0),
+        // Most of it is names of tokens.
+        ("damaged/model.gguf", &*gguf, gguf.len().saturating_sub(4000)),
+    ] {
+        let (path, text) = path(name);
+        for round in 0..25 {
+            let mut bytes = whole.to_vec();
+            let mut part = bytes.split_off(if round % 2 == 0 { from } else { 0 });
+            random.damage(&mut part);
+            bytes.append(&mut part);
+            fs::write(&path, bytes).expect("the file can be written");
+            refused += usize::from(ends_well(&["estimate", &text, "--train", "adam"]));
+        }
+    }
+    assert!(refused > 25, "{refused}: most damage is noticed");
+}
