@@ -13,6 +13,7 @@ Examples:
   gpumem estimate config.json --train adam --fit 80GiB
   gpumem info                              the GPUs, and what memory they have
   gpumem ps                                the processes on them, and which are recorded
+  gpumem watch                             memory, processes and running recordings, now
   gpumem doctor                            what keeps gpumem from working here";
 
 const STYLES: styling::Styles = styling::Styles::styled()
@@ -47,6 +48,7 @@ pub(crate) enum Command {
     Estimate(commands::estimate::Arguments),
     Info(commands::info::Arguments),
     Ps(commands::ps::Arguments),
+    Watch(commands::watch::Arguments),
     Doctor(commands::doctor::Arguments),
     Completions(commands::completions::Arguments),
     Man(commands::man::Arguments),

@@ -21,6 +21,7 @@ mod progress;
 mod report;
 mod run;
 mod terminal;
+mod watch;
 
 use std::process::ExitCode;
 

@@ -12,6 +12,7 @@ pub(crate) mod report;
 pub(crate) mod run;
 pub(crate) mod start;
 pub(crate) mod stop;
+pub(crate) mod watch;
 
 use crate::{
     arguments::{Arguments, Command},
@@ -31,6 +32,7 @@ pub(crate) fn execute(arguments: Arguments) -> Result<Exit, Failure> {
         Command::Estimate(arguments) => estimate::execute(&arguments),
         Command::Info(arguments) => info::execute(&arguments),
         Command::Ps(arguments) => ps::execute(&arguments),
+        Command::Watch(arguments) => watch::execute(&arguments),
         Command::Doctor(arguments) => doctor::execute(&arguments),
         Command::Completions(arguments) => completions::execute(&arguments),
         Command::Man(arguments) => man::execute(&arguments),

@@ -29,6 +29,22 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
+    pub(crate) fn of(group: &AllocGroup, paths: &Paths, definitions: &Definitions) -> Self {
+        // A name could have control characters, which a terminal obeys.
+        let printable = |name: Option<String>| name.map(|name| one_line(&name).into_owned());
+        let stack = definitions.stack(group.stack);
+        let has_library_as_place = stack.library_as_place().is_some();
+        Self {
+            path: paths.names_of(group.node).iter().map(|name| one_line(name).into_owned()).collect(),
+            caller: printable(stack.caller.filter(|_| !has_library_as_place)),
+            line: printable(stack.line.filter(|_| !has_library_as_place)),
+            library: printable(stack.library),
+            scope_place: printable(paths.place_of(group.node)),
+            kind: group.kind,
+            stack: group.stack,
+        }
+    }
+
     /// The line, else the library, else where the scope was opened.
     pub(crate) fn place(&self) -> String {
         let scope_place = self.scope_place.as_deref().filter(|_| !self.path.is_empty());
@@ -76,21 +92,6 @@ impl Origins {
 
     pub(super) fn in_words(&self, ledger: &dyn LedgerView, definitions: &Definitions) -> Vec<Origin> {
         let paths = Paths::now(ledger, definitions);
-        // A name could have control characters, which a terminal obeys.
-        let printable = |name: Option<String>| name.map(|name| one_line(&name).into_owned());
-        let origin = |group: &AllocGroup| {
-            let stack = definitions.stack(group.stack);
-            let has_library_as_place = stack.library_as_place().is_some();
-            Origin {
-                path: paths.names_of(group.node).iter().map(|name| one_line(name).into_owned()).collect(),
-                caller: printable(stack.caller.filter(|_| !has_library_as_place)),
-                line: printable(stack.line.filter(|_| !has_library_as_place)),
-                library: printable(stack.library),
-                scope_place: printable(paths.place_of(group.node)),
-                kind: group.kind,
-                stack: group.stack,
-            }
-        };
-        self.all.iter().map(origin).collect()
+        self.all.iter().map(|group| Origin::of(group, &paths, definitions)).collect()
     }
 }

@@ -6,11 +6,13 @@ mod injection;
 mod processes;
 mod system;
 
+#[cfg(test)]
+pub(crate) use self::processes::Process;
 pub(crate) use self::{
     doctor::{Check, Diagnosis, Verdict},
     gpus::{Gpu, Machine, Memory, NotRead},
     injection::leave_out_injection,
-    processes::{Known, Recording, Usage},
+    processes::{Known, Recording, Usage, recorded},
 };
 use crate::{exit::Exit, failure::Failure, terminal};
 

@@ -70,6 +70,9 @@ pub(crate) struct Usage {
     /// Processes that are recorded and that the driver does not list.
     pub(crate) recorded_besides: Vec<Recorded>,
     pub(crate) not_read: Vec<NotRead>,
+    /// All that are recorded.
+    #[serde(skip)]
+    pub(crate) recorded: Vec<Recorded>,
 }
 
 impl Usage {
@@ -85,7 +88,9 @@ impl Usage {
         }
         let listed =
             |pid: u32| all.processes.iter().any(|process| process.pid == pid && process.is_visible != Some(false));
-        all.recorded_besides = recorded().into_iter().filter(|recorded| !listed(recorded.pid)).collect();
+        let recorded = recorded();
+        all.recorded_besides = recorded.iter().filter(|recorded| !listed(recorded.pid)).cloned().collect();
+        all.recorded = recorded;
         all
     }
 

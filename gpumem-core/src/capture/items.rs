@@ -64,6 +64,11 @@ impl<R: Read> Items<R> {
         }
     }
 
+    /// Where more can be added, after all that was there.
+    pub(super) fn more(&mut self) -> &mut R {
+        self.records.more()
+    }
+
     pub(super) fn end(&self) -> Option<&End> {
         self.records.end()
     }

@@ -8,6 +8,7 @@ mod bytes;
 mod check;
 mod definitions;
 mod event;
+mod follow;
 mod item;
 mod items;
 mod output;
@@ -27,6 +28,7 @@ pub use self::{
     },
     definitions::Definitions,
     event::RecordedEvent,
+    follow::Follower,
     item::{
         BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, DeviceReading,
         Interception, Item, ModuleDefinition, PartDefinition, PoolDefinition, Process, Request, StackDefinition,

@@ -54,6 +54,14 @@ pub(super) fn write_header(to: &mut impl Write) -> io::Result<()> {
     to.write_all(&header)
 }
 
+/// How many bytes the first record of these has; `None` if it is not complete.
+pub(super) fn length_of(bytes: &[u8]) -> Option<usize> {
+    let stored = bytes.get(4..8)?.try_into().map_or(0, u32::from_le_bytes) as usize;
+    // What is longer is no record: a reader says so.
+    let length = RECORD_HEADER + stored.min(LARGEST + 1);
+    (bytes.len() >= length).then_some(length)
+}
+
 /// Makes a record of items: header and stored bytes, to be written by one call.
 pub(super) fn pack(plain: &[u8], to: &mut Vec<u8>) {
     let compressed = miniz_oxide::deflate::compress_to_vec(plain, 1);
@@ -134,6 +142,12 @@ impl<R: Read> Records<R> {
             ));
         }
         Ok(Self { from, at: FILE_HEADER as u64, end: None, stored: Vec::new(), unknown: 0 })
+    }
+
+    /// Where more can be added, if what is there was read completely.
+    pub(super) fn more(&mut self) -> &mut R {
+        self.end.take_if(|end| *end == End::Complete);
+        &mut self.from
     }
 
     /// Where the file ends, when that was reached.

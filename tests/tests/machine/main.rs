@@ -3,6 +3,7 @@
 mod doctor;
 mod info;
 mod ps;
+mod watch;
 
 use std::path::Path;
 

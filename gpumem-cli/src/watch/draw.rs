@@ -1,0 +1,273 @@
+//! Draws a state.
+
+use std::time::Duration;
+
+use gpumem_core::{export::shortened, model::Bytes, report::path_in_words};
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout, Rect},
+    style::{Color, Modifier, Style, Stylize},
+    text::{Line, Span},
+    widgets::{Block, Clear, Paragraph, Sparkline},
+};
+
+use super::{
+    live::{DeviceView, RecordingView},
+    state::{Row, Shows, State},
+};
+use crate::{history::in_words, machine::Gpu};
+
+const HELP: &[(&str, &str)] = &[
+    ("q, Ctrl-C", "end"),
+    ("↑ ↓ j k, wheel, click", "select a process"),
+    ("Tab", "what is in use now, or what the peak consisted of"),
+    ("p, Space", "stop and go on"),
+    ("?", "this help"),
+];
+
+/// What the terminal can and may show.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Looks {
+    /// `NO_COLOR` is not set.
+    pub(crate) has_colours: bool,
+    pub(crate) every: Duration,
+}
+
+impl Looks {
+    fn colour(self, colour: Color) -> Style {
+        if self.has_colours { Style::new().fg(colour) } else { Style::new() }
+    }
+}
+
+/// Draws the state, and notes in it where the rows are.
+pub(crate) fn draw(frame: &mut Frame<'_>, state: &mut State, looks: Looks) {
+    let area = frame.area();
+    let rows = state.rows();
+    let gpus = state.sample.as_ref().map(|sample| sample.machine.gpus.clone()).unwrap_or_default();
+    let [top, middle, bottom] =
+        Layout::vertical([Constraint::Length(1), Constraint::Fill(1), Constraint::Length(1)]).areas(area);
+    header(frame, top, state, looks);
+    frame.render_widget(footer(area.width), bottom);
+    // The list of processes has three lines at least, a recording half of what is left.
+    let height = usize::from(middle.height);
+    let shown = gpus.len().min(height.saturating_sub(4).max(1));
+    let wanted = rows.len().clamp(1, 8) + 1 + if state.recording().is_some() { 8 } else { 0 };
+    let graph =
+        height.saturating_sub(wanted).checked_div(shown).unwrap_or(0).saturating_sub(1).min((height / 8).max(6));
+    let of_gpus = u16::try_from(shown * (1 + graph)).unwrap_or(u16::MAX);
+    let rest = middle.height.saturating_sub(of_gpus);
+    let of_list = match state.recording() {
+        Some(_) => u16::try_from(rows.len() + 1).unwrap_or(u16::MAX).min((rest / 2).max(3)).min(rest),
+        None => rest,
+    };
+    let [above, list, below] =
+        Layout::vertical([Constraint::Length(of_gpus), Constraint::Length(of_list), Constraint::Fill(1)]).areas(middle);
+    let parts = Layout::vertical(vec![Constraint::Length(u16::try_from(1 + graph).unwrap_or(1)); shown]).split(above);
+    for (gpu, part) in gpus.iter().zip(parts.iter()) {
+        draw_gpu(frame, *part, gpu, state, looks);
+    }
+    draw_list(frame, list, &rows, state, looks);
+    if let Some(recording) = state.recording() {
+        frame.render_widget(Paragraph::new(recording_lines(recording, state.shows, below, looks)), below);
+    }
+    if state.shows_help {
+        help(frame, area);
+    }
+}
+
+fn header(frame: &mut Frame<'_>, area: Rect, state: &State, looks: Looks) {
+    let mut spans = vec!["gpumem watch".bold()];
+    if state.is_paused {
+        spans.push(Span::styled("  stopped: p goes on", looks.colour(Color::Yellow)));
+    } else {
+        spans.push(Span::from(format!("  every {}", in_words(looks.every))).dim());
+    }
+    match &state.sample {
+        None => spans.push(Span::from("  reading…").dim()),
+        Some(sample) => {
+            let failed =
+                sample.machine.not_read.iter().chain(&sample.usage.not_read).find(|not_read| not_read.is_error);
+            if let Some(not_read) = failed {
+                let text = format!("  {}: {}", not_read.what, not_read.why);
+                spans.push(Span::styled(text, looks.colour(Color::Red)));
+            }
+        }
+    }
+    frame.render_widget(Line::from(spans), area);
+}
+
+fn footer(width: u16) -> Line<'static> {
+    let keys = ["q end", "↑↓ select", "Tab now/peak", "p stop", "? help"];
+    let mut text = String::new();
+    for key in keys {
+        if text.chars().count() + key.chars().count() + 2 <= usize::from(width) {
+            text.push_str(if text.is_empty() { "" } else { "  " });
+            text.push_str(key);
+        }
+    }
+    Line::from(text).dim()
+}
+
+/// `38.12 GiB`; `-` if it is not known.
+fn amount(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| "-".to_owned(), |bytes| Bytes::new(bytes).to_string())
+}
+
+fn draw_gpu(frame: &mut Frame<'_>, area: Rect, gpu: &Gpu, state: &State, looks: Looks) {
+    let readings = gpu.index.and_then(|index| state.gpus.get(&index)).cloned().unwrap_or_default();
+    let (used, total) = (gpu.memory.used_bytes, gpu.memory.total_bytes);
+    let index = gpu.index.map_or_else(|| "-".to_owned(), |index| index.to_string());
+    let mut spans = vec![format!("GPU {index}  ").bold()];
+    let percent = used.zip(total).map(|(used, total)| format!(" ({} %)", used * 100 / total.max(1)));
+    let figures = format!("{} of {}{}", amount(used), amount(total), percent.unwrap_or_default());
+    let most = format!("  most {}", amount((!readings.used.iter().all(Option::is_none)).then_some(readings.most)));
+    let room = usize::from(area.width).saturating_sub(spans[0].width() + figures.chars().count());
+    let name = gpu.name.as_deref().unwrap_or("not known");
+    if room >= name.chars().count() + 2 + most.chars().count() {
+        spans.push(Span::from(format!("{name}  ")));
+    }
+    let is_full = used.zip(total).is_some_and(|(used, total)| used * 10 >= total * 9);
+    spans.push(Span::styled(figures, if is_full { looks.colour(Color::Red).bold() } else { Style::new() }));
+    if room >= most.chars().count() {
+        spans.push(Span::from(most).dim());
+    }
+    let [line, graph] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
+    frame.render_widget(Line::from(spans), line);
+    if graph.height > 0 {
+        // The newest reading is at the right.
+        let width = usize::from(graph.width);
+        let known = readings.used.len().min(width);
+        let newest = readings.used.iter().skip(readings.used.len() - known).copied();
+        let data = std::iter::repeat_n(None, width - known).chain(newest);
+        let line = Sparkline::default().data(data).max(total.unwrap_or(readings.most).max(1));
+        frame.render_widget(line.style(looks.colour(if is_full { Color::Red } else { Color::Cyan })), graph);
+    }
+}
+
+fn draw_list(frame: &mut Frame<'_>, area: Rect, rows: &[Row], state: &mut State, looks: Looks) {
+    if area.height == 0 {
+        return;
+    }
+    let width = usize::from(area.width);
+    let is_wide = width >= 60;
+    let heading = if is_wide {
+        format!("{:>8}  {:<10} {:>3} {:>11}  {}", "pid", "user", "GPU", "used", "command")
+    } else {
+        format!("{:>8} {:>11}  {}", "pid", "used", "command")
+    };
+    let visible = usize::from(area.height - 1);
+    let first = (state.selected + 1).saturating_sub(visible);
+    state.rows_at = (Rect { y: area.y + 1, height: area.height - 1, ..area }, first);
+    let mut lines = vec![Line::from(heading).bold()];
+    if rows.is_empty() && state.sample.is_some() {
+        lines.push(Line::from("no process is listed here, and none is recorded").dim());
+    }
+    for (at, row) in rows.iter().enumerate().skip(first).take(visible) {
+        let pid = row.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
+        let used = amount(row.used);
+        let command = row.command.as_deref().unwrap_or("-");
+        let note = match row {
+            Row { recording: Some(_), .. } => "● ",
+            Row { is_dormant: true, .. } => "○ ",
+            Row { is_visible: false, .. } => "(not visible here) ",
+            _ => "",
+        };
+        let before = if is_wide {
+            let gpu = row.gpu.map_or_else(|| "-".to_owned(), |gpu| gpu.to_string());
+            let owner: String = row.user.as_deref().unwrap_or("-").chars().take(10).collect();
+            format!("{pid:>8}  {owner:<10} {gpu:>3} {used:>11}  ")
+        } else {
+            format!("{pid:>8} {used:>11}  ")
+        };
+        let line = Line::from(vec![
+            Span::from(before),
+            Span::styled(note, looks.colour(Color::Green)),
+            Span::from(command.to_owned()),
+        ]);
+        lines.push(if at == state.selected { line.add_modifier(Modifier::REVERSED) } else { line });
+    }
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+fn recording_lines(recording: &RecordingView, shows: Shows, area: Rect, looks: Looks) -> Vec<Line<'static>> {
+    let width = usize::from(area.width);
+    let file = recording.file.display().to_string();
+    let state = if recording.is_running { "● " } else { "ended: " };
+    let seconds = in_words(Duration::from_secs_f64(recording.seconds.max(0.0)));
+    let room = width.saturating_sub(state.chars().count() + seconds.chars().count() + 2);
+    let mut lines = vec![Line::from(vec![
+        Span::styled(state, looks.colour(Color::Green)),
+        Span::from(shortened(&file, room)).bold(),
+        Span::from(format!("  {seconds}")).dim(),
+    ])];
+    if let Some(error) = &recording.error {
+        lines.push(Line::styled(format!("it cannot be read: {error}"), looks.colour(Color::Red)));
+    }
+    if recording.lost_events > 0 {
+        let text = format!("{} events were lost: some figures may be wrong", recording.lost_events);
+        lines.push(Line::styled(text, looks.colour(Color::Red)));
+    }
+    if recording.devices.is_empty() && recording.error.is_none() {
+        lines.push(Line::from("nothing was allocated yet").dim());
+    }
+    let height = usize::from(area.height);
+    let each = height.saturating_sub(lines.len()) / recording.devices.len().max(1);
+    for device in &recording.devices {
+        let from = lines.len();
+        lines.extend(device_lines(device, shows, width, looks).into_iter().take(each.max(1)));
+        if lines.len() - from == 0 {
+            break;
+        }
+    }
+    lines
+}
+
+fn device_lines(device: &DeviceView, shows: Shows, width: usize, looks: Looks) -> Vec<Line<'static>> {
+    let simulated = if device.simulated { "simulated " } else { "" };
+    let figures = format!(
+        "{simulated}device {}: {} in use, peak {}",
+        device.device,
+        Bytes::new(device.used_bytes),
+        Bytes::new(device.peak_bytes)
+    );
+    let (title, places, whole) = match shows {
+        Shows::Now => ("in use now", &device.now, device.used_bytes),
+        Shows::Peak => ("at the peak", &device.at_peak, device.peak_bytes),
+    };
+    let title = if figures.chars().count() + title.len() + 4 <= width { format!(" · {title}") } else { String::new() };
+    let mut lines = vec![Line::from(vec![Span::from(figures), Span::from(title).dim()])];
+    if places.is_empty() && whole > 0 {
+        lines.push(Line::from("its places are not in the recording any more").dim());
+    }
+    let most = places.first().map_or(1, |place| place.bytes.max(1));
+    let bar_width = if width >= 60 { 10 } else { 4 };
+    for place in places {
+        let bytes = Bytes::new(place.bytes.unsigned_abs());
+        let share = i128::from(place.bytes.max(0)) * 100 / i128::from(whole.max(1));
+        let scope = if place.scope.is_empty() { String::new() } else { format!("{}: ", path_in_words(&place.scope)) };
+        let before = format!("{:>11} {share:>3} % ", bytes.to_string());
+        let room = width.saturating_sub(before.chars().count() + bar_width + 1);
+        let filled =
+            usize::try_from(i128::from(place.bytes.max(0)) * bar_width as i128 / i128::from(most)).unwrap_or(0);
+        let bar = format!("{:<bar_width$} ", "█".repeat(filled.max(1)));
+        lines.push(Line::from(vec![
+            Span::from(before),
+            Span::styled(bar, looks.colour(Color::Cyan)),
+            Span::from(shortened(&format!("{scope}{}", place.place), room)),
+        ]));
+    }
+    lines
+}
+
+fn help(frame: &mut Frame<'_>, area: Rect) {
+    let width = area.width.min(76);
+    let height = area.height.min(u16::try_from(HELP.len()).unwrap_or(u16::MAX) + 5);
+    let at = Rect { x: (area.width - width) / 2, y: (area.height - height) / 2, width, height };
+    let mut lines: Vec<_> =
+        HELP.iter().map(|(keys, does)| Line::from(vec![format!("{keys:<23}").bold(), Span::from(*does)])).collect();
+    lines.push(Line::default());
+    lines.push(Line::from("●: recorded.  ○: waits for gpumem start PID.").dim());
+    lines.push(Line::from("Lines of Python are known at once, others when the program has ended.").dim());
+    frame.render_widget(Clear, at);
+    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" keys ")), at);
+}

@@ -1,0 +1,229 @@
+//! A recording that is read while its program writes it.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, Seek},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use gpumem_core::{
+    capture::Follower,
+    derive::Paths,
+    model::{Device, Family},
+};
+use serde::Serialize;
+
+use crate::history::Origin;
+
+/// So many places of a device are shown.
+const MOST_PLACES: usize = 32;
+
+/// What a running recording says. The names of the fields are those in JSON.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct RecordingView {
+    pub(crate) file: PathBuf,
+    pub(crate) pid: Option<u32>,
+    pub(crate) command: Option<String>,
+    /// A process writes it.
+    pub(crate) is_running: bool,
+    /// Since the recording began, up to the newest event.
+    pub(crate) seconds: f64,
+    /// The figures may be wrong if it is not 0.
+    pub(crate) lost_events: u64,
+    pub(crate) devices: Vec<DeviceView>,
+    /// Why it cannot be read. What is here was read before.
+    pub(crate) error: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct DeviceView {
+    /// CUDA's ordinal in the program.
+    pub(crate) device: u32,
+    pub(crate) simulated: bool,
+    pub(crate) uuid: Option<String>,
+    /// What the program has allocated.
+    pub(crate) used_bytes: u64,
+    pub(crate) peak_bytes: u64,
+    /// What is in use now, the largest first.
+    pub(crate) now: Vec<PlaceView>,
+    /// What the peak consisted of.
+    pub(crate) at_peak: Vec<PlaceView>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct PlaceView {
+    pub(crate) scope: Vec<String>,
+    pub(crate) place: String,
+    pub(crate) bytes: i64,
+}
+
+#[derive(Debug)]
+pub(super) struct Live {
+    path: PathBuf,
+    /// The file that is read, and which one it is.
+    open: Option<(File, (u64, u64))>,
+    follower: Follower,
+    /// Of files that this one has replaced (`--max-size`, `--only-peak`).
+    earlier_peaks: HashMap<Device, u64>,
+    error: Option<String>,
+}
+
+impl Live {
+    pub(super) fn new(path: PathBuf) -> Self {
+        let follower = Follower::default();
+        Self { path, open: None, follower, earlier_peaks: HashMap::new(), error: None }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads what was written since.
+    pub(super) fn read(&mut self) {
+        self.error = self.read_on().err().map(|error| error.to_string());
+    }
+
+    fn read_on(&mut self) -> io::Result<()> {
+        let known = self.path.metadata()?;
+        // A pipe would be waited for.
+        if !known.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file"));
+        }
+        let identity = (known.dev(), known.ino());
+        let is_same = match &mut self.open {
+            Some((file, opened)) => *opened == identity && file.stream_position()? <= known.len(),
+            None => false,
+        };
+        if !is_same {
+            for stats in self.follower.ledger().stats() {
+                let peak = self.earlier_peaks.entry(stats.device).or_default();
+                *peak = stats.on_device.bytes.peak.max(*peak);
+            }
+            self.follower = Follower::default();
+            self.open = Some((File::open(&self.path)?, identity));
+        }
+        match &self.open {
+            Some((file, _)) => self.follower.read(file),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn view(&mut self) -> RecordingView {
+        let mut devices: Vec<_> = self.follower.ledger().stats();
+        devices.sort_by_key(|stats| stats.device.ordinal);
+        let devices = devices.into_iter().map(|stats| {
+            let device = stats.device;
+            let earlier = self.earlier_peaks.get(&device).copied().unwrap_or_default();
+            let bytes = stats.on_device.bytes;
+            let at_peak = if bytes.peak >= earlier { self.at_peak(device) } else { Vec::new() };
+            DeviceView {
+                device: device.ordinal,
+                simulated: device.family == Family::Simulated,
+                uuid: self.follower.definitions().device(device).and_then(|known| known.uuid.clone()),
+                used_bytes: bytes.current,
+                peak_bytes: bytes.peak.max(earlier),
+                now: self.now(device),
+                at_peak,
+            }
+        });
+        let devices = devices.collect();
+        let process = self.follower.definitions().process();
+        let command = (!process.arguments.is_empty()).then(|| process.arguments.join(" "));
+        RecordingView {
+            file: self.path.clone(),
+            pid: (process.pid != 0).then_some(process.pid),
+            command,
+            is_running: false,
+            seconds: self.follower.time().as_secs_f64(),
+            lost_events: self.follower.ledger().counts().lost,
+            devices,
+            error: self.error.clone(),
+        }
+    }
+
+    fn now(&self, device: Device) -> Vec<PlaceView> {
+        let (ledger, definitions) = (self.follower.ledger(), self.follower.definitions());
+        let mut groups = ledger.groups();
+        groups.retain(|of| of.device == device && of.group.kind.is_on_device() && of.bytes.get() > 0);
+        let paths = Paths::now(ledger, definitions);
+        let places = groups.into_iter().map(|of| {
+            let origin = Origin::of(&of.group, &paths, definitions);
+            PlaceView { place: origin.place(), scope: origin.path, bytes: of.bytes.get().cast_signed() }
+        });
+        largest(places)
+    }
+
+    fn at_peak(&mut self, device: Device) -> Vec<PlaceView> {
+        let holders = self.follower.device_peak(device).map(|peak| peak.holders).unwrap_or_default();
+        largest(holders.into_iter().map(|holder| PlaceView {
+            place: holder.who(),
+            bytes: holder.bytes.get(),
+            scope: holder.path,
+        }))
+    }
+}
+
+/// Adds up those of one scope and place.
+fn largest(all: impl Iterator<Item = PlaceView>) -> Vec<PlaceView> {
+    let mut sums: HashMap<(Vec<String>, String), i64> = HashMap::new();
+    for PlaceView { scope, place, bytes } in all {
+        *sums.entry((scope, place)).or_default() += bytes;
+    }
+    let mut places: Vec<_> =
+        sums.into_iter().map(|((scope, place), bytes)| PlaceView { scope, place, bytes }).collect();
+    places.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| (&a.scope, &a.place).cmp(&(&b.scope, &b.place))));
+    places.truncate(MOST_PLACES);
+    places
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{env, fs, process};
+
+    use super::*;
+    use crate::{
+        made::{MIB, Made},
+        report::overview::Overview,
+    };
+
+    #[test]
+    fn a_recording_that_grows_is_read_on_and_one_that_is_replaced_from_the_start() {
+        let folder = env::temp_dir().join(format!("gpumem-live-{}", process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (path, whole) = (folder.join("a.capture"), Made::new("train").training(3, 10, 10 * MIB).file());
+        let mut live = Live::new(path.clone());
+        live.read();
+        assert!(live.view().error.is_some());
+        fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+        live.read();
+        fs::write(&path, &whole).unwrap();
+        live.read();
+        let view = live.view();
+        let expected = Overview::read(&path).unwrap();
+        let device = &view.devices[0];
+        assert_eq!((Some(device.peak_bytes), device.used_bytes), (expected.devices[0].peak_bytes, 32 * MIB));
+        assert_eq!((view.error.clone(), view.pid, view.lost_events), (None, Some(4711), 0));
+        assert_eq!((device.now[0].place.as_str(), device.now[0].bytes.unsigned_abs()), ("cuBLAS", 32 * MIB));
+        // The summary of a recording has the same.
+        let places: Vec<_> =
+            device.at_peak.iter().map(|place| (place.scope.clone(), place.place.clone(), place.bytes)).collect();
+        let known = &expected.devices[0].peak_by_place;
+        assert_eq!(
+            places,
+            known.iter().map(|sum| (sum.scope.clone(), sum.place.clone(), sum.bytes)).collect::<Vec<_>>()
+        );
+        let smaller = Made::new("train").training(1, 1, MIB).file();
+        fs::write(folder.join("new"), smaller).unwrap();
+        fs::rename(folder.join("new"), &path).unwrap();
+        live.read();
+        let replaced = live.view();
+        assert_eq!((replaced.error, replaced.devices[0].peak_bytes), (None, device.peak_bytes));
+        assert!(replaced.devices[0].used_bytes <= 32 * MIB && replaced.devices[0].at_peak.is_empty());
+        fs::write(&path, "something else, and no recording").unwrap();
+        live.read();
+        assert!(live.view().error.is_some());
+        let _ = fs::remove_dir_all(&folder);
+    }
+}

@@ -1,0 +1,70 @@
+//! `gpumem watch`: the memory of GPUs, processes and running recordings, in a terminal.
+//!
+//! `sample.rs` reads, `state.rs` has what is shown and how it changes, `draw.rs` draws it, `screen.rs` has the terminal. A thread reads, so
+//! that keys are answered while it waits for the driver.
+
+mod draw;
+mod live;
+mod sample;
+mod screen;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use ratatui::crossterm::event;
+
+pub(crate) use self::sample::{Sample, Sampler};
+use self::{draw::Looks, screen::Screen, state::State};
+
+/// Keys are answered, and signals noticed, after this time at the latest.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Shows samples until the user ends it, or after so many of them.
+pub(crate) fn show(mut sampler: Sampler, every: Duration, count: Option<u64>, has_colours: bool) -> io::Result<()> {
+    let is_over = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP, signal_hook::consts::SIGINT] {
+        signal_hook::flag::register(signal, Arc::clone(&is_over))?;
+    }
+    let (to, from) = mpsc::sync_channel(1);
+    let ended = Arc::clone(&is_over);
+    thread::spawn(move || {
+        while !ended.load(Relaxed) {
+            let began = Instant::now();
+            if to.send(sampler.sample()).is_err() {
+                break;
+            }
+            // At most half of the time of a processor, however slow a reading is.
+            thread::sleep(every.saturating_sub(began.elapsed()).max(began.elapsed()));
+        }
+    });
+    let looks = Looks { has_colours, every };
+    let mut screen = Screen::open()?;
+    let mut state = State::default();
+    let mut shown = 0;
+    while !state.is_over && !is_over.load(Relaxed) && count.is_none_or(|count| shown <= count) {
+        screen.draw(|frame| draw::draw(frame, &mut state, looks))?;
+        if count == Some(shown) {
+            break;
+        }
+        if event::poll(PATIENCE)? {
+            state = state.after(&event::read()?);
+        }
+        while let Ok(sample) = from.try_recv() {
+            state = state.with(sample);
+            shown += 1;
+        }
+    }
+    is_over.store(true, Relaxed);
+    Ok(())
+}

@@ -1,0 +1,80 @@
+//! What is shown: one reading of everything.
+
+use std::{
+    collections::HashSet,
+    path::PathBuf,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use serde::Serialize;
+
+use super::live::{Live, RecordingView};
+use crate::machine::{Known, Machine, NotRead, Usage, recorded};
+
+/// One reading. The names of the fields are those in JSON.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Sample {
+    /// Seconds since 1970.
+    pub(crate) time: f64,
+    #[serde(flatten)]
+    pub(crate) machine: Machine,
+    pub(crate) usage: Usage,
+    pub(crate) recordings: Vec<RecordingView>,
+}
+
+/// Reads. It asks NVML and `/proc`, reads recordings, and asks no program for anything.
+#[derive(Debug, Default)]
+pub(crate) struct Sampler {
+    known: Known,
+    lives: Vec<Live>,
+    /// Named by the user: shown whether or not a process writes them.
+    named: Vec<PathBuf>,
+}
+
+impl Sampler {
+    pub(crate) fn new(named: Vec<PathBuf>) -> Self {
+        Self { named, ..Self::default() }
+    }
+
+    pub(crate) fn sample(&mut self) -> Sample {
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
+        let (machine, usage) = match Machine::read() {
+            Ok(machine) => {
+                let usage = Usage::read(&machine, &mut self.known);
+                (machine, usage)
+            }
+            Err(why) => {
+                let not_read = vec![NotRead::error("GPUs", &why)];
+                let recorded = recorded();
+                let usage = Usage { recorded_besides: recorded.clone(), recorded, ..Usage::default() };
+                (Machine { not_read, ..Machine::default() }, usage)
+            }
+        };
+        let recordings = self.recordings(&usage);
+        Sample { time, machine, usage, recordings }
+    }
+
+    fn recordings(&mut self, usage: &Usage) -> Vec<RecordingView> {
+        let running = || usage.recorded.iter().flat_map(|of| of.files.iter().map(move |file| (file, of)));
+        let wanted: Vec<&PathBuf> = running().map(|(file, _)| file).chain(&self.named).collect();
+        let mut kept: HashSet<PathBuf> = HashSet::new();
+        self.lives.retain(|live| wanted.contains(&&live.path().to_owned()));
+        kept.extend(self.lives.iter().map(|live| live.path().to_owned()));
+        for file in wanted {
+            if kept.insert(file.clone()) {
+                self.lives.push(Live::new(file.clone()));
+            }
+        }
+        let view = |live: &mut Live| {
+            live.read();
+            let mut view = live.view();
+            let writer = running().find(|(file, _)| **file == view.file).map(|(_, of)| of);
+            view.is_running = writer.is_some();
+            // In a container the process has another number there.
+            view.pid = writer.map(|of| of.pid).or(view.pid);
+            view.command = writer.and_then(|of| of.command.clone()).or(view.command);
+            view
+        };
+        self.lives.iter_mut().map(view).collect()
+    }
+}

@@ -1,0 +1,177 @@
+//! What the terminal shows, and how it changes: `State::after` is a function of the state and an event alone.
+
+use std::collections::{HashMap, VecDeque};
+
+use ratatui::{
+    crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEventKind},
+    layout::Rect,
+};
+
+use super::{live::RecordingView, sample::Sample};
+
+/// So many readings of a GPU are kept: more than a terminal has columns.
+const MOST_READINGS: usize = 1_000;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct State {
+    pub(crate) sample: Option<Sample>,
+    /// By NVML's numbers.
+    pub(crate) gpus: HashMap<u32, Readings>,
+    /// Which row is selected.
+    pub(crate) selected: usize,
+    pub(crate) shows: Shows,
+    pub(crate) shows_help: bool,
+    pub(crate) is_paused: bool,
+    pub(crate) is_over: bool,
+    /// Where the rows were drawn, and the first of them.
+    pub(crate) rows_at: (Rect, usize),
+}
+
+/// What was in use on a GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Readings {
+    /// The newest last; `None` if it could not be read.
+    pub(crate) used: VecDeque<Option<u64>>,
+    /// The most, of all readings.
+    pub(crate) most: u64,
+}
+
+/// Which places of a recording are shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Shows {
+    /// What is in use.
+    #[default]
+    Now,
+    /// What the peak consisted of.
+    Peak,
+}
+
+/// A row of the list: a process on a GPU, or a recording that is not of one of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub(crate) pid: Option<u32>,
+    pub(crate) gpu: Option<u32>,
+    pub(crate) user: Option<String>,
+    pub(crate) command: Option<String>,
+    pub(crate) used: Option<u64>,
+    pub(crate) is_visible: bool,
+    pub(crate) is_dormant: bool,
+    /// In the sample's list.
+    pub(crate) recording: Option<usize>,
+}
+
+impl State {
+    /// After a new reading.
+    pub(crate) fn with(mut self, sample: Sample) -> Self {
+        if self.is_paused {
+            return self;
+        }
+        for gpu in &sample.machine.gpus {
+            let Some(index) = gpu.index else { continue };
+            let readings = self.gpus.entry(index).or_default();
+            readings.used.push_back(gpu.memory.used_bytes);
+            readings.most = readings.most.max(gpu.memory.used_bytes.unwrap_or(0));
+            if readings.used.len() > MOST_READINGS {
+                readings.used.pop_front();
+            }
+        }
+        // The same process stays selected.
+        let selected = self.rows().get(self.selected).map(|row| (row.pid, row.gpu));
+        let is_first = self.sample.is_none();
+        self.sample = Some(sample);
+        let rows = self.rows();
+        let same = rows.iter().position(|row| Some((row.pid, row.gpu)) == selected);
+        let recorded = || rows.iter().position(|row| row.recording.is_some()).filter(|_| is_first);
+        self.selected = same.or_else(recorded).unwrap_or(self.selected).min(rows.len().saturating_sub(1));
+        self
+    }
+
+    /// After a key or the mouse.
+    pub(crate) fn after(mut self, event: &Event) -> Self {
+        match event {
+            Event::Key(key) if key.kind != KeyEventKind::Release => self.key(*key),
+            Event::Mouse(mouse) => match mouse.kind {
+                MouseEventKind::ScrollDown => self.move_by(1),
+                MouseEventKind::ScrollUp => self.move_by(-1),
+                MouseEventKind::Down(MouseButton::Left) => {
+                    let (area, first) = self.rows_at;
+                    let row = first + usize::from(mouse.row.saturating_sub(area.y));
+                    if area.contains((mouse.column, mouse.row).into()) && row < self.rows().len() {
+                        self.selected = row;
+                    }
+                }
+                _ => {}
+            },
+            _ => {}
+        }
+        self
+    }
+
+    fn key(&mut self, key: KeyEvent) {
+        let was_help = std::mem::take(&mut self.shows_help);
+        match key.code {
+            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => self.is_over = true,
+            KeyCode::Char('q') => self.is_over = true,
+            // It closes the help first.
+            KeyCode::Esc => self.is_over = !was_help,
+            KeyCode::Char('?' | 'h') => self.shows_help = !was_help,
+            KeyCode::Char('p' | ' ') => self.is_paused = !self.is_paused,
+            KeyCode::Tab => self.shows = if self.shows == Shows::Now { Shows::Peak } else { Shows::Now },
+            KeyCode::Down | KeyCode::Char('j') => self.move_by(1),
+            KeyCode::Up | KeyCode::Char('k') => self.move_by(-1),
+            KeyCode::PageDown => self.move_by(10),
+            KeyCode::PageUp => self.move_by(-10),
+            KeyCode::Home => self.selected = 0,
+            KeyCode::End => self.move_by(isize::MAX),
+            _ => self.shows_help = was_help,
+        }
+    }
+
+    fn move_by(&mut self, rows: isize) {
+        let last = self.rows().len().saturating_sub(1);
+        self.selected = self.selected.saturating_add_signed(rows).min(last);
+    }
+
+    /// Processes by memory, then recordings of other processes.
+    pub(crate) fn rows(&self) -> Vec<Row> {
+        let Some(sample) = &self.sample else { return Vec::new() };
+        let of_pid = |pid: u32| sample.recordings.iter().position(|recording| recording.pid == Some(pid));
+        let mut rows: Vec<Row> = sample
+            .usage
+            .processes
+            .iter()
+            .map(|process| Row {
+                pid: Some(process.pid),
+                gpu: Some(process.gpu),
+                user: process.user.clone(),
+                command: process.command.clone(),
+                used: process.used_bytes,
+                is_visible: process.is_visible != Some(false),
+                is_dormant: process.recording == crate::machine::Recording::Dormant,
+                recording: of_pid(process.pid).filter(|_| process.is_visible != Some(false)),
+            })
+            .collect();
+        rows.sort_by_key(|row| std::cmp::Reverse(row.used));
+        for (at, recording) in sample.recordings.iter().enumerate() {
+            if !rows.iter().any(|row| row.recording == Some(at)) {
+                rows.push(Row {
+                    pid: recording.pid,
+                    gpu: None,
+                    user: None,
+                    command: recording.command.clone(),
+                    used: None,
+                    is_visible: true,
+                    is_dormant: false,
+                    recording: Some(at),
+                });
+            }
+        }
+        rows
+    }
+
+    /// The recording of the selected row.
+    pub(crate) fn recording(&self) -> Option<&RecordingView> {
+        let at = self.rows().get(self.selected)?.recording?;
+        self.sample.as_ref()?.recordings.get(at)
+    }
+}

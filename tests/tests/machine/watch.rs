@@ -1,0 +1,84 @@
+//! `gpumem watch`, without a terminal. `gpumem-cli/src/watch/tests.rs` has what it draws.
+
+use gpumem_tests::Library;
+
+use super::*;
+
+#[test]
+fn a_line_for_each_reading() {
+    let machine = Standin::new().devices(2).set("used=1GiB");
+    let outcome = gpumem(&machine, &["watch", "--json", "--count", "3", "--interval", "50ms"]);
+    ended(&outcome, 0, &[]);
+    without_context(&outcome);
+    assert!(!outcome.calls.iter().any(|call| call.contains("cuInit")), "{outcome}");
+    let readings: Vec<Value> = outcome.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(readings.len(), 3, "{outcome}");
+    for reading in &readings {
+        assert_eq!(reading["gpus"][1]["used_bytes"], 1_u64 << 30, "{outcome}");
+        assert!(reading["time"].as_f64() > Some(0.0), "{outcome}");
+    }
+}
+
+#[test]
+fn without_a_terminal_or_without_anything_to_show() {
+    let outcome = gpumem(&Standin::new(), &["watch"]);
+    ended(&outcome, 2, &["`gpumem watch` cannot draw: stdin or stdout is no terminal; use --json, or `gpumem ps`"]);
+    let wrong = gpumem(&Standin::new(), &["watch", "--interval", "0"]);
+    assert!(wrong.stderr.contains("it is no time from 50ms to 3600s"), "{wrong}");
+}
+
+/// The figures of a program that runs are those that its recording has at the end. The program is not asked for anything.
+#[test]
+fn a_program_that_runs() {
+    let outcome = script(
+        Standin::new(),
+        "watch",
+        r#"
+        $gpumem run -o a.capture -- bash -c "echo \$\$ > a.pid; $(declare -f probe); end=$end; probe" > a.log 2> a.summary & a=$!
+        until grep -q '&kept' a.log; do sleep 0.01; done
+        # The recording is in the file after 200 ms at the latest.
+        sleep 1; $gpumem watch --json --count 1 "$PWD/none.capture"; cat a.pid
+        echo > end; wait $a; cat a.summary
+        "#,
+    );
+    let (reading, rest) = outcome.stdout.split_once('\n').expect("a line");
+    let reading: Value = serde_json::from_str(reading).expect("it is JSON");
+    let (pid, summary) = rest.split_once('\n').expect("a line");
+    let recordings = reading["recordings"].as_array().expect("a list");
+    let of =
+        |end: &str| recordings.iter().find(|of| of["file"].as_str().is_some_and(|file| file.ends_with(end))).cloned();
+    let running = of(&format!("/a.pid{pid}.capture")).unwrap_or_else(|| panic!("{outcome}"));
+    assert_eq!((running["pid"].to_string().as_str(), &running["is_running"]), (pid, &true.into()), "{outcome}");
+    let device = &running["devices"][0];
+    assert_eq!((&device["used_bytes"], &device["peak_bytes"]), (&(4 << 20).into(), &(4 << 20).into()), "{outcome}");
+    assert_eq!(device["now"][0]["bytes"], 4 << 20, "{outcome}");
+    assert!(summary.contains("the peak was 4 MiB"), "{outcome}");
+    // A file that the user names and that is not there is said.
+    let none = of("/none.capture").expect("it is listed");
+    assert_eq!((&none["is_running"], none["error"].is_string()), (&false.into(), true), "{outcome}");
+}
+
+#[test]
+fn recordings_can_be_watched_without_a_gpu() {
+    let outcome = script(
+        Standin::new(),
+        "watch-file",
+        r#"
+        echo > end; $gpumem run -o a.capture -- bash -c "$(declare -f probe); end=$end; probe" > a.log 2>&1
+        GPUMEM_STANDIN_FAIL=nvmlInit_v2=9 $gpumem watch --json --count 1 a.capture; echo "code $?"
+        "#,
+    );
+    let (reading, code) = outcome.stdout.split_once('\n').expect("a line");
+    assert_eq!(code, "code 2\n", "{outcome}");
+    assert!(
+        outcome.stderr.starts_with("gpumem: GPUs cannot be read: libnvidia-ml: nvmlInit_v2 failed with"),
+        "{outcome}"
+    );
+    let reading: Value = serde_json::from_str(reading).expect("it is JSON");
+    let recordings = reading["recordings"].as_array().expect("a list");
+    let named = recordings.iter().find(|of| of["file"] == "a.capture").expect("it is listed");
+    assert_eq!(named["devices"][0]["peak_bytes"], 4 << 20, "{outcome}");
+    // Another test may record something that is shown: then there is no error.
+    let nothing = gpumem(&Standin::new().without(Library::Nvml), &["watch", "--json", "--count", "1"]);
+    assert_eq!(nothing.exit(), "exit status: 2", "{nothing}");
+}
