@@ -428,12 +428,24 @@ function start() {
       (pool) => pool.isOnDevice && recording.devices[pool.device].peak === Math.max(...recording.devices.map((of) => of.peak)),
     );
     $('pool').value = Math.max(0, busiest);
+    offerGroups(recording.origins);
     view = [0, wholeTime()];
     for (const button of document.querySelectorAll('.rank')) {
       button.setAttribute('aria-pressed', String(Number(button.dataset.number) === number));
     }
     regroup();
     select(curves ? curves.peakAt : -1);
+  }
+
+  // One colour says little: where there is one kind of memory, places differ, or scopes where there are any.
+  let isGroupChosen = false;
+  function offerGroups(origins) {
+    const hasScopes = origins.some((origin) => origin.scope.length > 0);
+    const kinds = new Set(origins.filter((origin) => origin.isOnDevice).map((origin) => origin.kind));
+    for (const option of $('by').options) option.hidden = !hasScopes && ['scope', 'outer'].includes(option.value);
+    const isHidden = $('by').selectedOptions[0]?.hidden;
+    if (!isGroupChosen || isHidden) $('by').value = kinds.size > 1 ? 'kind' : hasScopes ? 'scope' : 'place';
+    $('places').tHead.rows[0].cells[0].textContent = hasScopes ? 'scope and place' : 'place';
   }
 
   // What is live at the end has a part of the curve too.
@@ -832,6 +844,7 @@ function start() {
     select(curves.peakAt);
   });
   $('by').addEventListener('change', () => {
+    isGroupChosen = true;
     regroup();
     drawMoment();
   });
