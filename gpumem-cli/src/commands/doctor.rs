@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::Args;
-use gpumem_core::export::{Cell, Fit, InPaint, Paint, Role, Show, Table};
+use gpumem_core::export::{Cell, Fit, InPaint, Paint, Role, Show, Table, one_line};
 
 use crate::{
     exit::Exit,
@@ -50,6 +50,7 @@ fn write(diagnosis: &Diagnosis, out: &mut dyn Write, paint: Paint) -> io::Result
         };
         let next = if next.is_empty() { String::new() } else { format!("; {next}") };
         let found = found.replace(['\n', '\r'], " ");
+        let found = one_line(&found);
         writeln!(out, "{}  {name:<width$}  {found}{next}", paint.on(role, format!("{:<7}", verdict.name())))?;
     }
     writeln!(out, "\n{}", InPaint(diagnosis, paint))

@@ -7,7 +7,7 @@ use std::{
 
 use clap::Args;
 use gpumem_core::{
-    export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table},
+    export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, one_line},
     model::Bytes,
 };
 
@@ -66,7 +66,7 @@ fn write(all: &Usage, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
         }
     }
     for recorded in &all.recorded_besides {
-        let command = recorded.command.as_deref().unwrap_or_default();
+        let command = one_line(recorded.command.as_deref().unwrap_or_default());
         for file in &recorded.files {
             writeln!(
                 out,

@@ -19,8 +19,11 @@ use std::{
 use gpumem_core::export::Role;
 use gpumem_inject::variable;
 
-pub(crate) use self::recordings::{complete, is_unfinished};
 use self::{place::Place, program::Program, recordings::Recording};
+pub(crate) use self::{
+    recordings::{complete, is_unfinished},
+    symbols::of_module,
+};
 use crate::{
     commands::run::Arguments,
     exit::Exit,

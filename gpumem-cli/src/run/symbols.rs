@@ -31,16 +31,24 @@ pub(super) fn add(recording: &Path, items: &[Item]) -> io::Result<()> {
     let end = file.seek(SeekFrom::End(0))?;
     let mut writer = Writer::append(&file, end);
     for (module, offsets) in addresses {
-        let Some(resolver) = modules.get(&module).and_then(|module| Resolver::new(module)) else { continue };
-        for offset in offsets.into_iter().filter(|offset| !known.contains(&(module, *offset))) {
-            let symbols = resolver.symbols(offset);
-            if symbols.iter().any(|symbol| *symbol != Symbol::default()) {
-                let address = CodeAddress { module, offset };
-                writer.write(&Item::Symbols(SymbolsDefinition { address, symbols }))?;
-            }
+        let Some(module) = modules.get(&module) else { continue };
+        let offsets = offsets.into_iter().filter(|offset| !known.contains(&(module.id, *offset)));
+        for symbols in of_module(module, offsets) {
+            writer.write(&Item::Symbols(symbols))?;
         }
     }
     writer.flush()
+}
+
+/// What these addresses in a module stand for, as far as that is known.
+pub(crate) fn of_module(module: &ModuleDefinition, offsets: impl Iterator<Item = u64>) -> Vec<SymbolsDefinition> {
+    let Some(resolver) = Resolver::new(module) else { return Vec::new() };
+    let of = |offset| SymbolsDefinition {
+        address: CodeAddress { module: module.id, offset },
+        symbols: resolver.symbols(offset),
+    };
+    let is_known = |of: &SymbolsDefinition| of.symbols.iter().any(|symbol| *symbol != Symbol::default());
+    offsets.map(of).filter(is_known).collect()
 }
 
 /// Reads the debug information of one file.

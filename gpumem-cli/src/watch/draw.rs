@@ -68,7 +68,7 @@ pub(crate) fn draw(frame: &mut Frame<'_>, state: &mut State, looks: Looks) {
     }
     draw_list(frame, list, &rows, state, looks);
     if let Some(recording) = state.recording() {
-        frame.render_widget(Paragraph::new(recording_lines(recording, state.shows, below, looks)), below);
+        frame.render_widget(Paragraph::new(recording_lines(recording, &gpus, state.shows, below, looks)), below);
     }
     if state.shows_help {
         help(frame, area);
@@ -189,7 +189,22 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, rows: &[Row], state: &mut State,
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-fn recording_lines(recording: &RecordingView, shows: Shows, area: Rect, looks: Looks) -> Vec<Line<'static>> {
+/// `GPU 3, `: NVML's number, if it is not the program's.
+fn number_of(device: &DeviceView, gpus: &[Gpu]) -> String {
+    let bare = |uuid: &str| uuid.trim_start_matches("GPU-").to_owned();
+    let uuid = device.uuid.as_deref().map(bare);
+    let gpu = gpus.iter().find(|gpu| uuid.is_some() && gpu.uuid.as_deref().map(bare) == uuid);
+    let index = gpu.and_then(|gpu| gpu.index).filter(|index| *index != device.device);
+    index.map(|index| format!("GPU {index}, ")).unwrap_or_default()
+}
+
+fn recording_lines(
+    recording: &RecordingView,
+    gpus: &[Gpu],
+    shows: Shows,
+    area: Rect,
+    looks: Looks,
+) -> Vec<Line<'static>> {
     let width = usize::from(area.width);
     let file = recording.file.display().to_string();
     let state = if recording.is_running { "● " } else { "ended: " };
@@ -214,7 +229,7 @@ fn recording_lines(recording: &RecordingView, shows: Shows, area: Rect, looks: L
     let each = height.saturating_sub(lines.len()) / recording.devices.len().max(1);
     for device in &recording.devices {
         let from = lines.len();
-        lines.extend(device_lines(device, shows, width, looks).into_iter().take(each.max(1)));
+        lines.extend(device_lines(device, &number_of(device, gpus), shows, width, looks).into_iter().take(each.max(1)));
         if lines.len() - from == 0 {
             break;
         }
@@ -222,10 +237,10 @@ fn recording_lines(recording: &RecordingView, shows: Shows, area: Rect, looks: L
     lines
 }
 
-fn device_lines(device: &DeviceView, shows: Shows, width: usize, looks: Looks) -> Vec<Line<'static>> {
+fn device_lines(device: &DeviceView, gpu: &str, shows: Shows, width: usize, looks: Looks) -> Vec<Line<'static>> {
     let simulated = if device.simulated { "simulated " } else { "" };
     let figures = format!(
-        "{simulated}device {}: {} in use, peak {}",
+        "{gpu}{simulated}device {}: {} in use, peak {}",
         device.device,
         Bytes::new(device.used_bytes),
         Bytes::new(device.peak_bytes)
@@ -267,7 +282,7 @@ fn help(frame: &mut Frame<'_>, area: Rect) {
         HELP.iter().map(|(keys, does)| Line::from(vec![format!("{keys:<23}").bold(), Span::from(*does)])).collect();
     lines.push(Line::default());
     lines.push(Line::from("●: recorded.  ○: waits for gpumem start PID.").dim());
-    lines.push(Line::from("Lines of Python are known at once, others when the program has ended.").dim());
+    lines.push(Line::from("Lines are known when debug information was read, which takes a while.").dim());
     frame.render_widget(Clear, at);
     frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" keys ")), at);
 }

@@ -1,21 +1,24 @@
 //! A recording that is read while its program writes it.
 
 use std::{
-    collections::HashMap,
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap, HashSet},
     fs::File,
     io::{self, Seek},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    sync::mpsc,
+    thread,
 };
 
 use gpumem_core::{
-    capture::Follower,
+    capture::{CodeAddress, Follower, ModuleDefinition, SymbolsDefinition},
     derive::Paths,
     model::{Device, Family},
 };
 use serde::Serialize;
 
-use crate::history::Origin;
+use crate::{history::Origin, run::of_module};
 
 /// So many places of a device are shown.
 const MOST_PLACES: usize = 32;
@@ -65,6 +68,7 @@ pub(super) struct Live {
     /// The file that is read, and which one it is.
     open: Option<(File, (u64, u64))>,
     follower: Follower,
+    lines: Lines,
     /// Of files that this one has replaced (`--max-size`, `--only-peak`).
     earlier_peaks: HashMap<Device, u64>,
     error: Option<String>,
@@ -73,7 +77,7 @@ pub(super) struct Live {
 impl Live {
     pub(super) fn new(path: PathBuf) -> Self {
         let follower = Follower::default();
-        Self { path, open: None, follower, earlier_peaks: HashMap::new(), error: None }
+        Self { path, open: None, follower, lines: Lines::default(), earlier_peaks: HashMap::new(), error: None }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -102,6 +106,7 @@ impl Live {
                 *peak = stats.on_device.bytes.peak.max(*peak);
             }
             self.follower = Follower::default();
+            self.lines = Lines::default();
             self.open = Some((File::open(&self.path)?, identity));
         }
         match &self.open {
@@ -111,6 +116,7 @@ impl Live {
     }
 
     pub(super) fn view(&mut self) -> RecordingView {
+        self.lines.look_up(&mut self.follower);
         let mut devices: Vec<_> = self.follower.ledger().stats();
         devices.sort_by_key(|stats| stats.device.ordinal);
         let devices = devices.into_iter().map(|stats| {
@@ -162,6 +168,60 @@ impl Live {
             bytes: holder.bytes.get(),
             scope: holder.path,
         }))
+    }
+}
+
+/// The lines at the addresses of stacks. To read the debug information of large libraries takes seconds, so a thread does it: until then,
+/// lines are not known.
+#[derive(Debug, Default)]
+struct Lines {
+    /// Looked up, or being looked up.
+    known: HashSet<CodeAddress>,
+    found: Option<mpsc::Receiver<Vec<SymbolsDefinition>>>,
+}
+
+/// So many groups of blocks are looked up, the largest.
+const MOST_GROUPS: usize = 64;
+
+impl Lines {
+    fn look_up(&mut self, follower: &mut Follower) {
+        if let Some(found) = &self.found {
+            loop {
+                match found.try_recv() {
+                    Ok(symbols) => symbols.into_iter().for_each(|symbols| follower.add_symbols(symbols)),
+                    Err(mpsc::TryRecvError::Empty) => return,
+                    Err(mpsc::TryRecvError::Disconnected) => break,
+                }
+            }
+            self.found = None;
+        }
+        let mut groups = follower.ledger().groups();
+        groups.sort_by_key(|of| Reverse(of.bytes));
+        let definitions = follower.definitions();
+        let mut wanted: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+        for of in groups.iter().take(MOST_GROUPS) {
+            for address in definitions.addresses(of.group.stack) {
+                if self.known.insert(*address) {
+                    wanted.entry(address.module).or_default().push(address.offset);
+                }
+            }
+        }
+        let modules: HashMap<u32, ModuleDefinition> =
+            definitions.modules().map(|module| (module.id, module.clone())).collect();
+        wanted.retain(|module, _| modules.contains_key(module));
+        if wanted.is_empty() {
+            return;
+        }
+        let (to, found) = mpsc::channel();
+        let work = move || {
+            for (module, offsets) in wanted {
+                if to.send(of_module(&modules[&module], offsets.into_iter())).is_err() {
+                    break;
+                }
+            }
+        };
+        // Without a thread, lines are not known.
+        self.found = thread::Builder::new().name("gpumem-lines".to_owned()).spawn(work).ok().map(|_| found);
     }
 }
 

@@ -119,6 +119,15 @@ GPU 0  NVIDIA H200  126 GiB of 140 GiB (90 %)  most 126 GiB
     assert!(lines.ends_with("q end  ↑↓ select  Tab now/peak  p stop  ? help"), "{lines}");
 }
 
+/// CUDA's ordinal in a program is not NVML's number if the program sees other devices.
+#[test]
+fn the_gpu_of_a_programs_device() {
+    let mut other = sample(GIB);
+    other.recordings[0].devices[0].uuid = Some("GPU-1".to_owned());
+    let lines = drawn(&mut State::default().with(other), 80, 24).join("\n");
+    assert!(lines.contains("\nGPU 1, device 0: 300 MiB in use"), "{lines}");
+}
+
 #[test]
 fn small_and_large_terminals() {
     let small = drawn(&mut state(), 40, 12).join("\n");

@@ -111,7 +111,11 @@ impl Definitions {
             Item::Callsite(callsite) => add_first(&mut self.callsites, callsite.id, callsite),
             Item::Module(module) => add_first(&mut self.modules, module.id, module),
             Item::Stack(stack) => add_first(&mut self.stacks, stack.id, stack.addresses),
-            Item::Symbols(symbols) => add_first(&mut self.symbols, symbols.address, symbols.symbols),
+            Item::Symbols(symbols) => {
+                // Stacks that are in words already may have this address.
+                self.in_words.get_mut().clear();
+                add_first(&mut self.symbols, symbols.address, symbols.symbols)
+            }
             Item::Device(device) => add_first(&mut self.devices, device.device, device),
             _ => true,
         };

@@ -8,7 +8,7 @@ use std::{
 use super::{
     check::Rejection,
     definitions::Definitions,
-    item::Item,
+    item::{Item, SymbolsDefinition},
     items::Items,
     reader::Skipped,
     record::{End, FILE_HEADER, length_of},
@@ -19,6 +19,9 @@ use crate::{
     model::{Device, Time},
     report::{PeakHolders, Summary},
 };
+
+/// What a symbol takes, about.
+const SYMBOL_BYTES: u64 = 256;
 
 /// Reads a recording as it becomes longer. What is read is applied to a ledger; reports that the program requested are left out.
 ///
@@ -104,6 +107,12 @@ impl Follower {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Adds what an address stands for, which a recording has only after its program has ended.
+    pub fn add_symbols(&mut self, symbols: SymbolsDefinition) {
+        let bytes = symbols.symbols.len() as u64 * SYMBOL_BYTES;
+        self.state.definitions.add(Item::Symbols(symbols), bytes);
     }
 
     /// What numbers stand for.

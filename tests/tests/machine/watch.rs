@@ -38,7 +38,9 @@ fn a_program_that_runs() {
         until grep -q '&kept' a.log; do sleep 0.01; done
         # The recording is in the file after 200 ms at the latest.
         sleep 1; $gpumem watch --json --count 1 "$PWD/none.capture"; cat a.pid
-        echo > end; wait $a; cat a.summary
+        # The debug information is read beside it.
+        $gpumem watch --json --interval 50ms | grep -m1 -o "a.pid$(cat a.pid).capture.*\"place\":\"[^\"]*raw.rs" > line
+        echo > end; wait $a; cat a.summary; echo line $(wc -l < line)
         "#,
     );
     let (reading, rest) = outcome.stdout.split_once('\n').expect("a line");
@@ -53,6 +55,7 @@ fn a_program_that_runs() {
     assert_eq!((&device["used_bytes"], &device["peak_bytes"]), (&(4 << 20).into(), &(4 << 20).into()), "{outcome}");
     assert_eq!(device["now"][0]["bytes"], 4 << 20, "{outcome}");
     assert!(summary.contains("the peak was 4 MiB"), "{outcome}");
+    assert!(summary.ends_with("line 1\n"), "{outcome}");
     // A file that the user names and that is not there is said.
     let none = of("/none.capture").expect("it is listed");
     assert_eq!((&none["is_running"], none["error"].is_string()), (&false.into(), true), "{outcome}");
