@@ -28,6 +28,7 @@ use crate::{
     commands::run::Arguments,
     exit::Exit,
     failure::Failure,
+    progress::working,
     report::{overview::Overview, summary},
     terminal,
 };
@@ -50,8 +51,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         }
     };
     let ended = program.run()?;
-    if let Some(place) = place {
-        let recordings = recordings::finish(&place);
+    if let Some(place) = place.filter(|_| ended.has_started) {
+        let recordings = working("completing the recordings", || recordings::finish(&place));
         summarize(&recordings, &place, arguments.recorded.torch);
     }
     Ok(Exit::Program(ended.code()))

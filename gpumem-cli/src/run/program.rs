@@ -27,18 +27,23 @@ pub(super) struct Program {
 }
 
 /// How a program ended.
-pub(super) struct Ended(i32);
+pub(super) struct Ended {
+    code: i32,
+    /// Else an error was printed, and there is nothing to report.
+    pub(super) has_started: bool,
+}
 
 impl Ended {
     /// As a shell gives it: the program's own code, or 128 and the number of the signal.
     pub(super) fn code(&self) -> u8 {
-        u8::try_from(self.0).unwrap_or(u8::MAX)
+        u8::try_from(self.code).unwrap_or(u8::MAX)
     }
 }
 
 impl From<ExitStatus> for Ended {
     fn from(status: ExitStatus) -> Self {
-        Self(status.code().or_else(|| Some(128 + status.signal()?)).unwrap_or(255))
+        let code = status.code().or_else(|| Some(128 + status.signal()?)).unwrap_or(255);
+        Self { code, has_started: true }
     }
 }
 
@@ -65,7 +70,7 @@ impl Program {
                 let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
                 let what = format!("cannot start `{}`", self.name.display());
                 crate::terminal::error(&Failure::new(what, error, ""));
-                return Ok(Ended(code));
+                return Ok(Ended { code, has_started: false });
             }
         };
         forwarder.wait(child).map_err(|error| Failure::new("cannot wait for the program", error, ""))

@@ -61,6 +61,7 @@ fn the_exit_code_is_that_of_the_program() {
         let outcome = run(&machine(), &file, &[program]);
         assert_eq!(outcome.exit(), format!("exit status: {exit}"), "{outcome}");
         assert!(outcome.stderr.starts_with(&format!("gpumem: cannot start `{program}`: ")), "{outcome}");
+        assert_eq!(outcome.stderr.lines().count(), 1, "{outcome}");
     }
     assert_eq!(folder.names(), [""; 0]);
 }
