@@ -8,6 +8,7 @@ use std::{
 
 use gpumem_core::{
     capture::{
+        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
         CallsiteDefinition, ClockPair, CodeAddress, DeviceDefinition, Item, ModuleDefinition, Process, RecordedEvent,
         StackDefinition, Symbol, SymbolsDefinition, Writer,
     },
@@ -22,7 +23,7 @@ use super::{History, Moment};
 use crate::{
     formats::Format,
     page::Page,
-    report::{json, moment, overview::Overview, places, summary},
+    report::{json, moment, overview::Overview, places, summary, tensors},
 };
 
 struct Random(u64);
@@ -104,7 +105,7 @@ impl Random {
     fn definition(&mut self) -> Item {
         let number = self.small() % 8;
         let address = CodeAddress { module: self.small() % 4, offset: self.any() % 6 };
-        match self.below(7) {
+        match self.below(12) {
             0 => Item::Process(Process {
                 pid: self.small(),
                 executable: self.text(),
@@ -135,12 +136,49 @@ impl Random {
                 };
                 Item::Symbols(SymbolsDefinition { address, symbols: vec![symbol; 2] })
             }
-            _ => Item::Device(DeviceDefinition {
+            6 => Item::Device(DeviceDefinition {
                 device: self.device(),
                 name: Some(self.text()),
                 total: Some(Bytes::new(self.any())),
                 uuid: None,
             }),
+            7 => {
+                let device = AllocatorDevice {
+                    device: self.device(),
+                    older: self.below(9),
+                    known_from: Some(Duration::from_nanos(self.any())),
+                    said: Some(AllocatorFigures { allocated: Bytes::new(self.any()), ..AllocatorFigures::default() }),
+                };
+                let missing = (self.below(2) == 0).then(|| self.text());
+                Item::Allocator(AllocatorDefinition { name: self.text(), missing, devices: vec![device; 2] })
+            }
+            _ => {
+                let events = (0..50).map(|_| self.allocator_event()).collect();
+                Item::AllocatorEvents(AllocatorEvents { device: self.device(), events })
+            }
+        }
+    }
+
+    fn allocator_event(&mut self) -> AllocatorEvent {
+        let actions = [
+            AllocatorAction::SegmentAlloc,
+            AllocatorAction::SegmentFree,
+            AllocatorAction::Alloc,
+            AllocatorAction::FreeRequested,
+            AllocatorAction::FreeCompleted,
+            AllocatorAction::OutOfMemory,
+        ];
+        let is_large = self.below(20) == 0;
+        let [bytes, requested] =
+            [(); 2].map(|()| Bytes::new(if is_large { self.any() & ((1 << 46) - 1) } else { self.below(1 << 22) }));
+        AllocatorEvent {
+            time: Duration::from_nanos(self.any() >> (self.0 & 63)),
+            action: actions[usize::try_from(self.below(6)).expect("it is small")],
+            address: self.below(30) << 20,
+            bytes,
+            requested,
+            stream: self.any(),
+            stack: StackId(u32::try_from(self.below(8)).expect("it is small")),
         }
     }
 }
@@ -173,15 +211,18 @@ fn all_reports_and_formats_of_hostile_recordings_end() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/tmp");
     fs::create_dir_all(&folder).unwrap();
     let file = folder.join(format!("hostile-{}.capture", std::process::id()));
-    let mut changes = 0;
+    let (mut changes, mut tensors) = (0, 0);
     for seed in 0..40 {
         fs::write(&file, recording(seed)).unwrap();
         let mut history = History::read(&file).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
         changes += history.changes.len();
+        let devices = history.tensors.iter().flat_map(|tensors| &tensors.devices);
+        tensors += devices.filter(|device| device.peak.is_some()).count();
         everything(&mut history, &folder);
     }
     fs::remove_file(file).unwrap();
     assert!(changes > 2_000, "{changes}: most is not left out");
+    assert!(tensors > 20, "{tensors}: most is not left out");
 }
 
 fn everything(history: &mut History, folder: &Path) {
@@ -193,6 +234,7 @@ fn everything(history: &mut History, folder: &Path) {
     places::write(history, &mut out, Paint::Plain).unwrap();
     for at in [Moment::Start, Moment::Peak, Moment::End, Moment::Time(Duration::from_nanos(500))] {
         moment::write_at(history, at, &mut out, Paint::Plain).unwrap();
+        tensors::write_at(history, at, &mut out, Paint::Plain).unwrap();
         moment::write_between(history, [Moment::Peak, at], &mut out, Paint::Plain).unwrap();
         for format in [Format::Folded, Format::Pprof, Format::Speedscope] {
             format.write(history, at, &mut out).unwrap();

@@ -190,7 +190,7 @@ impl TensorsOverview {
         }
         let rounded = peak.allocated_bytes.saturating_sub(peak.requested_bytes);
         // Less than a hundredth does not matter.
-        if rounded * 100 >= peak.allocated_bytes.max(1) {
+        if rounded.saturating_mul(100) >= peak.allocated_bytes.max(1) {
             let share = percent(rounded.try_into().unwrap_or(i64::MAX), peak.allocated_bytes);
             line(out, "rounding", &format!("{} ({share}) of the tensors were not asked for", Bytes::new(rounded)))?;
         }

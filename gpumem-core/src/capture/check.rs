@@ -28,6 +28,8 @@ const MOST_BYTES: u64 = 1 << 46;
 const MOST_LIVE: u64 = 1 << 54;
 /// Bytes that were ever allocated.
 const MOST_ALLOCATED: u64 = 1 << 62;
+/// Events of a caching allocator.
+const MOST_ALLOCATOR_EVENTS: u64 = 1 << 24;
 /// Events that were lost.
 const MOST_LOST: u64 = 1 << 48;
 /// Functions that the driver has.
@@ -128,15 +130,30 @@ fn check_block(block: &Block) -> Result {
     limit(block.stack.0 < MOST_STACKS)
 }
 
-pub(super) fn check_allocator(events: &AllocatorEvents) -> Result {
-    check_device(events.device)?;
-    events.events.iter().try_for_each(|event| {
-        check_bytes(event.bytes)?;
-        check_bytes(event.requested)?;
-        limit(event.stack.0 < MOST_STACKS)?;
-        // Where a block ends is an address as well.
-        limit(event.address < 1 << 62)
-    })
+/// What was read of a caching allocator.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct AllocatorChecks {
+    events: u64,
+    bytes: u64,
+}
+
+impl AllocatorChecks {
+    pub(super) fn events(&mut self, events: &AllocatorEvents) -> Result {
+        check_device(events.device)?;
+        limit(self.events + (events.events.len() as u64) < MOST_ALLOCATOR_EVENTS)?;
+        for event in &events.events {
+            check_bytes(event.bytes)?;
+            check_bytes(event.requested)?;
+            limit(event.stack.0 < MOST_STACKS)?;
+            // Where a block ends is an address as well.
+            limit(event.address < 1 << 62)?;
+            self.bytes += event.bytes.get() + event.requested.get();
+            // No sum of them is too large.
+            limit(self.bytes < MOST_ALLOCATED)?;
+        }
+        self.events += events.events.len() as u64;
+        Ok(())
+    }
 }
 
 fn check_key(key: Key) -> Result {

@@ -4,7 +4,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 
 use super::{
     allocator::AllocatorEvents,
-    check::{Rejection, check_allocator},
+    check::{AllocatorChecks, Rejection},
     definitions::Definitions,
     event::RecordedEvent,
     item::BlockLabel,
@@ -28,6 +28,7 @@ use crate::{
 pub struct Reader<R> {
     items: Items<R>,
     state: State,
+    allocator: AllocatorChecks,
     skipped: Skipped,
 }
 
@@ -89,7 +90,8 @@ impl<R: Read + Seek> Reader<R> {
             above_limits: definitions.left_out,
             ..Skipped::default()
         };
-        Ok(Self { items: Items::new(from)?, state: State::new(definitions), skipped })
+        let allocator = AllocatorChecks::default();
+        Ok(Self { items: Items::new(from)?, state: State::new(definitions), allocator, skipped })
     }
 }
 
@@ -126,7 +128,7 @@ impl<R: Read> Reader<R> {
                 return Ok(Some(Step::Label(Box::new(label))));
             }
             Item::AllocatorEvents(events) => {
-                check_allocator(&events)?;
+                self.allocator.events(&events)?;
                 return Ok(Some(Step::Allocator(events)));
             }
             // All definitions are known already.
