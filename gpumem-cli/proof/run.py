@@ -6,7 +6,7 @@
 
 The programs are in this file and know nothing of gpumem. A line PASS, FAIL or INFO is printed for each comparison and written to the
 file of `--out`; the exit code is 1 if one failed. It needs an NVIDIA GPU, and PyTorch, JAX, nvcc and a second GPU for the comparisons
-that name them. `--only native,static` chooses comparisons; `--seconds` is for the pairs of runs that compare times.
+that name them. `--only native,static` chooses comparisons (`--only torch`: those of `gpumem run --torch`); `--seconds` is for the pairs of runs that compare times.
 """
 
 import argparse
@@ -27,6 +27,11 @@ MIB = 1 << 20
 
 def child_torch(allocator, steps, mode):
     """Trains a small network whose sizes change from step to step, so that the allocator asks the driver."""
+    if mode == "cuda-first":
+        # Another library initialises CUDA before PyTorch is imported.
+        import ctypes
+
+        ctypes.CDLL("libcuda.so.1").cuInit(0)
     import torch
 
     torch.manual_seed(0)
@@ -38,6 +43,12 @@ def child_torch(allocator, steps, mode):
         torch.distributed.init_process_group("nccl")
         model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
     optimizer = torch.optim.AdamW(model.parameters())
+    if mode == "compile":
+        model = torch.compile(model, dynamic=True)
+    if mode == "workers":
+        # Processes that are forked after CUDA was initialised, and use no CUDA.
+        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(64, 8)), num_workers=2)
+        assert sum(1 for _ in data) == 64
 
     def step(number):
         batch = 256 + 64 * (number % 5)
@@ -75,11 +86,26 @@ def child_torch(allocator, steps, mode):
         "events": events,
         "ended": time.time(),
     }
+    if mode == "lines":
+        facts["lines"] = lines_of_snapshot(torch.cuda.memory._snapshot())
     print(json.dumps(facts), flush=True)
     if mode == "ranks":
         with open(os.environ["RANK_FILE"] + os.environ["RANK"], "w") as file:
             json.dump(facts, file)
         torch.distributed.destroy_process_group()
+
+
+def lines_of_snapshot(snapshot):
+    """What PyTorch's own snapshot has live, by the innermost line of this file."""
+    lines = {}
+    for segment in snapshot["segments"]:
+        for block in segment["blocks"]:
+            if block["state"] != "active_allocated":
+                continue
+            own = [f"{frame['filename']}:{frame['line']}" for frame in block.get("frames") or [] if frame["filename"] == __file__]
+            line = own[0] if own else "none"
+            lines[line] = lines.get(line, 0) + block["size"]
+    return lines
 
 
 def child_jax():
@@ -171,7 +197,7 @@ class Proof:
         return [sys.executable, os.path.abspath(__file__), "--child", *map(str, words)]
 
     # PyTorch: PyTorch's part of the peak is what PyTorch says, and the rest is what other libraries asked for.
-    def torch(self, name, conf, figure, mode="plain"):
+    def allocator(self, name, conf, figure, mode="plain"):
         env = {"PYTORCH_CUDA_ALLOC_CONF": conf, "PYTORCH_ALLOC_CONF": conf} if conf else {}
         ran = self.run(self.child("torch", name, 60, mode), env=env)
         if ran["code"] or len(ran["files"]) != 1:
@@ -269,14 +295,97 @@ class Proof:
         self.result("ranks", is_right, ranks=facts, stderr=ran["stderr"][-3000:] if not is_right else "")
         print(ran["stderr"][-4000:])
 
+    # `--torch`: the most that tensors had is what PyTorch says, to the byte.
+    def tensors(self, name, conf="", mode="plain", options=("--torch",)):
+        env = {"PYTORCH_CUDA_ALLOC_CONF": conf, "PYTORCH_ALLOC_CONF": conf} if conf else {}
+        ran = self.run(self.child("torch", name, 30, mode), env=env, options=options)
+        if ran["code"] or len(ran["files"]) != 1:
+            return self.result(name, False, code=ran["code"], files=ran["files"], stderr=ran["stderr"][-2000:])
+        torch = self.report(ran["files"][0])["torch"]
+        device = ((torch or {}).get("devices") or [{}])[0]
+        peak, end, said = (device.get(part) or {} for part in ("peak", "at_end", "said"))
+        facts = {
+            "max_memory_allocated": ran["facts"]["allocated"],
+            "peak": {key: value for key, value in peak.items() if key != "by_place"},
+            "at_end": {key: value for key, value in end.items() if key != "by_place"},
+            "said": said,
+            "events": device.get("events"),
+            "known_from": device.get("known_from_seconds"),
+            "missing": (torch or {}).get("missing"),
+            "lines_at_peak": peak.get("by_place", [])[:5],
+            "after": round(ran["after"], 2),
+            "bytes": os.path.getsize(ran["files"][0]),
+        }
+        is_right = (
+            "contradicts" not in ran["stderr"]
+            and end.get("allocated_bytes") == said.get("memory_allocated")
+            and end.get("reserved_bytes") == said.get("memory_reserved")
+        )
+        if device.get("known_from_seconds") is None:
+            is_right = is_right and peak.get("allocated_bytes") == ran["facts"]["allocated"]
+        elif "--torch-events" not in options:
+            is_right = False
+        if mode == "lines":
+            found = {}
+            for place in end["by_place"]:
+                # Reports name files from the folder of the program.
+                line = os.path.abspath(place["line"]) if place["line"] else "none"
+                found[line] = found.get(line, 0) + place["bytes"]
+            facts["lines"] = [found, ran["facts"]["lines"]]
+            # The report names the innermost line of the program; PyTorch's packages are not of the program.
+            is_right = is_right and found == ran["facts"]["lines"]
+        self.result(name, is_right, **facts)
+        print(ran["stderr"], flush=True)
+
+    def torch_killed(self):
+        code = "import torch, os; a = torch.empty(1 << 28, device='cuda'); print('{}', flush=True); os.kill(os.getpid(), 9)"
+        ran = self.run([sys.executable, "-c", code], options=["--torch"])
+        device, _ = self.device(ran["files"][0])
+        is_right = device.get("peak_bytes") == 1 << 30 and "without Python's exit handlers" in ran["stderr"]
+        self.result("torch-killed", is_right and len(ran["files"]) == 1, peak=device.get("peak_bytes"), files=ran["files"],
+                    stderr=ran["stderr"][-1500:])
+
+    def torch_ranks(self):
+        import torch
+
+        if torch.cuda.device_count() < 2:
+            return self.result("torch-ranks", None, why="one GPU")
+        rank_file = os.path.join(self.folder, "torch-rank")
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", os.path.abspath(__file__)]
+        command = [*launcher, "--child", "torch", "ranks", "20", "ranks"]
+        ran = self.run(command, env={"RANK_FILE": rank_file}, options=["--torch"])
+        facts, is_right = [], len(ran["files"]) == 2
+        for rank, file in enumerate(ran["files"]):
+            with open(rank_file + str(rank)) as said:
+                said = json.load(said)
+            devices = (self.report(file)["torch"] or {}).get("devices", [])
+            found = {device["device"]: (device["peak"] or {}).get("allocated_bytes") for device in devices}
+            facts.append({"file": os.path.basename(file), "found": found, "allocated": said["allocated"]})
+            is_right &= found.get(rank) == said["allocated"]
+        self.result("torch-ranks", is_right, ranks=facts, stderr=ran["stderr"][-3000:] if not is_right else "")
+
+    def torch(self):
+        """All comparisons of `--torch`."""
+        self.tensors("torch-native")
+        self.tensors("torch-lines", mode="lines")
+        self.tensors("torch-empty", mode="empty")
+        self.tensors("torch-expandable", "expandable_segments:True")
+        self.tensors("torch-rounded", "roundup_power2_divisions:4,max_split_size_mb:32")
+        self.tensors("torch-full", options=["--torch", "--torch-events", "2000"])
+        self.tensors("torch-cuda-first", mode="cuda-first")
+        self.tensors("torch-workers", mode="workers")
+        self.tensors("torch-compile", mode="compile")
+        self.torch_killed()
+        self.torch_ranks()
+
     # Times: pairs of runs, one with and one without gpumem, in turns.
-    def times(self, name, conf, steps):
+    def times(self, name, conf, steps, options=()):
         env = {"PYTORCH_CUDA_ALLOC_CONF": conf, "PYTORCH_ALLOC_CONF": conf} if conf else {}
         end = time.time() + self.seconds
         pairs = []
         while not pairs or time.time() + 2.2 * pairs[-1]["wall"][0] < end:
             order = [True, False] if len(pairs) % 2 else [False, True]
-            pair = {recorded: self.run(self.child("torch", name, steps, "plain"), recorded, env) for recorded in order}
+            pair = {recorded: self.run(self.child("torch", name, steps, "plain"), recorded, env, options) for recorded in order}
             pairs.append({
                 "steps": [pair[recorded]["facts"]["seconds"] for recorded in (False, True)],
                 "wall": [pair[recorded]["wall"] for recorded in (False, True)],
@@ -293,7 +402,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gpumem")
     parser.add_argument("--out")
-    parser.add_argument("--only", default="static,killed,native,expandable,async,profiler,jax,ranks,times")
+    parser.add_argument("--only", default="static,killed,native,expandable,async,profiler,jax,ranks,torch,times")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--steps", type=int, default=900)
     arguments = parser.parse_args()
@@ -301,12 +410,14 @@ def main():
     comparisons = {
         "static": proof.static,
         "killed": proof.killed,
-        "native": lambda: proof.torch("native", "", "reserved"),
-        "expandable": lambda: proof.torch("expandable", "expandable_segments:True", "reserved"),
-        "async": lambda: proof.torch("async", "backend:cudaMallocAsync", "allocated"),
-        "profiler": lambda: proof.torch("profiler", "", "reserved", "profiler"),
+        "native": lambda: proof.allocator("native", "", "reserved"),
+        "expandable": lambda: proof.allocator("expandable", "expandable_segments:True", "reserved"),
+        "async": lambda: proof.allocator("async", "backend:cudaMallocAsync", "allocated"),
+        "profiler": lambda: proof.allocator("profiler", "", "reserved", "profiler"),
         "jax": proof.jax,
         "ranks": proof.ranks,
+        "torch": proof.torch,
+        "times-torch": lambda: proof.times("torch", "", arguments.steps, ["--torch"]),
         "times": lambda: proof.times("native", "", arguments.steps),
         "times-async": lambda: proof.times("async", "backend:cudaMallocAsync", arguments.steps),
     }
