@@ -137,7 +137,7 @@ impl Recording {
             "labels": labels,
             "curve": curve(history),
             "notFreed": { "blocks": overview.not_freed.blocks, "bytes": overview.not_freed.bytes },
-            "missing": overview.missing.in_words(),
+            "missing": overview.missing_in_words(),
         });
         Ok(Self { about, data })
     }

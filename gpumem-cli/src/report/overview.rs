@@ -280,6 +280,18 @@ impl Overview {
         Ok(Self::of(&mut History::read(path)?))
     }
 
+    /// One line for each thing that is missing.
+    pub(crate) fn missing_in_words(&self) -> Vec<String> {
+        let tensors = self.torch.iter().flat_map(TensorsOverview::missing_in_words);
+        self.missing.in_words().into_iter().chain(tensors).collect()
+    }
+
+    /// The most that tensors had on a device.
+    pub(crate) fn tensors_peak(&self, device: u32) -> Option<u64> {
+        let devices = &self.torch.as_ref()?.devices;
+        Some(devices.iter().find(|tensors| tensors.device == device)?.peak.as_ref()?.allocated_bytes)
+    }
+
     /// The device whose peak was the highest.
     pub(crate) fn busiest(&self) -> Option<&DeviceOverview> {
         self.devices.iter().rev().filter(|device| device.peak_bytes.is_some()).max_by_key(|device| device.peak_bytes)

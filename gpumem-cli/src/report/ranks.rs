@@ -27,7 +27,7 @@ pub(crate) fn write(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -
     let missing: Vec<_> = overviews
         .iter()
         .zip(names(overviews))
-        .flat_map(|(overview, name)| overview.missing.in_words().into_iter().map(move |line| format!("{name}: {line}")))
+        .flat_map(|(overview, name)| overview.missing_in_words().into_iter().map(move |line| format!("{name}: {line}")))
         .collect();
     if !missing.is_empty() {
         writeln!(out)?;
@@ -63,6 +63,9 @@ impl Show for Peaks<'_> {
             .collect();
         let figures =
             |device: &&DeviceOverview| [signed(device.peak_bytes.unwrap_or(0)), signed(device.live_at_end_bytes)];
+        let tensors = |overview: &Overview, device: &DeviceOverview| overview.tensors_peak(device.device);
+        let has_tensors =
+            rows.iter().any(|(_, overview, device)| device.is_some_and(|device| tensors(overview, device).is_some()));
         let amounts = Amounts::of(rows.iter().filter_map(|(_, _, device)| device.as_ref()).flat_map(figures));
         let highest = rows.iter().filter_map(|(_, _, device)| device.as_ref()).map(|device| figures(device)[0]).max();
         let mut table = Table::new()
@@ -70,9 +73,12 @@ impl Show for Peaks<'_> {
             .column("device", Fit::Right)
             .amounts("peak", amounts)
             .column("after", Fit::Right)
-            .amounts("at the end", amounts)
-            .column("", Fit::Left);
-        for (name, _, device) in &rows {
+            .amounts("at the end", amounts);
+        if has_tensors {
+            table = table.amounts("tensors", amounts);
+        }
+        table = table.column("", Fit::Left);
+        for (name, overview, device) in &rows {
             let Some(device) = device else {
                 table.row([name.as_str().into(), "".into(), Cell::from("nothing was allocated")]);
                 continue;
@@ -81,7 +87,9 @@ impl Show for Peaks<'_> {
             let at = in_words(Duration::from_secs_f64(device.peak_seconds.unwrap_or(0.0)));
             let ordinal = device.device.to_string();
             let cells = [name.clone(), ordinal, amounts.show(peak), at, amounts.show(end)].map(Cell::from);
-            table.row(cells.into_iter().chain([Cell::bar(peak, highest.unwrap_or(0))]));
+            let most = tensors(overview, device).map_or_else(String::new, |bytes| amounts.show(signed(bytes)));
+            let most = has_tensors.then(|| Cell::from(most));
+            table.row(cells.into_iter().chain(most).chain([Cell::bar(peak, highest.unwrap_or(0))]));
         }
         table.show(f, paint)
     }

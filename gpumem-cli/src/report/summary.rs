@@ -15,7 +15,6 @@ use gpumem_core::{
 use super::{
     overview::{DeviceOverview, Overview, Sum},
     ranks,
-    tensors::TensorsOverview,
     text::{percent, shares},
 };
 use crate::history::in_words;
@@ -29,8 +28,7 @@ pub(crate) fn write_all(overviews: &[Overview], out: &mut dyn Write, paint: Pain
 }
 
 fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-    let Overview { file, command, pid, seconds, allocations, frees, sources, devices, torch, missing, leaks, .. } =
-        overview;
+    let Overview { file, command, pid, seconds, allocations, frees, sources, devices, torch, leaks, .. } = overview;
     let heading = format!("{}: {}", one_line(file), counted(*allocations, "allocation", "allocations"));
     writeln!(out, "{}", paint.on(Role::Heading, heading))?;
     let duration = in_words(Duration::from_secs_f64(seconds.max(0.0)));
@@ -62,8 +60,7 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
             writeln!(out, "\n{}", InPaint(leaks, paint))?;
         }
     }
-    let mut missing = missing.in_words();
-    missing.extend(torch.iter().flat_map(TensorsOverview::missing_in_words));
+    let missing = overview.missing_in_words();
     writeln!(out)?;
     for line in &missing {
         writeln!(out, "{}", paint.on(Role::Alarm, line))?;
