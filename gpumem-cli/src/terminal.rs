@@ -13,12 +13,24 @@ use crate::{failure::Failure, progress::working};
 /// One line on stderr. Line breaks and control characters of names are written as escapes.
 pub(crate) fn error(text: &impl fmt::Display) {
     let line = text.to_string().replace(['\n', '\r'], " ");
-    let line = one_line(&line);
+    let line = in_short(&one_line(&line));
     if !line.is_empty() {
         // There is no other place to report that stderr is closed.
         _ = writeln!(io::stderr(), "gpumem: {line}");
     }
 }
+
+/// A name in a damaged file may be as long as the file. The cause is in front of it or behind it.
+fn in_short(line: &str) -> String {
+    let signs = line.chars().count();
+    if signs <= LONGEST_ERROR {
+        return line.to_owned();
+    }
+    let half = LONGEST_ERROR / 2;
+    line.chars().take(half).chain(['…']).chain(line.chars().skip(signs - half)).collect()
+}
+
+const LONGEST_ERROR: usize = 1000;
 
 /// Writes the whole output of a command to stdout.
 pub(crate) fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {

@@ -136,7 +136,12 @@ fn named<T: DeserializeOwned>(text: &str) -> Result<T, String> {
 pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     let paint = terminal::paint();
     let file = &arguments.model;
-    let wrong = |error: Error| Failure::new(format!("`{}` cannot be used", file.display()), error, "");
+    // The error names the file too, which may be one in a folder.
+    let own = format!("{}: ", file.display());
+    let wrong = |error: Error| {
+        let why = error.to_string();
+        Failure::new(format!("`{}` cannot be used", file.display()), why.strip_prefix(&own).unwrap_or(&why), "")
+    };
     // A pipe would be waited for.
     if file.metadata().is_ok_and(|known| !known.is_file() && !known.is_dir()) {
         return Err(Failure::new(format!("`{}` cannot be used", file.display()), "it is no file and no folder", ""));

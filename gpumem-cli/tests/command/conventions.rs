@@ -35,6 +35,14 @@ fn an_error_is_one_line() {
 }
 
 #[test]
+fn an_error_is_not_as_long_as_the_names_in_it() {
+    let ran = ran(&["report", &"x".repeat(5000)]);
+    assert!(ran.stderr.starts_with("gpumem: `xxx") && ran.stderr.contains("x…x"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("` cannot be read: File name too long"), "{}", ran.stderr);
+    assert!(ran.stderr.chars().count() < 1100, "{}", ran.stderr);
+}
+
+#[test]
 fn a_closed_pipe_is_no_error() {
     let mut child =
         gpumem(&["completions", "bash"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");

@@ -140,6 +140,12 @@ fn damaged_recordings() {
 }
 
 #[test]
+fn an_error_names_the_file_once() {
+    let ran = ran(&["estimate", "no-such.json"]);
+    assert_eq!(ran.stderr, "gpumem: `no-such.json` cannot be used: No such file or directory (os error 2)\n");
+}
+
+#[test]
 fn damaged_models() {
     let config = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 172,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
