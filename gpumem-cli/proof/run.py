@@ -6,12 +6,33 @@
 
 The programs are in this file and know nothing of gpumem. A line PASS, FAIL or INFO is printed for each comparison and written to the
 file of `--out`; the exit code is 1 if one failed. It needs an NVIDIA GPU, and PyTorch, JAX, nvcc and a second GPU for the comparisons
-that name them. `--only native,static` chooses comparisons (`--only torch`: those of `gpumem run --torch`); `--seconds` is for the pairs of runs that compare times.
+that name them. `--only native,static` chooses comparisons (`--only torch`: those of `gpumem run --torch`); `--seconds` is for the pairs of runs that compare times. `h200.sh` in this
+folder runs all of them in two parts of at most 8 minutes.
+
+`--join A.jsonl B.jsonl` compares the times of all pairs in the files of `--out`; it needs no GPU.
+
+`--candle PROGRAM` is for the comparison `candle`: a program with candle that trains, and prints {"pool_high": the driver's
+CU_MEMPOOL_ATTR_USED_MEM_HIGH of the default pool}. It can be built without a GPU and without a CUDA toolkit of the system:
+
+1. `pip install --no-deps --target cu` of nvidia-cuda-nvcc, nvidia-cuda-crt, nvidia-nvvm, nvidia-cuda-runtime and nvidia-cuda-cccl, all
+   ==13.0.* (a later toolkit writes PTX that driver 580 does not read): 200 MB. CUDA_HOME=CUDA_PATH=cu/nvidia/cu13, its bin in PATH,
+   CUDA_COMPUTE_CAP=90.
+2. A package with candle-core and candle-nn, feature `cuda`, with [patch.crates-io] candle-kernels = a copy whose build.rs compiles the
+   PTX kernels and not the static library of quantized models (`moe_sources`), in whose place is a library of functions that abort.
+   The kernels take 20 minutes on one busy core.
+3. Empty shared objects stand for libcuda.so.1, libcublas.so.13, libcublasLt.so.13, libcurand.so.10, libnvrtc.so.13 and
+   libcudart.so.13: `cargo rustc --release -- -C link-arg=-Wl,--no-as-needed -C link-arg=-lcuda …`, with
+   RUSTFLAGS="-L native=stub -C link-arg=-Wl,--no-as-needed -C link-arg=-Wl,--unresolved-symbols=ignore-all".
+   PyTorch's folder nvidia/cu13/lib has the real ones.
+
+ONNX Runtime is not compared: the wheel of onnxruntime-gpu 1.31 has 256 MB, of which libonnxruntime_providers_cuda.so has 231 MB
+compressed, and at most 64 MB reach the machine with the GPU.
 """
 
 import argparse
 import json
 import os
+import pickle
 import shutil
 import statistics
 import subprocess
@@ -122,6 +143,77 @@ def child_jax():
     x.block_until_ready()
     stats = jax.local_devices()[0].memory_stats() or {}
     print(json.dumps({"stats": {name: value for name, value in stats.items() if isinstance(value, int)}}))
+
+
+def child_lines():
+    """Allocates blocks of different sizes in functions of all kinds, and prints which Python functions it was in at each."""
+    import threading
+    import traceback
+
+    import torch
+
+    expected, kept, sizes = {}, [], iter(range(6, 100))
+
+    def keep(size, stack, tensor):
+        frames = [(frame.filename, frame.lineno, frame.name) for frame in reversed(stack)]
+        expected[size] = frames
+        kept.append(tensor)
+
+    def here():
+        # One line, so that the last frame has the line of the allocation.
+        size = next(sizes) << 21
+        keep(size, traceback.extract_stack(), torch.empty(size, dtype=torch.uint8, device="cuda"))
+
+    class Layer(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            here()
+            return self.inner(x) if self.inner else x
+
+    def recurse(depth):
+        recurse(depth - 1) if depth else here()
+
+    def generator():
+        for _ in range(2):
+            here()
+            yield
+
+    here()
+    Layer(Layer(Layer(None)))(0)
+    recurse(20)
+    list(generator())
+    [here() for _ in range(2)]
+    (lambda: here())()
+    exec(compile("def made():\n\n    here()\nmade()", "made.py", "exec"), {"here": here})
+    thread = threading.Thread(target=here)
+    thread.start()
+    thread.join()
+    print(json.dumps({"expected": list(expected.items())}), flush=True)
+
+
+def child_oom():
+    """Is refused memory twice: once PyTorch empties its cache and obtains it, once it does not."""
+    import torch
+
+    free, _ = torch.cuda.mem_get_info()
+    most = (free // (2 * MIB) - 256) * 2 * MIB
+    block = torch.empty(most // 2, dtype=torch.uint8, device="cuda")
+    del block
+    block = torch.empty(most * 3 // 4 // (2 * MIB) * 2 * MIB, dtype=torch.uint8, device="cuda")
+    refused = most // 2 // (2 * MIB) * 2 * MIB
+    line = 0
+    try:
+        line = sys._getframe().f_lineno + 1
+        torch.empty(refused, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        pass
+    stats = torch.cuda.memory_stats()
+    facts = {"refused": refused, "line": line, "reserved": torch.cuda.memory_reserved()}
+    facts |= {name: stats[name] for name in ("num_alloc_retries", "num_ooms")}
+    print(json.dumps(facts), flush=True)
 
 
 STATIC = r"""
@@ -378,38 +470,139 @@ class Proof:
         self.torch_killed()
         self.torch_ranks()
 
+    def lines(self):
+        """The lines of Python of each block are those that `traceback` has."""
+        ran = self.run(self.child("lines"))
+        if ran["code"] or len(ran["files"]) != 1:
+            return self.result("lines", False, code=ran["code"], stderr=ran["stderr"][-2000:])
+        words = [self.gpumem, "report", "--format", "torch", "--at", "end", ran["files"][0]]
+        snapshot = pickle.loads(subprocess.run(words, capture_output=True, check=True).stdout)
+        blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+        recorded = {block["size"]: block.get("frames", []) for block in blocks}
+        different = []
+        for size, expected in ran["facts"]["expected"]:
+            # The functions outside of Python have other files. Python's own names have no classes in `traceback`.
+            frames = [frame for frame in recorded.get(size, []) if frame["filename"].endswith(".py")]
+            frames = [[frame["filename"], frame["line"], frame["name"].rsplit(".", 1)[-1]] for frame in frames]
+            if frames != expected:
+                different.append({"size": size, "recorded": frames, "traceback": expected})
+        self.result("lines", not different, python=sys.version.split()[0], blocks=len(ran["facts"]["expected"]),
+                    frames=sum(len(frames) for _, frames in ran["facts"]["expected"]), different=different[:3])
+
+    def oom(self):
+        ran = self.run(self.child("oom"))
+        report = self.report(ran["files"][0]) if ran["files"] else {}
+        refused, said = report.get("refused") or {}, ran["facts"]
+        main = refused.get("main") or {}
+        # PyTorch asks once, empties its cache and asks again.
+        is_right = bool(said) and refused.get("count") == said["num_alloc_retries"] + said["num_ooms"]
+        is_right = is_right and refused["obtained_soon"] == said["num_alloc_retries"] - said["num_ooms"]
+        is_right = is_right and (main["bytes"], main["live_bytes"]) == (said["refused"], said["reserved"])
+        is_right = is_right and f"run.py:{said['line']}" in (main["place"] or "")
+        first = ran["stderr"].strip().splitlines()[:2]
+        is_right = is_right and first[0].startswith("Out of memory: the driver refused ")
+        self.result("oom", is_right, said=said, refused={**refused, "newest": None}, summary=first)
+
+    def candle(self):
+        if not self.program_with_candle:
+            return self.result("candle", None, why="--candle is not given")
+        import torch
+
+        folders = [os.path.join(os.path.dirname(torch.__file__), "lib")]
+        for path in sys.path:
+            folders += [folder for folder, _, files in os.walk(os.path.join(path, "nvidia")) if folder.endswith("lib") and files]
+        path = ":".join([*folders, os.environ.get("LD_LIBRARY_PATH", "")])
+        ran = self.run([os.path.abspath(self.program_with_candle), "50"], env={"LD_LIBRARY_PATH": path})
+        device, missing = self.device(ran["files"][0]) if ran["files"] else ({}, None)
+        by_kind = {sum["name"]: sum for sum in device.get("peak_by_kind", [])}
+        pool = by_kind.get("pool", {"bytes": 0, "blocks": 0})
+        high = ran["facts"].get("pool_high", 0)
+        # The driver counts each block in steps of 512 bytes at most.
+        is_right = 0 < pool["bytes"] <= high <= pool["bytes"] + 512 * pool["blocks"]
+        missing = {key: value for key, value in (missing or {}).items() if value}
+        self.result("candle", ran["code"] == 0 and is_right and not missing, code=ran["code"], peak=device.get("peak_bytes"),
+                    pool=pool, pool_high=high, missing=missing, by_library=device.get("peak_by_library"),
+                    said=ran["facts"], stderr=ran["stderr"][-1500:])
+
     # Times: pairs of runs, one with and one without gpumem, in turns.
     def times(self, name, conf, steps, options=()):
         env = {"PYTORCH_CUDA_ALLOC_CONF": conf, "PYTORCH_ALLOC_CONF": conf} if conf else {}
+        child = lambda steps: self.child("torch", name, steps, "plain")
+        # Each run has at least 10 s of steps: so many of them are measured first.
+        if not steps:
+            trial = self.run(child(300), False, env)["facts"]["seconds"]
+            steps = int(300 * 10.3 / trial) + 1
         end = time.time() + self.seconds
         pairs = []
         while not pairs or time.time() + 2.2 * pairs[-1]["wall"][0] < end:
             order = [True, False] if len(pairs) % 2 else [False, True]
-            pair = {recorded: self.run(self.child("torch", name, steps, "plain"), recorded, env, options) for recorded in order}
+            pair = {recorded: self.run(child(steps), recorded, env, options) for recorded in order}
             pairs.append({
+                "first": "recorded" if order[0] else "alone",
                 "steps": [pair[recorded]["facts"]["seconds"] for recorded in (False, True)],
                 "wall": [pair[recorded]["wall"] for recorded in (False, True)],
                 "program": [pair[recorded]["wall"] - pair[recorded]["after"] for recorded in (False, True)],
             })
-        ratio = {key: statistics.median(pair[key][1] / pair[key][0] for pair in pairs) for key in ("steps", "program", "wall")}
-        self.result(f"times {name}", None, pairs=len(pairs), ratio=ratio, all=pairs)
+        self.result(f"times {name}", None, steps=steps, ratio=medians(pairs), all=pairs)
+
+
+def medians(pairs):
+    """Of what takes with gpumem as many times as long: the steps, the process up to its end, the whole command."""
+    return {key: statistics.median(pair[key][1] / pair[key][0] for pair in pairs) for key in ("steps", "program", "wall")}
+
+
+def join(files):
+    """Compares the times of all pairs that several runs of this script have measured."""
+    pairs, failed = {}, False
+    for file in files:
+        with open(file) as lines:
+            for line in map(json.loads, lines):
+                if line["name"].startswith("times "):
+                    pairs.setdefault(line["name"], []).extend(line["all"])
+    for name, most in (("times native", 1.01), ("times async", 1.03)):
+        all_pairs = pairs.get(name, [])
+        for number, pair in enumerate(all_pairs, 1):
+            ratios = ", ".join(f"{key} {pair[key][1] / pair[key][0]:.4f}" for key in ("steps", "program", "wall"))
+            print(f"     {name} {number:2}, {pair['first']} first, {pair['steps'][0]:.3f} s of steps alone: {ratios}")
+        if not all_pairs:
+            print("FAIL", name, "no pairs")
+            failed = True
+            continue
+        ratio = medians(all_pairs)
+        is_long = min(min(pair["steps"]) for pair in all_pairs) >= 10
+        is_right = len(all_pairs) >= 15 and is_long and ratio["steps"] <= most
+        failed |= not is_right
+        words = ", ".join(f"{key} {value:.4f}" for key, value in ratio.items())
+        print("PASS" if is_right else "FAIL", f"{name}: median of {len(all_pairs)} pairs: {words}; at most {most} for the steps")
+        # With the time to load libraries, which differs more from run to run.
+        print("INFO" if ratio["program"] <= most else "FAIL", f"{name}: the whole process {ratio['program']:.4f}")
+    return int(failed)
 
 
 def main():
     if sys.argv[1:2] == ["--child"]:
         kind, *words = sys.argv[2:]
-        return child_torch(words[0], int(words[1]), words[2]) if kind == "torch" else child_jax()
+        if kind == "torch":
+            return child_torch(words[0], int(words[1]), words[2])
+        return {"jax": child_jax, "lines": child_lines, "oom": child_oom}[kind]()
+    if sys.argv[1:2] == ["--join"]:
+        return join(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gpumem")
     parser.add_argument("--out")
-    parser.add_argument("--only", default="static,killed,native,expandable,async,profiler,jax,ranks,torch,times")
+    parser.add_argument("--only", default="static,killed,lines,oom,native,expandable,async,profiler,jax,candle,ranks,torch,times,times-async")
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--steps", type=int, default=0, help="0: as many as take 10 s")
+    parser.add_argument("--candle", help="a program with candle, see above")
     arguments = parser.parse_args()
     proof = Proof(arguments.gpumem, arguments.out, arguments.seconds)
+    proof.program_with_candle = arguments.candle
     comparisons = {
         "static": proof.static,
         "killed": proof.killed,
+        "lines": proof.lines,
+        "oom": proof.oom,
+        "candle": proof.candle,
         "native": lambda: proof.allocator("native", "", "reserved"),
         "expandable": lambda: proof.allocator("expandable", "expandable_segments:True", "reserved"),
         "async": lambda: proof.allocator("async", "backend:cudaMallocAsync", "allocated"),

@@ -30,6 +30,7 @@ Examples:
   gpumem report --tree train.capture               each scope: peak, still in use, total
   gpumem report --calls train.capture              the calls that led to the peak, as a tree
   gpumem report --at 12.5s train.capture           what was live then
+  gpumem report --at oom train.capture             what was live when memory ran out
   gpumem report --between start peak train.capture
   gpumem report rank-*.capture                     several ranks, side by side
   gpumem report --html train.html train.capture
@@ -76,7 +77,7 @@ struct View {
     /// What was not freed.
     #[arg(long)]
     leaks: bool,
-    /// What was live at a moment: peak, start, end, or a time since the start such as 12.5s or 300ms.
+    /// What was live at a moment: peak, start, end, oom (when the driver refused an allocation), or a time since the start such as 12.5s or 300ms.
     #[arg(long, value_name = "MOMENT")]
     at: Option<Moment>,
     /// What came and went between two moments.
@@ -117,6 +118,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
         let mut objects = Vec::new();
         for (at, file) in arguments.files.iter().enumerate() {
             let mut history = History::read(file)?;
+            check_moments(&history, &arguments.view)?;
             if arguments.json {
                 objects.push(object(&mut history, &arguments.view));
             } else {
@@ -169,6 +171,7 @@ fn export(arguments: &Arguments, format: Format) -> Result<Exit, Failure> {
         return Err(Failure::new(what, "it is for one recording", "give one file at a time"));
     };
     let history = History::read(file)?;
+    check_moments(&history, &arguments.view)?;
     if let Some(output) = &arguments.output {
         terminal::write_file(output, |out| format.write(&history, moment, out))?;
     } else {
@@ -222,6 +225,24 @@ pub(crate) fn exit_of(missing: &[(String, Missing)]) -> Exit {
         }
     }
     exit
+}
+
+/// Whether the recording has the moments that are asked for.
+fn check_moments(history: &History, view: &View) -> Result<(), Failure> {
+    let is_asked = view.at == Some(Moment::Oom) || view.between.iter().flatten().any(|moment| *moment == Moment::Oom);
+    if !is_asked {
+        return Ok(());
+    }
+    let file = history.path.display();
+    let what = format!("`{file}` cannot be shown at `oom`");
+    match history.oom() {
+        None => Err(Failure::new(what, "the driver refused no allocation", "give another moment, such as peak")),
+        Some(refused) if !history.is_whole_at(refused.number) => {
+            let cause = "the recording has only a part of the events, without what was live then";
+            Err(Failure::new(what, cause, "record without --only-peak, or with a larger --max-size"))
+        }
+        Some(_) => Ok(()),
+    }
 }
 
 /// The scopes with their figures; `None` if the recording is too large for that.

@@ -90,7 +90,13 @@ impl Random {
                 EventKind::Open { scope, spec }
             }
             12 => EventKind::Close { scope },
-            _ => match self.below(3) {
+            _ => match self.below(4) {
+                3 => EventKind::Refused {
+                    device: Some(self.device()).filter(|_| self.below(2) == 0),
+                    bytes: Bytes::new(self.any()),
+                    kind: MemKind::ALL[usize::try_from(self.below(6)).expect("it is small")],
+                    stack: StackId(self.small() % 8),
+                },
                 0 => EventKind::Sample { device: self.device(), memory: self.memory() },
                 1 => EventKind::Lost { count: self.any() },
                 _ => {
@@ -232,7 +238,7 @@ fn everything(history: &mut History, folder: &Path) {
     summary::write_all(std::slice::from_ref(&overview), &mut out, Paint::Ansi).unwrap();
     summary::write_all(&[overview.clone(), overview], &mut out, Paint::Plain).unwrap();
     places::write(history, &mut out, Paint::Plain).unwrap();
-    for at in [Moment::Start, Moment::Peak, Moment::End, Moment::Time(Duration::from_nanos(500))] {
+    for at in [Moment::Start, Moment::Peak, Moment::End, Moment::Oom, Moment::Time(Duration::from_nanos(500))] {
         moment::write_at(history, at, &mut out, Paint::Plain).unwrap();
         tensors::write_at(history, at, &mut out, Paint::Plain).unwrap();
         moment::write_between(history, [Moment::Peak, at], &mut out, Paint::Plain).unwrap();

@@ -24,7 +24,7 @@ use gpumem_core::{
     capture::{Definitions, End, Reader, Skipped},
     derive::LedgerView,
     ledger::Counts,
-    model::{CallsiteId, Device, GpuMemory, Label, Source},
+    model::{CallsiteId, Device, GpuMemory, Label, MemKind, Source, StackId},
 };
 
 pub(crate) use self::{
@@ -51,6 +51,8 @@ pub(crate) struct History {
     pub(crate) scopes: Vec<ScopeLife>,
     /// Devices on which something happened, by their numbers.
     pub(crate) devices: Vec<DeviceHistory>,
+    /// Allocations that the driver refused, in their order.
+    pub(crate) refusals: Vec<Refusal>,
     /// The last moment that is known of the program, since the recording began: it may run on without an event.
     pub(crate) end: Duration,
     /// What is known of PyTorch's tensors, if that was asked for.
@@ -124,6 +126,27 @@ pub(crate) struct BlockLife {
     /// In [`History::devices`].
     pub(crate) device: u16,
     pub(crate) context: u8,
+}
+
+/// An allocation that the driver refused, because there was not enough memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Refusal {
+    /// When, in nanoseconds since the recording began.
+    pub(crate) time: u64,
+    /// The number of the event.
+    pub(crate) number: u64,
+    pub(crate) bytes: u64,
+    pub(crate) kind: MemKind,
+    /// In [`History::devices`], if it is known.
+    pub(crate) device: Option<u16>,
+    pub(crate) thread: u16,
+    pub(crate) stack: StackId,
+    /// The last change before it.
+    pub(crate) after: Option<u32>,
+    /// What was live on the device then.
+    pub(crate) live: Option<u64>,
+    /// Within a second, the same thread obtained as much memory of that kind of place.
+    pub(crate) was_obtained: bool,
 }
 
 /// In place of the change with which a block went.
@@ -227,6 +250,17 @@ impl History {
         };
         let after = self.changes[at as usize..].iter().find(is_less);
         Some((self.time_of(at), after.map_or(u64::MAX, |change| change.time)))
+    }
+
+    /// The refusal that matters most: the last one after which the thread did not get the memory, else the last one.
+    pub(crate) fn oom(&self) -> Option<&Refusal> {
+        let not_obtained = self.refusals.iter().rev().find(|refused| !refused.was_obtained);
+        not_obtained.or(self.refusals.last())
+    }
+
+    /// Whether what was live at the event of this number is in the recording.
+    pub(crate) fn is_whole_at(&self, number: u64) -> bool {
+        self.definitions().part().is_none_or(|part| !part.is_peaks && part.after < number)
     }
 
     pub(crate) fn origin(&self, block: &BlockLife) -> &Origin {

@@ -10,10 +10,10 @@ use std::{
 
 use gpumem_core::{
     capture::{Reader, RecordedEvent, Step},
-    model::{Block, Device, EventKind, Key, ScopeId, ThreadId},
+    model::{Block, Device, EventKind, Key, MemKind, ScopeId, ThreadId},
 };
 
-use super::{BlockLife, Change, ChangeKind, DeviceHistory, History, LIVE, ScopeLife, names::Origins, tensors};
+use super::{BlockLife, Change, ChangeKind, DeviceHistory, History, LIVE, Refusal, ScopeLife, names::Origins, tensors};
 use crate::{failure::Failure, progress::Progress, run, terminal};
 
 /// The bytes of a recording. It shows how much was read.
@@ -97,6 +97,10 @@ impl History {
     }
 }
 
+/// How soon a thread that was refused memory has to obtain it: allocators with a cache empty the cache and try again. The library
+/// waits as long before it reports a refusal.
+const SOON: u64 = 1_000_000_000;
+
 /// What is known while a recording is read.
 struct Reading {
     reader: Reader<Bytes>,
@@ -106,6 +110,8 @@ struct Reading {
     /// The newest free of each thread: a failed one is undone.
     freed: HashMap<ThreadId, (Key, u32)>,
     open: HashMap<ScopeId, usize>,
+    /// Refusals whose thread may still obtain the memory.
+    pending: Vec<usize>,
     has_clock: bool,
     time: u64,
     tensors: tensors::Reading,
@@ -120,6 +126,7 @@ struct Parts {
     labels: HashMap<u32, gpumem_core::model::Label>,
     scopes: Vec<ScopeLife>,
     devices: Vec<DeviceHistory>,
+    refusals: Vec<Refusal>,
 }
 
 impl Reading {
@@ -132,6 +139,7 @@ impl Reading {
             live: HashMap::new(),
             freed: HashMap::new(),
             open: HashMap::new(),
+            pending: Vec::new(),
             has_clock,
             time: 0,
             tensors: tensors::Reading::default(),
@@ -225,6 +233,24 @@ impl Reading {
                     closed: None,
                 });
             }
+            EventKind::Refused { device, bytes, kind, stack } => {
+                let device = device.map(|device| self.device(device));
+                let history = &mut self.history;
+                let live = device.map(|device| history.devices[usize::from(device)].live);
+                self.pending.push(history.refusals.len());
+                history.refusals.push(Refusal {
+                    time: self.time,
+                    number: event.number,
+                    bytes: bytes.get(),
+                    kind,
+                    device,
+                    thread: thread(event),
+                    stack,
+                    after: u32::try_from(history.changes.len()).unwrap_or(LIVE).checked_sub(1),
+                    live,
+                    was_obtained: false,
+                });
+            }
             EventKind::Close { scope } => {
                 if let Some(at) = self.open.remove(&scope) {
                     self.history.scopes[at].closed = Some(self.time);
@@ -235,6 +261,9 @@ impl Reading {
     }
 
     fn alloc(&mut self, event: &RecordedEvent, key: Key, block: &Block) {
+        if !self.pending.is_empty() {
+            self.obtained(event, block);
+        }
         // The ledger has just got it.
         let Some(known) = self.reader.ledger().block(key) else { return };
         let life = BlockLife {
@@ -247,6 +276,25 @@ impl Reading {
             context: block.context,
         };
         self.begin(event, key, life, ChangeKind::Alloc);
+    }
+
+    /// A thread has obtained memory: perhaps what it was refused.
+    #[cold]
+    fn obtained(&mut self, event: &RecordedEvent, block: &Block) {
+        let device = self.device(block.device);
+        let (time, refusals) = (self.time, &mut self.history.refusals);
+        self.pending.retain(|at| {
+            let refused = &mut refusals[*at];
+            let is_there = match refused.device {
+                Some(known) => known == device && block.kind != MemKind::PinnedHost,
+                None => block.kind == refused.kind,
+            };
+            refused.was_obtained = time - refused.time <= SOON
+                && refused.thread == thread(event)
+                && is_there
+                && block.bytes.get() >= refused.bytes;
+            !refused.was_obtained && time - refused.time <= SOON
+        });
     }
 
     /// A block is live from now on.
@@ -289,7 +337,7 @@ impl Reading {
 
     fn finish(self, path: &Path) -> History {
         let Self { reader, history, origins, time, tensors, .. } = self;
-        let Parts { changes, blocks, shrunk, labels, scopes, devices } = history;
+        let Parts { changes, blocks, shrunk, labels, scopes, devices, refusals } = history;
         let segments = |device: Device| {
             let number = devices.iter().position(|known| known.device == device);
             let block = |change: &'_ Change| &blocks[change.block as usize];
@@ -307,6 +355,7 @@ impl Reading {
             labels,
             scopes,
             devices,
+            refusals,
             end: reader.definitions().last_clock().unwrap_or_default().max(Duration::from_nanos(time)),
             tensors,
             reader,

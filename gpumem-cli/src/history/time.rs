@@ -11,6 +11,8 @@ pub(crate) enum Moment {
     /// The highest peak; of several devices, each has its own.
     Peak,
     End,
+    /// The refused allocation that matters most.
+    Oom,
     /// Since the recording began.
     Time(Duration),
 }
@@ -21,6 +23,7 @@ impl fmt::Display for Moment {
             Self::Start => f.write_str("the start"),
             Self::Peak => f.write_str("the peak"),
             Self::End => f.write_str("the end"),
+            Self::Oom => f.write_str("the refused allocation"),
             Self::Time(time) => f.write_str(&in_words(*time)),
         }
     }
@@ -35,6 +38,7 @@ impl FromStr for Moment {
             "START" => return Ok(Self::Start),
             "PEAK" => return Ok(Self::Peak),
             "END" => return Ok(Self::End),
+            "OOM" => return Ok(Self::Oom),
             _ => {}
         }
         let digits = text.find(|sign: char| !sign.is_ascii_digit() && sign != '.').unwrap_or(text.len());
@@ -50,7 +54,7 @@ impl FromStr for Moment {
         };
         let seconds = number.parse().map_or(f64::NAN, |number: f64| number * unit);
         let time = Duration::try_from_secs_f64(seconds);
-        time.map(Self::Time).map_err(|_| "write start, peak, end, or a time such as 12.5s, 300ms or 2m".to_owned())
+        time.map(Self::Time).map_err(|_| "write start, peak, end, oom, or a time such as 12.5s, 300ms or 2m".to_owned())
     }
 }
 
@@ -83,6 +87,7 @@ impl History {
             Moment::Start => None,
             Moment::Peak => self.busiest()?.peak_at,
             Moment::End => self.last_change(),
+            Moment::Oom => self.oom()?.after,
             Moment::Time(time) => {
                 let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
                 let after = self.changes.partition_point(|change| change.time <= nanos);
@@ -104,6 +109,7 @@ mod tests {
             ("peak", Ok(Moment::Peak)),
             ("start", Ok(Moment::Start)),
             (" End ", Ok(Moment::End)),
+            ("oom", Ok(Moment::Oom)),
             ("12.5s", time(12_500)),
             ("12.5", time(12_500)),
             ("300 ms", time(300)),

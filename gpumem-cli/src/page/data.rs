@@ -86,6 +86,18 @@ impl Columns {
     }
 }
 
+/// When the driver refused allocations, and what the summary says of them.
+fn refused(history: &History, overview: &Overview) -> Value {
+    let Some(refused) = &overview.refused else { return Value::Null };
+    let newest = &history.refusals[history.refusals.len().saturating_sub(refused.newest.len())..];
+    json!({
+        "words": refused.in_words(),
+        "times": newest.iter().map(|refused| refused.time).collect::<Vec<_>>(),
+        // `null` if nothing was live before, or if what was is not in the recording.
+        "after": history.oom().and_then(|main| main.after).filter(|_| refused.is_live_known),
+    })
+}
+
 impl Recording {
     pub(super) fn of(history: &mut History) -> io::Result<Self> {
         let overview = Overview::of(history);
@@ -136,6 +148,7 @@ impl Recording {
             "devices": devices,
             "labels": labels,
             "curve": curve(history),
+            "refused": refused(history, &overview),
             "notFreed": { "blocks": overview.not_freed.blocks, "bytes": overview.not_freed.bytes },
             "missing": overview.missing_in_words(),
         });

@@ -422,6 +422,8 @@ function start() {
       .map((device) => `${device.name}: the peak was ${bytesInWords(device.peak)}, after ${timeInWords(data.time[device.peakAt])}.${device.most ? ` ${shortened(device.most, 240)}.` : ''}`)
       .join('\n');
     $('missing').textContent = recording.missing.join('\n');
+    $('refused').textContent = recording.refused ? recording.refused.words.join('\n') : '';
+    $('oom').hidden = !recording.refused || recording.refused.after === null;
     chosenPools = pools(data);
     $('pool').replaceChildren(...chosenPools.map((pool, at) => new Option(pool.name, at)));
     const busiest = chosenPools.findIndex(
@@ -548,7 +550,28 @@ function start() {
     light.forEach(stack);
     context.globalAlpha = 1;
     full.forEach(stack);
+    markRefused(context, width, MARGIN.top, height - MARGIN.bottom);
     markSelected(context, width, MARGIN.top, height - MARGIN.bottom);
+  }
+
+  // A line where the driver refused an allocation, with a cross at its top.
+  function markRefused(context, width, top, bottom) {
+    if (!data.about.refused) return;
+    context.strokeStyle = style('--alarm');
+    let last = -1;
+    for (const time of data.about.refused.times) {
+      const at = x(time, width);
+      if (at < MARGIN.left || at > width - MARGIN.right || Math.abs(at - last) < 2) continue;
+      last = at;
+      context.beginPath();
+      context.moveTo(at, top);
+      context.lineTo(at, bottom);
+      context.moveTo(at - 4, top);
+      context.lineTo(at + 4, top + 8);
+      context.moveTo(at + 4, top);
+      context.lineTo(at - 4, top + 8);
+      context.stroke();
+    }
   }
 
   function markSelected(context, width, top, bottom) {
@@ -849,6 +872,7 @@ function start() {
     drawMoment();
   });
   $('whole').addEventListener('click', () => data && move(0, wholeTime()));
+  $('oom').addEventListener('click', () => select(data.about.refused.after));
   $('peak').addEventListener('click', () => {
     if (!curves || curves.peakAt < 0) return;
     const time = data.time[curves.peakAt];

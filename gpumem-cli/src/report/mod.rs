@@ -7,6 +7,7 @@ pub(crate) mod moment;
 pub(crate) mod overview;
 pub(crate) mod places;
 pub(crate) mod ranks;
+pub(crate) mod refused;
 pub(crate) mod summary;
 pub(crate) mod tensors;
 mod text;

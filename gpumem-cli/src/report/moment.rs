@@ -5,7 +5,10 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::export::{Paint, Role};
+use gpumem_core::{
+    export::{Paint, Role},
+    model::Bytes,
+};
 use serde::Serialize;
 
 use super::{
@@ -92,6 +95,13 @@ fn time(history: &History, moment: Moment, change: Option<u32>) -> String {
             |at| format!("the peak, after {}", in_words(Duration::from_nanos(history.time_of(at)))),
         ),
         Moment::End => format!("the end, after {}", in_words(history.end)),
+        Moment::Oom => history.oom().map_or_else(
+            || moment.to_string(),
+            |refused| {
+                let (bytes, at) = (Bytes::new(refused.bytes), in_words(Duration::from_nanos(refused.time)));
+                format!("the refusal of {bytes}, after {at}")
+            },
+        ),
     }
 }
 

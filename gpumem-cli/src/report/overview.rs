@@ -9,7 +9,7 @@ use gpumem_core::{
 };
 use serde::Serialize;
 
-use super::{tensors::TensorsOverview, text::percent};
+use super::{refused::Refused, tensors::TensorsOverview, text::percent};
 use crate::history::{ChangeKind, Held, History, in_words, sums_by};
 
 /// What a recording comes to. The names of the fields are those in JSON.
@@ -22,6 +22,8 @@ pub(crate) struct Overview {
     pub(crate) allocations: u64,
     pub(crate) frees: u64,
     pub(crate) sources: Vec<SourceOverview>,
+    /// `None` if the driver refused no allocation.
+    pub(crate) refused: Option<Refused>,
     pub(crate) devices: Vec<DeviceOverview>,
     /// PyTorch's tensors, if `--torch` asked for them.
     pub(crate) torch: Option<TensorsOverview>,
@@ -268,6 +270,7 @@ impl Overview {
                     library: one_line(library).into_owned(),
                 })
                 .collect(),
+            refused: Refused::of(history),
             devices,
             torch: TensorsOverview::of(history),
             not_freed,

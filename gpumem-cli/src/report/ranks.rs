@@ -10,13 +10,24 @@ use std::{
 
 use gpumem_core::export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, WIDTH, shortened};
 
-use super::overview::{DeviceOverview, Overview};
+use super::{
+    overview::{DeviceOverview, Overview},
+    refused::Refused,
+};
 use crate::history::in_words;
 
 /// So many places are compared.
 const MOST_PLACES: usize = 15;
 
 pub(crate) fn write(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    for (overview, name) in overviews.iter().zip(names(overviews)) {
+        for line in overview.refused.iter().flat_map(Refused::in_words) {
+            writeln!(out, "{}", paint.on(Role::Alarm, format!("{name}: {line}")))?;
+        }
+    }
+    if overviews.iter().any(|overview| overview.refused.is_some()) {
+        writeln!(out)?;
+    }
     writeln!(out, "{}", paint.on(Role::Heading, format!("{} recordings, the peak of each", overviews.len())))?;
     writeln!(out, "{}", InPaint(&Peaks(overviews), paint))?;
     let places = places(overviews);

@@ -15,6 +15,7 @@ use gpumem_core::{
 use super::{
     overview::{DeviceOverview, Overview, Sum},
     ranks,
+    refused::Refused,
     text::{percent, shares},
 };
 use crate::history::in_words;
@@ -27,7 +28,20 @@ pub(crate) fn write_all(overviews: &[Overview], out: &mut dyn Write, paint: Pain
     }
 }
 
+/// Most users come because memory ran out, so this comes first.
+fn write_refused(refused: &Refused, file: &str, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    let mut lines = refused.in_words();
+    if refused.is_live_known {
+        lines.push(format!("What held the memory: `gpumem report --at oom {}`", one_line(file)));
+    }
+    lines.iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Alarm, line)))?;
+    writeln!(out)
+}
+
 fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    if let Some(refused) = &overview.refused {
+        write_refused(refused, &overview.file, out, paint)?;
+    }
     let Overview { file, command, pid, seconds, allocations, frees, sources, devices, torch, leaks, .. } = overview;
     let heading = format!("{}: {}", one_line(file), counted(*allocations, "allocation", "allocations"));
     writeln!(out, "{}", paint.on(Role::Heading, heading))?;

@@ -244,6 +244,7 @@ pub(crate) fn at(history: &History, moment: Moment) -> Option<Vec<TensorMoment>>
             // When tensors had most meanwhile.
             Moment::Peak => history.peak_of(tensors.about.device)?,
             Moment::End => (u64::MAX, u64::MAX),
+            Moment::Oom => [history.oom()?.time; 2].into(),
             Moment::Time(time) => [time.as_nanos().try_into().unwrap_or(u64::MAX); 2].into(),
         };
         let steps = tensors.most_between(window.0, window.1).0;

@@ -163,6 +163,12 @@ impl Made {
         self.event(EventKind::Alloc { key, block });
     }
 
+    /// The driver refuses an allocation on the device of the tests.
+    pub(crate) fn refused(&mut self, bytes: u64, kind: MemKind, place: u32) {
+        let (device, stack) = (Some(DEVICE), StackId(place + 1));
+        self.event(EventKind::Refused { device, bytes: Bytes::new(bytes), kind, stack });
+    }
+
     pub(crate) fn free(&mut self, key: Key) {
         self.event(EventKind::Free { key, block: None });
     }

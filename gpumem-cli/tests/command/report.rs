@@ -144,7 +144,7 @@ fn a_moment_shows_what_was_live_then() {
     assert!(text.contains("kind     pool 50 MiB (100 %)\n"), "{text}");
     let ran = ran(&["report", "--at", "soon", &file]);
     assert_eq!(ran.code, Some(2));
-    assert!(ran.stderr.contains("write start, peak, end, or a time such as 12.5s"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("write start, peak, end, oom, or a time such as 12.5s"), "{}", ran.stderr);
 }
 
 #[test]
@@ -357,4 +357,74 @@ fn a_reader_that_goes_away_is_no_error() {
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
+}
+
+#[test]
+fn the_summary_begins_with_the_allocation_that_was_refused() {
+    let mut made = Made::new("oom");
+    made.alloc(100 * MIB, MemKind::Device, 0);
+    // The thread empties its cache and tries again.
+    let cache = made.alloc(300 * MIB, MemKind::Device, 1);
+    made.refused(200 * MIB, MemKind::Device, 2);
+    made.free(cache);
+    made.alloc(200 * MIB, MemKind::Device, 2);
+    let without = recorded("short.capture", made);
+    let text = printed(&["report", &without]);
+    let short = "Memory was short: the driver refused 1 allocation; the last: 200 MiB (device) after 3 µs, at src/model.rs:77, called \
+                 from src/main.rs:9, while the process had 400 MiB of device 0 in use.\nEach time the same thread obtained as much \
+                 within a second, as allocators with a cache do that empty it and try again.\nWhat held the memory: ";
+    assert!(text.starts_with(short), "{text}");
+    let mut made = Made::new("oom");
+    made.alloc(100 * MIB, MemKind::Device, 0);
+    made.refused(200 * MIB, MemKind::Device, 2);
+    // Another thread, another size, or too late: not what was refused.
+    made.on_thread(2);
+    made.alloc(200 * MIB, MemKind::Device, 1);
+    made.on_thread(1);
+    made.alloc(100 * MIB, MemKind::Device, 1);
+    made.refused(3 << 30, MemKind::Pool, 2);
+    made.wait(1_100_000);
+    made.alloc(4 << 30, MemKind::Pool, 2);
+    let file = recorded("oom.capture", made);
+    let text = printed(&["report", &file]);
+    let lines: Vec<_> = text.lines().take(4).collect();
+    assert!(lines[0].starts_with("Out of memory: the driver refused 3 GiB (pool) after 5 µs, at "), "{text}");
+    assert!(
+        lines[0].ends_with(
+            "while the process had 400 MiB of device 0 in use. The thread did not obtain as much within a second."
+        ),
+        "{text}"
+    );
+    assert_eq!(lines[1], "In all, 2 allocations were refused, of 3 GiB at most.");
+    assert_eq!(lines[2..], [&format!("What held the memory: `gpumem report --at oom {file}`"), ""]);
+    let at = printed(&["report", "--at", "oom", &file]);
+    assert!(at.starts_with("device 0 (NVIDIA H200): 400 MiB in use at the refusal of 3 GiB, after 5 µs\n"), "{at}");
+    let refused = &json(&["report", "--json", &file])["refused"];
+    assert_eq!((&refused["count"], &refused["obtained_soon"]), (&2.into(), &0.into()), "{refused}");
+    assert_eq!(refused["largest_bytes"], 3_u64 << 30);
+    assert_eq!(refused["main"]["live_bytes"], 400 * MIB);
+    assert_eq!((&refused["main"]["kind"], &refused["newest"][0]["bytes"]), (&"pool".into(), &(200 * MIB).into()));
+    // Of several recordings, each has a line.
+    let ranks = printed(&["report", &file, &without]);
+    assert!(ranks.starts_with("oom: Out of memory: ") && ranks.contains("\nshort: Memory was short: "), "{ranks}");
+    let page = recorded_page(&file);
+    assert!(page.contains("Out of memory: the driver refused 3 GiB"), "the page says so as well");
+}
+
+fn recorded_page(file: &str) -> String {
+    let page = format!("{file}.html");
+    printed(&["report", "--html", &page, file]);
+    std::fs::read_to_string(page).expect("it was written")
+}
+
+#[test]
+fn without_a_refused_allocation_there_is_no_such_moment() {
+    let mut made = Made::new("calm");
+    made.alloc(MIB, MemKind::Device, 0);
+    let file = recorded("calm.capture", made);
+    assert!(json(&["report", "--json", &file])["refused"].is_null());
+    for arguments in [&["report", "--at", "oom"][..], &["report", "--between", "start", "oom"]] {
+        let ran = ran(&[arguments, &[&file]].concat());
+        assert!(ran.code == Some(2) && ran.stderr.contains("the driver refused no allocation"), "{}", ran.stderr);
+    }
 }

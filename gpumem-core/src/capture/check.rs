@@ -237,6 +237,11 @@ impl Checks {
                 self.lost(more)?;
                 self.displaced = now;
             }
+            // However much was requested: nothing adds it up.
+            EventKind::Refused { device, stack, .. } => {
+                device.map_or(Ok(()), check_device)?;
+                limit(stack.0 < MOST_STACKS)?;
+            }
             EventKind::Untracked | EventKind::ContextDestroyed { .. } => {}
         }
         Ok(())

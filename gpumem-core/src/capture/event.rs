@@ -8,7 +8,8 @@ use super::{
     wire::{Wire, nanoseconds},
 };
 use crate::model::{
-    Block, Bytes, Device, EventKind, Gauge, GpuMemory, Key, PoolUsage, ScopeId, ScopeSpec, ThreadId, Time,
+    Block, Bytes, Device, EventKind, Gauge, GpuMemory, Key, MemKind, PoolUsage, ScopeId, ScopeSpec, StackId, ThreadId,
+    Time,
 };
 
 /// An event as it came through the inbox.
@@ -295,4 +296,5 @@ events! {
     Lost = 19 { count: u64 }
     Displaced = 20 { now: u64, more: u64 }
     PoolMarkDisturbed = 21 { device: Device }
+    Refused = 22 { device: Option<Device>, bytes: Bytes, kind: MemKind, stack: StackId }
 }

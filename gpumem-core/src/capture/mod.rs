@@ -40,6 +40,9 @@ pub use self::{
     reader::{Reader, Skipped, Step},
     record::{End, VERSION, is_recording},
     recover::{Recovered, new_path, old_path, recover, ring_path},
-    ring::{Line, RingMemory, RingOwner, RingReader, RingWriter, WHOLE, lines_for, on_the_heap, ring},
+    ring::{
+        Line, RingContent, RingDefinitions, RingMemory, RingOwner, RingReader, RingWriter, WHOLE, lines_for,
+        on_the_heap, ring,
+    },
     writer::{Writer, Written},
 };

@@ -8,6 +8,9 @@ use crate::model::{Block, Device, EventKind, ThreadId};
 /// So many events that say that numbers may be wrong are kept.
 const MOST_WARNINGS: usize = 1 << 10;
 
+/// So many refused allocations are kept.
+const MOST_REFUSALS: usize = 1 << 14;
+
 /// What is kept of the events of a program.
 #[derive(Debug)]
 pub struct Part {
@@ -19,6 +22,8 @@ pub struct Part {
     peaks: Option<HashMap<Device, Peak>>,
     /// Events were lost, or not understood.
     warnings: Vec<RecordedEvent>,
+    /// Allocations were refused.
+    refusals: Vec<RecordedEvent>,
     newest: u64,
 }
 
@@ -45,7 +50,8 @@ impl Part {
     }
 
     fn new(peaks: Option<HashMap<Device, Peak>>) -> Self {
-        Self { live: HashMap::new(), freed_last: HashMap::new(), peaks, warnings: Vec::new(), newest: 0 }
+        let (live, freed_last) = (HashMap::new(), HashMap::new());
+        Self { live, freed_last, peaks, warnings: Vec::new(), refusals: Vec::new(), newest: 0 }
     }
 
     /// Applies an event. Events come in the order of their numbers.
@@ -98,6 +104,7 @@ impl Part {
             {
                 self.warnings.push(*event);
             }
+            EventKind::Refused { .. } if self.refusals.len() < MOST_REFUSALS => self.refusals.push(*event),
             _ => {}
         }
     }
@@ -153,7 +160,7 @@ impl Part {
         let mut events: BTreeMap<u64, RecordedEvent> = BTreeMap::new();
         let since = self.peaks.iter().flat_map(HashMap::values).flat_map(|peak| &peak.since);
         // A block that has shrunk since the peak comes several times, first as it was at the peak.
-        for event in since.chain(self.live.values()).chain(&self.warnings) {
+        for event in since.chain(self.live.values()).chain(&self.warnings).chain(&self.refusals) {
             events.entry(event.number).or_insert(*event);
         }
         events.into_values().collect()

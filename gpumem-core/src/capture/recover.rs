@@ -1,15 +1,18 @@
 //! After a process was killed: what was in the ring is added to its recording.
 
 use std::{
+    collections::HashSet,
     fs::{self, File, TryLockError},
     io::{self, Seek, SeekFrom},
     path::{Path, PathBuf},
 };
 
 use super::{
-    ring::{RingOwner, RingReader, WHOLE},
+    item::{CodeAddress, Item},
+    ring::{RingContent, RingOwner, RingReader, WHOLE},
     writer::Writer,
 };
+use crate::model::StackId;
 
 /// Where the ring of a recording is while the program runs, or if it was killed.
 pub fn ring_path(recording: &Path) -> PathBuf {
@@ -58,11 +61,11 @@ pub fn recover(recording: &Path) -> io::Result<Recovered> {
     let ring = RingReader::from_bytes(&bytes);
     // The process holds a lock while it runs. Its children that did not call `exec` hold it too.
     if let Err(TryLockError::WouldBlock) = file.try_lock()
-        && ring.as_ref().is_none_or(|(_, owner, _)| is_running(owner))
+        && ring.as_ref().is_none_or(|ring| is_running(&ring.owner))
     {
         return Ok(Recovered::IsRunning);
     }
-    let Some((recorded, _, items)) = ring else {
+    let Some(RingContent { recorded, definitions, items, .. }) = ring else {
         fs::remove_file(&ring_path)?;
         return Ok(Recovered::Complete);
     };
@@ -75,14 +78,41 @@ pub fn recover(recording: &Path) -> io::Result<Recovered> {
     file.set_len(recorded)?;
     file.seek(SeekFrom::End(0))?;
     let mut writer = Writer::append(&file, recorded);
-    for item in items {
-        writer.write(&item)?;
+    let items: Vec<Item> = items.collect();
+    // Before the events that need them. If they are in the recording too, they are the same.
+    for definition in needed(&items, &definitions) {
+        writer.write(definition)?;
+    }
+    let defined = writer.written().items;
+    for item in &items {
+        writer.write(item)?;
     }
     writer.flush()?;
-    let added = writer.written().items;
+    let added = writer.written().items - defined;
     file.sync_all()?;
     fs::remove_file(&ring_path)?;
     Ok(Recovered::Added(added))
+}
+
+/// Of these definitions, those of stacks that events have, and what those stacks consist of.
+fn needed<'a>(items: &[Item], definitions: &'a [Item]) -> impl Iterator<Item = &'a Item> {
+    let stack_of = |item: &Item| match item {
+        Item::Event(event) => event.kind.stack(),
+        _ => None,
+    };
+    let stacks: HashSet<StackId> = items.iter().filter_map(stack_of).collect();
+    let of_stacks = definitions.iter().filter_map(|item| match item {
+        Item::Stack(stack) if stacks.contains(&stack.id) => Some(&stack.addresses),
+        _ => None,
+    });
+    let addresses: HashSet<CodeAddress> = of_stacks.flatten().copied().collect();
+    let modules: HashSet<u32> = addresses.iter().map(|address| address.module).collect();
+    definitions.iter().filter(move |item| match item {
+        Item::Stack(stack) => stacks.contains(&stack.id),
+        Item::Module(module) => modules.contains(&module.id),
+        Item::Symbols(symbols) => addresses.contains(&symbols.address),
+        _ => false,
+    })
 }
 
 /// Whether the process runs. Another one may have got its number.

@@ -6,6 +6,9 @@
 //!
 //! The memory of the ring can be a mapped file. It is there after the program was killed, and [`RingReader::from_bytes`] reads what
 //! is in it. A slot is given free only after its event is in the recording, so an event is in the recording or in the ring.
+//!
+//! Behind the slots there is room for definitions: a thread that sees a stack for the first time puts there what the stack consists
+//! of, before its event. The thread that writes the recording defines it too, but only when it comes to that event.
 
 use std::{
     fmt::Debug,
@@ -44,9 +47,17 @@ impl RingMemory for Box<[Line]> {
     }
 }
 
-/// How many lines of memory a ring of at least so many slots takes.
+/// How many lines of memory a ring of at least so many slots takes, with half as many lines for definitions.
 pub const fn lines_for(slots: usize) -> usize {
-    HEADER + slots.next_power_of_two()
+    let slots = slots.next_power_of_two();
+    HEADER + slots + slots / 2
+}
+
+/// How many slots memory of so many lines has; `None` if it is not the memory of a ring.
+fn slots_of(lines: usize) -> Option<usize> {
+    let lines = lines.checked_sub(HEADER)?;
+    let slots = lines / 3 * 2;
+    (lines.is_multiple_of(3) && slots.is_power_of_two()).then_some(slots)
 }
 
 /// Memory on the heap.
@@ -63,6 +74,8 @@ mod line {
     pub(super) const ABOUT: usize = 0;
     /// How long the recording is, and how many slots are in it. Two, so that one store replaces one by the other.
     pub(super) const STATES: [usize; 2] = [1, 2];
+    /// How many words of definitions there are.
+    pub(super) const DEFINED: usize = 3;
     /// How many slots were ever filled, and how many items had no room since that was last put into the ring.
     pub(super) const HEAD: usize = 4;
     /// How many slots were ever given free.
@@ -71,7 +84,7 @@ mod line {
 const HEADER: usize = 8;
 
 /// Of the layout of this memory.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// The lowest byte of the first word of an item.
 const ALLOC: u64 = 1;
@@ -115,6 +128,16 @@ impl<M: RingMemory> Ring<M> {
     fn newest_state(&self) -> &AtomicU64 {
         &self.line(line::ABOUT)[4]
     }
+
+    fn defined(&self) -> &AtomicU64 {
+        &self.line(line::DEFINED)[0]
+    }
+
+    /// The words for definitions.
+    fn definitions(&self) -> impl Iterator<Item = &AtomicU64> {
+        let slots = usize::try_from(self.mask).map_or(usize::MAX, |mask| mask + 1);
+        self.memory.lines().get(HEADER + slots..).unwrap_or_default().iter().flat_map(|line| &line.0)
+    }
 }
 
 /// The side that the inbox fills.
@@ -143,6 +166,30 @@ pub struct RingReader<M = Box<[Line]>> {
     bytes: Vec<u8>,
 }
 
+/// The side that defines stacks, before the first event that has one.
+#[derive(Debug)]
+pub struct RingDefinitions<M = Box<[Line]>> {
+    ring: Arc<Ring<M>>,
+    /// How many words were written.
+    written: usize,
+    events: EventWriter,
+    scratch: Vec<u8>,
+    bytes: Vec<u8>,
+}
+
+/// What is in the ring of a program that was killed.
+#[derive(Debug)]
+pub struct RingContent<I> {
+    /// How long the recording was when slots were last given free.
+    pub recorded: u64,
+    /// Who filled the ring.
+    pub owner: RingOwner,
+    /// Of stacks, modules and addresses. Some may be in the recording as well.
+    pub definitions: Vec<Item>,
+    /// What comes after the recording.
+    pub items: I,
+}
+
 /// The length of a recording that is complete up to its end, while another file takes its place.
 pub const WHOLE: u64 = u64::MAX;
 
@@ -158,10 +205,10 @@ pub struct RingOwner {
 /// A ring in this memory, for a recording that has so many bytes. An allocation or a free takes one slot.
 ///
 /// # Panics
-/// If the memory has no room for a slot.
+/// If the memory has another number of lines than [`lines_for`] says.
 pub fn ring<M: RingMemory>(memory: M, owner: RingOwner, recorded: u64) -> (RingWriter<M>, RingReader<M>) {
-    let slots = memory.lines().len().saturating_sub(HEADER);
-    assert!(slots.is_power_of_two(), "{slots} slots");
+    let lines = memory.lines().len();
+    let slots = slots_of(lines).unwrap_or_else(|| panic!("{lines} lines are not the memory of a ring"));
     let ring = Arc::new(Ring { memory, mask: slots as u64 - 1 });
     let about = ring.line(line::ABOUT);
     for (word, value) in about.iter().zip([MAGIC, VERSION, owner.pid, owner.began]) {
@@ -180,7 +227,50 @@ pub fn ring<M: RingMemory>(memory: M, owner: RingOwner, recorded: u64) -> (RingW
     (writer, RingReader::new(ring, 0, 0))
 }
 
+impl<M: RingMemory> RingDefinitions<M> {
+    /// Adds definitions, all or none. `false`: they have no room.
+    pub fn add(&mut self, items: &[Item]) -> bool {
+        self.bytes.clear();
+        for item in items {
+            self.events.begin_record();
+            item::put(item, &mut self.events, &mut self.scratch, &mut self.bytes);
+        }
+        let mut free = self.ring.definitions().skip(self.written);
+        let words = 1 + self.bytes.len().div_ceil(8);
+        if free.by_ref().take(words).count() < words {
+            return false;
+        }
+        let words = [self.bytes.len() as u64].into_iter().chain(words_of(&self.bytes));
+        for (to, word) in self.ring.definitions().skip(self.written).zip(words) {
+            to.store(word, Relaxed);
+            self.written += 1;
+        }
+        self.ring.defined().store(self.written as u64, Release);
+        true
+    }
+}
+
+/// Bytes as words; the last one is filled up with 0.
+fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes.chunks(8).map(|bytes| {
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        u64::from_le_bytes(word)
+    })
+}
+
 impl<M: RingMemory> RingWriter<M> {
+    /// The side that defines stacks. To be called once.
+    pub fn definitions(&self) -> RingDefinitions<M> {
+        RingDefinitions {
+            ring: Arc::clone(&self.ring),
+            written: 0,
+            events: EventWriter::default(),
+            scratch: Vec::new(),
+            bytes: Vec::new(),
+        }
+    }
+
     /// Puts an event into the ring.
     #[inline]
     pub fn event(&mut self, event: &Event<'_>, ticks: u64) {
@@ -265,12 +355,7 @@ impl<M: RingMemory> RingWriter<M> {
             return self.miss();
         }
         let first = OTHER | (self.bytes.len() as u64) << 8;
-        let words = self.bytes.chunks(8).map(|bytes| {
-            let mut word = [0; 8];
-            word[..bytes.len()].copy_from_slice(bytes);
-            u64::from_le_bytes(word)
-        });
-        for (at, word) in (0..).zip([first].into_iter().chain(words)) {
+        for (at, word) in (0..).zip([first].into_iter().chain(words_of(&self.bytes))) {
             let slot = self.ring.slot(self.head + at / WORDS as u64);
             #[expect(clippy::cast_possible_truncation, reason = "it is below the number of words")]
             slot[at as usize % WORDS].store(word, Relaxed);
@@ -333,15 +418,14 @@ impl<M: RingMemory> RingReader<M> {
 }
 
 impl RingReader {
-    /// What was in the ring of a program that was killed, from the bytes of its file: how long the recording was when slots were last
-    /// given free, who filled the ring, and its items. `None` if these are not the bytes of a ring.
-    pub fn from_bytes(bytes: &[u8]) -> Option<(u64, RingOwner, impl Iterator<Item = Item>)> {
+    /// What was in the ring of a program that was killed, from the bytes of its file. `None` if these are not the bytes of a ring.
+    pub fn from_bytes(bytes: &[u8]) -> Option<RingContent<impl Iterator<Item = Item>>> {
         let line = |bytes: &[u8]| {
             let word = |at: usize| bytes[8 * at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
             Line(std::array::from_fn(|at| AtomicU64::new(word(at))))
         };
         let memory: Box<[Line]> = bytes.chunks_exact(BYTES).map(line).collect();
-        let slots = memory.len().checked_sub(HEADER).filter(|slots| slots.is_power_of_two())?;
+        let slots = slots_of(memory.len())?;
         let ring = Ring { memory, mask: slots as u64 - 1 };
         let [magic, version, pid, began, newest, ..] = ring.line(line::ABOUT).each_ref().map(|word| word.load(Relaxed));
         if magic != MAGIC || version != VERSION {
@@ -354,14 +438,32 @@ impl RingReader {
             return None;
         }
         let missed = (missed > 0).then_some(Item::Missed(missed));
+        let definitions = definitions_in(&ring);
         let items = RingReader::new(Arc::new(ring), tail, head).take_while_in(head).chain(missed);
-        Some((recorded, RingOwner { pid, began }, items))
+        Some(RingContent { recorded, owner: RingOwner { pid, began }, definitions, items })
     }
 
     /// The items before this slot.
     fn take_while_in(mut self, head: u64) -> impl Iterator<Item = Item> {
         std::iter::from_fn(move || if self.next < head { self.next() } else { None })
     }
+}
+
+/// The definitions in a ring, as far as they can be read: the memory may be of a damaged file.
+fn definitions_in(ring: &Ring<Box<[Line]>>) -> Vec<Item> {
+    let mut definitions = Vec::new();
+    let defined = usize::try_from(ring.defined().load(Relaxed)).unwrap_or(0);
+    let mut words = ring.definitions().take(defined).map(|word| word.load(Relaxed));
+    while let Some(length) = words.next() {
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let bytes: Vec<u8> = words.by_ref().take(length.div_ceil(8)).flat_map(u64::to_le_bytes).collect();
+        let Some(bytes) = bytes.get(..length) else { break };
+        let mut input = Input::new(bytes);
+        while let Ok(Some(item)) = item::get(&mut EventReader::default(), &mut input) {
+            definitions.push(item);
+        }
+    }
+    definitions
 }
 
 /// The items that are in the ring now.
@@ -404,7 +506,10 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::model::{Device, Family, ScopeId, StackId};
+    use crate::{
+        capture::{CodeAddress, StackDefinition},
+        model::{Device, Family, ScopeId, StackId},
+    };
 
     fn block(bytes: u64) -> Block {
         let device = Device { family: Family::Simulated, ordinal: 3 };
@@ -492,13 +597,36 @@ mod tests {
         });
     }
 
+    fn stack(number: u32) -> Item {
+        let address = CodeAddress { module: number, offset: 0x1234 };
+        Item::Stack(StackDefinition { id: StackId(number), addresses: vec![address; 3] })
+    }
+
+    #[test]
+    fn definitions_are_kept_as_long_as_the_ring() {
+        let (mut writer, mut reader) = ring(16);
+        let mut definitions = writer.definitions();
+        let defined = |reader: &RingReader| RingReader::from_bytes(&bytes(reader)).unwrap().definitions;
+        assert_eq!(defined(&reader), []);
+        assert!(definitions.add(&[stack(1), stack(2)]) && definitions.add(&[stack(3)]));
+        (0..8).for_each(|number| put(&mut writer, number * 4));
+        assert_eq!(reader.by_ref().count(), 8);
+        reader.release(1_000);
+        assert_eq!(defined(&reader), [1, 2, 3].map(stack));
+        // Half as many lines as there are slots.
+        let more = (4..100).take_while(|number| definitions.add(&[stack(*number)])).count();
+        assert!((10..30).contains(&more), "{more}");
+        assert_eq!(defined(&reader).len(), 3 + more);
+        assert_eq!(recovered(&bytes(&reader)), (1_000, vec![]));
+    }
+
     fn bytes(reader: &RingReader) -> Vec<u8> {
         reader.words().flat_map(|word| word.load(Relaxed).to_le_bytes()).collect()
     }
 
     /// The numbers of the events in the ring, and how long the recording was.
     fn recovered(bytes: &[u8]) -> (u64, Vec<u64>) {
-        let (recorded, owner, items) = RingReader::from_bytes(bytes).unwrap();
+        let RingContent { recorded, owner, items, .. } = RingReader::from_bytes(bytes).unwrap();
         assert_eq!(owner, OWNER);
         let number = |item| match item {
             Item::Event(read) => {
@@ -534,6 +662,7 @@ mod tests {
     fn bytes_that_are_no_ring_are_refused_and_damaged_ones_do_not_panic() {
         let (mut writer, reader) = ring(16);
         (0..15).for_each(|number| put(&mut writer, number));
+        assert!(writer.definitions().add(&[stack(1), stack(2)]));
         let good = bytes(&reader);
         for length in [0, 1, 511, 512, 513, good.len() - 64, good.len() + 64] {
             let mut other = good.clone();
@@ -544,8 +673,8 @@ mod tests {
             for value in [0, 1, 0x80, 0xff] {
                 let mut bad = good.clone();
                 bad[at] = value;
-                if let Some((_, _, items)) = RingReader::from_bytes(&bad) {
-                    assert!(items.count() <= 17, "at {at}");
+                if let Some(content) = RingReader::from_bytes(&bad) {
+                    assert!(content.items.count() <= 17 && content.definitions.len() <= 64, "at {at}");
                 }
             }
         }

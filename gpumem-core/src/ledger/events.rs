@@ -43,7 +43,8 @@ impl Ledger {
     #[cold]
     fn apply_rare(&mut self, event: &Event<'_>) -> Option<Trace> {
         match *event.kind {
-            EventKind::Alloc { .. } | EventKind::Free { .. } => {}
+            // What was refused changes nothing.
+            EventKind::Alloc { .. } | EventKind::Free { .. } | EventKind::Refused { .. } => {}
             EventKind::FreeFailed => self.free_failed(event.thread),
             EventKind::Untracked => {
                 self.counts.untracked += 1;

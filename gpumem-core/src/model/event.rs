@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Block, Bytes, CallsiteId, Device, Gauge, GpuMemory, Key, PoolUsage, Source};
+use super::{Block, Bytes, CallsiteId, Device, Gauge, GpuMemory, Key, MemKind, PoolUsage, Source, StackId};
 
 /// Time since the session began.
 pub type Time = Duration;
@@ -75,9 +75,23 @@ pub enum EventKind {
     Displaced { now: u64, more: u64 },
     /// Another library reset the high-water mark of a device's pool, or gave the device another pool.
     PoolMarkDisturbed { device: Device },
+    /// The driver refused an allocation, because there was not enough memory. Only posted while a recording is made. The device is
+    /// not known for some pools, and for memory of the host.
+    Refused { device: Option<Device>, bytes: Bytes, kind: MemKind, stack: StackId },
 }
 
 impl EventKind {
+    /// The stack of what was allocated, of the block that the source knows, or of what was refused.
+    pub const fn stack(&self) -> Option<StackId> {
+        match self {
+            Self::Alloc { block, .. } | Self::Free { block: Some(block), .. } | Self::LateLookup { block } => {
+                Some(block.stack)
+            }
+            Self::Refused { stack, .. } => Some(*stack),
+            _ => None,
+        }
+    }
+
     /// The clock is read for each such event. Other events have the time of the newest event before them that the clock was
     /// read for.
     pub const fn needs_time(&self) -> bool {

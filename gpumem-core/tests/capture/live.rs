@@ -406,12 +406,16 @@ impl Live {
     fn rare(&mut self) {
         let device = device(&mut self.random);
         let (memory, usage, count) = (memory(&mut self.random), usage(&mut self.random), self.random.below(3));
-        match self.random.below(10) {
+        match self.random.below(11) {
             0 => self.post(EventKind::Sample { device, memory }),
             1 => self.post(EventKind::PoolUsage { device, usage }),
             2 => self.post(EventKind::ReadFailed { device, gauge: Gauge::Sampled }),
             3 => self.post(EventKind::ResetPeaks { device }),
             4 => self.post(EventKind::PoolMarkDisturbed { device }),
+            10 => {
+                let (kind, stack) = (MemKind::Vmm, StackId::NONE);
+                self.post(EventKind::Refused { device: Some(device), bytes: memory.used, kind, stack });
+            }
             5 if self.random.is(4) => self.post(EventKind::Lost { count }),
             6 if self.random.is(4) => {
                 let now = self.random.below(3);

@@ -86,7 +86,7 @@ fn reading(random: &mut Random) -> DeviceReading {
 
 fn event_kind(random: &mut Random) -> EventKind {
     let scope = ScopeId(random.any());
-    match random.below(21) {
+    match random.below(22) {
         0 => EventKind::Free { key: key(random), block: random.option(block) },
         1 => EventKind::LateLookup { block: block(random) },
         2 => EventKind::Untracked,
@@ -118,6 +118,10 @@ fn event_kind(random: &mut Random) -> EventKind {
         17 => EventKind::Lost { count: random.any() },
         18 => EventKind::Displaced { now: random.any(), more: random.any() },
         19 => EventKind::PoolMarkDisturbed { device: device(random) },
+        20 => {
+            let Block { bytes, kind, stack, .. } = block(random);
+            EventKind::Refused { device: random.option(device), bytes, kind, stack }
+        }
         _ => EventKind::Alloc { key: key(random), block: block(random) },
     }
 }

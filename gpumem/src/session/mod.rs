@@ -201,9 +201,27 @@ impl Session {
     fn stack_here(&self) -> StackId {
         #[cfg(feature = "sim")]
         if self.devices.get().is_some() {
-            return source::uncached_stack(|addresses| self.stacks.number(addresses));
+            return source::uncached_stack(|addresses| self.number_stack(addresses));
         }
         source::current_stack()
+    }
+
+    /// The number of the stack that was refused memory. Without stacks nothing is walked, and no debug information is read.
+    fn stack_of_refusal(&self) -> StackId {
+        if source::min_bytes_of(self.settings) == u64::MAX { StackId::NONE } else { self.stack_here() }
+    }
+
+    /// The number of a stack. A recording has what a new stack consists of before any event with it.
+    #[cfg_attr(
+        not(any(feature = "sim", feature = "cupti", feature = "dispatch")),
+        allow(dead_code, reason = "no source")
+    )]
+    fn number_stack(&self, addresses: &[usize]) -> StackId {
+        #[cfg(feature = "capture")]
+        if self.capture.defines_stacks() {
+            return self.number_and_define(addresses);
+        }
+        self.stacks.number(addresses, |_| {})
     }
 
     /// A number for a scope, or for a peak that is kept.

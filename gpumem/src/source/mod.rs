@@ -29,7 +29,7 @@ pub use self::both::calls_of_both_sources;
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) use self::driver::{hook_for_nobody, rehearse};
 #[cfg(feature = "capture")]
-pub(crate) use self::stacks::{module_at, python_frame};
+pub(crate) use self::stacks::{LoadedFile, files_of, python_frame};
 pub(crate) use self::{
     devices::Devices,
     off::{traces_are_off, turn_traces_off},

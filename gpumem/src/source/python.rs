@@ -14,7 +14,7 @@ use crate::{
     model::{Frame, StackId},
     sys::{
         python::{CodeParts, Interpreter, PythonFrame, PythonLine},
-        stack::{as_observer_cold, module_of},
+        stack::{as_observer_cold, files_of},
     },
 };
 
@@ -98,11 +98,14 @@ fn number(native: StackId) -> Option<StackId> {
 
 /// The number of a stack that is not in the cache.
 fn number_of(native: StackId, interpreter: &Interpreter, frames: &[PythonFrame]) -> StackId {
-    let file = module_of(interpreter.address());
-    let is_inner = |address: &&usize| module_of(**address) != file;
-    let mut stack: Vec<usize> = recorder::addresses(native).iter().take_while(is_inner).copied().collect();
-    let mut lines = lines();
-    let lines = lines.get_or_insert_default();
+    let mut stack = recorder::addresses(native).to_vec();
+    // As a return address behind its first byte, it is inside the interpreter.
+    stack.push(interpreter.address() + 1);
+    let files = files_of(&stack);
+    let inner = files.iter().position(|file| Some(file) == files.last()).unwrap_or(0);
+    stack.truncate(inner);
+    let mut locked = lines();
+    let lines = locked.get_or_insert_default();
     for frame in frames {
         let next = lines.lines.len();
         let number = *lines.numbers.entry((*frame, interpreter.code_parts(frame))).or_insert(next);
@@ -111,6 +114,8 @@ fn number_of(native: StackId, interpreter: &Interpreter, frames: &[PythonFrame])
         }
         stack.push(LINE | number);
     }
+    // A recording asks for the lines of a new stack.
+    drop(locked);
     recorder::number_stack(&stack)
 }
 

@@ -43,9 +43,24 @@ struct NumberedStacks {
 }
 
 impl StackTable {
-    /// The number of a stack; the same each time. 0 if the stack is empty, or if there are too many stacks.
-    pub(crate) fn number(&self, addresses: &[usize]) -> StackId {
-        self.lock().number(addresses)
+    /// The number of a stack; the same each time. 0 if the stack is empty, or if there are too many stacks. `define` is called with
+    /// the number of a new stack, before any thread gets it.
+    pub(crate) fn number(&self, addresses: &[usize], define: impl FnOnce(StackId)) -> StackId {
+        self.lock().number(addresses, define)
+    }
+
+    /// The number of a stack that has one.
+    #[cfg(feature = "capture")]
+    pub(crate) fn find(&self, addresses: &[usize]) -> Option<StackId> {
+        self.lock().numbers.get(addresses).copied()
+    }
+
+    /// Calls `begin`, and returns all stacks that had numbers then.
+    #[cfg(feature = "capture")]
+    pub(crate) fn all_before(&self, begin: impl FnOnce()) -> Vec<(StackId, Arc<[usize]>)> {
+        let stacks = self.lock();
+        begin();
+        (1..).map(StackId).zip(stacks.stacks.iter().cloned()).collect()
     }
 
     /// The return addresses of a stack, innermost first. Empty if the number is 0.
@@ -137,9 +152,9 @@ pub(crate) fn frames(_: &[usize]) -> Vec<Frame> {
     Vec::new()
 }
 
-/// The file of the program or library that contains an address, and where it is mapped.
+/// The files of the program and of libraries that contain return addresses, and where they are mapped.
 #[cfg(all(feature = "backtrace", feature = "capture"))]
-pub(crate) use crate::sys::stack::module_at;
+pub(crate) use crate::sys::stack::{LoadedFile, files_of};
 
 /// The frame of a line of Python, whose number is on a stack in the place of an address.
 #[cfg(all(feature = "backtrace", feature = "capture"))]
@@ -150,9 +165,18 @@ pub(crate) fn python_frame(_: usize) -> Option<Frame> {
     None
 }
 
+/// Without the feature there are no stacks.
 #[cfg(all(not(feature = "backtrace"), feature = "capture"))]
-pub(crate) fn module_at(_: usize) -> Option<(std::path::PathBuf, usize)> {
-    None
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(crate) struct LoadedFile {
+    pub(crate) path: std::path::PathBuf,
+    pub(crate) base: usize,
+    pub(crate) notes: Vec<u8>,
+}
+
+#[cfg(all(not(feature = "backtrace"), feature = "capture"))]
+pub(crate) fn files_of(addresses: &[usize]) -> Vec<Option<Arc<LoadedFile>>> {
+    vec![None; addresses.len()]
 }
 
 /// The file name of the program or library that contains this crate.
@@ -172,7 +196,7 @@ pub(crate) fn own_module() -> Option<String> {
 }
 
 impl NumberedStacks {
-    fn number(&mut self, addresses: &[usize]) -> StackId {
+    fn number(&mut self, addresses: &[usize], define: impl FnOnce(StackId)) -> StackId {
         if let Some(number) = self.numbers.get(addresses) {
             return *number;
         }
@@ -183,6 +207,7 @@ impl NumberedStacks {
         self.stacks.push(Arc::clone(&stack));
         let number = StackId(u32::try_from(self.stacks.len()).unwrap_or(0));
         self.numbers.insert(stack, number);
+        define(number);
         number
     }
 

@@ -17,7 +17,7 @@ use std::{
 
 #[cfg(all(feature = "capture", feature = "dispatch"))]
 pub(crate) use self::code::run_in_python;
-use self::layout::Layout;
+use self::layout::{Identity, Layout};
 
 /// A frame chain with more frames than this is not read to its end.
 const MAX_CHAIN: usize = 1024;
@@ -34,9 +34,10 @@ pub(crate) struct PythonFrame {
     offset: i32,
 }
 
-/// The addresses of what a code object consists of. A new code object may have the address of one that is gone; then these differ.
+/// The addresses of what a code object consists of, and its identity. A new code object may have the address of one that is gone, and
+/// even its names and its table of lines may have the addresses of theirs; then the identity differs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct CodeParts([usize; 3]);
+pub(crate) struct CodeParts([usize; 3], usize);
 
 /// What a frame stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,13 +167,23 @@ impl Interpreter {
     /// The parts of the code object of a frame that [`frames`](Self::frames) has written, on the same thread and before it returned
     /// to Python.
     pub(crate) fn code_parts(&self, frame: &PythonFrame) -> CodeParts {
-        // SAFETY: the frame is on the stack of this thread, so its code object is alive, and has these fields.
-        CodeParts(self.layout.code_parts.map(|at| unsafe { word(frame.code + at) }))
+        // SAFETY: the frame is on the stack of this thread, so its code object is alive, and has these fields. The name is a string,
+        // which has a hash.
+        unsafe {
+            let parts = self.layout.code_parts.map(|at| word(frame.code + at));
+            let identity = match self.layout.identity {
+                Identity::Version { at } => word(frame.code + at),
+                Identity::Name { at, hash, first_line } => {
+                    word(word(frame.code + at) + hash) ^ word(frame.code + first_line).rotate_left(32)
+                }
+            };
+            CodeParts(parts, identity)
+        }
     }
 
     /// What a frame stands for, under the same conditions as [`code_parts`](Self::code_parts).
     pub(crate) fn line(&self, frame: &PythonFrame) -> PythonLine {
-        let CodeParts([file, function, _]) = self.code_parts(frame);
+        let CodeParts([file, function, _], _) = self.code_parts(frame);
         let code = ptr::with_exposed_provenance_mut(frame.code);
         // SAFETY: the code object is alive. The function reads its table of lines, which does not change.
         let line = unsafe { (self.functions.line_at)(code, frame.offset) };

@@ -3,6 +3,7 @@
 use std::{path::PathBuf, ptr};
 
 use super::loader::{self, Loaded};
+pub(crate) use super::loader::{LoadedFile, files_of};
 
 /// The most functions that are captured without the walker. Each costs 0.16 µs, so a stack costs at most 5 µs.
 const MAX_CAPTURED: usize = 32;
@@ -120,12 +121,6 @@ pub(crate) fn resolve(address: usize) -> Vec<Symbol> {
 #[doc(alias = "dladdr")]
 pub(crate) fn module_of(address: usize) -> Option<PathBuf> {
     loaded_at(address).map(|found| found.file)
-}
-
-/// As [`module_of`], and the address at which the file is mapped.
-#[cfg(feature = "capture")]
-pub(crate) fn module_at(address: usize) -> Option<(PathBuf, usize)> {
-    loaded_at(address).map(|found| (found.file, found.base))
 }
 
 /// What the loader knows about a return address.

@@ -1,5 +1,11 @@
 //! `kill -9` loses nothing that was recorded.
 
+use std::collections::HashSet;
+
+use gpumem_core::{
+    capture::{CodeAddress, Item, items_of},
+    model::StackId,
+};
 use gpumem_tests::{Random, built};
 
 use super::*;
@@ -34,6 +40,99 @@ fn a_killed_program_loses_no_event() {
         most = most.max(returned);
     }
     assert!(most > 1_000 && all > most, "{most} {all}");
+}
+
+/// The stacks of a recording that events have and that are not defined, and how many events have one.
+#[track_caller]
+fn stacks_without_frames(file: &str) -> (Vec<StackId>, usize) {
+    let (items, _) = items_of(File::open(file).expect("it is there")).expect("it can be read");
+    let modules: HashSet<u32> = items
+        .iter()
+        .filter_map(|item| match item {
+            Item::Module(module) if !module.build_id.is_empty() => Some(module.id),
+            _ => None,
+        })
+        .collect();
+    let symbols: HashSet<_> = items
+        .iter()
+        .filter_map(|item| if let Item::Symbols(symbols) = item { Some(symbols.address) } else { None })
+        .collect();
+    let is_known = |address: &CodeAddress| modules.contains(&address.module) || symbols.contains(address);
+    let defined: HashSet<_> = items
+        .iter()
+        .filter_map(|item| match item {
+            Item::Stack(stack) if stack.addresses.iter().all(is_known) => Some(stack.id),
+            _ => None,
+        })
+        .collect();
+    let stack = |item: &Item| match item {
+        Item::Event(event) if matches!(event.kind, EventKind::Alloc { .. }) => event.kind.stack(),
+        _ => None,
+    };
+    let stacks: Vec<_> = items.iter().filter_map(stack).collect();
+    (stacks.iter().filter(|stack| !defined.contains(stack)).copied().collect(), stacks.len())
+}
+
+/// A stack that was seen just before the program was killed: the thread that writes the recording did not come to it.
+#[test]
+fn a_killed_program_loses_no_stack() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let mut random = Random::new(21);
+    let mut all = 0;
+    for _ in 0..30 {
+        let until = format!("killed_on_new_stacks {}", random.below(12_000_u64));
+        let outcome = run_probe(&machine(), &file, &[&ALLOCATES[..3], &[until.as_str()]].concat());
+        assert_eq!(outcome.exit(), "exit status: 137", "{outcome}");
+        if Path::new(&file).exists() {
+            let (without, events) = stacks_without_frames(&file);
+            assert_eq!(without, [], "of {events} events\n{outcome}");
+            all += events;
+            fs::remove_file(&file).expect("it is there");
+        }
+    }
+    assert!(all > 0, "nothing was recorded");
+}
+
+/// Each call is on a line of its own, and the last one is that before the end.
+const KILLED_TRAIN: &str = "\
+import ctypes, os, sys
+cuda = ctypes.CDLL('libcuda.so.1')
+context, address = ctypes.c_void_p(), ctypes.c_uint64()
+cuda.cuInit(0)
+cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+cuda.cuCtxSetCurrent(context)
+calls = int(sys.argv[1])
+lines = ['cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(1 << 20))'] * calls + ['os.kill(os.getpid(), 9)']
+exec(compile('\\n'.join(lines), 'made.py', 'exec'))
+";
+
+#[test]
+fn a_killed_program_loses_no_line_of_python() {
+    let folder = Folder::new();
+    let (file, script) = (folder.file("a.capture"), folder.file("train.py"));
+    fs::write(&script, KILLED_TRAIN).unwrap();
+    if !has_python() {
+        println!("skipped: there is no Python from 3.11 to 3.14");
+        return;
+    }
+    let mut random = Random::new(22);
+    for _ in 0..10 {
+        let calls = 1 + random.below(60_u64);
+        let outcome = run(&machine(), &file, &["python3", &script, &calls.to_string()]);
+        assert_eq!(outcome.exit(), "exit status: 137", "{outcome}");
+        let (without, events) = stacks_without_frames(&file);
+        assert_eq!((without, events as u64), (vec![], calls), "{outcome}");
+        let (items, _) = items_of(File::open(&file).unwrap()).unwrap();
+        let lines: HashSet<_> = items
+            .iter()
+            .filter_map(|item| if let Item::Symbols(symbols) = item { symbols.symbols.first() } else { None })
+            .filter(|symbol| symbol.file.as_deref() == Some("made.py"))
+            .filter_map(|symbol| symbol.line)
+            .collect();
+        assert_eq!(lines, (1..=u32::try_from(calls).unwrap()).collect(), "{outcome}");
+        fs::remove_file(&file).expect("it is there");
+    }
 }
 
 /// Without the command, which would do that, the next report adds what is in the ring.

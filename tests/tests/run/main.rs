@@ -113,6 +113,13 @@ fn recorded(file: &str) -> Recorded {
     recorded
 }
 
+/// Whether there is an interpreter whose lines are recorded.
+fn has_python() -> bool {
+    let about = "import sys; print(sys.version_info[:2] in [(3, 11), (3, 12), (3, 13), (3, 14)])";
+    let python = std::process::Command::new("python3").args(["-c", about]).output();
+    python.is_ok_and(|output| output.stdout.starts_with(b"True"))
+}
+
 /// What [`ALLOCATES`] leaves in a recording.
 fn of_allocates() -> Recorded {
     Recorded { bytes: vec![4 << 20, 32 << 20], frees: 1 }

@@ -35,6 +35,27 @@ fn the_program_is_recorded_and_prints_what_it_prints_alone() {
     assert!(live.len() == 1 && place.contains("raw.rs:"), "{live:#?}");
 }
 
+/// Most users come because memory ran out, so the summary begins with it.
+#[test]
+fn the_summary_begins_with_what_the_driver_refused() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let steps = [&ALLOCATES[..], &["call cuMemAlloc_v2 &none 99999999999999"]].concat();
+    let plain = machine().run(&steps.join("; "));
+    let outcome = run_probe(&machine(), &file, &steps);
+    assert!(outcome.is_clean() && outcome.stdout == plain.stdout, "{outcome}");
+    let first = outcome.stderr.trim_start().lines().next().unwrap_or_default();
+    assert!(first.starts_with("Out of memory: the driver refused 90.95 TiB (device) after "), "{outcome}");
+    assert!(first.contains("raw.rs:") && first.contains("while the process had 4 MiB of device 0 in use"), "{outcome}");
+    // With the peak alone it is not known what was live.
+    let probe = probe();
+    let words = [&["run", "--only-peak", "-o", &file, "--", &probe], &steps[..]].concat();
+    let outcome = machine().run_program(&built("gpumem-command"), &words);
+    let first = outcome.stderr.trim_start().lines().next().unwrap_or_default();
+    assert!(first.starts_with("Out of memory: ") && !first.contains(" in use"), "{outcome}");
+    assert!(!outcome.stderr.contains("--at oom"), "{outcome}");
+}
+
 #[test]
 fn stacks_are_left_out_on_request() {
     let folder = Folder::new();
@@ -113,9 +134,7 @@ fn the_place_is_a_line_of_python() {
     let folder = Folder::new();
     let script = folder.file("train.py");
     std::fs::write(&script, TRAIN).unwrap();
-    let about = "import sys; print(sys.version_info[:2] in [(3, 11), (3, 12), (3, 13), (3, 14)])";
-    let python = std::process::Command::new("python3").args(["-c", about]).output();
-    if !python.is_ok_and(|output| output.stdout.starts_with(b"True")) {
+    if !has_python() {
         println!("skipped: there is no Python from 3.11 to 3.14");
         return;
     }

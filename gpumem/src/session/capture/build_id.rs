@@ -39,7 +39,7 @@ fn read(mut file: impl Read + Seek) -> io::Result<Option<Vec<u8>>> {
 }
 
 /// Each note has the length of its name, that of its content, its type, and both, padded to four bytes.
-fn in_notes(mut notes: &[u8]) -> Option<&[u8]> {
+pub(super) fn in_notes(mut notes: &[u8]) -> Option<&[u8]> {
     while notes.len() >= 12 {
         let [name, content] = [number(notes, 0, 4), number(notes, 4, 4)].map(|length| usize::try_from(length).ok());
         let kind = number(notes, 8, 4);

@@ -7,11 +7,14 @@ use std::{
 };
 
 use gpumem_core::capture::{
-    CallsiteDefinition, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item, ModuleDefinition,
-    PoolDefinition, Process, Request, StackDefinition, Symbol, SymbolsDefinition,
+    CallsiteDefinition, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item, PoolDefinition, Process,
+    Request, StackDefinition,
 };
 
-use super::build_id;
+use super::{
+    build_id,
+    modules::{ResolvedAddress, symbols},
+};
 use crate::{
     model::{Block, CallsiteId, Device, EventKind, Frame, StackId},
     session::{Session, recording::DefinedCallsite, views},
@@ -31,8 +34,7 @@ pub(super) struct Definer {
     session: &'static Session,
     callsites: HashSet<CallsiteId>,
     stacks: HashSet<StackId>,
-    /// By the address that their offset 0 has.
-    modules: HashMap<usize, u32>,
+    modules: HashSet<u32>,
     addresses: HashMap<usize, CodeAddress>,
     devices: HashSet<Device>,
     contexts: HashMap<u8, Device>,
@@ -48,7 +50,7 @@ impl Definer {
             session,
             callsites: HashSet::new(),
             stacks: HashSet::new(),
-            modules: HashMap::new(),
+            modules: HashSet::new(),
             addresses: HashMap::new(),
             devices: HashSet::new(),
             contexts: HashMap::new(),
@@ -86,6 +88,10 @@ impl Definer {
                 EventKind::Alloc { block, .. }
                 | EventKind::Free { block: Some(block), .. }
                 | EventKind::LateLookup { block } => self.block(&block, write),
+                EventKind::Refused { device, stack, .. } => {
+                    device.map_or(Ok(()), |device| self.device(device, write))?;
+                    self.stack(stack, write)
+                }
                 EventKind::Open { spec, .. } => {
                     self.device(spec.device, write)?;
                     self.callsite(spec.callsite, write)
@@ -159,39 +165,31 @@ impl Definer {
             return Ok(());
         }
         let stack = self.session.stacks.get(id);
-        let mut addresses = Vec::with_capacity(stack.len());
-        for address in &*stack {
-            addresses.push(self.address(*address, write)?);
+        let new: Vec<usize> = stack.iter().copied().filter(|address| !self.addresses.contains_key(address)).collect();
+        for (address, resolved) in new.iter().zip(self.session.capture.modules.resolve(&new)) {
+            self.address(*address, &resolved, write)?;
         }
+        let addresses = stack.iter().filter_map(|address| self.addresses.get(address)).copied().collect();
         write(Item::Stack(StackDefinition { id, addresses }))
     }
 
-    fn address(&mut self, address: usize, write: Write<'_>) -> io::Result<CodeAddress> {
-        if let Some(known) = self.addresses.get(&address) {
-            return Ok(*known);
+    fn address(&mut self, address: usize, resolved: &ResolvedAddress, write: Write<'_>) -> io::Result<()> {
+        if self.addresses.insert(address, resolved.address).is_some() {
+            return Ok(());
         }
-        let of_none = CodeAddress { module: 0, offset: address as u64 };
-        let known = match source::module_at(address) {
-            None => {
-                // It is written now and not at the end, because it is known now, and the process may not come to its end.
-                if let Some(frame) = source::python_frame(address) {
-                    write(symbols(of_none, vec![frame]))?;
-                }
-                of_none
+        let ResolvedAddress { address: CodeAddress { module, .. }, file, line } = resolved;
+        // A line is written now and not at the end, because it is known now, and the process may not come to its end.
+        if (line.is_some() || *module != 0 && self.modules.insert(*module))
+            && let Some(mut definition) = resolved.definition()
+        {
+            if let (Item::Module(module), Some(file)) = (&mut definition, file)
+                && module.build_id.is_empty()
+            {
+                module.build_id = build_id::of(&file.path);
             }
-            Some((path, base)) => {
-                let next = u32::try_from(self.modules.len() + 1).unwrap_or(0);
-                let module = *self.modules.entry(base).or_insert(next);
-                if module == next {
-                    let build_id = build_id::of(&path);
-                    let (path, base) = (path.to_string_lossy().into_owned(), base as u64);
-                    write(Item::Module(ModuleDefinition { id: module, path, build_id, base }))?;
-                }
-                CodeAddress { module, offset: address.wrapping_sub(base) as u64 }
-            }
-        };
-        self.addresses.insert(address, known);
-        Ok(known)
+            write(definition)?;
+        }
+        Ok(())
     }
 
     /// What all addresses stand for, as far as there is time.
@@ -204,9 +202,4 @@ impl Definer {
             frames.iter().any(is_known).then(|| symbols(*known, frames))
         })
     }
-}
-
-fn symbols(address: CodeAddress, frames: Vec<Frame>) -> Item {
-    let symbol = |Frame { function, file, line, column, .. }| Symbol { function, file, line, column };
-    Item::Symbols(SymbolsDefinition { address, symbols: frames.into_iter().map(symbol).collect() })
 }

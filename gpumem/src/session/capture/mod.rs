@@ -9,6 +9,7 @@
 mod build_id;
 mod definitions;
 mod file;
+mod modules;
 #[cfg(all(test, feature = "sim"))]
 mod tests;
 mod thread;
@@ -17,7 +18,7 @@ use std::{
     io,
     path::Path,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
         mpsc,
     },
@@ -28,13 +29,16 @@ use gpumem_core::capture::{
     Item, Request, RingOwner, RingWriter, ThreadDefinition, Writer, lines_for, ring, ring_path,
 };
 
-use self::definitions::Definer;
 #[cfg_attr(not(feature = "dispatch"), expect(unreachable_pub, reason = "only injected programs choose"))]
 pub use self::thread::Keep;
+use self::{
+    definitions::Definer,
+    modules::{EarlyDefinitions, ModuleTable, ResolvedAddress},
+};
 use super::{Notice, Session};
 use crate::{
     inbox::Tap,
-    model::{Event, ScopeId, ThreadId},
+    model::{Bytes, Device, Event, EventKind, MemKind, ScopeId, StackId, ThreadId},
     sys::{clock, process, ring_file::RingFile},
 };
 
@@ -86,6 +90,10 @@ pub(super) struct Capture {
     is_injected: AtomicBool,
     /// How long the process had run when the recording began, if it may have allocated before.
     ran_before: Mutex<Option<Duration>>,
+    modules: ModuleTable,
+    /// There is a place for definitions.
+    defines_stacks: AtomicBool,
+    early: Mutex<Option<EarlyDefinitions>>,
 }
 
 #[derive(Debug)]
@@ -114,6 +122,20 @@ impl Capture {
         *self.ran_before.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(super) fn defines_stacks(&self) -> bool {
+        self.defines_stacks.load(Relaxed)
+    }
+
+    fn early(&self) -> MutexGuard<'_, Option<EarlyDefinitions>> {
+        self.early.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn define_early(&self, id: StackId, addresses: &[ResolvedAddress]) {
+        if let Some(early) = &mut *self.early() {
+            early.define(id, addresses);
+        }
+    }
+
     fn is_injected(&self) -> bool {
         self.is_injected.load(Relaxed)
     }
@@ -140,6 +162,7 @@ impl Session {
             if keep == Keep::Peaks { RingFile::on_the_heap(lines) } else { RingFile::new(&ring_path(path), lines) };
         let owner = RingOwner { pid: std::process::id().into(), began: process::began() };
         let (to, from) = ring(memory, owner, writer.written().bytes);
+        let early = EarlyDefinitions::new(to.definitions());
         let stop = Arc::new(AtomicBool::new(false));
         let (done, is_done) = mpsc::sync_channel(1);
         let thread = {
@@ -152,6 +175,7 @@ impl Session {
             process::with_signals_blocked(|| thread.spawn(run))?.thread().clone()
         };
         *self.capture.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(Running { stop, thread, is_done });
+        self.define_stacks_in(early);
         self.inbox.with_tap(|tap| {
             tap.0 = Some(Box::new(to));
             (true, ())
@@ -174,9 +198,33 @@ impl Session {
         let _ = is_done.recv_timeout(AT_THE_END);
     }
 
+    /// From now on, what a new stack consists of is in the ring before the first event with it. Stacks that are known are there too.
+    fn define_stacks_in(&self, early: EarlyDefinitions) {
+        let known = self.stacks.all_before(|| {
+            *self.capture.early() = Some(early);
+            self.capture.defines_stacks.store(true, Relaxed);
+        });
+        for (id, stack) in known {
+            self.capture.define_early(id, &self.capture.modules.resolve(&stack));
+        }
+    }
+
+    /// As [`number_stack`](Self::number_stack), for a session that is recorded.
+    #[cold]
+    pub(super) fn number_and_define(&self, addresses: &[usize]) -> StackId {
+        if let Some(known) = self.stacks.find(addresses) {
+            return known;
+        }
+        // Not under the lock of the table: another thread may have the loader's lock and wait for the table.
+        let resolved = self.capture.modules.resolve(addresses);
+        self.stacks.number(addresses, |id| self.capture.define_early(id, &resolved))
+    }
+
     /// Nothing more is recorded.
     fn stop_tap(&self) {
         self.capture.is_on.store(false, Relaxed);
+        self.capture.defines_stacks.store(false, Relaxed);
+        *self.capture.early() = None;
         // Dropped after the lock: it is large.
         if let Some(Some(ring)) = self.inbox.with_tap(|tap| (false, tap.0.take())) {
             self.capture.missed_last.store(ring.missed(), Relaxed);
@@ -193,6 +241,14 @@ impl Session {
                 }
                 (tap.0.is_some(), ())
             });
+        }
+    }
+
+    /// Records that the calling thread was refused an allocation.
+    pub(super) fn record_refused(&self, device: Option<Device>, bytes: Bytes, kind: MemKind) {
+        if self.capture.is_on.load(Relaxed) && !process::is_forked() {
+            let stack = self.stack_of_refusal();
+            self.inbox.post(&EventKind::Refused { device, bytes, kind, stack });
         }
     }
 

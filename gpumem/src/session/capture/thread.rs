@@ -221,7 +221,12 @@ impl Recorder {
         self.write_part()?;
         // If the process is killed here, the ring must not be added to the wrong file. Everything that is not in the ring is in both.
         self.ring.set_recorded(WHOLE);
-        fs::rename(&path, old_path(&path))?;
+        let old = old_path(&path);
+        let _ = fs::remove_file(&old);
+        // Or here. So the recording keeps its name until the new file has it, if the file system has links.
+        if fs::hard_link(&path, &old).is_err() {
+            fs::rename(&path, &old)?;
+        }
         fs::rename(new_path(&path), &path)?;
         self.ring.set_recorded(self.writer.written().bytes);
         Ok(())

@@ -51,7 +51,7 @@ impl RecordEvents for ToSession {
     }
 
     fn number_stack(addresses: &[usize]) -> StackId {
-        of_process().stacks.number(addresses)
+        of_process().number_stack(addresses)
     }
 
     fn addresses(stack: StackId) -> Arc<[usize]> {

@@ -23,8 +23,19 @@ pub(super) struct Layout {
     pub(super) code_parts: [usize; 3],
     /// In a code object: the first instruction.
     pub(super) first_instruction: usize,
+    /// In a code object: what distinguishes it from an earlier one at the same address.
+    pub(super) identity: Identity,
     /// In an object: its type.
     pub(super) object_type: usize,
+}
+
+/// What distinguishes a code object from an earlier one at the same address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Identity {
+    /// The word with its version, a number that each code object has for itself (3.12 and later).
+    Version { at: usize },
+    /// 3.11 has none: the address of its name, in the name its hash, and the word with its first line.
+    Name { at: usize, hash: usize, first_line: usize },
 }
 
 /// From `Include/internal/pycore_frame.h`, `Include/cpython/pystate.h` and `Include/cpython/code.h` of 3.11, for 64 bits.
@@ -37,6 +48,7 @@ const PYTHON_3_11: Layout = Layout {
     entry_owner: None,
     code_parts: [112, 128, 136],
     first_instruction: 184,
+    identity: Identity::Name { at: 120, hash: 24, first_line: 72 },
     object_type: 8,
 };
 
@@ -50,6 +62,7 @@ const PYTHON_3_12: Layout = Layout {
     entry_owner: Some((70, 3)),
     code_parts: [112, 128, 136],
     first_instruction: 192,
+    identity: Identity::Version { at: 88 },
     object_type: 8,
 };
 
@@ -86,6 +99,11 @@ impl Layout {
             (offset < word(group) && word(group) < 1 << 20).then(|| usize::try_from(offset).ok()).flatten()
         };
         let Groups { thread_state, interpreter_frame, code_object, pyobject } = groups;
+        // The version is the last of six numbers between these two fields.
+        let (first_line, names_of_locals) = (field(code_object, 5)?, field(code_object, 7)?);
+        if names_of_locals.checked_sub(28) != Some(first_line) {
+            return None;
+        }
         let layout = Self {
             thread_record: None,
             current_frame: field(thread_state, 4)?,
@@ -95,6 +113,7 @@ impl Layout {
             entry_owner: None,
             code_parts: [field(code_object, 1)?, field(code_object, 3)?, field(code_object, 4)?],
             first_instruction: field(code_object, 9)?,
+            identity: Identity::Version { at: names_of_locals - 8 },
             object_type: field(pyobject, 1)?,
         };
         // An object is a count and a type.
@@ -128,6 +147,7 @@ mod tests {
         entry_owner: None,
         code_parts: [112, 128, 136],
         first_instruction: 200,
+        identity: Identity::Version { at: 88 },
         object_type: 8,
     };
 
@@ -144,7 +164,9 @@ mod tests {
     #[test]
     fn nothing_is_guessed() {
         let good = record(0x030d_00f0);
-        for (index, value) in [(0, 0), (1, 0x030e_00f0), (2, 1), (19, 0), (28, 8), (34, 1 << 20), (44, 32), (45, 24)] {
+        for (index, value) in
+            [(0, 0), (1, 0x030e_00f0), (2, 1), (19, 0), (28, 8), (34, 1 << 20), (39, 64), (44, 32), (45, 24)]
+        {
             let mut words = good.clone();
             words[index] = value;
             assert_eq!(of(0x030d, &words), None, "word {index} is {value:#x}");

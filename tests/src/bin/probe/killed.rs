@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File},
+    hint::black_box,
     io::{self, Write},
     process,
     sync::mpsc,
@@ -66,6 +67,59 @@ pub(crate) fn allocate_until_killed(when: &str) -> Result<String, Trouble> {
     drop(begin);
     thread::park();
     Err("it was not killed".into())
+}
+
+/// Allocates blocks of 1 MiB, each on a stack that was not there before, until it is killed after so many microseconds. When a call has
+/// returned, its number goes to stdout.
+pub(crate) fn allocate_on_new_stacks(micros: u64) -> Result<String, Trouble> {
+    thread::spawn(move || {
+        thread::sleep(Duration::from_micros(micros));
+        raw::kill(process::id().cast_signed());
+    });
+    let mut out = io::stdout().lock();
+    for number in 0..1 << BITS {
+        let mut failed = None;
+        by_path(number, BITS, &mut || failed = allocate_and_free().err());
+        failed.map_or(Ok(()), Err)?;
+        writeln!(out, "{}", number + 1)?;
+    }
+    thread::park();
+    Err("it was not killed".into())
+}
+
+/// Each number of so many bits has a stack of its own.
+const BITS: u32 = 14;
+
+/// Calls the function below one of two functions for each bit of `path`.
+fn by_path(path: u32, bits: u32, function: &mut dyn FnMut()) {
+    match (bits, path & 1) {
+        (0, _) => function(),
+        (_, 0) => even(path, bits, function),
+        _ => odd(path, bits, function),
+    }
+    black_box(());
+}
+
+#[inline(never)]
+fn even(path: u32, bits: u32, function: &mut dyn FnMut()) {
+    by_path(path >> 1, bits - 1, function);
+    black_box(0);
+}
+
+#[inline(never)]
+fn odd(path: u32, bits: u32, function: &mut dyn FnMut()) {
+    by_path(path >> 1, bits - 1, function);
+    black_box(1);
+}
+
+fn allocate_and_free() -> Result<(), Trouble> {
+    let mut address = 0_u64;
+    let result = invoke("cuMemAlloc_v2", [&raw mut address as u64, 1 << 20, 0, 0, 0, 0])?;
+    if result != 0 {
+        return Err(format!("it is refused with {result}").into());
+    }
+    invoke("cuMemFree_v2", [address, 0, 0, 0, 0, 0])?;
+    Ok(())
 }
 
 /// Whether a recording in this folder, which is still being written, has an allocation.

@@ -19,7 +19,7 @@ use super::{
     reporter::investigate,
 };
 use crate::{
-    model::{Bytes, Device, MemKind, StackId},
+    model::{Bytes, Device, MemKind},
     session::{Session, views},
     source,
     sys::process,
@@ -34,9 +34,11 @@ thread_local! {
     pub(super) static REFUSED_COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Handles a refused allocation. Refusals of the host's memory, and of pools whose device is not known, are counted only.
+/// Handles a refused allocation. Refusals of the host's memory, and of pools whose device is not known, are counted and recorded only.
 pub(in crate::session) fn refused(session: &'static Session, device: Option<Device>, bytes: Bytes, kind: MemKind) {
     REFUSED_COUNT.set(REFUSED_COUNT.get() + 1);
+    #[cfg(feature = "capture")]
+    session.record_refused(device, bytes, kind);
     let Some(device) = device.filter(|_| kind != MemKind::PinnedHost) else { return };
     if process::is_forked() || IS_RETRIED.get() || IS_HANDLED.replace(true) {
         return;
@@ -65,9 +67,7 @@ fn handle(session: &'static Session, device: Device, requested: Bytes, kind: Mem
         return;
     }
     let deadline = Instant::now() + REFUSED_THREAD_WAIT;
-    // Without stacks nothing is walked, and no debug information is read.
-    let has_stacks = source::min_bytes_of(session.settings) < u64::MAX;
-    let stack = if has_stacks { session.stack_here() } else { StackId::NONE };
+    let stack = session.stack_of_refusal();
     let refusal = Refusal { thread: thread::current().id(), device, requested, kind, stack };
     let mut oom = refusal.out_of_memory(views::path_of_this_thread(session));
     let (sender, updates) = channel::unbounded();

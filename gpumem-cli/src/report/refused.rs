@@ -1,0 +1,130 @@
+//! Allocations that the driver refused: programs run out of memory there. But an allocator with a cache empties the cache and tries
+//! again, so a refused allocation alone is no fault of the program.
+
+use std::time::Duration;
+
+use gpumem_core::{
+    derive::Names,
+    export::one_line,
+    model::{Bytes, Family},
+    report::counted,
+};
+use serde::Serialize;
+
+use crate::history::{History, Refusal, in_words};
+
+/// So many are listed in JSON and in the page, the newest ones.
+const MOST: usize = 1_000;
+
+/// The allocations that the driver refused. The names of the fields are those in JSON.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Refused {
+    pub(crate) count: u64,
+    /// After so many of them the same thread obtained as much memory within a second.
+    pub(crate) obtained_soon: u64,
+    pub(crate) largest_bytes: u64,
+    /// The one that matters most: the last after which the thread did not obtain the memory, else the last one.
+    pub(crate) main: RefusedAllocation,
+    /// The newest ones.
+    pub(crate) newest: Vec<RefusedAllocation>,
+    /// What was live at the main one is in the recording.
+    #[serde(skip)]
+    pub(crate) is_live_known: bool,
+}
+
+/// One of them.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct RefusedAllocation {
+    pub(crate) seconds: f64,
+    pub(crate) bytes: u64,
+    pub(crate) kind: &'static str,
+    /// `None` if it is not known, or if the memory is on the host.
+    pub(crate) device: Option<u32>,
+    pub(crate) simulated: bool,
+    /// The line that asked for it; else the library.
+    pub(crate) place: Option<String>,
+    pub(crate) caller: Option<String>,
+    pub(crate) library: Option<String>,
+    /// What was live on the device, of what was seen. `None` if that is not in the recording.
+    pub(crate) live_bytes: Option<u64>,
+    pub(crate) obtained_soon: bool,
+}
+
+impl RefusedAllocation {
+    fn of(history: &History, refused: &Refusal) -> Self {
+        let stack = history.definitions().stack(refused.stack);
+        let printable = |name: Option<String>| name.map(|name| one_line(&name).into_owned());
+        let device = refused.device.and_then(|device| history.devices.get(usize::from(device))).map(|all| all.device);
+        let has_library_as_place = stack.library_as_place().is_some();
+        Self {
+            seconds: Duration::from_nanos(refused.time).as_secs_f64(),
+            bytes: refused.bytes,
+            kind: refused.kind.name(),
+            device: device.map(|device| device.ordinal),
+            simulated: device.is_some_and(|device| device.family == Family::Simulated),
+            place: printable(stack.line.filter(|_| !has_library_as_place).or_else(|| stack.library.clone())),
+            caller: printable(stack.caller.filter(|_| !has_library_as_place)),
+            library: printable(stack.library),
+            live_bytes: refused.live.filter(|_| history.is_whole_at(refused.number)),
+            obtained_soon: refused.was_obtained,
+        }
+    }
+
+    /// `2 GiB (device) after 3.2 s, at train.py:5, while 14 GiB of device 0 were in use`
+    fn in_words(&self) -> String {
+        let after = in_words(Duration::try_from_secs_f64(self.seconds).unwrap_or_default());
+        let place = self.place.as_ref().map(|place| format!("at {place}"));
+        let caller = self.caller.as_ref().map(|caller| format!("called from {caller}"));
+        let live = self.live_bytes.zip(self.device).map(|(live, device)| {
+            let simulated = if self.simulated { "simulated " } else { "" };
+            format!("while the process had {} of {simulated}device {device} in use", Bytes::new(live))
+        });
+        let request = format!("{} ({}) after {after}", Bytes::new(self.bytes), self.kind);
+        let words: Vec<_> = [Some(request), place, caller, live].into_iter().flatten().collect();
+        words.join(", ")
+    }
+}
+
+impl Refused {
+    pub(crate) fn of(history: &History) -> Option<Self> {
+        let main = history.oom()?;
+        let all = &history.refusals;
+        Some(Self {
+            count: all.len() as u64,
+            obtained_soon: all.iter().filter(|refused| refused.was_obtained).count() as u64,
+            largest_bytes: all.iter().map(|refused| refused.bytes).max().unwrap_or(0),
+            main: RefusedAllocation::of(history, main),
+            newest: all[all.len().saturating_sub(MOST)..]
+                .iter()
+                .map(|refused| RefusedAllocation::of(history, refused))
+                .collect(),
+            is_live_known: history.is_whole_at(main.number),
+        })
+    }
+
+    /// What happened, in at most two lines.
+    pub(crate) fn in_words(&self) -> Vec<String> {
+        let Self { count, obtained_soon, largest_bytes, main, .. } = self;
+        let (largest, soon) = (Bytes::new(*largest_bytes), "as allocators with a cache do that empty it and try again");
+        if count == obtained_soon {
+            let many = counted(*count, "allocation", "allocations");
+            let most = if *count > 1 { format!(", {largest} at most") } else { String::new() };
+            return vec![
+                format!("Memory was short: the driver refused {many}{most}; the last: {}.", main.in_words()),
+                format!("Each time the same thread obtained as much within a second, {soon}."),
+            ];
+        }
+        let mut lines = vec![format!(
+            "Out of memory: the driver refused {}. The thread did not obtain as much within a second.",
+            main.in_words()
+        )];
+        if *count > 1 {
+            let soon = match obtained_soon {
+                0 => String::new(),
+                some => format!("; after {some} of them the same thread obtained as much within a second, {soon}"),
+            };
+            lines.push(format!("In all, {count} allocations were refused, of {largest} at most{soon}."));
+        }
+        lines
+    }
+}

@@ -1,0 +1,102 @@
+//! What the addresses of stacks are in a recording: offsets in modules, and lines of Python.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use gpumem_core::capture::{
+    CodeAddress, Item, ModuleDefinition, RingDefinitions, StackDefinition, Symbol, SymbolsDefinition,
+};
+
+use super::build_id;
+use crate::{
+    model::{Frame, StackId},
+    source::{self, LoadedFile},
+    sys::ring_file::RingFile,
+};
+
+/// The numbers of modules: the same in all recordings of a session, and in the ring.
+#[derive(Debug, Default)]
+pub(super) struct ModuleTable(Mutex<HashMap<Arc<LoadedFile>, u32>>);
+
+/// An address of a stack.
+#[derive(Clone, Debug)]
+pub(super) struct ResolvedAddress {
+    pub(super) address: CodeAddress,
+    /// What contains it.
+    pub(super) file: Option<Arc<LoadedFile>>,
+    /// What its number stands for, if it is a line of Python.
+    pub(super) line: Option<Frame>,
+}
+
+impl ModuleTable {
+    /// It looks through the list of the loader, and takes no other lock while it does.
+    pub(super) fn resolve(&self, addresses: &[usize]) -> Vec<ResolvedAddress> {
+        let files = source::files_of(addresses);
+        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let resolved = addresses.iter().zip(files).map(|(address, file)| {
+            let Some(file) = file else {
+                let known = CodeAddress { module: 0, offset: *address as u64 };
+                return ResolvedAddress { address: known, file: None, line: source::python_frame(*address) };
+            };
+            let next = u32::try_from(numbers.len() + 1).unwrap_or(0);
+            let module = *numbers.entry(Arc::clone(&file)).or_insert(next);
+            let offset = address.wrapping_sub(file.base) as u64;
+            ResolvedAddress { address: CodeAddress { module, offset }, file: Some(file), line: None }
+        });
+        resolved.collect()
+    }
+}
+
+impl ResolvedAddress {
+    /// The definition of its module, or of its line.
+    pub(super) fn definition(&self) -> Option<Item> {
+        if let Some(line) = &self.line {
+            return Some(symbols(self.address, vec![line.clone()]));
+        }
+        let LoadedFile { path, base, notes } = &**self.file.as_ref()?;
+        Some(Item::Module(ModuleDefinition {
+            id: self.address.module,
+            path: path.to_string_lossy().into_owned(),
+            build_id: build_id::in_notes(notes).map(<[u8]>::to_vec).unwrap_or_default(),
+            base: *base as u64,
+        }))
+    }
+
+    /// What is defined with it: equal for equal definitions.
+    fn defined(&self) -> CodeAddress {
+        if self.address.module == 0 { self.address } else { CodeAddress { offset: 0, ..self.address } }
+    }
+}
+
+pub(super) fn symbols(address: CodeAddress, frames: Vec<Frame>) -> Item {
+    let symbol = |Frame { function, file, line, column, .. }| Symbol { function, file, line, column };
+    Item::Symbols(SymbolsDefinition { address, symbols: frames.into_iter().map(symbol).collect() })
+}
+
+/// Defines stacks in the memory of the ring when they are seen first.
+#[derive(Debug)]
+pub(super) struct EarlyDefinitions {
+    to: RingDefinitions<RingFile>,
+    /// The modules and lines that are defined there.
+    defined: HashSet<CodeAddress>,
+}
+
+impl EarlyDefinitions {
+    pub(super) fn new(to: RingDefinitions<RingFile>) -> Self {
+        Self { to, defined: HashSet::new() }
+    }
+
+    /// What has no room is defined later, by the thread that writes the recording.
+    pub(super) fn define(&mut self, id: StackId, addresses: &[ResolvedAddress]) {
+        let is_new = |address: &&ResolvedAddress| !self.defined.contains(&address.defined());
+        let new: Vec<_> = addresses.iter().filter(is_new).collect();
+        let mut items: Vec<Item> = new.iter().filter_map(|address| address.definition()).collect();
+        let addresses = addresses.iter().map(|known| known.address).collect();
+        items.push(Item::Stack(StackDefinition { id, addresses }));
+        if self.to.add(&items) {
+            self.defined.extend(new.into_iter().map(ResolvedAddress::defined));
+        }
+    }
+}
