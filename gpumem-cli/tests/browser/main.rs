@@ -160,6 +160,9 @@ fn a_million_events() {
     let end = reports[0]["seconds"].as_f64().expect("it has an end") * 1.01;
     let part = highest(&mut browser);
     assert!((part - peak_seconds / end).abs() < 0.002, "{part} is not {peak_seconds} of {end} s");
+    // The axis ends 5 % above the peak; of 320 pixels, margins have 30.
+    let tallest = tops_of_all.iter().max().expect("the curve has columns");
+    assert!((274..=278).contains(tallest), "the peak is {tallest} pixels high");
     browser.picture("million-1280");
 
     // A click on the peak shows what was live then.
