@@ -60,9 +60,17 @@ pub(crate) fn show(mut sampler: Sampler, every: Duration, count: Option<u64>, ha
         if event::poll(PATIENCE)? {
             state = state.after(&event::read()?);
         }
-        while let Ok(sample) = from.try_recv() {
-            state = state.with(sample);
-            shown += 1;
+        loop {
+            match from.try_recv() {
+                Ok(sample) => {
+                    state = state.with(sample);
+                    shown += 1;
+                }
+                Err(mpsc::TryRecvError::Empty) => break,
+                Err(mpsc::TryRecvError::Disconnected) if is_over.load(Relaxed) => break,
+                // Its panic has closed the screen already.
+                Err(mpsc::TryRecvError::Disconnected) => return Err(io::Error::other("nothing is read any more")),
+            }
         }
     }
     is_over.store(true, Relaxed);

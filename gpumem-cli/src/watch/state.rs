@@ -108,9 +108,12 @@ impl State {
     }
 
     fn key(&mut self, key: KeyEvent) {
+        if key.modifiers.intersects(KeyModifiers::CONTROL | KeyModifiers::ALT) {
+            self.is_over |= key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
+            return;
+        }
         let was_help = std::mem::take(&mut self.shows_help);
         match key.code {
-            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => self.is_over = true,
             KeyCode::Char('q') => self.is_over = true,
             // It closes the help first.
             KeyCode::Esc => self.is_over = !was_help,

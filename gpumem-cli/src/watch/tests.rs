@@ -178,6 +178,11 @@ fn keys_change_the_state() {
     }
     let interrupted = Event::Key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL));
     assert!(state().after(&interrupted).is_over);
+    // Other keys with Ctrl are not those without: a terminal sends Ctrl-Space for a byte that is 0.
+    for code in [' ', 'q', 'p'] {
+        let with_ctrl = state().after(&Event::Key(KeyEvent::new(KeyCode::Char(code), KeyModifiers::CONTROL)));
+        assert!(!with_ctrl.is_over && !with_ctrl.is_paused, "{code}");
+    }
     // Esc closes the help first.
     let helped = press(state(), &[KeyCode::Char('?')]);
     assert!(helped.shows_help && !helped.is_over);

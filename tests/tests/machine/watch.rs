@@ -27,6 +27,24 @@ fn without_a_terminal_or_without_anything_to_show() {
     assert!(wrong.stderr.contains("it is no time from 50ms to 3600s"), "{wrong}");
 }
 
+/// On a terminal of `script`: what is drawn is there, and the terminal is as it was before, also after a signal.
+#[test]
+fn the_terminal_is_as_it_was() {
+    for ends in ["$gpumem watch --count 2 --interval 50ms", "timeout --foreground -s TERM 2 $gpumem watch"] {
+        let line = format!("export gpumem; script -qec 'stty cols 80 rows 24; stty -g; {ends}; stty -g' /dev/null");
+        let outcome = script(Standin::new(), "watch-terminal", &line);
+        assert_eq!(outcome.exit(), "exit status: 0", "{outcome}");
+        let lines: Vec<_> = outcome.stdout.lines().collect();
+        let settings = lines.first().expect("a line").trim();
+        // The last thing that is written to the screen leaves it, and what follows is on the one before.
+        let after = outcome.stdout.rsplit("\x1b[?25h").next().expect("it is one");
+        assert_eq!(after.trim(), settings, "{outcome}");
+        assert!(settings.contains(':'), "{outcome}");
+        let drawn = outcome.stdout.contains("\x1b[?1049h") && outcome.stdout.contains("\x1b[?1049l");
+        assert!(drawn && outcome.stdout.contains("Stand-in"), "{outcome}");
+    }
+}
+
 /// The figures of a program that runs are those that its recording has at the end. The program is not asked for anything.
 #[test]
 fn a_program_that_runs() {
