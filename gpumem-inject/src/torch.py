@@ -127,7 +127,7 @@ def note(**what):
 
 def finish():
     """Writes the history: at the end of the program, or when the recording ends."""
-    global is_on
+    global process, is_on
     if os.getpid() != process:
         return
     try:
@@ -143,6 +143,8 @@ def finish():
     except OSError:
         # PyTorch was not used.
         pass
+    # If the recording ended before the program: the end of the program is no end of it.
+    process = None
 
 
 def write(torch):

@@ -204,3 +204,46 @@ fn a_program_without_pytorch_is_recorded_as_ever() {
     assert_eq!(recorded(&file), of_allocates());
     assert_eq!(folder.names(), ["a.capture"]);
 }
+
+/// A recording that begins and ends while PyTorch is in use.
+#[test]
+fn tensors_of_a_part_of_the_run_are_known_from_its_beginning_on() {
+    let Some(python) = interpreters().into_values().next() else {
+        println!("skipped: no Python from 3.11 to 3.14 was found");
+        return;
+    };
+    let folder = Folder::new();
+    let [file, script, ready, begun, done, stopped] =
+        ["a.capture", "serve.py", "ready", "begun", "done", "stopped"].map(|name| folder.file(name));
+    let wait = "def wait(path):\n    while not os.path.exists(path):\n        time.sleep(0.01)\n";
+    let program = format!(
+        "import os, time\nimport torch\n{wait}older = torch.cuda.empty(3 << 20)\nopen('{ready}', 'w').write(str(os.getpid()))\n\
+         wait('{begun}')\ntime.sleep(0.05)\nkept = torch.cuda.empty(7 << 20)\nbig = torch.cuda.empty(40 << 20)\nopen('{done}', 'w')\n\
+         wait('{stopped}')\nlater = torch.cuda.empty(90 << 20)\nprint('ended')\n"
+    );
+    fs::write(&script, program).unwrap();
+    let gpumem = built("gpumem-command").display().to_string();
+    let until = |file: &str| format!("while [ ! -s {file} ]; do sleep 0.01; done");
+    let exists = |file: &str| format!("while [ ! -e {file} ]; do sleep 0.01; done");
+    let script = format!(
+        "{gpumem} run --dormant --torch -o {file} -- {} {script} & {}; pid=$(cat {ready}); {gpumem} start $pid; \
+         echo > {begun}; {}; {gpumem} stop $pid; echo > {stopped}; wait",
+        python.display(),
+        until(&ready),
+        exists(&done),
+    );
+    let machine = machine().env("XDG_RUNTIME_DIR", &folder.0);
+    let machine = machine.env("PYTHONPATH", concat!(env!("CARGO_MANIFEST_DIR"), "/python/site-packages"));
+    let outcome = machine.run_program("/bin/sh".as_ref(), &["-c", &script]);
+    assert!(outcome.is_clean() && outcome.stdout.contains("ended\n"), "{outcome}");
+    let run = Run { folder, outcome };
+    let report = run.json(&[]);
+    let device = &report["torch"]["devices"][0];
+    assert!(device["known_from_seconds"].as_f64().is_some(), "{report:#}\n{}", run.outcome);
+    // What was there before is known from the end; what came after the recording is not in it.
+    assert_eq!(device["at_end"]["allocated_bytes"], 50 << 20, "{report:#}");
+    assert_eq!(device["at_end"]["reserved_bytes"], 60 << 20, "{report:#}");
+    // Of the driver's blocks only the new one is known.
+    assert_eq!(report["devices"][0]["peak_bytes"], 40 << 20);
+    assert!(report["missing"]["begins_after_seconds"].as_f64().is_some());
+}
