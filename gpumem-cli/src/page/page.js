@@ -872,7 +872,10 @@ function start() {
     drawMoment();
   });
   $('whole').addEventListener('click', () => data && move(0, wholeTime()));
-  $('oom').addEventListener('click', () => select(data.about.refused.after));
+  $('oom').addEventListener('click', () => {
+    const after = data?.about.refused?.after ?? null;
+    if (after !== null) select(after);
+  });
   $('peak').addEventListener('click', () => {
     if (!curves || curves.peakAt < 0) return;
     const time = data.time[curves.peakAt];
