@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::Args;
-use gpumem_core::export::{InPaint, Paint};
+use gpumem_core::export::{InPaint, Paint, Role};
 use serde_json::json;
 
 use crate::{
@@ -126,7 +126,9 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
                     if arguments.files.len() > 1 {
                         writeln!(out, "{}{}:", if at > 0 { "\n" } else { "" }, file.display())?;
                     }
-                    write(&mut history, &arguments.view, out, paint)
+                    write(&mut history, &arguments.view, out, paint)?;
+                    let missing = Missing::of(&history).in_words();
+                    missing.iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Alarm, line)))
                 })?;
             }
             missing.push((file.display().to_string(), Missing::of(&history)));

@@ -32,6 +32,14 @@ impl History {
 
     /// What more was live after the second change than after the first.
     pub(crate) fn held_between(&self, from: Option<u32>, to: Option<u32>) -> Vec<Held<'_>> {
+        if from > to {
+            let mut held = self.held_between(to, from);
+            for held in &mut held {
+                (held.bytes, held.blocks) = (-held.bytes, -held.blocks);
+            }
+            held.sort_by_key(|held| Reverse(held.bytes));
+            return held;
+        }
         let first = from.map_or(0, |from| from as usize + 1);
         let end = to.map_or(0, |to| to as usize + 1);
         let mut sums = Sums::default();

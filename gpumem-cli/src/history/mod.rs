@@ -29,7 +29,7 @@ use gpumem_core::{
 
 pub(crate) use self::{
     held::{Held, sums_by},
-    names::Origin,
+    names::{Origin, library_or_program},
     time::{Moment, in_words},
 };
 

@@ -58,8 +58,13 @@ impl Origin {
     }
 
     pub(crate) fn library_or_program(&self) -> String {
-        self.library.clone().unwrap_or_else(|| "the program".to_owned())
+        library_or_program(self.library.as_deref(), self.line.as_deref())
     }
+}
+
+/// Where there is no stack, nobody knows who allocated.
+pub(crate) fn library_or_program(library: Option<&str>, line: Option<&str>) -> String {
+    library.or(line.map(|_| "the program")).unwrap_or("not known").to_owned()
 }
 
 /// Origins, by what the ledger knows of them.

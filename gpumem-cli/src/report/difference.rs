@@ -137,7 +137,7 @@ type Name = fn(&PlaceSum) -> String;
 const BY: [(&str, Name); 4] = [
     ("scope", |sum| if sum.scope.is_empty() { "outside of all scopes".to_owned() } else { sum.scope.join(" > ") }),
     ("place", |sum| sum.place.clone()),
-    ("library", |sum| sum.library.clone().unwrap_or_else(|| "the program".to_owned())),
+    ("library", PlaceSum::library_or_program),
     ("kind", |sum| sum.kind.to_owned()),
 ];
 
@@ -167,9 +167,12 @@ impl Difference {
                 not_measured.push(format!("{}: Nothing was allocated.", side.file));
             }
         }
+        // An estimate has simulated devices: they stand for those of the other side.
+        let are_simulated = |overview: &Overview| overview.devices.iter().all(|device| device.simulated);
+        let is_real = are_simulated(&before) != are_simulated(&after);
         let used = |overview: &Overview| -> Vec<(bool, u32)> {
             let used = overview.devices.iter().filter(|device| device.peak_bytes.is_some());
-            used.map(|device| (device.simulated, device.device)).collect()
+            used.map(|device| (device.simulated && !is_real, device.device)).collect()
         };
         let mut devices = [used(&before), used(&after)].concat();
         devices.sort_unstable();
@@ -178,7 +181,8 @@ impl Difference {
             .into_iter()
             .map(|(simulated, device)| {
                 let of = |overview: &'_ Overview| {
-                    overview.devices.iter().position(|of| (of.simulated, of.device) == (simulated, device))
+                    let is_it = |of: &DeviceOverview| (of.simulated && !is_real, of.device) == (simulated, device);
+                    overview.devices.iter().position(is_it)
                 };
                 let [before, after] = [&before, &after].map(|side| of(side).map(|at| &side.devices[at]));
                 let peak = |side: Option<&DeviceOverview>| {

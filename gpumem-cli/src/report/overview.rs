@@ -10,7 +10,7 @@ use gpumem_core::{
 use serde::Serialize;
 
 use super::{refused::Refused, tensors::TensorsOverview, text::percent};
-use crate::history::{ChangeKind, Held, History, in_words, sums_by};
+use crate::history::{ChangeKind, Held, History, in_words, library_or_program, sums_by};
 
 /// What a recording comes to. The names of the fields are those in JSON.
 #[derive(Clone, Debug, Serialize)]
@@ -135,7 +135,9 @@ impl Missing {
             begins_after_event: part.filter(|part| !part.is_peaks).map(|part| part.after),
             has_only_peaks: part.is_some_and(|part| part.is_peaks),
             begins_after_seconds: history.definitions().process().ran_before.map(|before| before.as_secs_f64()),
-            not_intercepted: history.sources().is_empty() && history.blocks.is_empty(),
+            not_intercepted: history.incomplete().is_none()
+                && history.sources().is_empty()
+                && history.blocks.is_empty(),
             lost_events: counts.lost,
             untracked_frees: counts.untracked,
             missed_frees: missed as u64,
@@ -211,6 +213,12 @@ impl Missing {
         let counts = counts.into_iter().filter(|(count, ..)| *count > 0);
         lines.extend(counts.map(|(count, one, many, why)| format!("{}: {why}.", counted(count, one, many))));
         lines
+    }
+}
+
+impl PlaceSum {
+    pub(crate) fn library_or_program(&self) -> String {
+        library_or_program(self.library.as_deref(), self.line.as_deref())
     }
 }
 

@@ -61,8 +61,13 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
     for device in devices {
         writeln!(out)?;
         write_device(device, out, paint)?;
-        if let Some(torch) = torch {
-            torch.write_device(device.device, out, paint)?;
+        match torch {
+            Some(torch) => torch.write_device(device.device, out, paint)?,
+            None if holds_cache(device) => {
+                let text = "PyTorch keeps what is freed in a cache: a line is where the cache grew. `gpumem run --torch` shows the tensors.";
+                writeln!(out, "{text}")?;
+            }
+            None => {}
         }
     }
     if let Some(leaks) = leaks.as_ref().filter(|_| *allocations > 0) {
@@ -81,6 +86,13 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
     }
     let not_seen = "Not seen: CUDA contexts and kernels, other processes, and what was allocated before the recording.";
     writeln!(out, "{}", paint.on(Role::Faint, not_seen))
+}
+
+/// Most of the peak are segments of PyTorch's caching allocator, or what it asked the driver's pool for.
+fn holds_cache(device: &DeviceOverview) -> bool {
+    let sums = device.peak_by_library.iter().filter(|sum| sum.name == "PyTorch");
+    let bytes: u64 = sums.map(|sum| sum.bytes.unsigned_abs()).sum();
+    device.peak_bytes.is_some_and(|peak| bytes * 2 > peak)
 }
 
 /// Programs that keep their memory in a cache free nothing: a table of it would repeat that of the peak.
@@ -121,7 +133,7 @@ fn write_device(device: &DeviceOverview, out: &mut dyn Write, paint: Paint) -> i
     // Less than a tenth does not matter.
     if without_line.unsigned_abs() * 10 >= peak && without_line > 0 {
         let share = percent(without_line, peak);
-        let why = "only blocks of 1 MiB or more have one, or all with GPUMEM_BACKTRACE=1";
+        let why = "stacks are recorded of blocks of 1 MiB or more, and of none with --stacks none";
         line(out, "no line", &format!("{share} of the peak has no stack: {why}"))?;
     }
     if !device.besides.is_empty() {

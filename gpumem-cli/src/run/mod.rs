@@ -50,10 +50,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
             None
         }
     };
-    let ended = program.run()?;
+    let is_dormant = arguments.dormant && place.is_some();
+    let ended = program.run(|pid| {
+        if is_dormant {
+            terminal::error(&format_args!("process {pid} is not recorded until `gpumem start {pid}`"));
+        }
+    })?;
     if let Some(place) = place.filter(|_| ended.has_started) {
-        let recordings = working("completing the recordings", || recordings::finish(&place));
-        summarize(&recordings, &place, arguments.recorded.torch);
+        let recordings = working("completing the recordings", || recordings::finish(&place, is_dormant));
+        summarize(&recordings, &place, arguments, ended.signal);
     }
     Ok(Exit::Program(ended.code()))
 }
@@ -83,10 +88,14 @@ fn prepare(arguments: &Arguments, program: &mut Program) -> Result<Place, Failur
 }
 
 /// On stderr: stdout belongs to the program.
-fn summarize(recordings: &[Recording], place: &Place, with_torch: bool) {
+fn summarize(recordings: &[Recording], place: &Place, arguments: &Arguments, signal: Option<i32>) {
     if recordings.is_empty() {
         let what = format!("nothing was recorded in `{}`", place.file().display());
-        let cause = "no process of the program called cuInit, or the driver could not load the library";
+        let cause = if arguments.dormant {
+            "`gpumem start` was not called, or nothing was allocated after it"
+        } else {
+            "no process of the program called cuInit, or the driver could not load the library"
+        };
         terminal::error(&Failure::new(what, cause, ""));
     }
     let mut overviews = Vec::new();
@@ -96,7 +105,7 @@ fn summarize(recordings: &[Recording], place: &Place, with_torch: bool) {
             Err(failure) => terminal::error(&failure),
         }
     }
-    if with_torch && !overviews.is_empty() && overviews.iter().all(|overview| overview.torch.is_none()) {
+    if arguments.recorded.torch && !overviews.is_empty() && overviews.iter().all(|overview| overview.torch.is_none()) {
         let cause = "no recorded process has used PyTorch with CUDA";
         terminal::error(&Failure::new("--torch had nothing to record", cause, ""));
     }
@@ -104,6 +113,11 @@ fn summarize(recordings: &[Recording], place: &Place, with_torch: bool) {
         // In one write: what the program's other processes still print does not come in between.
         let mut text = Vec::from(*b"\n");
         let paint = terminal::paint_on_stderr();
+        if let Some(signal) = signal {
+            let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
+            let line = format!("The program was ended by {name} (signal {signal}).");
+            _ = writeln!(text, "{}", paint.on(Role::Alarm, line));
+        }
         let written = summary::write_all(&overviews, &mut text, paint).and_then(|()| match &*overviews {
             [only] => writeln!(text, "{}", paint.on(Role::Faint, next_step(&only.file))),
             _ => Ok(()),

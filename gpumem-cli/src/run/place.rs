@@ -4,10 +4,12 @@ use std::{
     env,
     ffi::{OsStr, OsString},
     fs::{self, File},
-    io,
+    io::{self, Read},
     path::{Path, PathBuf},
     process,
 };
+
+use gpumem_core::capture::is_recording;
 
 const EXTENSION: &str = "capture";
 
@@ -35,8 +37,7 @@ impl Place {
             None => here(free_name(program, arguments))?,
         };
         let probe = file.with_file_name(format!(".gpumem-{}", process::id()));
-        let is_folder = file.is_dir().then(|| io::Error::from(io::ErrorKind::IsADirectory));
-        let tried = is_folder.map_or_else(|| File::create(&probe).map(drop), Err);
+        let tried = refusal(&file).map_or_else(|| File::create(&probe).map(drop), Err);
         _ = fs::remove_file(&probe);
         tried.map_err(|error| (file.clone(), error))?;
         let mut place = Self { file, older: Vec::new() };
@@ -90,6 +91,23 @@ impl Place {
 }
 
 /// `train.capture` for `python train.py`; with a number if there is such a file.
+/// Why what has this name already must not be replaced: only recordings are, and what is empty.
+fn refusal(file: &Path) -> Option<io::Error> {
+    let known = file.metadata().ok()?;
+    if known.is_dir() {
+        return Some(io::ErrorKind::IsADirectory.into());
+    }
+    if !known.is_file() {
+        return Some(io::Error::other("it is no regular file"));
+    }
+    let mut head = Vec::new();
+    match File::open(file).and_then(|open| open.take(8).read_to_end(&mut head)) {
+        Err(error) => Some(error),
+        Ok(_) if head.is_empty() || is_recording(&head) => None,
+        Ok(_) => Some(io::Error::other("it exists and is no recording; give another --output")),
+    }
+}
+
 fn free_name(program: &OsStr, arguments: &[OsString]) -> PathBuf {
     let stem = |path: &OsStr| Path::new(path).file_stem().map(|stem| stem.to_string_lossy().into_owned());
     let script = || {

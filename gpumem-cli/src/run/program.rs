@@ -29,6 +29,8 @@ pub(super) struct Program {
 /// How a program ended.
 pub(super) struct Ended {
     code: i32,
+    /// That ended it.
+    pub(super) signal: Option<i32>,
     /// Else an error was printed, and there is nothing to report.
     pub(super) has_started: bool,
 }
@@ -42,8 +44,9 @@ impl Ended {
 
 impl From<ExitStatus> for Ended {
     fn from(status: ExitStatus) -> Self {
-        let code = status.code().or_else(|| Some(128 + status.signal()?)).unwrap_or(255);
-        Self { code, has_started: true }
+        let signal = status.signal();
+        let code = status.code().or_else(|| Some(128 + signal?)).unwrap_or(255);
+        Self { code, signal, has_started: true }
     }
 }
 
@@ -60,7 +63,9 @@ impl Program {
 
     /// Runs the program until it ends. It has our stdin, stdout and stderr, and it stays in our process group, so that the terminal
     /// delivers its signals to it.
-    pub(super) fn run(mut self) -> Result<Ended, Failure> {
+    ///
+    /// `started` gets its number.
+    pub(super) fn run(mut self, started: impl FnOnce(u32)) -> Result<Ended, Failure> {
         // Before the program begins: a signal in between would end this process and leave the program alone.
         let forwarder = Forwarder::new();
         let child = match self.command.spawn() {
@@ -70,9 +75,10 @@ impl Program {
                 let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
                 let what = format!("cannot start `{}`", self.name.display());
                 crate::terminal::error(&Failure::new(what, error, ""));
-                return Ok(Ended { code, has_started: false });
+                return Ok(Ended { code, signal: None, has_started: false });
             }
         };
+        started(child.id());
         forwarder.wait(child).map_err(|error| Failure::new("cannot wait for the program", error, ""))
     }
 }

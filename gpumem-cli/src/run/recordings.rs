@@ -21,10 +21,11 @@ pub(super) struct Recording {
 }
 
 /// Completes the recordings of the run, removes those of processes that allocated nothing, and gives them the names that users know.
-pub(super) fn finish(place: &Place) -> Vec<Recording> {
+/// If `keeps_names`, `gpumem start` and `gpumem stop` have printed the names that they have.
+pub(super) fn finish(place: &Place, keeps_names: bool) -> Vec<Recording> {
     let mut recorded = Vec::new();
     for path in place.of_processes() {
-        match devices_of(&path) {
+        match devices_of(&path, keeps_names) {
             Ok(Some(devices)) => recorded.push((path, devices)),
             Ok(None) => {}
             Err(error) => {
@@ -35,6 +36,9 @@ pub(super) fn finish(place: &Place) -> Vec<Recording> {
     }
     let is_one = recorded.len() == 1;
     let name = |(path, devices): (PathBuf, Vec<u32>)| {
+        if keeps_names {
+            return Recording { path };
+        }
         let named = if is_one { place.file().to_owned() } else { Place::with_devices(&path, &devices) };
         let path = if fs::rename(&path, &named).is_ok() { named } else { path };
         Recording { path }
@@ -42,8 +46,8 @@ pub(super) fn finish(place: &Place) -> Vec<Recording> {
     recorded.into_iter().map(name).collect()
 }
 
-/// The devices on which the process allocated; `None` if it allocated nothing, or runs still.
-fn devices_of(path: &Path) -> io::Result<Option<Vec<u32>>> {
+/// The devices on which the process allocated; `None` if it allocated nothing, or runs still. An empty recording is removed.
+fn devices_of(path: &Path, keeps_empty: bool) -> io::Result<Option<Vec<u32>>> {
     let Some(items) = complete(path)? else {
         let what = format!("the recording `{}` is not finished", path.display());
         let next = "`gpumem report` shows what it has so far";
@@ -55,7 +59,7 @@ fn devices_of(path: &Path) -> io::Result<Option<Vec<u32>>> {
         _ => None,
     };
     let blocks = || items.iter().filter_map(block);
-    if blocks().next().is_none() {
+    if blocks().next().is_none() && !keeps_empty {
         fs::remove_file(path)?;
         return Ok(None);
     }

@@ -2,7 +2,7 @@
 
 use gpumem_core::{
     capture::{Item, PartDefinition},
-    model::{EventKind, MemKind},
+    model::{Device, EventKind, Family, MemKind},
 };
 use serde_json::Value;
 
@@ -40,6 +40,19 @@ fn the_difference_is_shown_by_scope_place_library_and_kind() {
     );
     let text = printed(&["diff", &before, &before]);
     assert!(text.ends_with("device 0: the peak was 437 MiB and is 437 MiB: no change\n"), "{text}");
+}
+
+#[test]
+fn the_device_of_an_estimate_stands_for_the_real_one() {
+    let mut measured = Made::new("measured");
+    measured.alloc(10 * MIB, MemKind::Pool, 0);
+    let mut estimated = Made::new("estimated");
+    estimated.alloc_on(Device { family: Family::Simulated, ordinal: 0 }, 12 * MIB, MemKind::Pool, 0);
+    let files = [recorded("measured.capture", measured), recorded("estimated.capture", estimated)];
+    let text = printed(&["diff", &files[0], &files[1]]);
+    assert!(text.contains("\ndevice 0: the peak was 10 MiB and is 12 MiB: +2 MiB (+20.0 %)\n"), "{text}");
+    let back = printed(&["diff", &files[1], &files[0]]);
+    assert!(back.contains("\ndevice 0: the peak was 12 MiB and is 10 MiB: -2 MiB (-16.7 %)\n"), "{back}");
 }
 
 #[test]

@@ -243,8 +243,19 @@ fn what_has_no_stack_is_said() {
     made.close(scope);
     made.alloc(20 * MIB, MemKind::Pool, 0);
     let text = printed(&["report", &recorded("small.capture", made)]);
-    let line = "no line  17 % of the peak has no stack: only blocks of 1 MiB or more have one, or all with GPUMEM_BACKTRACE=1\n";
+    let line = "no line  17 % of the peak has no stack: stacks are recorded of blocks of 1 MiB or more, and of none with --stacks none\n";
     assert!(text.contains(line) && text.contains("scope of src/main.rs:40"), "{text}");
+    assert!(text.contains("library  the program 20 MiB (83 %), not known 4 MiB (17 %)\n"), "{text}");
+}
+
+#[test]
+fn from_a_later_moment_to_an_earlier_one_the_sign_is_the_other_one() {
+    let file = training("reversed.capture");
+    let text = printed(&["report", "--between", "peak", "start", &file]);
+    assert!(
+        text.starts_with("device 0 (NVIDIA H200): -437 MiB (less) between the peak, after 202 µs and the start\n"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -32,9 +32,12 @@ fn a_dormant_program_is_recorded_from_start_to_stop() {
     assert!(outcome.is_clean() && outcome.stdout.ends_with("all\n"), "{outcome}");
     assert!(outcome.stderr.contains(": it is not recorded\n"), "{outcome}");
     assert!(outcome.stderr.contains(": it is recorded already, to "), "{outcome}");
-    let mut recordings: Vec<_> = folder.names().into_iter().filter(|name| name.starts_with("a.gpu0.pid")).collect();
+    let mut recordings: Vec<_> = folder.names().into_iter().filter(|name| name.starts_with("a.pid")).collect();
     recordings.sort_by_key(String::len);
     assert_eq!(recordings.len(), 2, "{:?}\n{outcome}", folder.names());
+    // `gpumem start` and `gpumem stop` have printed these names.
+    let printed: Vec<_> = outcome.stdout.lines().filter(|line| line.ends_with(".capture")).collect();
+    assert!(printed.len() == 3 && printed.iter().all(|name| Path::new(name).exists()), "{outcome}");
     // The first block is older than the first recording, the third than the second.
     assert_eq!(recorded(&folder.file(&recordings[0])), Recorded { bytes: vec![8 << 20], frees: 1 }, "{outcome}");
     assert_eq!(recorded(&folder.file(&recordings[1])), Recorded { bytes: vec![1024], frees: 1 }, "{outcome}");

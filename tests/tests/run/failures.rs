@@ -44,6 +44,20 @@ fn a_file_that_cannot_be_written() {
     }
 }
 
+/// Only recordings are replaced.
+#[test]
+fn what_is_no_recording_is_kept() {
+    let folder = Folder::new();
+    let file = folder.file("train.py");
+    fs::write(&file, "print('train')\n").unwrap();
+    for (file, why) in [(file.as_str(), "it exists and is no recording"), ("/dev/null", "it is no regular file")] {
+        let outcome = run_probe(&machine(), file, &ALLOCATES);
+        one_line(&outcome, &format!("cannot record to `{file}`: {why}"));
+    }
+    assert_eq!(fs::read_to_string(&file).unwrap(), "print('train')\n");
+    assert_eq!(folder.names(), ["train.py"]);
+}
+
 #[test]
 fn a_program_without_cuda() {
     let folder = Folder::new();

@@ -64,7 +64,8 @@ impl Run {
     }
 
     fn json(&self, options: &[&str]) -> Value {
-        let file = self.folder.file("a.capture");
+        let name = self.folder.names().into_iter().find(|name| name.ends_with(".capture")).expect("it was recorded");
+        let file = self.folder.file(&name);
         let arguments = [&["report", "--json"], options, &[&file]].concat();
         let outcome = machine().run_program(&built("gpumem-command"), &arguments);
         assert!(outcome.is_clean(), "{outcome}");
