@@ -14,8 +14,8 @@ Examples:
 
 What was allocated before is not known: the recording and its reports say so.
 
-This works for programs in Python 3.14 or newer, which run code on request. Into other programs, code can only be forced, which
-may stop them for ever. Start those with `gpumem run --dormant`; then `gpumem start` begins to record at any time.";
+This works for programs in Python 3.14 or newer, which run code on request. A debugger could force
+other programs to run code, but that may stop them for ever. Start those with `gpumem run --dormant`; then `gpumem start` begins to record at any time.";
 
 /// Begins to record a program that runs already, in Python 3.14 or newer.
 #[derive(Debug, Args)]

@@ -47,8 +47,8 @@ pub(crate) fn stack(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     below_scopes(origin, functions(history, origin))
 }
 
-/// The same up to the user's line, or to the library if there is no line: without what is called inside of libraries. Where there are
-/// lines of Python, these alone.
+/// The same, but it ends at the user's line. If no such line is known, it ends at the library. If there are lines of Python, it has only
+/// these.
 pub(crate) fn stack_to_place(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     let frames = history.definitions().frames(origin.stack);
     let line = user_line(&frames).map(|(line, _)| line);

@@ -70,7 +70,7 @@ impl Snapshot<'_> {
         devices.iter().find(|tensors| tensors.about.device.ordinal == device && !tensors.steps.is_empty())
     }
 
-    /// A block that is on a device, and is no segment of which the tensors are known.
+    /// Whether a block is on a device and is not a segment. The blocks inside of a segment stand in the place of the segment.
     fn is_shown(&self, block: &BlockLife) -> bool {
         let origin = self.history.origin(block);
         // Parts of expandable segments have other keys than addresses.

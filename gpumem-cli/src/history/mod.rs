@@ -15,7 +15,8 @@ mod time;
 
 use std::{
     collections::HashMap,
-    fs, io,
+    fs,
+    io::{self, Read as _},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -181,7 +182,11 @@ pub(crate) struct DeviceHistory {
 
 /// Whether a file begins as recordings do.
 pub(crate) fn is_recording(file: &Path) -> bool {
-    file.is_file() && fs::File::open(file).is_ok_and(|file| gpumem_core::capture::items_of(file).is_ok())
+    let mut head = [0; 8];
+    // A pipe would be waited for.
+    file.is_file()
+        && fs::File::open(file).and_then(|mut file| file.read_exact(&mut head)).is_ok()
+        && gpumem_core::capture::is_recording(&head)
 }
 
 impl History {

@@ -256,8 +256,8 @@ impl Reading {
     }
 }
 
-/// PyTorch has another clock. Where it gets a segment, the driver's block of the same address and size says when that was: what it does
-/// before is not later, and what it does after that is not earlier.
+/// PyTorch has another clock. Where it gets a segment, the driver's block of the same address and size says when that was. No
+/// earlier step gets a later time, and no later step an earlier one.
 fn align(steps: &mut [Step], segments: &HashMap<(u64, u64), Vec<u64>>) {
     let mut next = u64::MAX;
     for step in steps.iter_mut().rev() {

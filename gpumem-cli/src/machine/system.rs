@@ -1,14 +1,14 @@
 //! What Linux says of processes, in `/proc`. Nothing is written there, and no process is stopped.
 
 use std::{
-    fs::{self, File},
-    io::{self, Read},
+    fs, io,
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
-use gpumem_core::capture::is_recording;
 use gpumem_inject::variable;
+
+use crate::history::is_recording;
 
 fn place(pid: u32, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{name}"))
@@ -75,17 +75,11 @@ pub(super) fn open_recordings(pid: u32) -> io::Result<Vec<PathBuf>> {
             continue;
         }
         let Ok(path) = fs::read_link(&link) else { continue };
-        if path.is_absolute() && !path.starts_with("/dev") && begins_as_recording(&link) {
+        if path.is_absolute() && !path.starts_with("/dev") && is_recording(&link) {
             recordings.push(visible_here(pid, path));
         }
     }
     Ok(recordings)
-}
-
-fn begins_as_recording(path: &Path) -> bool {
-    let is_file = path.metadata().is_ok_and(|known| known.is_file());
-    let mut head = [0; 8];
-    is_file && File::open(path).and_then(|mut file| file.read_exact(&mut head)).is_ok() && is_recording(&head)
 }
 
 /// In a container, the path is that of its own file system.
@@ -139,8 +133,8 @@ mod tests {
             fs::write(file, crate::made::Made::new("train").file()).unwrap();
         }
         fs::write(&other, "not one of them").unwrap();
-        let write = |path: &Path| File::options().write(true).open(path).unwrap();
-        let _open = (write(&recording), File::open(&read).unwrap(), write(&other));
+        let write = |path: &Path| fs::File::options().write(true).open(path).unwrap();
+        let _open = (write(&recording), fs::File::open(&read).unwrap(), write(&other));
         let found = open_recordings(process::id()).unwrap();
         let found: Vec<_> = found.iter().filter(|path| path.starts_with(&folder)).collect();
         assert_eq!(found, [&recording]);

@@ -169,10 +169,10 @@ impl Difference {
         }
         // An estimate has simulated devices: they stand for those of the other side.
         let are_simulated = |overview: &Overview| overview.devices.iter().all(|device| device.simulated);
-        let is_real = are_simulated(&before) != are_simulated(&after);
+        let has_estimate = are_simulated(&before) != are_simulated(&after);
         let used = |overview: &Overview| -> Vec<(bool, u32)> {
             let used = overview.devices.iter().filter(|device| device.peak_bytes.is_some());
-            used.map(|device| (device.simulated && !is_real, device.device)).collect()
+            used.map(|device| (device.simulated && !has_estimate, device.device)).collect()
         };
         let mut devices = [used(&before), used(&after)].concat();
         devices.sort_unstable();
@@ -181,7 +181,7 @@ impl Difference {
             .into_iter()
             .map(|(simulated, device)| {
                 let of = |overview: &'_ Overview| {
-                    let is_it = |of: &DeviceOverview| (of.simulated && !is_real, of.device) == (simulated, device);
+                    let is_it = |of: &DeviceOverview| (of.simulated && !has_estimate, of.device) == (simulated, device);
                     overview.devices.iter().position(is_it)
                 };
                 let [before, after] = [&before, &after].map(|side| of(side).map(|at| &side.devices[at]));

@@ -15,7 +15,7 @@ use std::{
 
 use gpumem_inject::variable;
 
-use super::{control, library, recordings};
+use super::{control, library, place, recordings};
 use crate::{commands::attach::Arguments, failure::Failure, terminal};
 
 /// What the program runs.
@@ -45,11 +45,7 @@ pub(crate) fn attach(arguments: &Arguments) -> Result<String, Failure> {
     let library = library::unpacked().map_err(|error| Failure::new("the library", error, ""))?;
     let file =
         env::current_dir().map_err(failed)?.join(arguments.output.clone().unwrap_or_else(|| process.default_name()));
-    // The program would find out later.
-    let probe = file.with_file_name(format!(".gpumem-{}", std::process::id()));
-    let tried = fs::File::create(&probe);
-    _ = fs::remove_file(&probe);
-    tried.map_err(|error| {
+    place::try_folder(&file).map_err(|error| {
         Failure::new(format!("cannot record to `{}`", file.display()), error, "give another --output")
     })?;
     let [script, answer] = ["py", "answer"].map(|extension| folder.join(format!("attach-{pid}.{extension}")));

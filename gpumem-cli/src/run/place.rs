@@ -4,12 +4,12 @@ use std::{
     env,
     ffi::{OsStr, OsString},
     fs::{self, File},
-    io::{self, Read},
+    io,
     path::{Path, PathBuf},
     process,
 };
 
-use gpumem_core::capture::is_recording;
+use crate::history::is_recording;
 
 const EXTENSION: &str = "capture";
 
@@ -36,9 +36,7 @@ impl Place {
             Some(file) => here(file.to_owned())?,
             None => here(free_name(program, arguments))?,
         };
-        let probe = file.with_file_name(format!(".gpumem-{}", process::id()));
-        let tried = refusal(&file).map_or_else(|| File::create(&probe).map(drop), Err);
-        _ = fs::remove_file(&probe);
+        let tried = refusal(&file).map_or_else(|| try_folder(&file), Err);
         tried.map_err(|error| (file.clone(), error))?;
         let mut place = Self { file, older: Vec::new() };
         place.older = place.of_processes();
@@ -100,12 +98,16 @@ fn refusal(file: &Path) -> Option<io::Error> {
     if !known.is_file() {
         return Some(io::Error::other("it is no regular file"));
     }
-    let mut head = Vec::new();
-    match File::open(file).and_then(|open| open.take(8).read_to_end(&mut head)) {
-        Err(error) => Some(error),
-        Ok(_) if head.is_empty() || is_recording(&head) => None,
-        Ok(_) => Some(io::Error::other("it exists and is no recording; give another --output")),
-    }
+    let may_go = known.len() == 0 || is_recording(file);
+    (!may_go).then(|| io::Error::other("it exists and is no recording; give another --output"))
+}
+
+/// Whether files can be written where this one is to be: the program would find out later.
+pub(super) fn try_folder(file: &Path) -> io::Result<()> {
+    let probe = file.with_file_name(format!(".gpumem-{}", process::id()));
+    let tried = File::create(&probe).map(drop);
+    _ = fs::remove_file(&probe);
+    tried
 }
 
 fn free_name(program: &OsStr, arguments: &[OsString]) -> PathBuf {

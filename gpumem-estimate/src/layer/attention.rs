@@ -302,7 +302,7 @@ impl Attention {
         // `repeat_kv` of transformers.
         let repeated = |tensor: &Tensor| match (repeats, self.key_value_heads()) {
             (1, _) => Ok(tensor.clone()),
-            (_, 1) => Ok(eager.expand_heads(tensor, repeats)),
+            (_, 1) => Ok(eager.expand(tensor, 1, repeats)),
             _ => eager.repeat_heads(tensor, repeats),
         };
         // Without a window, or while all tokens fit into it, the kernel knows by itself which tokens a token sees.

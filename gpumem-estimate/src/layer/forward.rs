@@ -257,7 +257,7 @@ impl Built {
         let batch = input.shape[0];
         let tokens = eager.transpose(&eager.reshape(&patches, &Shape::from([batch, size, count]))?, 1, 2);
         drop(patches);
-        let class = eager.expand_first(&self.parameter(eager, 0), batch);
+        let class = eager.expand(&self.parameter(eager, 0), 0, batch);
         let all = eager.concatenate(&[&class, &tokens], 1)?;
         drop((class, tokens));
         match self.children.get(1) {

@@ -63,32 +63,17 @@ impl Eager {
         self.viewed(input, shape.clone())
     }
 
-    /// The first dimension, which has size 1, is repeated without a copy.
-    pub(crate) fn expand_first(&self, input: &Tensor, size: u64) -> Tensor {
+    /// A dimension of size 1 is repeated without a copy.
+    pub(crate) fn expand(&self, input: &Tensor, dimension: usize, size: u64) -> Tensor {
         let mut sizes = input.shape.sizes().to_vec();
-        sizes[0] = size;
+        sizes[dimension] = size;
         let mut strides = input.strides();
-        strides[0] = 0;
+        strides[dimension] = 0;
         let view = input.as_view().with_shape(sizes.into()).with_strides(&strides);
         if !self.needs_grad(&[input]) {
             return view;
         }
         // The sum over the repeated dimension is made where the gradient is checked against the shape of the input.
-        let [view] = self.record(&[input], [view], |_, grads| Ok(grads.to_vec()));
-        view
-    }
-
-    /// The only head of (batch, 1, n, size) is repeated without a copy.
-    pub(crate) fn expand_heads(&self, input: &Tensor, repeats: u64) -> Tensor {
-        let mut sizes = input.shape.sizes().to_vec();
-        sizes[1] = repeats;
-        let mut strides = input.strides();
-        strides[1] = 0;
-        let view = input.as_view().with_shape(sizes.into()).with_strides(&strides);
-        if !self.needs_grad(&[input]) {
-            return view;
-        }
-        // The sum over the heads is made where the gradient is checked against the shape of the input.
         let [view] = self.record(&[input], [view], |_, grads| Ok(grads.to_vec()));
         view
     }
