@@ -6,8 +6,8 @@
 
 The programs are in this file and know nothing of gpumem. A line PASS, FAIL or INFO is printed for each comparison and written to the
 file of `--out`; the exit code is 1 if one failed. It needs an NVIDIA GPU, and PyTorch, JAX, nvcc and a second GPU for the comparisons
-that name them. `--only native,static` chooses comparisons (`--only torch`: those of `gpumem run --torch`); `--seconds` is for the pairs of runs that compare times. `h200.sh` in this
-folder runs all of them in two parts of at most 8 minutes.
+that name them. `--only native,static` chooses comparisons (`torch`: all that begin with `torch-`, those of `gpumem run --torch`); `--seconds` is for the
+pairs of runs that compare times. `h200.sh` in this folder runs all but those of `--torch`, in two parts of at most 8 minutes.
 
 `--join A.jsonl B.jsonl` compares the times of all pairs in the files of `--out`; it needs no GPU.
 
@@ -41,6 +41,7 @@ import tempfile
 import time
 
 MIB = 1 << 20
+KEPT = []
 
 
 # The programs. Each prints one line of JSON, what it knows of itself.
@@ -109,6 +110,8 @@ def child_torch(allocator, steps, mode):
     }
     if mode == "lines":
         facts["lines"] = lines_of_snapshot(torch.cuda.memory._snapshot())
+        # The recording ends later than this function: what the snapshot has must be live then.
+        KEPT.extend([model, optimizer])
     print(json.dumps(facts), flush=True)
     if mode == "ranks":
         with open(os.environ["RANK_FILE"] + os.environ["RANK"], "w") as file:
@@ -265,7 +268,8 @@ class Proof:
         )
         ended = time.time()
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        facts = json.loads(lines[-1]) if lines else {}
+        # Two ranks may print at the same time, on one line.
+        facts = json.JSONDecoder().raw_decode(lines[-1])[0] if lines else {}
         files = sorted(os.path.join(base, name) for name in os.listdir(base))
         return {
             "code": done.returncode,
@@ -456,26 +460,12 @@ class Proof:
             is_right &= found.get(rank) == said["allocated"]
         self.result("torch-ranks", is_right, ranks=facts, stderr=ran["stderr"][-3000:] if not is_right else "")
 
-    def torch(self):
-        """All comparisons of `--torch`."""
-        self.tensors("torch-native")
-        self.tensors("torch-lines", mode="lines")
-        self.tensors("torch-empty", mode="empty")
-        self.tensors("torch-expandable", "expandable_segments:True")
-        self.tensors("torch-rounded", "roundup_power2_divisions:4,max_split_size_mb:32")
-        self.tensors("torch-full", options=["--torch", "--torch-events", "2000"])
-        self.tensors("torch-cuda-first", mode="cuda-first")
-        self.tensors("torch-workers", mode="workers")
-        self.tensors("torch-compile", mode="compile")
-        self.torch_killed()
-        self.torch_ranks()
-
     def lines(self):
         """The lines of Python of each block are those that `traceback` has."""
         ran = self.run(self.child("lines"))
         if ran["code"] or len(ran["files"]) != 1:
             return self.result("lines", False, code=ran["code"], stderr=ran["stderr"][-2000:])
-        words = [self.gpumem, "report", "--format", "torch", "--at", "end", ran["files"][0]]
+        words = [self.gpumem, "report", "--format", "torch", ran["files"][0]]
         snapshot = pickle.loads(subprocess.run(words, capture_output=True, check=True).stdout)
         blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
         recorded = {block["size"]: block.get("frames", []) for block in blocks}
@@ -609,12 +599,25 @@ def main():
         "profiler": lambda: proof.allocator("profiler", "", "reserved", "profiler"),
         "jax": proof.jax,
         "ranks": proof.ranks,
-        "torch": proof.torch,
+        "torch-native": lambda: proof.tensors("torch-native"),
+        "torch-lines": lambda: proof.tensors("torch-lines", mode="lines"),
+        "torch-empty": lambda: proof.tensors("torch-empty", mode="empty"),
+        "torch-expandable": lambda: proof.tensors("torch-expandable", "expandable_segments:True"),
+        "torch-rounded": lambda: proof.tensors("torch-rounded", "roundup_power2_divisions:4,max_split_size_mb:32"),
+        "torch-full": lambda: proof.tensors("torch-full", options=["--torch", "--torch-events", "2000"]),
+        "torch-cuda-first": lambda: proof.tensors("torch-cuda-first", mode="cuda-first"),
+        "torch-workers": lambda: proof.tensors("torch-workers", mode="workers"),
+        "torch-compile": lambda: proof.tensors("torch-compile", mode="compile"),
+        "torch-killed": proof.torch_killed,
+        "torch-ranks": proof.torch_ranks,
         "times-torch": lambda: proof.times("torch", "", arguments.steps, ["--torch"]),
         "times": lambda: proof.times("native", "", arguments.steps),
         "times-async": lambda: proof.times("async", "backend:cudaMallocAsync", arguments.steps),
     }
-    for name in arguments.only.split(","):
+    names = arguments.only.split(",")
+    if "torch" in names:
+        names[names.index("torch"):names.index("torch") + 1] = [name for name in comparisons if name.startswith("torch-")]
+    for name in names:
         try:
             comparisons[name]()
         except Exception as error:  # The next comparison is still of interest.
