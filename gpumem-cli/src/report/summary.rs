@@ -13,7 +13,7 @@ use gpumem_core::{
 };
 
 use super::{
-    overview::{DeviceOverview, Overview, Sum},
+    overview::{DeviceOverview, Overview, PlaceSum, Sum},
     ranks,
     refused::Refused,
     text::{percent, shares},
@@ -124,17 +124,18 @@ fn write_device(device: &DeviceOverview, out: &mut dyn Write, paint: Paint) -> i
     if let Some(most) = device.most() {
         line(out, "most", &most)?;
     }
-    let without_line: i64 = device
-        .peak_by_place
-        .iter()
-        .filter(|sum| sum.line.is_none() && sum.library.is_none())
-        .map(|sum| sum.bytes)
-        .sum();
     // Less than a tenth does not matter.
-    if without_line.unsigned_abs() * 10 >= peak && without_line > 0 {
-        let share = percent(without_line, peak);
+    let share = |is_so: fn(&PlaceSum) -> bool| {
+        let bytes: i64 = device.peak_by_place.iter().filter(|sum| is_so(sum)).map(|sum| sum.bytes).sum();
+        (bytes > 0 && bytes.unsigned_abs() * 10 >= peak).then(|| percent(bytes, peak))
+    };
+    if let Some(share) = share(|sum| sum.line.is_none() && sum.library.is_none()) {
         let why = "stacks are recorded of blocks of 1 MiB or more, and of none with --stacks none";
         line(out, "no line", &format!("{share} of the peak has no stack: {why}"))?;
+    }
+    if let Some(share) = share(|sum| sum.line.as_deref().is_some_and(|line| !has_line_number(line))) {
+        let how = "build it with -g, or with Cargo's debug = \"line-tables-only\" and strip = false";
+        line(out, "no line", &format!("{share} of the peak is of code without debug information: {how}"))?;
     }
     if !device.besides.is_empty() {
         let words: Vec<_> =
@@ -156,6 +157,11 @@ fn write_samples(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()>
         writeln!(out, "All processes had {} in use at most, after {at}, by {readings}.", Bytes::new(highest))?;
     }
     Ok(())
+}
+
+/// `src/train.rs:12`, but no name of a function such as `train::step`.
+fn has_line_number(line: &str) -> bool {
+    line.rsplit_once(':').is_some_and(|(_, number)| number.parse::<u32>().is_ok())
 }
 
 fn sum_shares(sums: &[Sum], whole: u64) -> String {

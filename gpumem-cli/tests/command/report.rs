@@ -2,7 +2,10 @@
 
 use std::{fs, path::PathBuf};
 
-use gpumem_core::model::{Device, Family, MemKind};
+use gpumem_core::{
+    capture::{CodeAddress, Item, StackDefinition},
+    model::{Device, Family, MemKind, StackId},
+};
 use serde_json::Value;
 
 use crate::{
@@ -246,6 +249,19 @@ fn what_has_no_stack_is_said() {
     let line = "no line  17 % of the peak has no stack: stacks are recorded of blocks of 1 MiB or more, and of none with --stacks none\n";
     assert!(text.contains(line) && text.contains("scope of src/main.rs:40"), "{text}");
     assert!(text.contains("library  the program 20 MiB (83 %), not known 4 MiB (17 %)\n"), "{text}");
+}
+
+#[test]
+fn a_program_without_debug_information_is_said() {
+    let mut made = Made::new("stripped");
+    let addresses = vec![CodeAddress { module: 1, offset: 0x9999 }];
+    made.item(&Item::Stack(StackDefinition { id: StackId(50), addresses }));
+    made.alloc(3 * MIB, MemKind::Pool, 49);
+    made.alloc(MIB, MemKind::Pool, 0);
+    let text = printed(&["report", &recorded("stripped.capture", made)]);
+    let line = "no line  75 % of the peak is of code without debug information: build it with -g, ";
+    assert!(text.contains(line) && text.contains("\n train (no symbols)    3  ████"), "{text}");
+    assert!(text.contains("library  the program 4 MiB (100 %)\n"), "{text}");
 }
 
 #[test]

@@ -53,7 +53,7 @@ impl fmt::Display for Callsite {
 pub struct Stack {
     /// The library that allocated by itself; `None` for the program.
     pub library: Option<String>,
-    /// The user's line.
+    /// The user's line. If the program has no names for the stack, it is `main`, or the program: `train (no symbols)`.
     pub line: Option<String>,
     /// The user's line is one of Python. It says more than the library, which is the same for almost all blocks of such programs.
     pub is_python: bool,
@@ -74,12 +74,43 @@ impl Stack {
     pub fn new(frames: &[Frame], folder: &str, own_module: Option<&str>) -> Self {
         let seen = |frame: &Frame| frame.relative_to(folder).to_string();
         let (line, caller) = user_line(frames).map_or((None, None), |(line, caller)| (Some(line), caller));
+        let library = library(frames);
+        let (library, program) = if library == own_module { (None, own_module) } else { (library, None) };
+        let has_main = program_frames(frames).iter().any(|frame| frame.function.as_deref() == Some("main"));
+        let unnamed = program.map(|name| if has_main { "main".to_owned() } else { format!("{name} (no symbols)") });
         Self {
-            library: library(frames).filter(|library| Some(*library) != own_module).map(str::to_owned),
+            library: library.map(str::to_owned),
             is_python: line.is_some_and(Frame::is_python),
-            line: line.map(seen),
+            line: line.map(seen).or(unnamed),
             caller: caller.map(seen),
             frames: program_frames(frames).iter().map(|frame| frame.relative_to(folder).with_function()).collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(functions: &[Option<&str>], own_module: Option<&str>) -> Option<String> {
+        let frame = |function: Option<&str>| Frame {
+            function: function.map(str::to_owned),
+            module: Some("/app/train".to_owned()),
+            ..Frame::default()
+        };
+        let stack = Stack::new(&functions.iter().copied().map(frame).collect::<Vec<_>>(), "/app", own_module);
+        assert_eq!(stack.library.is_none(), own_module == Some("train") || functions.is_empty());
+        stack.line
+    }
+
+    #[test]
+    fn a_program_without_names_is_the_place() {
+        let own = Some("train");
+        assert_eq!(line(&[Some("work"), Some("main")], own).as_deref(), Some("work"));
+        assert_eq!(line(&[Some("cudaMalloc"), Some("main"), Some("_start")], own).as_deref(), Some("main"));
+        assert_eq!(line(&[None, None], own).as_deref(), Some("train (no symbols)"));
+        assert_eq!(line(&[None, None], Some("other")), None, "another file is a library, which has a name");
+        assert_eq!(line(&[], own), None);
+        assert_eq!(line(&[], None), None);
     }
 }

@@ -5,7 +5,8 @@ mod tables;
 use std::path::Path;
 
 use self::tables::{
-    CRATES, DRIVER, ENTRANCE, INTERPRETER, LIBRARIES, PYTHON_PACKAGES, RUNTIME, STARTUP, STD_FOLDERS, SYSTEM,
+    CRATES, DRIVER, ENTRANCE, FRAMEWORKS, INTERPRETER, LIBRARIES, PYTHON_PACKAGES, RUNTIME, STARTUP, STD_FOLDERS,
+    SYSTEM,
 };
 pub(super) use self::tables::{REGISTRIES, file_name};
 use super::Frame;
@@ -80,15 +81,23 @@ impl Frame {
         self.module.is_none() && self.file.as_ref().is_some_and(is_source)
     }
 
-    /// Cargo or a package manager of Python fetched its code, or it came with Python.
+    /// Cargo or a package manager of Python fetched its code, or it came with Python. Without a file, it is of a known framework.
     fn is_fetched(&self) -> bool {
+        let Some(file) = &self.file else {
+            let named = self.function.as_deref().map(crates_of).unwrap_or_default();
+            return !named.is_empty() && named.iter().all(|name| is_of_framework(name));
+        };
         let folders = if self.is_python() { PYTHON_PACKAGES } else { REGISTRIES };
-        self.file.as_ref().is_some_and(|file| folders.iter().any(|folder| file.contains(folder)))
+        folders.iter().any(|folder| file.contains(folder))
     }
 
-    /// The CUDA runtime that is linked into the program: all its functions have such names.
+    /// The CUDA runtime that is linked into the program: `libcudart_static_…`, and the functions of its API, such as `cudaMalloc`.
     fn is_in_static_runtime(&self) -> bool {
-        self.function.as_deref().is_some_and(|function| function.starts_with("libcudart_static_"))
+        let is_of_api = |function: &str| {
+            function.strip_prefix("cuda").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
+        };
+        let is_of_runtime = |function: &str| function.starts_with("libcudart_static_") || is_of_api(function);
+        self.file.is_none() && self.function.as_deref().is_some_and(is_of_runtime)
     }
 
     fn is_in_library(&self) -> bool {
@@ -118,6 +127,11 @@ fn fits(module: &str, pattern: &str) -> bool {
         || file.strip_prefix(pattern).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '-'])),
         |beginning| file.starts_with(beginning),
     )
+}
+
+fn is_of_framework(name: &str) -> bool {
+    let begins = |known: &&str| name.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
+    FRAMEWORKS.iter().any(begins)
 }
 
 /// Whether a source file is in the folder `src` of a crate, in a registry, a git checkout or a workspace:

@@ -55,6 +55,11 @@ pub(super) const LIBRARIES: &[(&str, &str)] = &[
 pub(super) const SYSTEM: &[&str] =
     &["libc", "libm", "libpthread", "libdl", "libgcc_s", "libstdc++", "ld-linux*", "linux-vdso"];
 
+/// Crates of frameworks that allocate for the user, and all crates whose names begin so, such as `candle_nn`. Needed where the file is
+/// not known.
+pub(super) const FRAMEWORKS: &[&str] =
+    &["candle", "burn", "cubecl", "tch", "torch_sys", "dfdx", "cust", "ort", "rayon", "tokio"];
+
 /// Crates between a user's line and the driver.
 pub(super) const CRATES: &[&str] = &["std", "core", "alloc", "gpumem", "cudarc"];
 

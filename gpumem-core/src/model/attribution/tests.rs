@@ -105,6 +105,22 @@ fn a_program_without_symbols() {
          /app/train | main | -";
     check(text, Some("train"), Some("train::forward"));
     check("/app/train | std::rt::lang_start | -\n/app/train | main | -", Some("train"), None);
+    let framework = "/app/train | cudarc::driver::result::malloc_sync | -
+         /app/train | candle_core::cuda_backend::alloc | -
+         /app/train | <T as candle_nn::Module>::forward | -";
+    check(&format!("{framework}\n/app/train | train::step | -"), Some("train"), Some("train::step"));
+    check(framework, Some("train"), Some("candle_core::cuda_backend::alloc"));
+    check("/app/train | orth::alloc | -\n/app/train | train::step | -", Some("train"), Some("orth::alloc"));
+}
+
+#[test]
+fn a_program_with_the_cuda_runtime_inside() {
+    let text = "/app/train | libcudart_static_d9d6 | -
+         /app/train | cudaMalloc | -
+         /app/train | cudaMallocHelper::make | src/a.cu:9
+         /app/train | main | -";
+    check(text, Some("train"), Some("src/a.cu:9"));
+    check(&text.replace("src/a.cu:9", "-").replace("cudaMallocHelper::make", "work"), Some("train"), Some("work"));
 }
 
 #[test]
