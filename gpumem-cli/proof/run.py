@@ -219,6 +219,20 @@ def child_oom():
     print(json.dumps(facts), flush=True)
 
 
+def child_dormant():
+    """Allocates, and waits for a line of stdin after each step."""
+    import torch
+
+    kept = []
+    for mebibytes in (100, 200, 300, 400):
+        if mebibytes == 300:
+            kept.clear()
+            torch.cuda.empty_cache()
+        kept.append(torch.empty(mebibytes << 20, dtype=torch.uint8, device="cuda"))
+        print(os.getpid(), flush=True)
+        sys.stdin.readline()
+
+
 STATIC = r"""
 #include <cstdio>
 #include <cuda_runtime.h>
@@ -493,6 +507,46 @@ class Proof:
         is_right = is_right and first[0].startswith("Out of memory: the driver refused ")
         self.result("oom", is_right, said=said, refused={**refused, "newest": None}, summary=first)
 
+    def dormant(self):
+        """Recorded are the blocks between `gpumem start` and `gpumem stop`: 200, then 300 MiB after the first two are freed."""
+        base = os.path.join(self.folder, "dormant")
+        os.mkdir(base)
+        words = [self.gpumem, "run", "--dormant", "-o", os.path.join(base, "a.capture"), "--", *self.child("dormant")]
+        program = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pid = program.stdout.readline().strip()
+        said = []
+        for step in range(3):
+            if step in (0, 2):
+                done = subprocess.run([self.gpumem, "stop" if step else "start", pid], capture_output=True, text=True)
+                said.append(done.stdout + done.stderr)
+            program.stdin.write("\n")
+            program.stdin.flush()
+            program.stdout.readline()
+        _, stderr = program.communicate("\n")
+        files = [os.path.join(base, name) for name in os.listdir(base)]
+        report = self.report(files[0]) if len(files) == 1 else {}
+        device = (report.get("devices") or [{}])[0]
+        is_right = program.returncode == 0 and device.get("peak_bytes") == device.get("live_at_end_bytes") == 300 * MIB
+        self.result("dormant", is_right, code=program.returncode, files=files, said=said, peak=device.get("peak_bytes"),
+                    missing={key: value for key, value in (report.get("missing") or {}).items() if value}, stderr=stderr[-1500:])
+
+    def parts(self):
+        """`--only-peak` has the same peak; `--max-size` keeps what is live at the end, and says what is missing."""
+        whole = self.run(self.child("torch", "native", 20, "empty"))
+        device, _ = self.device(whole["files"][0])
+        size = os.path.getsize(whole["files"][0])
+        peak = self.run(self.child("torch", "native", 20, "empty"), options=["--only-peak"])
+        only, missing = self.device(peak["files"][0])
+        same = ("peak_bytes", "peak_by_library", "live_at_end_bytes")
+        is_right = all(only.get(key) == device.get(key) for key in same) and missing["has_only_peaks"]
+        self.result("only-peak", is_right, peak=only.get("peak_bytes"), live=only.get("live_at_end_bytes"), whole=device.get("peak_bytes"),
+                    bytes=[size, os.path.getsize(peak["files"][0])])
+        part = self.run(self.child("torch", "native", 1000, "empty"), options=["--max-size", "64KiB"])
+        newest, missing = self.device(part["files"][0])
+        is_right = newest.get("live_at_end_bytes") == device["live_at_end_bytes"] and missing["begins_after_event"]
+        self.result("max-size", is_right, live=newest.get("live_at_end_bytes"), peak=newest.get("peak_bytes"), missing=missing,
+                    bytes=os.path.getsize(part["files"][0]), stderr=part["stderr"][-1500:])
+
     def candle(self):
         if not self.program_with_candle:
             return self.result("candle", None, why="--candle is not given")
@@ -574,13 +628,13 @@ def main():
         kind, *words = sys.argv[2:]
         if kind == "torch":
             return child_torch(words[0], int(words[1]), words[2])
-        return {"jax": child_jax, "lines": child_lines, "oom": child_oom}[kind]()
+        return {"jax": child_jax, "lines": child_lines, "oom": child_oom, "dormant": child_dormant}[kind]()
     if sys.argv[1:2] == ["--join"]:
         return join(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gpumem")
     parser.add_argument("--out")
-    parser.add_argument("--only", default="static,killed,lines,oom,native,expandable,async,profiler,jax,candle,ranks,torch,times,times-async")
+    parser.add_argument("--only", default="static,killed,lines,oom,dormant,parts,native,expandable,async,profiler,jax,candle,ranks,torch,times,times-async")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--steps", type=int, default=0, help="0: as many as take 10 s")
     parser.add_argument("--candle", help="a program with candle, see above")
@@ -592,6 +646,8 @@ def main():
         "killed": proof.killed,
         "lines": proof.lines,
         "oom": proof.oom,
+        "dormant": proof.dormant,
+        "parts": proof.parts,
         "candle": proof.candle,
         "native": lambda: proof.allocator("native", "", "reserved"),
         "expandable": lambda: proof.allocator("expandable", "expandable_segments:True", "reserved"),
