@@ -6,9 +6,9 @@
 #     OUT=results gpumem-cli/proof/h200.sh 2     # more pairs
 #     python3 gpumem-cli/proof/run.py --join results/times-*.jsonl
 #
-# From the root of the repository. `.gpu/candle.xz` is the program with candle that `run.py` describes; without it that comparison is
-# left out. The pairs with the native allocator run on the first GPU, those with cudaMallocAsync on the second one at the same time,
-# each on half of the processors.
+# From the root of the repository. `.gpu/candle.xz` is the program with candle that `run.py` describes, and `.gpu/onnx.tar.xz` the package
+# onnxruntime; without them these comparisons are left out. The pairs with the native allocator run on the first GPU, those with
+# cudaMallocAsync on the second one at the same time, each on half of the processors.
 set -u
 part=$1 began=$(date +%s)
 unpacked=$(mktemp -d)
@@ -18,13 +18,14 @@ done
 export XDG_CACHE_HOME=$unpacked/cache
 proof="python3 gpumem-cli/proof/run.py $unpacked/gpumem"
 [ -f $unpacked/candle ] && candle="--candle $unpacked/candle" || candle=
+[ -f .gpu/onnx.tar.xz ] && tar xf .gpu/onnx.tar.xz -C $unpacked && onnx="--onnx $unpacked" || onnx=
 half=$(($(nproc) / 2))
 
 if [ "$part" = 1 ]; then
   # At the same time: what they compare does not depend on each other. `oom` fills a GPU, so it comes when the others have ended.
   CUDA_VISIBLE_DEVICES=0 timeout 150 $proof --only static,killed,native,lines --out $OUT/right-1.jsonl > $OUT/right-1.log 2>&1 &
   CUDA_VISIBLE_DEVICES=1 timeout 150 $proof --only expandable,async,jax --out $OUT/right-2.jsonl > $OUT/right-2.log 2>&1 &
-  CUDA_VISIBLE_DEVICES=0 timeout 150 $proof --only profiler,candle $candle --out $OUT/right-3.jsonl > $OUT/right-3.log 2>&1 &
+  CUDA_VISIBLE_DEVICES=0 timeout 150 $proof --only profiler,candle,onnx $candle $onnx --out $OUT/right-3.jsonl > $OUT/right-3.log 2>&1 &
   timeout 150 $proof --only ranks --out $OUT/right-4.jsonl > $OUT/right-4.log 2>&1 &
   wait
   CUDA_VISIBLE_DEVICES=1 timeout 60 $proof --only oom --out $OUT/right-5.jsonl > $OUT/right-5.log 2>&1

@@ -25,14 +25,22 @@ CU_MEMPOOL_ATTR_USED_MEM_HIGH of the default pool}. It can be built without a GP
    RUSTFLAGS="-L native=stub -C link-arg=-Wl,--no-as-needed -C link-arg=-Wl,--unresolved-symbols=ignore-all".
    PyTorch's folder nvidia/cu13/lib has the real ones.
 
-ONNX Runtime is not compared: the wheel of onnxruntime-gpu 1.31 has 256 MB, of which libonnxruntime_providers_cuda.so has 231 MB
-compressed, and at most 64 MB reach the machine with the GPU.
+`--onnx FOLDER` is for the comparison `onnx`: a folder with the package onnxruntime for CUDA 13. The wheel has 256 MB, and can be made
+smaller for a machine to which little can be copied:
+
+1. `pip download --no-deps onnxruntime-gpu==1.31.1` (with `--python-version 3.12` or what the machine has), `unzip`.
+2. `python gpumem-cli/proof/trim.py onnxruntime/capi/libonnxruntime_providers_cuda.so 90` keeps the kernels of plain operators for one GPU.
+3. The folders quantization, tools and transformers, libonnxruntime.so.* and libonnxruntime_providers_tensorrt.so are not needed.
+   `tar c onnxruntime | xz -T0` has 30 MB then.
+
+CUDA's libraries are those of PyTorch's packages; numpy is needed as well. The model is made here, without the package onnx.
 """
 
 import argparse
 import json
 import os
 import pickle
+import re
 import shutil
 import statistics
 import subprocess
@@ -195,6 +203,100 @@ def child_lines():
     thread.start()
     thread.join()
     print(json.dumps({"expected": list(expected.items())}), flush=True)
+
+
+def field(number, value):
+    """A field of a message in Protocol Buffers' format."""
+
+    def varint(value):
+        low, high = value & 0x7F, value >> 7
+        return bytes([low | 0x80]) + varint(high) if high else bytes([low])
+
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    value = value.encode() if isinstance(value, str) else value
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def onnx_model(weights):
+    """A model that multiplies by each of the matrices, with Relu after each. The numbers are those of onnx.proto."""
+    float32, nodes, initializers, name = 1, b"", b"", "x"
+    for number, weight in enumerate(weights):
+        product, result = f"product{number}", f"result{number}"
+        nodes += field(1, field(1, name) + field(1, f"w{number}") + field(2, product) + field(4, "MatMul"))
+        nodes += field(1, field(1, product) + field(2, result) + field(4, "Relu"))
+        dims = b"".join(field(1, size) for size in weight.shape)
+        initializers += field(5, dims + field(2, float32) + field(8, f"w{number}") + field(9, weight.tobytes()))
+        name = result
+
+    def value(name, width):
+        shape = field(1, field(2, "batch")) + field(1, field(1, width))
+        return field(1, name) + field(2, field(1, field(1, float32) + field(2, shape)))
+
+    inputs, outputs = field(11, value("x", weights[0].shape[0])), field(12, value(name, weights[-1].shape[1]))
+    graph = nodes + field(2, "products") + initializers + inputs + outputs
+    return field(1, 8) + field(7, graph) + field(8, field(1, "") + field(2, 13))
+
+
+def child_onnx(provider, strategy):
+    """Runs a model for some batch sizes. ONNX Runtime's log on stderr has what its arenas ask for."""
+    import numpy
+    import onnxruntime
+
+    # The arenas write to the default log.
+    onnxruntime.set_default_logger_severity(0)
+    device = {"CUDAExecutionProvider": "cuda", "CPUExecutionProvider": "cpu"}[provider]
+    random = numpy.random.default_rng(0)
+    width = 2048
+    weights = [random.standard_normal((width, width), dtype=numpy.float32) / 32 for _ in range(3)]
+    settings = {"arena_extend_strategy": strategy, "use_tf32": "0"} if device == "cuda" else {}
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(onnx_model(weights), options, providers=[(provider, settings)])
+    if session.get_providers()[0] != provider:
+        sys.exit(f"{provider} is not used, but {session.get_providers()}")
+    difference = 0
+    # A tensor of 128 rows has 1 MiB: no smaller block is asked for, because gpumem records no stacks of smaller ones.
+    for batch in (128, 768, 256, 1024):
+        run = onnxruntime.RunOptions()
+        if strategy == "kSameAsRequested" and batch != 1024:
+            run.add_run_config_entry("memory.enable_memory_arena_shrinkage", f"{device}:0".replace("cuda", "gpu"))
+        x = random.standard_normal((batch, width), dtype=numpy.float32)
+        if strategy == "kNextPowerOfTwo" and batch == 768:
+            # A tensor of the program, from an arena that is not the session's.
+            KEPT.append(onnxruntime.OrtValue.ortvalue_from_numpy(x, device, 0))
+            y = session.run_with_ort_values(None, {"x": KEPT[-1]}, run)[0].numpy()
+        else:
+            y = session.run(None, {"x": x}, run)[0]
+        for weight in weights:
+            x = numpy.maximum(x @ weight, 0)
+        difference = max(difference, float(abs(x - y).max() / abs(x).max()))
+    KEPT.append(session)
+    facts = {"version": onnxruntime.__version__, "providers": session.get_providers(), "difference": difference}
+    print(json.dumps(facts), flush=True)
+    if strategy == "kSameAsRequested":
+        # Without exit handlers and destructors.
+        os._exit(5)
+    sys.exit(5)
+
+
+def onnx_arenas(log, device):
+    """What the arenas of a device ask for and give back, in ONNX Runtime's log: ("extend", size, address) and so on."""
+    events, arena, size = [], None, 0
+    for line in log.splitlines():
+        if found := re.search(r"Extending BFCArena for (\w+)", line):
+            arena = found[1].lower()
+        elif found := re.search(r"Extended allocation by (\d+) bytes", line):
+            size = int(found[1])
+        elif (found := re.search(r"Allocated memory at (\w+) to (\w+)", line)) and arena == device:
+            begin, end = int(found[1], 16), int(found[2], 16)
+            assert end - begin == size, line
+            events.append(("extend", size, begin))
+        elif (found := re.search(r"Reserving memory in BFCArena for (\w+) size: (\d+)", line)) and found[1].lower() == device:
+            events.append(("reserve", int(found[2]), None))
+        elif (found := re.search(r"(\w+) BFC Arena shrunk by (\d+) bytes", line)) and found[1].lower() == device:
+            events.append(("shrink", int(found[2]), None))
+    return events
 
 
 def child_oom():
@@ -550,13 +652,8 @@ class Proof:
     def candle(self):
         if not self.program_with_candle:
             return self.result("candle", None, why="--candle is not given")
-        import torch
-
-        folders = [os.path.join(os.path.dirname(torch.__file__), "lib")]
-        for path in sys.path:
-            folders += [folder for folder, _, files in os.walk(os.path.join(path, "nvidia")) if folder.endswith("lib") and files]
-        path = ":".join([*folders, os.environ.get("LD_LIBRARY_PATH", "")])
-        ran = self.run([os.path.abspath(self.program_with_candle), "50"], env={"LD_LIBRARY_PATH": path})
+        program = [os.path.abspath(self.program_with_candle), "50"]
+        ran = self.run(program, env={"LD_LIBRARY_PATH": libraries_of_torch()})
         device, missing = self.device(ran["files"][0]) if ran["files"] else ({}, None)
         by_kind = {sum["name"]: sum for sum in device.get("peak_by_kind", [])}
         pool = by_kind.get("pool", {"bytes": 0, "blocks": 0})
@@ -567,6 +664,81 @@ class Proof:
         self.result("candle", ran["code"] == 0 and is_right and not missing, code=ran["code"], peak=device.get("peak_bytes"),
                     pool=pool, pool_high=high, missing=missing, by_library=device.get("peak_by_library"),
                     said=ran["facts"], stderr=ran["stderr"][-1500:])
+
+    # ONNX Runtime: what its arenas print is what is recorded, address by address.
+    def onnx(self, strategy):
+        name = f"onnx {strategy}"
+        if not self.folder_with_onnx:
+            return self.result(name, None, why="--onnx is not given")
+        path = ":".join([os.path.abspath(self.folder_with_onnx), os.environ.get("PYTHONPATH", "")])
+        # Only the kernels that are started are read: the others may have been left out.
+        env = {"PYTHONPATH": path, "LD_LIBRARY_PATH": libraries_of_torch(), "CUDA_MODULE_LOADING": "LAZY"}
+        ran = self.run(self.child("onnx", "CUDAExecutionProvider", strategy), env=env)
+        with open(os.path.join(self.folder, name.replace(" ", "-") + ".txt"), "w") as file:
+            file.write(ran["stderr"])
+        if ran["code"] != 5 or len(ran["files"]) != 1:
+            return self.result(name, False, code=ran["code"], files=ran["files"], stderr=ran["stderr"][-4000:])
+        if self.recording_of_onnx:
+            shutil.copy(ran["files"][0], self.recording_of_onnx + strategy + ".capture")
+            shutil.copy(file.name, self.recording_of_onnx + strategy + ".txt")
+        asked = onnx_arenas(ran["stderr"], "cuda")
+        words = [self.gpumem, "report", "--format", "rmm-csv", ran["files"][0]]
+        rows = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[1:]
+        rows = [(action, int(size), int(address, 16)) for _, _, action, address, size, _ in (row.split(",") for row in rows)]
+        # Each block of the arenas is searched after the one before it. The log has no address of those with `reserve`.
+        next_row, different, mine = iter(enumerate(rows)), [], {}
+        for what, size, address in asked:
+            if what == "shrink":
+                continue
+            for row, (action, recorded, at) in next_row:
+                if (action, recorded) == ("allocate", size) and address in (at, None):
+                    mine[row] = at
+                    break
+            else:
+                different.append([what, size, address])
+        live, live_addresses, freed, peak = 0, set(), [], 0
+        for row, (action, size, address) in enumerate(rows):
+            if row in mine:
+                live_addresses.add(address)
+            elif action == "free" and address in live_addresses:
+                live_addresses.remove(address)
+                freed.append(size)
+        for what, size, _ in asked:
+            live += -size if what == "shrink" else size
+            peak = max(peak, live)
+        shrunk = [size for what, size, _ in asked if what == "shrink"]
+        device, missing = self.device(ran["files"][0])
+        by_library = {sum["name"]: sum["bytes"] for sum in device.get("peak_by_library", [])}
+        facts = {
+            **ran["facts"],
+            "code": ran["code"],
+            "asked": {what: [event[1] for event in asked if event[0] == what] for what in ("extend", "reserve", "shrink")},
+            "peak_of_arenas": peak,
+            "peak": device.get("peak_bytes"),
+            "by_library": by_library,
+            "not_recorded": different,
+            "freed": freed,
+            "smallest": min((size for _, size, _ in asked), default=None),
+            "others": [size for row, (action, size, _) in enumerate(rows) if action == "allocate" and row not in mine],
+            "places": [[place["place"], place["library"], place["bytes"]] for place in device.get("peak_by_place", [])],
+            "live_at_end": device.get("live_at_end_bytes"),
+            "besides": device.get("besides"),
+            "missing": {key: value for key, value in (missing or {}).items() if value},
+        }
+        is_right = (
+            len(asked) >= 5
+            and not different
+            and by_library.get("ONNX Runtime") == peak
+            and sum(by_library.values()) == device["peak_bytes"]
+            and not facts["missing"]
+            and ran["facts"]["difference"] < 1e-3
+        )
+        if strategy == "kSameAsRequested":
+            # The program ends without destructors, so the arenas free nothing else.
+            is_right = is_right and bool(shrunk) and sorted(freed) == sorted(shrunk)
+        self.result(name, is_right, **facts)
+        if not is_right:
+            print(ran["stderr"][-6000:], flush=True)
 
     # Times: pairs of runs, one with and one without gpumem, in turns.
     def times(self, name, conf, steps, options=()):
@@ -588,6 +760,16 @@ class Proof:
                 "program": [pair[recorded]["wall"] - pair[recorded]["after"] for recorded in (False, True)],
             })
         self.result(f"times {name}", None, steps=steps, ratio=medians(pairs), all=pairs)
+
+
+def libraries_of_torch():
+    """LD_LIBRARY_PATH with CUDA's libraries that PyTorch's packages contain."""
+    import torch
+
+    folders = [os.path.join(os.path.dirname(torch.__file__), "lib")]
+    for path in sys.path:
+        folders += [folder for folder, _, files in os.walk(os.path.join(path, "nvidia")) if folder.endswith("lib") and files]
+    return ":".join([*folders, os.environ.get("LD_LIBRARY_PATH", "")])
 
 
 def medians(pairs):
@@ -628,19 +810,25 @@ def main():
         kind, *words = sys.argv[2:]
         if kind == "torch":
             return child_torch(words[0], int(words[1]), words[2])
+        if kind == "onnx":
+            return child_onnx(*words)
         return {"jax": child_jax, "lines": child_lines, "oom": child_oom, "dormant": child_dormant}[kind]()
     if sys.argv[1:2] == ["--join"]:
         return join(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gpumem")
     parser.add_argument("--out")
-    parser.add_argument("--only", default="static,killed,lines,oom,dormant,parts,native,expandable,async,profiler,jax,candle,ranks,torch,times,times-async")
+    parser.add_argument("--only", default="static,killed,lines,oom,dormant,parts,native,expandable,async,profiler,jax,candle,onnx,ranks,torch,times,times-async")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--steps", type=int, default=0, help="0: as many as take 10 s")
     parser.add_argument("--candle", help="a program with candle, see above")
+    parser.add_argument("--onnx", help="a folder with the package onnxruntime, see above")
+    parser.add_argument("--onnx-recordings", help="the recordings and logs of `onnx` are kept in files whose names begin so")
     arguments = parser.parse_args()
     proof = Proof(arguments.gpumem, arguments.out, arguments.seconds)
     proof.program_with_candle = arguments.candle
+    proof.folder_with_onnx = arguments.onnx
+    proof.recording_of_onnx = arguments.onnx_recordings
     comparisons = {
         "static": proof.static,
         "killed": proof.killed,
@@ -649,6 +837,7 @@ def main():
         "dormant": proof.dormant,
         "parts": proof.parts,
         "candle": proof.candle,
+        "onnx": lambda: [proof.onnx(strategy) for strategy in ("kNextPowerOfTwo", "kSameAsRequested")],
         "native": lambda: proof.allocator("native", "", "reserved"),
         "expandable": lambda: proof.allocator("expandable", "expandable_segments:True", "reserved"),
         "async": lambda: proof.allocator("async", "backend:cudaMallocAsync", "allocated"),

@@ -46,6 +46,7 @@ pub(super) const LIBRARIES: &[(&str, &str)] = &[
     ("libtensorflow*", "TensorFlow"),
     ("_pywrap_tensorflow*", "TensorFlow"),
     ("libonnxruntime*", "ONNX Runtime"),
+    ("onnxruntime_pybind11_state", "ONNX Runtime"),
     ("libggml*", "GGML"),
     ("libcudf", "cuDF"),
     ("librmm", "RMM"),

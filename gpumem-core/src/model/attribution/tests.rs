@@ -168,6 +168,8 @@ fn libraries_have_their_usual_names() {
         ("libtorch_cuda.so", "PyTorch"),
         ("libc10_cuda.so", "PyTorch"),
         ("xla_cuda_plugin.so", "XLA"),
+        ("libonnxruntime_providers_cuda.so", "ONNX Runtime"),
+        ("onnxruntime_pybind11_state.cpython-312-x86_64-linux-gnu.so", "ONNX Runtime"),
         ("/opt/libmine.so.2", "libmine.so.2"),
         ("/usr/bin/python3.12", "python3.12"),
         // These begin like known ones.
