@@ -22,6 +22,7 @@ mod report;
 mod run;
 mod terminal;
 mod watch;
+mod wrap;
 
 use std::process::ExitCode;
 

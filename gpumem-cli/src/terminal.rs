@@ -3,12 +3,14 @@
 use std::{
     env, fmt, fs,
     io::{self, IsTerminal, Write},
+    os::fd::AsFd,
     path::Path,
 };
 
 use gpumem_core::export::{Paint, one_line};
+use serde::Serialize;
 
-use crate::{failure::Failure, progress::working};
+use crate::{failure::Failure, progress::working, report::json, wrap::wrapped};
 
 /// One line on stderr. Line breaks and control characters of names are written as escapes.
 pub(crate) fn error(text: &impl fmt::Display) {
@@ -38,6 +40,59 @@ pub(crate) fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Res
     write(&mut out).and_then(|()| out.flush()).map_err(|error| Failure::of_output(&error))
 }
 
+/// The same for text that people read: no line is longer than the terminal is wide.
+pub(crate) fn print_text(write: impl FnOnce(&mut dyn Write, Paint) -> io::Result<()>) -> Result<(), Failure> {
+    let stdout = io::stdout();
+    print(|out| out.write_all(text_for(&stdout, write)?.as_bytes()))
+}
+
+/// The same on stderr, in one write: what the program's other processes still print does not come in between.
+pub(crate) fn print_text_on_stderr(write: impl FnOnce(&mut dyn Write, Paint) -> io::Result<()>) -> io::Result<()> {
+    let mut stderr = io::stderr();
+    let text = text_for(&stderr, write)?;
+    stderr.write_all(text.as_bytes())
+}
+
+/// What a command was asked for: as JSON, or as text that people read.
+pub(crate) fn answer(
+    as_json: bool,
+    value: &impl Serialize,
+    write: impl FnOnce(&mut dyn Write, Paint) -> io::Result<()>,
+) -> Result<(), Failure> {
+    if as_json { print(|out| json::write(value, out)) } else { print_text(write) }
+}
+
+fn text_for(
+    to: &(impl IsTerminal + AsFd),
+    write: impl FnOnce(&mut dyn Write, Paint) -> io::Result<()>,
+) -> io::Result<String> {
+    let columns = columns(to);
+    let paint = columns.map_or(paint_for(to), |columns| paint_for(to).in_columns(columns));
+    let mut text = Vec::new();
+    write(&mut text, paint)?;
+    let text = String::from_utf8_lossy(&text);
+    // Without a terminal, sentences stay on one line: `grep` finds them.
+    Ok(match columns {
+        Some(columns) => wrapped(&text, columns),
+        None => text.into_owned(),
+    })
+}
+
+/// The width of the terminal: `COLUMNS`, else its size. `None` if it is no terminal.
+fn columns(to: &(impl IsTerminal + AsFd)) -> Option<usize> {
+    let set = env::var("COLUMNS").ok().and_then(|columns| columns.trim().parse().ok());
+    let size = || {
+        let size = rustix::termios::tcgetwinsize(to).ok().filter(|_| to.is_terminal())?;
+        Some(usize::from(size.ws_col))
+    };
+    // 0 is what a terminal says that does not know it.
+    let columns = set.filter(|columns| *columns > 0).or_else(|| size().filter(|columns| *columns > 0));
+    columns.map(|columns| columns.max(LEAST_COLUMNS))
+}
+
+/// The figures of a table need so many.
+const LEAST_COLUMNS: usize = 40;
+
 /// Writes a file. It gets its name when all of it is written.
 pub(crate) fn write_file(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
     let failed =
@@ -62,17 +117,13 @@ pub(crate) fn write_file(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::
     })
 }
 
-/// Colours, if stdout is a terminal and `NO_COLOR` is not set.
-pub(crate) fn paint() -> Paint {
-    paint_for(&io::stdout())
+/// Whether stdout may have colours.
+pub(crate) fn has_colours() -> bool {
+    paint_for(&io::stdout()).is_coloured()
 }
 
-/// The same for stderr.
-pub(crate) fn paint_on_stderr() -> Paint {
-    paint_for(&io::stderr())
-}
-
+/// Colours, if it is a terminal and `NO_COLOR` is not set.
 fn paint_for(to: &impl IsTerminal) -> Paint {
     let is_wanted = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    if is_wanted && to.is_terminal() { Paint::Ansi } else { Paint::Plain }
+    if is_wanted && to.is_terminal() { Paint::ANSI } else { Paint::PLAIN }
 }

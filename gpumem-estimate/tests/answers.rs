@@ -76,7 +76,7 @@ the estimated peak is 3.27 MiB
  backward            3.268  ████████
  update              3.143  ███████▋",
     );
-    let coloured = InPaint(&estimate, Paint::Ansi).to_string();
+    let coloured = InPaint(&estimate, Paint::ANSI).to_string();
     assert!(coloured.contains("\u{1b}["));
 }
 

@@ -9,7 +9,6 @@ use crate::{
     failure::Failure,
     report::{
         difference::{Difference, Limit},
-        json,
         overview::Overview,
     },
     terminal,
@@ -43,16 +42,11 @@ pub(crate) struct Arguments {
 pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     let [before, after] = [&arguments.before, &arguments.after].map(|file| Overview::read(file));
     let difference = Difference::of(before?, after?, arguments.fail_on_increase);
-    let paint = terminal::paint();
-    terminal::print(|out| {
-        if arguments.json {
-            json::write(&difference, out)
-        } else if arguments.markdown {
-            difference.write_markdown(out)
-        } else {
-            difference.write(out, paint)
-        }
-    })?;
+    if arguments.markdown {
+        terminal::print(|out| difference.write_markdown(out))?;
+    } else {
+        terminal::answer(arguments.json, &difference, |out, paint| difference.write(out, paint))?;
+    }
     if let Some(why) = difference.not_measured.first() {
         terminal::error(&Failure::new("the peaks cannot be compared", why, "record the program again"));
         return Ok(Exit::Failed);

@@ -12,7 +12,6 @@ use crate::{
     exit::Exit,
     failure::Failure,
     machine::{self, Check, Diagnosis, Verdict},
-    report::json,
     terminal,
 };
 
@@ -35,8 +34,7 @@ pub(crate) struct Arguments {
 pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     machine::leave_out_injection();
     let diagnosis = Diagnosis::make();
-    let paint = terminal::paint();
-    terminal::print(|out| if arguments.json { json::write(&diagnosis, out) } else { write(&diagnosis, out, paint) })?;
+    terminal::answer(arguments.json, &diagnosis, |out, paint| write(&diagnosis, out, paint))?;
     Ok(if diagnosis.has_problem() { Exit::ProblemFound } else { Exit::Done })
 }
 

@@ -134,7 +134,6 @@ fn named<T: DeserializeOwned>(text: &str) -> Result<T, String> {
 }
 
 pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
-    let paint = terminal::paint();
     let file = &arguments.model;
     // The error names the file too, which may be one in a folder.
     let own = format!("{}: ", file.display());
@@ -161,12 +160,9 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     let model = match model {
         Ok(model) => model,
         Err(why) => {
-            terminal::print(|out| {
-                if arguments.json {
-                    writeln!(out, "{}", weights_as_json(&tensors))
-                } else {
-                    writeln!(out, "{}", InPaint(&tensors, paint))
-                }
+            let as_json = arguments.json;
+            terminal::answer(as_json, &weights_as_json(&tensors), |out, paint| {
+                writeln!(out, "{}", InPaint(&tensors, paint))
             })?;
             let next = "describe the model as JSON or TOML";
             terminal::error(&Failure::new(format!("`{}` has no estimate", file.display()), why, next));
@@ -186,12 +182,9 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     let savings = savings.transpose().map_err(failed)?;
     let fitting = |memory| working("looking for what fits", || fit(memory, arguments.context, &step, &model));
     let fit = arguments.fit.map(fitting).transpose()?;
-    terminal::print(|out| {
-        if arguments.json {
-            writeln!(out, "{}", as_json(&model, &step, &estimate, savings.as_ref(), fit.as_ref()))
-        } else {
-            as_text(out, paint, (&model, &step, &estimate), savings.as_ref(), fit.as_ref())
-        }
+    let json = as_json(&model, &step, &estimate, savings.as_ref(), fit.as_ref());
+    terminal::answer(arguments.json, &json, |out, paint| {
+        as_text(out, paint, (&model, &step, &estimate), savings.as_ref(), fit.as_ref())
     })?;
     if let Some((to, recording)) = recording {
         terminal::write_file(to, |out| out.write_all(&recording)).map_err(|failure| match failure {

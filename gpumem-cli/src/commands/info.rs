@@ -12,7 +12,6 @@ use crate::{
     exit::Exit,
     failure::Failure,
     machine::{self, Machine, Memory},
-    report::json,
     terminal,
 };
 
@@ -35,8 +34,7 @@ pub(crate) struct Arguments {
 pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     machine::leave_out_injection();
     let machine = Machine::read_with_cuda()?;
-    let paint = terminal::paint();
-    terminal::print(|out| if arguments.json { json::write(&machine, out) } else { write(&machine, out, paint) })?;
+    terminal::answer(arguments.json, &machine, |out, paint| write(&machine, out, paint))?;
     if machine.gpus.is_empty() { Err(machine::no_gpu()) } else { Ok(machine::exit_of(&machine.not_read)) }
 }
 

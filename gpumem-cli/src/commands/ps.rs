@@ -15,7 +15,6 @@ use crate::{
     exit::Exit,
     failure::Failure,
     machine::{self, Known, Machine, Recording, Usage},
-    report::json,
     terminal,
 };
 
@@ -45,8 +44,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     }
     let mut processes = Usage::read(&machine, &mut Known::default());
     processes.not_read.splice(0..0, machine.not_read.into_iter().filter(|not_read| not_read.is_error));
-    let paint = terminal::paint();
-    terminal::print(|out| if arguments.json { json::write(&processes, out) } else { write(&processes, out, paint) })?;
+    terminal::answer(arguments.json, &processes, |out, paint| write(&processes, out, paint))?;
     Ok(machine::exit_of(&processes.not_read))
 }
 

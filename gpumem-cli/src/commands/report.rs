@@ -7,6 +7,7 @@ use std::{
 
 use clap::Args;
 use gpumem_core::export::{InPaint, Paint, Role};
+use serde::Serialize;
 use serde_json::json;
 
 use crate::{
@@ -104,14 +105,13 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     if let Some(out) = &arguments.html {
         return write_page(&arguments.files, out);
     }
-    let paint = terminal::paint();
     let missing = if arguments.view.is_summary() {
         let overviews = arguments.files.iter().map(|file| Overview::read(file)).collect::<Result<Vec<_>, _>>()?;
-        terminal::print(|out| match (&*overviews, arguments.json) {
-            ([only], true) => json::write(only, out),
-            (several, true) => json::write(&several, out),
-            (overviews, false) => summary::write_all(overviews, out, paint),
-        })?;
+        if arguments.json {
+            print_objects(&overviews)?;
+        } else {
+            terminal::print_text(|out, paint| summary::write_all(&overviews, out, paint))?;
+        }
         overviews.into_iter().map(|overview| (overview.file, overview.missing)).collect()
     } else {
         let mut missing = Vec::new();
@@ -122,7 +122,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
             if arguments.json {
                 objects.push(object(&mut history, &arguments.view));
             } else {
-                terminal::print(|out| {
+                terminal::print_text(|out, paint| {
                     if arguments.files.len() > 1 {
                         writeln!(out, "{}{}:", if at > 0 { "\n" } else { "" }, file.display())?;
                     }
@@ -134,14 +134,19 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
             missing.push((file.display().to_string(), Missing::of(&history)));
         }
         if arguments.json {
-            terminal::print(|out| match &*objects {
-                [only] => json::write(only, out),
-                several => json::write(&several, out),
-            })?;
+            print_objects(&objects)?;
         }
         missing
     };
     Ok(exit_of(&missing))
+}
+
+/// One recording is an object, several are a list of objects.
+fn print_objects(objects: &[impl Serialize]) -> Result<(), Failure> {
+    terminal::print(|out| match objects {
+        [only] => json::write(only, out),
+        several => json::write(&several, out),
+    })
 }
 
 /// Writes one page for all recordings.

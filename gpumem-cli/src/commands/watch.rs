@@ -67,8 +67,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     // Without anything to show, there is a reason.
     let first = sampler.sample();
     check(&first)?;
-    let has_colours = terminal::paint() == gpumem_core::export::Paint::Ansi;
-    watch::show(sampler, *interval, *count, has_colours).map_err(|error| Failure::of_output(&error))?;
+    watch::show(sampler, *interval, *count, terminal::has_colours()).map_err(|error| Failure::of_output(&error))?;
     Ok(Exit::Done)
 }
 

@@ -235,13 +235,13 @@ fn everything(history: &mut History, folder: &Path) {
     let mut out = io::sink();
     let overview = Overview::of(history);
     json::write(&overview, &mut out).unwrap();
-    summary::write_all(std::slice::from_ref(&overview), &mut out, Paint::Ansi).unwrap();
-    summary::write_all(&[overview.clone(), overview], &mut out, Paint::Plain).unwrap();
-    places::write(history, &mut out, Paint::Plain).unwrap();
+    summary::write_all(std::slice::from_ref(&overview), &mut out, Paint::ANSI).unwrap();
+    summary::write_all(&[overview.clone(), overview], &mut out, Paint::PLAIN).unwrap();
+    places::write(history, &mut out, Paint::PLAIN).unwrap();
     for at in [Moment::Start, Moment::Peak, Moment::End, Moment::Oom, Moment::Time(Duration::from_nanos(500))] {
-        moment::write_at(history, at, &mut out, Paint::Plain).unwrap();
-        tensors::write_at(history, at, &mut out, Paint::Plain).unwrap();
-        moment::write_between(history, [Moment::Peak, at], &mut out, Paint::Plain).unwrap();
+        moment::write_at(history, at, &mut out, Paint::PLAIN).unwrap();
+        tensors::write_at(history, at, &mut out, Paint::PLAIN).unwrap();
+        moment::write_between(history, [Moment::Peak, at], &mut out, Paint::PLAIN).unwrap();
         for format in [Format::Folded, Format::Pprof, Format::Speedscope] {
             format.write(history, at, &mut out).unwrap();
         }

@@ -6,7 +6,7 @@ use std::{
     io::{self, Write},
 };
 
-use gpumem_core::export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table};
+use gpumem_core::export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, shortened};
 use serde::Serialize;
 
 use crate::history::{Held, History};
@@ -80,7 +80,9 @@ const MOST: usize = 40;
 
 pub(crate) fn write(history: &History, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     let places = places(history);
-    let title = format!("{}: places, by what they have at the peak", history.path.display());
+    let what = ": places, by what they have at the peak";
+    let file = shortened(&history.path.display().to_string(), paint.width().saturating_sub(what.len()));
+    let title = format!("{file}{what}");
     writeln!(out, "{}", paint.on(Role::Heading, title))?;
     if places.is_empty() {
         return writeln!(out, "nothing was allocated");

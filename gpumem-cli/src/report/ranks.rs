@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, WIDTH, shortened};
+use gpumem_core::export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, shortened};
 
 use super::{
     overview::{DeviceOverview, Overview},
@@ -91,7 +91,8 @@ impl Show for Peaks<'_> {
         table = table.column("", Fit::Left);
         for (name, overview, device) in &rows {
             let Some(device) = device else {
-                table.row([name.as_str().into(), "".into(), Cell::from("nothing was allocated")]);
+                table.row([Cell::from(name)]);
+                table.note(1, "nothing was allocated");
                 continue;
             };
             let [peak, end] = figures(device);
@@ -139,7 +140,7 @@ impl Show for Places<'_> {
         let amounts = Amounts::of(self.places.iter().flat_map(|place| place.bytes.iter().copied()));
         let mut table = Table::new().column("scope: place", Fit::LeftCutFront);
         if self.names.len() <= MOST_COLUMNS {
-            let room = WIDTH / 2 / self.names.len().max(1) - 2;
+            let room = paint.width() / 2 / self.names.len().max(1) - 2;
             for name in self.names {
                 table = table.amounts(&shortened(name, room), amounts);
             }

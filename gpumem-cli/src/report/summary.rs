@@ -7,7 +7,7 @@ use std::{
 };
 
 use gpumem_core::{
-    export::{InPaint, Paint, Role, one_line},
+    export::{InPaint, Paint, Role, one_line, shortened},
     model::Bytes,
     report::{Leaks, counted},
 };
@@ -43,11 +43,15 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
         write_refused(refused, &overview.file, out, paint)?;
     }
     let Overview { file, command, pid, seconds, allocations, frees, sources, devices, torch, leaks, .. } = overview;
-    let heading = format!("{}: {}", one_line(file), counted(*allocations, "allocation", "allocations"));
+    let count = counted(*allocations, "allocation", "allocations");
+    let heading = format!("{}: {count}", shortened(file, paint.width().saturating_sub(2 + count.len())));
     writeln!(out, "{}", paint.on(Role::Heading, heading))?;
     let duration = in_words(Duration::from_secs_f64(seconds.max(0.0)));
-    let command = if command.is_empty() { String::new() } else { format!("{}; ", shell_words(command)) };
-    writeln!(out, "{command}process {pid}, {duration}, {}", counted(*frees, "free", "frees"))?;
+    let process = format!("process {pid}, {duration}, {}", counted(*frees, "free", "frees"));
+    // At least the name of the program, and at most 60 characters.
+    let room = paint.width().saturating_sub(2 + process.len()).clamp(20, 60);
+    let command = if command.is_empty() { String::new() } else { format!("{}; ", shell_words(command, room)) };
+    writeln!(out, "{command}{process}")?;
     let sources: Vec<_> = sources
         .iter()
         .map(|by| {
@@ -169,8 +173,8 @@ fn sum_shares(sums: &[Sum], whole: u64) -> String {
     shares(&sums, whole, 4)
 }
 
-/// As one would type it, at most 60 characters.
-fn shell_words(command: &[String]) -> String {
+/// As one would type it, at most so many characters.
+fn shell_words(command: &[String], most: usize) -> String {
     let text = command.join(" ");
-    if text.chars().count() <= 60 { text } else { format!("{}…", text.chars().take(59).collect::<String>()) }
+    if text.chars().count() <= most { text } else { format!("{}…", text.chars().take(most - 1).collect::<String>()) }
 }

@@ -10,11 +10,7 @@ mod recordings;
 mod symbols;
 mod torch;
 
-use std::{
-    env,
-    io::{self, Write},
-    path::Path,
-};
+use std::{env, io, path::Path};
 
 use gpumem_core::export::Role;
 use gpumem_inject::variable;
@@ -110,22 +106,21 @@ fn summarize(recordings: &[Recording], place: &Place, arguments: &Arguments, sig
         terminal::error(&Failure::new("--torch had nothing to record", cause, ""));
     }
     if !overviews.is_empty() {
-        // In one write: what the program's other processes still print does not come in between.
-        let mut text = Vec::from(*b"\n");
-        let paint = terminal::paint_on_stderr();
-        if let Some(signal) = signal {
-            let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
-            let line = format!("The program was ended by {name} (signal {signal}).");
-            _ = writeln!(text, "{}", paint.on(Role::Alarm, line));
-        }
-        let written = summary::write_all(&overviews, &mut text, paint).and_then(|()| match &*overviews {
-            [only] => writeln!(text, "{}", paint.on(Role::Faint, next_step(&only.file))),
-            _ => Ok(()),
+        let printed = terminal::print_text_on_stderr(|out, paint| {
+            writeln!(out)?;
+            if let Some(signal) = signal {
+                let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
+                let line = format!("The program was ended by {name} (signal {signal}).");
+                writeln!(out, "{}", paint.on(Role::Alarm, line))?;
+            }
+            summary::write_all(&overviews, out, paint)?;
+            match &*overviews {
+                [only] => writeln!(out, "{}", paint.on(Role::Faint, next_step(&only.file))),
+                _ => Ok(()),
+            }
         });
-        if written.is_ok() {
-            // Nobody reads stderr any more: there is no other place.
-            _ = io::stderr().write_all(&text);
-        }
+        // If nobody reads stderr any more, there is no other place.
+        drop(printed);
     }
 }
 

@@ -10,6 +10,7 @@ mod formats;
 mod made;
 mod page;
 mod report;
+mod widths;
 
 use std::{
     path::PathBuf,

@@ -5,7 +5,7 @@ use std::fmt;
 use super::{
     amounts::Amounts,
     paint::{Paint, Role, Show},
-    table::{Cell, Fit, Table, WIDTH, shortened},
+    table::{Cell, Fit, Table, shortened},
     tree::{Leaf, Row, Tree},
 };
 use crate::report::{Breakdown, Part, PartKind};
@@ -16,7 +16,7 @@ const MOST: usize = 20;
 /// A tree, the largest first. A row has the sum of the rows inside of it and its own memory.
 impl fmt::Display for Breakdown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::Plain)
+        self.show(f, Paint::PLAIN)
     }
 }
 
@@ -25,7 +25,7 @@ impl Show for Breakdown {
         let Self { device, name, memory, .. } = self;
         let (used, total, free) = (memory.used, memory.total, memory.free);
         let figures = format!(": {used} of {total} in use, {free} free");
-        let room = WIDTH.saturating_sub(format!("device {device} ()").len() + figures.len());
+        let room = paint.width().saturating_sub(format!("device {device} ()").len() + figures.len());
         let name = name.as_ref().map(|name| format!(" ({})", shortened(name, room.max(8)))).unwrap_or_default();
         write!(f, "{}", paint.on(Role::Heading, format_args!("device {device}{name}{figures}")))?;
         let rows = self.rows();

@@ -25,7 +25,7 @@ const MOST_PLACES: usize = 20;
 /// Several lines: the request, the parts of the device's memory, and what holds it.
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::Plain)
+        self.show(f, Paint::PLAIN)
     }
 }
 
@@ -86,7 +86,7 @@ fn rows(places: &[Place]) -> Vec<Row> {
 /// The scopes, each with its lines. All rows add up to the peak.
 impl fmt::Display for PeakHolders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::Plain)
+        self.show(f, Paint::PLAIN)
     }
 }
 
@@ -136,7 +136,7 @@ impl PeakHolders {
 /// One line, and one for each place. Blocks of one size are `3 × 512 MiB`.
 impl fmt::Display for Leaks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::Plain)
+        self.show(f, Paint::PLAIN)
     }
 }
 

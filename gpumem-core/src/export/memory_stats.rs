@@ -11,7 +11,7 @@ use crate::report::{KindStats, MemoryStats, MemorySummary, ReservedStats, Tally}
 /// PyTorch's table, below lines that say how accurate it is.
 impl fmt::Display for MemorySummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::Plain)
+        self.show(f, Paint::PLAIN)
     }
 }
 

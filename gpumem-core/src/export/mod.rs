@@ -22,7 +22,7 @@ pub use self::{
     breakdown::table as amounts_table,
     paint::{InPaint, Paint, Painted, Role, Show},
     sink::{ParseSinkError, Sink},
-    table::{Cell, Fit, Table, WIDTH, shortened},
+    table::{Cell, Fit, Table, shortened},
     text::one_line,
     tree::{Leaf, Row, Tree},
 };

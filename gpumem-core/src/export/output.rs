@@ -13,7 +13,7 @@ pub(super) fn text(output: &Output, paint: Paint) -> String {
 /// As it is printed.
 impl fmt::Display for Output {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::Plain)
+        self.show(f, Paint::PLAIN)
     }
 }
 
@@ -42,7 +42,7 @@ impl Show for Output {
 
 impl fmt::Display for Peaks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::Plain)
+        self.show(f, Paint::PLAIN)
     }
 }
 
@@ -81,18 +81,18 @@ mod tests {
     #[test]
     fn one_line_break_is_at_the_end() {
         let report = Report::new(Trace::off(0), Some("f"), None);
-        assert_eq!(written(Content::Trace(report), Paint::Plain), "△Used Peaked MB:      ?      ? (f)\n");
-        assert_eq!(written(Content::Notice("text".to_owned()), Paint::Plain), "gpumem: text\n");
+        assert_eq!(written(Content::Trace(report), Paint::PLAIN), "△Used Peaked MB:      ?      ? (f)\n");
+        assert_eq!(written(Content::Notice("text".to_owned()), Paint::PLAIN), "gpumem: text\n");
         let leaks = Leaks { is_intercepted: false, gone: 2, ..Leaks::of(&[]) };
         assert_eq!(
-            written(Content::Leaks(leaks), Paint::Plain),
+            written(Content::Leaks(leaks), Paint::PLAIN),
             "gpumem: process 7 ends, and all that was allocated is freed\n\
              2 blocks went with their CUDA context: nobody freed them\n\
              allocations are not intercepted: there may be more\n"
         );
         let peaks = Peaks::new(Vec::new(), false);
         assert_eq!(
-            written(Content::Peaks(peaks), Paint::Plain),
+            written(Content::Peaks(peaks), Paint::PLAIN),
             "gpumem: process 7 ends. Its peaks:\nno allocation was seen\n\
              allocations are not intercepted: there may have been more\n"
         );
@@ -101,8 +101,8 @@ mod tests {
     #[test]
     fn the_line_of_fastai_has_no_colour() {
         let report = || Content::Trace(Report::new(Trace::off(0), Some("f"), None));
-        assert_eq!(written(report(), Paint::Ansi), written(report(), Paint::Plain));
-        let notice = written(Content::Notice("text".to_owned()), Paint::Ansi);
+        assert_eq!(written(report(), Paint::ANSI), written(report(), Paint::PLAIN));
+        let notice = written(Content::Notice("text".to_owned()), Paint::ANSI);
         assert_eq!(notice, "\u{1b}[1mgpumem:\u{1b}[0m text\n");
     }
 }

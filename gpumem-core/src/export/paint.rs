@@ -1,17 +1,40 @@
-//! Colours for terminals. `Display` of a report uses none.
+//! Colours and widths for terminals. `Display` of a report uses none.
 
 use std::fmt;
 
 use anstyle::{AnsiColor, Style};
 
-/// Whether text is coloured.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Paint {
-    /// Text without escape codes.
-    #[default]
-    Plain,
-    /// Text with the escape codes of ANSI terminals.
-    Ansi,
+/// The columns of reports, unless a terminal has others.
+const WIDTH: usize = 80;
+
+/// How text is written: with colours or without, and in how many columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Paint {
+    is_coloured: bool,
+    width: usize,
+}
+
+impl Paint {
+    /// Text without escape codes, in 80 columns.
+    pub const PLAIN: Self = Self { is_coloured: false, width: WIDTH };
+    /// Text with the escape codes of ANSI terminals, in 80 columns.
+    pub const ANSI: Self = Self { is_coloured: true, width: WIDTH };
+
+    /// The same in so many columns.
+    #[must_use]
+    pub fn in_columns(self, width: usize) -> Self {
+        Self { width, ..self }
+    }
+
+    /// Whether text is coloured.
+    pub fn is_coloured(self) -> bool {
+        self.is_coloured
+    }
+
+    /// The most columns of a line.
+    pub fn width(self) -> usize {
+        self.width
+    }
 }
 
 /// The role of a piece of text. It decides the colour.
@@ -51,7 +74,7 @@ impl Role {
 impl Paint {
     /// The text in the colour of its role. Padding must be in the text already: escape codes have no width.
     pub fn on<T: fmt::Display>(self, role: Role, text: T) -> Painted<T> {
-        Painted { style: if self == Self::Ansi { role.style() } else { Style::new() }, text }
+        Painted { style: if self.is_coloured { role.style() } else { Style::new() }, text }
     }
 }
 
@@ -68,7 +91,7 @@ impl<T: fmt::Display> fmt::Display for Painted<T> {
     }
 }
 
-/// Text that can be written with and without colours. `Display` writes the same as [`Paint::Plain`].
+/// Text that can be written with and without colours. `Display` writes the same as [`Paint::PLAIN`].
 pub trait Show {
     /// Writes it.
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result;
@@ -89,8 +112,8 @@ mod tests {
 
     #[test]
     fn plain_text_has_no_codes() {
-        assert_eq!(Paint::Plain.on(Role::Alarm, "text").to_string(), "text");
-        assert_eq!(Paint::Ansi.on(Role::Text, "text").to_string(), "text");
-        assert_eq!(Paint::Ansi.on(Role::More, "+").to_string(), "\u{1b}[32m+\u{1b}[0m");
+        assert_eq!(Paint::PLAIN.on(Role::Alarm, "text").to_string(), "text");
+        assert_eq!(Paint::ANSI.on(Role::Text, "text").to_string(), "text");
+        assert_eq!(Paint::ANSI.on(Role::More, "+").to_string(), "\u{1b}[32m+\u{1b}[0m");
     }
 }

@@ -1,4 +1,4 @@
-//! Tables of at most 80 columns of text.
+//! Tables that fit into the columns of a terminal.
 
 use std::fmt::{self, Write};
 
@@ -10,12 +10,12 @@ use super::{
     text::one_line,
 };
 
-/// The width of reports.
-pub const WIDTH: usize = 80;
 /// The width of a bar.
 const BAR: usize = 8;
 /// The least width of a name that is cut.
 const LEAST: usize = 12;
+/// A name that is cut to less than this is worth more than a bar.
+const ENOUGH: usize = 20;
 
 /// The alignment of a column, and how a text that is too long is cut.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -122,46 +122,54 @@ impl Table {
         self.lines.push(TableLine::Note(1 + 2 * depth, text.to_owned()));
     }
 
-    /// The width of each column. The one that may be cut gets the room that is left.
-    fn widths(&self) -> Vec<usize> {
+    /// The column that may be cut gets the room that the others leave. If that is too little, bars are left out, then columns stand
+    /// closer together.
+    fn layout(&self, width: usize) -> Layout {
         let rows =
             || self.lines.iter().filter_map(|line| if let TableLine::Row(cells) = line { Some(cells) } else { None });
-        let mut widths: Vec<_> = self
-            .columns
-            .iter()
-            .enumerate()
-            .map(|(at, Column { name, unit, .. })| {
-                let cells = rows().filter_map(|cells| cells.get(at)).map(Cell::width);
-                cells.max().unwrap_or(0).max(name.width()).max(unit.width())
-            })
-            .collect();
-        let all = 1 + widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
+        let natural = |(at, Column { name, unit, .. }): (usize, &Column)| {
+            let cells = rows().filter_map(|cells| cells.get(at)).map(Cell::width);
+            Some(cells.max().unwrap_or(0).max(name.width()).max(unit.width()))
+        };
+        let mut layout = Layout { widths: self.columns.iter().enumerate().map(natural).collect(), gap: 2 };
         let can_be_cut = |column: &Column| matches!(column.fit, Fit::LeftCutFront | Fit::LeftCutEnd);
-        if let Some(at) = self.columns.iter().position(can_be_cut) {
-            let room = WIDTH.saturating_sub(all - widths[at]).max(LEAST);
-            widths[at] = widths[at].min(room);
+        let cut = self.columns.iter().position(can_be_cut);
+        let name = cut.and_then(|at| layout.widths[at]).unwrap_or(0);
+        // What is left for the name.
+        let room = |layout: &Layout| (width + name).saturating_sub(layout.width());
+        if room(&layout) < name.min(ENOUGH) {
+            for (at, width) in layout.widths.iter_mut().enumerate() {
+                let is_bar = rows().filter_map(|cells| cells.get(at)).any(|cell| cell.role == Role::Bar);
+                *width = width.filter(|_| !is_bar);
+            }
         }
-        widths
+        if room(&layout) < name.min(LEAST) {
+            layout.gap = 1;
+        }
+        if let Some(at) = cut {
+            let room = room(&layout).max(LEAST);
+            layout.widths[at] = Some(name.min(room));
+        }
+        layout
     }
 
     /// The lines, without a line break after the last one.
     pub fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
-        let widths = self.widths();
+        let layout = self.layout(paint.width());
         let heading = |text: fn(&Column) -> &str, role: Role| {
             let cells: Vec<_> = self.columns.iter().map(|column| Cell::from(text(column)).role(role)).collect();
-            self.line(&cells, &widths, paint)
+            self.line(&cells, &layout, paint)
         };
         writeln!(f, "{}", heading(|column| &column.name, Role::Heading))?;
         if self.columns.iter().any(|column| !column.unit.is_empty()) {
             writeln!(f, "{}", heading(|column| column.unit, Role::Faint))?;
         }
-        let rule = widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
-        write!(f, " {}", paint.on(Role::Faint, "─".repeat(rule)))?;
+        write!(f, " {}", paint.on(Role::Faint, "─".repeat(layout.width() - 1)))?;
         for line in &self.lines {
             match line {
-                TableLine::Row(cells) => write!(f, "\n{}", self.line(cells, &widths, paint))?,
+                TableLine::Row(cells) => write!(f, "\n{}", self.line(cells, &layout, paint))?,
                 TableLine::Note(indent, text) => {
-                    let text = shortened(text, WIDTH.saturating_sub(*indent));
+                    let text = shortened(text, paint.width().saturating_sub(*indent));
                     write!(f, "\n{:indent$}{}", "", paint.on(Role::Faint, text))?;
                 }
             }
@@ -169,36 +177,62 @@ impl Table {
         Ok(())
     }
 
-    fn line(&self, cells: &[Cell], widths: &[usize], paint: Paint) -> String {
-        let last = cells.iter().rposition(|cell| !cell.text.is_empty()).map_or(0, |at| at + 1);
+    fn line(&self, cells: &[Cell], layout: &Layout, paint: Paint) -> String {
+        let columns = cells.iter().zip(&self.columns).zip(&layout.widths);
+        let mut columns: Vec<_> =
+            columns.filter_map(|((cell, column), width)| Some((cell, column, (*width)?))).collect();
+        let last = columns.iter().rposition(|(cell, ..)| !cell.text.is_empty()).map_or(0, |at| at + 1);
+        columns.truncate(last);
         let mut line = String::new();
-        for (at, Cell { indent, text, role }) in cells.iter().enumerate().take(last) {
-            let fit = self.columns[at].fit;
+        for (at, (Cell { indent, text, role }, Column { fit, .. }, width)) in columns.into_iter().enumerate() {
             // A text that is nested too deep for the column begins where there is still room for its last name.
-            let indent = (*indent).min(widths[at].saturating_sub(LEAST));
-            let room = widths[at] - indent;
+            let indent = (*indent).min(width.saturating_sub(LEAST));
+            let room = width - indent;
             let text = match fit {
                 Fit::LeftCutFront => shortened(text, room),
                 Fit::LeftCutEnd => cut(text, room),
                 Fit::Left | Fit::Right => text.clone(),
             };
-            let before = if fit == Fit::Right { room.saturating_sub(text.width()) } else { 0 };
+            let before = if *fit == Fit::Right { room.saturating_sub(text.width()) } else { 0 };
             let after = if at + 1 == last { 0 } else { room.saturating_sub(before + text.width()) };
-            let gap = indent + before + if at == 0 { 1 } else { 2 };
+            let gap = indent + before + if at == 0 { 1 } else { layout.gap };
             let _ = write!(line, "{:gap$}{}{:after$}", "", paint.on(*role, text), "");
         }
         line
     }
 }
 
-/// At most so many columns. Of a longer name the end is kept, because it says most.
+/// The width of each column, `None` if it is left out, and the spaces between two.
+struct Layout {
+    widths: Vec<Option<usize>>,
+    gap: usize,
+}
+
+impl Layout {
+    /// Of a line, with the space before it.
+    fn width(&self) -> usize {
+        let shown = self.widths.iter().flatten();
+        1 + shown.clone().sum::<usize>() + self.gap * shown.count().saturating_sub(1)
+    }
+}
+
+/// At most so many columns. Of a longer name the end is kept, because it says most; of a path only whole names.
+/// Of `function (path)`, the function is kept too, if there is room.
 pub fn shortened(name: &str, most: usize) -> String {
     let name = one_line(name);
     if name.width() <= most {
         return name.into_owned();
     }
+    if let Some((function, place)) = name.strip_suffix(')').and_then(|name| name.split_once(" ("))
+        && let Some(room) = most.checked_sub(function.width() + " ()".len()).filter(|room| *room >= LEAST)
+    {
+        return format!("{function} ({})", shortened(place, room));
+    }
     let end = fitting(name.char_indices().rev(), most).last().map_or(name.len(), |(at, _)| at);
-    format!("…{}", &name[end..])
+    let kept = &name[end..];
+    let is_end_of_name = |at: &usize| !kept[..*at].contains(char::is_whitespace) && kept[*at..].width() * 2 > most;
+    let begin = kept.find('/').filter(is_end_of_name).unwrap_or(0);
+    format!("…{}", &kept[begin..])
 }
 
 /// At most so many columns. Of a longer text the beginning is kept.
@@ -239,7 +273,7 @@ mod tests {
         table.row(["143771".into(), "long ".repeat(30).into()]);
         table.note(1, "below");
         table.row(["-1".into(), "two\nlines".into()]);
-        let text = Shown(&table, Paint::Plain).to_string();
+        let text = Shown(&table, Paint::PLAIN).to_string();
         let rule = format!(" {}", "─".repeat(79));
         assert_eq!(
             text.lines().collect::<Vec<_>>(),
@@ -252,7 +286,7 @@ mod tests {
                 "     -1  two\\nlines",
             ]
         );
-        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     }
 
     #[test]
@@ -262,20 +296,57 @@ mod tests {
         for (depth, name, bytes) in [(0, "train", 3 << 19), (1, &*"a long name ".repeat(9), 1 << 20)] {
             table.row([Cell::nested(depth, name), amounts.show(bytes).into(), Cell::bar(bytes, 3 << 19)]);
         }
-        let text = Shown(&table, Paint::Plain).to_string();
+        let text = Shown(&table, Paint::PLAIN).to_string();
         let lines: Vec<_> = text.lines().collect();
         assert!(lines[0].starts_with(" scope ") && lines[0].ends_with("used"), "{text}");
         assert!(lines[1].trim() == "MiB" && lines[1].len() == lines[0].len(), "{text}");
         assert!(lines[3].ends_with("   1.5  ████████") && lines[3].starts_with(" train "), "{text}");
         assert!(lines[4].starts_with("   …") && lines[4].ends_with("name    1.0  █████▎"), "{text}");
-        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    }
+
+    #[test]
+    fn a_narrow_terminal_has_no_bars_and_smaller_gaps() {
+        let amounts = Amounts::of([1 << 20]);
+        let mut table = Table::new().column("place", Fit::LeftCutFront).amounts("at peak", amounts);
+        table = table.amounts("at end", amounts).column("", Fit::Left);
+        table.row([
+            "/home/ada/project/src/models/train.py:42".into(),
+            "1".into(),
+            "1".into(),
+            Cell::bar(1 << 20, 1 << 20),
+        ]);
+        let lines = |columns| {
+            let text = Shown(&table, Paint::PLAIN.in_columns(columns)).to_string();
+            let width = text.lines().map(UnicodeWidthStr::width).max();
+            assert!(width <= Some(columns), "{columns}:\n{text}");
+            text.lines().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(lines(80)[3], " /home/ada/project/src/models/train.py:42        1       1  ████████");
+        assert_eq!(lines(60)[3], " …/project/src/models/train.py:42        1       1  ████████");
+        assert_eq!(lines(46)[3], " …/src/models/train.py:42            1       1");
+        assert_eq!(lines(29)[3], " …/train.py:42       1      1");
+    }
+
+    #[test]
+    fn a_name_that_is_cut_says_most() {
+        for (name, most, expected) in [
+            ("src/a.rs:1", 10, "src/a.rs:1"),
+            ("/home/ada/src/train.py:42", 20, "…/src/train.py:42"),
+            ("a very long name of a scope", 12, "… of a scope"),
+            ("step (/home/ada/src/train.py:42)", 26, "step (…/src/train.py:42)"),
+            ("a::very::long::function (/home/ada/src/train.py:42)", 26, "…/ada/src/train.py:42)"),
+            ("models/a-very-long-name-of-a-file.py:7", 22, "…g-name-of-a-file.py:7"),
+        ] {
+            assert_eq!(shortened(name, most), expected);
+        }
     }
 
     #[test]
     fn colours_take_no_room() {
         let mut table = Table::new().column("a", Fit::Left).column("b", Fit::Right);
         table.row([Cell::from("x").role(Role::More), "1".into()]);
-        let (plain, coloured) = (Shown(&table, Paint::Plain).to_string(), Shown(&table, Paint::Ansi).to_string());
+        let (plain, coloured) = (Shown(&table, Paint::PLAIN).to_string(), Shown(&table, Paint::ANSI).to_string());
         assert!(coloured.contains("\u{1b}[32mx\u{1b}[0m"), "{coloured}");
         let mut stripped = coloured;
         for code in ["\u{1b}[32m", "\u{1b}[1m", "\u{1b}[2m", "\u{1b}[0m"] {

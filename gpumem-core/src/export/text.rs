@@ -150,7 +150,7 @@ mod tests {
         lines.push(7, "let x = f();", Trace { peaked: Bytes::kib(512), ..trace });
         lines.push(8, "g(\"\u{1b}[1m\")", Trace { stale: true, ..trace });
         let (_, lines) = lines.finish(9, Trace { used: ByteDelta::new(-1 << 30), ..trace });
-        let text = InPaint(&Report { lines, ..Report::new(trace, Some("f"), Some("exit")) }, Paint::Plain).to_string();
+        let text = InPaint(&Report { lines, ..Report::new(trace, Some("f"), Some("exit")) }, Paint::PLAIN).to_string();
         assert_eq!(
             text,
             "\

@@ -7,7 +7,7 @@ use unicode_width::UnicodeWidthStr;
 use super::{
     amounts::Amounts,
     paint::{Paint, Role, Show},
-    table::{Cell, Fit, Table, WIDTH, shortened},
+    table::{Cell, Fit, Table, shortened},
     text::one_line,
     time::clock,
 };
@@ -26,7 +26,7 @@ const MOST_LINES: usize = 30;
 /// A line with the time, the place and the memory in use; below it the blocks that came and went.
 impl fmt::Display for Tracked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::Plain)
+        self.show(f, Paint::PLAIN)
     }
 }
 
@@ -37,7 +37,7 @@ impl Show for Tracked {
         let live = self.live.map(|live| format!(", {live} live")).unwrap_or_default();
         let amounts = format!("device {}: {used} used{live}", self.device);
         let time = clock(self.time);
-        let room = WIDTH.saturating_sub(time.len() + amounts.len() + "   ".len());
+        let room = paint.width().saturating_sub(time.len() + amounts.len() + "   ".len());
         let at = without_folders(&format!("{}{ctx}", one_line(&self.at.to_string())), room.max(LEAST));
         write!(f, "{}", paint.on(Role::Heading, format_args!("{time} {at}  {amounts}")))?;
         if self.is_first {
@@ -52,11 +52,11 @@ impl Show for Tracked {
             return Ok(());
         }
         f.write_str("\n")?;
-        table(changes).show(f, paint)
+        table(changes, paint.width()).show(f, paint)
     }
 }
 
-fn table(changes: &[Change]) -> Table {
+fn table(changes: &[Change], width: usize) -> Table {
     let (more, less) = changes.split_at(changes.partition_point(|change| change.count > 0));
     let lines: Vec<_> = [more, less].into_iter().flat_map(ChangeRow::of).collect();
     let amounts = Amounts::of(lines.iter().map(|line| line.total));
@@ -64,7 +64,7 @@ fn table(changes: &[Change]) -> Table {
     let total = wide(&|line| amounts.show(line.total).len()).max(amounts.unit.len());
     let blocks = wide(&|line| line.blocks.width()).max("blocks".len());
     let what = wide(&|line| line.what.width());
-    let room = WIDTH.saturating_sub(" +  ".len() + total + 2 + blocks + 2 + if what > 0 { what + 2 } else { 0 });
+    let room = width.saturating_sub(" +  ".len() + total + 2 + blocks + 2 + if what > 0 { what + 2 } else { 0 });
     let mut table = Table::new().column("", Fit::Left).amounts("", amounts).column("blocks", Fit::Left);
     if what > 0 {
         table = table.column("", Fit::Left);
@@ -211,7 +211,7 @@ mod tests {
     fn check(tracked: &Tracked, expected: &str) {
         let text = tracked.to_string();
         assert_eq!(text, expected, "\n{text}\n");
-        assert!(text.lines().all(|line| line.width() <= WIDTH), "\n{text}\n");
+        assert!(text.lines().all(|line| line.width() <= 80), "\n{text}\n");
     }
 
     #[test]

@@ -64,7 +64,7 @@ fn sizes(rows: &[(String, Bytes)]) -> Table {
 /// What the peak consists of, by class and by layer, and the peaks of the phases.
 impl fmt::Display for Estimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::Plain)
+        self.show(f, Paint::PLAIN)
     }
 }
 
@@ -149,7 +149,7 @@ fn percent(part: i64, whole: i64) -> String {
 /// What a file says about weights, by type and module. What a step needs beside them is not in it.
 impl fmt::Display for Tensors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::Plain)
+        self.show(f, Paint::PLAIN)
     }
 }
 
@@ -184,7 +184,7 @@ impl Show for Tensors {
 /// One row for each change, and the reasons of those that are not possible.
 impl fmt::Display for Savings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::Plain)
+        self.show(f, Paint::PLAIN)
     }
 }
 
@@ -233,7 +233,7 @@ impl Show for Savings {
 /// One row for each figure that both sides have.
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::Plain)
+        self.show(f, Paint::PLAIN)
     }
 }
 

@@ -4,6 +4,7 @@ mod doctor;
 mod info;
 mod ps;
 mod watch;
+mod widths;
 
 use std::path::Path;
 

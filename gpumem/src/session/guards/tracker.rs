@@ -181,7 +181,7 @@ impl MemTracker {
     fn print(&mut self, tracked: &Tracked) {
         let output = self.session.output(Content::Tracked(tracked.clone()));
         let Some(to) = &mut self.to else { return self.session.write(&output) };
-        let text = self.session.form().write(&output, Paint::Plain);
+        let text = self.session.form().write(&output, Paint::PLAIN);
         // Flushed, so that the file is complete while the program runs and after it was killed.
         if let Err(error) = to.write_all(text.as_bytes()).and_then(|()| to.flush()) {
             let text = format_args!("cannot write the output of a tracker: {error}; it is lost");

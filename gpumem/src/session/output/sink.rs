@@ -109,11 +109,11 @@ impl Session {
             Sink::Off => {}
             Sink::Stdout if output.content.is_report() => self.write_stdout(output, Form::Text),
             Sink::Stdout | Sink::Stderr => self.write_stderr(output),
-            Sink::File(path) => self.write_file(path, &sink.form().write(output, Paint::Plain)),
+            Sink::File(path) => self.write_file(path, &sink.form().write(output, Paint::PLAIN)),
             #[cfg(feature = "json")]
             Sink::Json => self.write_stdout(output, Form::Json),
             #[cfg(feature = "json")]
-            Sink::JsonFile(path) => self.write_file(path, &sink.form().write(output, Paint::Plain)),
+            Sink::JsonFile(path) => self.write_file(path, &sink.form().write(output, Paint::PLAIN)),
             Sink::Custom(to) => self.write_to_function(output, &**to),
             // A sink that this file does not know yet: its output must not be lost.
             _ => self.write_stderr(output),
@@ -136,7 +136,7 @@ impl Session {
     }
 
     fn paint(&self, is_terminal: bool) -> Paint {
-        if is_terminal && !self.settings.no_color { Paint::Ansi } else { Paint::Plain }
+        if is_terminal && !self.settings.no_color { Paint::ANSI } else { Paint::PLAIN }
     }
 
     /// One write at the end of the file, so that processes can share it.
@@ -369,10 +369,10 @@ mod tests {
     #[test]
     fn colours_are_for_terminals_alone() {
         let paint = |variables: &[(&str, &str)], is_terminal| session(variables).run(|| current().paint(is_terminal));
-        assert_eq!(paint(&[], true), Paint::Ansi);
-        assert_eq!(paint(&[], false), Paint::Plain);
-        assert_eq!(paint(&[("NO_COLOR", "1")], true), Paint::Plain);
-        assert_eq!(paint(&[("NO_COLOR", "")], true), Paint::Ansi);
+        assert_eq!(paint(&[], true), Paint::ANSI);
+        assert_eq!(paint(&[], false), Paint::PLAIN);
+        assert_eq!(paint(&[("NO_COLOR", "1")], true), Paint::PLAIN);
+        assert_eq!(paint(&[("NO_COLOR", "")], true), Paint::ANSI);
         session(&[]).run(|| assert!(!breakdown(None).unwrap().to_string().contains('\u{1b}')));
     }
 }

@@ -1,0 +1,90 @@
+//! Reports in terminals that are not 80 columns wide.
+
+use gpumem_core::model::MemKind;
+use unicode_width::UnicodeWidthStr;
+
+use crate::{
+    Ran, gpumem,
+    made::{MIB, Made},
+    report::{recorded, training},
+};
+
+const VIEWS: [&[&str]; 7] = [
+    &["report"],
+    &["report", "--tree"],
+    &["report", "--table"],
+    &["report", "--calls"],
+    &["report", "--leaks"],
+    &["report", "--at", "peak"],
+    &["report", "--between", "start", "peak"],
+];
+
+fn in_columns(columns: &str, arguments: &[&str]) -> String {
+    let Ran { code, stdout, stderr } =
+        Ran::of(&gpumem(arguments).env("COLUMNS", columns).output().expect("the command starts"));
+    assert_eq!((code, stderr.as_str()), (Some(0), ""), "{arguments:?}: {stdout}");
+    stdout
+}
+
+/// Names that are longer than a narrow terminal is wide, stacks and scopes, and something that is not freed.
+fn long_names() -> String {
+    let mut made = Made::new("train").training(2, 10, 10 * MIB);
+    made.long_names("llama/modeling_llama_with_rotary");
+    made.alloc(3 * MIB, MemKind::PinnedHost, 6);
+    made.alloc(300 * MIB, MemKind::Device, 7);
+    recorded("a-recording-with-a-name-that-is-longer-than-a-narrow-terminal.capture", made)
+}
+
+#[test]
+fn no_line_is_longer_than_the_terminal_is_wide() {
+    let (long, other) = (long_names(), training("widths.capture"));
+    for columns in [48, 60, 79, 80, 100] {
+        let check = |arguments: &[&str]| {
+            let text = in_columns(&columns.to_string(), arguments);
+            for line in text.lines() {
+                // A word alone may be longer: it is left to the terminal, so that it can be copied.
+                let is_word = !line.trim().contains(' ');
+                assert!(line.width() <= columns || is_word, "{columns} columns: {line}\n{arguments:?}:\n{text}");
+            }
+        };
+        for view in VIEWS {
+            check(&[view, &[&long]].concat());
+            check(&[view, &[&other]].concat());
+            check(&[view, &[&long, &other]].concat());
+        }
+        check(&["diff", &other, &long, "--fail-on-increase", "10GiB"]);
+    }
+}
+
+#[test]
+fn names_keep_their_end_and_figures_stay() {
+    let file = long_names();
+    let narrow = in_columns("60", &["report", "--table", &file]);
+    assert!(narrow.contains("_rotary.rs:6"), "{narrow}");
+    assert!(!narrow.contains('█') && narrow.contains("at peak") && narrow.contains("allocs"), "{narrow}");
+    let wide = in_columns("200", &["report", "--table", &file]);
+    let name = "llama/modeling_llama_with_rotary";
+    assert!(wide.contains(&format!(" {name}: {name}.rs:6  device ")) && wide.contains('█'), "{wide}");
+}
+
+/// What is no terminal is 80 columns wide, and sentences are not broken. A width that is no number is none.
+#[test]
+fn a_file_has_80_columns() {
+    let file = long_names();
+    let text = in_columns("", &["report", &file]);
+    assert_eq!(text, in_columns("wide", &["report", &file]));
+    assert_eq!(text, in_columns("0", &["report", &file]));
+    assert!(text.lines().any(|line| line.width() > 80 && line.starts_with("Not seen: ")), "{text}");
+    let table = |line: &&str| line.contains('█');
+    assert!(text.lines().filter(table).all(|line| line.width() <= 80), "{text}");
+    assert!(text.lines().filter(table).count() > 1, "{text}");
+}
+
+/// A number of columns does not break what programs read.
+#[test]
+fn json_and_formats_are_not_broken() {
+    let file = long_names();
+    for arguments in [&["report", "--json", &file][..], &["report", "--format", "folded", &file]] {
+        assert_eq!(in_columns("40", arguments), in_columns("", arguments));
+    }
+}
