@@ -8,6 +8,7 @@ mod held;
 mod hostile;
 mod names;
 mod read;
+mod tensor_blocks;
 pub(crate) mod tensors;
 #[cfg(test)]
 mod tests;
@@ -274,10 +275,7 @@ impl History {
 
     /// The size of a block after a change.
     pub(crate) fn bytes_after(&self, block: u32, change: u32) -> u64 {
-        let bytes = self.blocks[block as usize].bytes;
-        let Some(shrunk) = self.shrunk.get(&block) else { return bytes };
-        let until = shrunk.partition_point(|(at, _)| *at <= change);
-        until.checked_sub(1).map_or(bytes, |at| shrunk[at].1)
+        bytes_after(self.shrunk.get(&block), self.blocks[block as usize].bytes, change)
     }
 
     /// When a change was, in nanoseconds since the recording began.
@@ -288,4 +286,11 @@ impl History {
     pub(crate) fn end_nanos(&self) -> u64 {
         u64::try_from(self.end.as_nanos()).unwrap_or(u64::MAX)
     }
+}
+
+/// The size of a block after a change: `shrunk` has after which changes how much was left of it.
+fn bytes_after(shrunk: Option<&Vec<(u32, u64)>>, bytes: u64, change: u32) -> u64 {
+    let Some(shrunk) = shrunk else { return bytes };
+    let until = shrunk.partition_point(|(at, _)| *at <= change);
+    until.checked_sub(1).map_or(bytes, |at| shrunk[at].1)
 }

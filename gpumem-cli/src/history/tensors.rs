@@ -152,6 +152,13 @@ impl TensorHistory {
         usize::try_from(self.about.older).unwrap_or(usize::MAX).min(self.steps.len())
     }
 
+    /// When the history begins, in nanoseconds since the recording began, if the allocator did something before.
+    pub(crate) fn known_from(&self) -> Option<u64> {
+        let time = u64::try_from(self.about.known_from?.as_nanos()).unwrap_or(u64::MAX);
+        // Times of steps are those of the driver's clock.
+        Some(self.steps.get(self.older()).map_or(time, |step| step.time))
+    }
+
     /// When tensors had most between two times, in steps, and how much that was.
     pub(crate) fn most_between(&self, from: u64, to: u64) -> (usize, u64) {
         let (first, end) = (self.steps_until(from), self.steps_until(to));

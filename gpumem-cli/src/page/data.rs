@@ -7,13 +7,16 @@ use std::{
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use flate2::{Compression, write::ZlibEncoder};
-use gpumem_core::model::Family;
+use gpumem_core::model::{Device, Family};
 use serde_json::{Value, json};
 
 use crate::{
     formats::{Numbers, stack},
-    history::{ChangeKind, History},
-    report::overview::{DeviceOverview, Overview},
+    history::{BlockLife, Change, ChangeKind, History},
+    report::{
+        overview::{DeviceOverview, Overview},
+        tensors::{NO_LINE, TensorsOverview},
+    },
 };
 
 /// So many names of blocks are in the page.
@@ -26,6 +29,8 @@ pub(super) struct Recording {
     pub(super) about: Value,
     /// The columns, compressed, in base 64.
     pub(super) data: String,
+    /// Those of the tensors, if the recording has any.
+    pub(super) tensors: Option<String>,
 }
 
 /// Columns of numbers in LEB128.
@@ -53,13 +58,14 @@ fn put(column: &mut Vec<u8>, mut number: u64) {
 }
 
 impl Columns {
-    fn of(history: &History) -> Self {
+    /// `bytes_after` is the size of a block after a change.
+    fn of(changes: &[Change], blocks: &[BlockLife], bytes_after: impl Fn(u32, u32) -> u64) -> Self {
         let mut columns = Self::default();
         let (mut last, mut known) = (0, 0_u64);
-        for (at, change) in (0_u32..).zip(&history.changes) {
+        for (at, change) in (0_u32..).zip(changes) {
             put(&mut columns.times, change.time - last);
             last = change.time;
-            let block = &history.blocks[change.block as usize];
+            let block = &blocks[change.block as usize];
             let since = || (known - 1 - u64::from(change.block)) * 2;
             match change.kind {
                 ChangeKind::Alloc | ChangeKind::FreeFailed => {
@@ -74,7 +80,7 @@ impl Columns {
                 }
                 ChangeKind::Shrink => {
                     put(&mut columns.blocks, since() + 2);
-                    put(&mut columns.sizes, history.bytes_after(change.block, at));
+                    put(&mut columns.sizes, bytes_after(change.block, at));
                 }
             }
         }
@@ -84,27 +90,34 @@ impl Columns {
     fn all(&self) -> [&[u8]; 5] {
         [&self.times, &self.blocks, &self.origins, &self.sizes, &self.devices]
     }
+
+    fn compressed(&self) -> io::Result<String> {
+        let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
+        self.all().iter().try_for_each(|column| encoder.write_all(column))?;
+        Ok(STANDARD.encode(encoder.finish()?))
+    }
 }
 
 /// When the driver refused allocations, and what the summary says of them.
 fn refused(history: &History, overview: &Overview) -> Value {
     let Some(refused) = &overview.refused else { return Value::Null };
     let newest = &history.refusals[history.refusals.len().saturating_sub(refused.newest.len())..];
+    let after = history.oom().and_then(|main| main.after).filter(|_| refused.is_live_known);
     json!({
         "words": refused.in_words(),
         "times": newest.iter().map(|refused| refused.time).collect::<Vec<_>>(),
         // `null` if nothing was live before, or if what was is not in the recording.
-        "after": history.oom().and_then(|main| main.after).filter(|_| refused.is_live_known),
+        "after": after,
+        "afterTime": after.map(|after| history.time_of(after)),
     })
 }
 
 impl Recording {
     pub(super) fn of(history: &mut History) -> io::Result<Self> {
         let overview = Overview::of(history);
-        let columns = Columns::of(history);
-        let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
-        columns.all().iter().try_for_each(|column| encoder.write_all(column))?;
-        let data = STANDARD.encode(encoder.finish()?);
+        let columns =
+            Columns::of(&history.changes, &history.blocks, |block, change| history.bytes_after(block, change));
+        let data = columns.compressed()?;
         let folder = history.definitions().process().folder.clone();
         let mut frames = Numbers::<String>::default();
         let origins: Vec<_> = history
@@ -127,14 +140,27 @@ impl Recording {
             .devices
             .iter()
             .map(|device| {
-                let name = history.definitions().device(device.device).and_then(|defined| defined.name.clone());
-                let is_same = |known: &&DeviceOverview| (known.device, known.simulated) == (device.device.ordinal, device.device.family == Family::Simulated);
+                let is_same = |known: &&DeviceOverview| {
+                    (known.device, known.simulated)
+                        == (device.device.ordinal, device.device.family == Family::Simulated)
+                };
                 let most = overview.devices.iter().find(is_same).and_then(DeviceOverview::most);
-                json!({ "name": device.device.to_string(), "model": name, "peak": device.peak, "peakAt": device.peak_at, "most": most })
+                json!({
+                    "name": device.device.to_string(),
+                    "model": model(history, device.device),
+                    "peak": device.peak,
+                    "peakAt": device.peak_at,
+                    "peakTime": device.peak_at.map(|at| history.time_of(at)),
+                    "most": most,
+                })
             })
             .collect();
         let labels: BTreeMap<u32, &str> =
             history.labels.iter().take(MOST_LABELS).map(|(block, label)| (*block, label.name.as_str())).collect();
+        let (about_tensors, tensors) = match tensors(history, &overview, &folder, &mut frames) {
+            Some((about, columns)) => (about, Some(columns.compressed()?)),
+            None => (Value::Null, None),
+        };
         let about = json!({
             "file": overview.file,
             "command": overview.command,
@@ -151,9 +177,71 @@ impl Recording {
             "refused": refused(history, &overview),
             "notFreed": { "blocks": overview.not_freed.blocks, "bytes": overview.not_freed.bytes },
             "missing": overview.missing_in_words(),
+            "tensors": about_tensors,
         });
-        Ok(Self { about, data })
+        Ok(Self { about, data, tensors })
     }
+}
+
+fn model(history: &History, device: Device) -> Option<&str> {
+    history.definitions().device(device)?.name.as_deref()
+}
+
+/// The tensors of PyTorch, as `page.js` reads them in place of the blocks. Segments are the blocks that are not on the device.
+fn tensors(
+    history: &History,
+    overview: &Overview,
+    folder: &str,
+    frames: &mut Numbers<String>,
+) -> Option<(Value, Columns)> {
+    let tensors = history.tensors.as_ref()?;
+    let blocks = tensors.blocks();
+    if blocks.changes.is_empty() {
+        return None;
+    }
+    let columns = Columns::of(&blocks.changes, &blocks.blocks, |block, change| blocks.bytes_after(block, change));
+    let origin = |place: &str, kind: &str, is_on_device: bool, caller: &Option<String>, frames: Vec<usize>| {
+        json!({
+            "scope": [], "place": place, "caller": caller, "library": "", "kind": kind, "isOnDevice": is_on_device,
+            "frames": frames,
+        })
+    };
+    let mut origins: Vec<_> = tensors
+        .origins
+        .iter()
+        .map(|of| {
+            let place = of.line.as_deref().unwrap_or(NO_LINE);
+            let has_frames = !history.definitions().frames(of.stack).is_empty();
+            let stack = if has_frames { stack(history, of) } else { Vec::new() };
+            let mut numbers: Vec<_> = stack.iter().map(|frame| frames.of(&frame.in_words(folder))).collect();
+            if numbers.is_empty() {
+                numbers.push(frames.of(&place.to_owned()));
+            }
+            origin(place, "tensor", true, &of.caller, numbers)
+        })
+        .collect();
+    origins.push(origin("segment", "segment", false, &None, Vec::new()));
+    let devices = tensors.devices.iter().map(|of_device| {
+        let device = of_device.about.device;
+        json!({
+            "name": device.to_string(),
+            "model": model(history, device),
+            "peak": of_device.peak.map_or(0, |(bytes, _)| bytes),
+            // Before, it is not known what was live.
+            "knownFrom": of_device.known_from(),
+        })
+    });
+    let about = json!({
+        "allocator": tensors.name,
+        "peaks": overview.torch.as_ref().map(TensorsOverview::peaks_in_words),
+        "changes": blocks.changes.len(),
+        "blocks": blocks.blocks.len(),
+        "columns": columns.all().map(<[u8]>::len),
+        "origins": origins,
+        "devices": devices.collect::<Vec<_>>(),
+        "labels": {},
+    });
+    Some((about, columns))
 }
 
 /// The most that was live in all devices together during each of some equal parts of the time.

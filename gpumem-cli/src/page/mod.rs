@@ -41,7 +41,10 @@ impl Page {
                 "script" => out.write_all(SCRIPT.as_bytes())?,
                 "data" => {
                     for (number, recording) in self.recordings.iter().enumerate() {
-                        write!(out, "<script type=\"text/plain\" id=\"data-{number}\">{}</script>", recording.data)?;
+                        write_data(&format!("data-{number}"), &recording.data, out)?;
+                        if let Some(tensors) = &recording.tensors {
+                            write_data(&format!("tensors-{number}"), tensors, out)?;
+                        }
                     }
                 }
                 _ => {}
@@ -49,4 +52,8 @@ impl Page {
         }
         Ok(())
     }
+}
+
+fn write_data(id: &str, data: &str, out: &mut dyn Write) -> io::Result<()> {
+    write!(out, "<script type=\"text/plain\" id=\"{id}\">{data}</script>")
 }

@@ -106,7 +106,8 @@ const MOST_GROUPS = 20;
 const STEP = 256;
 const LEVELS = [64, 4096];
 
-// What can be chosen: the memory of a device, and what belongs to it but is not certainly there.
+// What can be chosen: the memory of a device, and what belongs to it but is not certainly there. Of PyTorch, only tensors can be chosen:
+// its segments are a line above them.
 function pools(data) {
   const { about, device, origin } = data;
   const known = new Set();
@@ -116,7 +117,7 @@ function pools(data) {
   return about.devices.flatMap(({ name, model }, number) => [
     { device: number, isOnDevice: true, name: model ? `${name} (${model})` : name },
     { device: number, isOnDevice: false, name: `${name}: managed and pinned host memory` },
-  ]).filter((pool) => known.has(pool.device * 2 + Number(pool.isOnDevice)));
+  ]).filter((pool) => known.has(pool.device * 2 + Number(pool.isOnDevice)) && (pool.isOnDevice || !about.allocator));
 }
 
 // The curves of one pool: one for each group, with levels of detail of their sum.
@@ -373,28 +374,41 @@ const COLOURS = [
 function start() {
   const $ = (id) => document.getElementById(id);
   const about = JSON.parse($('about-data').textContent);
-  const loaded = [];
+  // By the ids of their elements.
+  const loaded = {};
+  // The blocks that are shown: those of the driver, or the tensors of PyTorch.
   let data;
   let curves;
+  // What PyTorch has from the driver, where tensors are shown.
+  let segments;
   let view;
   let selected = -1;
   let zoomed = [];
   let chosenPools = [];
-  // The recording that was chosen last: an earlier one may take longer to read.
-  let chosen = -1;
+  let number = -1;
+  // What was chosen last: what was chosen before may take longer to read.
+  let request = 0;
 
-  async function load(number) {
-    if (!loaded[number]) {
-      loaded[number] = decode(about.recordings[number], await inflate($(`data-${number}`).textContent));
-    }
-    return loaded[number];
+  async function load(id, recording) {
+    if (!loaded[id]) loaded[id] = decode(recording, await inflate($(id).textContent));
+    return loaded[id];
   }
 
-  function show(number) {
-    chosen = number;
+  function show(next) {
+    const wanted = ++request;
+    const recording = about.recordings[next];
+    const { tensors } = recording;
+    const isTensors = tensors && $('source').value === 'tensors';
     document.body.setAttribute('aria-busy', 'true');
-    return load(number).then((read) => {
-      if (chosen === number) begin(number, read);
+    const reading = isTensors ? load(`tensors-${next}`, { ...recording, ...tensors }) : load(`data-${next}`, recording);
+    return reading.then((read) => {
+      if (wanted !== request) return;
+      const moment = next === number && curves && selected >= 0 && selected !== curves.peakAt ? data.time[selected] : null;
+      const pool = next === number ? chosenPools[$('pool').value]?.name : undefined;
+      data = read;
+      if (next !== number) describe(next);
+      offer(pool);
+      select(!curves ? -1 : moment === null ? curves.peakAt : changeAt(data, moment));
     }).catch((error) => {
       $('about').textContent = '';
       $('missing').textContent = `The page cannot show its data: ${error.message}`;
@@ -402,9 +416,10 @@ function start() {
     });
   }
 
-  function begin(number, read) {
-    data = read;
-    const recording = data.about;
+  // What does not depend on the blocks that are shown.
+  function describe(next) {
+    number = next;
+    const recording = about.recordings[number];
     const name = recording.file.split('/').at(-1);
     document.title = `GPU memory of ${name}`;
     $('title').textContent = shortened(name);
@@ -419,25 +434,41 @@ function start() {
     ].filter(Boolean).join(' · ');
     $('summary').textContent = recording.devices
       .filter((device) => device.peakAt !== null)
-      .map((device) => `${device.name}: the peak was ${bytesInWords(device.peak)}, after ${timeInWords(data.time[device.peakAt])}.${device.most ? ` ${shortened(device.most, 240)}.` : ''}`)
+      .map((device) => `${device.name}: the peak was ${bytesInWords(device.peak)}, after ${timeInWords(device.peakTime)}.${device.most ? ` ${shortened(device.most, 240)}.` : ''}`)
+      .concat((recording.tensors?.peaks ?? []).map((line) => `${shortened(line, 240)}.`))
       .join('\n');
     $('missing').textContent = recording.missing.join('\n');
     $('refused').textContent = recording.refused ? recording.refused.words.join('\n') : '';
     $('oom').hidden = !recording.refused || recording.refused.after === null;
-    chosenPools = pools(data);
-    $('pool').replaceChildren(...chosenPools.map((pool, at) => new Option(pool.name, at)));
-    const busiest = chosenPools.findIndex(
-      (pool) => pool.isOnDevice && recording.devices[pool.device].peak === Math.max(...recording.devices.map((of) => of.peak)),
-    );
-    $('pool').value = Math.max(0, busiest);
-    offerGroups(recording.origins);
+    $('source-choice').hidden = !recording.tensors;
+    if (recording.tensors) $('source').options[1].text = `tensors of ${shortened(recording.tensors.allocator, 40)}`;
     view = [0, wholeTime()];
     for (const button of document.querySelectorAll('.rank')) {
       button.setAttribute('aria-pressed', String(Number(button.dataset.number) === number));
     }
-    regroup();
-    select(curves ? curves.peakAt : -1);
   }
+
+  // The choices that the blocks have; the pool of this name stays.
+  function offer(name) {
+    const { allocator, devices, origins } = data.about;
+    chosenPools = pools(data);
+    $('pool').replaceChildren(...chosenPools.map((pool, at) => new Option(pool.name, at)));
+    const busiest = chosenPools.findIndex(
+      (pool) => pool.isOnDevice && devices[pool.device].peak === Math.max(...devices.map((of) => of.peak)),
+    );
+    const same = chosenPools.findIndex((pool) => pool.name === name);
+    $('pool').value = same >= 0 ? same : Math.max(0, busiest);
+    // Of a tensor, only the place is known.
+    $('by-choice').hidden = Boolean(allocator);
+    if (!allocator) offerGroups(origins);
+    $('blocks-title').textContent = allocator ? 'Tensors' : 'Blocks';
+    $('places').classList.toggle('tensors', Boolean(allocator));
+    $('places').tHead.rows[0].cells[4].textContent = `${what()}s`;
+    regroup();
+  }
+
+  // What a block is called.
+  const what = () => (data.about.allocator ? 'tensor' : 'block');
 
   // One colour says little: where there is one kind of memory, places differ, or scopes where there are any.
   let isGroupChosen = false;
@@ -447,7 +478,6 @@ function start() {
     for (const option of $('by').options) option.hidden = !hasScopes && ['scope', 'outer'].includes(option.value);
     const isHidden = $('by').selectedOptions[0]?.hidden;
     if (!isGroupChosen || isHidden) $('by').value = kinds.size > 1 ? 'kind' : hasScopes ? 'scope' : 'place';
-    $('places').tHead.rows[0].cells[0].textContent = hasScopes ? 'scope and place' : 'place';
   }
 
   // What is live at the end has a part of the curve too.
@@ -457,7 +487,11 @@ function start() {
 
   function regroup() {
     const pool = chosenPools[$('pool').value];
-    curves = pool ? series(data, pool, $('by').value) : undefined;
+    const isTensors = Boolean(data.about.allocator);
+    curves = pool ? series(data, pool, isTensors ? 'place' : $('by').value) : undefined;
+    segments = pool && isTensors ? series(data, { ...pool, isOnDevice: false }, 'kind') : undefined;
+    const hasScopes = data.about.origins.some((origin) => origin.scope.length > 0);
+    $('places').tHead.rows[0].cells[0].textContent = hasScopes ? 'scope and place' : 'place';
     const entry = (name, at) => {
       const span = document.createElement('span');
       const colour = document.createElement('i');
@@ -466,7 +500,14 @@ function start() {
       span.title = name;
       return span;
     };
-    $('legend').replaceChildren(...(curves ? curves.groups.map(entry) : []));
+    const entries = curves ? curves.groups.map(entry) : [];
+    if (segments) {
+      const line = entry('what PyTorch has from the driver', 0);
+      line.firstChild.className = 'line';
+      line.firstChild.style.background = '';
+      entries.unshift(line);
+    }
+    $('legend').replaceChildren(...entries);
     $('blocks').hidden = $('places').hidden = !curves;
     draw();
   }
@@ -511,7 +552,8 @@ function start() {
     const from = changeAt(data, view[0]);
     const to = changeAt(data, view[1]);
     const [, top] = curves.extremes(Math.max(0, from), to + 1);
-    const most = Math.max(1, curves.sum[top] ?? 1) * 1.05;
+    const above = segments ? segments.sum[segments.extremes(Math.max(0, from), to + 1)[1]] : 0;
+    const most = Math.max(1, curves.sum[top] ?? 1, above ?? 0) * 1.05;
     const inner = height - MARGIN.top - MARGIN.bottom;
     const y = (bytes) => MARGIN.top + inner * (1 - bytes / most);
     axes(context, width, height, most, y);
@@ -550,8 +592,43 @@ function start() {
     light.forEach(stack);
     context.globalAlpha = 1;
     full.forEach(stack);
+    if (segments) drawSegments(context, width, height, columns, y);
     markRefused(context, width, MARGIN.top, height - MARGIN.bottom);
     markSelected(context, width, MARGIN.top, height - MARGIN.bottom);
+  }
+
+  // The most that PyTorch has from the driver in each column, as a line, and from when on tensors are known.
+  function drawSegments(context, width, height, columns, y) {
+    const known = unknownUntil();
+    const begin = Math.min(width - MARGIN.right, x(known, width));
+    context.strokeStyle = style('--text');
+    context.lineWidth = 1.5;
+    context.beginPath();
+    let before = changeAt(data, view[0]);
+    for (let column = 0; column < columns; column++) {
+      const left = MARGIN.left + column;
+      const until = search(data.time.length, (at) => data.time[at] >= timeAt(left + 1, width)) - 1;
+      const most = until < 0 ? 0 : segments.sum[segments.extremes(Math.max(0, before), until + 1)[1]];
+      before = Math.max(before, until);
+      if (left + 1 <= begin) continue;
+      context.lineTo(left, y(most));
+      context.lineTo(left + 1, y(most));
+    }
+    context.stroke();
+    context.lineWidth = 1;
+    if (begin <= MARGIN.left) return;
+    context.fillStyle = style('--line');
+    context.fillRect(MARGIN.left, MARGIN.top, begin - MARGIN.left, height - MARGIN.top - MARGIN.bottom);
+    if (begin - MARGIN.left < 70) return;
+    context.fillStyle = style('--text');
+    context.textAlign = 'center';
+    context.textBaseline = 'middle';
+    context.fillText('not known', (MARGIN.left + begin) / 2, height / 2);
+  }
+
+  // Before this time, tensors are not known.
+  function unknownUntil() {
+    return (segments && data.about.devices[curves.pool.device].knownFrom) ?? -1;
   }
 
   // A line where the driver refused an allocation, with a cross at its top.
@@ -622,9 +699,9 @@ function start() {
     if (!curves || !data.time.length) return;
     const of = bandsOf(data, curves.pool, changeAt(data, view[0]), changeAt(data, view[1]), MOST_BANDS);
     $('bands-note').textContent =
-      `${of.left > 0 ? `The largest ${of.bands.length} blocks` : 'The blocks'} of this time, ` +
+      `${of.left > 0 ? `The largest ${of.bands.length} ${what()}s` : `The ${what()}s`} of this time, ` +
       'each from its allocation to its free, as high as it has bytes.' +
-      (of.left > 0 ? ` ${countInWords(of.left, 'smaller block')} ${of.left === 1 ? 'is' : 'are'} left out.` : '');
+      (of.left > 0 ? ` ${countInWords(of.left, `smaller ${what()}`)} ${of.left === 1 ? 'is' : 'are'} left out.` : '');
     const scale = (height - 8) / Math.max(1, of.height);
     for (const { block, offset } of of.bands) {
       const begin = Math.max(MARGIN.left, x(data.time[data.born[block]], width));
@@ -654,7 +731,7 @@ function start() {
     $('moment').textContent =
       selected < 0 && !(curves && data.time.length)
         ? 'Nothing was allocated'
-        : `${bytesInWords(root.bytes)} live after ${timeInWords(time)}${isPeak ? ', the peak' : ''}`;
+        : momentInWords(root.bytes, time, isPeak);
     drawFlame(root);
     const places = placesOf(data, held);
     const rows = places.slice(0, 40).map(({ name, kind, bytes, blocks }) => {
@@ -670,6 +747,15 @@ function start() {
     });
     $('places').tBodies[0].replaceChildren(...rows);
     $('places-note').textContent = places.length > rows.length ? `${countInWords(places.length - rows.length, 'smaller place')} left out.` : '';
+  }
+
+  function momentInWords(bytes, time, isPeak) {
+    const after = `after ${timeInWords(time)}`;
+    if (time < unknownUntil()) return `Tensors are not known ${after}`;
+    const amount = segments
+      ? `Tensors: ${bytesInWords(bytes)} of ${bytesInWords(selected < 0 ? 0 : segments.sum[selected])} from the driver`
+      : `${bytesInWords(bytes)} live`;
+    return `${amount} ${after}${isPeak ? ', the peak' : ''}`;
   }
 
   function drawFlame(root) {
@@ -707,7 +793,7 @@ function start() {
         // A sign or two say nothing.
         if ((width / 100) * room > 28) frame.textContent = inside.name;
         const share = ((inside.bytes * 100) / root.bytes).toFixed(1);
-        const text = `${shortened(inside.name)}\n${bytesInWords(inside.bytes)}, ${share} %, ${countInWords(inside.blocks, 'block')}`;
+        const text = `${shortened(inside.name)}\n${bytesInWords(inside.bytes)}, ${share} %, ${countInWords(inside.blocks, what())}`;
         frame.setAttribute('aria-label', text);
         frame.onpointermove = (event) => tip(event, text);
         frame.onpointerleave = (event) => tip(event, '');
@@ -798,8 +884,11 @@ function start() {
     const values = curves.valuesAfter(change);
     const lines = [...values.keys()].filter((group) => values[group] > 0).sort((a, b) => values[b] - values[a]);
     const total = values.reduce((sum, value) => sum + value, 0);
+    const after = `after ${timeInWords(Math.max(0, time), view[1] - view[0])}`;
+    if (time < unknownUntil()) return tip(event, `${after}: tensors are not known`);
+    const ofSegments = segments ? ` of ${bytesInWords(change < 0 ? 0 : segments.sum[change])} from the driver` : '';
     tip(event, [
-      `after ${timeInWords(Math.max(0, time), view[1] - view[0])}: ${bytesInWords(total)}`,
+      `${after}: ${bytesInWords(total)}${ofSegments}`,
       ...lines.slice(0, 8).map((group) => `${bytesInWords(values[group])}  ${shortened(curves.groups[group], 80)}`),
       ...(lines.length > 8 ? [`and ${lines.length - 8} more`] : []),
     ].join('\n'));
@@ -853,11 +942,12 @@ function start() {
     if (!band) return tip(event, '');
     const origin = data.about.origins[data.origin[band.block]];
     const died = data.died[band.block];
+    const born = data.time[data.born[band.block]];
     tip(event, [
       shortened(data.about.labels[band.block] ?? ''),
       `${bytesInWords(data.bytes[band.block])}, ${origin.kind}`,
       shortened([...origin.scope, origin.place].join(' > ')),
-      `allocated after ${timeInWords(data.time[data.born[band.block]])}`,
+      `allocated ${born <= unknownUntil() ? 'at or before' : 'after'} ${timeInWords(born)}`,
       died === LIVE ? 'not freed' : `freed after ${timeInWords(data.time[died])}`,
     ].filter(Boolean).join('\n'));
   });
@@ -866,6 +956,7 @@ function start() {
     regroup();
     select(curves.peakAt);
   });
+  $('source').addEventListener('change', () => number >= 0 && show(number));
   $('by').addEventListener('change', () => {
     isGroupChosen = true;
     regroup();
@@ -873,8 +964,8 @@ function start() {
   });
   $('whole').addEventListener('click', () => data && move(0, wholeTime()));
   $('oom').addEventListener('click', () => {
-    const after = data?.about.refused?.after ?? null;
-    if (after !== null) select(after);
+    const { after, afterTime } = data?.about.refused ?? { after: null };
+    if (after !== null) select(segments ? changeAt(data, afterTime) : after);
   });
   $('peak').addEventListener('click', () => {
     if (!curves || curves.peakAt < 0) return;

@@ -23,6 +23,8 @@ use crate::history::{
 
 /// So many lines are printed; JSON has all.
 const MOST_ROWS: usize = 12;
+/// In place of the line of a tensor.
+pub(crate) const NO_LINE: &str = "no line of Python (such as in the backward pass)";
 
 /// What is known of a caching allocator. The names of the fields are those in JSON.
 #[derive(Clone, Debug, Serialize)]
@@ -167,16 +169,22 @@ impl TensorsOverview {
         lines
     }
 
+    fn peak_in_words(&self, peak: &TensorMoment) -> String {
+        let after = in_words(Duration::from_secs_f64(peak.seconds));
+        let bytes = Bytes::new(peak.allocated_bytes);
+        format!("{}, device {}: tensors had {bytes} at most, after {after}", self.allocator, peak.device)
+    }
+
+    /// The most that tensors had on each device.
+    pub(crate) fn peaks_in_words(&self) -> Vec<String> {
+        let peaks = self.devices.iter().filter_map(|of_device| of_device.peak.as_ref());
+        peaks.map(|peak| self.peak_in_words(peak)).collect()
+    }
+
     pub(super) fn write_device(&self, device: u32, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
         let Some(of_device) = self.devices.iter().find(|of_device| of_device.device == device) else { return Ok(()) };
         let Some(peak) = &of_device.peak else { return Ok(()) };
-        let after = in_words(Duration::from_secs_f64(peak.seconds));
-        let title = format!(
-            "{}, device {device}: tensors had {} at most, after {after}",
-            self.allocator,
-            Bytes::new(peak.allocated_bytes)
-        );
-        writeln!(out, "\n{}", paint.on(Role::Heading, title))?;
+        writeln!(out, "\n{}", paint.on(Role::Heading, self.peak_in_words(peak)))?;
         write_places(peak, out, paint)?;
         let line = |out: &mut dyn Write, name: &str, text: &str| {
             writeln!(out, "{}{text}", paint.on(Role::Faint, format!("{name:<9}")))
@@ -227,8 +235,7 @@ fn write_places(moment: &TensorMoment, out: &mut dyn Write, paint: Paint) -> io:
     let mut tree = Tree::new();
     for sum in &moment.by_place {
         let PlaceSum { place, line, caller, bytes, blocks, .. } = sum;
-        let name =
-            if line.is_some() { place.clone() } else { "no line of Python (such as in the backward pass)".to_owned() };
+        let name = if line.is_some() { place } else { NO_LINE }.to_owned();
         tree.leaf(&[], Leaf { name, bytes: *bytes, blocks: blocks.unsigned_abs(), note: caller.clone() });
     }
     let rows = tree.rows(MOST_ROWS);

@@ -11,7 +11,12 @@ mod devtools;
 #[allow(dead_code, reason = "the tests of the command use the rest")]
 mod made;
 
-use std::{fs, path::PathBuf, process::Command, time::Instant};
+use std::{
+    fs,
+    path::PathBuf,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use gpumem_core::model::{Device, Family, MemKind};
 use serde_json::{Value, json};
@@ -129,10 +134,11 @@ fn seconds(tip: &str) -> f64 {
     number.parse::<f64>().unwrap_or_else(|_| panic!("{tip}")) * scale
 }
 
-/// The part of the width where the curve is the highest.
+/// The part of the width where the curve is the highest first. Edges of light columns are a pixel higher or lower.
 fn highest(browser: &mut Browser) -> f64 {
     let tops = tops(browser);
-    let at = (0..tops.len()).max_by_key(|at| tops[*at]).expect("the curve has columns");
+    let most = tops.iter().max().expect("the curve has columns");
+    let at = tops.iter().position(|top| top + 1 >= *most).expect("one of them is the highest");
     #[expect(clippy::cast_precision_loss, reason = "they are some hundreds")]
     let part = at as f64 / (tops.len() - 1) as f64;
     part
@@ -286,6 +292,76 @@ fn a_training_run() {
     browser.drawn();
     fits(&mut browser);
     browser.picture("training-dark-400");
+    is_quiet(&mut browser);
+}
+
+fn choose(browser: &mut Browser, id: &str, value: &str) {
+    browser.evaluate(&format!(
+        "{{ const choice = document.getElementById('{id}'); choice.value = '{value}'; choice.dispatchEvent(new Event('change')); }}"
+    ));
+    browser.wait_for("document.body.getAttribute('aria-busy') === 'false'");
+    browser.drawn();
+}
+
+#[test]
+fn tensors_are_shown_in_place_of_the_memory_from_the_driver() {
+    let known_from = Duration::from_micros(60);
+    let made = Made::new("train").tensors(6, 10, 10 * MIB, Some(known_from));
+    let (page, reports) = page("tensors", vec![("tensors.capture", made)]);
+    let peak = &reports[0]["torch"]["devices"][0]["peak"];
+    assert_eq!(peak["allocated_bytes"], 205 * MIB);
+    let mut browser = Browser::start("tensors");
+    browser.open(&page);
+    let summary = browser.text("#summary");
+    assert!(summary.ends_with("\nPyTorch 2.11.0, device 0: tensors had 205 MiB at most, after 270 µs."), "{summary}");
+    assert!(moment(&mut browser).starts_with("300 MiB live after "), "{}", moment(&mut browser));
+    let of_driver = tops(&mut browser);
+    choose(&mut browser, "source", "tensors");
+    // The curve of the tensors is the highest at their peak, and is as high as its share of the driver's.
+    let of_tensors = tops(&mut browser);
+    assert_ne!(of_tensors, of_driver);
+    let end = reports[0]["seconds"].as_f64().expect("it has an end") * 1.01;
+    let (part, seconds) = (highest(&mut browser), peak["seconds"].as_f64().expect("there is a peak"));
+    assert!((part - seconds / end).abs() < 0.003, "{part} is not {seconds} of {end} s");
+    // The axis ends 5 % above the 300 MiB that PyTorch has from the driver.
+    let tallest = of_tensors.iter().max().expect("the curve has columns");
+    assert!((187..=191).contains(tallest), "the peak is {tallest} pixels high");
+    let words = "Tensors: 205 MiB of 300 MiB from the driver after 270 µs, the peak";
+    assert_eq!(moment(&mut browser), words);
+    let rows =
+        browser.evaluate("[...document.querySelectorAll('#places tbody tr')].map((row) => [row.cells[0].innerText, row.cells[2].innerText, row.cells[4].innerText])");
+    let expected = json!([
+        ["src/model.rs:12, from src/main.rs:9", "100 MiB", "10"],
+        ["no line of Python (such as in the backward pass)", "100 MiB", "10"],
+        ["src/model.rs:42, from src/main.rs:9", "5 MiB", "1"]
+    ]);
+    assert_eq!(rows, expected);
+    assert_eq!(browser.text("#blocks-title"), "Tensors");
+    let (labels, width) = flame(&mut browser);
+    assert!(labels.iter().any(|label| label.contains("100 MiB, 48.8 %, 10 tensors")), "{labels:?}");
+    assert!((width - 100.0).abs() < 0.5, "the frames fill {width} % of the width");
+    // Before the history begins, nothing is 0.
+    assert!(hover(&mut browser, 0.01).ends_with(": tensors are not known"), "{}", hover(&mut browser, 0.01));
+    assert!(
+        hover(&mut browser, part).contains(": 205 MiB of 300 MiB from the driver\n"),
+        "{}",
+        hover(&mut browser, part)
+    );
+    browser.picture("tensors-1280");
+    browser.size(400, 800);
+    browser.drawn();
+    fits(&mut browser);
+    browser.picture("tensors-400");
+    // The moment stays, the curve of the driver comes back.
+    browser.size(1280, 900);
+    browser.drawn();
+    click_on_curve(&mut browser, 0.9);
+    assert!(moment(&mut browser).starts_with("Tensors: 1"), "{}", moment(&mut browser));
+    choose(&mut browser, "source", "driver");
+    // The driver's newest event until then is that of its peak.
+    assert_eq!(moment(&mut browser), "300 MiB live after 42 µs, the peak");
+    choose(&mut browser, "source", "tensors");
+    assert_eq!(moment(&mut browser), words, "from peak to peak");
     is_quiet(&mut browser);
 }
 

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use gpumem_core::{
     capture::{
-        CallsiteDefinition, ClockPair, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
-        RecordedEvent, StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer,
+        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, CallsiteDefinition,
+        ClockPair, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process, RecordedEvent,
+        StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer,
     },
     model::{
         Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, ScopeSpec, Source, StackId,
@@ -257,6 +258,68 @@ impl Made {
         for block in state.into_iter().chain(weights) {
             self.free(block);
         }
+        self
+    }
+
+    /// PyTorch trains for so many steps, with `layers` tensors of `bytes` for weights and for gradients, and half of it for activations.
+    /// The peak is at the end of each backward pass: weights, gradients and the last activation. Of two segments, the second goes
+    /// back to the driver at the end. If `known_from`, what PyTorch did before is not known.
+    pub(crate) fn tensors(mut self, steps: u64, layers: u64, bytes: u64, known_from: Option<Duration>) -> Self {
+        use AllocatorAction as Action;
+        let python = self.python();
+        let sizes = [layers * bytes, 2 * layers * bytes];
+        let segments = sizes.map(|size| {
+            self.wait(20);
+            (self.alloc(size, MemKind::Device, python), self.micros)
+        });
+        let [weights, rest] = segments.map(|(key, _)| key.get());
+        let mut events = Vec::new();
+        let mut add = |micros: u64, action, address, bytes, stack| {
+            let (time, bytes) = (Duration::from_micros(micros), Bytes::new(bytes));
+            let stack = StackId(stack);
+            events.push(AllocatorEvent { time, action, address, bytes, requested: bytes, stream: 0, stack });
+        };
+        for ((key, micros), size) in segments.iter().zip(sizes) {
+            add(*micros, Action::SegmentAlloc, key.get(), size, python + 1);
+        }
+        self.micros = known_from.map_or(self.micros, |from| u64::try_from(from.as_micros()).expect("it is small"));
+        for at in 0..layers {
+            add(self.micros, Action::Alloc, weights + at * bytes, bytes, 1);
+        }
+        for _ in 0..steps {
+            self.wait(10);
+            let (gradient, activation) = (|at| rest + at * bytes, |at| rest + layers * bytes + at * bytes / 2);
+            for at in 0..layers {
+                self.micros += 10;
+                add(self.micros, Action::Alloc, activation(at), bytes / 2, 2);
+            }
+            for at in (0..layers).rev() {
+                self.micros += 10;
+                // In the backward pass, no line is known.
+                add(self.micros, Action::Alloc, gradient(at), bytes, 0);
+                add(self.micros + 1, Action::FreeRequested, activation(at), 0, 0);
+                add(self.micros + 1, Action::FreeCompleted, activation(at), 0, 0);
+            }
+            for at in 0..layers {
+                self.micros += 10;
+                add(self.micros, Action::FreeRequested, gradient(at), 0, 0);
+                add(self.micros, Action::FreeCompleted, gradient(at), 0, 0);
+            }
+        }
+        self.wait(100);
+        add(self.micros, Action::SegmentFree, rest, sizes[1], 0);
+        self.free(segments[1].0);
+        for events in events.chunks(AllocatorEvents::MOST) {
+            self.item(&Item::AllocatorEvents(AllocatorEvents { device: DEVICE, events: events.to_vec() }));
+        }
+        // Segments and weights are there when the history begins.
+        let older = if known_from.is_some() { 2 + layers } else { 0 };
+        let device = AllocatorDevice { device: DEVICE, older, known_from, said: None };
+        self.item(&Item::Allocator(AllocatorDefinition {
+            name: "PyTorch 2.11.0".to_owned(),
+            missing: None,
+            devices: vec![device],
+        }));
         self
     }
 

@@ -1,6 +1,6 @@
 //! `gpumem report --html`. What the script of the page computes is compared with the report, where there is Node.js.
 
-use std::{fs, process::Command};
+use std::{fs, process::Command, time::Duration};
 
 use gpumem_core::model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, StackId};
 use serde_json::{Value, json};
@@ -85,8 +85,12 @@ const about = JSON.parse(html.match(/id=.about-data.>([^]*?)<\/script>/)[1]);
 vm.runInThisContext(script);
 (async () => {
   const all = [];
-  for (const [number, recording] of about.recordings.entries()) {
-    const data = decode(recording, await inflate(html.match(new RegExp(`id=.data-${number}.>([^]*?)</script>`))[1]));
+  const sources = about.recordings.flatMap((recording, number) => [
+    [`data-${number}`, recording],
+    ...(recording.tensors ? [[`tensors-${number}`, { ...recording, ...recording.tensors }]] : []),
+  ]);
+  for (const [id, recording] of sources) {
+    const data = decode(recording, await inflate(html.match(new RegExp(`id=.${id}.>([^]*?)</script>`))[1]));
     for (const pool of pools(data)) {
       const curves = series(data, pool, 'scope');
       // What is drawn is what a plain sum over all changes says.
@@ -112,7 +116,8 @@ vm.runInThisContext(script);
       const { bands, left } = bandsOf(data, pool, 0, last, 50);
       const overlap = bands.some((a) => bands.some((b) => a.block < b.block && data.born[b.block] < data.died[a.block]
         && a.offset < b.offset + data.bytes[b.block] && b.offset < a.offset + data.bytes[a.block]));
-      all.push({ name: pool.name, isOnDevice: pool.isOnDevice, peak: curves.sum[curves.peakAt], end: live, wrong, moments, bands: bands.length, left, overlap,
+      const segments = recording.allocator && series(data, { ...pool, isOnDevice: false }, 'kind').sum;
+      all.push({ segments: segments && [segments[curves.peakAt], segments[last]], peakTime: data.time[curves.peakAt], name: pool.name, isOnDevice: pool.isOnDevice, peak: curves.sum[curves.peakAt], end: live, wrong, moments, bands: bands.length, left, overlap,
         places: placesOf(data, heldAfter(data, pool, curves.peakAt)).slice(0, 1) });
     }
   }
@@ -160,6 +165,34 @@ fn the_script_computes_what_the_report_says() {
         }
     }
     assert!(all.next().is_none());
+}
+
+/// The tensors are a second list of blocks in the page. What it computes of them is what the report says.
+#[test]
+fn the_script_computes_what_the_report_says_of_tensors() {
+    let known_from = Some(Duration::from_micros(60));
+    let files = [None, known_from].map(|from| {
+        let name = format!("page-tensors-{}.capture", from.is_some());
+        recorded(&name, Made::new("train").tensors(3, 10, 10 * MIB, from))
+    });
+    let (path, text) = page("tensors", &[&files[0], &files[1], &training("page-no-tensors.capture")]);
+    assert_eq!(text.matches("PyTorch 2.11.0, device 0: tensors had 205 MiB at most, after ").count(), 2);
+    assert!(text.contains("\"knownFrom\":") && !text.contains("tensors-2"), "{text}");
+    let Some(all) = computed(&path) else { return };
+    let all = all.as_array().expect("it is a list");
+    assert_eq!(all.len(), 5, "each recording has its blocks, two have tensors: {all:?}");
+    for (file, tensors) in files.iter().zip([&all[1], &all[3]]) {
+        let report: Value = serde_json::from_str(&printed(&["report", "--json", file])).unwrap();
+        let device = &report["torch"]["devices"][0];
+        let [peak, end] = ["peak", "at_end"].map(|moment| &device[moment]);
+        assert_eq!((&tensors["peak"], &peak["allocated_bytes"]), (&json!(205 * MIB), &json!(205 * MIB)));
+        assert_eq!(tensors["moments"], json!([peak["allocated_bytes"], end["allocated_bytes"]]), "{tensors}");
+        assert_eq!(tensors["segments"], json!([peak["reserved_bytes"], end["reserved_bytes"]]), "{tensors}");
+        let seconds = tensors["peakTime"].as_f64().unwrap() / 1e9;
+        assert!((seconds - peak["seconds"].as_f64().unwrap()).abs() < 1e-9, "{tensors}");
+        assert_eq!((&tensors["wrong"], &tensors["overlap"]), (&json!(0), &json!(false)), "{tensors}");
+        assert_eq!(tensors["places"][0]["bytes"], 100 * MIB, "{tensors}");
+    }
 }
 
 #[test]
