@@ -22,6 +22,7 @@ const HELP: &[(&str, &str)] = &[
     ("↑ ↓ j k, wheel, click", "select a process"),
     ("Tab", "what is in use now, or what the peak consisted of"),
     ("p, Space", "stop and go on"),
+    ("Ctrl-Z", "back to the shell, until fg"),
     ("?", "this help"),
 ];
 

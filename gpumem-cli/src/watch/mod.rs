@@ -36,6 +36,9 @@ pub(crate) fn show(mut sampler: Sampler, every: Duration, count: Option<u64>, ha
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, Arc::clone(&is_over))?;
     }
+    // The shell and other programs had the terminal meanwhile.
+    let was_stopped = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGCONT, Arc::clone(&was_stopped))?;
     let (to, from) = mpsc::sync_channel(1);
     let ended = Arc::clone(&is_over);
     thread::spawn(move || {
@@ -53,6 +56,13 @@ pub(crate) fn show(mut sampler: Sampler, every: Duration, count: Option<u64>, ha
     let mut state = State::default();
     let mut shown = 0;
     while !state.is_over && !is_over.load(Relaxed) && count.is_none_or(|count| shown <= count) {
+        if std::mem::take(&mut state.is_suspended) {
+            screen.suspend()?;
+            was_stopped.store(true, Relaxed);
+        }
+        if was_stopped.swap(false, Relaxed) {
+            screen.reopen()?;
+        }
         screen.draw(|frame| draw::draw(frame, &mut state, looks))?;
         if count == Some(shown) {
             break;

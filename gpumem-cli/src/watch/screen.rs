@@ -12,6 +12,7 @@ use ratatui::{
         terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode},
     },
 };
+use rustix::process::{Signal, kill_current_process_group};
 
 pub(super) struct Screen(Terminal<CrosstermBackend<io::Stdout>>);
 
@@ -26,10 +27,24 @@ impl Screen {
                 before(why);
             }));
         });
-        enable_raw_mode()?;
-        let opened = execute!(io::stdout(), EnterAlternateScreen, EnableMouseCapture);
-        let terminal = opened.and_then(|()| Terminal::new(CrosstermBackend::new(io::stdout())));
-        terminal.map(Self).inspect_err(|_| close())
+        enter().map(Self).inspect_err(|_| close())
+    }
+
+    /// Stops this process and those that run with it, as Ctrl-Z does without raw mode. Returns when it goes on: at once if nobody could
+    /// let it go on, because there is no shell.
+    #[expect(clippy::unused_self, reason = "there must be a screen")]
+    pub(super) fn suspend(&mut self) -> io::Result<()> {
+        close();
+        Ok(kill_current_process_group(Signal::TSTP)?)
+    }
+
+    /// Draws on a terminal that others had meanwhile.
+    pub(super) fn reopen(&mut self) -> io::Result<()> {
+        // They may have changed its settings.
+        disable_raw_mode()?;
+        // `Terminal::clear` would ask for the place of the cursor, and not all terminals answer.
+        self.0 = enter()?;
+        Ok(())
     }
 
     pub(super) fn draw(&mut self, draw: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
@@ -41,6 +56,12 @@ impl Drop for Screen {
     fn drop(&mut self) {
         close();
     }
+}
+
+fn enter() -> io::Result<Terminal<CrosstermBackend<io::Stdout>>> {
+    enable_raw_mode()?;
+    execute!(io::stdout(), EnterAlternateScreen, EnableMouseCapture)?;
+    Terminal::new(CrosstermBackend::new(io::stdout()))
 }
 
 fn close() {

@@ -13,6 +13,7 @@ use super::{live::RecordingView, sample::Sample};
 const MOST_READINGS: usize = 1_000;
 
 #[derive(Clone, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is switched by a key of its own")]
 pub(crate) struct State {
     pub(crate) sample: Option<Sample>,
     /// By NVML's numbers.
@@ -23,6 +24,8 @@ pub(crate) struct State {
     pub(crate) shows_help: bool,
     pub(crate) is_paused: bool,
     pub(crate) is_over: bool,
+    /// The user wants the shell back for a while.
+    pub(crate) is_suspended: bool,
     /// Where the rows were drawn, and the first of them.
     pub(crate) rows_at: (Rect, usize),
 }
@@ -109,7 +112,9 @@ impl State {
 
     fn key(&mut self, key: KeyEvent) {
         if key.modifiers.intersects(KeyModifiers::CONTROL | KeyModifiers::ALT) {
-            self.is_over |= key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
+            let is_ctrl = |letter| key.code == KeyCode::Char(letter) && key.modifiers.contains(KeyModifiers::CONTROL);
+            self.is_over |= is_ctrl('c');
+            self.is_suspended |= is_ctrl('z');
             return;
         }
         let was_help = std::mem::take(&mut self.shows_help);

@@ -176,6 +176,8 @@ fn keys_change_the_state() {
     for end in [KeyCode::Char('q'), KeyCode::Esc] {
         assert!(press(state(), &[end]).is_over);
     }
+    let suspended = state().after(&Event::Key(KeyEvent::new(KeyCode::Char('z'), KeyModifiers::CONTROL)));
+    assert!(suspended.is_suspended && !suspended.is_over);
     let interrupted = Event::Key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL));
     assert!(state().after(&interrupted).is_over);
     // Other keys with Ctrl are not those without: a terminal sends Ctrl-Space for a byte that is 0.

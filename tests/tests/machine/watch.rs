@@ -45,6 +45,40 @@ fn the_terminal_is_as_it_was() {
     }
 }
 
+/// `script` has a terminal and a shell that controls jobs. What is typed waits for what is drawn, for at most ten seconds.
+#[test]
+fn the_shell_has_the_terminal_while_it_is_stopped() {
+    for stops in [r"printf '\x1a'", "kill -TSTP $(cat pid)"] {
+        let line = r#"
+        export gpumem; > log
+        cat > job <<'JOB'
+        stty -g
+        # `exec` keeps the number of the process.
+        bash -c 'echo $$ > pid; exec $gpumem watch --interval 50ms'
+        echo stopped=$(stty -g)
+        fg
+        echo ended=$? $(stty -g)
+JOB
+        drawn() { for _ in {1..200}; do [ "$(grep -ac "$2" log)" -ge "$1" ] && return; sleep 0.05; done; }
+        answer() { drawn 1 Stand-in; STOPS; drawn 1 stopped=; drawn 2 Stand-in; printf q; drawn 1 ended=; }
+        answer | script -qefc 'stty cols 80 rows 24; bash -m job' log
+        "#;
+        let outcome = script(Standin::new(), "watch-stopped", &line.replace("STOPS", stops));
+        assert_eq!(outcome.exit(), "exit status: 0", "{outcome}");
+        let settings = outcome.stdout.lines().find(|line| line.contains(':')).expect("a line").trim();
+        let (before, after) = outcome.stdout.split_once("stopped=").unwrap_or_else(|| panic!("{outcome}"));
+        assert!(before.contains("Stand-in") && after.contains("\x1b[?1049h"), "{outcome}");
+        let (again, ended) = after.split_once("ended=").unwrap_or_else(|| panic!("{outcome}"));
+        assert!(again.contains("Stand-in") && again.contains("\x1b[?1049l"), "{outcome}");
+        assert!(ended.starts_with("0 "), "{outcome}");
+        // `kill` stops it at once: then it is the shell that restores the terminal, if somebody types into it.
+        if stops.starts_with("printf") {
+            assert!(before.contains("\x1b[?1049l") && after.starts_with(settings), "{outcome}");
+            assert_eq!(ended.trim(), format!("0 {settings}"), "{outcome}");
+        }
+    }
+}
+
 /// The figures of a program that runs are those that its recording has at the end. The program is not asked for anything.
 #[test]
 fn a_program_that_runs() {
