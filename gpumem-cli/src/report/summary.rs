@@ -99,15 +99,13 @@ fn holds_cache(device: &DeviceOverview) -> bool {
     device.peak_bytes.is_some_and(|peak| bytes * 2 > peak)
 }
 
-/// Programs that keep their memory in a cache free nothing: a table of it would repeat that of the peak.
+/// Programs that keep their memory in a cache free nothing: a table of it would repeat that of the peak. What they have besides, such
+/// as a few bytes of pinned host memory, is in no peak.
 fn is_as_at_peaks(leaks: &Leaks, devices: &[DeviceOverview]) -> bool {
-    let peaks = devices.iter().filter_map(|device| device.peak_bytes).sum();
+    let peaks: u64 = devices.iter().filter_map(|device| device.peak_bytes).sum();
     let is_at_peak = |device: &DeviceOverview| device.peak_bytes.is_none_or(|peak| peak == device.live_at_end_bytes);
-    leaks.is_intercepted
-        && leaks.gone == 0
-        && leaks.bytes == Bytes::new(peaks)
-        && devices.iter().all(is_at_peak)
-        && peaks > 0
+    let besides = leaks.bytes.get().abs_diff(peaks);
+    leaks.is_intercepted && leaks.gone == 0 && besides < peaks / 100 && devices.iter().all(is_at_peak)
 }
 
 fn write_device(device: &DeviceOverview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {

@@ -215,6 +215,8 @@ fn a_line_of_python_stands_before_its_library() {
     let place = made.python();
     made.alloc(6 * MIB, MemKind::Device, place);
     made.alloc(4 * MIB, MemKind::Device, 4);
+    // A few bytes that are in no peak do not bring the table back.
+    made.alloc(4, MemKind::PinnedHost, place);
     let file = recorded("python.capture", made);
     let text = printed(&["report", &file]);
     for line in [
@@ -222,7 +224,7 @@ fn a_line_of_python_stands_before_its_library() {
         " model.py:12     6  ████████\n   from train.py:40\n cuBLAS ",
         "library  PyTorch 6 MiB (60 %), cuBLAS 4 MiB (40 %)\n",
         "most     model.py:12, called from train.py:40, holds 60 % of the peak\n",
-        "\n\n2 blocks (10 MiB) not freed at the end: as much as at the peak (--leaks shows them)\n",
+        "\n\n3 blocks (10.00 MiB) not freed at the end: as much as at the peak (--leaks shows them)\n",
     ] {
         assert!(text.contains(line), "{line:?} is not in\n{text:?}");
     }
