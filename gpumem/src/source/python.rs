@@ -50,8 +50,15 @@ struct CachedStack {
     number: StackId,
 }
 
+/// What a thread keeps: less than 3 KiB, and its stacks.
+struct StackCache {
+    /// The functions of the newest stack. They are kept here because to fill a new array costs as much as three functions.
+    frames: [PythonFrame; MAX_FRAMES],
+    stacks: [Option<CachedStack>; CACHED],
+}
+
 thread_local! {
-    static CACHE: RefCell<Vec<Option<CachedStack>>> = const { RefCell::new(Vec::new()) };
+    static CACHE: RefCell<Option<Box<StackCache>>> = const { RefCell::new(None) };
 }
 
 /// The number of the calling thread's stack with Python's functions. `native` is its number without them, which is returned if the
@@ -64,36 +71,38 @@ pub(super) fn with_python(native: StackId) -> StackId {
 
 fn number(native: StackId) -> Option<StackId> {
     let interpreter = Interpreter::of_process()?;
-    let mut frames = [PythonFrame::default(); MAX_FRAMES];
-    let count = interpreter.frames(&mut frames);
-    let frames = &frames[..count];
-    if frames.is_empty() {
-        return None;
-    }
-    // The outer functions of two stacks are often the same.
-    let inner = &frames[..frames.len().min(HASHED)];
-    let at = usize::try_from(Hasher::default().hash_one((native.0, frames.len(), inner))).unwrap_or(0) % CACHED;
-    let of_thread = |cache: &RefCell<Vec<Option<CachedStack>>>| {
+    let of_thread = |cache: &RefCell<Option<Box<StackCache>>>| {
         let mut cache = cache.try_borrow_mut().ok()?;
-        if cache.is_empty() {
-            cache.resize_with(CACHED, || None);
+        cache.get_or_insert_with(StackCache::empty).number(native, interpreter)
+    };
+    CACHE.try_with(of_thread).ok()?
+}
+
+impl StackCache {
+    fn empty() -> Box<Self> {
+        Box::new(Self { frames: [PythonFrame::default(); MAX_FRAMES], stacks: [const { None }; CACHED] })
+    }
+
+    fn number(&mut self, native: StackId, interpreter: &Interpreter) -> Option<StackId> {
+        let count = interpreter.frames(&mut self.frames);
+        let frames = &self.frames[..count];
+        if frames.is_empty() {
+            return None;
         }
-        let is_same = |(known, parts): &(PythonFrame, CodeParts), frame: &PythonFrame| {
-            known == frame && *parts == interpreter.code_parts(frame)
-        };
-        if let Some(known) = &cache[at]
+        // The outer functions of two stacks are often the same.
+        let inner = &frames[..frames.len().min(HASHED)];
+        let at = usize::try_from(Hasher::default().hash_one((native.0, frames.len(), inner))).unwrap_or(0) % CACHED;
+        if let Some(known) = &self.stacks[at]
             && known.native == native
-            && known.frames.len() == frames.len()
-            && known.frames.iter().zip(frames).all(|(known, frame)| is_same(known, frame))
+            && interpreter.are_same(&known.frames, frames)
         {
             return Some(known.number);
         }
         let number = number_of(native, interpreter, frames);
         let frames = frames.iter().map(|frame| (*frame, interpreter.code_parts(frame))).collect();
-        cache[at] = Some(CachedStack { native, frames, number });
+        self.stacks[at] = Some(CachedStack { native, frames, number });
         Some(number)
-    };
-    CACHE.try_with(of_thread).ok()?
+    }
 }
 
 /// The number of a stack that is not in the cache.

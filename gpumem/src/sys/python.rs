@@ -31,13 +31,22 @@ pub(crate) struct PythonFrame {
     /// The address of its code object.
     code: usize,
     /// The offset of its current instruction in the code, in bytes; negative before the first instruction.
-    offset: i32,
+    offset: isize,
 }
 
 /// The addresses of what a code object consists of, and its identity. A new code object may have the address of one that is gone, and
 /// even its names and its table of lines may have the addresses of theirs; then the identity differs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct CodeParts([usize; 3], usize);
+
+impl CodeParts {
+    /// Equality, word by word. The derived one compares vectors of two words: it stores the words that were just read and loads them
+    /// again as a vector, which waits for the stores (store forwarding). That takes longer than all the rest.
+    fn are(&self, others: Self) -> bool {
+        let (Self([file, function, lines], identity), now) = (*self, others.0);
+        file == now[0] && function == now[1] && lines == now[2] && identity == others.1
+    }
+}
 
 /// What a frame stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,26 +126,27 @@ impl Interpreter {
     /// on a thread that runs no Python, and while the interpreter ends. It allocates nothing and takes no lock.
     pub(crate) fn frames(&self, frames: &mut [PythonFrame]) -> usize {
         let Some(mut frame) = self.innermost() else { return 0 };
-        let layout = &self.layout;
-        let mut count = 0;
+        let Layout { code, instruction, previous, entry_owner, object_type, first_instruction, .. } = self.layout;
+        let (owner_at, entry) = entry_owner.map_or((0, None), |(at, owner)| (at, Some(owner)));
+        let mut free = frames.iter_mut();
         for _ in 0..MAX_CHAIN {
-            if frame == 0 || count == frames.len() {
+            if frame == 0 {
                 break;
             }
             // SAFETY: the frames are this thread's own, see `innermost`. Each has the fields of the layout.
             unsafe {
-                let code = word(frame + layout.code) & !layout::TAGS;
-                let is_entry = layout.entry_owner.is_some_and(|(at, owner)| byte(frame + at) == owner);
-                if code != 0 && !is_entry && word(code + layout.object_type) == self.code_type {
-                    let instruction = word(frame + layout.instruction).cast_signed();
-                    let offset = instruction.wrapping_sub_unsigned(code + layout.first_instruction);
-                    frames[count] = PythonFrame { code, offset: i32::try_from(offset).unwrap_or(-1) };
-                    count += 1;
+                let code = word(frame + code) & !layout::TAGS;
+                let is_entry = entry.is_some_and(|entry| byte(frame + owner_at) == entry);
+                if code != 0 && !is_entry && word(code + object_type) == self.code_type {
+                    let Some(out) = free.next() else { break };
+                    let offset = word(frame + instruction).wrapping_sub(code + first_instruction).cast_signed();
+                    *out = PythonFrame { code, offset };
                 }
-                frame = word(frame + layout.previous);
+                frame = word(frame + previous);
             }
         }
-        count
+        let unused = free.len();
+        frames.len() - unused
     }
 
     /// The innermost frame of the calling thread.
@@ -181,12 +191,20 @@ impl Interpreter {
         }
     }
 
+    /// Whether these are the frames of an earlier stack, under the same conditions as [`code_parts`](Self::code_parts).
+    pub(crate) fn are_same(&self, known: &[(PythonFrame, CodeParts)], frames: &[PythonFrame]) -> bool {
+        let is_same = |((known, parts), frame): (&(PythonFrame, CodeParts), &PythonFrame)| {
+            known == frame && parts.are(self.code_parts(frame))
+        };
+        known.len() == frames.len() && known.iter().zip(frames).all(is_same)
+    }
+
     /// What a frame stands for, under the same conditions as [`code_parts`](Self::code_parts).
     pub(crate) fn line(&self, frame: &PythonFrame) -> PythonLine {
         let CodeParts([file, function, _], _) = self.code_parts(frame);
         let code = ptr::with_exposed_provenance_mut(frame.code);
         // SAFETY: the code object is alive. The function reads its table of lines, which does not change.
-        let line = unsafe { (self.functions.line_at)(code, frame.offset) };
+        let line = unsafe { (self.functions.line_at)(code, c_int::try_from(frame.offset).unwrap_or(-1)) };
         PythonLine {
             function: self.text(function),
             file: self.text(file),
