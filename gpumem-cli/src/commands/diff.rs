@@ -20,7 +20,7 @@ Examples:
   gpumem diff before.capture after.capture --fail-on-increase 5%
   gpumem diff before.capture after.capture --markdown > comment.md";
 
-/// Compares the peaks of two recordings, by scope, place, library and kind of memory.
+/// Compares the peaks of two recordings, by scope, place, library and kind of memory, and those of PyTorch's tensors if both have them.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {

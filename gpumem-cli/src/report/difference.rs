@@ -13,7 +13,10 @@ use gpumem_core::{
 };
 use serde::Serialize;
 
-use super::overview::{DeviceOverview, Missing, Overview, PlaceSum};
+use super::{
+    overview::{DeviceOverview, Missing, Overview, PlaceSum},
+    tensors::{NO_LINE, TensorsOverview},
+};
 
 /// So many rows of a table are printed; JSON has all.
 const MOST_ROWS: usize = 20;
@@ -67,6 +70,8 @@ pub(crate) struct Difference {
     pub(crate) before: Side,
     pub(crate) after: Side,
     pub(crate) devices: Vec<DeviceDifference>,
+    /// Why the tensors of PyTorch are not compared, or what is missing of them. Empty if neither recording has tensors.
+    pub(crate) tensors_missing: Vec<String>,
     pub(crate) limit: Option<String>,
     /// `None` without a limit, and if the peaks are not known.
     pub(crate) is_exceeded: Option<bool>,
@@ -91,6 +96,16 @@ pub(crate) struct DeviceDifference {
     pub(crate) by_place: Vec<Named>,
     pub(crate) by_library: Vec<Named>,
     pub(crate) by_kind: Vec<Named>,
+    /// If both recordings have the tensors of PyTorch.
+    pub(crate) tensors: Option<TensorsDifference>,
+}
+
+/// The most that tensors had on one device. They are a part of the device's memory.
+#[derive(Debug, Serialize)]
+pub(crate) struct TensorsDifference {
+    #[serde(flatten)]
+    pub(crate) peak: Change,
+    pub(crate) by_place: Vec<Named>,
 }
 
 /// At the peak before, and at the peak after.
@@ -141,10 +156,11 @@ const BY: [(&str, Name); 4] = [
     ("kind", |sum| sum.kind.to_owned()),
 ];
 
-fn named(before: Option<&DeviceOverview>, after: Option<&DeviceOverview>, name: Name) -> Vec<Named> {
+/// `sides` are the places at the peak before, and at the peak after.
+fn named(sides: [&[PlaceSum]; 2], name: Name) -> Vec<Named> {
     let mut sums: BTreeMap<String, [i64; 2]> = BTreeMap::new();
-    for (at, side) in [before, after].into_iter().enumerate() {
-        for sum in side.into_iter().flat_map(|side| &side.peak_by_place) {
+    for (at, side) in sides.into_iter().enumerate() {
+        for sum in side {
             sums.entry(name(sum)).or_default()[at] += sum.bytes;
         }
     }
@@ -154,6 +170,44 @@ fn named(before: Option<&DeviceOverview>, after: Option<&DeviceOverview>, name: 
         (std::cmp::Reverse(named.change.bytes.unsigned_abs()), std::cmp::Reverse(named.change.after))
     });
     all
+}
+
+impl TensorsDifference {
+    /// `None` if a recording has no tensors. A device without any had none.
+    fn of(sides: [&Overview; 2], device: u32) -> Option<Self> {
+        if sides.iter().any(|side| !side.has_tensors()) {
+            return None;
+        }
+        let moments = sides.map(|side| side.tensors_at_peak(device));
+        if moments.iter().all(Option::is_none) {
+            return None;
+        }
+        let [before, after] = moments.map(|moment| moment.map_or(0, |moment| signed(moment.allocated_bytes)));
+        let places = moments.map(|moment| moment.map_or(&[][..], |moment| &moment.by_place));
+        let name = |sum: &PlaceSum| sum.line.clone().unwrap_or_else(|| NO_LINE.to_owned());
+        Some(Self { peak: Change::new(before, after), by_place: named(places, name) })
+    }
+
+    /// Why tensors are not compared, or what is missing of them.
+    fn missing(sides: [&Overview; 2]) -> Vec<String> {
+        let mut lines = Vec::new();
+        if let [Some(has), Some(has_not)] = [true, false].map(|has| sides.iter().find(|side| side.has_tensors() == has))
+        {
+            lines.push(format!(
+                "Tensors of PyTorch are not compared: {} has them, {} does not (gpumem run --torch).",
+                has.file, has_not.file
+            ));
+        }
+        for side in sides {
+            let missing = side.torch.iter().flat_map(TensorsOverview::missing_in_words);
+            lines.extend(missing.map(|line| format!("{}: {line}", side.file)));
+        }
+        lines
+    }
+}
+
+fn signed(bytes: u64) -> i64 {
+    bytes.try_into().unwrap_or(i64::MAX)
 }
 
 impl Difference {
@@ -184,13 +238,13 @@ impl Difference {
                     let is_it = |of: &DeviceOverview| (of.simulated && !has_estimate, of.device) == (simulated, device);
                     overview.devices.iter().position(is_it)
                 };
-                let [before, after] = [&before, &after].map(|side| of(side).map(|at| &side.devices[at]));
-                let peak = |side: Option<&DeviceOverview>| {
-                    side.and_then(|side| side.peak_bytes).map_or(0, |bytes| bytes.try_into().unwrap_or(i64::MAX))
-                };
-                let [by_scope, by_place, by_library, by_kind] = BY.map(|(_, name)| named(before, after, name));
-                let peak = Change::new(peak(before), peak(after));
-                DeviceDifference { device, simulated, peak, by_scope, by_place, by_library, by_kind }
+                let sides = [&before, &after].map(|side| of(side).map(|at| &side.devices[at]));
+                let places = sides.map(|side| side.map_or(&[][..], |side| &side.peak_by_place));
+                let [by_scope, by_place, by_library, by_kind] = BY.map(|(_, name)| named(places, name));
+                let peaks = sides.map(|side| side.and_then(|side| side.peak_bytes).map_or(0, signed));
+                let peak = Change::new(peaks[0], peaks[1]);
+                let tensors = TensorsDifference::of([&before, &after], device).filter(|_| !simulated);
+                DeviceDifference { device, simulated, peak, by_scope, by_place, by_library, by_kind, tensors }
             })
             .collect();
         let is_exceeded = |limit: Limit| {
@@ -202,6 +256,7 @@ impl Difference {
         Self {
             is_exceeded: limit.filter(|_| not_measured.is_empty()).map(is_exceeded),
             limit: limit.map(|limit| limit.to_string()),
+            tensors_missing: TensorsDifference::missing([&before, &after]),
             before: Side { file: before.file, missing: before.missing },
             after: Side { file: after.file, missing: after.missing },
             devices,
@@ -225,15 +280,16 @@ impl Difference {
             let [before, after] = [device.peak.before, device.peak.after].map(ByteDelta::new);
             writeln!(out, "{words}: the peak was {before} and is {after}: {}", device.peak.in_words())?;
             for ((by, _), all) in BY.iter().zip(device.all()) {
-                let changed: Vec<_> = all.iter().filter(|named| named.change.bytes != 0).collect();
-                if changed.is_empty() {
-                    continue;
-                }
-                writeln!(out, "\n{}", InPaint(&Rows { by, rows: &changed[..changed.len().min(MOST_ROWS)] }, paint))?;
-                if changed.len() > MOST_ROWS {
-                    writeln!(out, "({} more; --json has all)", changed.len() - MOST_ROWS)?;
-                }
+                write_rows(by, all, out, paint)?;
             }
+            if let Some(TensorsDifference { peak, by_place }) = &device.tensors {
+                let [before, after] = [peak.before, peak.after].map(ByteDelta::new);
+                writeln!(out, "\n{words}, tensors: the peak was {before} and is {after}: {}", peak.in_words())?;
+                write_rows(TENSORS_AT, by_place, out, paint)?;
+            }
+        }
+        for line in &self.tensors_missing {
+            writeln!(out, "\n{line}")?;
         }
         for line in &self.not_measured {
             writeln!(out, "{}", paint.on(Role::Alarm, line))?;
@@ -252,20 +308,17 @@ impl Difference {
             let [before, after] = [device.peak.before, device.peak.after].map(ByteDelta::new);
             writeln!(out, "Peak of {}: {before} → **{after}**, {}\n", device.words(), device.peak.in_words())?;
             for ((by, _), all) in BY.iter().zip(device.all()) {
-                let changed: Vec<_> = all.iter().filter(|named| named.change.bytes != 0).collect();
-                if changed.is_empty() {
-                    continue;
-                }
-                writeln!(out, "| {by} | before | after | change |\n|---|---:|---:|---:|")?;
-                for Named { name, change } in changed.iter().take(MOST_ROWS) {
-                    let [before, after] = [change.before, change.after].map(ByteDelta::new);
-                    writeln!(out, "| {} | {before} | {after} | {} |", escaped(name), change.in_words())?;
-                }
-                if changed.len() > MOST_ROWS {
-                    writeln!(out, "| {} more | | | |", changed.len() - MOST_ROWS)?;
-                }
-                writeln!(out)?;
+                write_markdown_rows(by, all, out)?;
             }
+            if let Some(TensorsDifference { peak, by_place }) = &device.tensors {
+                let [before, after] = [peak.before, peak.after].map(ByteDelta::new);
+                let (words, change) = (device.words(), peak.in_words());
+                writeln!(out, "Peak of tensors on {words}: {before} → **{after}**, {change}\n")?;
+                write_markdown_rows(TENSORS_AT, by_place, out)?;
+            }
+        }
+        for line in &self.tensors_missing {
+            writeln!(out, "> {}\n", escaped(line))?;
         }
         for line in &self.not_measured {
             writeln!(out, "> {}\n", escaped(line))?;
@@ -275,6 +328,42 @@ impl Difference {
         }
         Ok(())
     }
+}
+
+/// The column of the lines that hold tensors.
+const TENSORS_AT: &str = "tensors at";
+
+fn changed(all: &[Named]) -> Vec<&Named> {
+    all.iter().filter(|named| named.change.bytes != 0).collect()
+}
+
+/// A table of what changed, if anything did.
+fn write_rows(by: &str, all: &[Named], out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    let changed = changed(all);
+    if changed.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\n{}", InPaint(&Rows { by, rows: &changed[..changed.len().min(MOST_ROWS)] }, paint))?;
+    if changed.len() > MOST_ROWS {
+        writeln!(out, "({} more; --json has all)", changed.len() - MOST_ROWS)?;
+    }
+    Ok(())
+}
+
+fn write_markdown_rows(by: &str, all: &[Named], out: &mut dyn Write) -> io::Result<()> {
+    let changed = changed(all);
+    if changed.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "| {by} | before | after | change |\n|---|---:|---:|---:|")?;
+    for Named { name, change } in changed.iter().take(MOST_ROWS) {
+        let [before, after] = [change.before, change.after].map(ByteDelta::new);
+        writeln!(out, "| {} | {before} | {after} | {} |", escaped(name), change.in_words())?;
+    }
+    if changed.len() > MOST_ROWS {
+        writeln!(out, "| {} more | | | |", changed.len() - MOST_ROWS)?;
+    }
+    writeln!(out)
 }
 
 /// In a cell of a table in Markdown: as code, so that no sign has a meaning.

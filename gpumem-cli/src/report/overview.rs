@@ -9,7 +9,11 @@ use gpumem_core::{
 };
 use serde::Serialize;
 
-use super::{refused::Refused, tensors::TensorsOverview, text::percent};
+use super::{
+    refused::Refused,
+    tensors::{TensorMoment, TensorsOverview},
+    text::percent,
+};
 use crate::history::{ChangeKind, Held, History, in_words, library_or_program, sums_by};
 
 /// What a recording comes to. The names of the fields are those in JSON.
@@ -299,8 +303,18 @@ impl Overview {
 
     /// The most that tensors had on a device.
     pub(crate) fn tensors_peak(&self, device: u32) -> Option<u64> {
+        self.tensors_at_peak(device).map(|peak| peak.allocated_bytes)
+    }
+
+    /// When tensors had most on a device.
+    pub(super) fn tensors_at_peak(&self, device: u32) -> Option<&TensorMoment> {
         let devices = &self.torch.as_ref()?.devices;
-        Some(devices.iter().find(|tensors| tensors.device == device)?.peak.as_ref()?.allocated_bytes)
+        devices.iter().find(|tensors| tensors.device == device)?.peak.as_ref()
+    }
+
+    /// Whether the history of the tensors of PyTorch is there.
+    pub(super) fn has_tensors(&self) -> bool {
+        self.torch.as_ref().is_some_and(|torch| torch.missing.is_none())
     }
 
     /// The device whose peak was the highest.

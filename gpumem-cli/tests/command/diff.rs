@@ -55,6 +55,52 @@ fn the_device_of_an_estimate_stands_for_the_real_one() {
     assert!(back.contains("\ndevice 0: the peak was 12 MiB and is 10 MiB: -2 MiB (-16.7 %)\n"), "{back}");
 }
 
+/// Tensors are a part of the device's memory: they have rows of their own.
+#[test]
+fn tensors_are_compared_if_both_recordings_have_them() {
+    let made = |mib: u64, from| Made::new("train").tensors(3, 10, mib * MIB, from);
+    let [before, after] = [10, 12].map(|mib| recorded(&format!("diff-tensors-{mib}.capture"), made(mib, None)));
+    let text = printed(&["diff", &before, &after]);
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [
+        "device 0: the peak was 300 MiB and is 360 MiB: +60 MiB (+20.0 %) ",
+        "device 0, tensors: the peak was 205 MiB and is 246 MiB: +41 MiB (+20.0 %) ",
+        " no line of Python (such as in the backward pass) 100 120 +20 ",
+        " src/model.rs:12 100 120 +20 ",
+        " src/model.rs:42 5 6 +1",
+    ] {
+        assert!(words.contains(part), "{part:?} is not in\n{text}");
+    }
+    let text = printed(&["diff", "--markdown", &before, &after]);
+    assert!(
+        text.contains(
+            "\nPeak of tensors on device 0: 205 MiB → **246 MiB**, +41 MiB (+20.0 %)\n\n| tensors at | before |"
+        ) && text.contains("\n| `src/model.rs:12` | 100 MiB | 120 MiB | +20 MiB (+20.0 %) |\n"),
+        "{text}"
+    );
+    let json: Value = serde_json::from_str(&printed(&["diff", "--json", &before, &after])).expect("it is JSON");
+    let tensors = &json["devices"][0]["tensors"];
+    assert_eq!((&tensors["change_bytes"], &json["tensors_missing"]), (&(41 * MIB).into(), &Value::Array(Vec::new())));
+    let places = tensors["by_place"].as_array().expect("it is a list");
+    assert_eq!(places.iter().map(|place| place["change_bytes"].as_u64().unwrap()).sum::<u64>(), 41 * MIB);
+
+    // Without tensors in one of them, a sentence says so; without any in both, nothing does.
+    let without = training("diff-no-tensors.capture");
+    for files in [[&before, &without], [&without, &before]] {
+        let text = printed(&["diff", files[0], files[1]]);
+        let line = format!(
+            "\n\nTensors of PyTorch are not compared: {before} has them, {without} does not (gpumem run --torch).\n"
+        );
+        assert!(text.ends_with(&line) && !text.contains("tensors:"), "{text}");
+    }
+    assert!(!printed(&["diff", &without, &without]).contains("ensors "));
+
+    // What is missing of a history is not hidden.
+    let late = recorded("diff-tensors-late.capture", made(10, Some(std::time::Duration::from_micros(100))));
+    let text = printed(&["diff", &before, &late]);
+    assert!(text.contains("diff-tensors-late.capture: Tensors on device 0 are known from 100 µs on: "), "{text}");
+}
+
 #[test]
 fn a_limit_decides_the_exit_code() {
     let [before, after] = two("limit");
@@ -62,6 +108,13 @@ fn a_limit_decides_the_exit_code() {
     assert_eq!([code("18%", &before, &after), code("19%", &before, &after)], [Some(1), Some(0)]);
     assert_eq!([code("80MiB", &before, &after), code("81MiB", &before, &after)], [Some(1), Some(0)]);
     assert_eq!(code("0%", &after, &before), Some(0));
+    // It is about the device, not about tensors: here these need more, and the device does not.
+    let tensors = [10, 12].map(|layers| {
+        let mut made = Made::new("train");
+        made.alloc(1000 * MIB - 3 * layers * 10 * MIB, MemKind::Device, 5);
+        recorded(&format!("limit-tensors-{layers}.capture"), made.tensors(2, layers, 10 * MIB, None))
+    });
+    assert_eq!(code("0%", &tensors[0], &tensors[1]), Some(0));
     let Ran { stdout, .. } = ran(&["diff", "--fail-on-increase", "18%", &before, &after]);
     assert!(stdout.ends_with("\nThe peak increased by more than 18 %.\n"), "{stdout}");
     assert_eq!(ran(&["diff", "--fail-on-increase", "much", &before, &after]).code, Some(2));

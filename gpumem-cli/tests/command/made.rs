@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use gpumem_core::{
     capture::{
-        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, CallsiteDefinition,
-        ClockPair, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process, RecordedEvent,
-        StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer,
+        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
+        CallsiteDefinition, ClockPair, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
+        RecordedEvent, StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer,
     },
     model::{
         Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, ScopeSpec, Source, StackId,
@@ -314,7 +314,10 @@ impl Made {
         }
         // Segments and weights are there when the history begins.
         let older = if known_from.is_some() { 2 + layers } else { 0 };
-        let device = AllocatorDevice { device: DEVICE, older, known_from, said: None };
+        let [all, most] = [layers * bytes, 2 * layers * bytes + bytes / 2].map(Bytes::new);
+        let [reserved, reserved_high] = [sizes[0], sizes[0] + sizes[1]].map(Bytes::new);
+        let said = AllocatorFigures { allocated: all, allocated_high: most, reserved, reserved_high };
+        let device = AllocatorDevice { device: DEVICE, older, known_from, said: Some(said) };
         self.item(&Item::Allocator(AllocatorDefinition {
             name: "PyTorch 2.11.0".to_owned(),
             missing: None,

@@ -1,5 +1,7 @@
 //! Reports in terminals that are not 80 columns wide.
 
+use std::sync::LazyLock;
+
 use gpumem_core::model::MemKind;
 use unicode_width::UnicodeWidthStr;
 
@@ -28,6 +30,12 @@ fn in_columns(columns: &str, arguments: &[&str]) -> String {
 
 /// Names that are longer than a narrow terminal is wide, stacks and scopes, and something that is not freed.
 fn long_names() -> String {
+    // One file: another test could read it while it is written again.
+    static FILE: LazyLock<String> = LazyLock::new(write_long_names);
+    FILE.clone()
+}
+
+fn write_long_names() -> String {
     let mut made = Made::new("train").training(2, 10, 10 * MIB);
     made.long_names("llama/modeling_llama_with_rotary");
     made.alloc(3 * MIB, MemKind::PinnedHost, 6);
