@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand, builder::styling};
 
-use crate::{commands, exit};
+use crate::{commands, exit, size};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -26,7 +26,7 @@ const STYLES: styling::Styles = styling::Styles::styled()
 #[command(
     name = "gpumem",
     version,
-    after_help = format!("{EXAMPLES}\n\n{}", exit::HELP),
+    after_help = format!("{EXAMPLES}\n\n{}\n\n{}", size::HELP, exit::HELP),
     subcommand_required = true,
     arg_required_else_help = true,
     styles = STYLES,

@@ -20,6 +20,7 @@ mod page;
 mod progress;
 mod report;
 mod run;
+mod size;
 mod terminal;
 mod watch;
 mod wrap;

@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     before: PathBuf,
     /// The recording that is compared. It may be one that an estimate wrote.
     after: PathBuf,
-    /// Exit with 1 if the peak of a device increased by more than this, such as 5% or 100MiB; with 2 if that is not known.
+    /// Exit with 1 if the peak of a device increased by more than this, such as 5% or 100MiB (100MB means the same); with 2 if that is not known.
     #[arg(long, value_name = "LIMIT")]
     fail_on_increase: Option<Limit>,
     /// As tables in Markdown, for a comment on a pull request.

@@ -19,7 +19,7 @@ use gpumem_estimate::{
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::{exit::Exit, failure::Failure, history::is_recording, progress::working, terminal};
+use crate::{exit::Exit, failure::Failure, history::is_recording, progress::working, size::size, terminal};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -65,11 +65,11 @@ pub(crate) struct Arguments {
         conflicts_with_all = ["batch", "train", "dtype", "autocast", "checkpointing", "allocator"],
     )]
     step: Option<PathBuf>,
-    /// Look for the largest batch and the longest inputs that fit on a card with this much free memory, such as 80GiB.
-    #[arg(long, value_name = "MEMORY", value_parser = memory)]
+    /// Look for the largest batch and the longest inputs that fit on a card with this much free memory, such as 80GiB (80GB means the same).
+    #[arg(long, value_name = "MEMORY", value_parser = size)]
     fit: Option<Bytes>,
     /// For --fit: what the process has beside the allocator. Without it, what was measured of PyTorch 2.11 on an H200.
-    #[arg(long, value_name = "MEMORY", requires = "fit", value_parser = memory)]
+    #[arg(long, value_name = "MEMORY", requires = "fit", value_parser = size)]
     context: Option<Bytes>,
     /// Show what changes of the step would save.
     #[arg(long)]
@@ -93,30 +93,13 @@ struct Fit {
     is_longest: bool,
 }
 
-/// GB are 10^9 bytes here, as on the box of a card, and GiB 2^30.
-fn memory(text: &str) -> Result<Bytes, String> {
-    let lower = text.trim().to_ascii_lowercase();
-    let units = [("kb", 1e3), ("mb", 1e6), ("gb", 1e9), ("tb", 1e12)];
-    let Some((number, unit)) = units.iter().find_map(|(name, unit)| Some((lower.strip_suffix(name)?, unit))) else {
-        return text.parse().map_err(|error| format!("{error}"));
-    };
-    let number: f64 =
-        number.trim().parse().map_err(|_| format!("`{text}` is not an amount of memory, such as 80GiB"))?;
-    let bytes = number * unit;
-    if !(0.0..1e18).contains(&bytes) {
-        return Err(format!("`{text}` is not the memory of a card"));
-    }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it was checked")]
-    Ok(Bytes::new(bytes as u64))
-}
-
 fn dtype(text: &str) -> Result<Dtype, String> {
     text.parse().map_err(|error: Error| format!("{error}; types are f64, f32, f16, bf16, f8, i8, nf4 and others"))
 }
 
 fn allocator(text: &str) -> Result<AllocatorKind, String> {
     match text.strip_prefix("cubecl=") {
-        Some(card) => Ok(AllocatorKind::Cubecl { card: memory(card)? }),
+        Some(card) => Ok(AllocatorKind::Cubecl { card: size(card)? }),
         None => named(text),
     }
 }

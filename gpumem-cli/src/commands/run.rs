@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use gpumem_core::model::Bytes;
 use gpumem_inject::variable;
 
-use crate::{exit::Exit, failure::Failure, run};
+use crate::{exit::Exit, failure::Failure, run, size::size};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -45,8 +45,8 @@ pub(crate) struct Recorded {
     /// The stacks that are recorded of allocations of 1 MiB or more.
     #[arg(long, value_enum, default_value_t = Stacks::Python)]
     pub(crate) stacks: Stacks,
-    /// Keep the newest events only: about SIZE, such as 100MB, and besides the blocks that were live before them.
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    /// Keep the newest events only: about SIZE, such as 100MiB, and besides the blocks that were live before them.
+    #[arg(long, value_name = "SIZE", value_parser = capture_size)]
     pub(crate) max_size: Option<Bytes>,
     /// Keep only what was live at the peak of each device and at the end. A killed program loses its last second.
     #[arg(long, conflicts_with = "max_size")]
@@ -98,8 +98,8 @@ impl Stacks {
 }
 
 /// A recording has to have room for what is live.
-fn size(text: &str) -> Result<Bytes, String> {
-    let size: Bytes = text.parse().map_err(|error| format!("{error}"))?;
+fn capture_size(text: &str) -> Result<Bytes, String> {
+    let size = size(text)?;
     if size < Bytes::kib(64) { Err("it is less than 64 KiB".to_owned()) } else { Ok(size) }
 }
 

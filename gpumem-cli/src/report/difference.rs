@@ -17,6 +17,7 @@ use super::{
     overview::{DeviceOverview, Missing, Overview, PlaceSum},
     tensors::{NO_LINE, TensorsOverview},
 };
+use crate::size::size;
 
 /// So many rows of a table are printed; JSON has all.
 const MOST_ROWS: usize = 20;
@@ -37,11 +38,8 @@ impl FromStr for Limit {
             let percent: f64 = percent.trim().parse().map_err(|_| refused())?;
             return if percent.is_finite() && percent >= 0.0 { Ok(Self::Percent(percent)) } else { Err(refused()) };
         }
-        // 5 is most likely meant as 5 %, and surely not as 5 bytes.
-        if text.trim() != "0" && !text.contains(char::is_alphabetic) {
-            return Err(refused());
-        }
-        text.parse().map(Self::Bytes).map_err(|_| refused())
+        // 5 is no size: it is most likely meant as 5 %.
+        size(text).map(Self::Bytes).map_err(|_| refused())
     }
 }
 

@@ -89,7 +89,7 @@ fn what_is_wrong_is_one_line() {
     let unknown = written("estimate-unknown.json", br#"{"architectures": ["NewLM"]}"#);
     let torn = written("estimate-torn.safetensors", &safetensors("F32")[..20]);
     let nested = written("estimate-nested.json", "[".repeat(1_000_000).as_bytes());
-    let cases: [&[&str]; 12] = [
+    let cases: [&[&str]; 13] = [
         &[&unknown],
         &[&torn],
         &[&nested],
@@ -99,6 +99,7 @@ fn what_is_wrong_is_one_line() {
         &[&good, "--checkpointing"],
         &[&good, "--fit", "1MiB"],
         &[&good, "--fit", "much"],
+        &[&good, "--fit", "80"],
         &[&good, "--record", &good],
         &[&good, "--context", "1GiB"],
         &[&good, "--dtype", "float32"],
@@ -114,14 +115,14 @@ fn what_is_wrong_is_one_line() {
 }
 
 #[test]
-fn gb_are_not_gib_and_the_stored_type_counts() {
+fn gb_are_gib_and_the_stored_type_counts() {
     let config = br#"{"model_type": "gpt2", "n_layer": 2, "torch_dtype": "bfloat16"}"#;
     let config = written("estimate-units.json", config);
     let fit = |memory: &str| -> Value {
         let text = printed(&["estimate", &config, "--length", "64", "--json", "--context", "0", "--fit", memory]);
         serde_json::from_str(&text).expect("it is JSON")
     };
-    assert_eq!(fit("1GB")["fit"]["memory"], 1_000_000_000);
+    assert_eq!(fit("1GB")["fit"]["memory"], 1_u64 << 30);
     assert_eq!(fit("1GiB")["fit"]["memory"], 1_u64 << 30);
     assert_eq!(fit("1GiB")["step"]["parameters"], "bf16");
     let little = printed(&["estimate", &config, "--length", "64", "--context", "0", "--fit", "1MB"]);
