@@ -195,7 +195,7 @@ fn export(arguments: &Arguments, format: Format) -> Result<Exit, Failure> {
 #[cfg(feature = "parquet")]
 fn export_tables(arguments: &Arguments) -> Result<Exit, Failure> {
     let Some(folder) = &arguments.output else {
-        return Err(Failure::new("--format parquet cannot be written", "it is two files", "give --output FOLDER"));
+        return Err(Failure::new("--format parquet cannot be written", "it is several files", "give --output FOLDER"));
     };
     let mut missing = Vec::new();
     let mut names = std::collections::HashSet::new();

@@ -35,13 +35,13 @@ pub(crate) enum Format {
     Speedscope,
     /// Places with their totals, lifetimes and peaks, for Valgrind's dh_view.html
     Dhat,
-    /// Memory over time by kind, and scopes, for ui.perfetto.dev
+    /// Memory over time by kind, PyTorch's tensors, and scopes, for ui.perfetto.dev
     Perfetto,
     /// A snapshot for torch.cuda._memory_viz and pytorch.org/memory_viz
     Torch,
     /// The log of RMM's logging adaptor
     RmmCsv,
-    /// Two tables, of events and of blocks, in a folder, for DuckDB, DataFusion and Spark
+    /// Tables of events, of blocks and of PyTorch's tensors, in a folder, for DuckDB, DataFusion and Spark
     Parquet,
 }
 

@@ -1,4 +1,4 @@
-//! Two tables: one row for each event, and one for each block. Their columns name the recording and the process, so that the files of a
+//! Two tables: one row for each event, and one for each block; a third one of PyTorch's tensors. Their columns name the recording and the process, so that the files of a
 //! fleet can be queried together.
 
 use std::{
@@ -19,7 +19,10 @@ use parquet::{
     schema::types::Type,
 };
 
-use crate::history::{BlockLife, Change, History, LIVE, Origin};
+use crate::{
+    history::{BlockLife, Change, History, LIVE, Origin, tensor_blocks::TensorBlocks, tensors::Tensors},
+    report::tensors::NO_LINE,
+};
 
 /// So many rows are written at once.
 const ROWS: usize = 1 << 17;
@@ -118,7 +121,8 @@ impl Words {
     }
 }
 
-/// Writes `NAME.events.parquet` and `NAME.blocks.parquet` into a folder, by the name of the recording.
+/// Writes `NAME.events.parquet` and `NAME.blocks.parquet` into a folder, by the name of the recording, and `NAME.tensors.parquet` if it has
+/// tensors. These are a part of the blocks: in a table of their own, no sum counts them twice.
 pub(crate) fn write(history: &History, folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let words = Words::new(history);
@@ -134,7 +138,25 @@ pub(crate) fn write(history: &History, folder: &Path) -> io::Result<()> {
     });
     write_table(&folder.join(format!("{name}.blocks.parquet")), blocks, || {
         super::parquet::blocks(history, &words, &[], 0)
-    })
+    })?;
+    let path = folder.join(format!("{name}.tensors.parquet"));
+    match history.tensors.as_ref().filter(|tensors| tensors.missing.is_none()) {
+        Some(tensors) => write_tensors(tensors, &words, &path),
+        // Of an earlier recording of this name.
+        None => fs::remove_file(&path).or_else(|error| match error.kind() {
+            io::ErrorKind::NotFound => Ok(()),
+            _ => Err(error),
+        }),
+    }
+}
+
+fn write_tensors(tensors: &Tensors, words: &Words, path: &Path) -> io::Result<()> {
+    let blocks = tensors.blocks();
+    let places: Vec<_> = tensors.origins.iter().map(|origin| text(origin.line.as_deref().unwrap_or(NO_LINE))).collect();
+    let all: Vec<_> =
+        (0..blocks.blocks.len()).filter(|number| blocks.blocks[*number].origin != tensors.segment_origin()).collect();
+    let table = |rows: &[usize]| tensor_rows(tensors, &blocks, words, &places, rows);
+    write_table(path, all.chunks(ROWS).map(table), || table(&[]))
 }
 
 /// A table; `empty` has its columns without rows.
@@ -236,5 +258,48 @@ fn blocks(history: &History, words: &Words, rows: &[BlockLife], first: usize) ->
         Column::OptionalTexts("caller", rows.iter().map(|block| origin(block).caller.clone()).collect()),
         Column::OptionalTexts("library", rows.iter().map(|block| origin(block).library.clone()).collect()),
         Column::OptionalTexts("label", (first..first + rows.len()).map(label).collect()),
+    ]
+}
+
+/// `rows` are the numbers of tensors.
+fn tensor_rows(
+    tensors: &Tensors,
+    blocks: &TensorBlocks,
+    words: &Words,
+    places: &[ByteArray],
+    rows: &[usize],
+) -> Vec<Column> {
+    let rows: Vec<_> = rows.iter().map(|number| (&blocks.blocks[*number], blocks.steps[*number])).collect();
+    let device = |block: &BlockLife| &tensors.devices[usize::from(block.device)];
+    let origin = |block: &BlockLife| &tensors.origins[block.origin as usize];
+    let time = |change: u32| signed(blocks.changes[change as usize].time);
+    let optional = |words: &Option<String>| words.as_deref().map(text);
+    let is_at_peak = |block: &BlockLife| {
+        blocks.peaks[usize::from(block.device)].is_some_and(|peak| block.born <= peak && peak < block.died)
+    };
+    // When a tensor came that is older than the history is not known.
+    let allocated = |(block, step): &(&BlockLife, usize)| (*step >= device(block).older()).then(|| time(block.born));
+    vec![
+        Column::Texts("recording", rows.iter().map(|_| words.recording.clone()).collect()),
+        Column::Numbers("pid", rows.iter().map(|_| words.pid).collect()),
+        Column::SmallNumbers(
+            "device",
+            rows.iter().map(|(block, _)| device(block).about.device.ordinal.cast_signed()).collect(),
+        ),
+        Column::Numbers("address", rows.iter().map(|(block, _)| signed(block.key)).collect()),
+        Column::Numbers("bytes", rows.iter().map(|(block, _)| signed(block.bytes)).collect()),
+        Column::Numbers(
+            "requested_bytes",
+            rows.iter().map(|(block, step)| signed(device(block).steps[*step].requested)).collect(),
+        ),
+        Column::Times("allocated_ns", rows.iter().map(allocated).collect()),
+        Column::Times(
+            "freed_ns",
+            rows.iter().map(|(block, _)| (block.died != LIVE).then(|| time(block.died))).collect(),
+        ),
+        Column::Flags("is_live_at_peak", rows.iter().map(|(block, _)| is_at_peak(block)).collect()),
+        Column::Texts("place", rows.iter().map(|(block, _)| places[block.origin as usize].clone()).collect()),
+        Column::OptionalTexts("line", rows.iter().map(|(block, _)| optional(&origin(block).line)).collect()),
+        Column::OptionalTexts("caller", rows.iter().map(|(block, _)| optional(&origin(block).caller)).collect()),
     ]
 }

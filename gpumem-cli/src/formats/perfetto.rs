@@ -1,4 +1,4 @@
-//! A trace for Perfetto: counters of each kind of memory, and the scopes of each thread as slices.
+//! A trace for Perfetto: counters of each kind of memory and of PyTorch's tensors, and the scopes of each thread as slices.
 //!
 //! The messages are those of `perfetto_trace.proto`, as far as they are used.
 
@@ -13,7 +13,7 @@ use gpumem_core::{
 };
 use prost::Message;
 
-use crate::history::{History, ScopeLife};
+use crate::history::{Change, History, ScopeLife};
 
 #[derive(Clone, PartialEq, Message)]
 struct Packet {
@@ -127,6 +127,7 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
     let described = Process { pid: Some(pid), cmdline: process.arguments.clone(), name: Some(name) };
     let parent = packets.track(Track { process: Some(described), ..Track::default() })?;
     write_counters(history, &mut packets, parent)?;
+    write_tensors(history, &mut packets, parent)?;
     write_scopes(history, &mut packets, pid)
 }
 
@@ -136,12 +137,7 @@ fn write_counters(history: &History, packets: &mut Packets<'_>, parent: u64) -> 
     for block in &history.blocks {
         kinds.entry((block.device, history.origin(block).kind)).or_default();
     }
-    let counter = |name: String| Track {
-        name: Some(name),
-        parent: Some(parent),
-        counter: Some(Counter { unit: Some(SIZE_BYTES) }),
-        ..Track::default()
-    };
+    let counter = |name| counter(name, parent);
     let mut totals: Vec<Option<(u64, i64)>> = vec![None; history.devices.len()];
     for (number, total) in totals.iter_mut().enumerate() {
         let of_device = kinds.keys().filter(|(device, kind)| usize::from(*device) == number && kind.is_on_device());
@@ -163,6 +159,46 @@ fn write_counters(history: &History, packets: &mut Packets<'_>, parent: u64) -> 
         if let Some((track, value)) = totals[usize::from(block.device)].as_mut().filter(|_| kind.is_on_device()) {
             *value += change.delta;
             packets.counter(change.time, *track, *value)?;
+        }
+    }
+    Ok(())
+}
+
+fn counter(name: String, parent: u64) -> Track {
+    Track {
+        name: Some(name),
+        parent: Some(parent),
+        counter: Some(Counter { unit: Some(SIZE_BYTES) }),
+        ..Track::default()
+    }
+}
+
+/// What PyTorch's tensors have on each device, and what its segments have. They are parts of the other counters.
+fn write_tensors(history: &History, packets: &mut Packets<'_>, parent: u64) -> io::Result<()> {
+    let Some(tensors) = &history.tensors else { return Ok(()) };
+    let blocks = tensors.blocks();
+    for (number, of_device) in (0_u16..).zip(&tensors.devices) {
+        let is_segment = |change: &Change| blocks.blocks[change.block as usize].origin == tensors.segment_origin();
+        let is_of = |change: &&Change| blocks.blocks[change.block as usize].device == number;
+        for (what, wanted) in [("tensors", false), ("segments", true)] {
+            let mut changes =
+                blocks.changes.iter().filter(is_of).filter(|change| is_segment(change) == wanted).peekable();
+            if changes.peek().is_none() {
+                continue;
+            }
+            let track = packets.track(counter(format!("{}: PyTorch {what}", of_device.about.device), parent))?;
+            let mut value = 0_i64;
+            // Before the history begins, not all is known: the counter begins with what is live then.
+            if let Some(from) = of_device.known_from() {
+                while let Some(change) = changes.next_if(|change| change.time <= from) {
+                    value = value.saturating_add(change.delta);
+                }
+                packets.counter(from, track, value)?;
+            }
+            for change in changes {
+                value = value.saturating_add(change.delta);
+                packets.counter(change.time, track, value)?;
+            }
         }
     }
     Ok(())

@@ -8,7 +8,7 @@ mod held;
 mod hostile;
 mod names;
 mod read;
-mod tensor_blocks;
+pub(crate) mod tensor_blocks;
 pub(crate) mod tensors;
 #[cfg(test)]
 mod tests;

@@ -15,8 +15,10 @@ pub(crate) struct TensorBlocks {
     pub(crate) changes: Vec<Change>,
     /// Their devices are numbers in [`Tensors::devices`], their origins in [`Tensors::origins`]; that of segments is the one after these.
     pub(crate) blocks: Vec<BlockLife>,
-    /// What the program asked for, of each block.
-    pub(crate) requested: Vec<u64>,
+    /// The step with which each block came, in those of its device.
+    pub(crate) steps: Vec<usize>,
+    /// Of each device, the change after which its tensors had most.
+    pub(crate) peaks: Vec<Option<u32>>,
     /// Segments of which a part was freed: after which change, and how much was left.
     shrunk: HashMap<u32, Vec<(u32, u64)>>,
 }
@@ -41,17 +43,20 @@ impl Tensors {
         let mut order: Vec<_> = (0_u16..).zip(&self.devices).flat_map(steps).collect();
         order.sort_unstable();
         let mut open: Vec<Open> = self.devices.iter().map(|_| Open::default()).collect();
-        let mut made = TensorBlocks::default();
+        let mut made = TensorBlocks { peaks: vec![None; self.devices.len()], ..TensorBlocks::default() };
         for (_, device, at) in order {
             let history = &self.devices[usize::from(device)];
             let step = &history.steps[at];
             // A block that the program had freed before the history begins is no tensor.
             let next = history.steps[..history.older()].get(at + 1);
             let is_freed = |next: &Step| next.action == Action::FreeRequested && next.address == step.address;
-            if step.action == Action::Alloc && next.is_some_and(is_freed) {
-                continue;
+            if step.action != Action::Alloc || !next.is_some_and(is_freed) {
+                made.apply((at, step), device, &mut open[usize::from(device)], self.segment_origin());
             }
-            made.apply(step, device, &mut open[usize::from(device)], self.segment_origin());
+            if history.peak.is_some_and(|(_, peak)| peak == at) {
+                made.peaks[usize::from(device)] =
+                    u32::try_from(made.changes.len()).ok().and_then(|count| count.checked_sub(1));
+            }
         }
         made
     }
@@ -63,14 +68,14 @@ impl Tensors {
 }
 
 impl TensorBlocks {
-    fn apply(&mut self, step: &Step, device: u16, open: &mut Open, segment_origin: u32) {
-        let Step { time, action, address, bytes, .. } = *step;
+    fn apply(&mut self, step: (usize, &Step), device: u16, open: &mut Open, segment_origin: u32) {
+        let Step { time, action, address, bytes, origin, .. } = *step.1;
         match action {
             Action::Alloc => {
                 if let Some(block) = open.tensors.remove(&address) {
                     self.free(time, block, self.blocks[block as usize].bytes);
                 }
-                open.tensors.insert(address, self.alloc(step, device, step.origin));
+                open.tensors.insert(address, self.alloc(step, device, origin));
             }
             Action::FreeRequested => {
                 if let Some(block) = open.tensors.remove(&address) {
@@ -117,12 +122,12 @@ impl TensorBlocks {
         at
     }
 
-    fn alloc(&mut self, step: &Step, device: u16, origin: u32) -> u32 {
-        let Step { time, address, bytes, requested, .. } = *step;
+    fn alloc(&mut self, (at, step): (usize, &Step), device: u16, origin: u32) -> u32 {
+        let Step { time, address, bytes, .. } = *step;
         let block = u32::try_from(self.blocks.len()).unwrap_or(LIVE);
         let born = self.change(time, block, bytes, ChangeKind::Alloc);
         self.blocks.push(BlockLife { key: address, bytes, born, died: LIVE, origin, device, context: 0 });
-        self.requested.push(requested);
+        self.steps.push(at);
         block
     }
 

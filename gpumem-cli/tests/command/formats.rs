@@ -8,6 +8,7 @@ use std::{
     io::Read,
     process::{Command, Stdio},
     rc::Rc,
+    time::Duration,
 };
 
 use gpumem_core::model::MemKind;
@@ -462,11 +463,74 @@ fn the_tables_have_events_and_blocks() {
     assert!(ran.code == Some(2) && ran.stderr.contains("another recording has the same name"), "{ran:?}");
 }
 
+/// The table of tensors has what the summary says of their peak; the other tables have the driver's blocks only.
+#[test]
+fn the_table_of_tensors_has_the_peak_of_the_summary() {
+    let folder = file("tables-of-tensors");
+    _ = fs::remove_dir_all(&folder);
+    let out = folder.to_str().unwrap();
+    let known_from = Some(Duration::from_micros(60));
+    let made = || Made::new("train").tensors(3, 10, 10 * MIB, known_from);
+    let file = recorded("tensor-rows.capture", made());
+    assert_eq!(printed(&["report", "--format", "parquet", "--output", out, &file]), "");
+    let path = folder.join("tensor-rows.tensors.parquet");
+    let tensors = rows(&path);
+    // Weights, and two in each layer of each step.
+    assert_eq!(tensors.len(), 10 + 3 * 20);
+    let at_peak = tensors.iter().filter(|row| *field(row, "is_live_at_peak") == Field::Bool(true));
+    let (bytes, requested): (Vec<_>, Vec<_>) =
+        at_peak.map(|row| (long(row, "bytes").unwrap(), long(row, "requested_bytes").unwrap())).unzip();
+    let sums = [bytes, requested].map(|all| all.into_iter().sum::<i64>().unsigned_abs());
+    assert_eq!(sums, [205 * MIB; 2]);
+    // What is older than the history: when it came is not known.
+    let older: Vec<_> = tensors.iter().filter(|row| long(row, "allocated_ns").is_none()).collect();
+    assert_eq!(older.len(), 10);
+    assert!(older.iter().all(|row| long(row, "freed_ns").is_none()), "the weights stay");
+    assert_eq!(*field(older[0], "place"), Field::Str("src/model.rs:12".to_owned()));
+    let without_line = tensors.iter().filter(|row| *field(row, "line") == Field::Null);
+    let words = Field::Str("no line of Python (such as in the backward pass)".to_owned());
+    assert_eq!(without_line.filter(|row| *field(row, "place") == words).count(), 30);
+    assert_eq!(rows(&folder.join("tensor-rows.blocks.parquet")).len(), 2);
+    assert_eq!(rows(&folder.join("tensor-rows.events.parquet")).len(), 3);
+    // A recording of this name without tensors leaves none behind.
+    recorded("tensor-rows.capture", Made::new("train").training(1, 2, MIB));
+    printed(&["report", "--format", "parquet", "--output", out, &file]);
+    assert!(!path.exists());
+}
+
+#[test]
+fn perfetto_has_counters_of_tensors() {
+    let most_and_end = |from| {
+        let made = Made::new("train").tensors(3, 10, 10 * MIB, from);
+        let trace = Fields::of(&bytes("perfetto", &recorded("perfetto-tensors.capture", made)));
+        let packets = trace.messages(1);
+        let mut names = BTreeMap::new();
+        for track in packets.iter().flat_map(|packet| packet.messages(60)) {
+            names.insert(track.number(1).unwrap(), track.text(2).unwrap_or_default());
+        }
+        let mut values: BTreeMap<String, Vec<(u64, u64)>> = BTreeMap::new();
+        for packet in &packets {
+            let Some(event) = packet.messages(11).pop() else { continue };
+            let value = (packet.number(8).unwrap(), event.number(30).unwrap());
+            values.entry(names[&event.number(11).unwrap()].clone()).or_default().push(value);
+        }
+        ["device 0: PyTorch tensors", "device 0: PyTorch segments", "device 0: device"].map(|name| {
+            let values = &values[name];
+            (values[0].0, values.iter().map(|(_, bytes)| *bytes).max().unwrap() / MIB, values.last().unwrap().1 / MIB)
+        })
+    };
+    assert_eq!(most_and_end(None), [(42_000, 205, 100), (21_000, 300, 100), (21_000, 300, 100)]);
+    // Nothing is said of the time before the history begins.
+    let [tensors, segments, _] = most_and_end(Some(Duration::from_micros(60)));
+    assert_eq!([(tensors.1, tensors.2), (segments.1, segments.2)], [(205, 100), (300, 100)]);
+    assert!(tensors.0 > 60_000 && segments.0 == tensors.0, "{tensors:?} {segments:?}");
+}
+
 #[test]
 fn what_cannot_be_written_is_said_in_one_line() {
     let recording = training("refused.capture");
     for (arguments, why) in [
-        (&["--format", "parquet"][..], "--format parquet cannot be written: it is two files; give --output FOLDER"),
+        (&["--format", "parquet"][..], "--format parquet cannot be written: it is several files; give --output FOLDER"),
         (&["--format", "torch", "--at", "end"], "--at cannot be used with --format torch: the format has all moments"),
         (&["--format", "folded", "--output", "/no/such/folder/x"], "`/no/such/folder/x` cannot be written: "),
         (&["--format", "parquet", "--output", "/dev/null/x"], "the tables cannot be written to `/dev/null/x`: "),
