@@ -50,7 +50,7 @@ pub enum Recovered {
 /// ring, or the process runs.
 ///
 /// # Errors
-/// Of reading and writing. The ring is kept then.
+/// Of reading and writing, and if the ring is damaged or of another version. The ring is kept then.
 pub fn recover(recording: &Path) -> io::Result<Recovered> {
     let ring_path = ring_path(recording);
     let bytes = match fs::read(&ring_path) {
@@ -66,8 +66,14 @@ pub fn recover(recording: &Path) -> io::Result<Recovered> {
         return Ok(Recovered::IsRunning);
     }
     let Some(RingContent { recorded, definitions, items, .. }) = ring else {
-        fs::remove_file(&ring_path)?;
-        return Ok(Recovered::Complete);
+        // Killed before the ring was in use.
+        if bytes.iter().all(|byte| *byte == 0) {
+            fs::remove_file(&ring_path)?;
+            return Ok(Recovered::Complete);
+        }
+        let why =
+            "is damaged, or of another version of gpumem: open the recording with the version that wrote it, or remove";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("`{0}` {why} `{0}`", ring_path.display())));
     };
     // What follows was written, and not given free in the ring any more: it is there.
     let length = file.metadata()?.len();
@@ -220,8 +226,17 @@ mod tests {
         fs::write(&files.0, b"short").unwrap();
         assert!(recover(&files.0).is_err());
         assert!(files.ring().exists());
-        fs::write(files.ring(), b"no ring").unwrap();
+        // The version is the second word.
+        let mut other = fs::read(files.ring()).unwrap();
+        other[8] += 1;
+        for ring in [other, b"no ring".to_vec()] {
+            fs::write(files.ring(), ring).unwrap();
+            let error = recover(&files.0).unwrap_err().to_string();
+            assert!(error.contains("another version of gpumem: open the recording with"), "{error}");
+        }
+        fs::write(files.ring(), [0; 4096]).unwrap();
         assert_eq!(recover(&files.0).unwrap(), Recovered::Complete);
+        assert!(!files.ring().exists());
         assert_eq!(fs::read(&files.0).unwrap(), b"short");
     }
 }
