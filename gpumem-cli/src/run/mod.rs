@@ -69,6 +69,10 @@ fn prepare(arguments: &Arguments, program: &mut Program) -> Result<Place, Failur
     let Arguments { output, recorded, dormant, command } = arguments;
     let place = Place::new(output.as_deref(), &command[0], &command[1..])
         .map_err(|(path, error)| Failure::new(format_args!("cannot record to `{}`", path.display()), error, runs_on))?;
+    if let Some(asked) = &place.instead_of {
+        let (asked, file) = (asked.display(), place.file().display());
+        terminal::error(&format_args!("another `gpumem run` records to `{asked}`; this one records to `{file}`"));
+    }
     let library = library::unpacked().map_err(|error| Failure::new("the injected library", error, runs_on))?;
     if *dormant {
         let folder =

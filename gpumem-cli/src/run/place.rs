@@ -3,8 +3,9 @@
 use std::{
     env,
     ffi::{OsStr, OsString},
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process,
 };
@@ -19,28 +20,34 @@ pub(super) struct Place {
     file: PathBuf,
     /// Files that were there before the run and have such names.
     older: Vec<PathBuf>,
+    /// What the user named, if another run records to it.
+    pub(super) instead_of: Option<PathBuf>,
+    _claim: Claim,
 }
 
 impl Place {
-    /// The file that the user named, else a new one that is named after the program. The error says which file cannot be written.
+    /// The file that the user named, else a new one that is named after the program. If another run records to it, one with the number
+    /// of this process. The error says which file cannot be written.
     pub(super) fn new(
         output: Option<&Path>,
         program: &OsStr,
         arguments: &[OsString],
     ) -> Result<Self, (PathBuf, io::Error)> {
-        let here = |path: PathBuf| {
-            let absolute = env::current_dir().map(|folder| folder.join(&path));
-            absolute.map_err(|error| (path, error))
+        let asked = output.map(Path::to_owned);
+        let names: &mut dyn Iterator<Item = PathBuf> = match &asked {
+            Some(asked) => &mut [asked.clone(), with_number(asked, &process::id().to_string())].into_iter(),
+            None => &mut free_names(program, arguments),
         };
-        let file = match output {
-            Some(file) => here(file.to_owned())?,
-            None => here(free_name(program, arguments))?,
-        };
-        let tried = refusal(&file).map_or_else(|| try_folder(&file), Err);
-        tried.map_err(|error| (file.clone(), error))?;
-        let mut place = Self { file, older: Vec::new() };
-        place.older = place.of_processes();
-        Ok(place)
+        for (at, name) in names.enumerate() {
+            let file = env::current_dir().map(|folder| folder.join(&name)).map_err(|error| (name, error))?;
+            let claim = refusal(&file).map_or_else(|| Claim::new(&file), Err);
+            let Some(claim) = claim.map_err(|error| (file.clone(), error))? else { continue };
+            let instead_of = asked.filter(|_| at > 0);
+            let mut place = Self { file, older: Vec::new(), instead_of, _claim: claim };
+            place.older = place.of_processes();
+            return Ok(place);
+        }
+        Err((asked.unwrap_or_default(), io::Error::other("other runs record to it")))
     }
 
     /// The file that the user knows.
@@ -88,7 +95,6 @@ impl Place {
     }
 }
 
-/// `train.capture` for `python train.py`; with a number if there is such a file.
 /// Why what has this name already must not be replaced: only recordings are, and what is empty.
 fn refusal(file: &Path) -> Option<io::Error> {
     let known = file.metadata().ok()?;
@@ -110,7 +116,42 @@ pub(super) fn try_folder(file: &Path) -> io::Result<()> {
     tried
 }
 
-fn free_name(program: &OsStr, arguments: &[OsString]) -> PathBuf {
+/// Keeps other runs away from a file: those of both would have the same names, and the later one would replace the other.
+#[derive(Debug)]
+struct Claim {
+    lock: PathBuf,
+    _open: Option<File>,
+}
+
+impl Claim {
+    /// `None` if another run records to this file. The error says that nothing can be written there.
+    fn new(file: &Path) -> io::Result<Option<Self>> {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let lock = file.with_file_name(format!(".{name}.lock"));
+        loop {
+            let open = File::options().write(true).create(true).truncate(false).open(&lock)?;
+            // The system releases the lock of a killed process.
+            if let Err(TryLockError::WouldBlock) = open.try_lock() {
+                return Ok(None);
+            }
+            // Not every file system has locks: there, runs are on their own.
+            let identity = |known: fs::Metadata| (known.dev(), known.ino());
+            if lock.metadata().is_ok_and(|there| open.metadata().is_ok_and(|own| identity(own) == identity(there))) {
+                return Ok(Some(Self { lock, _open: Some(open) }));
+            }
+            // Its owner has removed it meanwhile.
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        _ = fs::remove_file(&self.lock);
+    }
+}
+
+/// `train.capture` for `python train.py`; with a number if there is such a file.
+fn free_names(program: &OsStr, arguments: &[OsString]) -> impl Iterator<Item = PathBuf> {
     let stem = |path: &OsStr| Path::new(path).file_stem().map(|stem| stem.to_string_lossy().into_owned());
     let script = || {
         let is_script = |path: &&OsString| {
@@ -120,11 +161,23 @@ fn free_name(program: &OsStr, arguments: &[OsString]) -> PathBuf {
         stem(arguments.iter().find(is_script)?)
     };
     let stem = script().or_else(|| stem(program)).unwrap_or_else(|| "program".to_owned());
-    let name = |count: u32| match count {
-        1 => format!("{stem}.{EXTENSION}").into(),
-        count => format!("{stem}.{count}.{EXTENSION}").into(),
-    };
-    (1..1_000).map(name).find(|path: &PathBuf| !path.exists()).unwrap_or_else(|| name(1_000))
+    let first = PathBuf::from(format!("{stem}.{EXTENSION}"));
+    let others = (2..1_000).map({
+        let first = first.clone();
+        move |count| with_number(&first, &count.to_string())
+    });
+    let last = with_number(&first, "1000");
+    [first].into_iter().chain(others).filter(|path| !path.exists()).chain([last])
+}
+
+/// `train.2.capture` of `train.capture`.
+fn with_number(file: &Path, number: &str) -> PathBuf {
+    let mut name = file.file_stem().unwrap_or_default().to_owned();
+    for part in [Some(OsStr::new(number)), file.extension()].into_iter().flatten() {
+        name.push(".");
+        name.push(part);
+    }
+    file.with_file_name(name)
 }
 
 #[cfg(test)]
@@ -133,7 +186,9 @@ mod tests {
 
     #[test]
     fn the_files_of_the_processes_are_known_by_their_names() {
-        let place = |file: &str| Place { file: Path::new("/folder").join(file), older: Vec::new() };
+        let claim = || Claim { lock: PathBuf::new(), _open: None };
+        let file = |file: &str| Path::new("/folder").join(file);
+        let place = |name: &str| Place { file: file(name), older: Vec::new(), instead_of: None, _claim: claim() };
         let is = |file: &str, path: &str| place(file).is_of_a_process(&Path::new("/folder").join(path));
         for path in ["a.b.pid1.capture", "a.b.rank0.pid17.capture", "a.b.rank12.pid17.3.capture"] {
             assert!(is("a.b.capture", path), "{path}");
@@ -159,7 +214,7 @@ mod tests {
     fn a_file_is_named_after_the_program() {
         let name = |words: &[&str]| {
             let words: Vec<OsString> = words.iter().map(OsString::from).collect();
-            free_name(&words[0], &words[1..]).to_str().unwrap().to_owned()
+            free_names(&words[0], &words[1..]).next().unwrap().to_str().unwrap().to_owned()
         };
         assert_eq!(name(&["/usr/bin/python3", "-u", "src/no-such-train.py", "--x"]), "no-such-train.capture");
         assert_eq!(name(&["./no-such-program", "8"]), "no-such-program.capture");
