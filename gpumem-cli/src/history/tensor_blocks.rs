@@ -6,7 +6,7 @@ use gpumem_core::capture::AllocatorAction as Action;
 
 use super::{
     BlockLife, Change, ChangeKind, LIVE,
-    tensors::{Step, Tensors},
+    tensors::{Step, Tensors, remove_range},
 };
 
 /// A second list of blocks. Their bytes are a part of the driver's, and are not added to them.
@@ -91,24 +91,8 @@ impl TensorBlocks {
                 open.left.insert(block, bytes);
             }
             Action::SegmentFree => {
-                let end = address.saturating_add(bytes);
-                while let Some((begin, (length, block))) =
-                    open.segments.range(..end).next_back().map(|(begin, of)| (*begin, *of))
-                {
-                    let last = begin.saturating_add(length);
-                    if last <= address {
-                        break;
-                    }
-                    open.segments.remove(&begin);
-                    self.remove(time, block, last.min(end) - begin.max(address), &mut open.left);
-                    if last > end {
-                        open.segments.insert(end, (last - end, block));
-                    }
-                    if begin < address {
-                        open.segments.insert(begin, (address - begin, block));
-                        break;
-                    }
-                }
+                let Open { segments, left, .. } = open;
+                remove_range(segments, address, bytes, |(_, block), bytes| self.remove(time, block, bytes, left));
             }
             Action::FreeCompleted | Action::OutOfMemory => {}
         }

@@ -75,7 +75,8 @@ impl State {
         let Step { address, bytes, requested, origin, .. } = *step;
         match step.action {
             Action::SegmentAlloc => _ = self.segments.insert(address, bytes),
-            Action::SegmentFree => self.remove(address, bytes),
+            // Of an expandable segment, parts go.
+            Action::SegmentFree => remove_range(&mut self.segments, address, bytes, |_, _| {}),
             Action::Alloc => {
                 let tensor = Tensor { bytes, requested, origin, is_awaiting: false };
                 self.tensors.insert(address, tensor);
@@ -87,27 +88,6 @@ impl State {
             }
             Action::FreeCompleted => _ = self.tensors.remove(&address),
             Action::OutOfMemory => {}
-        }
-    }
-
-    /// Of an expandable segment, parts go.
-    fn remove(&mut self, address: u64, bytes: u64) {
-        let end = address.saturating_add(bytes);
-        while let Some((begin, length)) =
-            self.segments.range(..end).next_back().map(|(begin, length)| (*begin, *length))
-        {
-            let last = begin.saturating_add(length);
-            if last <= address {
-                break;
-            }
-            self.segments.remove(&begin);
-            if last > end {
-                self.segments.insert(end, last - end);
-            }
-            if begin < address {
-                self.segments.insert(begin, address - begin);
-                break;
-            }
         }
     }
 
@@ -131,6 +111,57 @@ impl State {
     /// The tensors in a part of the memory.
     pub(crate) fn within(&self, begin: u64, bytes: u64) -> impl Iterator<Item = (u64, &Tensor)> {
         self.tensors.range(begin..begin.saturating_add(bytes)).map(|(address, tensor)| (*address, tensor))
+    }
+}
+
+/// A part of a segment, which has a length.
+pub(crate) trait Part: Copy {
+    fn length(self) -> u64;
+    fn with_length(self, length: u64) -> Self;
+}
+
+impl Part for u64 {
+    fn length(self) -> u64 {
+        self
+    }
+
+    fn with_length(self, length: u64) -> u64 {
+        length
+    }
+}
+
+impl<T: Copy> Part for (u64, T) {
+    fn length(self) -> u64 {
+        self.0
+    }
+
+    fn with_length(self, length: u64) -> Self {
+        (length, self.1)
+    }
+}
+
+/// Removes a range of addresses from parts that are known by where they begin. `removed` gets how much of each part that is.
+pub(crate) fn remove_range<T: Part>(
+    parts: &mut BTreeMap<u64, T>,
+    address: u64,
+    bytes: u64,
+    mut removed: impl FnMut(T, u64),
+) {
+    let end = address.saturating_add(bytes);
+    while let Some((begin, part)) = parts.range(..end).next_back().map(|(begin, part)| (*begin, *part)) {
+        let last = begin.saturating_add(part.length());
+        if last <= address {
+            break;
+        }
+        parts.remove(&begin);
+        removed(part, last.min(end) - begin.max(address));
+        if last > end {
+            parts.insert(end, part.with_length(last - end));
+        }
+        if begin < address {
+            parts.insert(begin, part.with_length(address - begin));
+            break;
+        }
     }
 }
 

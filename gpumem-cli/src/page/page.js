@@ -361,7 +361,8 @@ function countInWords(count, what) {
 function timeInWords(nanos, step = nanos) {
   const [scale, unit] = step < 1e3 ? [1, 'ns'] : step < 1e6 ? [1e3, 'µs'] : step < 1e9 ? [1e6, 'ms'] : [1e9, 's'];
   const decimals = Math.max(0, Math.min(9, 3 - Math.floor(Math.log10(Math.max(step / scale, 1e-9)))));
-  const text = (nanos / scale).toFixed(decimals);
+  // Cut off, as in the reports. The least is for what a division loses.
+  const text = (Math.floor((nanos / scale) * 10 ** decimals + 1e-6) / 10 ** decimals).toFixed(decimals);
   return `${text.includes('.') ? text.replace(/\.?0+$/, '') : text} ${unit}`;
 }
 

@@ -21,6 +21,8 @@ use gpumem_core::{
 use gpumem_inject::variable;
 use serde_json::Value;
 
+use crate::history::tensors::remove_range;
+
 /// Lines of Python have addresses from here on: no code has such ones, nor have the lines of the recording.
 const LINES: u64 = 0b11 << 62;
 
@@ -366,21 +368,7 @@ impl DeviceDump {
 
 /// Removes a part of the segments.
 fn remove(segments: &mut Segments, address: u64, bytes: u64) {
-    let end = address.saturating_add(bytes);
-    while let Some((begin, (length, is_expandable))) = segments.range(..end).next_back().map(|(at, of)| (*at, *of)) {
-        let last = begin.saturating_add(length);
-        if last <= address {
-            break;
-        }
-        segments.remove(&begin);
-        if last > end {
-            segments.insert(end, (last - end, is_expandable));
-        }
-        if begin < address {
-            segments.insert(begin, (address - begin, is_expandable));
-            break;
-        }
-    }
+    remove_range(segments, address, bytes, |_, _| {});
 }
 
 /// The size of a new block: the rest of the room where it lies is a part of it, unless PyTorch splits that off.

@@ -175,7 +175,7 @@ fn a_million_events() {
     click_on_curve(&mut browser, 0.05);
     assert!(!moment(&mut browser).contains("the peak"), "{}", moment(&mut browser));
     click_on_curve(&mut browser, part);
-    let words = "63.6 GiB live after 15.24 s, the peak";
+    let words = "63.6 GiB live after 15.23 s, the peak";
     assert_eq!(moment(&mut browser), words);
     let (labels, width) = flame(&mut browser);
     assert!(labels[0].starts_with("train\n") && labels[0].contains(" GiB, 3"), "{labels:?}");

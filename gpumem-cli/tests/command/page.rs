@@ -117,7 +117,7 @@ vm.runInThisContext(script);
       const overlap = bands.some((a) => bands.some((b) => a.block < b.block && data.born[b.block] < data.died[a.block]
         && a.offset < b.offset + data.bytes[b.block] && b.offset < a.offset + data.bytes[a.block]));
       const segments = recording.allocator && series(data, { ...pool, isOnDevice: false }, 'kind').sum;
-      all.push({ segments: segments && [segments[curves.peakAt], segments[last]], peakTime: data.time[curves.peakAt], name: pool.name, isOnDevice: pool.isOnDevice, peak: curves.sum[curves.peakAt], end: live, wrong, moments, bands: bands.length, left, overlap,
+      all.push({ segments: segments && [segments[curves.peakAt], segments[last]], peakTime: data.time[curves.peakAt], peakWords: timeInWords(data.time[curves.peakAt]), name: pool.name, isOnDevice: pool.isOnDevice, peak: curves.sum[curves.peakAt], end: live, wrong, moments, bands: bands.length, left, overlap,
         places: placesOf(data, heldAfter(data, pool, curves.peakAt)).slice(0, 1) });
     }
   }
@@ -173,7 +173,12 @@ fn the_script_computes_what_the_report_says_of_tensors() {
     let known_from = Some(Duration::from_micros(60));
     let files = [None, known_from].map(|from| {
         let name = format!("page-tensors-{}.capture", from.is_some());
-        recorded(&name, Made::new("train").tensors(3, 10, 10 * MIB, from))
+        let mut made = Made::new("train");
+        if from.is_none() {
+            // The peak is then after 1.2348 s, which the reports cut off.
+            made.wait(1_234_567);
+        }
+        recorded(&name, made.tensors(3, 10, 10 * MIB, from))
     });
     let (path, text) = page("tensors", &[&files[0], &files[1], &training("page-no-tensors.capture")]);
     assert_eq!(text.matches("PyTorch 2.11.0, device 0: tensors had 205 MiB at most, after ").count(), 2);
@@ -190,6 +195,8 @@ fn the_script_computes_what_the_report_says_of_tensors() {
         assert_eq!(tensors["segments"], json!([peak["reserved_bytes"], end["reserved_bytes"]]), "{tensors}");
         let seconds = tensors["peakTime"].as_f64().unwrap() / 1e9;
         assert!((seconds - peak["seconds"].as_f64().unwrap()).abs() < 1e-9, "{tensors}");
+        let words = format!("tensors had 205 MiB at most, after {}\n", tensors["peakWords"].as_str().unwrap());
+        assert!(printed(&["report", file]).contains(&words), "{words}");
         assert_eq!((&tensors["wrong"], &tensors["overlap"]), (&json!(0), &json!(false)), "{tensors}");
         assert_eq!(tensors["places"][0]["bytes"], 100 * MIB, "{tensors}");
     }
