@@ -37,6 +37,9 @@ pub(crate) struct Arguments {
 /// What the driver counts for no process, such as a part of each context, is less than this.
 const NOTABLE: u64 = 64 << 20;
 
+/// The most characters of a command in a sentence.
+const LONGEST: usize = 60;
+
 pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     let machine = Machine::read().map_err(|why| Failure::new("processes cannot be read", why, ""))?;
     if machine.gpus.is_empty() {
@@ -65,13 +68,12 @@ fn write(all: &Usage, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     }
     for recorded in &all.recorded_besides {
         let command = one_line(recorded.command.as_deref().unwrap_or_default());
+        let cut = if command.chars().count() > LONGEST { "…" } else { "" };
+        let command: String = command.chars().take(LONGEST).collect();
         for file in &recorded.files {
-            writeln!(
-                out,
-                "not in the driver's list, but recorded: process {}, {command}, to {}",
-                recorded.pid,
-                file.display()
-            )?;
+            let (pid, file) = (recorded.pid, file.to_string_lossy());
+            let file = one_line(&file);
+            writeln!(out, "not in the driver's list, but recorded: process {pid}, {command}{cut}, to {file}")?;
         }
     }
     Ok(())
@@ -98,7 +100,7 @@ impl Show for Usage {
                 process.command.as_deref().unwrap_or("-").into(),
             ]);
             if process.is_visible == Some(false) {
-                table.note(2, "not visible here: in another container, on the host, or ended");
+                table.note(2, "not visible here: in a container, on the host, or ended");
             }
             match &process.recording {
                 Recording::Recorded { files } => {

@@ -14,6 +14,11 @@ fn place(pid: u32, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{name}"))
 }
 
+/// What is not UTF-8 is replaced: Linux cuts the names of programs at a byte, which may be within a character.
+fn read(pid: u32, name: &str) -> Option<String> {
+    Some(String::from_utf8_lossy(&fs::read(place(pid, name)).ok()?).into_owned())
+}
+
 /// The processes that are visible here.
 pub(super) fn pids() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -24,10 +29,9 @@ pub(super) fn pids() -> Vec<u32> {
 
 /// The command line; else the short name.
 pub(super) fn command(pid: u32) -> Option<String> {
-    let words = fs::read(place(pid, "cmdline")).ok()?;
-    let words = String::from_utf8_lossy(&words);
+    let words = read(pid, "cmdline")?;
     let line = words.split('\0').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
-    let short = || Some(fs::read_to_string(place(pid, "comm")).ok()?.trim_end().to_owned());
+    let short = || Some(read(pid, "comm")?.trim_end().to_owned());
     Some(line).filter(|line| !line.is_empty()).or_else(short).filter(|line| !line.is_empty())
 }
 
@@ -48,20 +52,20 @@ fn name_of(uid: u32, users: &str) -> Option<String> {
 
 /// When the process began, in the system's own unit: another process may get the number later.
 pub(super) fn began(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(place(pid, "stat")).ok()?;
+    let stat = read(pid, "stat")?;
     let (_, after_name) = stat.rsplit_once(')')?;
     after_name.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// Whether the process has loaded a library of the NVIDIA driver or opened a device of it. `None` if that cannot be read.
 pub(super) fn uses_driver(pid: u32) -> Option<bool> {
-    let maps = fs::read_to_string(place(pid, "maps")).ok()?;
+    let maps = read(pid, "maps")?;
     Some(["nvidia", "libcuda.so", "/dev/dxg"].iter().any(|name| maps.contains(name)))
 }
 
 /// Whether the process has loaded a library whose name begins so. `None` if that cannot be read.
 pub(super) fn has_loaded(pid: u32, library: &str) -> Option<bool> {
-    Some(fs::read_to_string(place(pid, "maps")).ok()?.contains(&format!("/{library}")))
+    Some(read(pid, "maps")?.contains(&format!("/{library}")))
 }
 
 /// The recordings that the process writes. An error if its files cannot be read.
@@ -108,6 +112,8 @@ mod tests {
     #[test]
     fn this_process_is_known() {
         let own = process::id();
+        // Linux cuts long names at a byte, which may be within a character.
+        fs::write("/proc/self/comm", b"gpumem\xff").unwrap();
         assert!(pids().contains(&own));
         assert!(command(own).is_some_and(|line| line.contains("gpumem")), "{:?}", command(own));
         assert!(began(own).is_some() && user(own).is_some());

@@ -19,8 +19,8 @@ pub(super) fn on(handle: &nvml::Handle, ordinal: u32) -> Result<Vec<GpuProcess>>
 
 /// The system's name of a process.
 fn short_name(pid: u32) -> Option<String> {
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-    Some(name.trim_end().to_owned()).filter(|name| !name.is_empty())
+    let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
+    Some(String::from_utf8_lossy(&name).trim_end().to_owned()).filter(|name| !name.is_empty())
 }
 
 /// A process may be in several lists, each time with all its memory: one list for computing, one for graphics. Within a list it has

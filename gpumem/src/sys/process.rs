@@ -70,8 +70,9 @@ pub(crate) fn with_signals_blocked<R>(begin_thread: impl FnOnce() -> R) -> R {
 /// When this process began, as `/proc` says; 0 where that is not known. Another process that gets the same number began later.
 #[cfg(feature = "capture")]
 pub(crate) fn began() -> u64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name of the program is in brackets and may contain anything.
+    let stat = std::fs::read("/proc/self/stat").unwrap_or_default();
+    // The name of the program is in brackets and may contain anything, also what is not UTF-8.
+    let stat = String::from_utf8_lossy(&stat);
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     after_name.split_whitespace().nth(19).and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
 }
@@ -131,4 +132,16 @@ unsafe extern "C" fn forked() {
 /// returns an error.
 pub(crate) fn is_forked() -> bool {
     <Std as Primitives>::is_forked()
+}
+
+#[cfg(all(test, feature = "capture", target_os = "linux"))]
+mod tests {
+    #[test]
+    fn the_name_of_the_process_does_not_matter() {
+        let began = super::began();
+        // Linux cuts long names at a byte, which may be within a character.
+        std::fs::write("/proc/self/comm", b"a) gpumem\xff").unwrap();
+        assert_eq!(super::began(), began);
+        assert_ne!(began, 0);
+    }
 }

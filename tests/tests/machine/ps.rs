@@ -28,11 +28,11 @@ fn processes_that_are_not_visible_here_are_not_taken_for_others() {
                       MiB
  ───────────────────────────────────────────────────
    0  {own:>7}  -     1024  compute   tool
-     not visible here: in another container, on the host, or ended
+     not visible here: in a container, on the host, or ended
    0  4000001  -      300  compute   python train.py
-     not visible here: in another container, on the host, or ended
+     not visible here: in a container, on the host, or ended
    0  4000002  -        -  graphics  -
-     not visible here: in another container, on the host, or ended
+     not visible here: in a container, on the host, or ended
 "
     );
     assert_eq!(without_others(&outcome), expected, "{outcome}");
@@ -106,4 +106,7 @@ fn recorded_and_dormant_processes_are_marked() {
     // The driver of a container may list none.
     let besides = format!("not in the driver's list, but recorded: process {pid}, ");
     assert!(text.contains(&besides) && text.contains(&format!("/a.pid{pid}.capture\n")), "{outcome}");
+    // Its command is long, and the file is what the reader needs.
+    let line = text.lines().find(|line| line.starts_with(&besides)).expect("it is there");
+    assert!(line.contains("…, to /"), "{line}");
 }

@@ -107,8 +107,8 @@ impl Definer {
                 _ => Ok(()),
             },
             Item::Thread(thread) => {
-                let name = fs::read_to_string(format!("/proc/self/task/{}/comm", thread.os_id));
-                thread.name = name.ok().map(|name| name.trim_end().to_owned());
+                let name = fs::read(format!("/proc/self/task/{}/comm", thread.os_id));
+                thread.name = name.ok().map(|name| String::from_utf8_lossy(&name).trim_end().to_owned());
                 Ok(())
             }
             Item::Request(Request::Refused { stack, device, .. }) => {
