@@ -19,7 +19,7 @@ use gpumem_core::{
     },
 };
 
-use super::{History, Moment};
+use super::{BlockLife, History, Moment};
 use crate::{
     formats::Format,
     page::Page,
@@ -224,11 +224,24 @@ fn all_reports_and_formats_of_hostile_recordings_end() {
         changes += history.changes.len();
         let devices = history.tensors.iter().flat_map(|tensors| &tensors.devices);
         tensors += devices.filter(|device| device.peak.is_some()).count();
+        assert_peaks_of_tensors(&history);
         everything(&mut history, &folder);
     }
     fs::remove_file(file).unwrap();
     assert!(changes > 2_000, "{changes}: most is not left out");
     assert!(tensors > 20, "{tensors}: most is not left out");
+}
+
+/// The blocks that the page shows add up to the peak of the summary.
+fn assert_peaks_of_tensors(history: &History) {
+    let Some(tensors) = &history.tensors else { return };
+    let all = tensors.blocks();
+    for (number, device) in (0_u16..).zip(&tensors.devices) {
+        let (Some((bytes, _)), Some(at)) = (device.peak, all.peaks[usize::from(number)]) else { continue };
+        let is_tensor = |block: &&BlockLife| block.device == number && block.origin != tensors.segment_origin();
+        let live = all.blocks.iter().filter(is_tensor).filter(|block| block.born <= at && at < block.died);
+        assert_eq!(live.map(|block| block.bytes).sum::<u64>(), bytes);
+    }
 }
 
 fn everything(history: &mut History, folder: &Path) {
