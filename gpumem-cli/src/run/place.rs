@@ -42,12 +42,17 @@ impl Place {
             let file = env::current_dir().map(|folder| folder.join(&name)).map_err(|error| (name, error))?;
             let claim = refusal(&file).map_or_else(|| Claim::new(&file), Err);
             let Some(claim) = claim.map_err(|error| (file.clone(), error))? else { continue };
+            // A run that ended meanwhile has the name.
+            if asked.is_none() && file.exists() {
+                continue;
+            }
             let instead_of = asked.filter(|_| at > 0);
             let mut place = Self { file, older: Vec::new(), instead_of, _claim: claim };
             place.older = place.of_processes();
             return Ok(place);
         }
-        Err((asked.unwrap_or_default(), io::Error::other("other runs record to it")))
+        let file = asked.unwrap_or_else(|| env::current_dir().unwrap_or_default());
+        Err((file, io::Error::other("no name is free; give another --output")))
     }
 
     /// The file that the user knows.
@@ -162,12 +167,11 @@ fn free_names(program: &OsStr, arguments: &[OsString]) -> impl Iterator<Item = P
     };
     let stem = script().or_else(|| stem(program)).unwrap_or_else(|| "program".to_owned());
     let first = PathBuf::from(format!("{stem}.{EXTENSION}"));
-    let others = (2..1_000).map({
+    let others = (2..=1_000).map({
         let first = first.clone();
         move |count| with_number(&first, &count.to_string())
     });
-    let last = with_number(&first, "1000");
-    [first].into_iter().chain(others).filter(|path| !path.exists()).chain([last])
+    [first].into_iter().chain(others).filter(|path| !path.exists())
 }
 
 /// `train.2.capture` of `train.capture`.
