@@ -44,6 +44,8 @@ fn add_ring(path: &Path) {
     match run::complete(path) {
         Ok(Some(_)) => {}
         Ok(None) => terminal::error(&Failure::new(file, "its process records still", next)),
+        // `gpumem run` has ended and given it its name meanwhile. That it cannot be read is said next.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !path.exists() => {}
         Err(error) => {
             let what = format!("what the process of {file} recorded last cannot be added");
             terminal::error(&Failure::new(what, error, next));

@@ -39,7 +39,7 @@ pub use self::{
     part::Part,
     reader::{Reader, Skipped, Step},
     record::{End, VERSION, is_recording},
-    recover::{Recovered, new_path, old_path, recover, ring_path},
+    recover::{Ended, new_path, old_path, recover, ring_path},
     ring::{
         Line, RingContent, RingDefinitions, RingMemory, RingOwner, RingReader, RingWriter, WHOLE, lines_for,
         on_the_heap, ring,

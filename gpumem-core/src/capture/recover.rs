@@ -9,6 +9,7 @@ use std::{
 
 use super::{
     item::{CodeAddress, Item},
+    items::Items,
     ring::{RingContent, RingOwner, RingReader, WHOLE},
     writer::Writer,
 };
@@ -35,41 +36,52 @@ fn with(recording: &Path, end: &str) -> PathBuf {
     path.into()
 }
 
-/// What [`recover`] did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recovered {
-    /// There was nothing to do: the process ended by itself.
-    Complete,
-    /// So many items were added.
-    Added(u64),
-    /// The process records still, so nothing was done.
-    IsRunning,
+/// A recording to which its process does not write any more.
+#[derive(Debug)]
+pub struct Ended {
+    /// So many items were in the ring of a killed process, and are in the recording now.
+    pub added: u64,
+    /// Until it is closed, no process begins a recording with this name.
+    _lock: File,
 }
 
-/// Adds what was in the ring of a process that was killed to its recording, and removes the ring. Without effect if there is no
-/// ring, or the process runs.
+/// Adds what was in the ring of a process that was killed to its recording, and removes the ring. `None` if the process records
+/// still: nothing is done then. Two callers at the same time would both add the ring, so the caller has to exclude that.
 ///
 /// # Errors
 /// Of reading and writing, and if the ring is damaged or of another version. The ring is kept then.
-pub fn recover(recording: &Path) -> io::Result<Recovered> {
+pub fn recover(recording: &Path) -> io::Result<Option<Ended>> {
     let ring_path = ring_path(recording);
-    let bytes = match fs::read(&ring_path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Recovered::Complete),
-        bytes => bytes?,
-    };
-    let mut file = File::options().read(true).write(true).open(recording)?;
-    let ring = RingReader::from_bytes(&bytes);
-    // The process holds a lock while it runs. Its children that did not call `exec` hold it too.
-    if let Err(TryLockError::WouldBlock) = file.try_lock()
-        && ring.as_ref().is_none_or(|ring| is_running(&ring.owner))
+    // Before the lock: a process that begins a new file while somebody else has the lock gives up.
+    if read(&ring_path)?.is_some_and(|bytes| RingReader::from_bytes(&bytes).is_some_and(|ring| is_running(&ring.owner)))
     {
-        return Ok(Recovered::IsRunning);
+        return Ok(None);
+    }
+    let mut file = File::options().read(true).write(true).open(recording)?;
+    // The process holds a lock while it runs. Its children that did not call `exec` hold it too.
+    let is_locked = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+    // Only now: a process writes what is in its ring to the recording when it ends, and removes the ring.
+    let bytes = read(&ring_path)?;
+    // The process has put another file in its place.
+    if !is_same_file(&file, recording)? {
+        return Ok(None);
+    }
+    let Some(bytes) = bytes else {
+        // A process that has no ring may write. While it writes a file that takes the place of this one, it has the lock of that one.
+        let may_record = is_locked || is_held(&new_path(recording));
+        // It has just begun if it has not written who it is.
+        let records = may_record && process_of(&file).is_none_or(|pid| is_there(pid).is_some());
+        return Ok((!records).then_some(Ended { added: 0, _lock: file }));
+    };
+    let ring = RingReader::from_bytes(&bytes);
+    if ring.as_ref().map_or(is_locked, |ring| is_running(&ring.owner)) {
+        return Ok(None);
     }
     let Some(RingContent { recorded, definitions, items, .. }) = ring else {
         // Killed before the ring was in use.
         if bytes.iter().all(|byte| *byte == 0) {
             fs::remove_file(&ring_path)?;
-            return Ok(Recovered::Complete);
+            return Ok(Some(Ended { added: 0, _lock: file }));
         }
         let why =
             "is damaged, or of another version of gpumem: open the recording with the version that wrote it, or remove";
@@ -95,9 +107,47 @@ pub fn recover(recording: &Path) -> io::Result<Recovered> {
     }
     writer.flush()?;
     let added = writer.written().items - defined;
+    drop(writer);
     file.sync_all()?;
     fs::remove_file(&ring_path)?;
-    Ok(Recovered::Added(added))
+    Ok(Some(Ended { added, _lock: file }))
+}
+
+/// The content of a file, if there is one.
+fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        bytes => bytes.map(Some),
+    }
+}
+
+/// Whether the path still names this file.
+fn is_same_file(file: &File, path: &Path) -> io::Result<bool> {
+    let (open, there) = (file.metadata()?, path.metadata()?);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        Ok((open.dev(), open.ino()) == (there.dev(), there.ino()))
+    }
+    // A file that is open cannot be replaced there.
+    #[cfg(not(unix))]
+    Ok(open.is_file() && there.is_file())
+}
+
+/// Whether a process holds the lock of this file.
+fn is_held(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
+/// The number of the process that wrote a recording, if it can be read.
+fn process_of(file: &File) -> Option<u32> {
+    let mut items = Items::new(io::BufReader::new(file)).ok()?;
+    while let Ok(Some((item, _))) = items.next() {
+        if let Item::Process(process) = item {
+            return Some(process.pid);
+        }
+    }
+    None
 }
 
 /// Of these definitions, those of stacks that events have, and what those stacks consist of.
@@ -123,13 +173,20 @@ fn needed<'a>(items: &[Item], definitions: &'a [Item]) -> impl Iterator<Item = &
 
 /// Whether the process runs. Another one may have got its number.
 fn is_running(owner: &RingOwner) -> bool {
-    let Ok(stat) = fs::read(format!("/proc/{}/stat", owner.pid)) else { return false };
+    u32::try_from(owner.pid).is_ok_and(|pid| is_there(pid) == Some(owner.began))
+}
+
+/// When the process with this number began, if there is one that runs.
+fn is_there(pid: u32) -> Option<u64> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     // The name in brackets need not be UTF-8.
     let stat = String::from_utf8_lossy(&stat);
-    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let (_, after_name) = stat.rsplit_once(')')?;
     let mut fields = after_name.split_whitespace();
-    let is_dead = fields.next().is_some_and(|state| matches!(state, "Z" | "X"));
-    !is_dead && fields.nth(18).and_then(|began| began.parse().ok()) == Some(owner.began)
+    // The state is that of the first thread: it may have ended before the others.
+    let has_ended = matches!(fields.next()?, "Z" | "X");
+    let has_others = || fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|threads| threads.count() > 1);
+    if has_ended && !has_others() { None } else { fields.nth(18)?.parse().ok() }
 }
 
 #[cfg(test)]
@@ -138,7 +195,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        capture::{Item, ThreadDefinition, items_of, lines_for, on_the_heap, ring},
+        capture::{Item, Process, ThreadDefinition, items_of, lines_for, on_the_heap, ring},
         model::{Event, EventKind, Key, ThreadId},
     };
 
@@ -159,6 +216,12 @@ mod tests {
             let _ = fs::remove_file(&self.0);
             let _ = fs::remove_file(self.ring());
         }
+    }
+
+    /// `None` if the process records still.
+    #[track_caller]
+    fn added(files: &Files) -> Option<u64> {
+        recover(&files.0).unwrap().map(|ended| ended.added)
     }
 
     const DEAD: RingOwner = RingOwner { pid: u32::MAX as u64, began: 1 };
@@ -193,7 +256,7 @@ mod tests {
     fn each_event_is_in_the_recording_once() {
         let files = Files::new("once");
         killed(&files, DEAD);
-        assert_eq!(recover(&files.0).unwrap(), Recovered::Added(4));
+        assert_eq!(added(&files), Some(4));
         let (items, end) = items_of(File::open(&files.0).unwrap()).unwrap();
         assert_eq!(end, crate::capture::End::Complete);
         let numbers = items.iter().filter_map(|item| match item {
@@ -202,7 +265,7 @@ mod tests {
         });
         assert_eq!((items.len(), numbers.collect::<Vec<_>>()), (5, vec![1, 2, 3, 4]));
         assert!(!files.ring().exists());
-        assert_eq!(recover(&files.0).unwrap(), Recovered::Complete);
+        assert_eq!(added(&files), Some(0));
     }
 
     #[test]
@@ -215,13 +278,45 @@ mod tests {
         let began = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19)?.parse().ok());
         let Some(began) = began else { return };
         killed(&files, RingOwner { pid: process::id().into(), began });
+        // Without its lock as well: not every file system has locks, and the process replaces the file with `--max-size`.
+        assert_eq!(added(&files), None);
         let held = File::open(&files.0).unwrap();
         held.lock().unwrap();
-        assert_eq!(recover(&files.0).unwrap(), Recovered::IsRunning);
+        assert_eq!(added(&files), None);
         assert!(files.ring().exists());
         // The lock of a child, which outlives the process.
         killed(&files, RingOwner { pid: process::id().into(), began: began + 1 });
-        assert_eq!(recover(&files.0).unwrap(), Recovered::Added(4));
+        assert_eq!(added(&files), Some(4));
+    }
+
+    /// The ring is on the heap where space in a file cannot be reserved.
+    #[test]
+    fn a_process_without_a_ring_is_left_alone_too() {
+        if !Path::new("/proc/self/stat").exists() {
+            return;
+        }
+        let files = Files::new("heap");
+        let write = |pid| {
+            let mut writer = Writer::new(File::create(&files.0).unwrap()).unwrap();
+            writer.write(&Item::Process(Process { pid, ..Process::default() })).unwrap();
+            writer.flush().unwrap();
+        };
+        let held = File::create(&files.0).unwrap();
+        held.lock().unwrap();
+        assert_eq!(added(&files), None);
+        write(process::id());
+        assert_eq!(added(&files), None);
+        // It writes a file that takes the place of this one.
+        held.unlock().unwrap();
+        let new = File::create(new_path(&files.0)).unwrap();
+        new.lock().unwrap();
+        assert_eq!(added(&files), None);
+        fs::remove_file(new_path(&files.0)).unwrap();
+        assert_eq!(added(&files), Some(0));
+        // The lock of a child, which outlives the process.
+        held.lock().unwrap();
+        write(u32::MAX);
+        assert_eq!(added(&files), Some(0));
     }
 
     #[test]
@@ -240,7 +335,7 @@ mod tests {
             assert!(error.contains("another version of gpumem: open the recording with"), "{error}");
         }
         fs::write(files.ring(), [0; 4096]).unwrap();
-        assert_eq!(recover(&files.0).unwrap(), Recovered::Complete);
+        assert_eq!(added(&files), Some(0));
         assert!(!files.ring().exists());
         assert_eq!(fs::read(&files.0).unwrap(), b"short");
     }

@@ -7,6 +7,7 @@ mod failures;
 mod killed;
 mod parts;
 mod program;
+mod reports;
 mod together;
 mod torch;
 

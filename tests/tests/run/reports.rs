@@ -1,0 +1,42 @@
+//! Reports of a recording while its process runs, ends, or was killed, several at the same time.
+
+use gpumem_tests::built;
+
+use super::*;
+
+/// Records a program that runs on when `gpumem run` has ended, while loops of `gpumem report` read it. It allocates `second` before it
+/// ends, and nobody waits for it but a last report.
+fn reports_beside(folder: &Folder, last: &[&str]) -> Outcome {
+    let [gpumem, probe] = ["gpumem-command", "probe"].map(|name| built(name).display().to_string());
+    let steps = in_shell(&[&ALLOCATES[..4], &["await_file end", "call cuMemAlloc_v2 &second 8388608"], last].concat());
+    let text = format!(
+        "cd {folder}
+         {gpumem} run -o a.capture -- sh -c \"{probe}{steps} > /dev/null & echo \\$! > pid\" 2> /dev/null
+         pid=$(cat pid); recording=a.pid$pid.capture
+         for loop in 1 2 3; do
+             while grep -q '^State:.[^ZX]' /proc/$pid/task/*/status; do {gpumem} report $recording; done &
+         done > reports 2>&1
+         until grep -q 'records still' reports; do sleep 0.01; done; > end
+         wait; rm pid end; {gpumem} report $recording > last 2>&1; echo $recording",
+        folder = folder.0.display(),
+    );
+    machine().run_program("/bin/bash".as_ref(), &["-c", &text])
+}
+
+/// What the process recorded last is there, whenever a report is made.
+#[test]
+fn a_report_loses_nothing_of_a_process_that_ends() {
+    for round in 0..12 {
+        let folder = Folder::new();
+        let outcome = reports_beside(&folder, if round % 2 == 0 { &[] } else { &["until_killed 0 0"] });
+        assert!(outcome.succeeded(), "{outcome}");
+        let recording = outcome.stdout.trim_end();
+        let [reports, last] = ["reports", "last"].map(|name| fs::read_to_string(folder.file(name)).unwrap());
+        let about = format!("round {round}\n{last}\n{reports}\n{outcome}");
+        assert!(!reports.contains("cannot be added"), "{about}");
+        let bytes = recorded(&folder.file(recording)).bytes;
+        assert_eq!(bytes[..2], [4 << 20, 8 << 20], "{about}");
+        assert!(last.contains(&format!(": {} allocations", bytes.len())), "{about}");
+        assert_eq!(folder.names(), [recording, "last", "reports"], "{about}");
+    }
+}
