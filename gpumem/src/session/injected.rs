@@ -72,6 +72,11 @@ pub fn run_beside_program(name: &str, code: impl FnOnce() + Send + 'static) -> s
     process::with_signals_blocked(|| thread.spawn(code)).map(drop)
 }
 
+/// To be called now and then by code that runs beside the program: the process ends once all threads of the program have.
+pub fn exit_without_program() {
+    process::exit_without_program();
+}
+
 /// Runs Python code in the interpreter of this process, on its main thread, as soon as that executes Python code: `again` if this was
 /// called before. All code has one namespace. It is to print nothing, and an exception that comes out of it is dropped. Returns false
 /// if there is no interpreter.

@@ -9,6 +9,8 @@ pub(crate) mod clock;
 pub(crate) mod cuda;
 #[cfg(feature = "cupti")]
 pub(crate) mod cupti;
+#[cfg(feature = "capture")]
+pub(crate) mod descriptor;
 #[cfg(feature = "dispatch")]
 pub(crate) mod dispatch;
 #[cfg(feature = "cuda")]

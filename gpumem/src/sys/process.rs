@@ -67,6 +67,49 @@ pub(crate) fn with_signals_blocked<R>(begin_thread: impl FnOnce() -> R) -> R {
     begin_thread()
 }
 
+/// The names of all threads of gpumem begin so.
+#[cfg(feature = "capture")]
+pub(crate) const OWN_THREADS: &str = "gpumem-";
+
+/// Ends the process with code 0 if the program's threads have ended: the C library does so after the last thread, and the threads of
+/// gpumem must not keep the process alive. A program that ends its main thread with `pthread_exit` comes to this.
+#[cfg(feature = "capture")]
+pub(crate) fn exit_without_program() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if is_without_program() && !DONE.swap(true, Relaxed) {
+        // On a thread of its own: handlers of the exit wait for the threads of gpumem.
+        let exit = std::thread::Builder::new().name(format!("{OWN_THREADS}exit"));
+        let _ = exit.spawn(|| std::process::exit(0));
+    }
+}
+
+/// Whether the main thread and all others of the program have ended.
+#[cfg(all(feature = "capture", target_os = "linux"))]
+fn is_without_program() -> bool {
+    use std::{fs, io};
+    // This needs no descriptor: the program may just now expect the lowest one.
+    let has_main = !matches!(fs::read_link("/proc/self/exe"), Err(error) if error.kind() == io::ErrorKind::NotFound);
+    if has_main {
+        return false;
+    }
+    let main = std::process::id().to_string();
+    let is_own = |thread: io::Result<fs::DirEntry>| {
+        let thread = thread.ok()?;
+        let has_ended = || {
+            let stat = fs::read_to_string(thread.path().join("stat")).ok()?;
+            Some(stat.rsplit_once(')')?.1.trim_start().starts_with(['Z', 'X']))
+        };
+        let is_of_gpumem = || Some(fs::read_to_string(thread.path().join("comm")).ok()?.starts_with(OWN_THREADS));
+        if thread.file_name() == *main { has_ended() } else { is_of_gpumem() }
+    };
+    fs::read_dir("/proc/self/task").is_ok_and(|mut threads| threads.all(|thread| is_own(thread) == Some(true)))
+}
+
+#[cfg(all(feature = "capture", not(target_os = "linux")))]
+fn is_without_program() -> bool {
+    false
+}
+
 /// When this process began, as `/proc` says; 0 where that is not known. Another process that gets the same number began later.
 #[cfg(feature = "capture")]
 pub(crate) fn began() -> u64 {

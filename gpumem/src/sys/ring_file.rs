@@ -54,6 +54,8 @@ pub(crate) mod linux {
 
     use gpumem_core::capture::Line;
 
+    use crate::sys::descriptor;
+
     /// A file mapped into memory. The file belongs to this process: nobody else writes to it.
     #[derive(Debug)]
     pub(crate) struct Mapping {
@@ -114,6 +116,10 @@ pub(crate) mod linux {
 
     /// Makes the file so long, with space on the disk for each byte: a store to a page without space would end the process.
     fn reserve(file: &File, bytes: usize) -> io::Result<()> {
+        // Above the limit the kernel would end the program with SIGXFSZ.
+        if descriptor::file_size_limit().is_some_and(|limit| bytes as u64 > limit) {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
         let bytes = libc::off_t::try_from(bytes).map_err(io::Error::other)?;
         // Not `posix_fallocate`, which writes each page if the file system cannot reserve: that may take long, and a network's file
         // system may still run out of space.

@@ -8,6 +8,7 @@ mod killed;
 mod parts;
 mod program;
 mod reports;
+mod strange;
 mod together;
 mod torch;
 

@@ -33,6 +33,7 @@ use gpumem_core::capture::{
 pub use self::thread::Keep;
 use self::{
     definitions::Definer,
+    file::RecordingFile,
     modules::{EarlyDefinitions, ModuleTable, ResolvedAddress},
 };
 use super::{Notice, Session};
@@ -152,7 +153,7 @@ impl Session {
     }
 
     pub(super) fn try_capture(&'static self, path: &Path, keep: Keep) -> io::Result<()> {
-        let mut writer = Writer::new(file::create(path)?)?;
+        let mut writer = Writer::new(RecordingFile::create(path, path)?)?;
         // At once, so that the recording of a process that is killed has it.
         writer.write(&Definer::new(self).process())?;
         writer.flush()?;

@@ -2,8 +2,7 @@
 
 use std::{
     collections::HashMap,
-    fs::{self, File},
-    io,
+    fs, io,
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread::park_timeout,
@@ -15,10 +14,10 @@ use gpumem_core::{
     model::ThreadId,
 };
 
-use super::{definitions::Definer, file};
+use super::{definitions::Definer, file::RecordingFile};
 use crate::{
     session::{Notice, Session},
-    sys::{clock, ring_file::RingFile},
+    sys::{clock, process, ring_file::RingFile},
 };
 
 /// The ring is emptied so often.
@@ -29,6 +28,9 @@ const FLUSH_EVERY: Duration = Duration::from_millis(200);
 
 /// The clocks are compared so often.
 const CLOCK_EVERY: Duration = Duration::from_secs(1);
+
+/// Whether the program's threads have ended is looked at so often.
+const THREADS_EVERY: Duration = Duration::from_millis(250);
 
 /// A recording of the peaks is written again so often while they rise.
 const PEAKS_EVERY: Duration = Duration::from_secs(1);
@@ -49,7 +51,7 @@ pub enum Keep {
 pub(super) fn run(
     session: &'static Session,
     ring: RingReader<RingFile>,
-    writer: Writer<File>,
+    writer: Writer<RecordingFile>,
     (path, keep): (&Path, Keep),
     stop: &AtomicBool,
 ) {
@@ -90,7 +92,7 @@ pub(super) fn run(
 struct Recorder {
     session: &'static Session,
     ring: RingReader<RingFile>,
-    writer: Writer<File>,
+    writer: Writer<RecordingFile>,
     definer: Definer,
     /// Definitions were written since the last flush.
     has_defined: bool,
@@ -111,7 +113,12 @@ impl Recorder {
     fn run(&mut self, stop: &AtomicBool) -> io::Result<()> {
         self.clock()?;
         let (mut flushed, mut compared, mut rewritten) = (Instant::now(), Instant::now(), Instant::now());
+        let mut looked = Instant::now();
         loop {
+            if looked.elapsed() >= THREADS_EVERY {
+                looked = Instant::now();
+                process::exit_without_program();
+            }
             // First: nothing comes after it.
             let is_last = stop.load(Relaxed);
             self.empty_ring()?;
@@ -242,7 +249,7 @@ impl Recorder {
     fn write_part(&mut self) -> io::Result<()> {
         let Some(part) = &self.part else { return Ok(()) };
         let (definition, events) = (part.definition(), part.events());
-        self.writer = Writer::new(file::create(&new_path(&self.path))?)?;
+        self.writer = Writer::new(RecordingFile::create(&new_path(&self.path), &self.path)?)?;
         self.definer = Definer::new(self.session);
         self.writer.write(&self.definer.process())?;
         self.writer.write(&Item::Part(definition))?;

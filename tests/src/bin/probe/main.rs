@@ -449,6 +449,15 @@ impl Probe {
                 let mut words = argument.split(" & ");
                 return Err(process::Command::new(words.next().unwrap_or("")).args(words).exec().into());
             }
+            "close_descriptors" => {
+                raw::close_descriptors(argument)?;
+                "closed".to_owned()
+            }
+            "limit_files" => raw::limit_files(argument.parse()?).to_string(),
+            "end_main_thread" => {
+                raw::end_main_thread();
+                return Err("it goes on".into());
+            }
             "fork" => match raw::fork()? {
                 Some(status) => format!("the child ended with {status}"),
                 None => process::exit(i32::from(self.answer_each(argument).is_err())),

@@ -1,8 +1,9 @@
 //! Calls of the driver as C makes them: by name, with arguments that the script spells.
 
 use std::collections::HashMap;
-use std::ffi::{CString, c_char, c_int, c_void};
-use std::os::fd::AsRawFd;
+use std::ffi::{CString, c_char, c_int, c_long, c_void};
+use std::fs::File;
+use std::os::fd::{AsRawFd, IntoRawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{mem, ptr};
 
@@ -228,6 +229,39 @@ pub(crate) fn become_output(to: &impl AsRawFd) {
         // SAFETY: the descriptor is open. Who writes to stdout and stderr asks for them by number.
         unsafe { dup2(to.as_raw_fd(), number) };
     }
+}
+
+/// Closes all descriptors but the first three, as daemons do, and gives the next thousand to a file of this program.
+pub(crate) fn close_descriptors(then: &str) -> Result<(), Trouble> {
+    unsafe extern "C" {
+        fn close(number: c_int) -> c_int;
+    }
+    for number in 3..1100 {
+        // SAFETY: that the descriptors of others are closed is what is tested. This program has none that it uses again.
+        unsafe { close(number) };
+    }
+    while File::options().append(true).create(true).open(then)?.into_raw_fd() < 1010 {}
+    Ok(())
+}
+
+/// Files of this process may have so many bytes.
+pub(crate) fn limit_files(bytes: u64) -> bool {
+    unsafe extern "C" {
+        fn setrlimit(resource: c_int, limit: *const [u64; 2]) -> c_int;
+    }
+    const RLIMIT_FSIZE: c_int = 1;
+    // SAFETY: the structure has two words on all targets of the tests, and lives for the call.
+    unsafe { setrlimit(RLIMIT_FSIZE, &[bytes, bytes]) == 0 }
+}
+
+/// Ends the main thread alone, as `pthread_exit` does.
+pub(crate) fn end_main_thread() {
+    unsafe extern "C" {
+        fn syscall(number: c_long, ...) -> c_long;
+    }
+    const EXIT: c_long = if cfg!(target_arch = "x86_64") { 60 } else { 93 };
+    // SAFETY: the call does not return. What the thread has stays as it is, and nobody else uses it.
+    unsafe { syscall(EXIT, 0_i64) };
 }
 
 /// Ends this process as C does: with what was set for the exit, or without.

@@ -1,0 +1,65 @@
+//! Descriptors in a process whose program may close them.
+
+use std::fs::File;
+
+/// What a descriptor stands for: the numbers of the device and of the file. `None` if it is closed, and where that is not known.
+pub(crate) fn identity(file: &File) -> Option<(u64, u64)> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        file.metadata().ok().map(|known| (known.dev(), known.ino()))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = file;
+        None
+    }
+}
+
+/// The same file with a number that the program hardly uses: programs get the lowest free one. If there is none, the file as it is.
+pub(crate) fn with_high_number(file: File) -> File {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::{AsRawFd, FromRawFd};
+        // The kernel's table of a process has room for the highest number, so a much higher one costs memory.
+        const HIGH: u64 = 1000;
+        let from = limit(libc::RLIMIT_NOFILE).map_or(HIGH, |limit| HIGH.min(limit.saturating_sub(24)));
+        let from = libc::c_int::try_from(from).unwrap_or(3).max(3);
+        // SAFETY: the descriptor is open. The result is a new one, which nobody else has, or -1.
+        let number = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, from) };
+        if number >= 0 {
+            // SAFETY: as above.
+            return unsafe { File::from_raw_fd(number) };
+        }
+    }
+    file
+}
+
+/// How many bytes a file of this process may have at most; `None` if there is no limit.
+pub(crate) fn file_size_limit() -> Option<u64> {
+    #[cfg(target_os = "linux")]
+    {
+        limit(libc::RLIMIT_FSIZE)
+    }
+    #[cfg(not(target_os = "linux"))]
+    None
+}
+
+#[cfg(target_os = "linux")]
+fn limit(of: libc::__rlimit_resource_t) -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the function fills the structure that it is given.
+    let is_known = unsafe { libc::getrlimit(of, &raw mut limit) } == 0;
+    (is_known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// What a program does that closes a number, after which a file of its own gets it. The result is the program's.
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) fn replace(number: std::os::fd::RawFd, file: &File) -> File {
+    use std::os::fd::{AsRawFd, FromRawFd};
+    // SAFETY: both are open; the first one's owner expects this.
+    let replaced = unsafe { libc::dup2(file.as_raw_fd(), number) };
+    assert_eq!(replaced, number);
+    // SAFETY: it is open, and its former owner does not close it any more.
+    unsafe { File::from_raw_fd(number) }
+}

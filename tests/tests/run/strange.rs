@@ -1,0 +1,55 @@
+//! Programs that do what programs rarely do. They must run as without gpumem.
+
+use super::*;
+
+/// As daemons do before they begin.
+#[test]
+fn a_program_that_closes_all_descriptors() {
+    for options in [&[][..], &["--dormant"]] {
+        let folder = Folder::new();
+        let [file, own] = ["a.capture", "own"].map(|name| folder.file(name));
+        let probe = probe();
+        let closes = format!("close_descriptors {own}");
+        let steps = [&ALLOCATES[..5], &[&closes, "sleep 300", ALLOCATES[5], "sleep 300"]].concat();
+        let arguments = [&["run"], options, &["-o", &file, "--", &probe], &steps[..]].concat();
+        let machine = machine().env("XDG_RUNTIME_DIR", &folder.0);
+        let outcome = machine.run_program(&built("gpumem-command"), &arguments);
+        assert!(outcome.is_clean(), "{outcome}");
+        // The log of the stand-in driver has such a number too, and is text.
+        let own = String::from_utf8(fs::read(&own).unwrap()).unwrap_or_else(|error| panic!("{error}\n{outcome}"));
+        assert!(own.lines().all(|line| line.starts_with("cu")), "{own}\n{outcome}");
+        if options.is_empty() {
+            assert_eq!(recorded(&file), of_allocates(), "{outcome}");
+        }
+    }
+}
+
+/// The C library ends a process after its last thread. The threads of gpumem do not count.
+#[test]
+fn a_program_whose_main_thread_ends() {
+    for options in [&[][..], &["--dormant"]] {
+        let folder = Folder::new();
+        let (file, probe) = (folder.file("a.capture"), probe());
+        let arguments = [&["run"], options, &["-o", &file, "--", &probe], &ALLOCATES, &["end_main_thread"]].concat();
+        let machine = machine().env("XDG_RUNTIME_DIR", &folder.0);
+        let outcome = machine.run_program(&built("gpumem-command"), &arguments);
+        assert!(outcome.is_clean(), "{outcome}");
+        if options.is_empty() {
+            assert_eq!(recorded(&file), of_allocates(), "{outcome}");
+        }
+    }
+}
+
+/// A file above the limit ends a program that does not expect it, with SIGXFSZ.
+#[test]
+fn a_program_whose_files_are_limited() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let outcome = run_probe(&machine(), &file, &[&["limit_files 1000000"], &ALLOCATES[..]].concat());
+    assert!(outcome.is_clean(), "{outcome}");
+    assert_eq!(recorded(&file), of_allocates(), "{outcome}");
+    let outcome = run_probe(&machine(), &file, &[&["limit_files 60000"], &ALLOCATES[..]].concat());
+    assert!(outcome.succeeded(), "{outcome}");
+    let why = "files of this process may have 60000 bytes at most (ulimit -f)";
+    assert!(outcome.stderr.contains(why), "{outcome}");
+}
