@@ -9,9 +9,6 @@ use std::{
 
 use crate::sys::descriptor;
 
-/// A recording has at least so many bytes.
-const SMALLEST: u64 = 1 << 16;
-
 /// A file that only this process writes to, even if the program closes descriptors that are not its own.
 ///
 /// Daemons and programs that start others close all numbers from 3 on. After that the number of this file is free, and the next file or
@@ -35,11 +32,6 @@ impl RecordingFile {
     pub(super) fn create(path: &Path, place: &Path) -> io::Result<Self> {
         if path.metadata().is_ok_and(|known| !known.is_file()) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
-        }
-        // A write above the limit would end the program with SIGXFSZ.
-        if let Some(limit) = descriptor::file_size_limit().filter(|limit| *limit < SMALLEST) {
-            let why = format!("files of this process may have {limit} bytes at most (ulimit -f)");
-            return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
         }
         let file = File::options().write(true).create(true).truncate(false).open(path)?;
         lock(&file)?;
@@ -73,6 +65,11 @@ impl RecordingFile {
 
 impl Write for RecordingFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Above the limit the kernel would end the program with SIGXFSZ.
+        if let Some(limit) = descriptor::file_size_limit().filter(|limit| self.written + bytes.len() as u64 > *limit) {
+            let why = format!("files of this process may have {limit} bytes at most (ulimit -f)");
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+        }
         let count = self.own()?.write(bytes)?;
         self.written += count as u64;
         Ok(count)

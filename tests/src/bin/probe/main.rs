@@ -71,6 +71,19 @@ use gpumem::{Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemory, intercept::
 /// What is wrong with a command or with cudarc, and nothing of gpumem's: the test is then wrong.
 type Trouble = Box<dyn std::error::Error>;
 
+/// What programs rarely do to their process.
+fn behave(verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
+    match verb {
+        "close_descriptors" => raw::close_descriptors(argument).map(|()| Some("closed".to_owned())),
+        "limit_files" => Ok(Some(raw::limit_files(argument.parse()?).to_string())),
+        "end_main_thread" => {
+            raw::end_main_thread();
+            Err("it goes on".into())
+        }
+        _ => Ok(None),
+    }
+}
+
 fn main() -> ExitCode {
     let mut probe = Probe::default();
     let mut code = ExitCode::SUCCESS;
@@ -449,20 +462,11 @@ impl Probe {
                 let mut words = argument.split(" & ");
                 return Err(process::Command::new(words.next().unwrap_or("")).args(words).exec().into());
             }
-            "close_descriptors" => {
-                raw::close_descriptors(argument)?;
-                "closed".to_owned()
-            }
-            "limit_files" => raw::limit_files(argument.parse()?).to_string(),
-            "end_main_thread" => {
-                raw::end_main_thread();
-                return Err("it goes on".into());
-            }
             "fork" => match raw::fork()? {
                 Some(status) => format!("the child ended with {status}"),
                 None => process::exit(i32::from(self.answer_each(argument).is_err())),
             },
-            _ => return Ok(None),
+            _ => return behave(verb, argument),
         }))
     }
 
