@@ -4,7 +4,7 @@ use std::{
     env, fs,
     hash::{DefaultHasher, Hash, Hasher},
     io::{self, Write},
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     process,
 };
@@ -18,13 +18,26 @@ pub(super) fn unpacked() -> io::Result<PathBuf> {
         return Err(io::Error::other("this command was built without it: it is for Linux alone"));
     }
     let mut last = io::Error::other("there is no folder for it: set HOME or XDG_CACHE_HOME");
+    let mut for_the_user = None;
+    let is_root = rustix::process::geteuid().is_root();
     for folder in folders() {
         match unpack(&folder, LIBRARY) {
+            // Programs of root often go on as another user before they use the GPU.
+            Ok(path) if is_root && !is_readable_for_all(&folder) => _ = for_the_user.get_or_insert(path),
             Ok(path) => return Ok(path),
-            Err(error) => last = io::Error::new(error.kind(), format!("`{}`: {error}", folder.display())),
+            Err(error) => {
+                let next = "set XDG_CACHE_HOME or TMPDIR to a folder of yours";
+                last = io::Error::new(error.kind(), format!("`{}`: {error}: {next}", folder.display()));
+            }
         }
     }
-    Err(last)
+    for_the_user.ok_or(last)
+}
+
+/// Whether users other than the owner can reach what is in this folder.
+fn is_readable_for_all(folder: &Path) -> bool {
+    let is_open = |part: &Path| part.metadata().is_ok_and(|known| known.mode() & 0o001 != 0);
+    folder.canonicalize().is_ok_and(|folder| folder.ancestors().all(is_open))
 }
 
 /// The user's cache, else a folder of the user's among the temporary files.
@@ -38,19 +51,25 @@ fn folders() -> impl Iterator<Item = PathBuf> {
 fn unpack(folder: &Path, library: &[u8]) -> io::Result<PathBuf> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     // The program runs what is in this folder.
-    let known = folder.metadata()?;
+    let known = folder.symlink_metadata()?;
+    if !known.is_dir() {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "a link, which others may have put there"));
+    }
     if known.uid() != rustix::process::geteuid().as_raw() || known.mode() & 0o022 != 0 {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "others may write to it"));
     }
+    make_readable(folder);
     let mut hasher = DefaultHasher::new();
     library.hash(&mut hasher);
     let path = folder.join(format!("libgpumem_inject-{:016x}.so", hasher.finish()));
     if fs::read(&path).is_ok_and(|there| there == library) {
+        make_readable(&path);
         return Ok(path);
     }
     // Under another name first: a program that begins meanwhile must not load a part of it. What a running program has loaded stays.
     let part = path.with_extension(process::id().to_string());
     let mut file = fs::File::options().write(true).create_new(true).mode(0o700).open(&part)?;
+    make_readable(&part);
     let written = file.write_all(library).and_then(|()| fs::rename(&part, &path));
     if written.is_err() {
         _ = fs::remove_file(&part);
@@ -58,11 +77,39 @@ fn unpack(folder: &Path, library: &[u8]) -> io::Result<PathBuf> {
     written.map(|()| path)
 }
 
+/// The program may become another user before the driver loads the library. The umask counts for new files alone.
+fn make_readable(path: &Path) {
+    if path.metadata().is_ok_and(|known| known.mode() & 0o755 != 0o755) {
+        _ = fs::set_permissions(path, fs::Permissions::from_mode(0o755));
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
+
+    #[test]
+    fn other_users_can_read_the_library() {
+        let above = env::temp_dir().join(format!("gpumem-readable-{}", process::id()));
+        let folder = above.join("gpumem");
+        let mode = |path: &Path| path.metadata().unwrap().mode() & 0o777;
+        let path = unpack(&folder, b"the library").unwrap();
+        assert_eq!((mode(&folder), mode(&path)), (0o755, 0o755));
+        // As another version left it.
+        for path in [&folder, &path] {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o700)).unwrap();
+        }
+        assert_eq!(unpack(&folder, b"the library").unwrap(), path);
+        assert_eq!((mode(&folder), mode(&path)), (0o755, 0o755));
+        let link = above.join("link");
+        std::os::unix::fs::symlink(&folder, &link).unwrap();
+        assert_eq!(unpack(&link, b"the library").unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        // What is above the folder is not changed.
+        assert_eq!((mode(&above), is_readable_for_all(&folder)), (0o700, false));
+        fs::set_permissions(&above, fs::Permissions::from_mode(0o711)).unwrap();
+        assert_eq!(is_readable_for_all(&folder), is_readable_for_all(&env::temp_dir()));
+        _ = fs::remove_dir_all(&above);
+    }
 
     #[test]
     fn a_library_is_unpacked_once_and_repaired() {

@@ -10,12 +10,16 @@ mod recordings;
 mod symbols;
 mod torch;
 
-use std::{env, io, path::Path};
+use std::{borrow::Cow, env, io, path::Path};
 
 use gpumem_core::export::Role;
 use gpumem_inject::variable;
 
-use self::{place::Place, program::Program, recordings::Recording};
+use self::{
+    place::Place,
+    program::Program,
+    recordings::{Finished, Recording},
+};
 pub(crate) use self::{
     recordings::{complete, is_unfinished},
     symbols::of_module,
@@ -53,8 +57,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         }
     })?;
     if let Some(place) = place.filter(|_| ended.has_started) {
-        let recordings = working("completing the recordings", || recordings::finish(&place, is_dormant));
-        summarize(&recordings, &place, arguments, ended.signal);
+        let finished = working("completing the recordings", || recordings::finish(&place, is_dormant));
+        explain(&finished, &place, arguments);
+        summarize(&finished.recordings, arguments, ended.signal);
     }
     Ok(Exit::Program(ended.code()))
 }
@@ -87,17 +92,38 @@ fn prepare(arguments: &Arguments, program: &mut Program) -> Result<Place, Failur
     Ok(place)
 }
 
-/// On stderr: stdout belongs to the program.
-fn summarize(recordings: &[Recording], place: &Place, arguments: &Arguments, signal: Option<i32>) {
-    if recordings.is_empty() {
-        let what = format!("nothing was recorded in `{}`", place.file().display());
-        let cause = if arguments.dormant {
-            "`gpumem start` was not called, or nothing was allocated after it"
-        } else {
-            "no process of the program called cuInit, or the driver could not load the library"
-        };
-        terminal::error(&Failure::new(what, cause, ""));
+/// Says which recordings are not finished, and why nothing was recorded.
+fn explain(finished: &Finished, place: &Place, arguments: &Arguments) {
+    let running = || place.running();
+    let who = |pid: u32| format!("process {pid}, which the program started, runs on");
+    for path in &finished.unfinished {
+        let of_path = |pid: &u32| path.to_string_lossy().split('.').any(|part| part == format!("pid{pid}"));
+        let cause =
+            running().into_iter().find(of_path).map_or("a process that the program started runs on".to_owned(), who);
+        let what = format!("the recording `{}` is not finished", path.display());
+        let next =
+            format!("`gpumem report {}` shows what it has so far", in_shell(&below_folder(path).to_string_lossy()));
+        terminal::error(&Failure::new(what, cause, next));
     }
+    if !finished.recordings.is_empty() || !finished.unfinished.is_empty() {
+        return;
+    }
+    let what = format!("nothing was recorded in `{}`", place.file().display());
+    let failure = if arguments.dormant {
+        Failure::new(what, "`gpumem start` was not called, or nothing was allocated after it", "")
+    } else if let [pid, ..] = *running() {
+        let next = format!("what it allocates will be in `{}`", place.of_process(pid).display());
+        Failure::new(what, who(pid), next)
+    } else {
+        let cause = "no process of the program called cuInit, or it was started with another environment (`sudo`, `env -i`), or the \
+                     driver could not load the library, or the recording was moved or removed";
+        Failure::new(what, cause, "")
+    };
+    terminal::error(&failure);
+}
+
+/// On stderr: stdout belongs to the program.
+fn summarize(recordings: &[Recording], arguments: &Arguments, signal: Option<i32>) {
     let mut overviews = Vec::new();
     for recording in recordings {
         match Overview::read(below_folder(&recording.path)) {
@@ -135,6 +161,10 @@ fn below_folder(path: &Path) -> &Path {
 
 /// What else there is to see, as it is typed in a shell.
 fn next_step(file: &str) -> String {
-    let file = shlex::try_quote(file).unwrap_or(file.into());
+    let file = in_shell(file);
     format!("More: gpumem report --calls {file}, or --html page.html {file}")
+}
+
+fn in_shell(file: &str) -> Cow<'_, str> {
+    shlex::try_quote(file).unwrap_or(file.into())
 }

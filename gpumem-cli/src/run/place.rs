@@ -5,10 +5,15 @@ use std::{
     ffi::{OsStr, OsString},
     fs::{self, File, TryLockError},
     io,
-    os::unix::fs::MetadataExt,
+    os::unix::{
+        ffi::{OsStrExt, OsStringExt},
+        fs::MetadataExt,
+    },
     path::{Path, PathBuf},
     process,
 };
+
+use gpumem_inject::variable;
 
 use crate::history::is_recording;
 
@@ -74,14 +79,14 @@ impl Place {
     fn is_of_a_process(&self, path: &Path) -> bool {
         let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
         let between = || {
-            let name = path.file_name()?.to_str()?;
-            let stem = self.file.file_stem()?.to_str()?;
+            // Names need not be UTF-8; what is between is.
+            let [name, stem] = [path.file_name()?, self.file.file_stem()?].map(OsStr::as_bytes);
             let rest = name.strip_prefix(stem)?;
             let rest = match self.file.extension() {
-                Some(extension) => rest.strip_suffix(extension.to_str()?)?.strip_suffix('.')?,
+                Some(extension) => rest.strip_suffix(extension.as_bytes())?.strip_suffix(b".")?,
                 None => rest,
             };
-            rest.strip_prefix('.')
+            str::from_utf8(rest.strip_prefix(b".")?).ok()
         };
         let Some(between) = between() else { return false };
         let mut parts = between.split('.').peekable();
@@ -93,10 +98,31 @@ impl Place {
 
     /// `train.rank3.gpu0.pid17.capture` of `train.rank3.pid17.capture`.
     pub(super) fn with_devices(path: &Path, devices: &[u32]) -> PathBuf {
-        let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
-        let Some(at) = name.rfind(".pid").filter(|_| !devices.is_empty()) else { return path.to_owned() };
+        let name = path.file_name().unwrap_or_default().as_bytes();
+        let at = name.windows(4).rposition(|part| part == b".pid").filter(|_| !devices.is_empty());
+        let Some((before, after)) = at.map(|at| name.split_at(at)) else { return path.to_owned() };
         let devices: Vec<_> = devices.iter().map(u32::to_string).collect();
-        path.with_file_name(format!("{}.gpu{}{}", &name[..at], devices.join("+"), &name[at..]))
+        let name = [before, b".gpu", devices.join("+").as_bytes(), after].concat();
+        path.with_file_name(OsString::from_vec(name))
+    }
+
+    /// Where the process with this number records, unless it is one of a job.
+    pub(super) fn of_process(&self, pid: u32) -> PathBuf {
+        with_number(&self.file, &format!("pid{pid}"))
+    }
+
+    /// The processes of this run that have not ended, as far as this user may see them: they have inherited the name of the file.
+    pub(super) fn running(&self) -> Vec<u32> {
+        let named = [variable::FILE.as_bytes(), b"=", self.file.as_os_str().as_bytes()].concat();
+        let is_of_the_run = |pid: &u32| {
+            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|variable| variable == named)
+        };
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let mut running: Vec<u32> =
+            entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_of_the_run).collect();
+        running.sort_unstable();
+        running
     }
 }
 
@@ -131,8 +157,8 @@ struct Claim {
 impl Claim {
     /// `None` if another run records to this file. The error says that nothing can be written there.
     fn new(file: &Path) -> io::Result<Option<Self>> {
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
-        let lock = file.with_file_name(format!(".{name}.lock"));
+        let name = [b".", file.file_name().unwrap_or_default().as_bytes(), b".lock"].concat();
+        let lock = file.with_file_name(OsString::from_vec(name));
         loop {
             let open = File::options().write(true).create(true).truncate(false).open(&lock)?;
             // The system releases the lock of a killed process.
@@ -210,6 +236,14 @@ mod tests {
             assert!(!is("a.b.capture", path), "{path}");
         }
         assert!(is("a", "a.pid3") && !is("a", "a.pid3.capture"));
+        let bytes = |name: &[u8]| Path::new("/folder").join(OsStr::from_bytes(name));
+        let mut other = place("");
+        other.file = bytes(b"n\xff.capture");
+        assert!(
+            other.is_of_a_process(&bytes(b"n\xff.pid3.capture"))
+                && !other.is_of_a_process(&bytes(b"n\xfe.pid3.capture"))
+        );
+        assert_eq!(Place::with_devices(&bytes(b"n\xff.pid3.capture"), &[1]), bytes(b"n\xff.gpu1.pid3.capture"));
         let named = Place::with_devices(Path::new("/folder/a.rank1.pid2.3.capture"), &[0, 2]);
         assert_eq!(named, Path::new("/folder/a.rank1.gpu0+2.pid2.3.capture"));
     }

@@ -22,14 +22,23 @@ pub(super) struct Recording {
     pub(super) path: PathBuf,
 }
 
+/// The recordings of a run that has ended.
+#[derive(Debug)]
+pub(super) struct Finished {
+    pub(super) recordings: Vec<Recording>,
+    /// Those of processes that run on.
+    pub(super) unfinished: Vec<PathBuf>,
+}
+
 /// Completes the recordings of the run, removes those of processes that allocated nothing, and gives them the names that users know.
 /// If `keeps_names`, `gpumem start` and `gpumem stop` have printed the names that they have.
-pub(super) fn finish(place: &Place, keeps_names: bool) -> Vec<Recording> {
-    let mut recorded = Vec::new();
+pub(super) fn finish(place: &Place, keeps_names: bool) -> Finished {
+    let (mut recorded, mut unfinished) = (Vec::new(), Vec::new());
     for path in place.of_processes() {
         match devices_of(&path, keeps_names) {
-            Ok(Some(devices)) => recorded.push((path, devices)),
-            Ok(None) => {}
+            Ok(Found::Devices(devices)) => recorded.push((path, devices)),
+            Ok(Found::Nothing) => {}
+            Ok(Found::Unfinished) => unfinished.push(path),
             Err(error) => {
                 let what = format!("the recording `{}`", path.display());
                 terminal::error(&Failure::new(what, error, ""));
@@ -45,17 +54,22 @@ pub(super) fn finish(place: &Place, keeps_names: bool) -> Vec<Recording> {
         let path = if fs::rename(&path, &named).is_ok() { named } else { path };
         Recording { path }
     };
-    recorded.into_iter().map(name).collect()
+    Finished { recordings: recorded.into_iter().map(name).collect(), unfinished }
 }
 
-/// The devices on which the process allocated; `None` if it allocated nothing, or runs still. An empty recording is removed.
-fn devices_of(path: &Path, keeps_empty: bool) -> io::Result<Option<Vec<u32>>> {
-    let Some(items) = complete(path)? else {
-        let what = format!("the recording `{}` is not finished", path.display());
-        let next = "`gpumem report` shows what it has so far";
-        terminal::error(&Failure::new(what, "a process that the program started runs on", next));
-        return Ok(None);
-    };
+/// What a recording has.
+enum Found {
+    /// Its process allocated on these devices.
+    Devices(Vec<u32>),
+    /// Its process allocated nothing.
+    Nothing,
+    /// Its process runs still.
+    Unfinished,
+}
+
+/// The devices on which the process allocated. An empty recording is removed.
+fn devices_of(path: &Path, keeps_empty: bool) -> io::Result<Found> {
+    let Some(items) = complete(path)? else { return Ok(Found::Unfinished) };
     let block = |item: &Item| match item {
         Item::Event(RecordedEvent { kind: EventKind::Alloc { block, .. }, .. }) => Some(*block),
         _ => None,
@@ -63,14 +77,14 @@ fn devices_of(path: &Path, keeps_empty: bool) -> io::Result<Option<Vec<u32>>> {
     let blocks = || items.iter().filter_map(block);
     if blocks().next().is_none() && !keeps_empty {
         fs::remove_file(path)?;
-        return Ok(None);
+        return Ok(Found::Nothing);
     }
     // Memory of the host has the number of a device that says nothing.
     let on_devices = blocks().filter(|block| block.kind.is_on_device());
     let mut devices: Vec<u32> = on_devices.map(|block| block.device.ordinal).collect();
     devices.sort_unstable();
     devices.dedup();
-    Ok(Some(devices))
+    Ok(Found::Devices(devices))
 }
 
 /// What a recording consists of is not all in its file.

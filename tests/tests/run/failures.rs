@@ -68,7 +68,60 @@ fn a_program_without_cuda() {
     }
     let outcome = run_probe(&machine().without(Library::Cuda), &file, &["try_count"]);
     one_line(&outcome, "nothing was recorded");
+    one_line(&outcome, "started with another environment (`sudo`, `env -i`)");
     assert_eq!(folder.names(), [""; 0]);
+}
+
+/// Runs a program that starts another one and ends when `when` is true in the shell. The other one ends afterwards.
+fn leaves_behind(folder: &Folder, steps: &[&str], when: &str) -> (Outcome, String) {
+    let [gpumem, probe] = ["gpumem-command", "probe"].map(|name| built(name).display().to_string());
+    let text = format!(
+        "cd {folder}; {gpumem} run -o a.capture -- sh -c \"{probe}{steps} > log & echo \\$! > pid; until {when}; do sleep 0.01; done\"
+         > end; while grep -q '^State:.[^ZX]' /proc/$(cat pid)/status; do sleep 0.01; done; cat pid; rm pid end log",
+        folder = folder.0.display(),
+        steps = in_shell(steps),
+    );
+    let outcome = machine().run_program("/bin/bash".as_ref(), &["-c", &text]);
+    let pid = outcome.stdout.trim_end().to_owned();
+    (outcome, pid)
+}
+
+#[test]
+fn a_program_that_leaves_a_process_behind() {
+    let folder = Folder::new();
+    let steps = [&ALLOCATES[..], &["await_file end"]].concat();
+    let (outcome, pid) = leaves_behind(&folder, &steps, "ls a.pid*.ring > /dev/null 2>&1");
+    let recording = folder.file(&format!("a.pid{pid}.capture"));
+    one_line(
+        &outcome,
+        &format!("the recording `{recording}` is not finished: process {pid}, which the program started, runs on"),
+    );
+    assert!(
+        outcome.stderr.ends_with(&format!("; `gpumem report a.pid{pid}.capture` shows what it has so far\n")),
+        "{outcome}"
+    );
+    assert_eq!(recorded(&recording), of_allocates(), "{outcome}");
+    // It has not called cuInit when the program ends.
+    let folder = Folder::new();
+    let steps = [&["await_file end"], &ALLOCATES[..]].concat();
+    let (outcome, pid) = leaves_behind(&folder, &steps, "[ -e log ]");
+    let recording = folder.file(&format!("a.pid{pid}.capture"));
+    let text =
+        format!(": process {pid}, which the program started, runs on; what it allocates will be in `{recording}`");
+    one_line(&outcome, &text);
+    assert_eq!(recorded(&recording), of_allocates(), "{outcome}");
+}
+
+#[test]
+fn a_name_that_is_not_text() {
+    let folder = Folder::new();
+    let [gpumem, probe] = ["gpumem-command", "probe"].map(|name| built(name).display().to_string());
+    let (run, steps) = (format!("{gpumem} run -o $'n\\xff.capture' -- {probe}"), in_shell(&ALLOCATES));
+    let text = format!("cd {}; {run}{steps} && ls -b && mv $'n\\xff.capture' n.capture", folder.0.display());
+    let outcome = machine().run_program("/bin/bash".as_ref(), &["-c", &text]);
+    assert!(outcome.succeeded() && outcome.stdout.ends_with("\nn\\377.capture\n"), "{outcome}");
+    assert!(outcome.stderr.contains(": 2 allocations"), "{outcome}");
+    assert_eq!(recorded(&folder.file("n.capture")), of_allocates(), "{outcome}");
 }
 
 /// A driver whose dispatch table gpumem does not know.
