@@ -1,5 +1,5 @@
-//! Two tables: one row for each event, and one for each block; a third one of PyTorch's tensors. Their columns name the recording and the process, so that the files of a
-//! fleet can be queried together.
+//! Two tables: one row for each event, and one for each block; a third one of PyTorch's tensors. Their columns name the recording and
+//! the process, so that the files of a fleet can be queried together.
 
 use std::{
     fs,
