@@ -111,6 +111,13 @@ def version():
     return str(getattr(sys.modules.get("torch"), "__version__", ""))
 
 
+def begun():
+    """A new file, which its owner can read whatever the umask of the program is."""
+    file = open(path + b".part", "w")
+    os.fchmod(file.fileno(), (os.fstat(file.fileno()).st_mode & 0o777) | 0o600)
+    return file
+
+
 def note(**what):
     """A line for the report, in place of those before."""
     try:
@@ -118,7 +125,7 @@ def note(**what):
 
         if os.getpid() != process:
             return
-        with open(path + b".part", "w") as file:
+        with begun() as file:
             file.write(json.dumps({"torch": version(), **what}) + "\n")
     except BaseException:
         # The disk is full, for example.
@@ -152,7 +159,7 @@ def write(torch):
 
     is_enabled = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: True)()
     snapshot = torch.cuda.memory._snapshot()
-    with open(path + b".part", "w") as file:
+    with begun() as file:
         put = file.write
         line = lambda value: put(json.dumps(value) + "\n")
         line({"torch": version(), "is_enabled": is_enabled, "most": most})

@@ -44,7 +44,7 @@ fn is_readable_for_all(folder: &Path) -> bool {
 fn folders() -> impl Iterator<Item = PathBuf> {
     let named = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")));
-    let temporary = env::temp_dir().join(format!("gpumem-{}", rustix::process::geteuid().as_raw()));
+    let temporary = env::temp_dir().join(format!("gpumem-library-{}", rustix::process::geteuid().as_raw()));
     cache.map(|cache| cache.join("gpumem")).into_iter().chain([temporary])
 }
 

@@ -35,6 +35,22 @@ pub(crate) fn with_high_number(file: File) -> File {
     file
 }
 
+/// The owner may read and write a file that was just created, whatever the umask of the program is.
+pub(crate) fn give_owner_access(file: &File) {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let Ok(mut permissions) = file.metadata().map(|known| known.permissions()) else { return };
+        if permissions.mode() & 0o600 != 0o600 {
+            permissions.set_mode(permissions.mode() | 0o600);
+            // A file of another user is as it is.
+            let _ = file.set_permissions(permissions);
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = file;
+}
+
 /// How many bytes a file of this process may have at most; `None` if there is no limit.
 pub(crate) fn file_size_limit() -> Option<u64> {
     #[cfg(target_os = "linux")]

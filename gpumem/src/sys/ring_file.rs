@@ -74,6 +74,7 @@ pub(crate) mod linux {
             // What an earlier process left there is not written over: it may still be mapped.
             let _ = fs::remove_file(path);
             let file = File::options().read(true).write(true).create_new(true).open(path).ok()?;
+            descriptor::give_owner_access(&file);
             let mapping = Self::map(&file, count);
             if mapping.is_none() {
                 let _ = fs::remove_file(path);

@@ -69,3 +69,17 @@ fn other_processes_cannot_be_started() {
     let outcome = machine().run_program("/bin/sh".as_ref(), &["-c", &script]);
     assert!(outcome.stderr.contains("it has no library of gpumem that waits; start the program with"), "{outcome}");
 }
+
+/// The library is for all users, the sockets are for this one alone.
+#[test]
+fn the_sockets_are_not_beside_the_library_in_the_folder_for_temporary_files() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let machine = machine().env("XDG_CACHE_HOME", "/proc/cache").env("XDG_RUNTIME_DIR", "");
+    for _ in 0..2 {
+        let arguments = ["run", "--dormant", "-o", &file, "--", &probe()];
+        let outcome = machine.run_program(&built("gpumem-command"), &[&arguments[..], &ALLOCATES].concat());
+        assert!(outcome.is_clean() && outcome.stderr.contains(" is not recorded until `gpumem start "), "{outcome}");
+        assert!(!outcome.stderr.contains("open to others"), "{outcome}");
+    }
+}

@@ -49,3 +49,21 @@ fn a_program_whose_files_are_limited() {
     assert!(outcome.is_clean(), "{outcome}");
     assert_eq!(recorded(&file), of_allocates(), "{outcome}");
 }
+
+/// Otherwise the command could not read them unless it is root.
+#[test]
+fn a_program_that_leaves_files_without_access() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    // A program that waits, and is looked at meanwhile. Only the folder says that it may go on.
+    let until = "until ls a.pid*.ring > log 2>&1; do sleep 0.01; done; stat -c '%A %n' a.*";
+    let steps = in_shell(&[&ALLOCATES[..], &["await_file end"]].concat());
+    let (folder_name, probe) = (folder.0.display(), probe());
+    let text = format!("cd {folder_name}; umask 0777; {probe} {steps} > /dev/null & {until}; mkdir end; wait");
+    fs::write(folder.file("log"), "").unwrap();
+    let outcome = run(&machine(), &file, &["sh", "-c", &text]);
+    assert!(outcome.is_clean(), "{outcome}");
+    let modes: Vec<_> = outcome.stdout.lines().filter(|line| line.contains(" a.pid")).collect();
+    assert!(modes.len() == 2 && modes.iter().all(|mode| mode.starts_with("-rw------- ")), "{outcome}");
+    assert_eq!(recorded(&file), of_allocates(), "{outcome}");
+}

@@ -36,6 +36,7 @@ impl RecordingFile {
         let file = File::options().write(true).create(true).truncate(false).open(path)?;
         lock(&file)?;
         file.set_len(0)?;
+        descriptor::give_owner_access(&file);
         let file = descriptor::with_high_number(file);
         let identity = descriptor::identity(&file);
         // The program may change its folder.
