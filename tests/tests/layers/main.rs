@@ -42,6 +42,7 @@ const FLOORS: &[(&str, &[&str])] = &[
             "sys::process",
             "sys::clock",
             "sys::ring_file",
+            "sys::descriptor",
         ],
     ),
     ("query", &["session", "source", "model", "error"]),
