@@ -44,6 +44,8 @@
 //! - `tracker`, `track`, `label …` and what else there is of trackers: see `track.rs`;
 //! - `by_dispatch [device]`, `by_cupti [device]`, `sampled_by_dispatch [device]`: a trace by that source;
 //! - `hold_stderr ms`: another thread writes to stderr for so long, and nobody else does meanwhile;
+//! - `close_descriptors path`: closes all but the first three and gives their numbers to this file; `limit_files bytes`: what files may
+//!   have at most; `end_main_thread`: ends it alone.
 //! - `abort`: ends the process as a crash does; `sleep ms`, `maps name`: whether a file whose name has this in it is mapped; `threads`: how many threads of gpumem's run.
 
 use std::cell::RefCell;
