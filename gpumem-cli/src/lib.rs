@@ -25,18 +25,34 @@ mod terminal;
 mod watch;
 mod wrap;
 
-use std::process::ExitCode;
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
 
 use clap::Parser;
 
-use self::{arguments::Arguments, exit::Exit};
+use self::{arguments::Arguments, exit::Exit, failure::Failure};
 
 /// Does what the arguments of the process ask for.
 pub fn main() -> ExitCode {
-    let done = commands::execute(Arguments::parse());
+    let done = match Arguments::try_parse() {
+        Ok(arguments) => commands::execute(arguments),
+        Err(error) => answer(&error),
+    };
     let exit = done.unwrap_or_else(|failure| {
         terminal::error(&failure);
         Exit::Failed
     });
     exit.into()
+}
+
+/// The help or the version, or what is wrong with the arguments.
+fn answer(error: &clap::Error) -> Result<Exit, Failure> {
+    let printed = error.print().and_then(|()| io::stdout().flush());
+    if error.use_stderr() {
+        Ok(Exit::Failed)
+    } else {
+        printed.map(|()| Exit::Done).map_err(|error| Failure::of_output(&error))
+    }
 }

@@ -49,6 +49,16 @@ fn remove_old(folder: &Path) {
     }
 }
 
+/// By a signal or a debugger.
+fn is_stopped(pid: u32) -> bool {
+    let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = String::from_utf8_lossy(&status);
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("State:"))
+        .is_some_and(|state| matches!(state.trim().get(..1), Some("T" | "t")))
+}
+
 /// Sends a command to a program, and returns the file of its recording.
 pub(crate) fn send(pid: u32, command: &str) -> Result<String, Failure> {
     let process = format!("process {pid}");
@@ -58,6 +68,13 @@ pub(crate) fn send(pid: u32, command: &str) -> Result<String, Failure> {
             if error.kind() == io::ErrorKind::NotFound { "it does not run".to_owned() } else { error.to_string() };
         Failure::new(&process, cause, "")
     })?;
+    if is_stopped(pid) {
+        return Err(Failure::new(
+            process,
+            "it is stopped, and cannot answer",
+            format_args!("let it go on: kill -CONT {pid}"),
+        ));
+    }
     let name = format!("{}=", variable::CONTROL);
     let named = environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(name.as_bytes()));
     let named = named.and_then(|folder| std::str::from_utf8(folder).ok()).filter(|folder| !folder.is_empty());

@@ -67,6 +67,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
 /// Tells the program's processes how to record themselves. Returns where the recordings will be.
 fn prepare(arguments: &Arguments, program: &mut Program) -> Result<Place, Failure> {
     let runs_on = "the program runs without being recorded";
+    if let Some(outer) = env::var_os(variable::FILE).filter(|path| !path.is_empty()) {
+        let cause = format!("the `gpumem run` around it records to `{}`", outer.display());
+        return Err(Failure::new("this `gpumem run` records nothing", cause, ""));
+    }
     if let Some(other) = env::var_os(variable::INJECTION).filter(|path| !path.is_empty()) {
         let what = format!("{} is set", variable::INJECTION);
         return Err(Failure::new(what, format_args!("another tool has `{}` loaded", other.display()), runs_on));

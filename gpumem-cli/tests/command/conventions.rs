@@ -56,9 +56,12 @@ fn a_closed_pipe_is_no_error() {
 #[cfg(target_os = "linux")]
 fn a_full_disk_is_an_error() {
     let full = fs::File::options().write(true).open("/dev/full").expect("Linux has it");
-    let ran = crate::Ran::of(&gpumem(&["completions", "bash"]).stdout(full).output().expect("it starts"));
-    assert_eq!(ran.code, Some(2));
-    assert!(ran.stderr.starts_with("gpumem: the output cannot be written: "), "{}", ran.stderr);
+    for arguments in [&["completions", "bash"][..], &["--help"], &["run", "-h"], &["--version"]] {
+        let full = full.try_clone().expect("it is open");
+        let ran = crate::Ran::of(&gpumem(arguments).stdout(full).output().expect("it starts"));
+        assert_eq!(ran.code, Some(2), "{arguments:?}");
+        assert!(ran.stderr.starts_with("gpumem: the output cannot be written: "), "{arguments:?}: {}", ran.stderr);
+    }
 }
 
 #[test]

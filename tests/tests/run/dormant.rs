@@ -83,3 +83,16 @@ fn the_sockets_are_not_beside_the_library_in_the_folder_for_temporary_files() {
         assert!(!outcome.stderr.contains("open to others"), "{outcome}");
     }
 }
+
+#[test]
+fn a_program_that_is_stopped() {
+    let gpumem = built("gpumem-command").display().to_string();
+    let text = format!(
+        "sleep 100 & kill -STOP $!; while ! grep -q '^State:.T' /proc/$!/status; do sleep 0.01; done
+         {gpumem} stop $!; echo $? $!; kill -9 $!"
+    );
+    let outcome = machine().run_program("/bin/sh".as_ref(), &["-c", &text]);
+    let (code, pid) = outcome.stdout.trim_end().split_once(' ').unwrap_or_else(|| panic!("{outcome}"));
+    let text = format!("gpumem: process {pid}: it is stopped, and cannot answer; let it go on: kill -CONT {pid}\n");
+    assert_eq!((code, &outcome.stderr), ("2", &text), "{outcome}");
+}

@@ -169,3 +169,15 @@ fn a_full_disk() {
     assert_eq!(later, expected);
     assert_eq!(folder.names(), ["a.capture"]);
 }
+
+#[test]
+fn a_run_in_a_run() {
+    let folder = Folder::new();
+    let [file, inner] = ["a.capture", "b.capture"].map(|name| folder.file(name));
+    let gpumem = built("gpumem-command").display().to_string();
+    let outcome = run(&machine(), &file, &[&[&gpumem, "run", "-o", &inner, "--", &probe()], &ALLOCATES[..]].concat());
+    let text = format!("gpumem: this `gpumem run` records nothing: the `gpumem run` around it records to `{file}`\n");
+    assert!(outcome.is_clean() && outcome.stderr.starts_with(&text), "{outcome}");
+    assert_eq!(folder.names(), ["a.capture"]);
+    assert_eq!(recorded(&file), of_allocates(), "{outcome}");
+}
