@@ -56,7 +56,6 @@ pub(super) fn at(_: usize) -> Option<Loaded> {
 #[cfg(all(feature = "backtrace", target_os = "linux"))]
 mod linux {
     use std::{
-        env,
         ffi::{CStr, OsStr, c_int, c_void},
         ops::Range,
         os::unix::ffi::OsStrExt,
@@ -67,6 +66,7 @@ mod linux {
     use libc::{PF_R, PF_X, PT_LOAD, PT_NOTE, dl_phdr_info};
 
     use super::LoadedFile;
+    use crate::sys::process;
 
     /// Files are mapped at pages of this size, or of a multiple of it.
     const PAGE: usize = 4096;
@@ -89,7 +89,7 @@ mod linux {
         let named = |mut file: LoadedFile| {
             // The loader has no name for the program.
             if file.path.as_os_str().is_empty() {
-                file.path = env::current_exe().unwrap_or_default();
+                file.path = process::executable().unwrap_or_default();
             }
             Arc::new(file)
         };
@@ -165,13 +165,14 @@ mod unix {
     };
 
     use super::Loaded;
+    use crate::sys::process;
 
     pub(in super::super) fn at(address: usize) -> Option<Loaded> {
         let info = info(address)?;
         let known_as = OsStr::from_bytes(text(info.dli_fname)?.to_bytes());
         // For the program, the loader knows only the name by which it was started.
         let is_program = env::args_os().next().is_some_and(|called| called == known_as);
-        let program = is_program.then(env::current_exe).and_then(Result::ok);
+        let program = is_program.then(process::executable).and_then(Result::ok);
         Some(Loaded {
             file: program.unwrap_or_else(|| known_as.into()),
             symbol: text(info.dli_sname).map(CStr::to_owned),

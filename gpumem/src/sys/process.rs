@@ -28,6 +28,17 @@ pub(crate) fn at_exit(callback: extern "C" fn()) {
     unsafe { atexit(callback) };
 }
 
+/// The file of the program.
+#[cfg(any(feature = "capture", feature = "backtrace", feature = "dispatch"))]
+pub(crate) fn executable() -> std::io::Result<std::path::PathBuf> {
+    // `/proc/self` is the first thread, which may have ended before the others: it has no file then.
+    #[cfg(target_os = "linux")]
+    if let Ok(path) = std::fs::read_link("/proc/thread-self/exe") {
+        return Ok(path);
+    }
+    std::env::current_exe()
+}
+
 /// The number that the operating system gives the calling thread; 0 where that is not known.
 #[cfg(feature = "capture")]
 pub(crate) fn thread_id() -> u64 {

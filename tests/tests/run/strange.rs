@@ -35,6 +35,8 @@ fn a_program_whose_main_thread_ends() {
         let outcome = machine.run_program(&built("gpumem-command"), &arguments);
         assert!(outcome.is_clean(), "{outcome}");
         if options.is_empty() {
+            // `/proc/self/exe` cannot be read any more.
+            assert!(outcome.stderr.contains("raw.rs:"), "{outcome}");
             assert_eq!(recorded(&file), of_allocates(), "{outcome}");
         }
     }

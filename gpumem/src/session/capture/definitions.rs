@@ -19,6 +19,7 @@ use crate::{
     model::{Block, CallsiteId, Device, EventKind, Frame, StackId},
     session::{Session, recording::DefinedCallsite, views},
     source,
+    sys::process,
 };
 
 /// How long the end of a recording reads debug information.
@@ -26,7 +27,7 @@ const FOR_SYMBOLS: Duration = Duration::from_secs(5);
 
 /// The file name of the program.
 fn program_name() -> Option<String> {
-    Some(env::current_exe().ok()?.file_name()?.to_string_lossy().into_owned())
+    Some(process::executable().ok()?.file_name()?.to_string_lossy().into_owned())
 }
 
 /// What was defined so far.
@@ -70,7 +71,7 @@ impl Definer {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Item::Process(Process {
             pid: std::process::id(),
-            executable: env::current_exe().map(|path| text(path.into())).unwrap_or_default(),
+            executable: process::executable().map(|path| text(path.into())).unwrap_or_default(),
             arguments: arguments.collect(),
             folder: views::folder().to_owned(),
             own_module: if self.session.capture.is_injected() { program_name() } else { source::own_module() },
