@@ -3,6 +3,7 @@
 pub(crate) mod attach;
 pub(crate) mod control;
 mod library;
+mod lock_file;
 mod parts;
 mod place;
 mod program;

@@ -3,18 +3,16 @@
 use std::{
     env,
     ffi::{OsStr, OsString},
-    fs::{self, File, TryLockError},
+    fs::{self, File},
     io,
-    os::unix::{
-        ffi::{OsStrExt, OsStringExt},
-        fs::MetadataExt,
-    },
+    os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
     process,
 };
 
 use gpumem_inject::variable;
 
+use super::lock_file::LockFile;
 use crate::history::is_recording;
 
 const EXTENSION: &str = "capture";
@@ -27,7 +25,8 @@ pub(super) struct Place {
     older: Vec<PathBuf>,
     /// What the user named, if another run records to it.
     pub(super) instead_of: Option<PathBuf>,
-    _claim: Claim,
+    /// Keeps other runs away: the files of both would have the same names, and the later one would replace the other.
+    _claim: Option<LockFile>,
 }
 
 impl Place {
@@ -45,14 +44,14 @@ impl Place {
         };
         for (at, name) in names.enumerate() {
             let file = env::current_dir().map(|folder| folder.join(&name)).map_err(|error| (name, error))?;
-            let claim = refusal(&file).map_or_else(|| Claim::new(&file), Err);
+            let claim = refusal(&file).map_or_else(|| LockFile::try_new(&file, "lock"), Err);
             let Some(claim) = claim.map_err(|error| (file.clone(), error))? else { continue };
             // A run that ended meanwhile has the name.
             if asked.is_none() && file.exists() {
                 continue;
             }
             let instead_of = asked.filter(|_| at > 0);
-            let mut place = Self { file, older: Vec::new(), instead_of, _claim: claim };
+            let mut place = Self { file, older: Vec::new(), instead_of, _claim: Some(claim) };
             place.older = place.of_processes();
             return Ok(place);
         }
@@ -147,40 +146,6 @@ pub(super) fn try_folder(file: &Path) -> io::Result<()> {
     tried
 }
 
-/// Keeps other runs away from a file: those of both would have the same names, and the later one would replace the other.
-#[derive(Debug)]
-struct Claim {
-    lock: PathBuf,
-    _open: Option<File>,
-}
-
-impl Claim {
-    /// `None` if another run records to this file. The error says that nothing can be written there.
-    fn new(file: &Path) -> io::Result<Option<Self>> {
-        let name = [b".", file.file_name().unwrap_or_default().as_bytes(), b".lock"].concat();
-        let lock = file.with_file_name(OsString::from_vec(name));
-        loop {
-            let open = File::options().write(true).create(true).truncate(false).open(&lock)?;
-            // The system releases the lock of a killed process.
-            if let Err(TryLockError::WouldBlock) = open.try_lock() {
-                return Ok(None);
-            }
-            // Not every file system has locks: there, runs are on their own.
-            let identity = |known: fs::Metadata| (known.dev(), known.ino());
-            if lock.metadata().is_ok_and(|there| open.metadata().is_ok_and(|own| identity(own) == identity(there))) {
-                return Ok(Some(Self { lock, _open: Some(open) }));
-            }
-            // Its owner has removed it meanwhile.
-        }
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        _ = fs::remove_file(&self.lock);
-    }
-}
-
 /// `train.capture` for `python train.py`; with a number if there is such a file.
 fn free_names(program: &OsStr, arguments: &[OsString]) -> impl Iterator<Item = PathBuf> {
     let stem = |path: &OsStr| Path::new(path).file_stem().map(|stem| stem.to_string_lossy().into_owned());
@@ -216,9 +181,8 @@ mod tests {
 
     #[test]
     fn the_files_of_the_processes_are_known_by_their_names() {
-        let claim = || Claim { lock: PathBuf::new(), _open: None };
         let file = |file: &str| Path::new("/folder").join(file);
-        let place = |name: &str| Place { file: file(name), older: Vec::new(), instead_of: None, _claim: claim() };
+        let place = |name: &str| Place { file: file(name), older: Vec::new(), instead_of: None, _claim: None };
         let is = |file: &str, path: &str| place(file).is_of_a_process(&Path::new("/folder").join(path));
         for path in ["a.b.pid1.capture", "a.b.rank0.pid17.capture", "a.b.rank12.pid17.3.capture"] {
             assert!(is("a.b.capture", path), "{path}");

@@ -1,10 +1,8 @@
 //! What is done with the recordings when the program has ended.
 
 use std::{
-    ffi::OsString,
     fs::{self, File},
     io,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
@@ -13,7 +11,7 @@ use gpumem_core::{
     model::EventKind,
 };
 
-use super::{parts, place::Place, symbols, torch};
+use super::{lock_file::LockFile, parts, place::Place, symbols, torch};
 use crate::{failure::Failure, terminal};
 
 /// The recording of a process.
@@ -99,50 +97,14 @@ pub(crate) fn mark(recording: &Path) -> PathBuf {
     mark.into()
 }
 
-/// Of all that complete a recording at the same time, one does it; the others wait until it is complete.
-#[derive(Debug)]
-struct Turn {
-    lock: PathBuf,
-    _open: File,
-}
-
-impl Turn {
-    /// Not the lock of the recording: children that outlive their process have that one.
-    fn wait(recording: &Path) -> io::Result<Self> {
-        let mut name = OsString::from(".");
-        name.push(recording.file_name().unwrap_or_default());
-        name.push(".completing");
-        let lock = recording.with_file_name(name);
-        loop {
-            let open = File::options().write(true).create(true).truncate(false).open(&lock)?;
-            // Not every file system has locks: there, each is on its own. The system releases the lock of a killed process.
-            let is_locked = match open.lock() {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                locked => locked.is_ok(),
-            };
-            let identity = |known: fs::Metadata| (known.dev(), known.ino());
-            let own = identity(open.metadata()?);
-            // Else the one before has removed it.
-            if !is_locked || lock.metadata().is_ok_and(|there| identity(there) == own) {
-                return Ok(Self { lock, _open: open });
-            }
-        }
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        _ = fs::remove_file(&self.lock);
-    }
-}
-
 /// Adds what a killed process left in its ring, and the functions at the addresses of stacks. Returns the items that were there before;
 /// `None` if the process runs still.
 ///
 /// # Errors
 /// Of reading and writing. The recording is readable up to where it was before.
 pub(crate) fn complete(path: &Path) -> io::Result<Option<Vec<Item>>> {
-    let _turn = Turn::wait(path)?;
+    // Of all that complete it at the same time, one does it; the others wait until it is complete.
+    let _turn = LockFile::wait(path, "completing")?;
     // Until all is added, no process begins a recording with this name.
     let Some(_ended) = recover(path)? else { return Ok(None) };
     parts::join(path)?;
