@@ -6,7 +6,7 @@ use gpumem_core::model::Bytes;
 pub(crate) const HELP: &str = "Sizes have a unit: 1KiB, 1MiB, 1GiB and 1TiB are 2^10, 2^20, 2^30 and 2^40 bytes. \
                                KB, MB, GB and TB mean the same, as in nvidia-smi.";
 
-/// A number with a unit. Without one only 0 is a size: 80 is surely not meant as 80 bytes.
+/// A number with a unit, such as `80GiB`. Only 0 needs no unit: a user who types 80 does not mean 80 bytes.
 pub(crate) fn size(text: &str) -> Result<Bytes, String> {
     let bytes: Bytes = text.parse().map_err(|error| format!("{error}"))?;
     if text.trim() != "0" && !text.contains(char::is_alphabetic) {

@@ -288,7 +288,7 @@ impl History {
     }
 }
 
-/// The size of a block after a change: `shrunk` has after which changes how much was left of it.
+/// The size of a block after a change. `shrunk` lists the changes that made the block smaller, and its size after each.
 fn bytes_after(shrunk: Option<&Vec<(u32, u64)>>, bytes: u64, change: u32) -> u64 {
     let Some(shrunk) = shrunk else { return bytes };
     let until = shrunk.partition_point(|(at, _)| *at <= change);

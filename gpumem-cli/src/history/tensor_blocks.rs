@@ -17,7 +17,7 @@ pub(crate) struct TensorBlocks {
     pub(crate) blocks: Vec<BlockLife>,
     /// The step with which each block came, in those of its device.
     pub(crate) steps: Vec<usize>,
-    /// Of each device, the change after which its tensors had most.
+    /// The change at which the tensors of each device reach their peak.
     pub(crate) peaks: Vec<Option<u32>>,
     /// Segments of which a part was freed: after which change, and how much was left.
     shrunk: HashMap<u32, Vec<(u32, u64)>>,
@@ -72,16 +72,10 @@ impl TensorBlocks {
         let Step { time, action, address, bytes, origin, .. } = *step.1;
         match action {
             Action::Alloc => {
-                if let Some(block) = open.tensors.remove(&address) {
-                    self.free(time, block, self.blocks[block as usize].bytes);
-                }
+                self.free_tensor(time, open.tensors.remove(&address));
                 open.tensors.insert(address, self.alloc(step, device, origin));
             }
-            Action::FreeRequested => {
-                if let Some(block) = open.tensors.remove(&address) {
-                    self.free(time, block, self.blocks[block as usize].bytes);
-                }
-            }
+            Action::FreeRequested => self.free_tensor(time, open.tensors.remove(&address)),
             Action::SegmentAlloc => {
                 if let Some((length, block)) = open.segments.remove(&address) {
                     self.remove(time, block, length, &mut open.left);
@@ -113,6 +107,13 @@ impl TensorBlocks {
         self.blocks.push(BlockLife { key: address, bytes, born, died: LIVE, origin, device, context: 0 });
         self.steps.push(at);
         block
+    }
+
+    /// `None` if no tensor was at the address.
+    fn free_tensor(&mut self, time: u64, block: Option<u32>) {
+        if let Some(block) = block {
+            self.free(time, block, self.blocks[block as usize].bytes);
+        }
     }
 
     fn free(&mut self, time: u64, block: u32, bytes: u64) {

@@ -161,7 +161,7 @@ fn write_samples(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()>
     Ok(())
 }
 
-/// `src/train.rs:12`, but no name of a function such as `train::step`.
+/// Whether a place ends with a line number: `src/train.rs:12` does, the name of a function such as `train::step` does not.
 fn has_line_number(line: &str) -> bool {
     line.rsplit_once(':').is_some_and(|(_, number)| number.parse::<u32>().is_ok())
 }

@@ -11,7 +11,7 @@ use std::{
 
 /// It is removed when it is dropped. The system releases the lock of a killed process.
 ///
-/// Not every file system has locks: there, nobody is excluded.
+/// On a file system without locks, no process is excluded.
 #[derive(Debug)]
 pub(super) struct LockFile {
     path: PathBuf,

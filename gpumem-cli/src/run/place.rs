@@ -138,7 +138,7 @@ fn refusal(file: &Path) -> Option<io::Error> {
     (!may_go).then(|| io::Error::other("it exists and is no recording; give another --output"))
 }
 
-/// Whether files can be written where this one is to be: the program would find out later.
+/// Whether a file can be created in this folder. Without this check, the error appears only when the program initialises CUDA.
 pub(super) fn try_folder(file: &Path) -> io::Result<()> {
     let probe = file.with_file_name(format!(".gpumem-{}", process::id()));
     let tried = File::create(&probe).map(drop);

@@ -42,7 +42,7 @@ impl Screen {
     pub(super) fn reopen(&mut self) -> io::Result<()> {
         // They may have changed its settings.
         disable_raw_mode()?;
-        // `Terminal::clear` would ask for the place of the cursor, and not all terminals answer.
+        // `Terminal::clear` asks the terminal where the cursor is, and some terminals do not answer.
         self.0 = enter()?;
         Ok(())
     }

@@ -55,7 +55,7 @@ fn the_device_of_an_estimate_stands_for_the_real_one() {
     assert!(back.contains("\ndevice 0: the peak was 12 MiB and is 10 MiB: -2 MiB (-16.7 %)\n"), "{back}");
 }
 
-/// Tensors are a part of the device's memory: they have rows of their own.
+/// The memory of tensors is a part of the device's memory. So tensors are in separate rows.
 #[test]
 fn tensors_are_compared_if_both_recordings_have_them() {
     let made = |mib: u64, from| Made::new("train").tensors(3, 10, mib * MIB, from);

@@ -30,7 +30,7 @@ fn in_columns(columns: &str, arguments: &[&str]) -> String {
 
 /// Names that are longer than a narrow terminal is wide, stacks and scopes, and something that is not freed.
 fn long_names() -> String {
-    // One file: another test could read it while it is written again.
+    // It is written once: another test may read it at the same time.
     static FILE: LazyLock<String> = LazyLock::new(write_long_names);
     FILE.clone()
 }

@@ -49,7 +49,7 @@ pub struct Ended {
 /// still: nothing is done then. Two callers at the same time would both add the ring, so the caller has to exclude that.
 ///
 /// # Errors
-/// Of reading and writing, and if the ring is damaged or of another version. The ring is kept then.
+/// If a file cannot be read or written, or if the ring is damaged or of another version. The ring is kept in these cases.
 pub fn recover(recording: &Path) -> io::Result<Option<Ended>> {
     let ring_path = ring_path(recording);
     // Before the lock: a process that begins a new file while somebody else has the lock gives up.
@@ -176,7 +176,7 @@ fn is_running(owner: &RingOwner) -> bool {
     u32::try_from(owner.pid).is_ok_and(|pid| is_there(pid) == Some(owner.began))
 }
 
-/// When the process with this number began, if there is one that runs.
+/// The start time of the process with this number. `None` if no such process runs.
 fn is_there(pid: u32) -> Option<u64> {
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     // The name in brackets need not be UTF-8.

@@ -72,7 +72,7 @@ pub fn run_beside_program(name: &str, code: impl FnOnce() + Send + 'static) -> s
     process::with_signals_blocked(|| thread.spawn(code)).map(drop)
 }
 
-/// To be called now and then by code that runs beside the program: the process ends once all threads of the program have.
+/// Ends the process if all threads of the program have ended. Code that runs beside the program calls it regularly.
 pub fn exit_without_program() {
     process::exit_without_program();
 }
