@@ -1,6 +1,11 @@
 //! The arguments of all commands.
 
-use clap::{Parser, Subcommand, builder::styling};
+use std::{ffi::OsString, path::PathBuf};
+
+use clap::{
+    Arg, CommandFactory, FromArgMatches, Parser, Subcommand,
+    builder::{PathBufValueParser, TypedValueParser, ValueParser, styling},
+};
 
 use crate::{commands, exit, size};
 
@@ -54,10 +59,29 @@ pub(crate) enum Command {
     Man(commands::man::Arguments),
 }
 
+/// Reads the arguments of the process; the first is its name.
+pub(crate) fn parse(arguments: impl IntoIterator<Item: Into<OsString> + Clone>) -> Result<Arguments, clap::Error> {
+    // `--at -5s`: the option says what is wrong with its value. A path is another matter: `-o --json` lacks one.
+    let takes_dash = |argument: Arg| {
+        let is_option = argument.get_long().is_some() && argument.get_action().takes_values();
+        let takes_dash = is_option && argument.get_value_parser().type_id() != ValueParser::path_buf().type_id();
+        if takes_dash { argument.allow_hyphen_values(true) } else { argument }
+    };
+    let command = Arguments::command().mut_subcommands(|command| command.mut_args(takes_dash));
+    let matches = command.try_get_matches_from(arguments)?;
+    Arguments::from_arg_matches(&matches)
+}
+
+/// The file of a recording that is to be written: it is no stream.
+pub(crate) fn recording() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match path.to_str() {
+        Some("-") => Err("a recording cannot be written to stdout; give the name of a file"),
+        _ => Ok(path),
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

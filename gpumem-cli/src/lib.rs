@@ -26,17 +26,18 @@ mod watch;
 mod wrap;
 
 use std::{
+    env,
     io::{self, Write},
     process::ExitCode,
 };
 
-use clap::Parser;
+use gpumem_core::model::one_line;
 
-use self::{arguments::Arguments, exit::Exit, failure::Failure};
+use self::{exit::Exit, failure::Failure};
 
 /// Does what the arguments of the process ask for.
 pub fn main() -> ExitCode {
-    let done = match Arguments::try_parse() {
+    let done = match arguments::parse(env::args_os()) {
         Ok(arguments) => commands::execute(arguments),
         Err(error) => answer(&error),
     };
@@ -49,6 +50,15 @@ pub fn main() -> ExitCode {
 
 /// The help or the version, or what is wrong with the arguments.
 fn answer(error: &clap::Error) -> Result<Exit, Failure> {
+    // The message has arguments in it. With printable ones it is the same, unless one was wrong for what is not printable in it.
+    let printable = env::args_os().map(|argument| one_line(&argument.to_string_lossy()).into_owned());
+    let error = match arguments::parse(printable) {
+        Err(same) if same.kind() == error.kind() => same,
+        _ => {
+            terminal::error(error);
+            return Ok(Exit::Failed);
+        }
+    };
     let printed = error.print().and_then(|()| io::stdout().flush());
     if error.use_stderr() {
         Ok(Exit::Failed)

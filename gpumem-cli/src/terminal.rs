@@ -7,13 +7,14 @@ use std::{
     path::Path,
 };
 
-use gpumem_core::export::{Paint, one_line};
+use gpumem_core::{export::Paint, model::one_line};
 use serde::Serialize;
 
 use crate::{failure::Failure, progress::working, report::json, wrap::wrapped};
 
 /// One line on stderr. Line breaks and control characters of names are written as escapes.
 pub(crate) fn error(text: &impl fmt::Display) {
+    // Some causes have several lines.
     let line = text.to_string().replace(['\n', '\r'], " ");
     let line = in_short(&one_line(&line));
     if !line.is_empty() {
@@ -93,8 +94,11 @@ fn columns(to: &(impl IsTerminal + AsFd)) -> Option<usize> {
 /// The figures of a table need so many.
 const LEAST_COLUMNS: usize = 40;
 
-/// Writes a file. It gets its name when all of it is written.
+/// Writes a file, which gets its name when all of it is written. `-` is stdout.
 pub(crate) fn write_file(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
+    if is_stdout(path) {
+        return print(write);
+    }
     let failed =
         |error: io::Error| Failure::new(format!("`{}` cannot be written", path.display()), error, "give another file");
     // What is no regular file, such as /dev/stdout, is written in place.
@@ -115,6 +119,11 @@ pub(crate) fn write_file(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::
         _ = fs::remove_file(&unfinished);
         failed(error)
     })
+}
+
+/// Whether a name that a user gave stands for stdout.
+pub(crate) fn is_stdout(path: &Path) -> bool {
+    path.as_os_str() == "-"
 }
 
 /// Whether stdout may have colours.

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use gpumem_core::model::one_line;
 
 use super::run::Recorded;
-use crate::{exit::Exit, failure::Failure, run::attach, terminal};
+use crate::{arguments::recording, exit::Exit, failure::Failure, report::json, run::attach, terminal};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,7 +25,7 @@ pub(crate) struct Arguments {
     /// The number of the process that uses CUDA.
     pub(crate) pid: u32,
     /// The file of the recording, which gets the number of the process before the extension. Else one in the current folder.
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", value_parser = recording())]
     pub(crate) output: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) recorded: Recorded,
@@ -42,9 +43,9 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
 pub(super) fn answer(pid: u32, file: &str, as_json: bool) -> Result<Exit, Failure> {
     terminal::print(|out| {
         if as_json {
-            writeln!(out, "{}", serde_json::json!({ "pid": pid, "file": file }))
+            json::write_line(&serde_json::json!({ "pid": pid, "file": file }), out)
         } else {
-            writeln!(out, "{file}")
+            writeln!(out, "{}", one_line(file))
         }
     })?;
     Ok(Exit::Done)

@@ -6,7 +6,10 @@ use std::{
 };
 
 use clap::Args;
-use gpumem_core::export::{Cell, Fit, InPaint, Paint, Role, Show, Table, one_line};
+use gpumem_core::{
+    export::{Cell, Fit, InPaint, Paint, Role, Show, Table},
+    model::one_line,
+};
 
 use crate::{
     exit::Exit,
@@ -47,8 +50,7 @@ fn write(diagnosis: &Diagnosis, out: &mut dyn Write, paint: Paint) -> io::Result
             Verdict::Problem => Role::Alarm,
         };
         let next = if next.is_empty() { String::new() } else { format!("; {next}") };
-        let found = found.replace(['\n', '\r'], " ");
-        let found = one_line(&found);
+        let found = one_line(found);
         writeln!(out, "{}  {name:<width$}  {found}{next}", paint.on(role, format!("{:<7}", verdict.name())))?;
     }
     writeln!(out, "\n{}", InPaint(diagnosis, paint))

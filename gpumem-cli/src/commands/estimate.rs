@@ -10,7 +10,7 @@ use std::{
 use clap::Args;
 use gpumem_core::{
     export::{InPaint, Paint},
-    model::Bytes,
+    model::{Bytes, one_line},
 };
 use gpumem_estimate::{
     AllocatorKind, ContextSize, Described, Dtype, Error, Estimate, Input, Model, Optimizer, Savings, Step, TensorSum,
@@ -19,7 +19,9 @@ use gpumem_estimate::{
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::{exit::Exit, failure::Failure, history::is_recording, progress::working, size::size, terminal};
+use crate::{
+    arguments::recording, exit::Exit, failure::Failure, history::is_recording, progress::working, size::size, terminal,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -75,7 +77,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     savings: bool,
     /// Write the events of the step as a recording, which the other commands read.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = recording())]
     record: Option<PathBuf>,
     /// As JSON.
     #[arg(long)]
@@ -231,7 +233,8 @@ fn as_text(
     let length = if let Input::Tokens(length) = model.input { format!(" of {length} tokens") } else { String::new() };
     let inputs = if step.batch == 1 { "input" } else { "inputs" };
     let what = if step.optimizer.is_some() { "training" } else { "inference" };
-    writeln!(out, "{}: {what}, {} {inputs}{length}, parameters in {}", model.name, step.batch, step.parameters)?;
+    let name = one_line(&model.name);
+    writeln!(out, "{name}: {what}, {} {inputs}{length}, parameters in {}", step.batch, step.parameters)?;
     writeln!(out, "{}", InPaint(estimate, paint))?;
     if let Some(savings) = savings {
         writeln!(out, "\n{}", InPaint(savings, paint))?;

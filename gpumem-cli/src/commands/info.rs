@@ -6,7 +6,10 @@ use std::{
 };
 
 use clap::Args;
-use gpumem_core::export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table};
+use gpumem_core::{
+    export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table},
+    model::one_line,
+};
 
 use crate::{
     exit::Exit,
@@ -39,7 +42,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
 }
 
 fn write(machine: &Machine, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-    let version = |version: &Option<String>| version.clone().unwrap_or_else(|| NOT_READ.to_owned());
+    let version = |version: &Option<String>| one_line(version.as_deref().unwrap_or(NOT_READ)).into_owned();
     let [driver, cuda, nvml] = [&machine.driver_version, &machine.cuda_version, &machine.nvml_version].map(version);
     writeln!(out, "driver {driver}, CUDA {cuda}, NVML {nvml}\n")?;
     writeln!(out, "{}", InPaint(machine, paint))?;

@@ -7,8 +7,8 @@ use std::{
 
 use clap::Args;
 use gpumem_core::{
-    export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, one_line},
-    model::Bytes,
+    export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table},
+    model::{Bytes, one_line},
 };
 
 use crate::{

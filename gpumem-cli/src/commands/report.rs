@@ -6,7 +6,10 @@ use std::{
 };
 
 use clap::Args;
-use gpumem_core::export::{InPaint, Paint, Role};
+use gpumem_core::{
+    export::{InPaint, Paint, Role},
+    model::one_line,
+};
 use serde::Serialize;
 use serde_json::json;
 
@@ -47,13 +50,13 @@ pub(crate) struct Arguments {
     files: Vec<PathBuf>,
     #[command(flatten)]
     view: View,
-    /// Write one page with all that it needs: memory over time, blocks, and a flame graph of any moment.
+    /// Write one page with all that it needs: memory over time, blocks, and a flame graph of any moment. - is stdout.
     #[arg(long, value_name = "OUT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "at", "between", "format"])]
     html: Option<PathBuf>,
     /// Write the recording in the format of another tool.
     #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "between"])]
     format: Option<Format>,
-    /// Where --format writes to; a folder for parquet. Without it: to stdout.
+    /// Where --format writes to; a folder for parquet. Without it, and with -: to stdout.
     #[arg(long, short, value_name = "OUT", requires = "format")]
     output: Option<PathBuf>,
     /// As JSON: bytes are exact, and what was not measured is null.
@@ -124,7 +127,8 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
             } else {
                 terminal::print_text(|out, paint| {
                     if arguments.files.len() > 1 {
-                        writeln!(out, "{}{}:", if at > 0 { "\n" } else { "" }, file.display())?;
+                        let name = file.to_string_lossy();
+                        writeln!(out, "{}{}:", if at > 0 { "\n" } else { "" }, one_line(&name))?;
                     }
                     write(&mut history, &arguments.view, out, paint)?;
                     let missing = Missing::of(&history).in_words();
@@ -179,22 +183,19 @@ fn export(arguments: &Arguments, format: Format) -> Result<Exit, Failure> {
     };
     let history = History::read(file)?;
     check_moments(&history, &arguments.view)?;
-    if let Some(output) = &arguments.output {
-        terminal::write_file(output, |out| format.write(&history, moment, out))?;
-    } else {
-        if format.is_binary() && io::stdout().is_terminal() {
-            let what = format!("--format {} cannot be written to a terminal", format.name());
-            return Err(Failure::new(what, "it is not text", "give --output FILE"));
-        }
-        terminal::print(|out| format.write(&history, moment, out))?;
+    let output = arguments.output.as_deref().unwrap_or(Path::new("-"));
+    if terminal::is_stdout(output) && format.is_binary() && io::stdout().is_terminal() {
+        let what = format!("--format {} cannot be written to a terminal", format.name());
+        return Err(Failure::new(what, "it is not text", "give --output FILE"));
     }
+    terminal::write_file(output, |out| format.write(&history, moment, out))?;
     Ok(exit_of(&[(file.display().to_string(), Missing::of(&history))]))
 }
 
 /// The tables of all recordings, in one folder.
 #[cfg(feature = "parquet")]
 fn export_tables(arguments: &Arguments) -> Result<Exit, Failure> {
-    let Some(folder) = &arguments.output else {
+    let Some(folder) = arguments.output.as_ref().filter(|folder| !terminal::is_stdout(folder)) else {
         return Err(Failure::new("--format parquet cannot be written", "it is several files", "give --output FOLDER"));
     };
     let mut missing = Vec::new();

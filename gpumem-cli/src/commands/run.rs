@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use gpumem_core::model::Bytes;
 use gpumem_inject::variable;
 
-use crate::{exit::Exit, failure::Failure, run, size::size};
+use crate::{arguments::recording, exit::Exit, failure::Failure, run, size::size};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -27,7 +27,7 @@ says why, and the program runs on.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     /// The file of the recording, which is replaced if it exists. Else a new file in the current folder, named after the program.
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", value_parser = recording())]
     pub(crate) output: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) recorded: Recorded,

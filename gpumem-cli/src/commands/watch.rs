@@ -12,7 +12,9 @@ use clap::Args;
 use crate::{
     exit::Exit,
     failure::Failure,
-    machine, terminal,
+    machine,
+    report::json,
+    terminal,
     watch::{self, Sample, Sampler},
 };
 
@@ -87,10 +89,7 @@ fn print(sampler: &mut Sampler, interval: Duration, count: Option<u64>) -> Resul
     loop {
         let sample = sampler.sample();
         check(&sample)?;
-        terminal::print(|out| {
-            serde_json::to_writer(&mut *out, &sample)?;
-            writeln!(out)
-        })?;
+        terminal::print(|out| json::write_line(&sample, out))?;
         printed += 1;
         if Some(printed) == count {
             let mut not_read = sample.machine.not_read;

@@ -5,7 +5,10 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::frames::{Numbers, stack};
-use crate::history::{ChangeKind, History, LIVE};
+use crate::{
+    history::{ChangeKind, History, LIVE},
+    report::json,
+};
 
 #[derive(Serialize)]
 struct File {
@@ -119,6 +122,5 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
         pps: points,
         ftbl: frames.all,
     };
-    serde_json::to_writer(&mut *out, &file)?;
-    writeln!(out)
+    json::write_line(&file, out)
 }

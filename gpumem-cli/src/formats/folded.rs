@@ -5,6 +5,8 @@ use std::{
     io::{self, Write},
 };
 
+use gpumem_core::model::one_line;
+
 use super::frames::{held_at, stack};
 use crate::history::{History, Moment};
 
@@ -12,7 +14,7 @@ pub(super) fn write(history: &History, moment: Moment, out: &mut dyn Write) -> i
     let folder = &history.definitions().process().folder;
     let mut lines: BTreeMap<String, i64> = BTreeMap::new();
     for held in held_at(history, moment) {
-        let frame = |text: String| text.replace(';', ":").replace(['\n', '\r'], " ");
+        let frame = |text: String| one_line(&text).replace(';', ":");
         let mut frames: Vec<_> =
             stack(history, held.origin).iter().map(|known| frame(known.in_words(folder))).collect();
         if history.devices.len() > 1 {

@@ -2,10 +2,7 @@
 
 use std::collections::HashMap;
 
-use gpumem_core::{
-    export::one_line,
-    model::{Frame, readable_frames, user_line},
-};
+use gpumem_core::model::{Frame, readable_frames, user_line};
 
 use crate::history::{Held, History, Moment, Origin};
 
@@ -21,11 +18,9 @@ pub(crate) struct CodeFrame {
 
 impl CodeFrame {
     fn new(frame: &Frame) -> Self {
-        let function = frame.function.clone().unwrap_or_else(|| frame.to_string());
-        let file = frame.file.as_deref().or(frame.module.as_deref()).unwrap_or_default();
         Self {
-            function: one_line(&function).into_owned(),
-            file: one_line(file).into_owned(),
+            function: frame.function.clone().unwrap_or_else(|| frame.to_string()),
+            file: frame.file.clone().or_else(|| frame.module.clone()).unwrap_or_default(),
             line: frame.line.unwrap_or(0),
         }
     }

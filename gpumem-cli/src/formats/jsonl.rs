@@ -4,7 +4,10 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use crate::history::{Change, ChangeKind, History};
+use crate::{
+    history::{Change, ChangeKind, History},
+    report::json,
+};
 
 #[derive(Serialize)]
 struct Event<'a> {
@@ -55,8 +58,7 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
             library: origin.library.as_deref(),
             label: label.map(|label| label.name.as_str()),
         };
-        serde_json::to_writer(&mut *out, &event)?;
-        out.write_all(b"\n")?;
+        json::write_line(&event, out)?;
     }
     Ok(())
 }

@@ -5,7 +5,10 @@ use std::io::{self, Write};
 use serde_json::{Value, json};
 
 use super::frames::{CodeFrame, Numbers, held_at, stack};
-use crate::history::{History, Moment};
+use crate::{
+    history::{History, Moment},
+    report::json::write_line,
+};
 
 pub(super) fn write(history: &History, moment: Moment, out: &mut dyn Write) -> io::Result<()> {
     let mut frames = Numbers::<CodeFrame>::default();
@@ -47,6 +50,5 @@ pub(super) fn write(history: &History, moment: Moment, out: &mut dyn Write) -> i
         "shared": { "frames": frames.all.iter().map(frame).collect::<Vec<_>>() },
         "profiles": profiles,
     });
-    serde_json::to_writer(&mut *out, &file)?;
-    writeln!(out)
+    write_line(&file, out)
 }

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use gpumem_core::{
     capture::Definitions,
     derive::{LedgerView, Names, Paths},
-    export::one_line,
     ledger::AllocGroup,
     model::{MemKind, StackId},
     report::{path_in_words, place_in_words},
@@ -30,16 +29,14 @@ pub(crate) struct Origin {
 
 impl Origin {
     pub(crate) fn of(group: &AllocGroup, paths: &Paths, definitions: &Definitions) -> Self {
-        // A name could have control characters, which a terminal obeys.
-        let printable = |name: Option<String>| name.map(|name| one_line(&name).into_owned());
         let stack = definitions.stack(group.stack);
         let has_library_as_place = stack.library_as_place().is_some();
         Self {
-            path: paths.names_of(group.node).iter().map(|name| one_line(name).into_owned()).collect(),
-            caller: printable(stack.caller.filter(|_| !has_library_as_place)),
-            line: printable(stack.line.filter(|_| !has_library_as_place)),
-            library: printable(stack.library),
-            scope_place: printable(paths.place_of(group.node)),
+            path: paths.names_of(group.node),
+            caller: stack.caller.filter(|_| !has_library_as_place),
+            line: stack.line.filter(|_| !has_library_as_place),
+            library: stack.library,
+            scope_place: paths.place_of(group.node),
             kind: group.kind,
             stack: group.stack,
         }

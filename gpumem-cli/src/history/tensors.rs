@@ -10,7 +10,6 @@ use std::{
 use gpumem_core::{
     capture::{AllocatorAction as Action, AllocatorDevice, AllocatorEvents, Definitions},
     derive::Names,
-    export::one_line,
     model::{Device, MemKind, StackId},
 };
 
@@ -289,8 +288,7 @@ impl Reading {
             }
         };
         let origins = self.all.iter().map(origin).collect();
-        let text = |text: &String| one_line(text).into_owned();
-        Some(Tensors { name: text(&defined.name), missing: defined.missing.as_ref().map(text), origins, devices })
+        Some(Tensors { name: defined.name.clone(), missing: defined.missing.clone(), origins, devices })
     }
 }
 

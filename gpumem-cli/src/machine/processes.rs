@@ -5,6 +5,8 @@ use std::{cmp::Reverse, collections::HashMap, path::PathBuf};
 use gpumem::{__private as library, report::ProcessKind};
 use serde::Serialize;
 
+use crate::report::json;
+
 use super::{
     gpus::{Machine, NotRead},
     system,
@@ -33,7 +35,10 @@ pub(crate) struct Process {
 #[serde(tag = "state", rename_all = "snake_case")]
 pub(crate) enum Recording {
     /// Recorded to these files.
-    Recorded { files: Vec<PathBuf> },
+    Recorded {
+        #[serde(serialize_with = "json::paths")]
+        files: Vec<PathBuf>,
+    },
     /// It waits for `gpumem start`.
     Dormant,
     /// Not recorded.
@@ -47,6 +52,7 @@ pub(crate) enum Recording {
 pub(crate) struct Recorded {
     pub(crate) pid: u32,
     pub(crate) command: Option<String>,
+    #[serde(serialize_with = "json::paths")]
     pub(crate) files: Vec<PathBuf>,
 }
 

@@ -6,7 +6,8 @@ mod data;
 
 use std::io::{self, Write};
 
-use serde_json::json;
+use gpumem_core::model::one_line;
+use serde_json::{Value, json};
 
 use self::data::Recording;
 use crate::history::History;
@@ -28,7 +29,7 @@ impl Page {
     }
 
     pub(crate) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let about: Vec<_> = self.recordings.iter().map(|recording| &recording.about).collect();
+        let about: Vec<_> = self.recordings.iter().map(|recording| printable(&recording.about)).collect();
         let about = json!({ "version": env!("CARGO_PKG_VERSION"), "recordings": about });
         // In a script, only `<` could end it.
         let about = about.to_string().replace('<', "\\u003c");
@@ -51,6 +52,16 @@ impl Page {
             }
         }
         Ok(())
+    }
+}
+
+/// A page is text for people: its names are shown as in a terminal.
+fn printable(value: &Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(one_line(text).into_owned()),
+        Value::Array(all) => all.iter().map(printable).collect(),
+        Value::Object(all) => all.iter().map(|(name, value)| (name.clone(), printable(value))).collect(),
+        other => other.clone(),
     }
 }
 

@@ -2,14 +2,14 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
+    fmt::{self, Write as _},
     io::{self, Write},
     str::FromStr,
 };
 
 use gpumem_core::{
     export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table},
-    model::{ByteDelta, Bytes},
+    model::{ByteDelta, Bytes, one_line},
 };
 use serde::Serialize;
 
@@ -287,7 +287,7 @@ impl Difference {
             }
         }
         for line in &self.tensors_missing {
-            writeln!(out, "\n{line}")?;
+            writeln!(out, "\n{}", one_line(line))?;
         }
         for line in &self.not_measured {
             writeln!(out, "{}", paint.on(Role::Alarm, line))?;
@@ -366,8 +366,20 @@ fn write_markdown_rows(by: &str, all: &[Named], out: &mut dyn Write) -> io::Resu
 
 /// In a cell of a table in Markdown: as code, so that no sign has a meaning.
 fn escaped(text: &str) -> String {
-    let text = text.replace(['\n', '\r'], " ").replace('|', "\\|");
-    if text.contains('`') { format!("`` {text} ``") } else { format!("`{text}`") }
+    let text = one_line(text);
+    if !text.is_empty() && !text.contains(['|', '`']) {
+        return format!("`{text}`");
+    }
+    // Programs that read Markdown do not agree where a cell ends that has these signs between backticks.
+    let mut cell = "<code>".to_owned();
+    for c in text.chars() {
+        if c.is_ascii_punctuation() {
+            let _ = write!(cell, "&#{};", u32::from(c));
+        } else {
+            cell.push(c);
+        }
+    }
+    cell + "</code>"
 }
 
 impl DeviceDifference {

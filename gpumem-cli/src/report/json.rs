@@ -1,10 +1,31 @@
-//! Reports as JSON: one object, indented. Bytes are exact, and what was not measured is `null`.
+//! JSON. Bytes are exact, and what was not measured is `null`.
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
 
-use serde::Serialize;
+use gpumem_core::export::JsonEscapes;
+use serde::{Serialize, Serializer};
 
+/// A report: one object, indented.
 pub(crate) fn write(report: &impl Serialize, out: &mut dyn Write) -> io::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, report)?;
+    serde_json::to_writer_pretty(JsonEscapes(&mut *out), report)?;
     writeln!(out)
+}
+
+/// On one line.
+pub(crate) fn write_line(value: &impl Serialize, out: &mut dyn Write) -> io::Result<()> {
+    serde_json::to_writer(JsonEscapes(&mut *out), value)?;
+    writeln!(out)
+}
+
+/// A path, which need not be UTF-8, as JSON must be: what is not is replaced.
+pub(crate) fn path<S: Serializer>(path: &impl AsRef<Path>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.as_ref().to_string_lossy())
+}
+
+/// The same of several.
+pub(crate) fn paths<S: Serializer>(paths: &impl AsRef<[PathBuf]>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(paths.as_ref().iter().map(|path| path.to_string_lossy()))
 }

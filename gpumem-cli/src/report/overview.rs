@@ -3,7 +3,6 @@
 use std::{path::Path, time::Duration};
 
 use gpumem_core::{
-    export::one_line,
     model::Device,
     report::{Leaks, PeakHolders, counted},
 };
@@ -269,7 +268,7 @@ impl Overview {
         let process = history.definitions().process();
         Self {
             file: history.path.display().to_string(),
-            command: process.arguments.iter().map(|argument| one_line(argument).into_owned()).collect(),
+            command: process.arguments.clone(),
             pid: process.pid,
             seconds: history.end.as_secs_f64(),
             allocations: changes(ChangeKind::Alloc),
@@ -277,10 +276,7 @@ impl Overview {
             sources: history
                 .sources()
                 .into_iter()
-                .map(|(source, library)| SourceOverview {
-                    source: source.name(),
-                    library: one_line(library).into_owned(),
-                })
+                .map(|(source, library)| SourceOverview { source: source.name(), library: library.to_owned() })
                 .collect(),
             refused: Refused::of(history),
             devices,
@@ -349,7 +345,7 @@ impl DeviceOverview {
         Self {
             device: device.ordinal,
             simulated: device.family == gpumem_core::model::Family::Simulated,
-            name: defined.and_then(|defined| defined.name.as_deref()).map(|name| one_line(name).into_owned()),
+            name: defined.and_then(|defined| defined.name.clone()),
             total_bytes: defined.and_then(|defined| defined.total).map(gpumem_core::model::Bytes::get),
             peak_bytes: all.peak_at.map(|_| all.peak),
             peak_seconds: all.peak_at.map(|at| seconds(history.time_of(at))),

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use gpumem_core::{
     derive::Names,
-    export::one_line,
     model::{Bytes, Family},
     report::counted,
 };
@@ -53,7 +52,6 @@ pub(crate) struct RefusedAllocation {
 impl RefusedAllocation {
     fn of(history: &History, refused: &Refusal) -> Self {
         let stack = history.definitions().stack(refused.stack);
-        let printable = |name: Option<String>| name.map(|name| one_line(&name).into_owned());
         let device = refused.device.and_then(|device| history.devices.get(usize::from(device))).map(|all| all.device);
         let has_library_as_place = stack.library_as_place().is_some();
         Self {
@@ -62,9 +60,9 @@ impl RefusedAllocation {
             kind: refused.kind.name(),
             device: device.map(|device| device.ordinal),
             simulated: device.is_some_and(|device| device.family == Family::Simulated),
-            place: printable(stack.line.filter(|_| !has_library_as_place).or_else(|| stack.library.clone())),
-            caller: printable(stack.caller.filter(|_| !has_library_as_place)),
-            library: printable(stack.library),
+            place: stack.line.filter(|_| !has_library_as_place).or_else(|| stack.library.clone()),
+            caller: stack.caller.filter(|_| !has_library_as_place),
+            library: stack.library,
             live_bytes: refused.live.filter(|_| history.is_whole_at(refused.number)),
             obtained_soon: refused.was_obtained,
         }

@@ -7,8 +7,8 @@ use std::{
 };
 
 use gpumem_core::{
-    export::{InPaint, Paint, Role, one_line, shortened},
-    model::Bytes,
+    export::{InPaint, Paint, Role, shortened},
+    model::{Bytes, one_line},
     report::{Leaks, counted},
 };
 
@@ -32,7 +32,7 @@ pub(crate) fn write_all(overviews: &[Overview], out: &mut dyn Write, paint: Pain
 fn write_refused(refused: &Refused, file: &str, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     let mut lines = refused.in_words();
     if refused.is_live_known {
-        lines.push(format!("What held the memory: `gpumem report --at oom {}`", one_line(file)));
+        lines.push(format!("What held the memory: `gpumem report --at oom {file}`"));
     }
     lines.iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Alarm, line)))?;
     writeln!(out)
@@ -51,7 +51,7 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
     // At least the name of the program, and at most 60 characters.
     let room = paint.width().saturating_sub(2 + process.len()).clamp(20, 60);
     let command = if command.is_empty() { String::new() } else { format!("{}; ", shell_words(command, room)) };
-    writeln!(out, "{command}{process}")?;
+    writeln!(out, "{}", paint.on(Role::Text, format!("{command}{process}")))?;
     let sources: Vec<_> = sources
         .iter()
         .map(|by| {
@@ -60,7 +60,7 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
         })
         .collect();
     if !sources.is_empty() {
-        writeln!(out, "recorded by {}", sources.join(", "))?;
+        writeln!(out, "recorded by {}", one_line(&sources.join(", ")))?;
     }
     for device in devices {
         writeln!(out)?;
@@ -110,15 +110,15 @@ fn is_as_at_peaks(leaks: &Leaks, devices: &[DeviceOverview]) -> bool {
 
 fn write_device(device: &DeviceOverview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     let Some((peak, at)) = device.peak_bytes.zip(device.peak_seconds) else {
-        writeln!(out, "{}: nothing was allocated", device.words())?;
+        writeln!(out, "{}: nothing was allocated", one_line(&device.words()))?;
         return write_samples(device, out);
     };
     match &device.peak {
         Some(holders) => writeln!(out, "{}", InPaint(holders, paint))?,
-        None => writeln!(out, "{}: the peak was {}", device.words(), Bytes::new(peak))?,
+        None => writeln!(out, "{}: the peak was {}", one_line(&device.words()), Bytes::new(peak))?,
     }
     let line = |out: &mut dyn Write, name: &str, text: &str| {
-        writeln!(out, "{}{text}", paint.on(Role::Faint, format!("{name:<9}")))
+        writeln!(out, "{}{}", paint.on(Role::Faint, format!("{name:<9}")), one_line(text))
     };
     line(out, "when", &format!("after {}", in_words(Duration::from_secs_f64(at))))?;
     line(out, "kind", &sum_shares(&device.peak_by_kind, peak))?;

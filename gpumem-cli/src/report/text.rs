@@ -3,8 +3,8 @@
 use std::fmt;
 
 use gpumem_core::{
-    export::{InPaint, Leaf, Paint, Row, Show, Tree, amounts_table, one_line},
-    model::{ByteDelta, Device},
+    export::{InPaint, Leaf, Paint, Row, Show, Tree, amounts_table},
+    model::{ByteDelta, Device, one_line},
 };
 
 use crate::history::Held;
@@ -31,7 +31,7 @@ pub(super) fn shares(sums: &[(String, i64, i64)], whole: u64, most: usize) -> St
     let mut words: Vec<_> = sums
         .iter()
         .take(most)
-        .map(|(name, bytes, _)| format!("{name} {} ({})", signed_amount(*bytes), percent(*bytes, whole)))
+        .map(|(name, bytes, _)| format!("{} {} ({})", one_line(name), signed_amount(*bytes), percent(*bytes, whole)))
         .collect();
     if sums.len() > most {
         words.push(format!("{} more", sums.len() - most));

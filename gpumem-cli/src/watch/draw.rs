@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use gpumem_core::{export::shortened, model::Bytes, report::path_in_words};
+use gpumem_core::{
+    export::shortened,
+    model::{Bytes, one_line},
+    report::path_in_words,
+};
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
@@ -90,7 +94,7 @@ fn header(frame: &mut Frame<'_>, area: Rect, state: &State, looks: Looks) {
                 sample.machine.not_read.iter().chain(&sample.usage.not_read).find(|not_read| not_read.is_error);
             if let Some(not_read) = failed {
                 let text = format!("  {}: {}", not_read.what, not_read.why);
-                spans.push(Span::styled(text, looks.colour(Color::Red)));
+                spans.push(Span::styled(one_line(&text).into_owned(), looks.colour(Color::Red)));
             }
         }
     }
@@ -123,7 +127,7 @@ fn draw_gpu(frame: &mut Frame<'_>, area: Rect, gpu: &Gpu, state: &State, looks: 
     let figures = format!("{} of {}{}", amount(used), amount(total), percent.unwrap_or_default());
     let most = format!("  most {}", amount((!readings.used.iter().all(Option::is_none)).then_some(readings.most)));
     let room = usize::from(area.width).saturating_sub(spans[0].width() + figures.chars().count());
-    let name = gpu.name.as_deref().unwrap_or("not known");
+    let name = one_line(gpu.name.as_deref().unwrap_or("not known"));
     if room >= name.chars().count() + 2 + most.chars().count() {
         spans.push(Span::from(format!("{name}  ")));
     }
@@ -166,7 +170,7 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, rows: &[Row], state: &mut State,
     for (at, row) in rows.iter().enumerate().skip(first).take(visible) {
         let pid = row.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
         let used = amount(row.used);
-        let command = row.command.as_deref().unwrap_or("-");
+        let command = one_line(row.command.as_deref().unwrap_or("-"));
         let note = match row {
             Row { recording: Some(_), .. } => "● ",
             Row { is_dormant: true, .. } => "○ ",
@@ -175,7 +179,7 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, rows: &[Row], state: &mut State,
         };
         let before = if is_wide {
             let gpu = row.gpu.map_or_else(|| "-".to_owned(), |gpu| gpu.to_string());
-            let owner: String = row.user.as_deref().unwrap_or("-").chars().take(10).collect();
+            let owner: String = one_line(row.user.as_deref().unwrap_or("-")).chars().take(10).collect();
             format!("{pid:>8}  {owner:<10} {gpu:>3} {used:>11}  ")
         } else {
             format!("{pid:>8} {used:>11}  ")
@@ -183,7 +187,7 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, rows: &[Row], state: &mut State,
         let line = Line::from(vec![
             Span::from(before),
             Span::styled(note, looks.colour(Color::Green)),
-            Span::from(command.to_owned()),
+            Span::from(command.into_owned()),
         ]);
         lines.push(if at == state.selected { line.add_modifier(Modifier::REVERSED) } else { line });
     }
@@ -217,7 +221,7 @@ fn recording_lines(
         Span::from(format!("  {seconds}")).dim(),
     ])];
     if let Some(error) = &recording.error {
-        lines.push(Line::styled(format!("it cannot be read: {error}"), looks.colour(Color::Red)));
+        lines.push(Line::styled(format!("it cannot be read: {}", one_line(error)), looks.colour(Color::Red)));
     }
     if recording.lost_events > 0 {
         let text = format!("{} events were lost: some figures may be wrong", recording.lost_events);

@@ -18,7 +18,7 @@ use gpumem_core::{
 };
 use serde::Serialize;
 
-use crate::{history::Origin, run::of_module};
+use crate::{history::Origin, report::json, run::of_module};
 
 /// So many places of a device are shown.
 const MOST_PLACES: usize = 32;
@@ -26,6 +26,7 @@ const MOST_PLACES: usize = 32;
 /// What a running recording says. The names of the fields are those in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct RecordingView {
+    #[serde(serialize_with = "json::path")]
     pub(crate) file: PathBuf,
     pub(crate) pid: Option<u32>,
     pub(crate) command: Option<String>,

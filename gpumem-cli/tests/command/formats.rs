@@ -109,10 +109,10 @@ enum Wire {
 
 /// The fields of a message of protocol buffers, without a schema. The numbers that the tests give are those of the `.proto` files.
 #[derive(Clone, Debug)]
-struct Fields(Vec<(u64, Wire)>);
+pub(crate) struct Fields(Vec<(u64, Wire)>);
 
 impl Fields {
-    fn of(mut bytes: &[u8]) -> Self {
+    pub(crate) fn of(mut bytes: &[u8]) -> Self {
         let mut fields = Vec::new();
         while !bytes.is_empty() {
             let tag = varint(&mut bytes);
@@ -148,17 +148,17 @@ impl Fields {
         self.numbers(field).first().copied()
     }
 
-    fn bytes(&self, field: u64) -> Vec<&[u8]> {
+    pub(crate) fn bytes(&self, field: u64) -> Vec<&[u8]> {
         let all = self.0.iter().filter(|(number, _)| *number == field);
         all.map(|(_, value)| if let Wire::Bytes(bytes) = value { bytes.as_slice() } else { panic!("{value:?}") })
             .collect()
     }
 
-    fn text(&self, field: u64) -> Option<String> {
+    pub(crate) fn text(&self, field: u64) -> Option<String> {
         self.bytes(field).first().map(|bytes| String::from_utf8(bytes.to_vec()).expect("it is text"))
     }
 
-    fn messages(&self, field: u64) -> Vec<Self> {
+    pub(crate) fn messages(&self, field: u64) -> Vec<Self> {
         self.bytes(field).into_iter().map(Self::of).collect()
     }
 }
@@ -344,7 +344,7 @@ impl Pickled {
 }
 
 /// Reads a pickle, as Python's `pickletools` describes the codes.
-fn unpickled(mut bytes: &[u8]) -> Value {
+pub(crate) fn unpickled(mut bytes: &[u8]) -> Value {
     let (mut stack, mut marks, mut memo): (Vec<Pickled>, Vec<usize>, Vec<Pickled>) = Default::default();
     let mut take = |count: usize| {
         let (taken, rest) = bytes.split_at(count);
@@ -410,7 +410,7 @@ fn the_log_of_rmm_has_each_allocation_and_free() {
     assert_eq!((most, live.into_values().collect::<Vec<_>>()), (PEAK, vec![CUBLAS]));
 }
 
-fn rows(file: &std::path::Path) -> Vec<Row> {
+pub(crate) fn rows(file: &std::path::Path) -> Vec<Row> {
     let reader = SerializedFileReader::new(File::open(file).expect("the file is there")).expect("it is a table");
     reader.get_row_iter(None).expect("it has rows").map(|row| row.expect("it is readable")).collect()
 }

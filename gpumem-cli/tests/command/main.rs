@@ -8,6 +8,7 @@ mod estimate;
 mod formats;
 #[allow(dead_code, reason = "the tests of the library use the rest")]
 mod made;
+mod names;
 mod page;
 mod report;
 mod widths;

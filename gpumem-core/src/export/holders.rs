@@ -6,11 +6,10 @@ use super::{
     breakdown::table,
     paint::{Paint, Role, Show},
     table::shortened,
-    text::one_line,
     tree::{Leaf, Row, Tree},
 };
 use crate::{
-    model::Bytes,
+    model::{Bytes, one_line},
     report::{
         Leaks, LiveBlock, OutOfMemory, PartKind, PeakHolder, PeakHolders, Place, counted, missing_in_words,
         path_in_words,
@@ -47,7 +46,7 @@ impl Show for OutOfMemory {
                     write!(f, "\ngpumem::torch::empty_cache() would give back {trimmable}")?;
                 }
             }
-            Err(why) => write!(f, "\nwhere the memory is cannot be read: {why}")?,
+            Err(why) => write!(f, "\nwhere the memory is cannot be read: {}", one_line(&why.to_string()))?,
         }
         // The breakdown has the scopes already, without the blocks of libraries.
         let has_them =
@@ -184,16 +183,18 @@ impl fmt::Display for LiveBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.bytes, self.kind)?;
         if let Some(library) = &self.library {
-            write!(f, " of {library}")?;
+            write!(f, " of {}", one_line(library))?;
         }
         match (&self.line, &self.scope_place) {
             (Some(line), _) => {
-                write!(f, ", allocated at {line}")?;
+                write!(f, ", allocated at {}", one_line(line))?;
                 if let Some(caller) = &self.caller {
-                    write!(f, " from {caller}")?;
+                    write!(f, " from {}", one_line(caller))?;
                 }
             }
-            (None, Some(place)) if !self.path.is_empty() => write!(f, ", allocated in the scope of {place}")?,
+            (None, Some(place)) if !self.path.is_empty() => {
+                write!(f, ", allocated in the scope of {}", one_line(place))?;
+            }
             _ => {}
         }
         write!(f, ", {}{}", if self.path.is_empty() { "" } else { "in " }, one_line(&path_in_words(&self.path)))

@@ -6,7 +6,10 @@ use super::{
     paint::{Paint, Role, Show},
     table::{Cell, Fit, Table},
 };
-use crate::report::{KindStats, MemoryStats, MemorySummary, ReservedStats, Tally};
+use crate::{
+    model::one_line,
+    report::{KindStats, MemoryStats, MemorySummary, ReservedStats, Tally},
+};
 
 /// PyTorch's table, below lines that say how accurate it is.
 impl fmt::Display for MemorySummary {
@@ -26,7 +29,7 @@ impl Show for MemorySummary {
             format_args!("GPU memory of this process, {simulated}device {device}: {exact}, counted for {since:.1} s");
         writeln!(f, "{}", paint.on(Role::Heading, title))?;
         // The path of a library may be longer than a line.
-        let intercepted_by = intercepted_by.rsplit('/').next().unwrap_or_default();
+        let intercepted_by = one_line(intercepted_by.rsplit('/').next().unwrap_or_default());
         writeln!(f, "(intercepted by {intercepted_by}; {untracked} untracked frees, {lost} lost events)")?;
         table(&self.stats).show(f, paint)?;
         f.write_str("\n")?;

@@ -6,6 +6,7 @@ mod breakdown;
 mod holders;
 #[cfg(feature = "json")]
 mod json;
+mod json_escapes;
 mod memory_stats;
 mod output;
 mod paint;
@@ -20,10 +21,10 @@ mod tree;
 pub use self::{
     amounts::Amounts,
     breakdown::table as amounts_table,
+    json_escapes::JsonEscapes,
     paint::{InPaint, Paint, Painted, Role, Show},
     sink::{ParseSinkError, Sink},
     table::{Cell, Fit, Table, shortened},
-    text::one_line,
     tree::{Leaf, Row, Tree},
 };
 use crate::report::Output;

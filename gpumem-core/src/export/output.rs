@@ -3,7 +3,10 @@
 use std::fmt;
 
 use super::paint::{InPaint, Paint, Role, Show};
-use crate::report::{Content, Output, Peaks};
+use crate::{
+    model::one_line,
+    report::{Content, Output, Peaks},
+};
 
 /// The text has no line break at the end.
 pub(super) fn text(output: &Output, paint: Paint) -> String {
@@ -35,7 +38,7 @@ impl Show for Output {
                 writeln!(f, "process {pid} ends. Its peaks:")?;
                 peaks.show(f, paint)
             }
-            Content::Budget(text) | Content::Notice(text) => f.write_str(text),
+            Content::Budget(text) | Content::Notice(text) => f.write_str(&one_line(text)),
         }
     }
 }

@@ -4,6 +4,8 @@ use std::fmt;
 
 use anstyle::{AnsiColor, Style};
 
+use crate::model::one_line;
+
 /// The columns of reports, unless a terminal has others.
 const WIDTH: usize = 80;
 
@@ -72,7 +74,7 @@ impl Role {
 }
 
 impl Paint {
-    /// The text in the colour of its role. Padding must be in the text already: escape codes have no width.
+    /// The text in the colour of its role, on one line. Padding must be in the text already: escape codes have no width.
     pub fn on<T: fmt::Display>(self, role: Role, text: T) -> Painted<T> {
         Painted { style: if self.is_coloured { role.style() } else { Style::new() }, text }
     }
@@ -87,7 +89,7 @@ pub struct Painted<T> {
 impl<T: fmt::Display> fmt::Display for Painted<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { style, text } = self;
-        write!(f, "{style}{text}{style:#}")
+        write!(f, "{style}{}{style:#}", one_line(&text.to_string()))
     }
 }
 
@@ -113,6 +115,7 @@ mod tests {
     #[test]
     fn plain_text_has_no_codes() {
         assert_eq!(Paint::PLAIN.on(Role::Alarm, "text").to_string(), "text");
+        assert_eq!(Paint::PLAIN.on(Role::Text, "a\n\u{1b}[2J").to_string(), "a\\n\\u{1b}[2J");
         assert_eq!(Paint::ANSI.on(Role::Text, "text").to_string(), "text");
         assert_eq!(Paint::ANSI.on(Role::More, "+").to_string(), "\u{1b}[32m+\u{1b}[0m");
     }

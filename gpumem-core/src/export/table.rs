@@ -7,8 +7,8 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use super::{
     amounts::Amounts,
     paint::{Paint, Role},
-    text::one_line,
 };
+use crate::model::one_line;
 
 /// The width of a bar.
 const BAR: usize = 8;

@@ -1,13 +1,16 @@
 //! fastai's line, to the byte.
 
-use std::{borrow::Cow, fmt};
+use std::fmt;
 
 use super::{
     amounts::Amounts,
     paint::{Paint, Show},
     table::{Cell, Fit, Table},
 };
-use crate::report::{Line, Report};
+use crate::{
+    model::one_line,
+    report::{Line, Report},
+};
 
 /// The line, and below it each statement.
 impl Show for Report {
@@ -70,20 +73,6 @@ impl fmt::Display for Report {
         }
         if trace.overlapped { f.write_str(" [overlaps other threads]") } else { Ok(()) }
     }
-}
-
-/// A report is one line, whatever its name has: line breaks and control characters are written as escapes.
-pub fn one_line(text: &str) -> Cow<'_, str> {
-    // Control characters, line and paragraph separators, and characters that change the direction of text (`Bidi_Control`).
-    let acts = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    if !text.contains(acts) {
-        return Cow::Borrowed(text);
-    }
-    let shown = |c: char| if acts(c) { c.escape_default().to_string() } else { c.to_string() };
-    Cow::Owned(text.chars().map(shown).collect())
 }
 
 /// Commas between thousands, as Python's `,` format does.

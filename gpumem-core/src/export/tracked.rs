@@ -8,11 +8,10 @@ use super::{
     amounts::Amounts,
     paint::{Paint, Role, Show},
     table::{Cell, Fit, Table, shortened},
-    text::one_line,
     time::clock,
 };
 use crate::{
-    model::{MemKind, Shape},
+    model::{MemKind, Shape, one_line},
     report::{Change, Tracked, path_in_words},
 };
 

@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Write};
 
 use super::{PeakHolders, Place, counted};
-use crate::model::{ByteDelta, Gauge, Trace};
+use crate::model::{ByteDelta, Gauge, Trace, one_line};
 
 /// What can be limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +91,8 @@ pub fn judge(name: &str, limits: &[Limit], measured: &Measurement<'_>) -> Verdic
     }
     if !broken.is_empty() {
         return Verdict::Broken(format!(
-            "`{name}` did not keep its GPU memory budget:{broken}{}",
+            "`{}` did not keep its GPU memory budget:{broken}{}",
+            one_line(name),
             Circumstances { measured, is_peak_broken }
         ));
     }
@@ -171,7 +172,7 @@ impl Display for Complaint<'_> {
         };
         write!(f, "{name} {relation} {}", shown(*amount))?;
         if let Some(origin) = origin {
-            write!(f, " ({origin})")?;
+            write!(f, " ({})", one_line(origin))?;
         }
         write!(f, ": it was {}", shown(*figure))?;
         match figure.saturating_sub(*amount) {
@@ -223,8 +224,8 @@ impl Display for Circumstances<'_> {
                     let count = counted(place.blocks, "block", "blocks");
                     let each = place.each.filter(|_| place.blocks > 1);
                     let each = each.map(|each| format!(" of {each}")).unwrap_or_default();
-                    write!(f, "\n    {:>12} in {count}{each}: {}", place.bytes, place.name)?;
-                    place.caller.iter().try_for_each(|caller| write!(f, ", from {caller}"))
+                    write!(f, "\n    {:>12} in {count}{each}: {}", place.bytes, one_line(&place.name))?;
+                    place.caller.iter().try_for_each(|caller| write!(f, ", from {}", one_line(caller)))
                 })
             }
         }
@@ -239,8 +240,9 @@ fn made_peak(f: &mut fmt::Formatter<'_>, peak: &PeakHolders) -> fmt::Result {
     let (listed, rest) = holders.split_at(if holders.len() > MOST + 1 { MOST } else { holders.len() });
     for holder in listed {
         let inside = if holder.path.is_empty() { "" } else { "in " };
-        write!(f, "\n    {:>12}: {}, {inside}{}", holder.bytes, holder.who(), holder.scope())?;
-        holder.caller.iter().try_for_each(|caller| write!(f, ", from {caller}"))?;
+        let (who, scope) = (holder.who(), holder.scope());
+        write!(f, "\n    {:>12}: {}, {inside}{}", holder.bytes, one_line(&who), one_line(&scope))?;
+        holder.caller.iter().try_for_each(|caller| write!(f, ", from {}", one_line(caller)))?;
     }
     if rest.is_empty() {
         return Ok(());

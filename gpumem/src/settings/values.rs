@@ -132,9 +132,9 @@ impl Settings {
         self.problems.iter().any(|problem| problem.error == *error)
     }
 
-    /// The values that cannot be used, a line for each.
-    pub(crate) fn problems(&self) -> Option<Problems<'_>> {
-        (!self.problems.is_empty()).then_some(Problems(&self.problems))
+    /// The values that cannot be used, and what holds instead of each.
+    pub(crate) fn problems(&self) -> impl Iterator<Item = String> {
+        self.problems.iter().map(|Problem { error, instead, .. }| format!("{error}; {instead}"))
     }
 
     /// A line for each variable that is set: its text, what the variable decides, and what the text stands for.
@@ -162,17 +162,4 @@ pub struct Setting {
     pub stands_for: Option<String>,
     /// The text can be used.
     pub is_usable: bool,
-}
-
-/// Values that cannot be used.
-pub(crate) struct Problems<'a>(&'a [Problem]);
-
-impl fmt::Display for Problems<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, Problem { error, instead, .. }) in self.0.iter().enumerate() {
-            let before = if at == 0 { "" } else { "\ngpumem: " };
-            write!(f, "{before}{error}; {instead}")?;
-        }
-        Ok(())
-    }
 }

@@ -6,7 +6,7 @@ use super::object::{Object, object};
 use super::{
     super::time::rfc3339,
     holders::{LeaksLine, OutOfMemoryLine, PeaksLine},
-    microseconds,
+    json_line, microseconds,
     tracked::TrackedLine,
 };
 use crate::{
@@ -76,8 +76,7 @@ pub(in crate::export) fn output(output: &Output) -> String {
             Content::Budget(text) | Content::Notice(text) => ContentLine::Text { text },
         },
     };
-    // Each type here has a JSON form, so this does not fail.
-    serde_json::to_string(&line).unwrap_or_default()
+    json_line(&line)
 }
 
 object! {

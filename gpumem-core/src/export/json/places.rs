@@ -1,5 +1,6 @@
 //! Summary and breakdown as JSON. The names are part of the public interface, the types here are not.
 
+use super::json_line;
 use super::object::object;
 use crate::report::{Breakdown, PartKind, ScopeSummary, Summary};
 
@@ -81,8 +82,7 @@ impl Summary {
             lost_events: self.lost,
             not_intercepted: self.not_intercepted.as_deref(),
         };
-        // Each type here has a JSON form, so this does not fail.
-        serde_json::to_string(&object).unwrap_or_default()
+        json_line(&object)
     }
 }
 
@@ -97,7 +97,7 @@ impl Breakdown {
     /// ```
     #[must_use]
     pub fn to_json(&self) -> String {
-        serde_json::to_string(&BreakdownObject::new(self)).unwrap_or_default()
+        json_line(&BreakdownObject::new(self))
     }
 }
 

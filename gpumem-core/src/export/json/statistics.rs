@@ -1,7 +1,7 @@
 //! Statistics and live blocks as JSON. Bytes are exact.
 
-use super::microseconds;
 use super::object::object;
+use super::{json_line, microseconds};
 
 use crate::{
     model::Bytes,
@@ -101,8 +101,7 @@ impl MemoryStats {
             allocation: KindsLine::new(self, TallyLine::blocks),
             reserved_bytes,
         };
-        // Each type here has a JSON form, so this does not fail.
-        serde_json::to_string(&line).unwrap_or_default()
+        json_line(&line)
     }
 }
 
@@ -155,8 +154,7 @@ impl LiveBlock {
             thread: self.thread,
             time_us: microseconds(self.time),
         };
-        // Each type here has a JSON form, so this does not fail.
-        serde_json::to_string(&line).unwrap_or_default()
+        json_line(&line)
     }
 }
 

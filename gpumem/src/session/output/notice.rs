@@ -45,11 +45,12 @@ pub(in crate::session) struct Notices {
 }
 
 impl Session {
-    /// The settings. The first use prints one notice about the values that cannot be used; the errors that these cause are not
+    /// The settings. The first use prints a notice about each value that cannot be used; the errors that these cause are not
     /// printed again.
     pub(crate) fn settings(&self) -> &'static Settings {
-        if let Some(problems) = self.settings.problems() {
-            self.notify(Notice::Settings, &problems);
+        let mut problems = self.settings.problems().peekable();
+        if problems.peek().is_some() && self.is_new(Notice::Settings) {
+            problems.for_each(|problem| self.print(Content::Notice(problem)));
         }
         self.settings
     }

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use crate::session::{Session, current};
 use crate::{
     error::{Error, Kind, Result},
-    model::{Bytes, Gauge, MemKind, Source},
+    model::{Bytes, Gauge, MemKind, Source, one_line},
     report::counted,
     settings::{Setting, Settings},
     source::Devices,
@@ -220,16 +220,16 @@ impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "gauge of new traces: {}", self.gauge)?;
         if let Some(why) = &self.why_not_exact {
-            write!(f, "\n  not exact: {why}")?;
+            write!(f, "\n  not exact: {}", one_line(&why.to_string()))?;
         }
         if self.source != Source::Off {
             write!(f, "\nsource of new traces: {}", self.source)?;
         }
         if let Some(why) = &self.why_not_dispatch {
-            write!(f, "\n  not dispatch: {why}")?;
+            write!(f, "\n  not dispatch: {}", one_line(&why.to_string()))?;
         }
         let none = if self.gauge == Gauge::Exact { "nothing yet" } else { "nothing" };
-        write!(f, "\nallocations intercepted by: {}", self.intercepted_by.as_deref().unwrap_or(none))?;
+        write!(f, "\nallocations intercepted by: {}", one_line(self.intercepted_by.as_deref().unwrap_or(none)))?;
         let since = self.since.as_secs_f64();
         let Self { events, untracked, lost, .. } = self;
         write!(f, "\nsince {since:.1} s: {events} events, {untracked} untracked frees, {lost} lost")?;
@@ -238,7 +238,7 @@ impl fmt::Display for Status {
             write!(f, "\n  live {kind:<11} {bytes:>12} in {blocks}")?;
         }
         for (at, variable) in self.settings.into_iter().flat_map(Settings::set).enumerate() {
-            write!(f, "{}\n  {variable}", if at == 0 { "\nenvironment:" } else { "" })?;
+            write!(f, "{}\n  {}", if at == 0 { "\nenvironment:" } else { "" }, one_line(&variable))?;
         }
         Ok(())
     }

@@ -1,0 +1,462 @@
+//! Hostile names in all that the command prints and writes: text shows them on one line, as escapes; JSON has them as they are, in
+//! escapes of its own; formats of other tools are data, which have them as they are and can be read.
+//!
+//! Commands, options and formats are those of the command's help: a new one fails these tests until it is listed here. What has its
+//! names from the driver and from other processes is in `tests/tests/machine/names.rs`.
+
+use std::{
+    collections::BTreeSet,
+    ffi::{OsStr, OsString},
+    fs,
+    io::Read,
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use gpumem_core::{
+    capture::{
+        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
+        BlockLabel, CallsiteDefinition, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
+        StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition,
+    },
+    model::{Bytes, CallsiteId, Label, MemKind, Source, StackId, ThreadId},
+};
+use serde_json::Value;
+
+use crate::{
+    Ran, file,
+    formats::{Fields, rows, unpickled},
+    gpumem,
+    made::{DEVICE, MIB, Made},
+    report::written,
+};
+
+/// What a terminal obeys, what turns text around, what nobody sees, and what tables, Markdown, HTML and stacks are made of.
+const NAME: &str = "x\u{1b}[31m\u{7}\r\t\u{7f}\u{85}\u{9b}2J\u{200b}\u{200e}\u{2028}\u{2029}\u{202e}\u{2066}\u{61c}\u{feff}\u{e0041}\
+                    |`;<script>\"'\\\nFORGED: y";
+
+/// Another list than the one of the command, so that each says what the other lacks.
+fn acts(c: char) -> bool {
+    matches!(u32::from(c), 0..=0x1f | 0x7f..=0x9f | 0x61c | 0x200b..=0x200f | 0x2028..=0x202e | 0x2060..=0x206f | 0xfeff
+        | 0xe0000..=0xe007f)
+}
+
+/// Each line is one that the command made, and shows all that is in it.
+#[track_caller]
+fn assert_printable(text: &str) {
+    let acting = text.chars().find(|c| *c != '\n' && acts(*c));
+    assert!(acting.is_none(), "{acting:?} in {text:?}");
+    assert!(!text.lines().any(|line| line.trim_start().starts_with("FORGED")), "a name forges a line: {text:?}");
+}
+
+/// The same; and a reader finds the name as it is, if the JSON has it.
+#[track_caller]
+fn assert_json(text: &str, has_name: bool) -> Value {
+    assert_printable(text);
+    let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    assert_eq!(has_name, has(&value, NAME), "{text}");
+    value
+}
+
+fn has(value: &Value, name: &str) -> bool {
+    match value {
+        Value::String(text) => text.contains(name),
+        Value::Array(all) => all.iter().any(|value| has(value, name)),
+        Value::Object(all) => all.iter().any(|(key, value)| key.contains(name) || has(value, name)),
+        _ => false,
+    }
+}
+
+/// A folder whose name and whose files' names are hostile. They are no UTF-8, either.
+fn path(name: &str) -> PathBuf {
+    let folder = file("names").join(OsString::from_vec([NAME.as_bytes(), b"\xff"].concat()));
+    fs::create_dir_all(&folder).expect("Linux takes such names");
+    folder.join(OsString::from_vec([NAME.as_bytes(), b"\xff", name.as_bytes()].concat()))
+}
+
+/// What the command printed, as a terminal of 60 columns shows it, or as a file has it.
+fn ran(arguments: &[&OsStr], columns: Option<&str>) -> Ran {
+    let mut command = gpumem(&[]);
+    command.args(arguments).env("GPUMEM_GAUGE", NAME).env("GPUMEM_CUPTI", NAME).env("CUDA_INJECTION64_PATH", NAME);
+    command.env("XDG_RUNTIME_DIR", path("runtime"));
+    let command = columns.into_iter().fold(&mut command, |command, columns| command.env("COLUMNS", columns));
+    Ran::of(&command.output().expect("the command starts"))
+}
+
+fn words<'a>(words: &'a str, files: &[&'a Path]) -> Vec<&'a OsStr> {
+    words.split_whitespace().map(OsStr::new).chain(files.iter().map(|file| file.as_os_str())).collect()
+}
+
+/// Both outputs as text.
+#[track_caller]
+fn prints_text(arguments: &[&OsStr]) {
+    for columns in [None, Some("60")] {
+        let Ran { stdout, stderr, .. } = ran(arguments, columns);
+        assert!(!stdout.is_empty() || !stderr.is_empty(), "{arguments:?}");
+        assert_printable(&stdout);
+        assert_printable(&stderr);
+    }
+}
+
+#[track_caller]
+fn prints_json(arguments: &[&OsStr], has_name: bool) -> Value {
+    let Ran { stdout, stderr, .. } = ran(arguments, None);
+    assert_printable(&stderr);
+    assert_json(&stdout, has_name)
+}
+
+/// All that a recording names.
+fn made() -> Made {
+    let name = || NAME.to_owned();
+    let mut made = Made::new(NAME);
+    made.item(&Item::Process(Process {
+        pid: 4711,
+        executable: format!("/{NAME}/{NAME}"),
+        arguments: vec![name(); 3],
+        folder: format!("/{NAME}"),
+        own_module: Some(name()),
+        version: name(),
+        ..Process::default()
+    }));
+    made.item(&Item::Interception(Interception { source: Source::Dispatch, library: format!("/{NAME}/{NAME}") }));
+    made.item(&Item::Device(DeviceDefinition {
+        device: DEVICE,
+        name: Some(name()),
+        total: Some(Bytes::gib(141)),
+        uuid: Some(name()),
+    }));
+    made.item(&Item::Thread(ThreadDefinition { thread: ThreadId(1), os_id: 4711, name: Some(name()) }));
+    made.item(&Item::Module(ModuleDefinition {
+        id: 9,
+        path: format!("/usr/lib/lib{NAME}.so"),
+        build_id: vec![1],
+        base: 0,
+    }));
+    // A function with a line that another one called, and one of a library without a line.
+    let address = |offset| CodeAddress { module: 9, offset };
+    for (offset, file) in [(1, Some(name())), (2, Some(name())), (3, None)] {
+        let symbol = Symbol { function: Some(name()), line: file.as_ref().map(|_| 7), file, column: None };
+        made.item(&Item::Symbols(SymbolsDefinition { address: address(offset), symbols: vec![symbol] }));
+    }
+    made.item(&Item::Stack(StackDefinition { id: StackId(50), addresses: vec![address(1), address(2)] }));
+    made.item(&Item::Stack(StackDefinition { id: StackId(51), addresses: vec![address(3)] }));
+    made.item(&Item::Callsite(CallsiteDefinition {
+        id: CallsiteId(50),
+        name: Some(name()),
+        file: name(),
+        line: 1,
+        column: 1,
+        module_path: Some(name()),
+    }));
+    let scope = made.open(48);
+    // The scope is the first event.
+    for (number, place) in (2..).zip([49, 50, 90]) {
+        let key = made.alloc(20 * MIB, MemKind::Pool, place);
+        let label = Label { name: name(), shape: vec![2], dtype: name() };
+        made.item(&Item::Label(BlockLabel { key, number, label }));
+    }
+    made.close(scope);
+    made.alloc(8 * MIB, MemKind::PinnedHost, 49);
+    made.refused(1 << 40, MemKind::Device, 49);
+    made
+}
+
+fn event(micros: u64, action: AllocatorAction, address: u64, bytes: u64) -> AllocatorEvent {
+    let (time, bytes) = (std::time::Duration::from_micros(micros), Bytes::new(bytes));
+    AllocatorEvent { time, action, address, bytes, requested: bytes, stream: 0, stack: StackId(50) }
+}
+
+/// With tensors; with an allocator whose history is missing; and with neither.
+fn recordings() -> [PathBuf; 3] {
+    let device = |said: u64| AllocatorDevice {
+        device: DEVICE,
+        older: 0,
+        known_from: None,
+        said: Some(AllocatorFigures { allocated: Bytes::new(said), ..AllocatorFigures::default() }),
+    };
+    let mut tensors = made();
+    let address = 0x7e00_0000_0000;
+    tensors.item(&Item::AllocatorEvents(AllocatorEvents {
+        device: DEVICE,
+        events: vec![
+            event(5, AllocatorAction::SegmentAlloc, address, 20 * MIB),
+            event(6, AllocatorAction::Alloc, address, MIB),
+        ],
+    }));
+    tensors.item(&Item::Allocator(AllocatorDefinition {
+        name: NAME.to_owned(),
+        missing: None,
+        devices: vec![device(7)],
+    }));
+    let mut missing = made();
+    missing.alloc(MIB, MemKind::Pool, 49);
+    missing.item(&Item::Allocator(AllocatorDefinition {
+        name: NAME.to_owned(),
+        missing: Some(NAME.to_owned()),
+        devices: Vec::new(),
+    }));
+    [("a.capture", tensors), ("b.capture", missing), ("c.capture", made())].map(|(name, made)| {
+        let path = path(name);
+        fs::write(&path, made.file()).expect("the file can be written");
+        path
+    })
+}
+
+/// Each command, and its options, with or without a value: a test in this file runs each that has an output of its own.
+const COMMANDS: [(&str, &[&str]); 13] = [
+    ("run", &["--dormant", "--max-size", "--only-peak", "--output", "--stacks", "--torch", "--torch-events"]),
+    ("attach", &["--json", "--max-size", "--only-peak", "--output", "--stacks", "--torch", "--torch-events"]),
+    ("start", &["--json"]),
+    ("stop", &["--json"]),
+    (
+        "report",
+        &["--at", "--between", "--calls", "--format", "--html", "--json", "--leaks", "--output", "--table", "--tree"],
+    ),
+    ("diff", &["--fail-on-increase", "--json", "--markdown"]),
+    (
+        "estimate",
+        &[
+            "--allocator",
+            "--autocast",
+            "--batch",
+            "--checkpointing",
+            "--context",
+            "--dtype",
+            "--fit",
+            "--json",
+            "--length",
+            "--record",
+            "--savings",
+            "--step",
+            "--train",
+        ],
+    ),
+    ("info", &["--json"]),
+    ("ps", &["--json"]),
+    ("watch", &["--count", "--interval", "--json"]),
+    ("doctor", &["--json"]),
+    ("completions", &[]),
+    ("man", &["--folder"]),
+];
+
+/// The lines of a part of the help.
+fn listed(help: &str, heading: &str) -> Vec<String> {
+    let lines = help.lines().skip_while(|line| *line != heading).skip(1).take_while(|line| !line.is_empty());
+    lines.map(str::to_owned).collect()
+}
+
+#[test]
+fn all_commands_and_options_are_known_here() {
+    let commands = listed(&crate::ran(&["--help"]).stdout, "Commands:");
+    let commands: BTreeSet<_> = commands.iter().filter(|line| !line.starts_with("   ")).collect();
+    let names = commands.into_iter().filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help");
+    let names: BTreeSet<_> = names.collect();
+    assert_eq!(names, COMMANDS.iter().map(|(name, _)| *name).collect(), "list a new command, and test what it prints");
+    for (command, known) in COMMANDS {
+        let help = crate::ran(&[command, "--help"]).stdout;
+        let option = |line: &str| {
+            // A sentence is not indented.
+            let line = line.strip_prefix("  ")?.trim_start();
+            let start = line.starts_with('-').then(|| line.find("--")).flatten()?;
+            Some(line[start..].split([' ', ',', '=']).next().unwrap_or_default().to_owned())
+        };
+        let options: BTreeSet<_> = help.lines().filter_map(option).filter(|name| name != "--help").collect();
+        let known: BTreeSet<_> = known.iter().map(|&name| name.to_owned()).collect();
+        assert_eq!(options, known, "{command}: list a new option, and test what it prints");
+    }
+}
+
+#[test]
+fn reports() {
+    let [tensors, missing, plain] = recordings();
+    for view in ["", "--tree", "--calls", "--table", "--leaks", "--at peak", "--at oom", "--between start peak"] {
+        for files in [&[&*tensors][..], &[&missing], &[&plain], &[&tensors, &missing], &[&tensors, &missing, &plain]] {
+            prints_text(&words(&format!("report {view}"), files));
+            prints_json(&words(&format!("report {view} --json"), files), true);
+        }
+    }
+}
+
+#[test]
+fn differences() {
+    let [tensors, missing, plain] = recordings();
+    let other = written("names-other.capture", &Made::new("train").training(2, 4, MIB).file());
+    let other = Path::new(&other);
+    for files in [[&*tensors, &tensors], [&tensors, other], [other, &missing], [&plain, &tensors], [&missing, &plain]] {
+        prints_text(&words("diff --fail-on-increase 5%", files.as_slice()));
+        prints_json(&words("diff --json", &files), true);
+        prints_text(&words("diff --markdown", &files));
+        let markdown = ran(&words("diff --markdown", &files), None).stdout;
+        for line in markdown.lines().filter(|line| line.starts_with("| ") || line.starts_with("> ")) {
+            // Nothing outside of code has a meaning, and a row has four cells.
+            let outside: String = line.split('`').step_by(2).collect();
+            assert!(!outside.replace("<code>", "").replace("</code>", "").contains('<'), "{line}");
+            assert!(!line.starts_with('|') || line.matches('|').count() == 5, "{line}");
+        }
+    }
+    let tables = ran(&words("diff --markdown", &[&tensors, other]), None).stdout;
+    assert!(tables.contains("| tensors at |") || tables.contains("<code>x&#92;u&#123;1b&#125;"), "{tables}");
+}
+
+#[test]
+fn pages() {
+    let page = path("page.html");
+    let [tensors, missing, plain] = recordings();
+    let ran = ran(&[&words("report --html", &[&page])[..], &words("", &[&tensors, &missing, &plain])].concat(), None);
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), ""), "{ran:?}");
+    let page = fs::read_to_string(page).expect("the page is text");
+    let about = page.split_once("id=\"about-data\">").and_then(|(_, rest)| rest.split_once("</script>"));
+    let (about, _) = about.expect("the page has its data");
+    assert_json(about, false);
+    assert!(!about.contains('<') && about.contains("FORGED"), "names do not end the script");
+}
+
+/// The formats that the help lists.
+fn formats() -> Vec<String> {
+    let stderr = crate::ran(&["report", "--format", "?", "x"]).stderr;
+    let (_, list) = stderr.split_once("[possible values: ").unwrap_or_else(|| panic!("{stderr}"));
+    let (list, _) = list.split_once(']').expect("the list ends");
+    list.split(", ").map(str::to_owned).collect()
+}
+
+#[test]
+fn formats_of_other_tools() {
+    let files = recordings();
+    assert!(formats().len() > 8, "{:?}", formats());
+    for format in formats() {
+        for (number, recording) in files.iter().enumerate() {
+            let out = path(&format!("{number}.{format}"));
+            let arguments = [OsStr::new("report"), "--format".as_ref(), format.as_ref(), "-o".as_ref(), out.as_ref()];
+            let ran = ran(&[&arguments[..], &[recording.as_os_str()]].concat(), None);
+            assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), ""), "{format}: {ran:?}");
+            let text = || fs::read_to_string(&out).unwrap_or_else(|error| panic!("{format} is text: {error}"));
+            match format.as_str() {
+                // Text.
+                "folded" => {
+                    let text = text();
+                    assert_printable(&text);
+                    assert!(
+                        text.lines().all(|line| line.rsplit_once(' ').is_some_and(|(_, n)| n.parse::<i64>().is_ok()))
+                    );
+                    assert!(text.contains("x\\u{1b}[31m"), "{text}");
+                }
+                "rmm-csv" => {
+                    assert_printable(&text());
+                    assert!(csv::Reader::from_path(&out).unwrap().records().all(|row| row.unwrap().len() == 6));
+                }
+                // JSON, which a terminal can print.
+                "json" => text().lines().for_each(|line| drop(assert_json(line, line.contains("x\\u001b")))),
+                "speedscope" | "dhat" => drop(assert_json(&text(), true)),
+                // Data, with the names as they are.
+                "pprof" => {
+                    let mut plain = Vec::new();
+                    flate2::read::GzDecoder::new(fs::File::open(&out).unwrap()).read_to_end(&mut plain).unwrap();
+                    let texts = Fields::of(&plain).bytes(6).into_iter().map(<[u8]>::to_vec).collect::<Vec<_>>();
+                    assert!(texts.iter().all(|text| std::str::from_utf8(text).is_ok()));
+                    assert!(texts.contains(&NAME.as_bytes().to_vec()), "{texts:?}");
+                }
+                "perfetto" => {
+                    let tracks = Fields::of(&fs::read(&out).unwrap()).messages(1);
+                    let events = tracks.iter().flat_map(|packet| packet.messages(11));
+                    assert!(events.filter_map(|event| event.text(23)).any(|name| name == NAME));
+                }
+                "torch" => assert!(has(&unpickled(&fs::read(&out).unwrap()), NAME)),
+                "parquet" => {
+                    let tables: Vec<_> = fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().path()).collect();
+                    assert!(tables.len() >= 2, "{tables:?}");
+                    let has_name = |table: &PathBuf| rows(table).iter().any(|row| row.to_string().contains(NAME));
+                    assert!(tables.iter().all(|table| !rows(table).is_empty()) && tables.iter().all(has_name));
+                }
+                other => panic!("the format {other} has no test of its names"),
+            }
+        }
+    }
+}
+
+#[test]
+fn estimates() {
+    let folder = path("model");
+    fs::create_dir_all(&folder).expect("it can be made");
+    let quoted = serde_json::to_string(NAME).unwrap();
+    let header = format!(r#"{{{quoted}:{{"dtype":"F32","shape":[2,4],"data_offsets":[0,32]}}}}"#);
+    let weights = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[0; 32]].concat();
+    let unknown = format!(r#"{{"architectures": [{quoted}], "model_type": {quoted}}}"#);
+    let wrong = format!(r#"{{"model_type": "gpt2", "n_layer": {quoted}}}"#);
+    let gpt2 = format!(r#"{{"model_type": "gpt2", "n_layer": 1, "_name_or_path": {quoted}, {quoted}: 1}}"#);
+    for (name, bytes) in [
+        ("weights.safetensors", weights.as_slice()),
+        ("unknown.json", unknown.as_bytes()),
+        ("wrong.json", wrong.as_bytes()),
+        ("gpt2.json", gpt2.as_bytes()),
+        ("none.toml", NAME.as_bytes()),
+        ("none.gguf", NAME.as_bytes()),
+    ] {
+        let file = folder.join(name);
+        fs::write(&file, bytes).expect("it can be written");
+        prints_text(&words("estimate --savings --fit 80GiB", &[&file]));
+        let json = ran(&words("estimate --savings --fit 80GiB --json", &[&file]), None);
+        assert_printable(&json.stderr);
+        if !json.stdout.is_empty() {
+            assert_json(&json.stdout, name.starts_with("weights"));
+        }
+    }
+    let (gpt2, step) = (folder.join("gpt2.json"), folder.join("step.json"));
+    fs::write(&step, format!(r#"{{"optimizer": {quoted}}}"#)).expect("it can be written");
+    prints_text(&words("estimate --step", &[&step, &gpt2]));
+    let record = path("estimated.capture");
+    prints_text(&words("estimate --record", &[&record, &gpt2]));
+    prints_text(&words("report", &[&record]));
+    prints_text(&words("estimate --record", &[&gpt2, &gpt2]));
+}
+
+#[test]
+fn the_machine() {
+    for command in ["doctor", "info", "ps"] {
+        prints_text(&words(command, &[]));
+    }
+    prints_json(&words("doctor --json", &[]), true);
+    let [tensors, ..] = recordings();
+    let ran = ran(&words("watch --json --count 1", &[&tensors]), None);
+    assert_printable(&ran.stderr);
+    let reading = assert_json(&ran.stdout, true);
+    assert!(reading["recordings"].as_array().is_some_and(|all| !all.is_empty()), "{reading}");
+}
+
+/// What is wrong is one line for each thing, whatever the arguments are.
+#[test]
+fn errors() {
+    let none = path("none");
+    for (command, _) in COMMANDS {
+        let option = format!("--{NAME}");
+        prints_text(&[command.as_ref(), option.as_ref()]);
+        prints_text(&[command.as_ref(), OsStr::from_bytes(b"--\xff\x1b")]);
+        prints_text(&[command.as_ref(), none.as_ref(), none.as_ref()]);
+        // This one would go on for ever.
+        let count = if command == "watch" { "--count=1" } else { "--json" };
+        prints_text(&[command.as_ref(), "--json".as_ref(), count.as_ref(), none.as_ref(), none.as_ref()]);
+    }
+    for (command, options) in COMMANDS.into_iter().filter(|(command, _)| *command != "watch") {
+        for option in options {
+            // Some take it as a name of a file.
+            prints_text(&[command.as_ref(), option.as_ref(), NAME.as_ref(), none.as_ref()]);
+        }
+    }
+    let output = path("run.capture");
+    for program in ["true".as_ref(), none.as_os_str()] {
+        prints_text_or_nothing(&[&words("run -o", &[&output])[..], &["--".as_ref(), program]].concat());
+    }
+    for command in ["start", "stop", "attach"] {
+        prints_text(&words(&format!("{command} 1"), &[]));
+    }
+    prints_text(&words("man --folder /dev/null/x", &[]));
+    let script = Command::new(env!("CARGO_BIN_EXE_gpumem")).args(["man"]).output().unwrap().stdout;
+    assert!(String::from_utf8(script).is_ok_and(|page| page.contains(".SH NAME")));
+}
+
+#[track_caller]
+fn prints_text_or_nothing(arguments: &[&OsStr]) {
+    let Ran { stdout, stderr, .. } = ran(arguments, None);
+    assert_printable(&stdout);
+    assert_printable(&stderr);
+}

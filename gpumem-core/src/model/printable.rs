@@ -1,0 +1,53 @@
+//! Names that a terminal shows and does not obey.
+
+use std::{borrow::Cow, fmt::Write};
+
+/// Whether a terminal only shows this character. Others move its cursor, turn the direction of text around, or are seen by nobody.
+pub fn is_printable(c: char) -> bool {
+    let acts = c.is_control()
+        || matches!(c,
+            // Characters without width, line and paragraph separators, and those that change the direction of text.
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
+            // Tags: a copy of ASCII that is not shown.
+            | '\u{e0000}'..='\u{e007f}');
+    !acts
+}
+
+/// Text on one line. Characters that are not printable are escapes: `\n`, `\u{1b}`.
+///
+/// All text for people uses this for names that gpumem did not choose. Formats for programs keep names as they are.
+pub fn one_line(text: &str) -> Cow<'_, str> {
+    if text.chars().all(is_printable) {
+        return Cow::Borrowed(text);
+    }
+    let mut line = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        if is_printable(c) {
+            line.push(c);
+        } else {
+            let _ = write!(line, "{}", c.escape_default());
+        }
+    }
+    Cow::Owned(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_acts_is_an_escape() {
+        for (text, line) in [
+            ("", ""),
+            ("λ 漢字 é \\n", "λ 漢字 é \\n"),
+            ("a\nb\r\tc", "a\\nb\\r\\tc"),
+            ("\0\u{1b}[31m\u{7f}\u{85}\u{9b}", "\\u{0}\\u{1b}[31m\\u{7f}\\u{85}\\u{9b}"),
+            ("\u{61c}\u{200e}\u{200f}\u{2028}\u{2029}", "\\u{61c}\\u{200e}\\u{200f}\\u{2028}\\u{2029}"),
+            ("\u{202a}\u{202e}\u{2066}\u{2069}", "\\u{202a}\\u{202e}\\u{2066}\\u{2069}"),
+            ("\u{200b}\u{2060}\u{feff}\u{ad}\u{e0041}", "\\u{200b}\\u{2060}\\u{feff}\\u{ad}\\u{e0041}"),
+        ] {
+            assert_eq!(one_line(text), line);
+        }
+    }
+}
