@@ -7,7 +7,7 @@ use std::{
 
 use clap::Args;
 use gpumem_core::{
-    export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table},
+    export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, shortened_command},
     model::{Bytes, one_line},
 };
 
@@ -37,22 +37,34 @@ pub(crate) struct Arguments {
 /// What the driver counts for no process, such as a part of each context, is less than this.
 const NOTABLE: u64 = 64 << 20;
 
-/// The most characters of a command in a sentence.
+/// The most columns of a command in a sentence.
 const LONGEST: usize = 60;
 
 pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
-    let machine = Machine::read().map_err(|why| Failure::new("processes cannot be read", why, ""))?;
-    if machine.gpus.is_empty() {
-        return Err(machine::no_gpu());
-    }
+    let (machine, failure) = match Machine::read() {
+        Ok(machine) if machine.gpus.is_empty() => (machine, Some(machine::no_gpu())),
+        Ok(machine) => (machine, None),
+        Err(why) => (Machine::default(), Some(Failure::new("processes cannot be read", why, ""))),
+    };
     let mut processes = Usage::read(&machine, &mut Known::default());
     processes.not_read.splice(0..0, machine.not_read.into_iter().filter(|not_read| not_read.is_error));
-    terminal::answer(arguments.json, &processes, |out, paint| write(&processes, out, paint))?;
+    let has_any = !processes.recorded_besides.is_empty() || !processes.dormant_besides.is_empty();
+    let failure = match failure {
+        Some(failure) if !has_any => return Err(failure),
+        failure => failure,
+    };
+    terminal::answer(arguments.json, &processes, |out, paint| write(&processes, failure.is_none(), out, paint))?;
+    if let Some(failure) = failure {
+        terminal::error(&failure);
+        return Ok(Exit::Failed);
+    }
     Ok(machine::exit_of(&processes.not_read))
 }
 
-fn write(all: &Usage, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-    if all.processes.is_empty() {
+fn write(all: &Usage, is_listed: bool, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    if !is_listed {
+        // An error says why.
+    } else if all.processes.is_empty() {
         writeln!(out, "The driver lists no process.")?;
     } else {
         writeln!(out, "{}", InPaint(all, paint))?;
@@ -67,14 +79,17 @@ fn write(all: &Usage, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
         }
     }
     for recorded in &all.recorded_besides {
-        let command = one_line(recorded.command.as_deref().unwrap_or_default());
-        let cut = if command.chars().count() > LONGEST { "…" } else { "" };
-        let command: String = command.chars().take(LONGEST).collect();
+        let command = shortened_command(recorded.command.as_deref().unwrap_or_default(), LONGEST);
         for file in &recorded.files {
             let (pid, file) = (recorded.pid, file.to_string_lossy());
             let file = one_line(&file);
-            writeln!(out, "not in the driver's list, but recorded: process {pid}, {command}{cut}, to {file}")?;
+            writeln!(out, "not in the driver's list, but recorded: process {pid}, {command}, to {file}")?;
         }
+    }
+    for dormant in &all.dormant_besides {
+        let command = shortened_command(dormant.command.as_deref().unwrap_or_default(), LONGEST);
+        let pid = dormant.pid;
+        writeln!(out, "not in the driver's list: process {pid}, {command}, is not recorded until gpumem start {pid}")?;
     }
     Ok(())
 }
@@ -88,7 +103,7 @@ impl Show for Usage {
             .column("user", Fit::Left)
             .amounts("used", used)
             .column("for", Fit::Left)
-            .column("command", Fit::LeftCutEnd);
+            .column("command", Fit::LeftCutCommand);
         for process in &self.processes {
             let bytes = process.used_bytes.map_or_else(|| "-".to_owned(), |bytes| used.show(bytes.cast_signed()));
             table.row([
@@ -100,15 +115,15 @@ impl Show for Usage {
                 process.command.as_deref().unwrap_or("-").into(),
             ]);
             if process.is_visible == Some(false) {
-                table.note(2, "not visible here: in a container, on the host, or ended");
+                table.note(1, "not visible here: in a container, on the host, or ended");
             }
             match &process.recording {
                 Recording::Recorded { files } => {
                     for file in files {
-                        table.note(2, &format!("recorded to {}", file.display()));
+                        table.note(1, &format!("recorded to {}", file.display()));
                     }
                 }
-                Recording::Dormant => table.note(2, &format!("not recorded until gpumem start {}", process.pid)),
+                Recording::Dormant => table.note(1, &format!("not recorded until gpumem start {}", process.pid)),
                 Recording::None | Recording::Unknown => {}
             }
         }

@@ -7,12 +7,12 @@ mod processes;
 mod system;
 
 #[cfg(test)]
-pub(crate) use self::processes::Process;
+pub(crate) use self::processes::{Dormant, Process};
 pub(crate) use self::{
     doctor::{Check, Diagnosis, Verdict},
     gpus::{Gpu, Machine, Memory, NotRead},
     injection::leave_out_injection,
-    processes::{Known, Recording, Usage, recorded},
+    processes::{Known, Recording, Usage},
 };
 use crate::{exit::Exit, failure::Failure, terminal};
 

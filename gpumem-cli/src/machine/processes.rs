@@ -56,6 +56,13 @@ pub(crate) struct Recorded {
     pub(crate) files: Vec<PathBuf>,
 }
 
+/// A process that waits for `gpumem start`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Dormant {
+    pub(crate) pid: u32,
+    pub(crate) command: Option<String>,
+}
+
 /// The memory of a GPU, and how much of it the listed processes have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct GpuUse {
@@ -75,6 +82,8 @@ pub(crate) struct Usage {
     pub(crate) gpus: Vec<GpuUse>,
     /// Processes that are recorded and that the driver does not list.
     pub(crate) recorded_besides: Vec<Recorded>,
+    /// Processes that wait for `gpumem start` and that the driver does not list.
+    pub(crate) dormant_besides: Vec<Dormant>,
     pub(crate) not_read: Vec<NotRead>,
     /// All that are recorded.
     #[serde(skip)]
@@ -82,7 +91,7 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    /// Of these GPUs.
+    /// Of these GPUs. What is recorded or dormant is known without any.
     pub(crate) fn read(machine: &Machine, system: &mut Known) -> Self {
         let mut all = Self::default();
         for gpu in &machine.gpus {
@@ -94,9 +103,10 @@ impl Usage {
         }
         let listed =
             |pid: u32| all.processes.iter().any(|process| process.pid == pid && process.is_visible != Some(false));
-        let recorded = recorded();
+        let (recorded, mut dormant) = of_gpumem();
+        dormant.retain(|dormant| !listed(dormant.pid));
         all.recorded_besides = recorded.iter().filter(|recorded| !listed(recorded.pid)).cloned().collect();
-        all.recorded = recorded;
+        (all.recorded, all.dormant_besides) = (recorded, dormant);
         all
     }
 
@@ -181,9 +191,9 @@ fn recording_of(pid: u32) -> Recording {
     }
 }
 
-/// All processes of this user that are recorded, whether or not the driver lists them.
-pub(crate) fn recorded() -> Vec<Recorded> {
-    let mut recorded: Vec<Recorded> = Vec::new();
+/// All processes of this user that are recorded, and those that wait for `gpumem start`, whether or not the driver lists them.
+fn of_gpumem() -> (Vec<Recorded>, Vec<Dormant>) {
+    let (mut recorded, mut dormant): (Vec<Recorded>, Vec<Dormant>) = Default::default();
     for pid in system::pids() {
         let Ok(files) = system::open_recordings(pid) else { continue };
         // The child of a fork has the files of its parent, which is older.
@@ -191,7 +201,9 @@ pub(crate) fn recorded() -> Vec<Recorded> {
             files.into_iter().filter(|file| !recorded.iter().any(|other| other.files.contains(file))).collect();
         if !files.is_empty() {
             recorded.push(Recorded { pid, command: system::command(pid), files });
+        } else if system::is_dormant(pid) {
+            dormant.push(Dormant { pid, command: system::command(pid) });
         }
     }
-    recorded
+    (recorded, dormant)
 }

@@ -1,7 +1,7 @@
 //! Several recordings side by side, such as those of the ranks of one run.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     io::{self, Write},
     path::Path,
@@ -9,6 +9,8 @@ use std::{
 };
 
 use gpumem_core::export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, shortened};
+
+use unicode_width::UnicodeWidthStr;
 
 use super::{
     overview::{DeviceOverview, Overview},
@@ -53,6 +55,23 @@ fn names(overviews: &[Overview]) -> Vec<String> {
     let all: std::collections::BTreeSet<_> = files.iter().map(|file| short(file)).collect();
     let is_clear = all.len() == files.len();
     files.iter().map(|file| if is_clear { short(file) } else { file.display().to_string() }).collect()
+}
+
+/// Names for headings, in so many columns. If one of them is longer, they have what tells them apart: `rank0`, `rank1` of
+/// `train.rank0.gpu0.pid4711` and `train.rank1.gpu1.pid4712`.
+fn headings(names: &[String], room: usize) -> Vec<String> {
+    let cut = |name: &String| shortened(name, room);
+    if names.iter().all(|name| name.width() <= room) {
+        return names.iter().map(cut).collect();
+    }
+    let parts: Vec<Vec<&str>> = names.iter().map(|name| name.split('.').collect()).collect();
+    // The first part that tells all of them apart: the rank comes first.
+    let part = |at: usize| parts.iter().map(move |parts| parts.get(at).copied().unwrap_or_default());
+    let is_clear = |at: &usize| part(*at).collect::<BTreeSet<_>>().len() == names.len();
+    match (0..parts.iter().map(Vec::len).max().unwrap_or(0)).find(is_clear) {
+        Some(at) => part(at).map(|part| cut(&part.to_owned())).collect(),
+        None => names.iter().map(cut).collect(),
+    }
 }
 
 fn signed(bytes: u64) -> i64 {
@@ -141,23 +160,45 @@ impl Show for Places<'_> {
         let mut table = Table::new().column("scope: place", Fit::LeftCutFront);
         if self.names.len() <= MOST_COLUMNS {
             let room = paint.width() / 2 / self.names.len().max(1) - 2;
-            for name in self.names {
-                table = table.amounts(&shortened(name, room), amounts);
+            for name in headings(self.names, room) {
+                table = table.amounts(&name, amounts);
             }
             for place in self.places {
                 let figures = place.bytes.iter().map(|bytes| Cell::from(amounts.show(*bytes)));
                 table.row([Cell::from(&place.name)].into_iter().chain(figures));
             }
         } else {
+            let names = headings(self.names, 20);
             table = table.amounts("least", amounts).amounts("most", amounts).column("most in", Fit::Left);
             for place in self.places {
                 let most = place.bytes.iter().copied().max().unwrap_or(0);
                 let at = place.bytes.iter().position(|bytes| *bytes == most).unwrap_or(0);
                 let least = place.bytes.iter().copied().min().unwrap_or(0);
-                let name = if least == most { "all".to_owned() } else { shortened(&self.names[at], 20) };
+                let name = if least == most { "all".to_owned() } else { names[at].clone() };
                 table.row([place.name.clone(), amounts.show(least), amounts.show(most), name].map(Cell::from));
             }
         }
         table.show(f, paint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_heading_keeps_the_rank() {
+        let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        let ranks = names(&["train.rank0.gpu0.pid4711", "train.rank10.gpu0.pid4712"]);
+        assert_eq!(headings(&ranks, 30), ranks);
+        assert_eq!(headings(&ranks, 12), ["rank0", "rank10"]);
+        // Without ranks, and in two runs.
+        assert_eq!(headings(&names(&["train.gpu0.pid1", "train.gpu1.pid2"]), 8), ["gpu0", "gpu1"]);
+        assert_eq!(headings(&names(&["a.rank0.pid1", "b.rank0.pid2"]), 8), ["a", "b"]);
+        // Nothing tells them apart in so few columns.
+        assert_eq!(
+            headings(&names(&["/runs/a/train", "/runs/b/train"]), 8),
+            ["/train", "/train"].map(|name| format!("…{name}"))
+        );
     }
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use gpumem_core::{
-    export::{InPaint, Paint, Role, shortened},
+    export::{InPaint, Paint, Role, shortened, shortened_command},
     model::{Bytes, one_line},
     report::{Leaks, counted},
 };
@@ -50,7 +50,8 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
     let process = format!("process {pid}, {duration}, {}", counted(*frees, "free", "frees"));
     // At least the name of the program, and at most 60 characters.
     let room = paint.width().saturating_sub(2 + process.len()).clamp(20, 60);
-    let command = if command.is_empty() { String::new() } else { format!("{}; ", shell_words(command, room)) };
+    let command =
+        if command.is_empty() { String::new() } else { format!("{}; ", shortened_command(&command.join(" "), room)) };
     writeln!(out, "{}", paint.on(Role::Text, format!("{command}{process}")))?;
     let sources: Vec<_> = sources
         .iter()
@@ -169,10 +170,4 @@ fn has_line_number(line: &str) -> bool {
 fn sum_shares(sums: &[Sum], whole: u64) -> String {
     let sums: Vec<_> = sums.iter().map(|sum| (sum.name.clone(), sum.bytes, sum.blocks)).collect();
     shares(&sums, whole, 4)
-}
-
-/// As one would type it, at most so many characters.
-fn shell_words(command: &[String], most: usize) -> String {
-    let text = command.join(" ");
-    if text.chars().count() <= most { text } else { format!("{}…", text.chars().take(most - 1).collect::<String>()) }
 }

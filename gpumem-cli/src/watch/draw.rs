@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use gpumem_core::{
-    export::shortened,
+    export::{shortened, shortened_command},
     model::{Bytes, one_line},
-    report::path_in_words,
+    report::{counted, path_in_words},
 };
 use ratatui::{
     Frame,
@@ -17,7 +17,7 @@ use ratatui::{
 
 use super::{
     live::{DeviceView, RecordingView},
-    state::{Row, Shows, State},
+    state::{Row, Shows, State, index_of},
 };
 use crate::{history::in_words, machine::Gpu};
 
@@ -53,16 +53,25 @@ pub(crate) fn draw(frame: &mut Frame<'_>, state: &mut State, looks: Looks) {
         Layout::vertical([Constraint::Length(1), Constraint::Fill(1), Constraint::Length(1)]).areas(area);
     header(frame, top, state, looks);
     frame.render_widget(footer(area.width), bottom);
-    // The list of processes has three lines at least, a recording half of what is left.
+    // A recording has half of what GPUs leave, and at least its name, a device and two places; the list of processes three lines, and
+    // two on a small screen.
     let height = usize::from(middle.height);
-    let shown = gpus.len().min(height.saturating_sub(4).max(1));
+    let (of_recording, of_rows) = match state.recording() {
+        Some(_) => (4, if height < 9 { 2 } else { 3 }),
+        None => (0, 4),
+    };
+    let shown = gpus.len().min(height.saturating_sub(of_recording + of_rows).max(1));
     let wanted = rows.len().clamp(1, 8) + 1 + if state.recording().is_some() { 8 } else { 0 };
     let graph =
         height.saturating_sub(wanted).checked_div(shown).unwrap_or(0).saturating_sub(1).min((height / 8).max(6));
     let of_gpus = u16::try_from(shown * (1 + graph)).unwrap_or(u16::MAX);
     let rest = middle.height.saturating_sub(of_gpus);
     let of_list = match state.recording() {
-        Some(_) => u16::try_from(rows.len() + 1).unwrap_or(u16::MAX).min((rest / 2).max(3)).min(rest),
+        Some(_) => {
+            let rest = usize::from(rest);
+            let most = (rest / 2).max(of_rows).min(rest.saturating_sub(of_recording).max(of_rows)).min(rest);
+            u16::try_from((rows.len() + 1).min(most)).unwrap_or(u16::MAX)
+        }
         None => rest,
     };
     let [above, list, below] =
@@ -169,8 +178,9 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, rows: &[Row], state: &mut State,
     }
     for (at, row) in rows.iter().enumerate().skip(first).take(visible) {
         let pid = row.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
-        let used = amount(row.used);
-        let command = one_line(row.command.as_deref().unwrap_or("-"));
+        let least = if row.is_of_recording && row.used.is_some() { "≥ " } else { "" };
+        let used = format!("{least}{}", amount(row.used));
+        let command = row.command.as_deref().unwrap_or("-");
         let note = match row {
             Row { recording: Some(_), .. } => "● ",
             Row { is_dormant: true, .. } => "○ ",
@@ -184,10 +194,11 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, rows: &[Row], state: &mut State,
         } else {
             format!("{pid:>8} {used:>11}  ")
         };
+        let room = width.saturating_sub(before.chars().count() + note.chars().count());
         let line = Line::from(vec![
             Span::from(before),
             Span::styled(note, looks.colour(Color::Green)),
-            Span::from(command.into_owned()),
+            Span::from(shortened_command(command, room)),
         ]);
         lines.push(if at == state.selected { line.add_modifier(Modifier::REVERSED) } else { line });
     }
@@ -196,12 +207,12 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, rows: &[Row], state: &mut State,
 
 /// `GPU 3, `: NVML's number, if it is not the program's.
 fn number_of(device: &DeviceView, gpus: &[Gpu]) -> String {
-    let bare = |uuid: &str| uuid.trim_start_matches("GPU-").to_owned();
-    let uuid = device.uuid.as_deref().map(bare);
-    let gpu = gpus.iter().find(|gpu| uuid.is_some() && gpu.uuid.as_deref().map(bare) == uuid);
-    let index = gpu.and_then(|gpu| gpu.index).filter(|index| *index != device.device);
+    let index = index_of(device, gpus).filter(|index| *index != device.device);
     index.map(|index| format!("GPU {index}, ")).unwrap_or_default()
 }
+
+/// A device of a recording has a line and two places at least.
+const LEAST_OF_DEVICE: usize = 3;
 
 fn recording_lines(
     recording: &RecordingView,
@@ -230,14 +241,23 @@ fn recording_lines(
     if recording.devices.is_empty() && recording.error.is_none() {
         lines.push(Line::from("nothing was allocated yet").dim());
     }
-    let height = usize::from(area.height);
-    let each = height.saturating_sub(lines.len()) / recording.devices.len().max(1);
-    for device in &recording.devices {
-        let from = lines.len();
-        lines.extend(device_lines(device, &number_of(device, gpus), shows, width, looks).into_iter().take(each.max(1)));
-        if lines.len() - from == 0 {
-            break;
-        }
+    // If there is no room for all devices, those with the most are shown.
+    let left = usize::from(area.height).saturating_sub(lines.len());
+    let mut devices: Vec<_> = recording.devices.iter().collect();
+    if left < devices.len() * LEAST_OF_DEVICE {
+        devices.sort_by_key(|device| {
+            std::cmp::Reverse(if shows == Shows::Now { device.used_bytes } else { device.peak_bytes })
+        });
+    }
+    let count = devices.len().min((left / LEAST_OF_DEVICE).max(1));
+    let more = devices.len() - count;
+    let left = if more > 0 && left > LEAST_OF_DEVICE { left - 1 } else { left };
+    for device in &devices[..count] {
+        let all = device_lines(device, &number_of(device, gpus), shows, width, looks);
+        lines.extend(all.into_iter().take(left / count));
+    }
+    if more > 0 {
+        lines.push(Line::from(counted(more as u64, "more device", "more devices")).dim());
     }
     lines
 }

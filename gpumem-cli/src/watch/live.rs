@@ -32,8 +32,11 @@ pub(crate) struct RecordingView {
     pub(crate) command: Option<String>,
     /// A process writes it.
     pub(crate) is_running: bool,
-    /// Since the recording began, up to the newest event.
+    /// Since the recording began: up to now, or up to the newest event if no process writes it.
     pub(crate) seconds: f64,
+    /// When the recording began, in seconds since 1970.
+    #[serde(skip)]
+    pub(crate) began: Option<f64>,
     /// The figures may be wrong if it is not 0.
     pub(crate) lost_events: u64,
     pub(crate) devices: Vec<DeviceView>,
@@ -144,6 +147,7 @@ impl Live {
             command,
             is_running: false,
             seconds: self.follower.time().as_secs_f64(),
+            began: (!process.began.is_zero()).then_some(process.began.as_secs_f64()),
             lost_events: self.follower.ledger().counts().lost,
             devices,
             error: self.error.clone(),

@@ -9,7 +9,7 @@ use std::{
 use serde::Serialize;
 
 use super::live::{Live, RecordingView};
-use crate::machine::{Known, Machine, NotRead, Usage, recorded};
+use crate::machine::{Known, Machine, NotRead, Usage};
 
 /// One reading. The names of the fields are those in JSON.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -45,16 +45,16 @@ impl Sampler {
             }
             Err(why) => {
                 let not_read = vec![NotRead::error("GPUs", &why)];
-                let recorded = recorded();
-                let usage = Usage { recorded_besides: recorded.clone(), recorded, ..Usage::default() };
-                (Machine { not_read, ..Machine::default() }, usage)
+                let machine = Machine { not_read, ..Machine::default() };
+                let usage = Usage::read(&machine, &mut self.known);
+                (machine, usage)
             }
         };
-        let recordings = self.recordings(&usage);
+        let recordings = self.recordings(&usage, time);
         Sample { time, machine, usage, recordings }
     }
 
-    fn recordings(&mut self, usage: &Usage) -> Vec<RecordingView> {
+    fn recordings(&mut self, usage: &Usage, now: f64) -> Vec<RecordingView> {
         let running = || usage.recorded.iter().flat_map(|of| of.files.iter().map(move |file| (file, of)));
         let wanted: Vec<&PathBuf> = running().map(|(file, _)| file).chain(&self.named).collect();
         let mut kept: HashSet<PathBuf> = HashSet::new();
@@ -70,6 +70,10 @@ impl Sampler {
             let mut view = live.view();
             let writer = running().find(|(file, _)| **file == view.file).map(|(_, of)| of);
             view.is_running = writer.is_some();
+            // The program runs on, also without an event.
+            if let Some(began) = view.began.filter(|_| view.is_running) {
+                view.seconds = view.seconds.max(now - began);
+            }
             // In a container the process has another number there.
             view.pid = writer.map(|of| of.pid).or(view.pid);
             view.command = writer.and_then(|of| of.command.clone()).or(view.command);

@@ -7,7 +7,11 @@ use ratatui::{
     layout::Rect,
 };
 
-use super::{live::RecordingView, sample::Sample};
+use super::{
+    live::{DeviceView, RecordingView},
+    sample::Sample,
+};
+use crate::machine::Gpu;
 
 /// So many readings of a GPU are kept: more than a terminal has columns.
 const MOST_READINGS: usize = 1_000;
@@ -49,18 +53,27 @@ pub(crate) enum Shows {
     Peak,
 }
 
-/// A row of the list: a process on a GPU, or a recording that is not of one of them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A row of the list: a process on a GPU; what else is recorded, on each of its devices; and what else is dormant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) pid: Option<u32>,
     pub(crate) gpu: Option<u32>,
     pub(crate) user: Option<String>,
     pub(crate) command: Option<String>,
     pub(crate) used: Option<u64>,
+    /// `used` is what the recording has: without the context, and what else it does not see.
+    pub(crate) is_of_recording: bool,
     pub(crate) is_visible: bool,
     pub(crate) is_dormant: bool,
     /// In the sample's list.
     pub(crate) recording: Option<usize>,
+}
+
+/// NVML's number of a program's device: the UUID says which GPU it is.
+pub(super) fn index_of(device: &DeviceView, gpus: &[Gpu]) -> Option<u32> {
+    let bare = |uuid: &str| uuid.trim_start_matches("GPU-").to_owned();
+    let uuid = bare(device.uuid.as_deref()?);
+    gpus.iter().find(|gpu| gpu.uuid.as_deref().map(bare).as_ref() == Some(&uuid))?.index
 }
 
 impl State {
@@ -144,36 +157,56 @@ impl State {
     pub(crate) fn rows(&self) -> Vec<Row> {
         let Some(sample) = &self.sample else { return Vec::new() };
         let of_pid = |pid: u32| sample.recordings.iter().position(|recording| recording.pid == Some(pid));
+        let gpus = &sample.machine.gpus;
+        // What a recording has on a GPU, if the driver does not say what the process has there.
+        let recorded = |recording: Option<usize>, gpu: u32| {
+            let devices = &sample.recordings.get(recording?)?.devices;
+            devices.iter().find(|device| index_of(device, gpus) == Some(gpu)).map(|device| device.used_bytes)
+        };
         let mut rows: Vec<Row> = sample
             .usage
             .processes
             .iter()
-            .map(|process| Row {
-                pid: Some(process.pid),
-                gpu: Some(process.gpu),
-                user: process.user.clone(),
-                command: process.command.clone(),
-                used: process.used_bytes,
-                is_visible: process.is_visible != Some(false),
-                is_dormant: process.recording == crate::machine::Recording::Dormant,
-                recording: of_pid(process.pid).filter(|_| process.is_visible != Some(false)),
+            .map(|process| {
+                let recording = of_pid(process.pid).filter(|_| process.is_visible != Some(false));
+                Row {
+                    pid: Some(process.pid),
+                    gpu: Some(process.gpu),
+                    user: process.user.clone(),
+                    command: process.command.clone(),
+                    used: process.used_bytes.or_else(|| recorded(recording, process.gpu)),
+                    is_of_recording: process.used_bytes.is_none(),
+                    is_visible: process.is_visible != Some(false),
+                    is_dormant: process.recording == crate::machine::Recording::Dormant,
+                    recording,
+                }
             })
             .collect();
         rows.sort_by_key(|row| std::cmp::Reverse(row.used));
         for (at, recording) in sample.recordings.iter().enumerate() {
-            if !rows.iter().any(|row| row.recording == Some(at)) {
-                rows.push(Row {
-                    pid: recording.pid,
-                    gpu: None,
-                    user: None,
-                    command: recording.command.clone(),
-                    used: None,
-                    is_visible: true,
-                    is_dormant: false,
-                    recording: Some(at),
-                });
+            if rows.iter().any(|row| row.recording == Some(at)) {
+                continue;
             }
+            let row = Row {
+                pid: recording.pid,
+                command: recording.command.clone(),
+                is_of_recording: true,
+                is_visible: true,
+                recording: Some(at),
+                ..Row::default()
+            };
+            let on =
+                |device: &DeviceView| Row { gpu: index_of(device, gpus), used: Some(device.used_bytes), ..row.clone() };
+            let devices: Vec<_> = recording.devices.iter().filter(|device| device.peak_bytes > 0).map(on).collect();
+            rows.extend(if devices.is_empty() { vec![row] } else { devices });
         }
+        rows.extend(sample.usage.dormant_besides.iter().map(|dormant| Row {
+            pid: Some(dormant.pid),
+            command: dormant.command.clone(),
+            is_visible: true,
+            is_dormant: true,
+            ..Row::default()
+        }));
         rows
     }
 

@@ -14,7 +14,7 @@ use super::{
     sample::Sample,
     state::{Shows, State},
 };
-use crate::machine::{Gpu, Machine, Memory, NotRead, Process, Recording, Usage};
+use crate::machine::{Dormant, Gpu, Machine, Memory, NotRead, Process, Recording, Usage};
 
 const GIB: u64 = 1 << 30;
 const MIB: i64 = 1 << 20;
@@ -229,4 +229,74 @@ fn the_mouse_selects() {
     // Outside of the list nothing is selected.
     assert_eq!(state.clone().after(&at(0, click)).selected, state.selected);
     assert_eq!(state.clone().after(&at(row, MouseEventKind::ScrollDown)).selected, state.selected + 1);
+}
+
+/// In a container the driver may list no process: then the recording says where a process allocates, and how much.
+#[test]
+fn what_the_driver_does_not_list_is_known_from_the_recording() {
+    let mut other = sample(GIB);
+    other.usage.processes.clear();
+    other.usage.dormant_besides = vec![Dormant { pid: 5, command: Some("python dormant.py".to_owned()) }];
+    let second = DeviceView { uuid: Some("1".to_owned()), peak_bytes: 1, ..DeviceView::default() };
+    other.recordings[0].devices.push(second);
+    let lines = drawn(&mut State::default().with(other), 80, 24).join("\n");
+    for text in [
+        "       7  -            0   ≥ 300 MiB  ● python train.py\n",
+        "       7  -            1       ≥ 0 B  ● python train.py\n",
+        "       8  -            -           -  ● python train.py\n",
+        "       5  -            -           -  ○ python dormant.py\n",
+    ] {
+        assert!(lines.contains(text), "{text}\n{lines}");
+    }
+    // The driver lists a process, and does not say what it has.
+    let mut unknown = sample(GIB);
+    unknown.usage.processes[0].used_bytes = None;
+    let lines = drawn(&mut State::default().with(unknown), 80, 24).join("\n");
+    assert!(lines.contains("       7  ada          0   ≥ 300 MiB  ● python program-7"), "{lines}");
+}
+
+#[test]
+fn a_small_screen_keeps_the_places() {
+    for (width, height) in [(80, 8), (40, 8), (80, 10), (60, 12), (80, 16)] {
+        let lines = drawn(&mut state(), width, height).join("\n");
+        assert!(lines.contains("adam.rs:30") && lines.contains("       7 "), "{width} × {height}:\n{lines}");
+    }
+    // Of many devices, those with the most have their places.
+    let mut many = sample(GIB);
+    let device = many.recordings[0].devices[0].clone();
+    many.recordings[0].devices = (0..8)
+        .map(|device_of| DeviceView { device: device_of, used_bytes: u64::from(device_of) << 20, ..device.clone() })
+        .collect();
+    let lines = drawn(&mut State::default().with(many), 80, 16).join("\n");
+    assert!(
+        lines.contains("device 7: 7 MiB in use") && lines.contains("adam.rs:30") && lines.contains(" more devices"),
+        "{lines}"
+    );
+}
+
+/// A terminal obeys some characters, and others turn text around.
+#[test]
+fn names_are_shown_and_not_obeyed() {
+    let name = "x\u{1b}[31m\n\r\t\u{7f}\u{9b}\u{202e}\u{2066}\u{200b}\u{2028}y".to_owned();
+    let mut hostile = sample(GIB);
+    let some = || Some(name.clone());
+    hostile.machine.gpus[0].name = some();
+    hostile.machine.not_read = vec![NotRead::error(name.clone(), &name)];
+    (hostile.usage.processes[0].user, hostile.usage.processes[0].command) = (some(), some());
+    hostile.usage.dormant_besides = vec![Dormant { pid: 5, command: some() }];
+    let recording = &mut hostile.recordings[0];
+    (recording.file, recording.command, recording.error) = (name.clone().into(), some(), some());
+    let device = &mut recording.devices[0];
+    for place in device.now.iter_mut().chain(&mut device.at_peak) {
+        (place.scope, place.place) = (vec![name.clone()], name.clone());
+    }
+    for (width, height) in [(300, 40), (80, 24), (40, 12)] {
+        for keys in [&[][..], &[KeyCode::Tab]] {
+            let mut state = press(State::default().with(hostile.clone()), keys);
+            let lines = drawn(&mut state, width, height).join("\n");
+            let acts = |c: char| c != '\n' && !gpumem_core::model::is_printable(c);
+            assert!(!lines.contains(acts), "{lines:?}");
+            assert!(width < 300 || lines.matches("x\\u{1b}[31m\\n").count() > 6, "{lines}");
+        }
+    }
 }

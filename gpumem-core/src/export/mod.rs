@@ -24,7 +24,7 @@ pub use self::{
     json_escapes::JsonEscapes,
     paint::{InPaint, Paint, Painted, Role, Show},
     sink::{ParseSinkError, Sink},
-    table::{Cell, Fit, Table, shortened},
+    table::{Cell, Fit, Table, shortened, shortened_command},
     tree::{Leaf, Row, Tree},
 };
 use crate::report::Output;

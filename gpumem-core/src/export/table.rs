@@ -1,6 +1,9 @@
 //! Tables that fit into the columns of a terminal.
 
-use std::fmt::{self, Write};
+use std::{
+    borrow::Cow,
+    fmt::{self, Write},
+};
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -12,6 +15,8 @@ use crate::model::one_line;
 
 /// The width of a bar.
 const BAR: usize = 8;
+/// The columns by which a row stands to the right of the row that it is inside of.
+const INDENT: usize = 2;
 /// The least width of a name that is cut.
 const LEAST: usize = 12;
 /// A name that is cut to less than this is worth more than a bar.
@@ -28,6 +33,8 @@ pub enum Fit {
     LeftCutFront,
     /// On the left. A text that is too long is cut at its end.
     LeftCutEnd,
+    /// On the left. A command line, see [`shortened_command`].
+    LeftCutCommand,
 }
 
 /// A heading and rows. One column may be cut: it gets the width that the others leave.
@@ -46,14 +53,15 @@ struct Column {
 
 enum TableLine {
     Row(Vec<Cell>),
-    /// A text across all columns, after so many spaces.
+    /// A text across all columns, inside so many rows.
     Note(usize, String),
 }
 
 /// A cell of a table.
 #[derive(Clone, Default)]
 pub struct Cell {
-    indent: usize,
+    /// How many rows it is inside of.
+    depth: usize,
     text: String,
     role: Role,
 }
@@ -61,7 +69,7 @@ pub struct Cell {
 impl Cell {
     /// A text that is indented by its depth.
     pub fn nested(depth: usize, text: &str) -> Self {
-        Self { indent: 2 * depth, ..Self::from(text) }
+        Self { depth, ..Self::from(text) }
     }
 
     /// The share of `part` in `whole`, in eighths of a column.
@@ -71,7 +79,7 @@ impl Cell {
         let eighths = usize::try_from((part * 8 * BAR as i128 / whole).min(8 * BAR as i128)).unwrap_or(0);
         let eighths = if part > 0 { eighths.max(1) } else { eighths };
         let text = "█".repeat(eighths / 8) + EIGHTHS[eighths % 8];
-        Self { indent: 0, text, role: Role::Bar }
+        Self { depth: 0, text, role: Role::Bar }
     }
 
     /// With the colour of this role.
@@ -81,13 +89,18 @@ impl Cell {
     }
 
     fn width(&self) -> usize {
-        self.indent + self.text.width()
+        INDENT * self.depth + self.text.width()
+    }
+
+    /// At least so much of it is shown.
+    fn least(&self) -> usize {
+        self.text.width().min(LEAST)
     }
 }
 
 impl<T: AsRef<str>> From<T> for Cell {
     fn from(text: T) -> Self {
-        Self { indent: 0, text: one_line(text.as_ref()).into_owned(), role: Role::Text }
+        Self { depth: 0, text: one_line(text.as_ref()).into_owned(), role: Role::Text }
     }
 }
 
@@ -119,7 +132,7 @@ impl Table {
 
     /// A line below the last row, indented like the rows inside of it.
     pub fn note(&mut self, depth: usize, text: &str) {
-        self.lines.push(TableLine::Note(1 + 2 * depth, text.to_owned()));
+        self.lines.push(TableLine::Note(depth, text.to_owned()));
     }
 
     /// The column that may be cut gets the room that the others leave. If that is too little, bars are left out, then columns stand
@@ -131,8 +144,10 @@ impl Table {
             let cells = rows().filter_map(|cells| cells.get(at)).map(Cell::width);
             Some(cells.max().unwrap_or(0).max(name.width()).max(unit.width()))
         };
-        let mut layout = Layout { widths: self.columns.iter().enumerate().map(natural).collect(), gap: 2 };
-        let can_be_cut = |column: &Column| matches!(column.fit, Fit::LeftCutFront | Fit::LeftCutEnd);
+        let widths = self.columns.iter().enumerate().map(natural).collect();
+        let mut layout = Layout { widths, gap: 2, indent: INDENT };
+        let can_be_cut =
+            |column: &Column| matches!(column.fit, Fit::LeftCutFront | Fit::LeftCutEnd | Fit::LeftCutCommand);
         let cut = self.columns.iter().position(can_be_cut);
         let name = cut.and_then(|at| layout.widths[at]).unwrap_or(0);
         // What is left for the name.
@@ -148,7 +163,13 @@ impl Table {
         }
         if let Some(at) = cut {
             let room = room(&layout).max(LEAST);
-            layout.widths[at] = Some(name.min(room));
+            let width = name.min(room);
+            layout.widths[at] = Some(width);
+            // All rows of a tree are indented in the same way: less, if one of them has no room else.
+            let fits = |cell: &Cell| layout.indent * cell.depth + cell.least() <= width;
+            if !rows().filter_map(|cells| cells.get(at)).all(fits) {
+                layout.indent = 1;
+            }
         }
         layout
     }
@@ -168,8 +189,9 @@ impl Table {
         for line in &self.lines {
             match line {
                 TableLine::Row(cells) => write!(f, "\n{}", self.line(cells, &layout, paint))?,
-                TableLine::Note(indent, text) => {
-                    let text = shortened(text, paint.width().saturating_sub(*indent));
+                TableLine::Note(depth, text) => {
+                    let indent = 1 + layout.indent * depth;
+                    let text = shortened(text, paint.width().saturating_sub(indent));
                     write!(f, "\n{:indent$}{}", "", paint.on(Role::Faint, text))?;
                 }
             }
@@ -184,13 +206,15 @@ impl Table {
         let last = columns.iter().rposition(|(cell, ..)| !cell.text.is_empty()).map_or(0, |at| at + 1);
         columns.truncate(last);
         let mut line = String::new();
-        for (at, (Cell { indent, text, role }, Column { fit, .. }, width)) in columns.into_iter().enumerate() {
+        for (at, (cell, Column { fit, .. }, width)) in columns.into_iter().enumerate() {
+            let Cell { depth, text, role } = cell;
             // A text that is nested too deep for the column begins where there is still room for its last name.
-            let indent = (*indent).min(width.saturating_sub(LEAST));
+            let indent = (layout.indent * depth).min(width.saturating_sub(cell.least()));
             let room = width - indent;
             let text = match fit {
                 Fit::LeftCutFront => shortened(text, room),
                 Fit::LeftCutEnd => cut(text, room),
+                Fit::LeftCutCommand => shortened_command(text, room),
                 Fit::Left | Fit::Right => text.clone(),
             };
             let before = if *fit == Fit::Right { room.saturating_sub(text.width()) } else { 0 };
@@ -202,10 +226,11 @@ impl Table {
     }
 }
 
-/// The width of each column, `None` if it is left out, and the spaces between two.
+/// The width of each column, `None` if it is left out, the spaces between two, and those before a row for each that it is inside of.
 struct Layout {
     widths: Vec<Option<usize>>,
     gap: usize,
+    indent: usize,
 }
 
 impl Layout {
@@ -233,6 +258,25 @@ pub fn shortened(name: &str, most: usize) -> String {
     let is_end_of_name = |at: &usize| !kept[..*at].contains(char::is_whitespace) && kept[*at..].width() * 2 > most;
     let begin = kept.find('/').filter(is_end_of_name).unwrap_or(0);
     format!("…{}", &kept[begin..])
+}
+
+/// A command line in at most so many columns. Folders go first, from the left: that of an interpreter says least. Then the end is cut.
+pub fn shortened_command(line: &str, most: usize) -> String {
+    let line = one_line(line);
+    let mut words: Vec<_> = line.split(' ').map(Cow::Borrowed).collect();
+    let mut width = line.width();
+    for word in &mut words {
+        if width <= most {
+            break;
+        }
+        let name =
+            word.rsplit_once('/').map(|(_, name)| name).filter(|name| !name.is_empty() && !word.starts_with('-'));
+        if let Some(short) = name.map(|name| format!("…/{name}")).filter(|short| short.width() < word.width()) {
+            width = width + short.width() - word.width();
+            *word = Cow::Owned(short);
+        }
+    }
+    cut(&words.join(" "), most)
 }
 
 /// At most so many columns. Of a longer text the beginning is kept.
@@ -305,6 +349,26 @@ mod tests {
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     }
 
+    /// The column of the first letter of each row.
+    #[test]
+    fn all_rows_of_a_tree_have_one_indentation() {
+        let begins = |rows: &[(usize, &str)], columns: usize| {
+            let mut table = Table::new().column("scope", Fit::LeftCutFront).column("n", Fit::Right);
+            for (depth, name) in rows {
+                table.row([Cell::nested(*depth, name), "1".into()]);
+                table.note(depth + 1, "note");
+            }
+            let text = Shown(&table, Paint::PLAIN.in_columns(columns)).to_string();
+            let begin = |line: &str| line.chars().take_while(|c| *c == ' ').count();
+            text.lines().skip(2).map(begin).collect::<Vec<_>>()
+        };
+        // A short name in a column that is as wide as another name.
+        assert_eq!(begins(&[(0, "whole process"), (1, "train"), (2, "step")], 80), [1, 3, 3, 5, 5, 7]);
+        // A long name has no room for its indentation: all stand closer to the left.
+        let long = "a_very_long_name_of_a_function_in_a_scope";
+        assert_eq!(begins(&[(0, "main"), (1, "step"), (8, long), (2, "x")], 28), [1, 2, 2, 3, 9, 10, 3, 4]);
+    }
+
     #[test]
     fn a_narrow_terminal_has_no_bars_and_smaller_gaps() {
         let amounts = Amounts::of([1 << 20]);
@@ -340,6 +404,21 @@ mod tests {
         ] {
             assert_eq!(shortened(name, most), expected);
         }
+    }
+
+    #[test]
+    fn a_command_line_loses_its_folders_before_its_end() {
+        let line = "/opt/conda/envs/train/bin/python3.12 /home/ada/runs/train.py --data=/mnt/data/c4 --epochs 3";
+        for (most, expected) in [
+            (100, line),
+            (80, "…/python3.12 /home/ada/runs/train.py --data=/mnt/data/c4 --epochs 3"),
+            (60, "…/python3.12 …/train.py --data=/mnt/data/c4 --epochs 3"),
+            (40, "…/python3.12 …/train.py --data=/mnt/dat…"),
+            (8, "…/pytho…"),
+        ] {
+            assert_eq!(shortened_command(line, most), expected);
+        }
+        assert_eq!(shortened_command("a /", 2), "a…");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod doctor;
 mod info;
+mod names;
 mod ps;
 mod watch;
 mod widths;

@@ -7,7 +7,7 @@ use super::*;
 /// What is printed, without recordings of other tests.
 fn without_others(outcome: &Outcome) -> String {
     let lines = outcome.stdout.split_inclusive('\n');
-    lines.filter(|line| !line.starts_with("not in the driver's list, but recorded: ")).collect()
+    lines.filter(|line| !line.starts_with("not in the driver's list")).collect()
 }
 
 #[test]
@@ -28,11 +28,11 @@ fn processes_that_are_not_visible_here_are_not_taken_for_others() {
                       MiB
  ───────────────────────────────────────────────────
    0  {own:>7}  -     1024  compute   tool
-     not visible here: in a container, on the host, or ended
+   not visible here: in a container, on the host, or ended
    0  4000001  -      300  compute   python train.py
-     not visible here: in a container, on the host, or ended
+   not visible here: in a container, on the host, or ended
    0  4000002  -        -  graphics  -
-     not visible here: in a container, on the host, or ended
+   not visible here: in a container, on the host, or ended
 "
     );
     assert_eq!(without_others(&outcome), expected, "{outcome}");
@@ -109,4 +109,6 @@ fn recorded_and_dormant_processes_are_marked() {
     // Its command is long, and the file is what the reader needs.
     let line = text.lines().find(|line| line.starts_with(&besides)).expect("it is there");
     assert!(line.contains("…, to /"), "{line}");
+    let dormant = text.lines().filter(|line| line.contains(", is not recorded until gpumem start "));
+    assert!(dormant.count() >= 1, "{outcome}");
 }
