@@ -91,3 +91,54 @@ fn each_command_has_a_manual_page() {
     assert_eq!(ran.code, Some(2));
     assert!(ran.stderr.starts_with("gpumem: manual pages cannot be written to `/dev/null/x`: "), "{}", ran.stderr);
 }
+
+/// What begins with a dash is a value if the option has one that is no path, and the option says what is wrong with it.
+#[test]
+fn a_value_that_begins_with_a_dash() {
+    for (arguments, why) in [
+        (&["report", "--at", "-5s", "x"][..], "invalid value '-5s' for '--at <MOMENT>': write start, peak, end, oom"),
+        (&["estimate", "--batch", "-1", "x"], "invalid value '-1' for '--batch <N>'"),
+        (&["diff", "--fail-on-increase", "-5%", "x", "y"], "invalid value '-5%' for '--fail-on-increase <LIMIT>'"),
+        (&["report", "--html", "--json", "x"], "a value is required for '--html <OUT>'"),
+    ] {
+        let ran = ran(arguments);
+        assert!(
+            ran.code == Some(2) && ran.stderr.contains(why) && !ran.stderr.contains("tip:"),
+            "{arguments:?}: {ran:?}"
+        );
+    }
+}
+
+/// As elsewhere, `-` is stdout. A recording is no stream.
+#[test]
+fn a_dash_is_stdout() {
+    let folder = file("dash");
+    fs::create_dir_all(&folder).expect("it can be made");
+    let recording = crate::report::training("dash.capture");
+    let in_folder = |arguments: &[&str]| {
+        crate::Ran::of(&gpumem(arguments).current_dir(&folder).output().expect("the command starts"))
+    };
+    let format = ["report", "--format", "folded", &recording];
+    assert_eq!(in_folder(&[&format[..], &["-o", "-"]].concat()).stdout, in_folder(&format).stdout);
+    let page = in_folder(&["report", "--html", "-", &recording]);
+    assert!(page.code == Some(0) && page.stdout.starts_with("<!DOCTYPE html>"), "{page:?}");
+    for arguments in [
+        &["report", "--format", "parquet", "-o", "-", &recording][..],
+        &["run", "-o", "-", "--", "true"],
+        &["attach", "-o", "-", "1"],
+        &["estimate", "--record", "-", "config.json"],
+    ] {
+        assert_eq!(in_folder(arguments).code, Some(2), "{arguments:?}");
+    }
+    assert_eq!(fs::read_dir(&folder).expect("it is there").count(), 0, "no file is named `-`");
+}
+
+/// Without symbols and debug information the command has a sixth of the size. A release build takes minutes, so this looks at the
+/// profile; the numbers are in the manifest.
+#[test]
+fn the_installed_command_is_stripped() {
+    let manifest = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml")).expect("it is there");
+    let (_, profile) =
+        manifest.split_once("[profile.release.package.gpumem-cli]\n").expect("the command has a profile");
+    assert!(profile.lines().any(|line| line == "strip = true"), "{profile}");
+}

@@ -3,7 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use gpumem_core::{
-    capture::{CodeAddress, Item, StackDefinition},
+    capture::{CodeAddress, Item, Process, StackDefinition},
     model::{Device, Family, MemKind, StackId},
 };
 use serde_json::Value;
@@ -88,31 +88,20 @@ fn a_moment_after_the_end_is_named_so() {
     assert!(text.starts_with(words), "{text}");
 }
 
-/// A terminal obeys control characters, and others turn the direction of text around.
+/// The folder of an interpreter says least of a command line, and the arguments say most.
 #[test]
-fn names_do_not_reach_the_terminal_as_commands() {
-    let name = "x\u{1b}[31m\u{7}\n\u{9b}\u{202e}y";
-    let mut made = Made::new(name);
-    made.long_names(name);
-    made.device(Device { family: Family::Cuda, ordinal: 1 }, name);
-    made.alloc_on(Device { family: Family::Cuda, ordinal: 1 }, MIB, MemKind::Pool, 1);
-    let file = recorded("control.capture", made.training(3, 4, MIB));
-    let other = recorded("control-other.capture", Made::new("train").training(3, 4, MIB));
-    for view in ["", "--tree", "--table", "--leaks", "--calls", "--at peak", "--between start peak", "--format folded"]
-    {
-        let arguments: Vec<_> = ["report"].into_iter().chain(view.split_whitespace()).chain([&*file]).collect();
-        is_printable(&printed(&arguments));
-    }
-    is_printable(&printed(&["report", &file, &other]));
-    is_printable(&printed(&["diff", &file, &other]));
-    is_printable(&printed(&["diff", "--markdown", &file, &other]));
-    is_printable(&ran(&["report", name]).stderr);
-}
-
-#[track_caller]
-fn is_printable(text: &str) {
-    let acts = |c: char| c.is_control() && c != '\n' || c == '\u{202e}';
-    assert!(!text.is_empty() && !text.contains(acts), "{text:?}");
+fn a_command_line_keeps_its_arguments() {
+    let mut made = Made::new("long");
+    made.item(&Item::Process(Process {
+        pid: 4711,
+        arguments: ["/opt/conda/envs/train-with-a-long-name/bin/python3.12", "train.py", "--epochs", "3"]
+            .map(str::to_owned)
+            .into(),
+        ..Process::default()
+    }));
+    made.alloc(MIB, MemKind::Pool, 0);
+    let text = printed(&["report", &recorded("long-command.capture", made)]);
+    assert!(text.contains("\n…/python3.12 train.py --epochs 3; process 4711, "), "{text}");
 }
 
 #[test]
@@ -166,7 +155,7 @@ fn between_two_moments_is_what_came_and_went() {
 fn tree_table_and_leaks_are_those_of_the_library() {
     let file = training("views.capture");
     let tree = printed(&["report", "--tree", &file]);
-    assert!(tree.starts_with("device 0, by scope\n scope ") && tree.contains("\n    step "), "{tree}");
+    assert!(tree.starts_with("device 0, by scope\n scope ") && tree.contains("\n     step "), "{tree}");
     let table = printed(&["report", "--table", &file]);
     assert!(table.contains("\n train > step: src/adam.rs:30  "), "{table}");
     let leaks = printed(&["report", "--leaks", &file]);

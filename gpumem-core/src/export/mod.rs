@@ -4,6 +4,8 @@
 mod amounts;
 mod breakdown;
 mod holders;
+#[cfg(test)]
+mod hostile;
 #[cfg(feature = "json")]
 mod json;
 mod json_escapes;

@@ -94,7 +94,7 @@ fn the_slices_of_a_gpu_in_mig_mode() {
     let outcome = gpumem(&Standin::new().set("mig=1"), &["info"]);
     ended(&outcome, 0, &[]);
     assert!(outcome.stdout.contains("\n 0         -  Stand-in GPU 0     16"), "{outcome}");
-    assert!(outcome.stdout.contains("707500000000, in MIG mode\n MIG       0  Stand-in GPU 0      8"), "{outcome}");
+    assert!(outcome.stdout.contains("707500000000, in MIG mode\n   MIG     0  Stand-in GPU 0      8"), "{outcome}");
     let value = json(&gpumem(&Standin::new().set("mig=1"), &["info", "--json"]));
     let gpu = &value["gpus"][0];
     assert_eq!((&gpu["mig"], &gpu["cuda_ordinal"]), (&true.into(), &Value::Null));
