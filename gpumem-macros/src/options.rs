@@ -105,7 +105,8 @@ pub(crate) fn parse_comma(input: ParseStream<'_>) -> Result<()> {
     Ok(())
 }
 
-pub(crate) const AMOUNT: &str = r#"an amount of memory: "512 MB", "1.5 GiB", or a number of bytes"#;
+pub(crate) const AMOUNT: &str =
+    r#"an amount of memory with its unit: "512 MB", "1.5 GiB", or a number of bytes without quotes"#;
 pub(crate) const ORDINAL: &str = "the number of a CUDA device: `device = 1`";
 const GAUGES: &str = r#""exact", "pool", "sampled" or "off""#;
 

@@ -13,6 +13,7 @@ mod live;
 mod meters;
 mod moved_out;
 mod open_traces;
+mod own_scopes;
 mod peaks;
 mod pending;
 mod scope;
@@ -40,7 +41,8 @@ pub use self::{
 };
 use self::{
     groups::AllocGroups, guests::Guests, kept_range::KeptRange, live::LiveBlocks, live::hash::KeyHashBuilder,
-    meters::Meters, pending::PendingDelta, scope::Scope, thread::Thread, thread_level::ThreadLevel, tree::ScopeTree,
+    meters::Meters, own_scopes::OwnScopes, pending::PendingDelta, scope::Scope, thread::Thread,
+    thread_level::ThreadLevel, tree::ScopeTree,
 };
 use crate::model::{OwnerThread, ScopeId, Trace};
 
@@ -55,7 +57,7 @@ pub struct Ledger {
     threads: Vec<Thread>,
     /// The time of the next allocation, in tenths of a second.
     tenths: u32,
-    /// Some scope counts one thread only.
+    /// Some scope counts one thread only, or only what is allocated in it.
     has_thread_scopes: bool,
     /// Events are passed to a tap as well. The inbox sets it; it is here because each event reads this cache line anyway.
     pub(crate) is_tapped: bool,
@@ -73,6 +75,8 @@ pub struct Ledger {
     meters: Meters,
     /// What one thread has in use on one meter. An entry exists while a scope counts that thread only.
     thread_levels: HashMap<(OwnerThread, u16), ThreadLevel, KeyHashBuilder>,
+    /// The scopes that count only what is allocated in them.
+    own_scopes: OwnScopes,
     groups: AllocGroups,
     /// How many owner threads were created.
     owner_threads: u32,

@@ -1,12 +1,13 @@
 //! Scopes that count one thread only.
 
-use super::{Ledger, groups::AllocGroup, live::Attribution, thread_level::ThreadLevel};
+use super::{Ledger, groups::AllocGroup, live::Entry, thread_level::ThreadLevel};
 use crate::model::OwnerThread;
 
 impl Ledger {
-    /// Changes the levels of the threads for which a block counts.
+    /// Changes the levels of the threads for which a block counts, and of the scopes that count by themselves.
     #[cold]
-    pub(super) fn count_for_thread_scopes(&mut self, attribution: Attribution, bytes: i64) {
+    pub(super) fn count_for_thread_scopes(&mut self, entry: &Entry, bytes: i64) {
+        let attribution = entry.attribution();
         let AllocGroup { kind, meter, .. } = *self.groups.get(attribution.group());
         if !kind.is_on_device() {
             return;
@@ -20,6 +21,14 @@ impl Ledger {
                 }
             }
         });
+        if !self.own_scopes.is_empty() {
+            self.count_for_own_scopes(entry, bytes);
+        }
+    }
+
+    /// Allocations and frees need not be counted one by one any more, if no scope needs that.
+    pub(super) fn update_has_thread_scopes(&mut self) {
+        self.has_thread_scopes = !self.thread_levels.is_empty() || !self.own_scopes.is_empty();
     }
 
     /// A scope or a kept peak no longer needs the level of a thread.
@@ -29,7 +38,7 @@ impl Ledger {
         level.users -= 1;
         if level.users == 0 {
             self.thread_levels.remove(&(of, meter));
-            self.has_thread_scopes = !self.thread_levels.is_empty();
+            self.update_has_thread_scopes();
         } else if level.groups.as_ref().is_some_and(|groups| groups.peaks.is_idle()) {
             level.groups = None;
         }

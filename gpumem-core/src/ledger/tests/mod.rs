@@ -7,7 +7,7 @@
 //! open a of 2                          one that counts thread 2 only
 //! open a sampled, open a pool          one that is sampled, or reads the usage of a pool
 //! enter a %2, leave a %2               a thread enters and leaves an open scope
-//! read a = 10 15, reset a = 10 15, close a = 10 15 [stale] [overlapped, alone] [lost=1]
+//! read a = 10 15, reset a = 10 15, close a = 10 15 [stale] [overlapped, alone] [own, whole] [on=1, here] [lost=1]
 //!                                      used and peaked
 //! alloc x 10 [kind], free x            an allocation, a free
 //! free_failed, untracked, found 10     what follows a free: it failed; the size is not known; a late lookup
@@ -245,6 +245,11 @@ fn figures(trace: &Trace) -> String {
     assert_eq!((trace.used.get() % MIB, peaked % MIB), (0, 0));
     let mut text = format!("{} {} lost={} untracked={}", trace.used.mb(), peaked / MIB, trace.lost, trace.untracked);
     text.push_str(if trace.overlapped { " overlapped" } else { " alone" });
+    text.push_str(if trace.own_scope { " own" } else { " whole" });
+    match trace.allocated_on {
+        Some(device) => _ = write!(text, " on={device}"),
+        None => text.push_str(" here"),
+    }
     if trace.stale {
         text.push_str(" stale");
     }

@@ -192,7 +192,8 @@ fn has_gpu() -> bool {
     crate::source::devices().and_then(crate::source::Devices::count).is_ok_and(|count| count > 0)
 }
 
-/// The simulated device of tests: the first of this process. All tests of a process share it.
+/// The simulated device of tests: the first of this process. All tests of a process share it. It is the current device of the
+/// calling thread from now on: a test that ran on this thread before may have chosen another one.
 ///
 /// # Panics
 /// When `GPUMEM_SIM` is not valid.
@@ -208,5 +209,7 @@ pub fn simulated_gpu() -> crate::source::sim::SimGpu {
         let _ = HIDDEN.set(has_gpu());
         SimGpu::install(Bytes::gib(16))
     };
-    SHARED.get_or_try_init(first).unwrap_or_else(|error: Error| panic!("gpumem: {error}")).clone()
+    let gpu = SHARED.get_or_try_init(first).unwrap_or_else(|error: Error| panic!("gpumem: {error}"));
+    gpu.make_current();
+    gpu.clone()
 }

@@ -232,7 +232,8 @@ impl GpuMemTrace {
         }
     }
 
-    /// Whether this trace prints no reports.
+    /// Sets whether this trace prints no reports from now on: `true` silences it, `false` lets it print again. It measures in either
+    /// case.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -133,10 +133,9 @@ impl OpenScope {
         self.ask(EventKind::Read { scope: self.id })
     }
 
-    /// As [`reset`](Self::reset), but the allocations of the peak are still those since the start.
+    /// As [`reset`](Self::reset), but the allocations of the peak and the device of allocations are still those since the start.
     pub(in crate::session) fn next(&self) -> Trace {
-        let scope = self.id;
-        self.ask(if self.at_peak { EventKind::ResetKeepingPeak { scope } } else { EventKind::Reset { scope } })
+        self.ask(EventKind::ResetKeepingPeak { scope: self.id })
     }
 
     /// Returns the figures and begins again from the same reading, so that no event falls between.
