@@ -52,8 +52,12 @@ impl Ledger {
     /// Applies an allocation. `number` is the number of its event.
     pub fn alloc(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) {
         let attribution = self.attribution(tag, number, thread);
-        self.insert_block(key, Entry::new(bytes, number, self.tenths, attribution));
+        let entry = Entry::new(bytes, number, self.tenths, attribution);
+        self.insert_block(key, entry);
         self.pending.allocated(bytes.get());
+        if self.has_thread_scopes {
+            self.notice(&entry, false, thread);
+        }
     }
 
     /// Inserts a new block, or one whose free has failed.
@@ -172,6 +176,9 @@ impl Ledger {
         let Some(entry) = self.live.remove(key) else { return self.free_unknown(older, thread) };
         self.remove_block(&entry);
         self.thread(thread).freed = Freed::Block(key, entry);
+        if self.has_thread_scopes {
+            self.notice(&entry, true, thread);
+        }
         Answer::Applied
     }
 

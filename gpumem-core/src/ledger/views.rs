@@ -36,7 +36,8 @@ pub struct KnownBlock {
 pub struct ScopePeriod {
     /// The paths that it had.
     nodes: Vec<NodeId>,
-    owner: OwnerThread,
+    /// `None`: all blocks that were allocated in this time, in whatever scope.
+    owner: Option<OwnerThread>,
     /// The numbers of the first and the last event.
     since: u64,
     until: u64,
@@ -131,9 +132,11 @@ impl Ledger {
 
     fn is_allocated_in(&self, entry: &Entry, period: &ScopePeriod) -> bool {
         let node = self.groups.get(entry.group()).node;
-        (period.since..=period.until).contains(&entry.number())
-            && self.guests.hosts(entry.attribution().owner()).any(|owner| owner == period.owner)
-            && period.nodes.iter().any(|outer| self.tree.is_inside(node, *outer))
+        let is_of = |period_owner| {
+            self.guests.hosts(entry.attribution().owner()).any(|owner| owner == period_owner)
+                && period.nodes.iter().any(|outer| self.tree.is_inside(node, *outer))
+        };
+        (period.since..=period.until).contains(&entry.number()) && period.owner.is_none_or(is_of)
     }
 
     /// Whether the live block with this key was allocated in an open scope.
@@ -146,6 +149,14 @@ impl Ledger {
     /// The period of an open scope until the event with the number `now`.
     pub fn scope_period(&self, scope: ScopeId, now: u64) -> Option<ScopePeriod> {
         let scope = self.scopes.get(&scope)?;
-        Some(ScopePeriod { nodes: scope.nodes().collect(), owner: scope.owner, since: scope.number, until: now })
+        Some(ScopePeriod { nodes: scope.nodes().collect(), owner: Some(scope.owner), since: scope.number, until: now })
+    }
+}
+
+impl ScopePeriod {
+    /// The same time, with the blocks that any thread allocated in it, in whatever scope.
+    #[must_use]
+    pub fn of_all_threads(self) -> Self {
+        Self { owner: None, ..self }
     }
 }
