@@ -5,7 +5,7 @@ use std::{panic::RefUnwindSafe, sync::Arc};
 use super::{Inbox, Lock, Primitives, Tap, run_rare};
 use crate::{
     ledger::{Noticed, Noticing},
-    model::{Device, OwnerThread},
+    model::Device,
 };
 
 /// Is told what is noticed on a device.
@@ -24,8 +24,12 @@ pub(super) struct Watches {
 
 impl<T: Tap, P: Primitives> Inbox<T, P> {
     /// From now on `watch` is told of these allocations and frees on the device, until [`unwatch`](Self::unwatch) with the
-    /// number that this returns. The other result is the owner thread of the calling thread.
-    pub fn watch(&self, device: Device, noticing: Noticing, watch: Arc<dyn Watch>) -> (u64, OwnerThread) {
+    /// number that this returns.
+    pub fn watch(&self, device: Device, noticing: Noticing, watch: Arc<dyn Watch>) -> u64 {
+        // In the child of a fork, a thread that does not exist there may hold the lock.
+        if P::is_forked() {
+            return 0;
+        }
         let id = {
             let mut watches = self.watches.lock();
             watches.last += 1;
@@ -33,12 +37,15 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
             watches.all.push((id, watch));
             id
         };
-        let own = self.enter(0, |state, thread| state.ledger.watch(id, device, noticing, thread));
-        (id, own.unwrap_or_default())
+        self.enter(0, |state, thread| state.ledger.watch(id, device, noticing, thread));
+        id
     }
 
     /// Undoes [`watch`](Self::watch).
     pub fn unwatch(&self, id: u64) {
+        if P::is_forked() {
+            return;
+        }
         self.enter(0, |state, _| state.ledger.unwatch(id));
         self.watches.lock().all.retain(|(known, _)| *known != id);
     }

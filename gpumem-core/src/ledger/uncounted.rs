@@ -41,13 +41,11 @@ pub(super) struct Watched {
 
 impl Ledger {
     /// From now on these allocations and frees on the device are [noticed](Self::noticed). Events are counted one by one meanwhile.
-    /// Returns the owner thread of the thread that watches.
-    pub fn watch(&mut self, id: u64, device: Device, noticing: Noticing, thread: ThreadId) -> OwnerThread {
+    pub fn watch(&mut self, id: u64, device: Device, noticing: Noticing, thread: ThreadId) {
         let meter = self.meters.index(device, Gauge::Exact);
         let thread = self.thread(thread).own;
         self.watched.push(Watched { id, meter, noticing, thread });
         self.update_has_thread_scopes();
-        thread
     }
 
     /// Undoes [`watch`](Self::watch).
