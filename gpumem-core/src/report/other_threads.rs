@@ -50,7 +50,9 @@ impl ThreadFacts {
     /// To which test it belongs, as the thread with the budget sees it.
     pub fn belongs_to(&self, own: &Self) -> BelongsTo {
         let Some(own_test) = own.test() else { return BelongsTo::NotKnown };
-        let inherits = || self.name.is_none() && self.system_name.as_deref() == Some(cut_off(own_test));
+        // A name that is cut off may be that of several tests.
+        let inherits =
+            || self.name.is_none() && self.system_name.as_deref() == Some(own_test) && own_test.len() < LONGEST;
         // It may have several: a thread of a pool that was started in one test runs code of another.
         let runs_own = || self.functions.iter().filter_map(|name| closure_of(name)).any(|test| test == own_test);
         match self.test() {
@@ -63,9 +65,11 @@ impl ThreadFacts {
     }
 }
 
+/// Linux cuts off the names of threads after so many bytes.
+const LONGEST: usize = 15;
+
 /// As Linux has the name of a thread.
 fn cut_off(name: &str) -> &str {
-    const LONGEST: usize = 15;
     let mut end = name.len().min(LONGEST);
     while !name.is_char_boundary(end) {
         end -= 1;
@@ -79,7 +83,8 @@ fn closure_of(function: &str) -> Option<&str> {
     let end = ["::{{closure}}", "::{closure#"].iter().filter_map(|mark| function.find(mark)).min()?;
     let is_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
     let begin = function[..end].char_indices().rev().take_while(|(_, c)| is_path(*c)).last()?.0;
-    function[begin..end].split_once("::").map(|(_, path)| path)
+    let (its_crate, path) = function[begin..end].split_once("::")?;
+    (!its_crate.is_empty()).then_some(path)
 }
 
 /// What a thread did on the device of a budget that does not count it, or that should have been alone.
@@ -181,7 +186,10 @@ mod tests {
         assert_eq!(of("tests::forward_", &[&generic]), other);
         assert_eq!(of("tests::forward_", &["krate::tests::forward_is_frugal::{{closure}}"]), BelongsTo::ThisTest);
         // Started by this test, or by one whose name begins as this one's.
-        assert_eq!(of("tests::forward_", &["krate::pool::Pool::new::{{closure}}"]), BelongsTo::ThisTest);
+        assert_eq!(of("tests::forward_", &["krate::pool::Pool::new::{{closure}}"]), BelongsTo::NotKnown);
+        let (short, worker) =
+            (facts(Some("forward"), "forward", &OF_HARNESS), facts(None, "forward", &["krate::work"]));
+        assert_eq!(worker.belongs_to(&short), BelongsTo::ThisTest);
         // The threads of a pool have the name of the test that used it first.
         let pool = ["rayon_core::registry::ThreadBuilder::run", "krate::work"];
         assert_eq!(of("tests::other", &pool), BelongsTo::NotKnown);
@@ -210,7 +218,7 @@ mod tests {
             ("::{{closure}}", None),
             ("{{closure}}", None),
         ] {
-            assert_eq!(closure_of(function).filter(|path| !path.is_empty()), test, "{function}");
+            assert_eq!(closure_of(function), test, "{function}");
         }
         assert_eq!(cut_off("1234567890123é"), "1234567890123é");
         assert_eq!(cut_off("12345678901234é"), "12345678901234");

@@ -85,9 +85,10 @@ impl RawFacts {
     }
 
     fn place(&self) -> Option<String> {
-        let Stack { line, library, .. } =
-            Stack::new(&source::frames(&self.stack), folder(), source::own_module().as_deref());
-        line.or(library)
+        let frames = source::frames(&self.stack);
+        let Stack { line, caller, library, .. } = Stack::new(&frames, folder(), source::own_module().as_deref());
+        let from = caller.map_or_else(String::new, |caller| format!(", from {caller}"));
+        line.map(|line| format!("{line}{from}")).or(library)
     }
 }
 
