@@ -1,6 +1,7 @@
 //! Parses amounts of memory at compile time.
 
-/// Parses an amount of bytes with the rules of `gpumem::Bytes`; a test compares both. Unlike there, `-` may come first.
+/// Parses an amount of bytes with the rules of `gpumem::Bytes`; a test compares both. Unlike there, `-` may come first, and a unit is
+/// needed: who writes `"100"` may mean bytes or MB.
 pub(crate) fn bytes(text: &str) -> Option<i128> {
     let trimmed = text.trim();
     if let Some(positive) = trimmed.strip_prefix('-') {
@@ -9,7 +10,7 @@ pub(crate) fn bytes(text: &str) -> Option<i128> {
     let split = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_').unwrap_or(trimmed.len());
     let (number, unit) = trimmed.split_at(split);
     let shift = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
+        "b" => 0,
         "k" | "kb" | "kib" => 10,
         "m" | "mb" | "mib" => 20,
         "g" | "gb" | "gib" => 30,
@@ -48,18 +49,17 @@ mod tests {
     #[test]
     fn amounts_are_parsed_as_in_the_library() {
         for text in [
-            "0",
-            "17",
+            "0 B",
             "17 B",
-            "1_000",
+            "1_000b",
             "4k",
             "512 MB",
             " 16GiB ",
             "1.5 gib",
             "0.1 GiB",
             "2TiB",
-            "18446744073709551615",
-            "18446744073709551616",
+            "18446744073709551615 B",
+            "18446744073709551616 B",
             "",
             "MiB",
             "1.",
@@ -69,18 +69,21 @@ mod tests {
             "16777216TiB",
             "1e9",
             "0x10",
-            "٣",
-            "1.0000000000001",
-            "_",
-            "+1",
+            "٣ B",
+            "1.0000000000001 B",
+            "_ B",
+            "+1 B",
             "99999999999999999999999999999999999999999 TiB",
         ] {
             let library = text.parse::<gpumem::Bytes>().ok().map(|bytes| i128::from(bytes.get()));
             assert_eq!(bytes(text), library, "{text}");
         }
         assert_eq!(bytes("-20 MiB"), Some(-(20 << 20)));
-        assert_eq!(bytes("--1"), None);
-        assert_eq!(bytes("- 1"), Some(-1));
+        assert_eq!(bytes("--1 B"), None);
+        assert_eq!(bytes("- 1 B"), Some(-1));
+        for text in ["0", "100", "1_000", "1.5", "-1"] {
+            assert_eq!(bytes(text), None, "{text}: bytes or MB?");
+        }
     }
 
     #[test]

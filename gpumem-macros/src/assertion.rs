@@ -7,16 +7,17 @@ use syn::parse::{Parse, ParseStream};
 use syn::{Error, Expr, ExprLit, Lit, Path, Result, Token, braced, parse2, token};
 
 use crate::amount;
-use crate::expand::{guarded_block, library, limit};
-use crate::options::{AMOUNT, parse_comma, parse_path};
+use crate::expand::{counted, guarded_block, in_code, library, limit};
+use crate::options::{self, AMOUNT, THREADS, parse_comma, parse_path, parse_value};
 
 pub(crate) fn expand(input: TokenStream) -> TokenStream {
-    let Assertion { library: path, conditions, brace, block } = match parse2(input) {
+    let Assertion { library: path, all_threads, conditions, brace, block } = match parse2(input) {
         Ok(assertion) => assertion,
         Err(error) => return error.into_compile_error(),
     };
     let here = Span::mixed_site();
     let gpumem = library(path.as_ref());
+    let (in_code, counted) = (in_code(), counted(all_threads));
     let limits =
         conditions.iter().map(|Condition { figure, relation, amount }| limit(&gpumem, figure, relation, amount));
     // A temporary with the lifetime of a variable. It needs no name.
@@ -28,7 +29,7 @@ pub(crate) fn expand(input: TokenStream) -> TokenStream {
             #gpumem::__private::Budget::of_assertion(
                 ::core::concat!(::core::file!(), ":", ::core::line!()),
                 |__gpumem_text| #gpumem::__private::fail(__gpumem_text),
-            )#(#limits)*,
+            )#in_code #counted #(#limits)*,
         )
         .start();
     };
@@ -38,6 +39,8 @@ pub(crate) fn expand(input: TokenStream) -> TokenStream {
 struct Assertion {
     /// The path after `crate =`.
     library: Option<Path>,
+    /// `threads = "all"`
+    all_threads: bool,
     conditions: Vec<Condition>,
     brace: token::Brace,
     /// What is between the braces.
@@ -55,7 +58,7 @@ struct Condition {
 
 impl Parse for Assertion {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
-        let (mut library, mut conditions) = (None, Vec::new());
+        let (mut library, mut all_threads, mut conditions) = (None, false, Vec::new());
         loop {
             if input.is_empty() {
                 let message = r#"the block to measure is missing: `assert_gpu_mem!(peak < "2 GiB", { … })`"#;
@@ -73,17 +76,25 @@ impl Parse for Assertion {
                     let message = r#"there is no condition; write one before the block, such as `peak < "2 GiB"`"#;
                     return Err(Error::new(Span::call_site(), message));
                 }
-                return Ok(Self { library, conditions, brace, block });
+                return Ok(Self { library, all_threads, conditions, brace, block });
             }
             if input.peek(Token![crate]) {
                 let key = input.call(Ident::parse_any)?;
                 library = Some(parse_path(&key, input)?);
+            } else if is_threads(input) {
+                let key: Ident = input.parse()?;
+                all_threads = parse_value(&key, input, THREADS, options::all_threads)?;
             } else {
                 conditions.push(input.parse()?);
             }
             parse_comma(input)?;
         }
     }
+}
+
+/// The option `threads` follows. It cannot be taken for a condition.
+fn is_threads(input: ParseStream<'_>) -> bool {
+    input.fork().parse::<Ident>().is_ok_and(|word| word == "threads")
 }
 
 impl Parse for Condition {

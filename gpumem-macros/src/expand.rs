@@ -198,8 +198,10 @@ impl Trace {
         }
         let budget = options.max_peak.map(|bytes| {
             let limit = limit(&gpumem, "Peak", "AtMost", &bytes.to_token_stream());
+            let (in_code, counted) = (in_code(), counted(options.all_threads));
             quote_spanned! {here=>
-                #gpumem::__private::Budget::of_function(#ctx, |__gpumem_text| #gpumem::__private::fail(__gpumem_text))#limit
+                #gpumem::__private::Budget::of_function(#ctx, |__gpumem_text| #gpumem::__private::fail(__gpumem_text))
+                    #in_code #counted #limit
             }
         });
         Self { gpumem, builder, lines: options.lines, budget }
@@ -320,6 +322,16 @@ pub(crate) fn limit(gpumem: &TokenStream, figure: &str, relation: &str, amount: 
     quote_spanned! {Span::mixed_site()=>
         .limit(#gpumem::__private::Figure::#figure, #gpumem::__private::Relation::#relation, #amount)
     }
+}
+
+/// `.of_all_threads()`, a call on a budget, or nothing.
+pub(crate) fn counted(all_threads: bool) -> TokenStream {
+    if all_threads { quote_spanned!(Span::mixed_site()=> .of_all_threads()) } else { TokenStream::new() }
+}
+
+/// `.in_code(cfg!(test))`, a call on a budget: whether the user's crate is compiled for its tests.
+pub(crate) fn in_code() -> TokenStream {
+    quote_spanned!(Span::mixed_site()=> .in_code(::core::cfg!(test)))
 }
 
 /// The path of the library: the option `crate`, or `::gpumem`.

@@ -189,11 +189,28 @@ use proc_macro::TokenStream;
 /// The trace counts only what the function's own thread allocates, with exact figures. If they are not available, one line on
 /// stderr says so and the program continues. For an `async fn`, threads are counted as described for `thread_local`.
 ///
+/// If threads that are in no scope allocate on the device meanwhile, it is not known what the function needed. Then it panics too,
+/// and the message says which threads these were. Threads that belong to another test do not matter. Either let such threads enter
+/// a scope of the function's thread ([`GpuMemTrace::handle`](https://docs.rs/gpumem/latest/gpumem/struct.GpuMemTrace.html)), or use
+/// `threads = "all"`, or say with `thread_local` that they do not concern the function.
+///
 /// ```
 /// # use gpumem::gpu_mem_trace;
 /// #[gpu_mem_trace(max_peak = "512 MB")]
 /// fn frugal() {}
 /// # frugal();
+/// ```
+///
+/// ## `threads`
+///
+/// `threads = "all"`: the budget of `max_peak` counts every thread of the process. In tests, it waits until no other test with a budget
+/// runs, and these wait for it. If another test allocates nevertheless, because it has no budget, the result is not known.
+///
+/// ```
+/// # use gpumem::gpu_mem_trace;
+/// #[gpu_mem_trace(max_peak = "512 MB", threads = "all")]
+/// fn in_parallel() {}
+/// # in_parallel();
 /// ```
 ///
 /// ## `skip`
@@ -262,8 +279,20 @@ pub fn gpu_mem_trace(args: TokenStream, item: TokenStream) -> TokenStream {
 /// ```
 ///
 /// The macro counts only what the calling thread allocates, with exact figures. It panics with the numbers if a condition is false,
-/// however the block is left, except by another panic. It also panics, with the reason, if the memory cannot be measured, unless
-/// `GPUMEM_BUDGETS=skip` is set.
+/// however the block is left, except by another panic. It also panics, with the reason, if the memory cannot be measured, or if
+/// threads in no scope allocate on the device meanwhile, unless `GPUMEM_BUDGETS=skip` is set.
+///
+/// `threads = "all"` before the conditions counts every thread. Other tests with a budget wait meanwhile.
+///
+/// ```
+/// # use gpumem::assert_gpu_mem;
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # let device = gpu.clone();
+/// assert_gpu_mem!(threads = "all", peak == "1 MiB", {
+///     std::thread::spawn(move || drop(device.alloc(gpumem::Bytes::mib(1)))).join().unwrap();
+/// });
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 ///
 /// `crate = path` before the conditions is the path of the library, if your crate does not name it `gpumem`.
 ///
@@ -293,8 +322,9 @@ pub fn assert_gpu_mem(input: TokenStream) -> TokenStream {
 /// ```
 ///
 /// The test counts only what its own thread allocates, with exact figures, so tests that run in parallel in one process do not
-/// disturb each other. If the memory cannot be measured, the test fails. With `GPUMEM_BUDGETS=skip`, the test runs without its budget
-/// instead, and a line on stderr says so.
+/// disturb each other. If the memory cannot be measured, the test fails. It also fails if threads that are in no scope allocate on the
+/// device meanwhile, unless they belong to another test: the message says which threads these were, and what to do. With
+/// `GPUMEM_BUDGETS=skip`, the test runs without its budget instead, and a line on stderr says so.
 ///
 /// A test that takes a `&SimGpu` (or a `SimGpu`) always runs on a simulated device, and needs the feature `sim`. All such tests of
 /// a process share one device of 16 GiB, or the first device of `GPUMEM_SIM`. A test without arguments runs on the GPU, or on the
@@ -368,6 +398,16 @@ pub fn assert_gpu_mem(input: TokenStream) -> TokenStream {
 /// # use gpumem::gpu_mem_test;
 /// #[gpu_mem_test(max_peak = "512 MB", device = 1)]
 /// fn on_the_second_card() {}
+/// ```
+///
+/// ## `threads`
+///
+/// `threads = "all"` counts every thread of the process. The test runs when no other test with a budget does.
+///
+/// ```
+/// # use gpumem::gpu_mem_test;
+/// #[gpu_mem_test(max_peak = "512 MB", threads = "all")]
+/// fn in_parallel() {}
 /// ```
 ///
 /// ## `crate`

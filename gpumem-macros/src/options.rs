@@ -21,6 +21,8 @@ pub(crate) struct Options {
     pub(crate) lines: bool,
     /// In bytes.
     pub(crate) max_peak: Option<i128>,
+    /// The option `threads = "all"`: the budget counts every thread.
+    pub(crate) all_threads: bool,
     /// The option `crate`: the path of the library.
     pub(crate) library: Option<Path>,
 }
@@ -31,8 +33,19 @@ pub(crate) struct Ctx {
     pub(crate) value: String,
 }
 
-const KEYS: [&str; 10] =
-    ["ctx", "device", "gauge", "silent", "on_exit_report", "thread_local", "lines", "max_peak", "skip", "crate"];
+const KEYS: [&str; 11] = [
+    "ctx",
+    "device",
+    "gauge",
+    "silent",
+    "on_exit_report",
+    "thread_local",
+    "lines",
+    "max_peak",
+    "threads",
+    "skip",
+    "crate",
+];
 
 impl Parse for Options {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
@@ -40,6 +53,7 @@ impl Parse for Options {
         let mut seen = Vec::new();
         // The last option that needs exact figures.
         let mut needs_exact = None;
+        let mut threads = None;
         while !input.is_empty() {
             let key = parse_key(input, &mut seen, &KEYS)?;
             match key.to_string().as_str() {
@@ -62,10 +76,26 @@ impl Parse for Options {
                     options.max_peak = Some(parse_value(&key, input, AMOUNT, amount)?);
                     needs_exact = Some(key);
                 }
+                "threads" => {
+                    options.all_threads = parse_value(&key, input, THREADS, all_threads)?;
+                    threads = Some(key);
+                }
                 "skip" => options.skip = parse_flag(&key, input)?,
                 _ => options.library = Some(parse_path(&key, input)?),
             }
             parse_comma(input)?;
+        }
+        if let Some(key) = threads {
+            let wrong = if options.thread_local {
+                Some("`threads = \"all\"` counts every thread, and `thread_local` counts one; remove one of them")
+            } else if options.max_peak.is_none() {
+                Some("`threads` belongs to a budget: add `max_peak`. A trace without one counts every thread")
+            } else {
+                None
+            };
+            if let Some(message) = wrong {
+                return Err(Error::new(key.span(), message));
+            }
         }
         let may_be_exact = options.gauge.as_ref().is_none_or(|gauge| gauge == "Exact");
         match needs_exact {
@@ -105,8 +135,11 @@ pub(crate) fn parse_comma(input: ParseStream<'_>) -> Result<()> {
     Ok(())
 }
 
-pub(crate) const AMOUNT: &str = r#"an amount of memory: "512 MB", "1.5 GiB", or a number of bytes"#;
+pub(crate) const AMOUNT: &str =
+    r#"an amount of memory with its unit: "512 MB", "1.5 GiB", or a number of bytes without quotes"#;
 pub(crate) const ORDINAL: &str = "the number of a CUDA device: `device = 1`";
+pub(crate) const THREADS: &str =
+    r#""all": `threads = "all"` counts every thread; without it a budget counts its own thread"#;
 const GAUGES: &str = r#""exact", "pool", "sampled" or "off""#;
 
 pub(crate) fn string(lit: &Lit) -> Option<String> {
@@ -130,6 +163,11 @@ pub(crate) fn amount(lit: &Lit) -> Option<i128> {
         Lit::Int(number) => number.base10_parse::<u64>().ok().map(Into::into),
         _ => None,
     }
+}
+
+/// True for `"all"`, the only value of `threads`.
+pub(crate) fn all_threads(lit: &Lit) -> Option<bool> {
+    (string(lit)? == "all").then_some(true)
 }
 
 pub(crate) fn ordinal(lit: &Lit) -> Option<u32> {

@@ -7,7 +7,7 @@ use syn::spanned::Spanned;
 use syn::{Error, FnArg, Lit, Path, Result, Type, parse2};
 
 use crate::amount;
-use crate::expand::{Trace, builder_in_function, library, limit, traced_function};
+use crate::expand::{Trace, builder_in_function, counted, library, limit, traced_function};
 use crate::item::{Function, Item};
 use crate::options::{self, AMOUNT, ORDINAL, parse_comma, parse_key, parse_path, parse_value};
 
@@ -30,11 +30,13 @@ struct TestOptions {
     /// The option `fail_on_increase`, in hundredths of a per cent.
     increase: u32,
     device: Option<u32>,
+    /// The option `threads = "all"`.
+    all_threads: bool,
     /// The option `crate`: the path of the library.
     library: Option<Path>,
 }
 
-const KEYS: [&str; 7] = ["max_peak", "max_used", "leaks", "baseline", "fail_on_increase", "device", "crate"];
+const KEYS: [&str; 8] = ["max_peak", "max_used", "leaks", "baseline", "fail_on_increase", "device", "threads", "crate"];
 
 impl Parse for TestOptions {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
@@ -52,6 +54,9 @@ impl Parse for TestOptions {
                 "baseline" => options.baseline = Some(parse_value(&key, input, FILE, options::string)?),
                 "fail_on_increase" => options.increase = parse_value(&key, input, INCREASE, increase)?,
                 "device" => options.device = Some(parse_value(&key, input, ORDINAL, options::ordinal)?),
+                "threads" => {
+                    options.all_threads = parse_value(&key, input, options::THREADS, options::all_threads)?;
+                }
                 _ => options.library = Some(parse_path(&key, input)?),
             }
             parse_comma(input)?;
@@ -116,6 +121,7 @@ fn trace(function: &Function, options: &TestOptions, gpumem: &TokenStream, is_si
             |__gpumem_text| #gpumem::__private::fail(__gpumem_text),
         )
     };
+    budget.extend(counted(options.all_threads));
     let bytes = |bytes: Option<i128>| bytes.map(|bytes| bytes.to_token_stream());
     for (figure, most) in [
         ("Peak", bytes(options.max_peak)),

@@ -80,7 +80,8 @@ pub(crate) fn device(id: Option<u32>) -> Result<GpuHandle> {
 }
 
 /// Total, free and used memory of one device: the one with this CUDA ordinal, or with `None` the calling thread's
-/// current one. Returns zeros without a GPU, and for a number that is no device.
+/// current one. As fastai's function, it returns zeros without a GPU, for a device that cannot be read, and for a number that is no
+/// device: [`try_gpu_mem_get`] returns the error.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::mib(4096))?;

@@ -18,7 +18,6 @@ pub fn simulated_gpu() -> SimGpu {
         None => eprintln!("{output}"),
     }));
     let gpu = SimGpu::install(Bytes::gib(64)).expect("GPUMEM_SIM is not set");
-    gpu.make_current();
     gpumem::intercept::subscribe().expect("simulated devices report their allocations");
     gpu
 }

@@ -196,8 +196,11 @@ mod assertions {
     }
 
     #[gpu_mem_test]
-    fn count_their_own_thread() {
-        assert_gpu_mem!(peak == 0, { thread::scope(|threads| threads.spawn(|| drop(take(9))).join().is_ok()) });
+    fn do_not_know_what_other_threads_did_for_them() {
+        let spawned = || thread::scope(|threads| threads.spawn(|| drop(take(9))).join().is_ok());
+        let reported = panic_of(|| assert_gpu_mem!(peak == 0, { spawned() }));
+        assert!(reported.contains("9 MiB in 1 block: a thread without a name"), "{reported}");
+        assert_gpu_mem!(threads = "all", peak == "9 MiB", { spawned() });
     }
 
     #[gpu_mem_test]

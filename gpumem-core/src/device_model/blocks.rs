@@ -2,10 +2,19 @@
 
 use std::{collections::BTreeMap, iter, ops::Range};
 
-use super::units::{ALIGNMENT, ModelError, packed};
+use super::units::{ALIGNMENT, LARGEST, ModelError, packed};
 
-/// The addresses of blocks that are not in the pool, far from 0.
-pub(super) const BLOCKS: Range<u64> = 0x7000_0000_0000..0x7800_0000_0000;
+/// The first address of a device, far from 0.
+const FIRST: u64 = 0x7000_0000_0000;
+/// A device of up to 8 TiB has as many addresses for its blocks, and as many for its pool.
+const SPAN: u64 = 8 << 40;
+
+/// The addresses of the blocks and of the pool of a device with this much memory. A device of more than 8 TiB has two addresses for
+/// each byte, so that gaps between live blocks seldom keep a block from having one.
+pub(super) fn addresses(total: u64) -> [Range<u64>; 2] {
+    let span = if total <= SPAN { SPAN } else { 2 * total.min(LARGEST) };
+    [FIRST..FIRST + span, FIRST + span..FIRST + 2 * span]
+}
 
 /// Live blocks by address, and the addresses that may be reused.
 #[derive(Debug, Clone)]

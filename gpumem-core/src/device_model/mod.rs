@@ -11,9 +11,9 @@ mod units;
 
 pub use self::units::ModelError;
 use self::{
-    blocks::{BLOCKS, Blocks},
+    blocks::{Blocks, addresses},
     pool::Pool,
-    units::{PAGE, POOL_STEP, add, packed, round_up},
+    units::{LARGEST, PAGE, POOL_STEP, add, packed, round_up},
 };
 
 /// The memory of one device: blocks, one stream-ordered pool, and the memory of other processes.
@@ -31,16 +31,20 @@ pub struct DeviceModel {
 }
 
 impl DeviceModel {
+    /// The most memory that a device may have. A larger one would have bytes without an address.
+    pub const LARGEST: u64 = LARGEST;
+
     /// A device with nothing in use.
     pub fn new(total: u64) -> Self {
+        let [blocks, pooled] = addresses(total);
         Self {
             total,
             reserved: 0,
             held: 0,
-            blocks: Blocks::within(BLOCKS),
+            blocks: Blocks::within(blocks),
             large_backing: 0,
             small_bytes: 0,
-            pool: Pool::new(),
+            pool: Pool::within(pooled),
         }
     }
 
@@ -49,6 +53,12 @@ impl DeviceModel {
     pub fn with_reserved(mut self, bytes: u64) -> Self {
         self.reserved = bytes.min(self.total);
         self
+    }
+
+    /// All its addresses are below this one.
+    pub fn addresses_end(&self) -> u64 {
+        let [_, pooled] = addresses(self.total);
+        pooled.end
     }
 
     /// All memory of the device.

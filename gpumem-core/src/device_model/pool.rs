@@ -7,9 +7,6 @@ use super::{
     units::{POOL_STEP, round_up},
 };
 
-/// The addresses of blocks in the pool. They end below 2^48.
-const POOLED: Range<u64> = 0x7800_0000_0000..0x8000_0000_0000;
-
 /// The device's stream-ordered pool.
 #[derive(Debug, Clone)]
 pub(super) struct Pool {
@@ -24,9 +21,9 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new() -> Self {
+    pub(super) fn within(addresses: Range<u64>) -> Self {
         Self {
-            blocks: Blocks::within(POOLED),
+            blocks: Blocks::within(addresses),
             used: 0,
             freed: 0,
             reserved: 0,

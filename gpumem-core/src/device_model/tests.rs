@@ -1,6 +1,9 @@
 use std::collections::HashMap;
 
-use super::{DeviceModel, ModelError, units::ALIGNMENT};
+use super::{
+    DeviceModel, ModelError,
+    units::{ALIGNMENT, PAGE, POOL_STEP},
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -161,14 +164,34 @@ fn live_blocks_never_share_an_address() {
     }
 }
 
+/// All of it can be allocated at once, in many blocks and in one.
+#[test]
+fn a_large_device_has_an_address_for_each_byte() {
+    for total in [1 << 43, (1 << 43) + PAGE, 1 << 50, DeviceModel::LARGEST] {
+        let mut device = DeviceModel::new(total);
+        assert!(device.addresses_end() <= 1 << 57);
+        for blocks in [1024, 1] {
+            let allocated: Vec<_> = std::iter::from_fn(|| device.alloc(total / blocks / PAGE * PAGE).ok()).collect();
+            assert_eq!(allocated.len() as u64, blocks, "{total}");
+            assert!(allocated.iter().all(|address| address + total / blocks <= device.addresses_end()));
+            for address in allocated {
+                device.free_block(address).unwrap();
+            }
+        }
+        let pooled = total / POOL_STEP * POOL_STEP;
+        let all = device.alloc_async(pooled).unwrap();
+        assert!(all + pooled <= device.addresses_end());
+    }
+}
+
 /// The device has more memory than there are addresses.
 #[test]
 fn there_is_no_memory_without_an_address() {
-    let mut device = DeviceModel::new(1 << 50);
-    let blocks: Vec<_> = std::iter::from_fn(|| device.alloc(1 << 40).ok()).collect();
-    assert_eq!((blocks.len(), device.alloc(1 << 40)), (8, Err(ModelError::OutOfMemory)));
+    let mut device = DeviceModel::new(u64::MAX / 2);
+    let blocks: Vec<_> = std::iter::from_fn(|| device.alloc(1 << 52).ok()).collect();
+    assert_eq!((blocks.len(), device.alloc(1 << 52)), (8, Err(ModelError::OutOfMemory)));
     device.free_block(blocks[3]).unwrap();
-    assert_eq!(device.alloc((1 << 40) - MIB), Ok(blocks[3]));
+    assert_eq!(device.alloc((1 << 52) - MIB), Ok(blocks[3]));
 }
 
 #[test]

@@ -6,6 +6,8 @@ pub(super) const PAGE: u64 = 2 << 20;
 pub(super) const POOL_STEP: u64 = 32 << 20;
 /// Each address is a multiple of this.
 pub(super) const ALIGNMENT: u64 = 512;
+/// The largest device that has an address for each byte: its addresses are below 2^57, where user space ends.
+pub(super) const LARGEST: u64 = 1 << 54;
 
 /// Why an operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -44,7 +44,11 @@ impl fmt::Display for Kind {
                  used: {why}; or create the context first, for example with gpumem::preload()"
             ),
             Self::NotBuilt { feature } => {
-                write!(f, "gpumem was built without the feature `{feature}`; enable it in Cargo.toml")
+                write!(
+                    f,
+                    "gpumem was built without the feature `{feature}`; add it to gpumem's features in the Cargo.toml of the \
+                     program (cargo add gpumem --features {feature})"
+                )
             }
             Self::NoGauge { gauge, why } => write!(f, "the gauge `{gauge}` is not available: {why}"),
             Self::NoDispatch { detail } => {

@@ -55,8 +55,8 @@ fn statements(lines: &[Line]) -> Table {
 }
 
 /// `△Used Peaked MB: {used:>6} {peaked:>6}` in whole MiB with commas between thousands, then ` (ctx)`, ` (subctx)`,
-/// ` (ctx: subctx)` or nothing. Figures that were not measured are `?`. A trace that overlapped those of other threads ends in a
-/// note that fastai does not have.
+/// ` (ctx: subctx)` or nothing. Figures that were not measured are `?`. A trace that overlapped those of other threads, or
+/// whose thread allocated on another device only, ends in a note that fastai does not have.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let trace = &self.trace;
@@ -71,7 +71,14 @@ impl fmt::Display for Report {
             (Some(name), None) | (None, Some(name)) => write!(f, " ({name})")?,
             (Some(ctx), Some(subctx)) => write!(f, " ({ctx}: {subctx})")?,
         }
-        if trace.overlapped { f.write_str(" [overlaps other threads]") } else { Ok(()) }
+        if let Some(device) = trace.allocated_on {
+            write!(f, " [of device {}; its thread allocated on device {device}]", trace.device)?;
+        }
+        match (trace.overlapped, trace.own_scope) {
+            (false, false) => Ok(()),
+            (true, false) => f.write_str(" [overlaps other threads]"),
+            (_, true) => f.write_str(" [its own scope; overlaps other threads]"),
+        }
     }
 }
 
@@ -160,6 +167,20 @@ mod tests {
         let line = |ctx| Report::new(trace, ctx, Some("exit")).to_string();
         assert_eq!(line(Some("handle")), "△Used Peaked MB:      0      0 (handle: exit) [overlaps other threads]");
         assert_eq!(line(None), "△Used Peaked MB:      0      0 (exit) [overlaps other threads]");
+        let of_scope = Report::new(Trace { own_scope: true, ..trace }, Some("exit"), None);
+        assert_eq!(
+            of_scope.to_string(),
+            "△Used Peaked MB:      0      0 (exit) [its own scope; overlaps other threads]"
+        );
+    }
+
+    #[test]
+    fn a_trace_of_another_device_says_so() {
+        let trace = Trace { gauge: Gauge::Exact, allocated_on: Some(3), ..Trace::off(1) };
+        assert_eq!(
+            Report::new(trace, Some("exit"), None).to_string(),
+            "△Used Peaked MB:      0      0 (exit) [of device 1; its thread allocated on device 3]"
+        );
     }
 
     #[test]

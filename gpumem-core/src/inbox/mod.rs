@@ -8,12 +8,14 @@ mod thread;
 #[allow(missing_docs, reason = "`ThreadState::new` needs no sentence")]
 mod thread_state;
 mod views;
+mod watch;
 
 use std::{
     fmt, mem,
     panic::{AssertUnwindSafe, RefUnwindSafe, catch_unwind},
 };
 
+use self::watch::Watches;
 pub use self::{
     primitives::{Clock, Counter, Lock, Primitives, SpinLock, Std, Wait, set_forked},
     readings::Readings,
@@ -21,6 +23,7 @@ pub use self::{
     tap::{NoTap, Tap},
     thread::LentNumber,
     thread_state::ThreadState,
+    watch::Watch,
 };
 use crate::{
     ledger::{BLOCK_PARTS, Ledger},
@@ -37,6 +40,7 @@ use crate::{
 pub struct Inbox<T: Tap = NoTap, P: Primitives = Std> {
     state: P::SpinLock<InboxState<T>>,
     began: P::Instant,
+    watches: P::Lock<Watches>,
 }
 
 #[derive(Debug)]
@@ -73,6 +77,14 @@ fn run_rare<P: Primitives, R>(code: impl FnOnce() -> R) -> Option<R> {
     catch_unwind(AssertUnwindSafe(code)).map_err(lose).ok()
 }
 
+/// Keeps what the newest event was until the thread has left the inbox, if a budget must know of it.
+#[inline]
+fn keep_noticed<P: Primitives>(ledger: &mut Ledger) {
+    if let Some(noticed) = ledger.noticed() {
+        P::with_thread(|thread| thread.keep_noticed(noticed));
+    }
+}
+
 type StateGuard<'a, T, P> = <<P as Primitives>::SpinLock<InboxState<T>> as SpinLock<InboxState<T>>>::Guard<'a>;
 
 impl<T: Tap, P: Primitives> Inbox<T, P> {
@@ -91,7 +103,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         let mut ledger = Ledger::default();
         ledger.is_tapped = is_tapped;
         let state = InboxState { number: 0, ledger, time: Time::ZERO, tap };
-        Self { state: P::SpinLock::new(state), began: P::Instant::now() }
+        Self { state: P::SpinLock::new(state), began: P::Instant::now(), watches: P::Lock::new(Watches::default()) }
     }
 
     /// Records an allocation of a kind that needs no time (see `EventKind::needs_time`). It must not be called in the child
@@ -102,7 +114,10 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
             self.prepare(state, false);
             let (number, ledger) = (state.number, &mut state.ledger);
             if !ledger.alloc_like_newest(key, bytes, tag, number, thread) {
-                run_rare::<P, _>(move || ledger.alloc(key, bytes, tag, number, thread));
+                run_rare::<P, _>(move || {
+                    ledger.alloc(key, bytes, tag, number, thread);
+                    keep_noticed::<P>(ledger);
+                });
             }
             if T::IS_USED && state.ledger.is_tapped {
                 let block = Block::from_tag(bytes, tag);
@@ -120,7 +135,12 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
                 Answer::Applied
             } else {
                 let ledger = &mut state.ledger;
-                run_rare::<P, _>(move || ledger.free(key, None, thread)).unwrap_or(Answer::Applied)
+                let free = move || {
+                    let answer = ledger.free(key, None, thread);
+                    keep_noticed::<P>(ledger);
+                    answer
+                };
+                run_rare::<P, _>(free).unwrap_or(Answer::Applied)
             };
             if T::IS_USED && state.ledger.is_tapped {
                 state.pass_to_tap(thread, &EventKind::Free { key, block: None });
@@ -156,6 +176,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     fn apply(&self, state: &mut InboxState<T>, thread: ThreadId, event: &EventKind) -> Answer {
         self.prepare(state, event.needs_time());
         let answer = state.apply(thread, event);
+        keep_noticed::<P>(&mut state.ledger);
         if T::IS_USED && state.ledger.is_tapped {
             state.pass_to_tap(thread, event);
         }
@@ -211,10 +232,16 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         }
     }
 
+    /// What remains to be done after an event, outside the lock: this thread lost events, or a budget must know of the event.
     #[cold]
-    fn post_lost(&self) {
-        let count = P::with_thread(ThreadState::reset_lost).into();
-        run_rare::<P, _>(|| self.post(&EventKind::Lost { count }));
+    fn finish(&self) {
+        let (count, noticed) = P::with_thread(|thread| (thread.reset_lost(), thread.take_noticed()));
+        if count > 0 {
+            run_rare::<P, _>(|| self.post(&EventKind::Lost { count: count.into() }));
+        }
+        if let Some(noticed) = noticed {
+            self.tell(&noticed);
+        }
     }
 
     /// Starts or stops passing events to the tap. `change` is called under the lock; it returns whether later events are
@@ -250,7 +277,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         let result = inside(&mut self.lock(), ThreadId(number));
         mem::forget(on_panic);
         if P::with_thread(ThreadState::leave) {
-            self.post_lost();
+            self.finish();
         }
         Some(result)
     }

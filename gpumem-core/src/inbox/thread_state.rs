@@ -2,6 +2,11 @@
 
 use std::cell::Cell;
 
+use crate::ledger::Noticed;
+
+/// In `ThreadState::lost`: there is something in `noticed`. One comparison finds out about both.
+const NOTICED: u32 = 1 << 31;
+
 /// The state of one thread.
 #[derive(Debug, Default)]
 pub struct ThreadState {
@@ -11,13 +16,15 @@ pub struct ThreadState {
     /// How many events of this thread were lost: they came while it was inside, or the ledger panicked. It records the loss
     /// when it leaves.
     lost: Cell<u32>,
+    /// What its newest event was, if a budget must know of it.
+    noticed: Cell<Option<Noticed>>,
     /// Its number; 0 until it has one.
     number: Cell<u32>,
 }
 
 impl ThreadState {
     pub const fn new() -> Self {
-        Self { inside: Cell::new(false), lost: Cell::new(0), number: Cell::new(0) }
+        Self { inside: Cell::new(false), lost: Cell::new(0), noticed: Cell::new(None), number: Cell::new(0) }
     }
 
     /// Enters the inbox; `false` if the thread is inside already.
@@ -26,7 +33,7 @@ impl ThreadState {
         !self.inside.replace(true)
     }
 
-    /// Leaves the inbox. Returns whether events were lost meanwhile.
+    /// Leaves the inbox. Returns whether events were lost meanwhile, or one was noticed.
     #[inline]
     pub(super) fn leave(&self) -> bool {
         self.inside.set(false);
@@ -35,12 +42,23 @@ impl ThreadState {
 
     #[cold]
     pub(super) fn lose(&self, events: u32) {
-        self.lost.set(self.lost.get().saturating_add(events));
+        let lost = self.lost.get();
+        self.lost.set(lost & NOTICED | (lost & !NOTICED).saturating_add(events).min(!NOTICED));
     }
 
     /// Returns the number of lost events and sets it to 0.
     pub(super) fn reset_lost(&self) -> u32 {
-        self.lost.take()
+        self.lost.take() & !NOTICED
+    }
+
+    #[cold]
+    pub(super) fn keep_noticed(&self, noticed: Noticed) {
+        self.noticed.set(Some(noticed));
+        self.lost.set(self.lost.get() | NOTICED);
+    }
+
+    pub(super) fn take_noticed(&self) -> Option<Noticed> {
+        self.noticed.take()
     }
 
     /// The thread's number; 0 if it has none yet.

@@ -51,9 +51,13 @@ impl Ledger {
 
     /// Applies an allocation. `number` is the number of its event.
     pub fn alloc(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) {
-        let attribution = self.attribution(tag, thread);
-        self.insert_block(key, Entry::new(bytes, number, self.tenths, attribution));
+        let attribution = self.attribution(tag, number, thread);
+        let entry = Entry::new(bytes, number, self.tenths, attribution);
+        self.insert_block(key, entry);
         self.pending.allocated(bytes.get());
+        if self.has_thread_scopes {
+            self.notice(&entry, false, thread);
+        }
     }
 
     /// Inserts a new block, or one whose free has failed.
@@ -67,7 +71,7 @@ impl Ledger {
     fn count(&mut self, entry: &Entry) {
         self.pending_of(entry.group()).add(signed(entry.bytes));
         if self.has_thread_scopes {
-            self.count_for_thread_scopes(entry.attribution(), signed(entry.bytes));
+            self.count_for_thread_scopes(entry, signed(entry.bytes));
         }
     }
 
@@ -82,7 +86,7 @@ impl Ledger {
     fn remove_block(&mut self, entry: &Entry) {
         self.pending_of(entry.group()).subtract(signed(entry.bytes));
         if self.has_thread_scopes {
-            self.count_for_thread_scopes(entry.attribution(), -signed(entry.bytes));
+            self.count_for_thread_scopes(entry, -signed(entry.bytes));
         }
     }
 
@@ -126,16 +130,19 @@ impl Ledger {
     }
 
     /// The owner thread and the group of an allocation.
-    fn attribution(&mut self, tag: Tag, thread: ThreadId) -> Attribution {
+    fn attribution(&mut self, tag: Tag, number: u64, thread: ThreadId) -> Attribution {
         let (newest, attribution) = self.thread(thread).newest;
-        if newest == tag { attribution } else { self.find_attribution(tag, thread) }
+        if newest == tag { attribution } else { self.find_attribution(tag, number, thread) }
     }
 
     #[cold]
-    fn find_attribution(&mut self, tag: Tag, thread: ThreadId) -> Attribution {
+    fn find_attribution(&mut self, tag: Tag, number: u64, thread: ThreadId) -> Attribution {
         self.flush_pending();
         let Thread { node, owner, .. } = *self.thread(thread);
         let meter = self.meters.index(tag.device(), Gauge::Exact);
+        if tag.kind().is_on_device() {
+            self.thread(thread).allocates_on(meter, number);
+        }
         let node = self.tree.same_path_on(meter, node);
         let group = AllocGroup { node, stack: tag.stack(), meter, kind: tag.kind(), context: tag.context() };
         let Self { threads, thread_levels, meters, groups, .. } = self;
@@ -169,6 +176,9 @@ impl Ledger {
         let Some(entry) = self.live.remove(key) else { return self.free_unknown(older, thread) };
         self.remove_block(&entry);
         self.thread(thread).freed = Freed::Block(key, entry);
+        if self.has_thread_scopes {
+            self.notice(&entry, true, thread);
+        }
         Answer::Applied
     }
 

@@ -13,6 +13,7 @@ mod live;
 mod meters;
 mod moved_out;
 mod open_traces;
+mod own_scopes;
 mod peaks;
 mod pending;
 mod scope;
@@ -23,6 +24,7 @@ mod thread_level;
 mod thread_levels;
 mod threads;
 mod tree;
+mod uncounted;
 mod views;
 mod watermark;
 
@@ -36,13 +38,15 @@ pub use self::{
     meters::DeviceStats,
     stats::Stat,
     tree::{NodeId, ScopeNode},
+    uncounted::{Noticed, Noticing},
     views::{GroupUsage, KnownBlock, ScopePeriod},
 };
 use self::{
-    groups::AllocGroups, guests::Guests, kept_range::KeptRange, live::LiveBlocks, live::hash::KeyHashBuilder,
-    meters::Meters, pending::PendingDelta, scope::Scope, thread::Thread, thread_level::ThreadLevel, tree::ScopeTree,
+    groups::AllocGroups, guests::Guests, kept_range::KeptRange, live::LiveBlocks, meters::Meters,
+    own_scopes::OwnScopes, pending::PendingDelta, scope::Scope, thread::Thread, thread_levels::ThreadLevels,
+    tree::ScopeTree, uncounted::Watched,
 };
-use crate::model::{OwnerThread, ScopeId, Trace};
+use crate::model::{ScopeId, Trace};
 
 /// See the [module](self). The fields from `pending` to `counts` are first, because each event uses them: so an event
 /// touches few cache lines.
@@ -55,7 +59,7 @@ pub struct Ledger {
     threads: Vec<Thread>,
     /// The time of the next allocation, in tenths of a second.
     tenths: u32,
-    /// Some scope counts one thread only.
+    /// Some scope counts one thread only, or only what is allocated in it, or a budget must know what other threads do.
     has_thread_scopes: bool,
     /// Events are passed to a tap as well. The inbox sets it; it is here because each event reads this cache line anyway.
     pub(crate) is_tapped: bool,
@@ -71,8 +75,13 @@ pub struct Ledger {
     last_trace: Option<Trace>,
     tree: ScopeTree,
     meters: Meters,
-    /// What one thread has in use on one meter. An entry exists while a scope counts that thread only.
-    thread_levels: HashMap<(OwnerThread, u16), ThreadLevel, KeyHashBuilder>,
+    thread_levels: ThreadLevels,
+    /// The scopes that count only what is allocated in them.
+    own_scopes: OwnScopes,
+    /// Some budget must know what other threads do.
+    watched: Vec<Watched>,
+    /// The newest event, if it is such.
+    noticed: Option<Noticed>,
     groups: AllocGroups,
     /// How many owner threads were created.
     owner_threads: u32,

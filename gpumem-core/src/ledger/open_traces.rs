@@ -1,9 +1,9 @@
 //! Which threads have open traces on a device.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use super::live::hash::KeyHashBuilder;
-use crate::model::OwnerThread;
+use crate::model::{OwnerThread, ScopeId};
 
 /// The threads that have open traces on a device, and the threads that closed one last. A query costs the same however many
 /// traces there are.
@@ -14,6 +14,8 @@ pub(super) struct OpenTraces {
     all: usize,
     /// The thread and the number of the newest event that closed a trace, and of the newest one by another thread.
     closed: [Option<(OwnerThread, u64)>; 2],
+    /// The open scopes that count the whole process and that no trace of another thread has overlapped yet. Sorted.
+    pub(super) alone: VecDeque<ScopeId>,
 }
 
 impl OpenTraces {
@@ -37,9 +39,13 @@ impl OpenTraces {
         self.closed[0] = Some((thread, number));
     }
 
+    /// Another thread has a trace open now.
+    pub(super) fn has_others(&self, thread: OwnerThread) -> bool {
+        self.all > self.open.get(&thread).copied().unwrap_or(0)
+    }
+
     /// Another thread had a trace open at some time since the event with this number.
     pub(super) fn others_since(&self, thread: OwnerThread, number: u64) -> bool {
-        self.all > self.open.get(&thread).copied().unwrap_or(0)
-            || self.closed.iter().flatten().any(|(of, closed)| *of != thread && *closed > number)
+        self.has_others(thread) || self.closed.iter().flatten().any(|(of, closed)| *of != thread && *closed > number)
     }
 }

@@ -1,6 +1,6 @@
 //! What the ledger keeps of each open scope.
 
-use super::{counts::Counts, peaks::WatchedScope, tree::NodeId, watermark::Mark};
+use super::{counts::Counts, own_scopes::OwnLevel, peaks::WatchedScope, tree::NodeId, watermark::Mark};
 use crate::model::{OwnerThread, ScopeSpec, ThreadId};
 
 /// An open scope.
@@ -23,9 +23,21 @@ pub(super) struct Scope {
     pub(super) own: OwnerThread,
     /// The number of the event that opened it.
     pub(super) number: u64,
+    /// The number of the event from which on `Trace::allocated_on` looks: the opening, or the last reset that was not between two
+    /// statements of a function.
+    pub(super) devices_since: u64,
     pub(super) start: ScopeStart,
+    /// Set if it counts only what is allocated in it.
+    pub(super) by_itself: Option<OwnLevel>,
     /// Set if it was requested which allocations make its peak.
     pub(super) watched: Option<WatchedScope>,
+}
+
+impl Scope {
+    /// Its path, and the paths that it had before.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = NodeId> {
+        self.previous_nodes.iter().copied().chain([self.node])
+    }
 }
 
 /// The figures at the start of a scope, or at its last reset.

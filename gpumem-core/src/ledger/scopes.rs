@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{
     Ledger,
     meters::{Meter, UsageLevel},
+    own_scopes::OwnLevel,
     scope::{Scope, ScopeStart},
     thread::{Entered, Thread},
 };
@@ -37,11 +38,15 @@ impl Ledger {
             opener,
             own,
             number: event.number,
+            devices_since: event.number,
             start: ScopeStart::default(),
+            by_itself: None,
             watched: None,
         };
+        self.separate_others(exact_meter, own);
         self.meters.0[usize::from(exact_meter)].open_traces.opened(own);
         open.start = self.begin(&open, event.number);
+        self.begin_alone_or_not(scope, &mut open);
         self.watch_peak(&mut open);
         self.scopes.insert(scope, open);
         self.thread(opener).enter(Entered { number: event.number, scope, node, owner, by_opening: true });
@@ -69,8 +74,12 @@ impl Ledger {
     pub(super) fn reset(&mut self, scope: ScopeId, number: u64, keep_peak: bool) -> Option<Trace> {
         let mut open = self.scopes.remove(&scope)?;
         let trace = self.end(&open);
+        self.end_alone_or_not(scope, &mut open);
         open.start = self.begin(&open, number);
+        self.begin_alone_or_not(scope, &mut open);
         if !keep_peak {
+            open.devices_since = number;
+            self.thread(open.opener).forget_newest();
             self.unwatch_peak(&mut open);
             self.watch_peak(&mut open);
         }
@@ -81,6 +90,7 @@ impl Ledger {
     pub(super) fn close(&mut self, scope: ScopeId, number: u64) -> Option<Trace> {
         let mut open = self.scopes.remove(&scope)?;
         let trace = self.end(&open);
+        self.end_alone_or_not(scope, &mut open);
         self.meters.0[usize::from(open.exact_meter)].open_traces.closed(open.own, number);
         if open.watched.is_some() {
             self.keep(scope, &open);
@@ -131,7 +141,8 @@ impl Ledger {
         let ScopeStart { in_use: start, peak, gap, samples_before, disturbed_before, is_unread, before, .. } =
             scope.start;
         let level = self.level(scope);
-        let (peak, end) = (level.peaks.max_since(peak), level.in_use);
+        let whole = OwnLevel { in_use: level.in_use, peak: level.peaks.max_since(peak) };
+        let OwnLevel { in_use: end, peak } = scope.by_itself.unwrap_or(whole);
         let peaked = peak_above(peak, start.max(end));
         debug_assert!(peaked.is_some(), "a peak of {peak} is below {start} or {end}");
         let sampled = *gauge == Gauge::Sampled;
@@ -150,6 +161,8 @@ impl Ledger {
             }),
             stale: samples.failed || is_unread,
             overlapped: scope.of_thread.is_none() && open_traces.others_since(scope.own, scope.start.number),
+            own_scope: scope.by_itself.is_some(),
+            allocated_on: self.allocated_only_on(scope),
             untracked: if *gauge == Gauge::Exact { self.counts.untracked.saturating_sub(before.untracked) } else { 0 },
             // A peak below the figures at the start or the end is an error of ours. `lost` makes it visible.
             lost: u64::from(peaked.is_none())
@@ -160,6 +173,19 @@ impl Ledger {
                     Gauge::Sampled | Gauge::Off => 0,
                 },
         }
+    }
+}
+
+impl Ledger {
+    /// The device on which a scope's thread allocated since the scope began, if it allocated nothing on the scope's device.
+    fn allocated_only_on(&self, scope: &Scope) -> Option<u32> {
+        // The opener may have ended, or may be in the scope for the time of a poll only, and have other tasks.
+        let opener = self.threads.get(scope.opener.0 as usize)?;
+        if opener.own != scope.own || !opener.is_in_opened(scope.number) {
+            return None;
+        }
+        let other = opener.allocated_only_on(scope.exact_meter, scope.devices_since)?;
+        Some(self.meters.0[usize::from(other)].device.ordinal)
     }
 }
 

@@ -25,6 +25,9 @@ pub(super) struct Thread {
     /// The scopes that it is in, the innermost last. Programs that do not leave the last one first usually leave the first
     /// one, so this is a deque.
     pub(super) entered: VecDeque<Entered>,
+    /// On which devices it allocated, by meter, each with the number of the newest event at which that was found out: at the first
+    /// allocation after a scope was opened, reset, entered or left, and whenever the device changed.
+    allocated_on: Vec<(u16, u64)>,
 }
 
 /// A scope that a thread is in.
@@ -58,7 +61,37 @@ pub(super) enum Freed {
 impl Thread {
     pub(super) fn new(own: OwnerThread) -> Self {
         let (entered, freed) = (VecDeque::new(), Freed::Nothing);
-        Self { node: NodeId::NONE, owner: own, newest: (Tag::NONE, Attribution::default()), freed, own, entered }
+        let newest = (Tag::NONE, Attribution::default());
+        Self { node: NodeId::NONE, owner: own, newest, freed, own, entered, allocated_on: Vec::new() }
+    }
+
+    /// It allocates on the device of this meter.
+    pub(super) fn allocates_on(&mut self, meter: u16, number: u64) {
+        match self.allocated_on.iter_mut().find(|(known, _)| *known == meter) {
+            Some((_, newest)) => *newest = number,
+            None => self.allocated_on.push((meter, number)),
+        }
+    }
+
+    /// If it allocated on other devices than that of this meter since the event with this number, and not on that one: the meter of
+    /// the newest one. That event must have been the opening or a reset of a scope that it opened.
+    pub(super) fn allocated_only_on(&self, meter: u16, since: u64) -> Option<u16> {
+        let on = || self.allocated_on.iter().filter(|(_, number)| *number > since);
+        if on().any(|(known, _)| *known == meter) {
+            return None;
+        }
+        on().max_by_key(|(_, number)| *number).map(|(other, _)| *other)
+    }
+
+    /// It opened this scope, and has been in it since.
+    pub(super) fn is_in_opened(&self, number: u64) -> bool {
+        let at = self.entered.binary_search_by_key(&number, |entered| entered.number);
+        at.is_ok_and(|at| self.entered[at].by_opening)
+    }
+
+    /// The next allocation looks up its attribution again.
+    pub(super) fn forget_newest(&mut self) {
+        self.newest.0 = Tag::NONE;
     }
 
     pub(super) fn enter(&mut self, entered: Entered) {
@@ -93,6 +126,6 @@ impl Thread {
     pub(super) fn update_scope(&mut self) {
         (self.node, self.owner) =
             self.entered.back().map_or((NodeId::NONE, self.own), |Entered { node, owner, .. }| (*node, *owner));
-        self.newest.0 = Tag::NONE;
+        self.forget_newest();
     }
 }

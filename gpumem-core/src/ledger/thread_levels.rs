@@ -1,12 +1,31 @@
 //! Scopes that count one thread only.
 
-use super::{Ledger, groups::AllocGroup, live::Attribution, thread_level::ThreadLevel};
+use std::collections::HashMap;
+
+use super::{
+    Ledger,
+    groups::AllocGroup,
+    guests::Guests,
+    live::{Entry, hash::KeyHashBuilder},
+    thread_level::ThreadLevel,
+};
 use crate::model::OwnerThread;
 
+/// What one thread has in use on one meter. An entry exists while a scope counts that thread only.
+pub(super) type ThreadLevels = HashMap<(OwnerThread, u16), ThreadLevel, KeyHashBuilder>;
+
+/// Whether a scope of one thread counts the blocks of this owner thread.
+pub(super) fn counts_any(guests: &Guests, levels: &ThreadLevels, owner: OwnerThread, meter: u16) -> bool {
+    let mut is_counted = false;
+    guests.for_each_thread(owner, |thread| is_counted |= levels.contains_key(&(thread, meter)));
+    is_counted
+}
+
 impl Ledger {
-    /// Changes the levels of the threads for which a block counts.
+    /// Changes the levels of the threads for which a block counts, and of the scopes that count by themselves.
     #[cold]
-    pub(super) fn count_for_thread_scopes(&mut self, attribution: Attribution, bytes: i64) {
+    pub(super) fn count_for_thread_scopes(&mut self, entry: &Entry, bytes: i64) {
+        let attribution = entry.attribution();
         let AllocGroup { kind, meter, .. } = *self.groups.get(attribution.group());
         if !kind.is_on_device() {
             return;
@@ -20,6 +39,15 @@ impl Ledger {
                 }
             }
         });
+        if !self.own_scopes.is_empty() {
+            self.count_for_own_scopes(entry, bytes);
+        }
+    }
+
+    /// Allocations and frees need not be counted one by one any more, if nothing needs that.
+    pub(super) fn update_has_thread_scopes(&mut self) {
+        self.has_thread_scopes =
+            !(self.thread_levels.is_empty() && self.own_scopes.is_empty() && self.watched.is_empty());
     }
 
     /// A scope or a kept peak no longer needs the level of a thread.
@@ -29,7 +57,7 @@ impl Ledger {
         level.users -= 1;
         if level.users == 0 {
             self.thread_levels.remove(&(of, meter));
-            self.has_thread_scopes = !self.thread_levels.is_empty();
+            self.update_has_thread_scopes();
         } else if level.groups.as_ref().is_some_and(|groups| groups.peaks.is_idle()) {
             level.groups = None;
         }

@@ -8,7 +8,6 @@ use super::{
     groups::{AllocGroup, GroupState},
     live::Entry,
     meters::Meter,
-    scope::Scope,
     tree::{NodeId, ScopeNode},
 };
 use crate::model::{Bytes, Device, Key, OwnerThread, ScopeId, Time};
@@ -35,9 +34,10 @@ pub struct KnownBlock {
 /// The time during which one scope was open. It selects the blocks that were allocated in that scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScopePeriod {
-    node: NodeId,
-    previous_nodes: Vec<NodeId>,
-    owner: OwnerThread,
+    /// The paths that it had.
+    nodes: Vec<NodeId>,
+    /// `None`: all blocks that were allocated in this time, in whatever scope.
+    owner: Option<OwnerThread>,
     /// The numbers of the first and the last event.
     since: u64,
     until: u64,
@@ -132,20 +132,31 @@ impl Ledger {
 
     fn is_allocated_in(&self, entry: &Entry, period: &ScopePeriod) -> bool {
         let node = self.groups.get(entry.group()).node;
-        (period.since..=period.until).contains(&entry.number())
-            && self.guests.hosts(entry.attribution().owner()).any(|owner| owner == period.owner)
-            && period.nodes().any(|outer| self.tree.is_inside(node, outer))
+        let is_of = |period_owner| {
+            self.guests.hosts(entry.attribution().owner()).any(|owner| owner == period_owner)
+                && period.nodes.iter().any(|outer| self.tree.is_inside(node, *outer))
+        };
+        (period.since..=period.until).contains(&entry.number()) && period.owner.is_none_or(is_of)
+    }
+
+    /// Whether the live block with this key was allocated in an open scope.
+    #[cfg(test)]
+    pub(super) fn is_inside(&self, key: Key, scope: ScopeId) -> bool {
+        let period = self.scope_period(scope, u64::MAX).expect("it is open");
+        self.live.get(key).is_some_and(|entry| self.is_allocated_in(entry, &period))
     }
 
     /// The period of an open scope until the event with the number `now`.
     pub fn scope_period(&self, scope: ScopeId, now: u64) -> Option<ScopePeriod> {
-        let Scope { node, ref previous_nodes, owner, number: since, .. } = *self.scopes.get(&scope)?;
-        Some(ScopePeriod { node, previous_nodes: previous_nodes.clone(), owner, since, until: now })
+        let scope = self.scopes.get(&scope)?;
+        Some(ScopePeriod { nodes: scope.nodes().collect(), owner: Some(scope.owner), since: scope.number, until: now })
     }
 }
 
 impl ScopePeriod {
-    fn nodes(&self) -> impl Iterator<Item = NodeId> {
-        self.previous_nodes.iter().copied().chain([self.node])
+    /// The same time, with the blocks that any thread allocated in it, in whatever scope.
+    #[must_use]
+    pub fn of_all_threads(self) -> Self {
+        Self { owner: None, ..self }
     }
 }

@@ -62,7 +62,8 @@ pub enum EventKind {
     Read { scope: ScopeId },
     /// Queries the figures of a scope, which then starts again from 0.
     Reset { scope: ScopeId },
-    /// Like `Reset`, but the peak of which the allocations are recorded is still that since the start.
+    /// Like `Reset`, but the peak of which the allocations are recorded is still that since the start, and so is
+    /// [`Trace::allocated_on`](super::Trace::allocated_on). It comes between two statements of a function.
     ResetKeepingPeak { scope: ScopeId },
     /// Queries the figures of a scope and closes it.
     Close { scope: ScopeId },

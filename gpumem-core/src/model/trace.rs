@@ -39,10 +39,17 @@ pub struct Trace {
     /// The device could not be read now, or at the start. The numbers are from the last readings that succeeded. Reports
     /// print `?`.
     pub stale: bool,
-    /// This trace counts the whole process, and a trace of another thread was open on the same device at the same time. So
-    /// the numbers may include allocations of that thread. Reports show this. Always `false` for a trace that counts one
-    /// thread.
+    /// A trace of another thread was open on the same device at the same time. Reports show this. Always `false` for a trace that
+    /// counts one thread. `own_scope` says what the numbers count then.
     pub overlapped: bool,
+    /// The numbers count only what was allocated in the scope of this trace, by its thread or by threads that
+    /// entered it: so it is with exact figures from the moment on at which a trace of another thread overlaps. If this is `false` and
+    /// `overlapped` is `true`, the numbers may include allocations of that thread: the figures are not exact, the trace records what
+    /// makes its peak (`at_peak`), or its thread has more than 64 such scopes.
+    pub own_scope: bool,
+    /// The thread that opened this trace allocated nothing on `device` since the start, but on the device with this number:
+    /// probably the trace is of the wrong device. Reports show this. `None` also if it is not known.
+    pub allocated_on: Option<u32>,
     /// Frees of blocks of unknown size in the whole process, while the trace was open. These blocks are older than the first
     /// trace, and their lookup failed. If this is not 0, `used` may be too high.
     pub untracked: u64,
@@ -103,6 +110,9 @@ impl Trace {
             sampling,
             stale: self.stale || next.stale,
             overlapped: self.overlapped || next.overlapped,
+            own_scope: self.own_scope || next.own_scope,
+            // It concerns both parts already.
+            allocated_on: next.allocated_on,
             untracked: self.untracked.saturating_add(next.untracked),
             lost: self.lost.saturating_add(next.lost),
             ..self
@@ -111,13 +121,11 @@ impl Trace {
 
     /// The figures of a trace whose device could not be read.
     #[doc(hidden)]
-    #[doc(hidden)]
     pub fn stale(device: u32, gauge: Gauge) -> Self {
         Self { stale: true, gauge, ..Self::off(device) }
     }
 
     /// The figures of a trace that measures nothing.
-    #[doc(hidden)]
     #[doc(hidden)]
     pub fn off(device: u32) -> Self {
         Self {
@@ -130,6 +138,8 @@ impl Trace {
             sampling: None,
             stale: false,
             overlapped: false,
+            own_scope: false,
+            allocated_on: None,
             untracked: 0,
             lost: 0,
         }

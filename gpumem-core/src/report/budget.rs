@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Write};
 
-use super::{PeakHolders, Place, counted};
+use super::{OtherThread, PeakHolders, Place, counted};
 use crate::model::{ByteDelta, Gauge, Trace, one_line};
 
 /// What can be limited.
@@ -46,8 +46,26 @@ pub struct Limit {
     pub origin: Option<String>,
 }
 
+/// Which threads a budget counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Counted {
+    /// The thread of the function, and threads in its scopes, because nothing else was asked for. If other threads allocate, it is not
+    /// known whether they do so for the function.
+    #[default]
+    OwnThread,
+    /// The same, as the program asked: the option `thread_local`. What other threads allocate does not matter.
+    OwnThreadOnly,
+    /// All threads of the process: the option `threads = "all"`. Other tests must not disturb.
+    AllThreads,
+}
+
 /// The measured figures of a function.
 pub struct Measurement<'a> {
+    /// Which threads were counted.
+    pub counted: Counted,
+    /// The other threads because of which the figures do not say what the function needed. Called only if there is a limit, and if
+    /// nothing else is wrong.
+    pub others: &'a dyn Fn() -> Vec<OtherThread>,
     /// The trace of the function.
     pub trace: Trace,
     /// How many blocks were allocated inside and are still live. `None` if it is not known.
@@ -66,6 +84,9 @@ pub enum Verdict {
     Kept,
     /// Something could not be measured, for this reason.
     Unmeasured(String),
+    /// The figures are right, but other threads did something: whether the function kept the limits is not known. Has the reason and
+    /// what to do.
+    NotKnown(String),
     /// A limit was exceeded. Has the message.
     Broken(String),
 }
@@ -89,12 +110,16 @@ pub fn judge(name: &str, limits: &[Limit], measured: &Measurement<'_>) -> Verdic
             }
         }
     }
+    let others = if limits.is_empty() { Vec::new() } else { OtherThread::largest((measured.others)()) };
     if !broken.is_empty() {
         return Verdict::Broken(format!(
             "`{}` did not keep its GPU memory budget:{broken}{}",
             one_line(name),
-            Circumstances { measured, is_peak_broken }
+            Circumstances { measured, is_peak_broken, others: &others }
         ));
+    }
+    if !others.is_empty() {
+        return Verdict::NotKnown(because_of_others(measured, &others));
     }
     match unknown {
         Some(limit) => Verdict::Unmeasured(format!("for `{}`, which blocks are still live is not known", limit.figure)),
@@ -107,6 +132,12 @@ fn unmeasured(trace: &Trace) -> Option<String> {
     match trace.gauge {
         Gauge::Off => Some("traces are off".to_owned()),
         Gauge::Exact if trace.stale => Some(format!("device {} could not be read", trace.device)),
+        Gauge::Exact if trace.allocated_on.is_some() => Some(format!(
+            "it is for device {}, and its thread allocated on device {} only: name that device (`device = {1}`, which \
+             `#[gpu_mem_test]` and `#[gpu_mem_trace]` take), or make it current before",
+            trace.device,
+            trace.allocated_on.unwrap_or_default()
+        )),
         Gauge::Exact if trace.lost > 0 => Some(format!("{} allocations or frees were missed", trace.lost)),
         Gauge::Exact => None,
         gauge => Some(format!("its figures are {gauge}, not exact")),
@@ -190,9 +221,46 @@ fn exactly(bytes: i128) -> String {
     if text.contains('.') { format!("{bytes} B ({text})") } else { text }
 }
 
+/// Why it is not known whether a budget was kept, and what to do.
+fn because_of_others(measured: &Measurement<'_>, others: &[OtherThread]) -> String {
+    let device = device(&measured.trace);
+    let (why, next) = match measured.counted {
+        Counted::AllThreads => (
+            format!("it counts all threads, and other tests allocated or freed on {device} meanwhile"),
+            "give these tests the attribute #[gpu_mem_test], so that one waits for the other, or run the tests one after the other \
+             (--test-threads=1)",
+        ),
+        Counted::OwnThread | Counted::OwnThreadOnly => (
+            format!("it counts its own thread, and other threads allocated on {device} meanwhile"),
+            "let it count them: with the option threads = \"all\" a budget counts every thread, and its test runs alone; or let these \
+             threads enter a scope of this thread (GpuMemTrace::handle)",
+        ),
+    };
+    format!("{why}:{}\n  {next}", rows(others))
+}
+
+fn rows(others: &[OtherThread]) -> String {
+    const MOST: usize = 10;
+    let mut text = String::new();
+    for other in others.iter().take(MOST) {
+        let _ = write!(text, "\n    {other}");
+    }
+    if let more @ 1.. = others.len().saturating_sub(MOST) {
+        let _ = write!(text, "\n    and {}", counted(more as i128, "more thread", "more threads"));
+    }
+    text
+}
+
+/// `simulated device 0`
+fn device(trace: &Trace) -> String {
+    let simulated = if trace.simulated { "simulated " } else { "" };
+    format!("{simulated}device {}", trace.device)
+}
+
 /// How it was measured, and which places hold the memory.
 struct Circumstances<'a> {
     measured: &'a Measurement<'a>,
+    others: &'a [OtherThread],
     is_peak_broken: bool,
 }
 
@@ -200,12 +268,15 @@ impl Display for Circumstances<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Measurement { trace, places, peak, .. } = self.measured;
         let places = places();
-        let simulated = if trace.simulated { "simulated " } else { "" };
-        write!(
-            f,
-            "\n  measured on {simulated}device {}, {}, what its own thread allocated",
-            trace.device, trace.gauge
-        )?;
+        let whose = match self.measured.counted {
+            Counted::AllThreads => "what all threads allocated",
+            Counted::OwnThread | Counted::OwnThreadOnly => "what its own thread allocated",
+        };
+        write!(f, "\n  measured on {}, {}, {whose}", device(trace), trace.gauge)?;
+        if !self.others.is_empty() {
+            let not = if self.measured.counted == Counted::AllThreads { "other tests too" } else { "not counted" };
+            write!(f, "\n  meanwhile other threads allocated ({not}):{}", rows(self.others))?;
+        }
         if trace.untracked > 0 {
             write!(f, "\n  {} blocks of unknown size were freed: `used` may be too high", trace.untracked)?;
         }
@@ -265,7 +336,59 @@ mod tests {
     }
 
     fn measured(trace: Trace) -> Measurement<'static> {
-        Measurement { trace, live: None, places: &|| None, peak: &|| None }
+        let counted = Counted::OwnThread;
+        Measurement { counted, others: &Vec::new, trace, live: None, places: &|| None, peak: &|| None }
+    }
+
+    fn other(who: &str, place: Option<&str>) -> OtherThread {
+        let place = place.map(ToOwned::to_owned);
+        OtherThread { who: who.to_owned(), place, threads: 1, blocks: 1, bytes: Bytes::mib(256), freed: Bytes::ZERO }
+    }
+
+    #[test]
+    fn a_budget_that_other_threads_disturbed_is_not_known_to_be_kept() {
+        let limits = [limit(Figure::Peak, Relation::AtMost, 1 << 20)];
+        let pool = || vec![other("a thread without a name", Some("src/a.rs:1")); 8];
+        let disturbed = Measurement { others: &pool, ..measured(trace(0, 0)) };
+        let Verdict::NotKnown(text) = judge("f", &limits, &disturbed) else { panic!("it is not known") };
+        assert_eq!(
+            text,
+            "it counts its own thread, and other threads allocated on device 0 meanwhile:\
+             \n           2 GiB in 8 blocks: a thread without a name (8 of them), src/a.rs:1\
+             \n  let it count them: with the option threads = \"all\" a budget counts every thread, and its test runs alone; or let \
+             these threads enter a scope of this thread (GpuMemTrace::handle)"
+        );
+        let all = Measurement { counted: Counted::AllThreads, ..disturbed };
+        let Verdict::NotKnown(text) = judge("f", &limits, &all) else { panic!("it is not known") };
+        assert!(
+            text.contains("other tests allocated or freed on device 0") && text.contains("#[gpu_mem_test]"),
+            "{text}"
+        );
+        // Without a limit there is nothing to know, and what is broken for certain is broken.
+        let undisturbed = || -> Vec<OtherThread> { panic!("nobody asks") };
+        assert_eq!(judge("f", &[], &Measurement { others: &undisturbed, ..measured(trace(0, 0)) }), Verdict::Kept);
+        let broken = Measurement { others: &pool, ..measured(trace(0, 2 << 20)) };
+        let Verdict::Broken(text) = judge("f", &limits, &broken) else { panic!("it is broken") };
+        assert!(
+            text.contains("meanwhile other threads allocated (not counted):\n           2 GiB in 8 blocks"),
+            "{text}"
+        );
+        let many = || (0..12).map(|at| other(&format!("thread {at}"), None)).collect::<Vec<_>>();
+        let Verdict::NotKnown(text) = judge("f", &limits, &Measurement { others: &many, ..disturbed }) else {
+            panic!()
+        };
+        assert!(text.contains("\n    and 2 more threads\n"), "{text}");
+    }
+
+    #[test]
+    fn a_budget_of_another_device_is_not_measured() {
+        let limits = [limit(Figure::Peak, Relation::AtMost, 1 << 20)];
+        let elsewhere = Trace { allocated_on: Some(2), ..trace(0, 0) };
+        let Verdict::Unmeasured(text) = judge("f", &limits, &measured(elsewhere)) else { panic!("it is not measured") };
+        assert!(
+            text.starts_with("it is for device 0, and its thread allocated on device 2 only: name that device"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -311,7 +434,7 @@ mod tests {
             limit(Figure::Leaks, Relation::AtMost, 0),
         ];
         let trace = Trace { simulated: true, ..trace(-1025, 640 << 20) };
-        let measured = Measurement { trace, live: Some(2), places: &|| Some(vec![place()]), peak: &|| None };
+        let measured = Measurement { live: Some(2), places: &|| Some(vec![place()]), ..measured(trace) };
         assert_eq!(
             judge("model::forward", &limits, &measured),
             Verdict::Broken(

@@ -7,6 +7,7 @@ mod leaks;
 mod lines;
 mod memory_stats;
 mod oom;
+mod other_threads;
 mod output;
 mod peak;
 mod summary;
@@ -29,9 +30,10 @@ pub use self::{
 pub use self::{
     block::{counted, place_in_words},
     breakdown::{Group, Known, path_in_words},
-    budget::{Limit, Measurement, Verdict, judge},
+    budget::{Counted, Limit, Measurement, Verdict, judge},
     leaks::by_place,
     lines::Lines,
+    other_threads::{BelongsTo, OtherThread, ThreadFacts},
     summary::Path,
     tracked::{AllocatedAt, Groups, Sort, What, difference, live, place_of},
 };

@@ -134,7 +134,8 @@ pub(super) const VARIABLES: &[Variable] = &[
         default: "none",
         read: |text, settings| {
             if !cfg!(feature = "capture") {
-                let detail = "this build cannot record; enable the feature `capture`";
+                let detail =
+                    "this build cannot record; add the feature `capture` of gpumem in the Cargo.toml of the program";
                 return invalid(detail.to_owned(), "the session is not recorded");
             }
             Ok(path(text, &mut settings.capture))
@@ -174,7 +175,7 @@ pub(super) const VARIABLES: &[Variable] = &[
         default: "none",
         read: |text, settings| {
             if !cfg!(feature = "sim") {
-                let detail = "this build has no simulated devices; enable the feature `sim`";
+                let detail = "this build has no simulated devices; add the feature `sim` of gpumem in the Cargo.toml of the program";
                 return invalid(detail.to_owned(), "the real devices are used");
             }
             let instead = "traces are off";

@@ -35,7 +35,7 @@ pub(crate) use self::{
     off::{traces_are_off, turn_traces_off},
     recorder::RecordEvents,
     refusals::{RefusalHandler, handle_refusals, watch_allocations},
-    stacks::{StackTable, current_stack, frames, min_bytes_of, own_module},
+    stacks::{StackTable, addresses_here, current_stack, frames, min_bytes_of, own_module},
 };
 #[cfg(feature = "sim")]
 pub(crate) use self::{off::ask_for_each_trace, refusals::is_watched, stacks::uncached_stack};

@@ -141,6 +141,19 @@ pub(crate) fn uncached_stack(_: impl Fn(&[usize]) -> StackId) -> StackId {
     StackId::NONE
 }
 
+/// The return addresses of the calling thread's stack, innermost first: at most 256. Empty without the feature.
+#[cfg(feature = "backtrace")]
+pub(crate) fn addresses_here() -> Vec<usize> {
+    let mut addresses = [0; 256];
+    let count = crate::sys::stack::capture(&mut addresses, 1);
+    addresses[..count].to_vec()
+}
+
+#[cfg(not(feature = "backtrace"))]
+pub(crate) fn addresses_here() -> Vec<usize> {
+    Vec::new()
+}
+
 /// The functions at these return addresses, innermost first. Slow, so only for printing.
 #[cfg(feature = "backtrace")]
 pub(crate) fn frames(addresses: &[usize]) -> Vec<Frame> {

@@ -8,7 +8,7 @@ mod sampled;
 use std::{
     fs,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Barrier, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -206,7 +206,8 @@ fn a_trace_moves_to_another_thread_and_is_dropped_there() {
 #[test]
 fn traces_of_many_threads_count_the_whole_process_on_their_device() {
     let shared = simulated_gpu();
-    let whole = quiet().device(shared.ordinal()).start().unwrap();
+    // A trace that records what makes its peak counts all threads, also those that have traces of their own.
+    let whole = quiet().device(shared.ordinal()).at_peak(true).start().unwrap();
     let kept = thread::scope(|threads| {
         let work = |thread: u64| {
             let (own, shared) = (simulated_gpu(), &shared);
@@ -219,7 +220,7 @@ fn traces_of_many_threads_count_the_whole_process_on_their_device() {
                     drop(scratch);
                     check(&trace, 0, thread);
                     let data = overlapping.data();
-                    assert!(data.used >= round.cast_signed() && data.lost == 0, "nothing is freed there meanwhile");
+                    assert!(data.used == round.cast_signed() && data.own_scope && data.lost == 0, "{data:?}");
                     kept.push(block);
                 }
                 kept
@@ -230,6 +231,8 @@ fn traces_of_many_threads_count_the_whole_process_on_their_device() {
     });
     let all = 8 * (1..=500).sum::<i64>();
     assert_eq!((whole.data().used.get(), whole.data().peaked.get()), (all, 0));
+    assert!(whole.data().overlapped && !whole.data().own_scope);
+    assert!(whole.to_string().ends_with(" [overlaps other threads]"), "{whole}");
     drop(kept);
     assert_eq!((whole.data().used.get(), whole.data().peaked.get()), (0, all.unsigned_abs()));
 }
@@ -278,9 +281,56 @@ fn what_overlaps_another_threads_trace_says_so() {
     });
     assert!(overlapped(&trace) && !overlapped(&local));
     drop(local);
-    assert!(trace.to_string().ends_with(" [overlaps other threads]"), "{trace}");
+    assert!(trace.to_string().ends_with(" [its own scope; overlaps other threads]"), "{trace}");
     trace.reset();
-    assert!(!overlapped(&trace) && !trace.to_string().contains('['), "{trace}");
+    assert!(!overlapped(&trace) && !trace.data().own_scope && !trace.to_string().contains('['), "{trace}");
+}
+
+/// As a user sees it: one thread prepares blocks, another one uses and frees them, and both are traced.
+#[test]
+fn a_trace_beside_another_threads_agrees_with_the_summary() {
+    let gpu = simulated_gpu();
+    let (to_consumer, blocks) = std::sync::mpsc::channel();
+    let consumed = Barrier::new(2);
+    let (consumed, device) = (&consumed, gpu.ordinal());
+    thread::scope(|threads| {
+        threads.spawn(move || {
+            let _consume = quiet().device(device).ctx("consume beside").start().expect("a simulated device");
+            consumed.wait();
+            for block in blocks {
+                drop::<SimBlock>(block);
+                consumed.wait();
+            }
+        });
+        consumed.wait();
+        for _ in 0..3 {
+            let earlier = mib(&gpu, 27);
+            let trace = quiet().device(gpu.ordinal()).ctx("preprocess beside").start().expect("a simulated device");
+            drop(mib(&gpu, 33));
+            to_consumer.send(earlier).expect("it listens");
+            consumed.wait();
+            check(&trace, 0, 33);
+            let summary = gpumem::summary();
+            let own = summary.scopes.iter().find(|scope| scope.path == ["preprocess beside"]).expect("it is open");
+            assert_eq!(own.used.get().cast_signed(), trace.data().used.get());
+        }
+        drop(to_consumer);
+    });
+}
+
+#[test]
+fn a_trace_whose_thread_allocates_on_another_device_says_so() {
+    let (first, second) = (simulated_gpu(), SimGpu::install(Bytes::gib(1)).expect("GPUMEM_SIM is not set"));
+    assert_eq!(quiet().start().expect("a simulated device").data().device, second.ordinal(), "it is current");
+    let trace = quiet().device(first.ordinal()).ctx("elsewhere").start().expect("a simulated device");
+    let block = mib(&second, 7);
+    assert_eq!((trace.data().used.get(), trace.data().allocated_on), (0, Some(second.ordinal())));
+    let text = trace.to_string();
+    let expected = format!("[of device {}; its thread allocated on device {}]", first.ordinal(), second.ordinal());
+    assert!(text.ends_with(&expected), "{text}");
+    let own = mib(&first, 1);
+    assert_eq!(trace.data().allocated_on, None);
+    drop((block, own));
 }
 
 #[test]

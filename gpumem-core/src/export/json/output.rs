@@ -92,7 +92,9 @@ object! {
         sampling: Option<SamplingLine>,
         untracked_frees: u64,
         lost_events: u64,
-        overlapped: bool;
+        overlapped: bool,
+        own_scope: bool,
+        allocated_on: Option<u32>;
         unless_empty lines: Vec<Statement<'a>>
     }
 }
@@ -118,6 +120,8 @@ impl<'a> TraceLine<'a> {
             untracked_frees: trace.untracked,
             lost_events: trace.lost,
             overlapped: trace.overlapped,
+            own_scope: trace.own_scope,
+            allocated_on: trace.allocated_on,
             lines: report.lines.iter().map(Statement::new).collect(),
         }
     }

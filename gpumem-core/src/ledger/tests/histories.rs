@@ -37,6 +37,36 @@ struct PlainScope {
     opener: usize,
     /// The number of the event that it began with.
     number: u64,
+    /// What it has in use and its peak, if a trace of another thread overlapped it.
+    own: Option<(i64, i64)>,
+}
+
+/// The levels of the process and of each thread, on both devices.
+type Levels = [[i64; 2]; 5];
+
+/// A thread opens a scope on this device. From now on the open scopes of other threads count by themselves.
+fn overlap(scopes: &mut HashMap<u64, PlainScope>, history: &[Levels], device: usize, opener: usize) -> bool {
+    let mut is_overlapped = false;
+    for other in scopes.values_mut().filter(|other| other.device == device && other.opener != opener) {
+        is_overlapped = true;
+        let levels = history[other.began..].iter().map(|now| now[0][device]);
+        other.own = other.own.or_else(|| levels.clone().next_back().zip(levels.max()));
+    }
+    is_overlapped
+}
+
+/// The block with this key is added to the scopes that it was allocated in, or subtracted.
+fn change_own(scopes: &mut HashMap<u64, PlainScope>, ledger: &Ledger, key: Key, plain: &PlainBlock, sign: i64) {
+    for (id, scope) in scopes.iter_mut() {
+        if let Some((in_use, peak)) = &mut scope.own
+            && plain.block.kind.is_on_device()
+            && scope.device == plain.block.device.ordinal as usize
+            && ledger.is_inside(key, ScopeId(*id))
+        {
+            *in_use += sign * plain.bytes.cast_signed();
+            *peak = (*peak).max(*in_use);
+        }
+    }
 }
 
 /// The simple way: all levels of bytes in use are kept, and each query reads all of them.
@@ -87,7 +117,9 @@ fn all_figures_agree_with_the_simple_way() {
                     let stack = StackId(u32::try_from(random(stacks)).unwrap());
                     let context = u8::try_from(random(3)).unwrap();
                     let block = Block { context, stack, ..Block::new(devices[random(2)], Bytes::new(bytes), kind) };
+                    let key = Key::new(Space::Address, name);
                     if let Some(missed) = live.remove(&name) {
+                        change_own(&mut scopes, &runner.ledger, key, &missed, -1);
                         change(&mut history, &missed, -1);
                         // After a loss, or while functions are displaced, an allocation at an address that is in use first
                         // removes the block whose free was missed.
@@ -95,8 +127,9 @@ fn all_figures_agree_with_the_simple_way() {
                             runner.post(&EventKind::Lost { count: 1 }, id);
                         }
                     }
-                    runner.post(&EventKind::Alloc { key: Key::new(Space::Address, name), block }, id);
+                    runner.post(&EventKind::Alloc { key, block }, id);
                     let plain = PlainBlock { owner, number: runner.number, bytes, block };
+                    change_own(&mut scopes, &runner.ledger, key, &plain, 1);
                     live.insert(name, plain);
                     change(&mut history, &plain, 1);
                     events += 1;
@@ -107,8 +140,12 @@ fn all_figures_agree_with_the_simple_way() {
                     names.sort_unstable();
                     let is_known = !names.is_empty() && random(8) > 0;
                     let name = if is_known { names[random(names.len())] } else { 1 << 40 };
-                    runner.post(&EventKind::Free { key: Key::new(Space::Address, name), block: None }, id);
+                    let key = Key::new(Space::Address, name);
                     let removed = live.remove(&name);
+                    if let Some(removed) = &removed {
+                        change_own(&mut scopes, &runner.ledger, key, removed, -1);
+                    }
+                    runner.post(&EventKind::Free { key, block: None }, id);
                     if let Some(removed) = &removed {
                         change(&mut history, removed, -1);
                     }
@@ -126,6 +163,7 @@ fn all_figures_agree_with_the_simple_way() {
                         freed[thread] = None;
                         match block {
                             Ok(block) => {
+                                change_own(&mut scopes, &runner.ledger, Key::new(Space::Address, name), &block, 1);
                                 live.insert(name, block);
                                 change(&mut history, &block, 1);
                             }
@@ -136,6 +174,9 @@ fn all_figures_agree_with_the_simple_way() {
                 }
                 8 if random(6) == 0 => {
                     let context = u8::try_from(1 + random(2)).unwrap();
+                    for (name, plain) in live.iter().filter(|(_, plain)| plain.block.context == context) {
+                        change_own(&mut scopes, &runner.ledger, Key::new(Space::Address, *name), plain, -1);
+                    }
                     runner.post(&EventKind::ContextDestroyed { context }, id);
                     // As one event: no scope is read in between.
                     live.retain(|_, plain| {
@@ -158,7 +199,10 @@ fn all_figures_agree_with_the_simple_way() {
                     runner.post(&EventKind::Open { scope: ScopeId(next_scope), spec }, id);
                     let (began, of_thread) = (history.len() - 1, of_thread.map(|thread| thread.0));
                     let number = runner.number;
-                    let scope = PlainScope { device, of_thread, began, owner, opener: thread, number };
+                    let is_overlapped = overlap(&mut scopes, &history, device, thread);
+                    let level = history[began][0][device];
+                    let own = is_overlapped.then_some((level, level));
+                    let scope = PlainScope { device, of_thread, began, owner, opener: thread, number, own };
                     scopes.insert(next_scope, scope);
                     entered[thread].push((next_scope, owner, true));
                 }
@@ -184,14 +228,21 @@ fn all_figures_agree_with_the_simple_way() {
                         moment[open.of_thread.map_or(0, |thread| thread as usize)][open.device]
                     };
                     let levels = &history[open.began..];
-                    let (start, end) = (of(&levels[0]), of(levels.last().unwrap()));
-                    let most = levels.iter().map(of).max().unwrap();
+                    let own = open.own.filter(|_| open.of_thread.is_none());
+                    let (end, most) =
+                        own.unwrap_or_else(|| (of(levels.last().unwrap()), levels.iter().map(of).max().unwrap()));
+                    let start = of(&levels[0]);
                     let missed = untracked.iter().filter(|number| **number > open.number).count() as u64;
                     let expected = (end - start, most.abs_diff(start.max(end)), missed);
                     let figures = (trace.used.get(), trace.peaked.get(), trace.untracked);
                     assert_eq!(figures, expected, "seed {seed}, step {step}, scope {scope}");
+                    assert_eq!(trace.own_scope, own.is_some(), "seed {seed}, step {step}, scope {scope}");
                     if how == 1 {
                         (open.began, open.number) = (history.len() - 1, runner.number);
+                        let (device, opener, level) = (open.device, open.opener, history[open.began][0][open.device]);
+                        let is_overlapped =
+                            scopes.values().any(|other| other.device == device && other.opener != opener);
+                        scopes.get_mut(&scope).unwrap().own = is_overlapped.then_some((level, level));
                     } else if how > 1 {
                         let opener = &mut entered[open.opener];
                         opener.retain(|(of, _, by_opening)| (*of, *by_opening) != (scope, true));

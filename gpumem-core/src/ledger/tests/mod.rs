@@ -7,7 +7,7 @@
 //! open a of 2                          one that counts thread 2 only
 //! open a sampled, open a pool          one that is sampled, or reads the usage of a pool
 //! enter a %2, leave a %2               a thread enters and leaves an open scope
-//! read a = 10 15, reset a = 10 15, close a = 10 15 [stale] [overlapped, alone] [lost=1]
+//! read a = 10 15, reset a = 10 15, close a = 10 15 [stale] [overlapped, alone] [own, whole] [on=1, here] [lost=1]
 //!                                      used and peaked
 //! alloc x 10 [kind], free x            an allocation, a free
 //! free_failed, untracked, found 10     what follows a free: it failed; the size is not known; a late lookup
@@ -16,6 +16,8 @@
 //! usage 30 10, unread pool             the usage of a pool: high-water mark and current; a reading that failed
 //! lost 1, displaced 2 1                lost events; displaced functions of the driver: how many, and how many new ones
 //! inside a = 10 20                     the sizes of the live blocks that were allocated in a scope
+//! watch 1 uncounted, watch 1 others, unwatch 1    a budget wants to know what other threads do
+//! noticed = alloc 1 @0 [in scope] [counted]       what the event before was to it, or `nothing`
 //! tree /a/b = calls used peak device-peak allocated allocations    (the last two without the scopes inside)
 //! ```
 
@@ -27,13 +29,14 @@ mod histories;
 mod samples;
 mod scopes;
 mod tree;
+mod uncounted;
 
 use std::{collections::HashMap, fmt::Write, time::Duration};
 
 use super::{scopes::peak_above, stats::Count, *};
 use crate::model::{
-    Answer, Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, MemKind, PoolUsage,
-    ScopeSpec, Space, StackId, Tag, ThreadId,
+    Answer, Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, MemKind, OwnerThread,
+    PoolUsage, ScopeSpec, Space, StackId, Tag, ThreadId,
 };
 
 const MIB: i64 = 1 << 20;
@@ -53,6 +56,7 @@ struct Runner {
     ledger: Ledger,
     names: HashMap<String, u64>,
     number: u64,
+    noticed: Option<Noticed>,
 }
 
 impl Runner {
@@ -113,6 +117,7 @@ impl Runner {
     fn post(&mut self, kind: &EventKind, thread: ThreadId) -> Option<Trace> {
         self.number += 1;
         self.ledger.apply(&Event { number: self.number, time: Duration::from_millis(self.number), thread, kind });
+        self.noticed = self.ledger.noticed();
         self.ledger.last_trace()
     }
 
@@ -176,6 +181,25 @@ impl Runner {
             ["enter", scope] => EventKind::Enter { scope: ScopeId(self.id(scope)) },
             ["leave", scope] => EventKind::Leave { scope: ScopeId(self.id(scope)) },
             ["reset-peaks"] => EventKind::ResetPeaks { device },
+            ["watch", id, what] => {
+                let what = if what == "uncounted" { Noticing::Uncounted } else { Noticing::OfOthers };
+                self.ledger.watch(id.parse().expect(line), device, what, thread);
+                return;
+            }
+            ["unwatch", id] => {
+                self.ledger.unwatch(id.parse().expect(line));
+                return;
+            }
+            ["noticed"] => {
+                let noticed = self.noticed.map_or("nothing".to_owned(), |it| {
+                    let what = if it.is_free { "free" } else { "alloc" };
+                    let scope = if it.is_in_scope { " in scope" } else { "" };
+                    let counted = if it.is_counted { " counted" } else { "" };
+                    format!("{what} {} @{}{scope}{counted}", it.bytes.mb(), it.device.ordinal)
+                });
+                assert_eq!(Some(noticed.as_str()), expected, "{line}");
+                return;
+            }
             ["tree", path] => {
                 assert_eq!(self.tree(path, ordinal).as_deref(), expected, "{line}");
                 return;
@@ -245,6 +269,11 @@ fn figures(trace: &Trace) -> String {
     assert_eq!((trace.used.get() % MIB, peaked % MIB), (0, 0));
     let mut text = format!("{} {} lost={} untracked={}", trace.used.mb(), peaked / MIB, trace.lost, trace.untracked);
     text.push_str(if trace.overlapped { " overlapped" } else { " alone" });
+    text.push_str(if trace.own_scope { " own" } else { " whole" });
+    match trace.allocated_on {
+        Some(device) => _ = write!(text, " on={device}"),
+        None => text.push_str(" here"),
+    }
     if trace.stale {
         text.push_str(" stale");
     }

@@ -189,3 +189,99 @@ fn a_peak_below_the_bytes_in_use_is_no_peak() {
     assert_eq!((peak_above(10, 10), peak_above(11, 10), peak_above(-10, -30)), (Some(0), Some(1), Some(20)));
     assert_eq!((peak_above(9, 10), peak_above(i64::MIN, 1), peak_above(i64::MAX, -1)), (None, None, None));
 }
+
+/// It reports what its own scope allocated, as `summary` does, from the moment on at which a trace of another thread overlaps.
+#[test]
+fn a_trace_that_overlaps_another_threads_counts_its_own_scope() {
+    // Another thread frees what it had, or what this thread allocated before: neither is of this scope.
+    check("alloc x 27 %2; alloc y 5; open a; open b %2; alloc z 33; free x %2; free y %2; free z; close a = 0 33 own");
+    // Both allocate at once. Each has its own figures, and its own peak.
+    check(
+        "open a; open b %2; alloc x 10; alloc y 20 %2; free x; alloc z 1; alloc w 2 %2
+         close a = 1 9 own overlapped; close b %2 = 22 0 own overlapped",
+    );
+    // What came before the overlap counts as without it: the whole process, and its peak.
+    check(
+        "open a; alloc p 40 %3; free p; alloc x 10; alloc y 5 %2; open b %2; alloc z 100 %2; free x
+         read a = 5 35 own; alloc v 60; close a = 65 0 own; close b %2 = 100 0 own",
+    );
+    // A block that was allocated in the scope counts wherever it is freed, also if that was before the overlap.
+    check("open a; alloc x 10; open b %2; free x %2; close b %2 = 0 0 own; close a = 0 10 own");
+    // The scopes inside count, and those around it do too, each from its own beginning.
+    check(
+        "open a; alloc x 1; open b %2; open a.in; alloc y 2; free x; alloc z 4; free z; close a.in = 2 4 own; free y
+         close a = 0 6 own; close b %2 = 0 0 own",
+    );
+    // Threads that entered the scope count, and not for the trace that they opened elsewhere.
+    check(
+        "open a; open b %2; enter a %2; alloc x 7 %2; leave a %2; alloc y 3 %2; enter a %3; alloc z 5 %3
+         close a = 12 0 own; close b %2 = 3 0 own",
+    );
+    // A reset begins again, with the whole process if no other trace is open then.
+    check(
+        "open a; open b %2; alloc x 1; alloc y 2 %2; reset a = 1 0 own; alloc z 4; alloc u 8 %2; close b %2 = 10 0 own
+         reset a = 4 0 own; alloc v 16 %2; close a = 16 0 whole alone",
+    );
+    // A second overlap; and a trace that no other thread's overlaps, beside one that is.
+    check(
+        "open a; open b %2; close b %2 = 0 0 own; open a.in; alloc x 1 %2; close a.in = 1 0 whole alone; open a.next
+         alloc y 2 %2; open c %2; alloc z 4 %2; alloc w 8; close a.next = 10 0 own; close a = 8 0 own; close c %2 = 4 0 own",
+    );
+    // Frees that failed, parts that were freed, and the end of a context.
+    check("open a; open b %2; alloc x 8; free x; free_failed; shrink x 6; close a = 6 2 own; close b %2 = 0 0 own");
+    check("open a; open b %2; alloc x 8 in 1; gone 1; close a = 0 8 own; close b %2 = 0 0 own");
+    // Scopes of another device, kinds that no trace counts, and gauges that do not know whose memory it is.
+    check("open a; open b %2; alloc x 8 @1; alloc y 4 managed; close a = 0 0 own; close b %2 = 0 0 own");
+    check(
+        "sample 10; open a; open b sampled %2; alloc x 8 %2; sample 18; close b %2 = 8 0 whole overlapped; close a = 0 0 own",
+    );
+    check("open a of 1; open b %2; alloc x 8; alloc y 1 %2; close a = 8 0 whole alone; close b %2 = 1 0 own");
+    // The scope around it is closed first.
+    check(
+        "open a; open a.in; open b %2; close a = 0 0 own; alloc x 3; alloc y 5 %2; close a.in = 3 0 own; close b %2 = 5 0 own",
+    );
+    // Each block is compared with each of these scopes, so there are at most 64 of a thread.
+    let mut script = String::new();
+    for at in 0..70 {
+        script += &format!("open a{at}; ");
+    }
+    script += "open b %2; alloc x 1; alloc y 2 %2; close b %2 = 2 0 own; close a0 = 1 0 own; close a63 = 1 0 own; \
+               close a64 = 3 0 whole overlapped; close a69 = 3 0 whole overlapped";
+    check(&script);
+}
+
+/// Nothing is counted one by one any more after the last of these scopes.
+#[test]
+fn scopes_that_count_by_themselves_leave_nothing_behind() {
+    let ledger = check(
+        "open a; open b %2; open c %2; alloc x 1; close c %2 = 0 0; reset a = 1 0; close a = 0 0; close b %2 = 0 0; \
+         open d; open e; close d = 0 0; close e = 0 0",
+    );
+    assert!(ledger.own_scopes.is_empty() && !ledger.has_thread_scopes);
+    assert!(ledger.meters.0.iter().all(|meter| meter.open_traces.alone.is_empty()));
+}
+
+#[test]
+fn a_trace_says_that_its_thread_allocated_on_another_device_only() {
+    check(
+        "open a; alloc x 1 @1; read a = 0 0 on=1; alloc y 2; read a = 2 0 here; free y; alloc z 1 @1; close a = 0 2 here",
+    );
+    // What came before, other threads, and memory that no trace counts say nothing.
+    check(
+        "alloc x 1 @1; open a; alloc y 1 @1 %2; alloc z 1 managed @1; read a = 0 0 here; alloc w 1 @2; close a = 0 0 on=2",
+    );
+    // The newest of several.
+    check("open a @3; alloc x 1 @1; alloc y 1 @2; close a = 0 0 on=2");
+    // After a reset, only what follows counts.
+    check(
+        "open a; alloc x 1; reset a = 1 0; alloc y 1; alloc z 1 @1; read a = 1 0 here; reset a = 1 0 here; alloc w 1 @1; close a = 0 0 on=1",
+    );
+    // A scope in it counts for it, and has its own.
+    check(
+        "open a; open b @1; alloc x 1 @1; close b = 1 0 here; read a = 0 0 on=1; open c @1; alloc y 1; close c = 0 0 on=0; close a = 1 0 here",
+    );
+    // A task that only enters the scope for its polls may have any other task beside it.
+    check("open a; leave a; alloc x 1 @1; close a = 0 0 here");
+    // One thread, and samples.
+    check("open a of 1; alloc x 1 @1; close a = 0 0 on=1; sample 1; open b sampled; alloc y 1 @1; close b = 0 0 on=1");
+}

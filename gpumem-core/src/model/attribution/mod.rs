@@ -5,8 +5,8 @@ mod tables;
 use std::path::Path;
 
 use self::tables::{
-    CRATES, DRIVER, ENTRANCE, FRAMEWORKS, INTERPRETER, LIBRARIES, PYTHON_PACKAGES, RUNTIME, STARTUP, STD_FOLDERS,
-    SYSTEM,
+    CRATES, DRIVER, ENTRANCE, FRAMEWORKS, GPUMEM, INTERPRETER, LIBRARIES, PYTHON_PACKAGES, RUNTIME, STARTUP,
+    STD_FOLDERS, SYSTEM,
 };
 pub(super) use self::tables::{REGISTRIES, file_name};
 use super::Frame;
@@ -22,7 +22,7 @@ pub fn is_driver(module: &str) -> bool {
 pub fn library(frames: &[Frame]) -> Option<&str> {
     let is_entrance = |frame: &Frame| frame.is_in(ENTRANCE);
     let entered = frames.iter().position(is_entrance).unwrap_or(0);
-    let mut outside = frames[entered..].iter().filter(|frame| !frame.is_in(DRIVER) && !frame.is_of(&["gpumem"]));
+    let mut outside = frames[entered..].iter().filter(|frame| !frame.is_in(DRIVER) && !frame.is_of(GPUMEM));
     let module = outside.find_map(|frame| frame.module.as_deref())?;
     let known = LIBRARIES.iter().find(|(pattern, _)| fits(module, pattern));
     Some(known.map_or_else(|| file_name(module), |(_, name)| *name))
@@ -31,7 +31,7 @@ pub fn library(frames: &[Frame]) -> Option<&str> {
 /// The frames of the program: those outside the driver, its callback and gpumem.
 pub fn program_frames(frames: &[Frame]) -> &[Frame] {
     let entered = frames.iter().rposition(|frame| frame.is_in(ENTRANCE)).map_or(0, |at| at + 1);
-    let own = frames[entered..].iter().take_while(|frame| frame.is_of(&["gpumem"])).count();
+    let own = frames[entered..].iter().take_while(|frame| frame.is_of(GPUMEM)).count();
     &frames[entered + own..]
 }
 

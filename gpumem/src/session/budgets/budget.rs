@@ -5,31 +5,35 @@ use std::{fmt::Display, path::PathBuf, thread};
 #[cfg(feature = "sim")]
 use once_cell::sync::OnceCell;
 
-use super::baseline;
+use super::{baseline, others::Others, turns::Turn};
 use crate::{
-    model::{Gauge, Trace},
-    report::{Content, Figure, Limit, Measurement, Place, Relation, Verdict, by_place, judge},
+    model::{Gauge, Trace, one_line},
+    report::{Content, Counted, Figure, Limit, LiveBlock, Measurement, Place, Relation, Verdict, by_place, judge},
     session::{GpuMemTrace, GpuMemTraceBuilder, Notice, current},
     sys::process,
 };
 
 /// How many blocks were allocated inside the trace and are still live. `None` if it is not known.
-fn live_inside(trace: &GpuMemTrace) -> Option<u64> {
-    (trace.data().gauge == Gauge::Exact).then(|| trace.live().len() as u64)
+fn live_inside(trace: &GpuMemTrace, counted: Counted) -> Option<u64> {
+    (trace.data().gauge == Gauge::Exact).then(|| live(trace, counted).len() as u64)
+}
+
+fn live(trace: &GpuMemTrace, counted: Counted) -> Vec<LiveBlock> {
+    if counted == Counted::AllThreads { trace.live_of_all_threads() } else { trace.live() }
 }
 
 /// The ten source locations with the most memory that was allocated inside the trace and is still live. `None` if they are not known.
-fn places(trace: &GpuMemTrace) -> Option<Vec<Place>> {
+fn places(trace: &GpuMemTrace, counted: Counted) -> Option<Vec<Place>> {
     if trace.data().gauge != Gauge::Exact {
         return None;
     }
-    Some(by_place(&trace.live()))
+    Some(by_place(&live(trace, counted)))
 }
 
 /// Panics with a text. The panic is in the function that has the budget.
 type Fail = fn(&str) -> !;
 
-/// How much memory a function may use. It counts exactly what the thread of the function allocates.
+/// How much memory a function may use. It counts exactly what the thread of the function allocates, or all threads.
 pub struct Budget {
     name: String,
     fail: Fail,
@@ -39,6 +43,21 @@ pub struct Budget {
     /// The function uses a GPU, if there is one.
     real_if_any: bool,
     baseline: Option<BaselineLimit>,
+    counted: Counted,
+    whose: Whose,
+    /// While it runs.
+    others: Option<Others>,
+    /// While it runs. Dropped last.
+    turn: Option<Turn>,
+}
+
+/// Where a budget stands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Whose {
+    Test,
+    /// Code that is compiled for tests only.
+    TestCode,
+    Program,
 }
 
 /// The limit that the peak of an earlier run sets.
@@ -52,7 +71,18 @@ struct BaselineLimit {
 impl Budget {
     /// The budget of a function in a program. If it cannot be measured, one notice is printed and the program continues.
     pub fn of_function(name: impl Into<String>, fail: Fail) -> Self {
-        Self { name: name.into(), fail, limits: Vec::new(), strict: false, real_if_any: false, baseline: None }
+        Self {
+            name: name.into(),
+            fail,
+            limits: Vec::new(),
+            strict: false,
+            real_if_any: false,
+            baseline: None,
+            counted: Counted::OwnThread,
+            whose: Whose::Program,
+            others: None,
+            turn: None,
+        }
     }
 
     /// The budget of an assertion, which fails if it cannot be measured.
@@ -76,7 +106,23 @@ impl Budget {
         let file = file.map(PathBuf::from).or_else(|| current().settings().baseline.clone());
         let key = binary.map_or_else(|| name.clone(), |binary| format!("{name} (bin {binary})"));
         let baseline = file.map(|file| BaselineLimit { file, key, growth });
-        Self { baseline, real_if_any: !simulated, ..Self::of_assertion(name, fail) }
+        Self { baseline, real_if_any: !simulated, whose: Whose::Test, ..Self::of_assertion(name, fail) }
+    }
+
+    /// `is_test`: the code is compiled for tests (`cfg!(test)`), so other tests may run beside it.
+    #[must_use]
+    pub fn in_code(mut self, is_test: bool) -> Self {
+        if is_test && self.whose == Whose::Program {
+            self.whose = Whose::TestCode;
+        }
+        self
+    }
+
+    /// Counts all threads of the process. Other tests that have a budget wait meanwhile.
+    #[must_use]
+    pub fn of_all_threads(mut self) -> Self {
+        self.counted = Counted::AllThreads;
+        self
     }
 
     /// Adds a condition.
@@ -88,7 +134,10 @@ impl Budget {
     }
 
     /// Starts the trace that the budget needs. If the function runs without its budget, starts the plain trace.
-    pub(in crate::session) fn start(self, builder: GpuMemTraceBuilder) -> (GpuMemTrace, Option<Self>) {
+    pub(in crate::session) fn start(mut self, builder: GpuMemTraceBuilder) -> (GpuMemTrace, Option<Self>) {
+        if self.whose != Whose::Program {
+            self.turn = Turn::wait(self.whose == Whose::Test, self.counted == Counted::AllThreads);
+        }
         #[cfg(feature = "sim")]
         if self.real_if_any {
             if !has_gpu() {
@@ -103,7 +152,18 @@ impl Budget {
         }
         let is_peak_limited = self.baseline.is_some() || self.limits.iter().any(|limit| limit.figure == Figure::Peak);
         // The program may have requested `at_peak` itself.
-        let counted = builder.clone().thread_local_only();
+        if self.counted == Counted::OwnThread && builder.counts_own_thread() {
+            self.counted = Counted::OwnThreadOnly;
+        }
+        let session = current();
+        // Before the trace starts, so that nothing is missed. If there is no such device, the trace says so.
+        if let Ok(device) = builder.device_or_current(session) {
+            self.others = Others::watch(session, device, self.counted);
+        }
+        let counted = match self.counted {
+            Counted::AllThreads => builder.clone().all_threads_exactly(),
+            Counted::OwnThread | Counted::OwnThreadOnly => builder.clone().thread_local_only(),
+        };
         let counted = if is_peak_limited { counted.at_peak(true) } else { counted };
         match counted.start() {
             Ok(trace) if trace.data().gauge != Gauge::Off => (trace, Some(self)),
@@ -129,11 +189,20 @@ impl Budget {
             None => false,
         };
         let is_counted = self.limits.iter().any(|limit| limit.figure == Figure::Leaks);
-        let live = if is_counted { live_inside(trace) } else { None };
-        let measured = Measurement { trace: figures, live, places: &|| places(trace), peak: &|| trace.peak_holders() };
+        let counted = self.counted;
+        let live = if is_counted { live_inside(trace, counted) } else { None };
+        let measured = Measurement {
+            counted,
+            others: &|| self.others.as_ref().map(Others::found).unwrap_or_default(),
+            trace: figures,
+            live,
+            places: &|| places(trace, counted),
+            peak: &|| trace.peak_holders(),
+        };
         match judge(&self.name, &self.limits, &measured) {
             Verdict::Broken(message) => self.panic(&message),
             Verdict::Unmeasured(reason) => self.unmeasured(&reason),
+            Verdict::NotKnown(reason) => self.not_known(&reason),
             Verdict::Kept => {
                 if let (true, Some(BaselineLimit { file, key, .. })) = (updated, &baseline) {
                     let peak = figures.peak_over_start().get();
@@ -161,9 +230,26 @@ impl Budget {
         (self.fail)(&format!("gpumem: {message}"))
     }
 
+    /// Other threads did something. A budget that is not known to be kept counts as not kept.
+    fn not_known(&self, reason: &str) {
+        let name = one_line(&self.name);
+        if current().settings().skip_budgets {
+            // A notice is one line.
+            return self.unmeasured(&reason.split_whitespace().collect::<Vec<_>>().join(" "));
+        }
+        let only = if self.strict || self.counted == Counted::AllThreads {
+            ""
+        } else {
+            "; or, if they do not concern this function, say so with the option thread_local"
+        };
+        self.panic(&format_args!(
+            "whether `{name}` kept its GPU memory budget is not known: {reason}{only}; GPUMEM_BUDGETS=skip runs without it"
+        ));
+    }
+
     /// The budget cannot be checked. This is always reported, or fails.
     fn unmeasured(&self, reason: &str) {
-        let Self { name, .. } = self;
+        let name = one_line(&self.name);
         // The child of a fork prints nothing.
         if process::is_forked() && !self.strict {
             return;
@@ -192,7 +278,8 @@ fn has_gpu() -> bool {
     crate::source::devices().and_then(crate::source::Devices::count).is_ok_and(|count| count > 0)
 }
 
-/// The simulated device of tests: the first of this process. All tests of a process share it.
+/// The simulated device of tests: the first of this process. All tests of a process share it. It is the current device of the
+/// calling thread from now on: a test that ran on this thread before may have chosen another one.
 ///
 /// # Panics
 /// When `GPUMEM_SIM` is not valid.
@@ -208,5 +295,7 @@ pub fn simulated_gpu() -> crate::source::sim::SimGpu {
         let _ = HIDDEN.set(has_gpu());
         SimGpu::install(Bytes::gib(16))
     };
-    SHARED.get_or_try_init(first).unwrap_or_else(|error: Error| panic!("gpumem: {error}")).clone()
+    let gpu = SHARED.get_or_try_init(first).unwrap_or_else(|error: Error| panic!("gpumem: {error}"));
+    gpu.make_current();
+    gpu.clone()
 }

@@ -2,6 +2,8 @@
 
 mod baseline;
 mod budget;
+mod others;
+mod turns;
 
 pub use self::budget::Budget;
 #[cfg(feature = "sim")]

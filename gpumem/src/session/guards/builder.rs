@@ -8,7 +8,7 @@ use crate::session::{
 };
 use crate::{
     error::Result,
-    model::{Gauge, Source, short_name},
+    model::{Device, Gauge, Source, short_name},
     source::{traces_are_off, turn_traces_off},
 };
 
@@ -120,8 +120,25 @@ impl GpuMemTraceBuilder {
         self
     }
 
+    /// Counts all threads, also if a trace of another thread overlaps, and needs exact figures.
+    pub(in crate::session) fn all_threads_exactly(mut self) -> Self {
+        (self.request.exact, self.request.at_peak) = (true, true);
+        self
+    }
+
+    /// The program asked for the calling thread only.
+    pub(in crate::session) fn counts_own_thread(&self) -> bool {
+        self.request.of_thread
+    }
+
+    /// The device of the trace, if it starts now.
+    pub(in crate::session) fn device_or_current(&self, session: &Session) -> Result<Device> {
+        session.devices()?.device(self.request.device)
+    }
+
     /// Whether to keep which allocations made the peak, for [`peak_holders`](crate::GpuMemTrace::peak_holders). The default is `false`.
-    /// It makes each allocation a little slower. It has no effect if the figures are not exact.
+    /// It makes each allocation a little slower. Such a trace counts the whole process also if traces of other threads overlap it,
+    /// because what made the peak would not add up otherwise. It has no effect if the figures are not exact.
     ///
     /// Example: see [`GpuMemTrace::peak_holders`](crate::GpuMemTrace::peak_holders).
     pub fn at_peak(mut self, at_peak: bool) -> Self {

@@ -50,7 +50,8 @@ impl GpuMemTrace {
         self.report_now(Some(&subctx));
     }
 
-    /// As [`report`](Self::report), then resets the trace to the reported reading, so that no event falls between.
+    /// As [`report`](Self::report), then resets the trace to the reported reading, so that no event falls between. For a text after
+    /// the context: [`report_n_reset_with`](Self::report_n_reset_with).
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -66,7 +67,8 @@ impl GpuMemTrace {
     /// # drop(weights);
     /// # Ok::<(), gpumem::Error>(())
     /// ```
-    pub fn report_n_reset(&mut self) {
+    // The comment between the brackets is in the compiler's error for `report_n_reset("x")`, which shows this line.
+    pub fn report_n_reset(&mut self /* for a text after the context: report_n_reset_with */) {
         self.print_report(None, self.read_n_reset(), None);
     }
 

@@ -232,7 +232,8 @@ impl GpuMemTrace {
         }
     }
 
-    /// Whether this trace prints no reports.
+    /// Sets whether this trace prints no reports from now on: `true` silences it, `false` lets it print again. It measures in either
+    /// case.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -272,6 +273,19 @@ impl GpuMemTrace {
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn live(&self) -> Vec<LiveBlock> {
+        #[cfg(feature = "capture")]
+        if let (Some(guard), Some(scope)) = (&self.guard, self.scope_id()) {
+            record_request!(guard.session, LiveBlocks { scope: Some(scope) });
+        }
+        self.live_of(|within| within)
+    }
+
+    /// As [`live`](Self::live), but the blocks count whichever thread allocated them.
+    pub(in crate::session) fn live_of_all_threads(&self) -> Vec<LiveBlock> {
+        self.live_of(ScopePeriod::of_all_threads)
+    }
+
+    fn live_of(&self, blocks: impl FnOnce(ScopePeriod) -> ScopePeriod) -> Vec<LiveBlock> {
         let Some(guard) = &self.guard else { return Vec::new() };
         let session = guard.session;
         let within = match &guard.state {
@@ -279,11 +293,7 @@ impl GpuMemTrace {
             TraceState::Running(scope) => session.inbox.scope_period(scope.id),
             TraceState::Stopped(_, _, within, _) => within.clone(),
         };
-        #[cfg(feature = "capture")]
-        if let Some(scope) = self.scope_id() {
-            record_request!(session, LiveBlocks { scope: Some(scope) });
-        }
-        within.map(|within| live_blocks(&session.inbox, session, Some(&within))).unwrap_or_default()
+        within.map(blocks).map(|within| live_blocks(&session.inbox, session, Some(&within))).unwrap_or_default()
     }
 
     /// Which allocations made the trace's peak, by scope and line: the memory that was in use at the peak and not at the start, or at

@@ -23,6 +23,8 @@ pub(in crate::session) struct ScopeRequest {
     pub(in crate::session) source: Option<Source>,
     /// Count only what the calling thread allocates.
     pub(in crate::session) of_thread: bool,
+    /// Figures that are not exact are of no use.
+    pub(in crate::session) exact: bool,
     /// Keep which allocations make its peak.
     pub(in crate::session) at_peak: bool,
     /// The module of the function that it traces, if it is known.
@@ -51,10 +53,11 @@ impl OpenScope {
     ) -> Result<Option<Self>> {
         // First, because in the child of a fork another thread may hold the lock of the environment.
         alive()?;
-        let gauge = match (request.gauge, unless_needed(session.settings().gauge(), request.of_thread)) {
+        let needs_exact = request.of_thread || request.exact;
+        let gauge = match (request.gauge, unless_needed(session.settings().gauge(), needs_exact)) {
             (Some(gauge), _) => Some(gauge),
-            // The scope of one thread needs exact figures. The program requests them, whatever `GPUMEM_GAUGE` is.
-            (None, set) if request.of_thread && set != Ok(Some(Gauge::Off)) => Some(Gauge::Exact),
+            // The scope of one thread and a budget need exact figures. The program requests them, whatever `GPUMEM_GAUGE` is.
+            (None, set) if needs_exact && set != Ok(Some(Gauge::Off)) => Some(Gauge::Exact),
             (None, set) => set?,
         };
         if gauge == Some(Gauge::Off) {
@@ -76,7 +79,7 @@ impl OpenScope {
         let (gauge, source, not_exact) = match gauge {
             Some(Gauge::Sampled) => (Gauge::Sampled, Source::Sampling, None),
             Some(Gauge::Pool) => (Gauge::Pool, Source::PoolMark, None),
-            _ => match session.subscribe(devices, request.source, request.of_thread) {
+            _ => match session.subscribe(devices, request.source, needs_exact) {
                 Ok(source) => (Gauge::Exact, source, None),
                 Err(why) if gauge.is_none() && request.source.is_none() => {
                     (Gauge::Sampled, Source::Sampling, Some(why))
@@ -85,8 +88,8 @@ impl OpenScope {
             },
         };
         let sampled = gauge == Gauge::Sampled;
-        if gauge != Gauge::Exact && request.of_thread {
-            let setting = "thread_local_only";
+        if gauge != Gauge::Exact && needs_exact {
+            let setting = if request.of_thread { "thread_local_only" } else { "a budget" };
             let detail = format!("it needs exact figures, and {}; leave one of them out", requested_by(gauge));
             return Err(not_exact.unwrap_or_else(|| Kind::BadSetting { setting, detail }.into()));
         }
@@ -133,10 +136,9 @@ impl OpenScope {
         self.ask(EventKind::Read { scope: self.id })
     }
 
-    /// As [`reset`](Self::reset), but the allocations of the peak are still those since the start.
+    /// As [`reset`](Self::reset), but the allocations of the peak and the device of allocations are still those since the start.
     pub(in crate::session) fn next(&self) -> Trace {
-        let scope = self.id;
-        self.ask(if self.at_peak { EventKind::ResetKeepingPeak { scope } } else { EventKind::Reset { scope } })
+        self.ask(EventKind::ResetKeepingPeak { scope: self.id })
     }
 
     /// Returns the figures and begins again from the same reading, so that no event falls between.

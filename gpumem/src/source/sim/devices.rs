@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use once_cell::sync::OnceCell;
 
-use super::gpu::{CURRENT, Destination, MAX_DEVICES, RecordSimulated, SimGpu, SimState};
+use super::gpu::{CURRENT, Destination, PIECES, RecordSimulated, SimGpu, SimState, pieces_of};
 use crate::{
     device_model::DeviceModel,
     error::{Kind, Result},
@@ -58,12 +58,19 @@ impl SimDevices {
         ask_for_each_trace();
         let mut gpus = self.gpus.write().unwrap_or_else(PoisonError::into_inner);
         let ordinal = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
-        if gpus.len() == MAX_DEVICES {
-            let detail = "a process can have 512 of them; use fewer";
-            return Err(Kind::SimulatedMisuse { device: ordinal, detail }.into());
+        let refused = |detail| Err(Kind::SimulatedMisuse { device: ordinal, detail }.into());
+        if total.get() > DeviceModel::LARGEST {
+            return refused("it would have memory without an address; a simulated device may have up to 16384 TiB");
         }
-        let state = SimState { memory: DeviceModel::new(total.get()), lost: false };
-        let gpu = SimGpu { ordinal, model: Arc::new(Mutex::new(state)), to: self.to };
+        let memory = DeviceModel::new(total.get());
+        let piece = gpus.last().map_or(0, |last| last.piece + pieces_of(&last.state().memory));
+        if piece + pieces_of(&memory) > PIECES {
+            return refused(
+                "there are no addresses left for it: a process can have 512 simulated devices of up to 36 TiB, or fewer large ones",
+            );
+        }
+        let state = SimState { memory, lost: false };
+        let gpu = SimGpu { ordinal, piece, model: Arc::new(Mutex::new(state)), to: self.to };
         gpus.push(gpu.clone());
         Ok(gpu)
     }
@@ -87,22 +94,26 @@ impl SimDevices {
 }
 
 impl SimGpu {
-    /// Adds a simulated device with this much memory. The first one is device 0, unless `GPUMEM_SIM` has added some already.
+    /// Adds a simulated device with this much memory, and makes it the current device of the calling thread. The first one is
+    /// device 0, unless `GPUMEM_SIM` has added some already. Other threads have device 0 until they choose another one
+    /// ([`make_current`](Self::make_current)), as with CUDA.
     ///
     /// ```
-    /// use gpumem::{Bytes, sim::SimGpu};
+    /// use gpumem::{Bytes, GpuMemTrace, sim::SimGpu};
     ///
     /// SimGpu::install(Bytes::gib(16))?; // device 0
     /// SimGpu::install(Bytes::gib(8))?; // device 1
     /// assert_eq!(gpumem::gpu_mem_get(1).total, Bytes::gib(8));
+    /// assert_eq!(GpuMemTrace::new().data().device, 1);
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     ///
     /// # Errors
-    /// If `GPUMEM_SIM` is set and is not valid, or if there are 512 devices already.
+    /// If `GPUMEM_SIM` is set and is not valid, if `total` is more than 16384 TiB, or if there are no addresses left: a process can
+    /// have 512 devices of up to 36 TiB, or fewer large ones.
     pub fn install(total: Bytes) -> Result<Self> {
         from_environment()?;
-        OF_PROCESS.add(total)
+        OF_PROCESS.add(total).inspect(Self::make_current)
     }
 
     /// The simulated devices of this process, by number.

@@ -31,6 +31,8 @@ use crate::{
 #[derive(Clone)]
 pub struct SimGpu {
     pub(super) ordinal: u32,
+    /// The number of its first piece of addresses. All devices use the same addresses, so the key of a block has this number as well.
+    pub(super) piece: u64,
     pub(super) model: Arc<Mutex<SimState>>,
     pub(super) to: Destination,
 }
@@ -58,9 +60,14 @@ pub(super) struct SimState {
     pub(super) lost: bool,
 }
 
-/// The model's addresses are below 2^48. The bits above them in a key hold the device, up to 2^9 of them.
-const ADDRESS_BITS: u32 = 48;
-pub(super) const MAX_DEVICES: usize = 1 << 9;
+/// Keys have room for 2^57 addresses. They are divided into 2^9 pieces; a device needs one, or several if it is very large.
+const PIECE_BITS: u32 = 48;
+pub(super) const PIECES: u64 = 1 << 9;
+
+/// How many pieces a device with these addresses needs.
+pub(super) fn pieces_of(memory: &DeviceModel) -> u64 {
+    memory.addresses_end().div_ceil(1 << PIECE_BITS)
+}
 
 thread_local! {
     pub(super) static CURRENT: Cell<u32> = const { Cell::new(0) };
@@ -182,8 +189,7 @@ impl SimGpu {
                 }
             }
         })?;
-        // All devices use the same addresses, so the key has the device as well.
-        let key = Key::new(Space::Address, address + (u64::from(self.ordinal) << ADDRESS_BITS));
+        let key = Key::new(Space::Address, address + (self.piece << PIECE_BITS));
         let stack = self.to.map_or_else(|| stacks::stack_for(bytes.get()), |to| to.stack_for(bytes.get()));
         let block = Block { stack, ..Block::new(device, bytes, kind) };
         self.record(&EventKind::Alloc { key, block });

@@ -3,6 +3,9 @@ use gpumem::gpu_mem_trace;
 #[gpu_mem_trace(max_peak = "512 parsecs")]
 fn no_unit() {}
 
+#[gpu_mem_trace(max_peak = "100")]
+fn bytes_or_mb() {}
+
 #[gpu_mem_trace(max_peak = "-1 MB")]
 fn negative() {}
 
@@ -20,6 +23,7 @@ fn one_thread() {}
 
 fn main() {
     no_unit();
+    bytes_or_mb();
     negative();
     decimal();
     alone();

@@ -1,0 +1,187 @@
+//! What other threads do on the device of a budget.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+};
+
+use super::turns;
+use crate::{
+    derive::Stack,
+    inbox::Watch,
+    ledger::{Noticed, Noticing},
+    model::{Bytes, Device, OwnerThread},
+    report::{BelongsTo, Counted, OtherThread, ThreadFacts},
+    session::{Session, views::folder},
+    source,
+    sys::process,
+};
+
+/// The most threads that are told apart.
+const MOST: usize = 256;
+
+/// Learns what other threads do, until it is dropped.
+pub(super) struct Others {
+    session: &'static Session,
+    id: u64,
+    watch: Arc<Watcher>,
+}
+
+struct Watcher {
+    device: Device,
+    counted: Counted,
+    /// The thread of the budget.
+    thread: thread::ThreadId,
+    seen: Mutex<HashMap<OwnerThread, Seen>>,
+}
+
+/// What one thread did.
+#[derive(Default)]
+struct Seen {
+    facts: RawFacts,
+    outside: Tally,
+    /// In scopes that the thread opened itself.
+    in_scopes: Tally,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Tally {
+    blocks: u64,
+    bytes: Bytes,
+    freed: Bytes,
+}
+
+/// What is found out of a thread while it allocates. What it means is read from files later.
+#[derive(Default)]
+pub(super) struct RawFacts {
+    name: Option<String>,
+    system_name: Option<String>,
+    stack: Vec<usize>,
+}
+
+impl RawFacts {
+    /// Of the calling thread.
+    pub(super) fn here() -> Self {
+        let name = thread::current().name().map(ToOwned::to_owned);
+        Self { name, system_name: process::thread_name(), stack: source::addresses_here() }
+    }
+
+    pub(super) fn resolved(&self) -> ThreadFacts {
+        let frames = source::frames(&self.stack);
+        ThreadFacts {
+            name: self.name.clone(),
+            system_name: self.system_name.clone(),
+            functions: frames.into_iter().filter_map(|frame| frame.function).collect(),
+        }
+    }
+
+    fn in_words(&self) -> String {
+        match (&self.name, &self.system_name) {
+            (Some(name), _) => format!("thread `{name}`"),
+            (None, Some(inherited)) => format!("a thread without a name (the system calls it `{inherited}`)"),
+            (None, None) => "a thread without a name".to_owned(),
+        }
+    }
+
+    fn place(&self) -> Option<String> {
+        let frames = source::frames(&self.stack);
+        let Stack { line, caller, library, .. } = Stack::new(&frames, folder(), source::own_module().as_deref());
+        let from = caller.map_or_else(String::new, |caller| format!(", from {caller}"));
+        line.map(|line| format!("{line}{from}")).or(library)
+    }
+}
+
+impl Others {
+    /// `None` if what others do does not matter.
+    pub(super) fn watch(session: &'static Session, device: Device, counted: Counted) -> Option<Self> {
+        let noticing = match counted {
+            Counted::OwnThreadOnly => return None,
+            Counted::OwnThread => Noticing::Uncounted,
+            Counted::AllThreads => Noticing::OfOthers,
+        };
+        let watcher = Watcher { device, counted, thread: thread::current().id(), seen: Mutex::default() };
+        let watch = Arc::new(watcher);
+        let id = session.inbox.watch(device, noticing, Arc::clone(&watch) as Arc<dyn Watch>);
+        Some(Self { session, id, watch })
+    }
+
+    /// The threads because of which it is not known what the function needed.
+    pub(super) fn found(&self) -> Vec<OtherThread> {
+        let seen = std::mem::take(&mut *self.watch.seen());
+        if seen.is_empty() {
+            return Vec::new();
+        }
+        let own = RawFacts::here().resolved();
+        let found = seen.into_values().filter_map(|Seen { facts, outside, in_scopes }| {
+            let mut tally = outside;
+            let who = match (facts.resolved().belongs_to(&own), self.watch.counted) {
+                (BelongsTo::OtherTest(test), Counted::AllThreads) => {
+                    tally.add(in_scopes);
+                    format!("test `{test}`")
+                }
+                (BelongsTo::OtherTest(_), _) | (_, Counted::AllThreads) => return None,
+                (BelongsTo::ThisTest, _) => {
+                    tally.add(in_scopes);
+                    facts.in_words()
+                }
+                // A thread in a scope of its own is measured there, and may have nothing to do with this function.
+                (BelongsTo::NotKnown, _) if outside.blocks == 0 => return None,
+                (BelongsTo::NotKnown, _) => facts.in_words(),
+            };
+            let Tally { blocks, bytes, freed } = tally;
+            Some(OtherThread { who, place: facts.place(), threads: 1, blocks, bytes, freed })
+        });
+        found.collect()
+    }
+}
+
+impl Drop for Others {
+    fn drop(&mut self) {
+        self.session.inbox.unwatch(self.id);
+    }
+}
+
+impl Watcher {
+    fn seen(&self) -> MutexGuard<'_, HashMap<OwnerThread, Seen>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watch for Watcher {
+    fn notice(&self, noticed: &Noticed) {
+        let Noticed { device, thread, is_free, is_counted, .. } = *noticed;
+        let is_counted_elsewhere = self.counted == Counted::OwnThread && (is_free || is_counted);
+        // While the test waits for its turn, nothing that happens is its own.
+        if device != self.device || is_counted_elsewhere || turns::waits(self.thread) {
+            return;
+        }
+        let (is_new, is_full) = {
+            let seen = self.seen();
+            (!seen.contains_key(&thread), seen.len() >= MOST)
+        };
+        let key = if is_new && is_full { OwnerThread::LAST } else { thread };
+        // The facts are found out without the lock, for which other threads may wait.
+        let facts = if is_new && !is_full { RawFacts::here() } else { RawFacts::default() };
+        let mut seen = self.seen();
+        let Seen { outside, in_scopes, .. } = seen.entry(key).or_insert_with(|| Seen { facts, ..Seen::default() });
+        (if noticed.is_in_scope { in_scopes } else { outside }).note(noticed);
+    }
+}
+
+impl Tally {
+    fn note(&mut self, noticed: &Noticed) {
+        if noticed.is_free {
+            self.freed = self.freed + noticed.bytes;
+        } else {
+            self.blocks += 1;
+            self.bytes = self.bytes + noticed.bytes;
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.blocks += other.blocks;
+        self.bytes = self.bytes + other.bytes;
+        self.freed = self.freed + other.freed;
+    }
+}

@@ -1,0 +1,131 @@
+//! Whose turn it is: a budget that counts all threads runs while no other test with a budget does.
+
+use std::{
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{self, ThreadId},
+};
+
+use super::others::RawFacts;
+use crate::sys::process;
+
+/// The budget of a test, or of code in a test. While it exists, tests that must be alone wait, or all others do.
+pub(super) struct Turn {
+    id: u64,
+}
+
+/// A thread with such a budget.
+struct Holder {
+    id: u64,
+    thread: ThreadId,
+    /// It counts all threads.
+    is_alone: bool,
+    waits: bool,
+    role: Role,
+}
+
+/// What the thread is. Only threads of tests wait and are waited for: a test may wait for its own workers, which must not wait for it.
+#[derive(Clone)]
+enum Role {
+    Test,
+    Worker,
+    /// It is found out when it matters, because that reads debug information.
+    NotKnown(Arc<RawFacts>),
+}
+
+#[derive(Default)]
+struct Holders {
+    last: u64,
+    all: Vec<Holder>,
+}
+
+static HOLDERS: Mutex<Holders> = Mutex::new(Holders { last: 0, all: Vec::new() });
+static CHANGED: Condvar = Condvar::new();
+
+fn holders() -> MutexGuard<'static, Holders> {
+    HOLDERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether this thread waits for its turn.
+pub(super) fn waits(thread: ThreadId) -> bool {
+    holders().all.iter().any(|holder| holder.thread == thread && holder.waits)
+}
+
+impl Turn {
+    /// Waits until it is the calling thread's turn. `is_test`: it is the thread of a test; otherwise that is found out. `None` if it is
+    /// certainly not.
+    pub(super) fn wait(is_test: bool, is_alone: bool) -> Option<Self> {
+        // In the child of a fork, a thread that does not exist there may hold the lock.
+        if process::is_forked() {
+            return None;
+        }
+        let role = if is_test {
+            Role::Test
+        } else if thread::current().name().is_none_or(|name| name == "main") {
+            // The harness names the thread of a test, unless all of them run on the main thread, one after the other.
+            return None;
+        } else {
+            Role::NotKnown(Arc::new(RawFacts::here()))
+        };
+        let mut holders = holders();
+        holders.last += 1;
+        let turn = Self { id: holders.last };
+        holders.all.push(Holder { id: turn.id, thread: thread::current().id(), is_alone, waits: true, role });
+        loop {
+            match holders.blocker_of(turn.id) {
+                None => {
+                    holders.of(turn.id).into_iter().for_each(|own| own.waits = false);
+                    break;
+                }
+                Some((id, Role::NotKnown(facts))) => {
+                    drop(holders);
+                    let role = if facts.resolved().test().is_some() { Role::Test } else { Role::Worker };
+                    holders = self::holders();
+                    holders.of(id).into_iter().for_each(|holder| holder.role = role.clone());
+                }
+                Some(_) => holders = CHANGED.wait(holders).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+        // Others may wait for a thread that waits itself no longer.
+        CHANGED.notify_all();
+        Some(turn)
+    }
+}
+
+impl Holders {
+    fn of(&mut self, id: u64) -> Option<&mut Holder> {
+        self.all.iter_mut().find(|holder| holder.id == id)
+    }
+
+    /// Because of whom the turn of this one has not come, and what that one is. It is the one itself, if its role must be known first.
+    fn blocker_of(&self, id: u64) -> Option<(u64, Role)> {
+        let own = self.all.iter().find(|holder| holder.id == id)?;
+        let is_worker = |holder: &Holder| matches!(holder.role, Role::Worker);
+        // A thread that holds a turn already does not wait for those that wait for it.
+        let has_turn = self.all.iter().any(|holder| holder.thread == own.thread && !holder.waits);
+        let blocks = |other: &&Holder| {
+            other.thread != own.thread
+                && !is_worker(other)
+                && if own.is_alone { !other.waits && !self.waits_inside(other) } else { other.is_alone && !has_turn }
+        };
+        if is_worker(own) {
+            return None;
+        }
+        let blocker = self.all.iter().find(blocks)?;
+        let first = if matches!(own.role, Role::NotKnown(_)) { own } else { blocker };
+        Some((first.id, first.role.clone()))
+    }
+
+    /// The thread of this one waits for another turn, so it does nothing at the moment.
+    fn waits_inside(&self, holder: &Holder) -> bool {
+        self.all.iter().any(|other| other.thread == holder.thread && other.waits)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if !process::is_forked() {
+            holders().all.retain(|holder| holder.id != self.id);
+            CHANGED.notify_all();
+        }
+    }
+}

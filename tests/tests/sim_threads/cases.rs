@@ -1,0 +1,526 @@
+//! What the tests in `main.rs` run. In a usual run these do nothing: each belongs to a [`part`], the name of its module.
+
+use std::sync::{Barrier, LazyLock, Mutex, mpsc};
+use std::thread;
+
+use gpumem::sim::{SimBlock, SimGpu};
+use gpumem::{Bytes, GpuMemTrace, assert_gpu_mem, gpu_mem_test, gpu_mem_trace};
+use gpumem_tests::part;
+
+fn take(mib: u64) -> SimBlock {
+    gpumem::__private::simulated_gpu().alloc(Bytes::mib(mib)).expect("there is room")
+}
+
+fn is_usual() -> bool {
+    if part().is_some() {
+        // A budget of code needs a device when it begins.
+        gpumem::__private::simulated_gpu();
+    }
+    part().is_none()
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// As rayon's: threads without names, which take jobs.
+struct Pool {
+    jobs: Mutex<mpsc::Sender<Job>>,
+}
+
+impl Pool {
+    fn new(threads: usize) -> Self {
+        let (jobs, taken) = mpsc::channel::<Job>();
+        let taken = std::sync::Arc::new(Mutex::new(taken));
+        for _ in 0..threads {
+            let taken = std::sync::Arc::clone(&taken);
+            thread::spawn(move || {
+                loop {
+                    let job = taken.lock().expect("no job panics with it").recv();
+                    let Ok(job) = job else { return };
+                    job();
+                }
+            });
+        }
+        Self { jobs: Mutex::new(jobs) }
+    }
+
+    /// Runs it `count` times, at the same time on as many threads as there are.
+    fn run(&self, count: usize, job: fn()) {
+        let (done, all) = mpsc::channel();
+        for _ in 0..count {
+            let done = done.clone();
+            let job = move || {
+                job();
+                _ = done.send(());
+            };
+            self.jobs.lock().expect("nothing panics with it").send(Box::new(job)).expect("the threads live on");
+        }
+        drop(done);
+        assert_eq!(all.iter().count(), count);
+    }
+}
+
+/// Each of the four threads takes two of eight jobs.
+fn in_a_pool() {
+    static FOUR: LazyLock<Barrier> = LazyLock::new(|| Barrier::new(4));
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    Pool::new(4).run(8, || {
+        let block = take(256);
+        FOUR.wait();
+        drop(block);
+        // Nobody takes the next one before all have dropped this one.
+        FOUR.wait();
+    });
+}
+
+mod pool {
+    use super::*;
+
+    #[gpu_mem_test(max_peak = "1 MB")]
+    fn of_a_test() {
+        if !is_usual() {
+            in_a_pool();
+        }
+    }
+
+    #[gpu_mem_trace(max_peak = "1 MB", silent)]
+    fn spawns() {
+        thread::spawn(|| drop(take(1024))).join().expect("it runs");
+    }
+
+    #[test]
+    fn of_a_function() {
+        if !is_usual() {
+            spawns();
+        }
+    }
+
+    #[gpu_mem_trace(max_peak = "1 MB", thread_local, silent)]
+    fn counts_one() {
+        in_a_pool();
+    }
+
+    #[test]
+    fn of_one_thread_only() {
+        if !is_usual() {
+            counts_one();
+        }
+    }
+
+    #[gpu_mem_trace(max_peak = "1 MB", silent, lines)]
+    fn in_lines() {
+        let _own = take(1);
+        in_a_pool();
+    }
+
+    #[test]
+    fn with_lines() {
+        if !is_usual() {
+            in_lines();
+        }
+    }
+
+    #[test]
+    fn of_an_assertion() {
+        if !is_usual() {
+            assert_gpu_mem!(peak == 0, { in_a_pool() });
+        }
+    }
+
+    #[gpu_mem_test(max_peak = "1 MB")]
+    #[pollster::test]
+    async fn of_a_future() {
+        if !is_usual() {
+            std::future::ready(()).await;
+            in_a_pool();
+        }
+    }
+
+    #[gpu_mem_test]
+    fn without_a_limit() {
+        if !is_usual() {
+            in_a_pool();
+        }
+    }
+
+    #[gpu_mem_test(max_peak = "64 MB", leaks = 0)]
+    fn that_enters_the_scope() {
+        if is_usual() {
+            return;
+        }
+        let trace = GpuMemTrace::builder().silent(true).start().expect("a simulated device");
+        let handle = trace.handle();
+        thread::spawn(move || handle.in_scope(|| drop(take(64)))).join().expect("it runs");
+    }
+
+    #[gpu_mem_test(max_peak = "1 MB")]
+    fn over_the_limit() {
+        if !is_usual() {
+            let _own = take(2);
+            in_a_pool();
+        }
+    }
+
+    #[gpu_mem_test(max_peak = "1 MB")]
+    fn that_panics() {
+        if !is_usual() {
+            in_a_pool();
+            panic!("its own panic");
+        }
+    }
+}
+
+mod named {
+    use super::*;
+
+    #[gpu_mem_test(max_peak = "1 MB")]
+    fn a_loader() {
+        if !is_usual() {
+            let load = || drop(take(1024));
+            thread::Builder::new().name("loader".to_owned()).spawn(load).expect("a thread").join().expect("it runs");
+        }
+    }
+
+    #[test]
+    fn a_framework() {
+        if is_usual() {
+            return;
+        }
+        let (jobs, taken) = mpsc::channel::<mpsc::Sender<()>>();
+        let serve = move || {
+            for done in taken {
+                drop(take(64));
+                _ = done.send(());
+            }
+        };
+        thread::Builder::new().name("DSD-0-0".to_owned()).spawn(serve).expect("a thread");
+        assert_gpu_mem!(peak == 0, {
+            let (done, is_done) = mpsc::channel();
+            jobs.send(done).expect("it listens");
+            is_done.recv().expect("it answers");
+        });
+    }
+}
+
+/// Two tests of a process come here before and after something happens.
+static BOTH: LazyLock<Barrier> = LazyLock::new(|| Barrier::new(2));
+
+mod beside {
+    use super::*;
+
+    #[gpu_mem_test(max_peak = "1 MB", leaks = 0)]
+    fn with_a_budget() {
+        if !is_usual() {
+            BOTH.wait();
+            BOTH.wait();
+            drop(take(1));
+        }
+    }
+
+    #[test]
+    fn without_a_budget() {
+        if !is_usual() {
+            BOTH.wait();
+            drop(take(512));
+            BOTH.wait();
+        }
+    }
+}
+
+mod worker_beside {
+    use super::*;
+
+    #[gpu_mem_test(max_peak = "1 MB", leaks = 0)]
+    fn with_a_budget() {
+        if !is_usual() {
+            BOTH.wait();
+            BOTH.wait();
+            drop(take(1));
+        }
+    }
+
+    #[test]
+    fn without_a_budget() {
+        if !is_usual() {
+            BOTH.wait();
+            thread::spawn(|| drop(take(512))).join().expect("it runs");
+            thread::scope(|threads| {
+                threads.spawn(|| drop(take(512)));
+            });
+            BOTH.wait();
+        }
+    }
+}
+
+mod traced_beside {
+    use super::*;
+
+    #[gpu_mem_trace(silent)]
+    fn traced() {
+        drop(take(512));
+        let trace = GpuMemTrace::builder().silent(true).start().expect("a simulated device");
+        let handle = trace.handle();
+        let in_scope = move || handle.in_scope(|| drop(take(512)));
+        thread::Builder::new().name("worker".to_owned()).spawn(in_scope).expect("a thread").join().expect("it runs");
+    }
+
+    #[gpu_mem_test(max_peak = "1 MB", leaks = 0)]
+    fn with_a_budget() {
+        if !is_usual() {
+            BOTH.wait();
+            BOTH.wait();
+        }
+    }
+
+    #[test]
+    fn without_a_budget() {
+        if !is_usual() {
+            BOTH.wait();
+            traced();
+            BOTH.wait();
+        }
+    }
+}
+
+mod pool_of_another {
+    use super::*;
+
+    static POOL: LazyLock<Pool> = LazyLock::new(|| Pool::new(1));
+
+    fn work() {
+        drop(take(64));
+    }
+
+    #[test]
+    fn begins_the_pool() {
+        if !is_usual() {
+            POOL.run(1, work);
+            BOTH.wait();
+            BOTH.wait();
+        }
+    }
+
+    #[gpu_mem_test(max_peak = "1 MB")]
+    fn uses_the_pool() {
+        if !is_usual() {
+            BOTH.wait();
+            POOL.run(1, work);
+            BOTH.wait();
+        }
+    }
+}
+
+mod traced_worker {
+    use super::*;
+
+    #[gpu_mem_trace(silent)]
+    fn traced() {
+        drop(take(64));
+    }
+
+    #[gpu_mem_trace(max_peak = "64 MB", silent)]
+    fn with_its_own() {
+        drop(take(64));
+    }
+
+    #[gpu_mem_test(max_peak = "1 MB")]
+    fn with_a_trace() {
+        if !is_usual() {
+            thread::spawn(|| {
+                traced();
+            })
+            .join()
+            .expect("it runs");
+        }
+    }
+
+    #[gpu_mem_test(max_peak = "1 MB")]
+    fn with_a_budget() {
+        if !is_usual() {
+            thread::spawn(|| {
+                with_its_own();
+            })
+            .join()
+            .expect("it runs");
+        }
+    }
+}
+
+/// The tests in it have the memory of the device to themselves, one after the other, although they run at the same time.
+mod all {
+    use super::*;
+
+    #[gpu_mem_test(max_peak = "2 GB", max_used = 0, leaks = 0, threads = "all")]
+    fn kept() {
+        if !is_usual() {
+            assert_gpu_mem!(peak == "1 GiB", threads = "all", { in_a_pool() });
+        }
+    }
+
+    #[gpu_mem_test(max_peak = "1 GB", leaks = 0, threads = "all")]
+    fn kept_again() {
+        if !is_usual() {
+            in_a_pool();
+        }
+    }
+
+    #[gpu_mem_test(max_peak = "100 MB", threads = "all")]
+    fn broken() {
+        if !is_usual() {
+            let _one = take(1024);
+            in_a_pool();
+        }
+    }
+
+    #[gpu_mem_test(leaks = 0, threads = "all")]
+    fn leaks() {
+        if !is_usual() {
+            thread::spawn(|| std::mem::forget(take(1))).join().expect("it runs");
+        }
+    }
+
+    #[gpu_mem_trace(max_peak = "1 GB", threads = "all", silent)]
+    fn function() {
+        in_a_pool();
+    }
+
+    #[test]
+    fn of_a_function() {
+        if !is_usual() {
+            function();
+        }
+    }
+
+    #[test]
+    fn of_an_assertion() {
+        if !is_usual() {
+            let kept = assert_gpu_mem!(threads = "all", peak == "1 GiB", used == "3 MiB", leaks == 1, {
+                in_a_pool();
+                thread::spawn(|| take(3)).join().expect("it runs")
+            });
+            drop(kept);
+        }
+    }
+
+    #[gpu_mem_test(max_peak = "1 GB", threads = "all")]
+    #[pollster::test]
+    async fn of_a_future() {
+        if !is_usual() {
+            std::future::ready(()).await;
+            in_a_pool();
+        }
+    }
+
+    /// A trace of another thread does not change what it counts.
+    #[gpu_mem_test(max_peak = "1 GB", threads = "all")]
+    fn beside_a_trace() {
+        if !is_usual() {
+            let traced = || {
+                let _trace = GpuMemTrace::builder().silent(true).start().expect("a simulated device");
+                drop(take(7));
+            };
+            assert_gpu_mem!(threads = "all", peak == "7 MiB", { thread::spawn(traced).join().expect("it runs") });
+        }
+    }
+
+    /// It needs memory that would be counted.
+    #[gpu_mem_test(max_peak = "512 MB", leaks = 0)]
+    fn waits() {
+        if !is_usual() {
+            for _ in 0..100 {
+                drop(take(512));
+            }
+        }
+    }
+
+    #[test]
+    fn waits_in_an_assertion() {
+        if !is_usual() {
+            for _ in 0..100 {
+                assert_gpu_mem!(peak == "512 MiB", { drop(take(512)) });
+            }
+        }
+    }
+
+    /// Its own budget counts one thread, and a part of it is alone.
+    #[gpu_mem_test(max_peak = "5 MB")]
+    fn nested() {
+        if !is_usual() {
+            for _ in 0..10 {
+                assert_gpu_mem!(threads = "all", peak == "5 MiB", { drop(take(5)) });
+            }
+        }
+    }
+}
+
+mod all_disturbed {
+    use super::*;
+
+    #[gpu_mem_test(max_peak = "1 GB", threads = "all")]
+    fn counts_all() {
+        if !is_usual() {
+            BOTH.wait();
+            BOTH.wait();
+        }
+    }
+
+    #[test]
+    fn without_a_budget() {
+        if !is_usual() {
+            BOTH.wait();
+            drop(take(3));
+            BOTH.wait();
+        }
+    }
+}
+
+mod devices {
+    use super::*;
+
+    fn second() -> SimGpu {
+        static SECOND: LazyLock<SimGpu> = LazyLock::new(|| {
+            gpumem::__private::simulated_gpu();
+            SimGpu::install(Bytes::gib(1)).expect("GPUMEM_SIM is not set")
+        });
+        SECOND.make_current();
+        SECOND.clone()
+    }
+
+    #[gpu_mem_test(max_peak = "1 MB")]
+    fn of_the_first() {
+        if !is_usual() {
+            drop(second().alloc(Bytes::mib(512)));
+        }
+    }
+
+    #[test]
+    fn of_an_assertion() {
+        if !is_usual() {
+            let gpu = second();
+            gpumem::__private::simulated_gpu();
+            assert_gpu_mem!(peak == 0, { drop(gpu.alloc(Bytes::mib(512))) });
+        }
+    }
+
+    #[test]
+    fn of_the_current_one() {
+        if !is_usual() {
+            let gpu = second();
+            assert_gpu_mem!(peak == "512 MiB", { drop(gpu.alloc(Bytes::mib(512))) });
+        }
+    }
+
+    #[gpu_mem_trace(max_peak = "512 MB", device = 1, silent)]
+    fn on_the_second() {
+        drop(second().alloc(Bytes::mib(512)));
+    }
+
+    #[test]
+    fn named() {
+        if !is_usual() {
+            _ = second();
+            gpumem::__private::simulated_gpu();
+            on_the_second();
+        }
+    }
+}
