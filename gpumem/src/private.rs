@@ -6,6 +6,8 @@ pub use crate::model::Gauge;
 use crate::model::short_name;
 #[cfg(feature = "nvml")]
 pub use crate::query::machine::{CudaDevice, Gpu, Machine, cuda_devices, machine, processes_on};
+#[cfg(feature = "capture")]
+pub use crate::session::SharedMemory;
 #[cfg(all(feature = "__internal", feature = "cupti", feature = "dispatch"))]
 pub use crate::session::calls_of_both_sources;
 #[cfg(all(feature = "backtrace", feature = "capture", feature = "dispatch"))]

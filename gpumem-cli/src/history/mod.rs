@@ -217,6 +217,10 @@ impl History {
         match self.reader.end() {
             Some(End::Cut { at }) => Some(format!("it is cut within the record at byte {at}")),
             Some(End::Damaged { at, why }) => Some(format!("it is damaged at byte {at}: {why}")),
+            Some(End::Complete) | None if self.definitions().lacks_end() => {
+                let who = "its process records still, or could not write it, or was killed";
+                Some(format!("{who}, which loses up to 0.2 seconds (1 second with --only-peak)"))
+            }
             Some(End::Complete) | None => None,
         }
     }

@@ -6,8 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use gpumem::__private::SharedMemory;
 use gpumem_core::{
-    capture::{End, Item, RecordedEvent, items_of, recover, ring_path},
+    capture::{End, Item, RecordedEvent, has_ring, items_of, recover},
     model::EventKind,
 };
 
@@ -87,7 +88,7 @@ fn devices_of(path: &Path, keeps_empty: bool) -> io::Result<Found> {
 
 /// What a recording consists of is not all in its file.
 pub(crate) fn is_unfinished(recording: &Path) -> bool {
-    ring_path(recording).exists() || mark(recording).exists() || torch::is_there(recording)
+    has_ring(recording, &SharedMemory) || mark(recording).exists() || torch::is_there(recording)
 }
 
 /// A file beside a recording that nobody completes when its program ends: a report does.
@@ -106,7 +107,7 @@ pub(crate) fn complete(path: &Path) -> io::Result<Option<Vec<Item>>> {
     // Of all that complete it at the same time, one does it; the others wait until it is complete.
     let _turn = LockFile::wait(path, "completing")?;
     // Until all is added, no process begins a recording with this name.
-    let Some(_ended) = recover(path)? else { return Ok(None) };
+    let Some(_ended) = recover(path, &SharedMemory)? else { return Ok(None) };
     parts::join(path)?;
     let (items, end) = items_of(io::BufReader::new(File::open(path)?))?;
     match end {

@@ -1,6 +1,6 @@
 //! Descriptors in a process whose program may close them.
 
-use std::fs::File;
+use std::{fs::File, io, path::Path};
 
 /// What a descriptor stands for: the numbers of the device and of the file. `None` if it is closed, and where that is not known.
 pub(crate) fn identity(file: &File) -> Option<(u64, u64)> {
@@ -14,6 +14,24 @@ pub(crate) fn identity(file: &File) -> Option<(u64, u64)> {
         let _ = file;
         None
     }
+}
+
+/// Opens a regular file for writing, or creates it. A pipe that somebody has put there is not waited for.
+pub(crate) fn open(path: &Path, creates: bool) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create(creates).truncate(false);
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        options.custom_flags(libc::O_NONBLOCK);
+    }
+    let is_other = || path.metadata().is_ok_and(|known| !known.is_file());
+    let file = options.open(path).map_err(|error| if is_other() { no_file() } else { error })?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(no_file()) }
+}
+
+fn no_file() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")
 }
 
 /// The same file with a number that the program hardly uses: programs get the lowest free one. If there is none, the file as it is.

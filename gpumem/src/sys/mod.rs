@@ -4,6 +4,8 @@
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
 pub(crate) mod calls;
 #[cfg(feature = "capture")]
+pub(crate) mod cgroup;
+#[cfg(feature = "capture")]
 pub(crate) mod clock;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
@@ -23,7 +25,7 @@ pub(crate) mod process;
 #[cfg(feature = "backtrace")]
 pub(crate) mod python;
 #[cfg(feature = "capture")]
-pub(crate) mod ring_file;
+pub(crate) mod ring_memory;
 #[cfg(feature = "backtrace")]
 pub(crate) mod stack;
 // Stacks are walked by the tables of the loaded files on these targets only; the manifest has the same condition.

@@ -116,6 +116,13 @@ fn recorded(file: &str) -> Recorded {
     recorded
 }
 
+/// Whether the process of a recording runs, or has not written all.
+#[track_caller]
+fn lacks_end(file: &str) -> bool {
+    let open = File::open(file).unwrap_or_else(|error| panic!("{file}: {error}"));
+    Reader::new(open).unwrap_or_else(|error| panic!("{file}: {error}")).definitions().lacks_end()
+}
+
 /// Whether there is an interpreter whose lines are recorded.
 fn has_python() -> bool {
     let about = "import sys; print(sys.version_info[:2] in [(3, 11), (3, 12), (3, 13), (3, 14)])";
