@@ -61,7 +61,10 @@ pub use self::{budgets::simulated_gpu, testing::TestSession};
 #[cfg(all(feature = "capture", feature = "dispatch"))]
 pub use self::{
     capture::Keep,
-    injected::{Injected, begin_injected, end_injected, exit_without_program, run_beside_program},
+    injected::{
+        Injected, begin_injected, end_injected, exit_without_program, run_beside_program, run_with_own_descriptors,
+        with_high_number,
+    },
 };
 pub(crate) use self::{output::Notice, views::statistics};
 use self::{

@@ -53,6 +53,22 @@ pub(crate) fn with_high_number(file: File) -> File {
     file
 }
 
+/// The calling thread has a table of descriptors of its own from now on, which is empty at first: the program cannot close what the
+/// thread opens, and does not get other numbers because of it. `false` if the kernel (before 5.9) or its rules do not allow that: the
+/// thread shares the table of the program then. To be called before the thread uses a descriptor.
+#[cfg(feature = "dispatch")]
+pub(crate) fn leave_table_of_program() -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        const CLOSE_RANGE_UNSHARE: libc::c_uint = 1 << 1;
+        // SAFETY: the call reads no memory. The thread gets a new table, into which it copies nothing, so all descriptors of other threads
+        // stay open.
+        unsafe { libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, CLOSE_RANGE_UNSHARE) == 0 }
+    }
+    #[cfg(not(target_os = "linux"))]
+    false
+}
+
 /// The owner may read and write a file that was just created, whatever the umask of the program is.
 pub(crate) fn give_owner_access(file: &File) {
     #[cfg(unix)]

@@ -44,7 +44,8 @@
 //! - `tracker`, `track`, `label …` and what else there is of trackers: see `track.rs`;
 //! - `by_dispatch [device]`, `by_cupti [device]`, `sampled_by_dispatch [device]`: a trace by that source;
 //! - `hold_stderr ms`: another thread writes to stderr for so long, and nobody else does meanwhile;
-//! - `close_descriptors path`: closes all but the first three and gives their numbers to this file; `limit_files bytes`: what files may
+//! - `sockets`: how many descriptors of this process are sockets;
+//!   `close_descriptors path`: closes all but the first three and gives their numbers to this file; `limit_files bytes`: what files may
 //!   have at most; `end_main_thread`: ends it alone.
 //! - `abort`: ends the process as a crash does; `sleep ms`, `maps name`: whether a file whose name has this in it is mapped; `threads`: how many threads of gpumem's run.
 
@@ -77,6 +78,12 @@ type Trouble = Box<dyn std::error::Error>;
 fn behave(verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
     match verb {
         "close_descriptors" => raw::close_descriptors(argument).map(|()| Some("closed".to_owned())),
+        "sockets" => {
+            let is_socket = |link: &std::path::PathBuf| link.to_string_lossy().starts_with("socket:");
+            let entries = fs::read_dir("/proc/self/fd")?.flatten();
+            let sockets = entries.filter(|entry| fs::read_link(entry.path()).is_ok_and(|link| is_socket(&link)));
+            Ok(Some(sockets.count().to_string()))
+        }
         "limit_files" => Ok(Some(raw::limit_files(argument.parse()?).to_string())),
         "end_main_thread" => {
             raw::end_main_thread();
