@@ -4,16 +4,24 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
-use gpumem::__private::SharedMemory;
+use gpumem::__private::{LockFile, SharedMemory};
 use gpumem_core::{
     capture::{End, Item, RecordedEvent, has_ring, items_of, recover},
     model::EventKind,
 };
 
-use super::{lock_file::LockFile, parts, place::Place, symbols, torch};
+use super::{
+    parts,
+    place::{self, Place},
+    symbols, torch,
+};
 use crate::{failure::Failure, terminal};
+
+/// To complete a large recording takes some seconds. Who has its lock for longer hangs, or has put it there to stop others.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The recording of a process.
 #[derive(Debug)]
@@ -105,7 +113,11 @@ pub(crate) fn mark(recording: &Path) -> PathBuf {
 /// Of reading and writing. The recording is readable up to where it was before.
 pub(crate) fn complete(path: &Path) -> io::Result<Option<Vec<Item>>> {
     // Of all that complete it at the same time, one does it; the others wait until it is complete.
-    let _turn = LockFile::wait(path, "completing")?;
+    let lock = place::lock_file(path, "completing");
+    let _turn = LockFile::wait(&lock, PATIENCE, || {
+        let (path, lock) = (path.display(), lock.display());
+        terminal::error(&format_args!("waiting for another process, which completes `{path}` and has locked `{lock}`"));
+    })?;
     // Until all is added, no process begins a recording with this name.
     let Some(_ended) = recover(path, &SharedMemory)? else { return Ok(None) };
     parts::join(path)?;

@@ -77,7 +77,7 @@ pub use crate::source::calls_of_both_sources;
 #[cfg(all(feature = "__internal", feature = "backtrace"))]
 pub(crate) use crate::source::{WAYS_TO_A_STACK, python_lines};
 #[cfg(feature = "capture")]
-pub use crate::sys::ring_memory::SharedMemory;
+pub use crate::sys::{lock_file::LockFile, ring_memory::SharedMemory};
 use crate::{
     derive::{Labels, Stack},
     error::{Error, Kind, Result},

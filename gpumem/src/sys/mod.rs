@@ -11,7 +11,7 @@ pub(crate) mod clock;
 pub(crate) mod cuda;
 #[cfg(feature = "cupti")]
 pub(crate) mod cupti;
-#[cfg(feature = "capture")]
+#[cfg(any(feature = "baseline", feature = "capture"))]
 pub(crate) mod descriptor;
 #[cfg(feature = "dispatch")]
 pub(crate) mod dispatch;
@@ -19,6 +19,8 @@ pub(crate) mod dispatch;
 mod dl;
 #[cfg(any(feature = "backtrace", all(feature = "dispatch", target_os = "linux")))]
 mod loader;
+#[cfg(any(feature = "baseline", feature = "capture"))]
+pub(crate) mod lock_file;
 #[cfg(feature = "nvml")]
 pub(crate) mod nvml;
 pub(crate) mod process;
