@@ -67,9 +67,13 @@ impl Place {
     /// The recordings that the processes of this run have written, by name.
     pub(super) fn of_processes(&self) -> Vec<PathBuf> {
         let folder = self.file.parent().unwrap_or(Path::new("."));
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-        let mut files: Vec<_> =
-            entries.filter(|path| self.is_of_a_process(path) && !self.older.contains(path)).collect();
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        // What has taken the place of a recording is none: a link, a pipe.
+        let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
+        let mut files: Vec<_> = files
+            .map(|entry| entry.path())
+            .filter(|path| self.is_of_a_process(path) && !self.older.contains(path))
+            .collect();
         files.sort();
         files
     }

@@ -3,7 +3,7 @@
 use std::{
     env,
     ffi::{OsStr, OsString},
-    fs::{self, File},
+    fs,
     io::{self, Read},
     os::unix::{ffi::OsStrExt, fs::MetadataExt, process::ExitStatusExt},
     path::{Path, PathBuf},
@@ -20,7 +20,7 @@ use signal_hook::{
     low_level::siginfo::{Cause, Origin, Sent},
 };
 
-use crate::failure::Failure;
+use crate::{failure::Failure, files};
 
 /// The signals that are passed on. The kernel delivers others (those of job control, for example) to the program as well.
 const SIGNALS: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
@@ -199,7 +199,7 @@ fn script(program: &OsStr) -> Option<PathBuf> {
         env::split_paths(&env::var_os("PATH")?).map(|folder| folder.join(program)).find(is_program)?
     };
     let mut begin = Vec::new();
-    File::open(&path).ok()?.take(4096).read_to_end(&mut begin).ok()?;
+    files::open_to_read(&path).ok()?.take(4096).read_to_end(&mut begin).ok()?;
     let is_text = begin.split(|byte| *byte == b'\n').next().is_some_and(|line| !line.contains(&0));
     // What begins so would be an option of the shell.
     let path = if path.as_os_str().as_bytes().starts_with(b"-") { Path::new(".").join(path) } else { path };

@@ -18,7 +18,7 @@ use super::{
     place::{self, Place},
     symbols, torch,
 };
-use crate::{failure::Failure, terminal};
+use crate::{failure::Failure, files, terminal};
 
 /// To complete a large recording takes some seconds. Who has its lock for longer hangs, or has put it there to stop others.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -121,11 +121,11 @@ pub(crate) fn complete(path: &Path) -> io::Result<Option<Vec<Item>>> {
     // Until all is added, no process begins a recording with this name.
     let Some(_ended) = recover(path, &SharedMemory)? else { return Ok(None) };
     parts::join(path)?;
-    let (items, end) = items_of(io::BufReader::new(File::open(path)?))?;
+    let (items, end) = items_of(io::BufReader::new(files::open_to_read(path)?))?;
     match end {
         End::Complete => {}
         // The disk was full. What is added has to follow a complete record.
-        End::Cut { at } => File::options().write(true).open(path)?.set_len(at)?,
+        End::Cut { at } => files::open(path, File::options().write(true))?.set_len(at)?,
         End::Damaged { .. } => return Ok(Some(items)),
     }
     if let Err(error) = symbols::add(path, &items) {

@@ -113,7 +113,9 @@ impl Found {
 
 /// Whether the process of a recording was killed, or runs: something is not in the file that can be added.
 pub fn has_ring(recording: &Path, segments: &dyn Segments) -> bool {
-    let Ok(file) = File::open(recording) else { return false };
+    // A pipe would be waited for.
+    let file = recording.is_file().then(|| File::open(recording).ok()).flatten();
+    let Some(file) = file else { return false };
     // What cannot be read may be there.
     Found::of(recording, &file, segments).map_or(true, |found| found.is_some())
 }
@@ -124,7 +126,11 @@ pub fn has_ring(recording: &Path, segments: &dyn Segments) -> bool {
 /// # Errors
 /// If a file or the ring cannot be read or written, or if the ring is damaged or of another version. The ring is kept in these cases.
 pub fn recover(recording: &Path, segments: &dyn Segments) -> io::Result<Option<Ended>> {
+    // A pipe is not waited for if it is opened for both.
     let mut file = File::options().read(true).write(true).open(recording)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+    }
     // Before the lock: a process that begins a new file while somebody else has the lock gives up.
     if Found::of(recording, &file, segments)?.is_some_and(|found| found.is_filled == Some(true)) {
         return Ok(None);

@@ -4,6 +4,7 @@ mod attach;
 mod children;
 mod dormant;
 mod failures;
+mod files;
 mod killed;
 mod parts;
 mod program;

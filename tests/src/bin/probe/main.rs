@@ -25,7 +25,7 @@
 //!   `value name`: what a call gave out;
 //! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`, `go_on threads`, `adding_up steps devices`: see
 //!   `churn.rs`;
-//! - `until_killed when`, `killed_on_new_stacks micros`: see `killed.rs`; `await_file path`: until there is such a file; `await_recorded folder`: until a recording in it has
+//! - `until_killed when`, `killed_on_new_stacks micros`, `busy milliseconds`: see `killed.rs`; `await_file path`: until there is such a file; `await_recorded folder`: until a recording in it has
 //!   an allocation; `exec program & argument & …`: another program in this process;
 //! - `forks children`: so many, each while other threads use all of gpumem; see `forks.rs`;
 //! - `panic_on_refusal`: each refusal panics; `load_and_close path`: as the driver loads a tool, which is then closed;
@@ -465,6 +465,7 @@ impl Probe {
                 }
                 "there".to_owned()
             }
+            "busy" => killed::be_busy(argument.parse()?)?,
             "killed_on_new_stacks" => killed::allocate_on_new_stacks(argument.parse()?)?,
             "until_killed" => killed::allocate_until_killed(argument)?,
             "exec" => {
