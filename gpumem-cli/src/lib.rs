@@ -9,6 +9,7 @@ mod arguments;
 mod commands;
 mod exit;
 mod failure;
+mod files;
 mod formats;
 mod history;
 mod machine;

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader, ErrorKind, Read, Write},
+    io::{self, BufRead, BufReader, ErrorKind, Read, Write},
     mem::{forget, replace},
     os::{
         fd::OwnedFd,
@@ -10,11 +10,14 @@ use std::{
     },
     path::{Path, PathBuf},
     process,
+    sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel},
     thread::sleep,
     time::Duration,
 };
 
-use gpumem::__private::{end_injected, exit_without_program, run_beside_program};
+use gpumem::__private::{
+    end_injected, exit_without_program, run_beside_program, run_with_own_descriptors, with_high_number,
+};
 
 use crate::{request::Request, torch, variable};
 
@@ -24,49 +27,91 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// After this time it is seen that the program has ended, or has closed the socket.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Listens to commands, on a thread of its own. Until one comes, nothing is intercepted.
+/// A command, and where its answer goes.
+type Command = (String, Sender<String>);
+
+/// Listens to commands. Until one comes, nothing is intercepted.
+///
+/// One thread has the socket, in a table of descriptors of its own: the program can neither close it nor get a connection of it. The
+/// other thread obeys, and opens files as the program does, because these must be visible in the program's table.
 pub(crate) fn listen(folder: &Path, request: Request) -> Result<(), String> {
     let socket = folder.join(format!("{}.sock", process::id()));
-    let failed = |why| format!("cannot listen to `gpumem start` at {}: {why}", socket.display());
-    let mut listener = bind(&socket).map_err(failed)?;
+    let failed = |why: io::Error| format!("cannot listen to `gpumem start` at {}: {why}", socket.display());
+    let (commands, received) = channel();
+    let (bound, is_bound) = sync_channel(1);
     let path = socket.clone();
-    let serve = move || {
-        let mut recording = None;
-        loop {
-            exit_without_program();
-            let is_own = listener.local_addr().is_ok_and(|address| address.as_pathname() == Some(&path));
-            if !is_own {
-                // The program has closed all descriptors that it does not know. The number may be that of its own socket now.
-                let Ok(again) = bind(&path) else { return };
-                forget(replace(&mut listener, again));
-            }
-            match listener.accept() {
-                // A command that has closed the connection has its reasons.
-                Ok((stream, _)) => _ = answer(&stream, &request, &mut recording),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // It was closed meanwhile, or there is no free number.
-                Err(_) => sleep(LOOK_EVERY),
-            }
+    let serve = move |has_own_table| serve(&path, has_own_table, &bound, &commands);
+    run_with_own_descriptors("gpumem-control", serve).map_err(failed)?;
+    is_bound.recv().unwrap_or_else(|_| Err(ErrorKind::BrokenPipe.into())).map_err(failed)?;
+    run_beside_program("gpumem-switch", move || obey(&received, &request)).map_err(failed)
+}
+
+/// Obeys commands, until nobody sends any.
+fn obey(received: &Receiver<Command>, request: &Request) {
+    let mut recording = None;
+    loop {
+        exit_without_program();
+        match received.recv_timeout(LOOK_EVERY) {
+            // Who has asked may be gone.
+            Ok((command, answer)) => _ = answer.send(answer_to(&command, request, &mut recording)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+/// Accepts connections, one after the other.
+fn serve(socket: &Path, has_own_table: bool, bound: &SyncSender<io::Result<()>>, commands: &Sender<Command>) {
+    let mut listener = match bind(socket) {
+        Ok(listener) => listener,
+        Err(why) => {
+            _ = bound.send(Err(why));
+            return;
         }
     };
-    run_beside_program("gpumem-control", serve).map_err(failed)
+    _ = bound.send(Ok(()));
+    loop {
+        // Only an older kernel comes to this. The program may still close the socket between this and the next line, whose connection
+        // would be one of the program's then.
+        let is_own = || listener.local_addr().is_ok_and(|address| address.as_pathname() == Some(socket));
+        if !has_own_table && !is_own() {
+            // The program has closed all descriptors that it does not know. The number may be that of its own socket now.
+            let Ok(again) = bind(socket) else { return };
+            forget(replace(&mut listener, again));
+        }
+        match listener.accept() {
+            // A command that has closed the connection has its reasons.
+            Ok((stream, _)) => _ = converse(&with_high_number(stream.into()).into(), commands),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            // It was closed meanwhile, or there is no free number.
+            Err(_) => sleep(LOOK_EVERY),
+        }
+    }
 }
 
 /// A listener whose `accept` returns after [`LOOK_EVERY`].
-fn bind(socket: &Path) -> std::io::Result<UnixListener> {
+fn bind(socket: &Path) -> io::Result<UnixListener> {
     // Of an earlier process with this number, or of the program that called `exec`.
     _ = fs::remove_file(socket);
-    let listener = UnixStream::from(OwnedFd::from(UnixListener::bind(socket)?));
+    let listener = UnixStream::from(with_high_number(UnixListener::bind(socket)?.into()));
     listener.set_read_timeout(Some(LOOK_EVERY))?;
     Ok(UnixListener::from(OwnedFd::from(listener)))
 }
 
-fn answer(mut stream: &UnixStream, request: &Request, recording: &mut Option<PathBuf>) -> std::io::Result<()> {
+/// Has one command obeyed.
+fn converse(mut stream: &UnixStream, commands: &Sender<Command>) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut command = String::new();
     BufReader::new(stream.take(64)).read_line(&mut command)?;
-    let done = match (command.as_str(), recording.take()) {
+    let (answer, answered) = channel();
+    let is_sent = commands.send((command, answer)).is_ok();
+    let text = answered.recv().ok().filter(|_| is_sent);
+    stream.write_all(text.as_deref().unwrap_or("the library of gpumem has ended").as_bytes())
+}
+
+fn answer_to(command: &str, request: &Request, recording: &mut Option<PathBuf>) -> String {
+    let done = match (command, recording.take()) {
         (variable::START, Some(known)) => {
             let text = format!("it is recorded already, to {}", known.display());
             *recording = Some(known);
@@ -86,8 +131,5 @@ fn answer(mut stream: &UnixStream, request: &Request, recording: &mut Option<Pat
             Err("the command is not known; it is of another version of gpumem".to_owned())
         }
     };
-    match done {
-        Ok(file) => write!(stream, "{}{}", variable::DONE, file.display()),
-        Err(why) => stream.write_all(why.as_bytes()),
-    }
+    done.map_or_else(|why| why, |file| format!("{}{}", variable::DONE, file.display()))
 }

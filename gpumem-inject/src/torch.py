@@ -113,7 +113,8 @@ def version():
 
 def begun():
     """A new file, which its owner can read whatever the umask of the program is."""
-    file = open(path + b".part", "w")
+    # Somebody may have put a pipe there, which is not waited for.
+    file = open(path + b".part", "w", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666))
     os.fchmod(file.fileno(), (os.fstat(file.fileno()).st_mode & 0o777) | 0o600)
     return file
 

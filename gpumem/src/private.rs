@@ -14,7 +14,12 @@ pub use crate::session::{
     BodyGuard, Budget, End, Figure, GpuMemTrace, GpuMemTraceBuilder, Lines, Relation, TraceSpec, Traced,
 };
 #[cfg(all(feature = "capture", feature = "dispatch"))]
-pub use crate::session::{Injected, Keep, begin_injected, end_injected, exit_without_program, run_beside_program};
+pub use crate::session::{
+    Injected, Keep, begin_injected, end_injected, exit_without_program, run_beside_program, run_with_own_descriptors,
+    with_high_number,
+};
+#[cfg(feature = "capture")]
+pub use crate::session::{LockFile, SharedMemory};
 pub use crate::session::{Setting, can_intercept, cupti_version, settings_in_use};
 #[cfg(feature = "sim")]
 pub use crate::session::{TestSession, simulated_gpu};

@@ -16,7 +16,6 @@ mod time;
 
 use std::{
     collections::HashMap,
-    fs,
     io::{self, Read as _},
     path::{Path, PathBuf},
     time::Duration,
@@ -34,6 +33,7 @@ pub(crate) use self::{
     names::{Origin, library_or_program},
     time::{Moment, in_words},
 };
+use crate::files;
 
 /// The history of one recording.
 #[derive(Debug)]
@@ -184,9 +184,7 @@ pub(crate) struct DeviceHistory {
 /// Whether a file begins as recordings do.
 pub(crate) fn is_recording(file: &Path) -> bool {
     let mut head = [0; 8];
-    // A pipe would be waited for.
-    file.is_file()
-        && fs::File::open(file).and_then(|mut file| file.read_exact(&mut head)).is_ok()
+    files::open_to_read(file).and_then(|mut file| file.read_exact(&mut head)).is_ok()
         && gpumem_core::capture::is_recording(&head)
 }
 
@@ -217,6 +215,10 @@ impl History {
         match self.reader.end() {
             Some(End::Cut { at }) => Some(format!("it is cut within the record at byte {at}")),
             Some(End::Damaged { at, why }) => Some(format!("it is damaged at byte {at}: {why}")),
+            Some(End::Complete) | None if self.definitions().lacks_end() => {
+                let who = "its process records still, or could not write it, or was killed";
+                Some(format!("{who}, which loses up to 0.2 seconds (1 second with --only-peak)"))
+            }
             Some(End::Complete) | None => None,
         }
     }

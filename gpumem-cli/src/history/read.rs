@@ -14,7 +14,7 @@ use gpumem_core::{
 };
 
 use super::{BlockLife, Change, ChangeKind, DeviceHistory, History, LIVE, Refusal, ScopeLife, names::Origins, tensors};
-use crate::{failure::Failure, progress::Progress, run, terminal};
+use crate::{failure::Failure, files, progress::Progress, run, terminal};
 
 /// The bytes of a recording. It shows how much was read.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl History {
         if run::is_unfinished(path) {
             add_ring(path);
         }
-        let file = File::open(path).map_err(failed)?;
+        let file = files::open_to_read(path).map_err(failed)?;
         let length = file.metadata().map_err(failed)?.len();
         // The reader reads it twice.
         let progress = Progress::new(&format!("reading {}", path.display()), 2 * length);

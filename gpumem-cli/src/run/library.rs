@@ -3,11 +3,13 @@
 use std::{
     env, fs,
     hash::{DefaultHasher, Hash, Hasher},
-    io::{self, Write},
+    io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     process,
 };
+
+use crate::files;
 
 /// What the build script has built. Empty on systems where gpumem does not record programs.
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libgpumem_inject.so"));
@@ -62,7 +64,7 @@ fn unpack(folder: &Path, library: &[u8]) -> io::Result<PathBuf> {
     let mut hasher = DefaultHasher::new();
     library.hash(&mut hasher);
     let path = folder.join(format!("libgpumem_inject-{:016x}.so", hasher.finish()));
-    if fs::read(&path).is_ok_and(|there| there == library) {
+    if read(&path).is_ok_and(|there| there == library) {
         make_readable(&path);
         return Ok(path);
     }
@@ -75,6 +77,12 @@ fn unpack(folder: &Path, library: &[u8]) -> io::Result<PathBuf> {
         _ = fs::remove_file(&part);
     }
     written.map(|()| path)
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    files::open_to_read(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// The program may become another user before the driver loads the library. The umask counts for new files alone.

@@ -3,7 +3,6 @@
 pub(crate) mod attach;
 pub(crate) mod control;
 mod library;
-mod lock_file;
 mod parts;
 mod place;
 mod program;
@@ -13,6 +12,7 @@ mod torch;
 
 use std::{borrow::Cow, env, io, path::Path};
 
+use gpumem::__private::cuda_devices;
 use gpumem_core::export::Role;
 use gpumem_inject::variable;
 
@@ -119,6 +119,8 @@ fn explain(finished: &Finished, place: &Place, arguments: &Arguments) {
     } else if let [pid, ..] = *running() {
         let next = format!("what it allocates will be in `{}`", place.of_process(pid).display());
         Failure::new(what, who(pid), next)
+    } else if let Err(why) = cuda_devices() {
+        Failure::new(what, why, "`gpumem doctor` says what is missing")
     } else {
         let cause = "no process of the program called cuInit, or it was started with another environment (`sudo`, `env -i`), or the \
                      driver could not load the library, or the recording was moved or removed";

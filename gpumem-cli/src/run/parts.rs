@@ -9,6 +9,8 @@ use std::{
 
 use gpumem_core::capture::{Item, Writer, items_of, new_path, old_path};
 
+use crate::files;
+
 /// Puts the older part of a recording before the newer one, if there are two. Both are complete.
 pub(super) fn join(recording: &Path) -> io::Result<()> {
     let (old, new) = (old_path(recording), new_path(recording));
@@ -16,9 +18,11 @@ pub(super) fn join(recording: &Path) -> io::Result<()> {
         // The process was killed before the newer part was there under this name.
         fs::remove_file(&old)?;
     } else if old.exists() {
-        let read = |path: &Path| Ok::<_, io::Error>(items_of(BufReader::new(File::open(path)?))?.0);
+        let read = |path: &Path| Ok::<_, io::Error>(items_of(BufReader::new(files::open_to_read(path)?))?.0);
         let (older, newer) = (read(&old)?, read(recording)?);
-        let mut writer = Writer::new(BufWriter::new(File::create(&new)?))?;
+        // What lies there is not opened: it may be a pipe.
+        _ = fs::remove_file(&new);
+        let mut writer = Writer::new(BufWriter::new(File::options().write(true).create_new(true).open(&new)?))?;
         for item in older.iter().chain(newer.iter().filter(|item| follows(item, &older, &newer))) {
             writer.write(item)?;
         }

@@ -10,9 +10,9 @@ use std::{
     process,
 };
 
+use gpumem::__private::LockFile;
 use gpumem_inject::variable;
 
-use super::lock_file::LockFile;
 use crate::history::is_recording;
 
 const EXTENSION: &str = "capture";
@@ -44,7 +44,7 @@ impl Place {
         };
         for (at, name) in names.enumerate() {
             let file = env::current_dir().map(|folder| folder.join(&name)).map_err(|error| (name, error))?;
-            let claim = refusal(&file).map_or_else(|| LockFile::try_new(&file, "lock"), Err);
+            let claim = refusal(&file).map_or_else(|| LockFile::try_new(&lock_file(&file, "lock")), Err);
             let Some(claim) = claim.map_err(|error| (file.clone(), error))? else { continue };
             // A run that ended meanwhile has the name.
             if asked.is_none() && file.exists() {
@@ -67,9 +67,13 @@ impl Place {
     /// The recordings that the processes of this run have written, by name.
     pub(super) fn of_processes(&self) -> Vec<PathBuf> {
         let folder = self.file.parent().unwrap_or(Path::new("."));
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-        let mut files: Vec<_> =
-            entries.filter(|path| self.is_of_a_process(path) && !self.older.contains(path)).collect();
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        // What has taken the place of a recording is none: a link, a pipe.
+        let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
+        let mut files: Vec<_> = files
+            .map(|entry| entry.path())
+            .filter(|path| self.is_of_a_process(path) && !self.older.contains(path))
+            .collect();
         files.sort();
         files
     }
@@ -136,6 +140,15 @@ fn refusal(file: &Path) -> Option<io::Error> {
     }
     let may_go = known.len() == 0 || is_recording(file);
     (!may_go).then(|| io::Error::other("it exists and is no recording; give another --output"))
+}
+
+/// For `train.capture`, `.train.capture.PURPOSE`. Not the recording itself is locked: children that outlive their process have that lock.
+pub(super) fn lock_file(recording: &Path, purpose: &str) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(recording.file_name().unwrap_or_default());
+    name.push(".");
+    name.push(purpose);
+    recording.with_file_name(name)
 }
 
 /// Whether a file can be created in this folder. Without this check, the error appears only when the program initialises CUDA.

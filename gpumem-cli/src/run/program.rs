@@ -1,12 +1,16 @@
 //! The program: how it is started, what signals it gets, how it ends.
 
 use std::{
+    env,
     ffi::{OsStr, OsString},
-    fs, io,
-    os::unix::process::ExitStatusExt,
-    process::{Child, Command, ExitStatus},
+    fs,
+    io::{self, Read},
+    os::unix::{ffi::OsStrExt, fs::MetadataExt, process::ExitStatusExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
     thread,
+    time::Duration,
 };
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
@@ -16,14 +20,14 @@ use signal_hook::{
     low_level::siginfo::{Cause, Origin, Sent},
 };
 
-use crate::failure::Failure;
+use crate::{failure::Failure, files};
 
 /// The signals that are passed on. The kernel delivers others (those of job control, for example) to the program as well.
 const SIGNALS: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
 pub(super) struct Program {
-    command: Command,
-    name: OsString,
+    words: Vec<OsString>,
+    environment: Vec<(String, OsString)>,
 }
 
 /// How a program ended.
@@ -52,28 +56,42 @@ impl From<ExitStatus> for Ended {
 
 impl Program {
     pub(super) fn new(words: &[OsString]) -> Self {
-        let mut command = Command::new(&words[0]);
-        command.args(&words[1..]);
-        Self { command, name: words[0].clone() }
+        Self { words: words.to_owned(), environment: Vec::new() }
     }
 
     pub(super) fn environment(&mut self, name: &str, value: impl AsRef<OsStr>) {
-        self.command.env(name, value);
+        self.environment.push((name.to_owned(), value.as_ref().to_owned()));
+    }
+
+    fn start(&self) -> io::Result<Child> {
+        let spawn = |program: &OsStr, words: &[OsString]| {
+            let environment = self.environment.iter().map(|(name, value)| (name, value));
+            Command::new(program).args(words).envs(environment).spawn()
+        };
+        let (program, words) = (&self.words[0], &self.words[1..]);
+        let started = spawn(program, words);
+        // As shells do with a script that does not name its interpreter.
+        match script(program) {
+            Some(script) if started.as_ref().is_err_and(|error| error.raw_os_error() == Some(NO_PROGRAM)) => {
+                spawn(SHELL.as_ref(), &[&[script.into_os_string()], words].concat())
+            }
+            _ => started,
+        }
     }
 
     /// Runs the program until it ends. It has our stdin, stdout and stderr, and it stays in our process group, so that the terminal
     /// delivers its signals to it.
     ///
     /// `started` gets its number.
-    pub(super) fn run(mut self, started: impl FnOnce(u32)) -> Result<Ended, Failure> {
+    pub(super) fn run(self, started: impl FnOnce(u32)) -> Result<Ended, Failure> {
         // Before the program begins: a signal in between would end this process and leave the program alone.
         let forwarder = Forwarder::new();
-        let child = match self.command.spawn() {
+        let child = match self.start() {
             Ok(child) => child,
             Err(error) => {
                 // As `env` and `nohup` do.
                 let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
-                let what = format!("cannot start `{}`", self.name.display());
+                let what = format!("cannot start `{}`", self.words[0].display());
                 crate::terminal::error(&Failure::new(what, error, ""));
                 return Ok(Ended { code, signal: None, has_started: false });
             }
@@ -115,10 +133,14 @@ impl Forwarder {
                 }
             });
         }
-        // It is over, but still has its number.
-        while waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
-            .is_err_and(|error| error == rustix::io::Errno::INTR)
-        {}
+        loop {
+            // When it is over, it still has its number.
+            match waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT) {
+                Err(rustix::io::Errno::INTR) => {}
+                Ok(Some(status)) if status.stopped() => stop_with(pid),
+                _ => break,
+            }
+        }
         *is_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
         let status = child.wait()?;
         if let Some(handle) = handle {
@@ -127,6 +149,61 @@ impl Forwarder {
         end_at_second_signal();
         Ok(status.into())
     }
+}
+
+/// The program has stopped: it did that itself, or was stopped. Who waits for this process is to see that, as it would see it of the
+/// program: so this process stops as well, and goes on with the program.
+fn stop_with(program: Pid) {
+    // Each stop is reported once.
+    _ = waitid(WaitId::Pid(program), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
+    // Signals of the terminal stop and continue both: it may run again.
+    thread::sleep(Duration::from_millis(20));
+    if !is_stopped(program) {
+        return;
+    }
+    let own = rustix::process::getpid();
+    // Somebody may continue the program alone, which a stopped process does not notice. Without the watcher this one does not stop.
+    let pids = [program, own].map(|pid| pid.as_raw_nonzero().to_string());
+    let mut watcher = Command::new(SHELL);
+    watcher.args(["-c", WATCH, "sh"]).args(pids).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let Ok(mut watcher) = watcher.spawn() else { return };
+    // The system delivers it before this returns.
+    _ = kill_process(own, Signal::STOP);
+    // Somebody has continued this process.
+    _ = watcher.kill();
+    _ = watcher.wait();
+    _ = kill_process(program, Signal::CONT);
+}
+
+/// Continues the second process as soon as the first one is not stopped any more. It uses what every shell has, and `sleep`.
+const WATCH: &str = "while read -r stat < /proc/$1/stat; do case ${stat##*)} in ' T'*|' t'*) sleep 0.05;; *) break;; esac; done; kill -CONT $2";
+
+fn is_stopped(process: Pid) -> bool {
+    let stat = fs::read(format!("/proc/{}/stat", process.as_raw_nonzero())).unwrap_or_default();
+    let stat = String::from_utf8_lossy(&stat);
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
+}
+
+const SHELL: &str = "/bin/sh";
+
+/// What the kernel says of a file that it cannot execute: `ENOEXEC`.
+const NO_PROGRAM: i32 = rustix::io::Errno::NOEXEC.raw_os_error();
+
+/// Where a program is, if it may be a script: its first line is text.
+fn script(program: &OsStr) -> Option<PathBuf> {
+    let path = if program.as_bytes().contains(&b'/') {
+        PathBuf::from(program)
+    } else {
+        let is_program =
+            |path: &PathBuf| path.metadata().is_ok_and(|known| known.is_file() && known.mode() & 0o111 != 0);
+        env::split_paths(&env::var_os("PATH")?).map(|folder| folder.join(program)).find(is_program)?
+    };
+    let mut begin = Vec::new();
+    files::open_to_read(&path).ok()?.take(4096).read_to_end(&mut begin).ok()?;
+    let is_text = begin.split(|byte| *byte == b'\n').next().is_some_and(|line| !line.contains(&0));
+    // What begins so would be an option of the shell.
+    let path = if path.as_os_str().as_bytes().starts_with(b"-") { Path::new(".").join(path) } else { path };
+    is_text.then_some(path)
 }
 
 /// The recordings are finished now, which takes a moment. A signal does not interrupt that; a second one does.

@@ -4,15 +4,24 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
+use gpumem::__private::{LockFile, SharedMemory};
 use gpumem_core::{
-    capture::{End, Item, RecordedEvent, items_of, recover, ring_path},
+    capture::{End, Item, RecordedEvent, has_ring, items_of, recover},
     model::EventKind,
 };
 
-use super::{lock_file::LockFile, parts, place::Place, symbols, torch};
-use crate::{failure::Failure, terminal};
+use super::{
+    parts,
+    place::{self, Place},
+    symbols, torch,
+};
+use crate::{failure::Failure, files, terminal};
+
+/// To complete a large recording takes some seconds. Who has its lock for longer hangs, or has put it there to stop others.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The recording of a process.
 #[derive(Debug)]
@@ -87,7 +96,7 @@ fn devices_of(path: &Path, keeps_empty: bool) -> io::Result<Found> {
 
 /// What a recording consists of is not all in its file.
 pub(crate) fn is_unfinished(recording: &Path) -> bool {
-    ring_path(recording).exists() || mark(recording).exists() || torch::is_there(recording)
+    has_ring(recording, &SharedMemory) || mark(recording).exists() || torch::is_there(recording)
 }
 
 /// A file beside a recording that nobody completes when its program ends: a report does.
@@ -104,15 +113,19 @@ pub(crate) fn mark(recording: &Path) -> PathBuf {
 /// Of reading and writing. The recording is readable up to where it was before.
 pub(crate) fn complete(path: &Path) -> io::Result<Option<Vec<Item>>> {
     // Of all that complete it at the same time, one does it; the others wait until it is complete.
-    let _turn = LockFile::wait(path, "completing")?;
+    let lock = place::lock_file(path, "completing");
+    let _turn = LockFile::wait(&lock, PATIENCE, || {
+        let (path, lock) = (path.display(), lock.display());
+        terminal::error(&format_args!("waiting for another process, which completes `{path}` and has locked `{lock}`"));
+    })?;
     // Until all is added, no process begins a recording with this name.
-    let Some(_ended) = recover(path)? else { return Ok(None) };
+    let Some(_ended) = recover(path, &SharedMemory)? else { return Ok(None) };
     parts::join(path)?;
-    let (items, end) = items_of(io::BufReader::new(File::open(path)?))?;
+    let (items, end) = items_of(io::BufReader::new(files::open_to_read(path)?))?;
     match end {
         End::Complete => {}
         // The disk was full. What is added has to follow a complete record.
-        End::Cut { at } => File::options().write(true).open(path)?.set_len(at)?,
+        End::Cut { at } => files::open(path, File::options().write(true))?.set_len(at)?,
         End::Damaged { .. } => return Ok(Some(items)),
     }
     if let Err(error) = symbols::add(path, &items) {

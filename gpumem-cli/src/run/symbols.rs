@@ -13,6 +13,8 @@ use addr2line::Loader;
 use gpumem_core::capture::{CodeAddress, Item, ModuleDefinition, Symbol, SymbolsDefinition, Writer};
 use object::{Object, ObjectSegment, ReadCache};
 
+use crate::files;
+
 /// Adds what the addresses stand for to a complete recording, which has these items.
 pub(super) fn add(recording: &Path, items: &[Item]) -> io::Result<()> {
     let mut modules = HashMap::new();
@@ -27,7 +29,7 @@ pub(super) fn add(recording: &Path, items: &[Item]) -> io::Result<()> {
             _ => {}
         }
     }
-    let mut file = File::options().append(true).open(recording)?;
+    let mut file = files::open(recording, File::options().append(true))?;
     let end = file.seek(SeekFrom::End(0))?;
     let mut writer = Writer::append(&file, end);
     for (module, offsets) in addresses {

@@ -21,7 +21,7 @@ use gpumem_core::{
 use gpumem_inject::variable;
 use serde_json::Value;
 
-use crate::history::tensors::remove_range;
+use crate::{files, history::tensors::remove_range};
 
 /// Lines of Python have addresses from here on: no code has such ones, nor have the lines of the recording.
 const LINES: u64 = 0b11 << 62;
@@ -53,8 +53,8 @@ pub(super) fn add(recording: &Path, items: &[Item]) -> io::Result<()> {
         return Ok(());
     }
     if !items.iter().any(|item| matches!(item, Item::Allocator(_))) {
-        let dump = Dump::read(BufReader::new(File::open(from)?), is_complete)?;
-        let mut to = File::options().append(true).open(recording)?;
+        let dump = Dump::read(BufReader::new(files::open_to_read(from)?), is_complete)?;
+        let mut to = files::open(recording, File::options().append(true))?;
         let end = to.seek(SeekFrom::End(0))?;
         let mut writer = Writer::append(&to, end);
         write(&dump, items, &mut writer)?;

@@ -18,7 +18,7 @@ use gpumem_core::{
 };
 use serde::Serialize;
 
-use crate::{history::Origin, report::json, run::of_module};
+use crate::{files, history::Origin, report::json, run::of_module};
 
 /// So many places of a device are shown.
 const MOST_PLACES: usize = 32;
@@ -111,7 +111,7 @@ impl Live {
             }
             self.follower = Follower::default();
             self.lines = Lines::default();
-            self.open = Some((File::open(&self.path)?, identity));
+            self.open = Some((files::open_to_read(&self.path)?, identity));
         }
         match &self.open {
             Some((file, _)) => self.follower.read(file),

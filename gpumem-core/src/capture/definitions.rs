@@ -9,7 +9,7 @@ use std::{
 use super::allocator::AllocatorDefinition;
 use super::item::{
     CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item,
-    ModuleDefinition, PartDefinition, PoolDefinition, Process, Symbol, ThreadDefinition,
+    ModuleDefinition, PartDefinition, PoolDefinition, Process, RingDefinition, Symbol, ThreadDefinition,
 };
 use crate::{
     derive::{Callsite, Names, Stack},
@@ -41,6 +41,8 @@ pub struct Definitions {
     interceptions: Vec<Interception>,
     part: Option<PartDefinition>,
     allocator: Option<AllocatorDefinition>,
+    ring: Option<RingDefinition>,
+    is_finished: bool,
     in_words: RefCell<HashMap<StackId, Stack>>,
     bytes: u64,
     pub(super) left_out: u64,
@@ -108,6 +110,14 @@ impl Definitions {
                 self.allocator.get_or_insert(allocator);
                 is_new
             }
+            Item::Ring(ring) => {
+                self.ring = Some(ring);
+                true
+            }
+            Item::Finished(_) => {
+                self.is_finished = true;
+                true
+            }
             Item::Callsite(callsite) => add_first(&mut self.callsites, callsite.id, callsite),
             Item::Module(module) => add_first(&mut self.modules, module.id, module),
             Item::Stack(stack) => add_first(&mut self.stacks, stack.id, stack.addresses),
@@ -170,6 +180,11 @@ impl Definitions {
     /// The caching allocator of the program, if its history was asked for.
     pub fn allocator(&self) -> Option<&AllocatorDefinition> {
         self.allocator.as_ref()
+    }
+
+    /// The process runs, or has ended without writing all that it recorded. Recordings of early versions do not say that.
+    pub fn lacks_end(&self) -> bool {
+        self.ring.is_some() && !self.is_finished
     }
 
     /// The addresses of a stack.

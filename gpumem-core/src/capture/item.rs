@@ -60,7 +60,24 @@ pub enum Item {
     Allocator(AllocatorDefinition),
     /// What a caching allocator did.
     AllocatorEvents(AllocatorEvents),
+    /// Where the process keeps what it has not written yet. Until [`Finished`](Self::Finished), the recording may lack that.
+    Ring(RingDefinition),
+    /// All that the process recorded is in the file.
+    Finished(Finished),
 }
+
+/// Where a process keeps what is not in its recording yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingDefinition {
+    /// The number of a segment of shared memory, which outlives the process. `None`: memory that is lost with the process.
+    pub segment: Option<u64>,
+    /// A random number, which is in the segment too: another segment may get the number later.
+    pub recording: u64,
+}
+
+/// See [`Item::Finished`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finished;
 
 /// Which part of what happened is in a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -402,7 +419,16 @@ impl Wire for Process {
     }
 }
 
+impl Wire for Finished {
+    fn put(&self, _: &mut Vec<u8>) {}
+
+    fn get(_: &mut Input<'_>) -> Result<Self> {
+        Ok(Self)
+    }
+}
+
 fields!(PartDefinition { is_peaks, after });
+fields!(RingDefinition { segment, recording });
 fields!(ClockPair { ticks, time });
 fields!(ThreadDefinition { thread, os_id, name });
 fields!(CallsiteDefinition { id, name, file, line, column, module_path });
@@ -511,6 +537,8 @@ items! {
     Part = 18,
     Allocator = 19,
     AllocatorEvents = 20,
+    Ring = 21,
+    Finished = 22,
 }
 
 /// Appends an item. `scratch` is for what comes after its length.

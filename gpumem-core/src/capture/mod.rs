@@ -31,15 +31,15 @@ pub use self::{
     follow::Follower,
     item::{
         BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, DeviceReading,
-        Interception, Item, ModuleDefinition, PartDefinition, PoolDefinition, Process, Request, StackDefinition,
-        Symbol, SymbolsDefinition, ThreadDefinition,
+        Finished, Interception, Item, ModuleDefinition, PartDefinition, PoolDefinition, Process, Request,
+        RingDefinition, StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition,
     },
     items::items_of,
     output::ReplayedReport,
     part::Part,
     reader::{Reader, Skipped, Step},
     record::{End, VERSION, is_recording},
-    recover::{Ended, new_path, old_path, recover, ring_path},
+    recover::{Ended, Segment, Segments, has_ring, new_path, old_path, recover, ring_path},
     ring::{
         Line, RingContent, RingDefinitions, RingMemory, RingOwner, RingReader, RingWriter, WHOLE, lines_for,
         on_the_heap, ring,

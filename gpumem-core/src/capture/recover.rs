@@ -8,16 +8,39 @@ use std::{
 };
 
 use super::{
-    item::{CodeAddress, Item},
+    item::{CodeAddress, Finished, Item, RingDefinition},
     items::Items,
     ring::{RingContent, RingOwner, RingReader, WHOLE},
     writer::Writer,
 };
 use crate::model::StackId;
 
-/// Where the ring of a recording is while the program runs, or if it was killed.
+/// Where early versions had the ring of a recording: in a file.
 pub fn ring_path(recording: &Path) -> PathBuf {
     with(recording, ".ring")
+}
+
+/// The shared memory of this machine, in which rings are.
+pub trait Segments {
+    /// What is in a segment. `None` if there is no such segment.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    fn read(&self, segment: u64) -> io::Result<Option<Segment>>;
+
+    /// Removes a segment.
+    fn remove(&self, segment: u64);
+}
+
+/// A segment of shared memory.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    /// What is in it.
+    pub bytes: Vec<u8>,
+    /// The process that made it; `None` if it is not visible here.
+    pub creator: Option<u32>,
+    /// A process uses it.
+    pub is_in_use: bool,
 }
 
 /// Where the older part of a recording of the newest events is.
@@ -45,47 +68,101 @@ pub struct Ended {
     _lock: File,
 }
 
+/// A ring that is not in the recording yet.
+struct Found {
+    bytes: Vec<u8>,
+    place: RingPlace,
+    /// The process that fills it runs. `None` if the ring does not say who that is.
+    is_filled: Option<bool>,
+}
+
+enum RingPlace {
+    File(PathBuf),
+    Segment(u64),
+}
+
+impl Found {
+    /// The ring of a recording, if there is one.
+    fn of(recording: &Path, file: &File, segments: &dyn Segments) -> io::Result<Option<Self>> {
+        let path = ring_path(recording);
+        if let Some(bytes) = read(&path)? {
+            let is_filled = RingReader::from_bytes(&bytes).map(|ring| is_running(&ring.owner));
+            return Ok(Some(Self { bytes, place: RingPlace::File(path), is_filled }));
+        }
+        let Some(RingDefinition { segment: Some(segment), recording }) = Head::of(file).ring else { return Ok(None) };
+        let Some(Segment { bytes, creator, is_in_use }) = segments.read(segment)? else { return Ok(None) };
+        // Another one has got the number.
+        if RingReader::from_bytes(&bytes).is_none_or(|ring| ring.owner.recording != recording) {
+            return Ok(None);
+        }
+        // A child that outlives the process has the segment too. What is not visible here may run elsewhere.
+        let is_filled = is_in_use && creator.is_none_or(|pid| is_there(pid).is_some());
+        Ok(Some(Self { bytes, place: RingPlace::Segment(segment), is_filled: Some(is_filled) }))
+    }
+
+    fn remove(&self, segments: &dyn Segments) -> io::Result<()> {
+        match &self.place {
+            RingPlace::File(path) => fs::remove_file(path),
+            RingPlace::Segment(segment) => {
+                segments.remove(*segment);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Whether the process of a recording was killed, or runs: something is not in the file that can be added.
+pub fn has_ring(recording: &Path, segments: &dyn Segments) -> bool {
+    // A pipe would be waited for.
+    let file = recording.is_file().then(|| File::open(recording).ok()).flatten();
+    let Some(file) = file else { return false };
+    // What cannot be read may be there.
+    Found::of(recording, &file, segments).map_or(true, |found| found.is_some())
+}
+
 /// Adds what was in the ring of a process that was killed to its recording, and removes the ring. `None` if the process records
 /// still: nothing is done then. Two callers at the same time would both add the ring, so the caller has to exclude that.
 ///
 /// # Errors
-/// If a file cannot be read or written, or if the ring is damaged or of another version. The ring is kept in these cases.
-pub fn recover(recording: &Path) -> io::Result<Option<Ended>> {
-    let ring_path = ring_path(recording);
+/// If a file or the ring cannot be read or written, or if the ring is damaged or of another version. The ring is kept in these cases.
+pub fn recover(recording: &Path, segments: &dyn Segments) -> io::Result<Option<Ended>> {
+    // A pipe is not waited for if it is opened for both.
+    let mut file = File::options().read(true).write(true).open(recording)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+    }
     // Before the lock: a process that begins a new file while somebody else has the lock gives up.
-    if read(&ring_path)?.is_some_and(|bytes| RingReader::from_bytes(&bytes).is_some_and(|ring| is_running(&ring.owner)))
-    {
+    if Found::of(recording, &file, segments)?.is_some_and(|found| found.is_filled == Some(true)) {
         return Ok(None);
     }
-    let mut file = File::options().read(true).write(true).open(recording)?;
     // The process holds a lock while it runs. Its children that did not call `exec` hold it too.
     let is_locked = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
     // Only now: a process writes what is in its ring to the recording when it ends, and removes the ring.
-    let bytes = read(&ring_path)?;
+    let found = Found::of(recording, &file, segments)?;
     // The process has put another file in its place.
     if !is_same_file(&file, recording)? {
         return Ok(None);
     }
-    let Some(bytes) = bytes else {
+    let Some(found) = found else {
         // A process that has no ring may write. While it writes a file that takes the place of this one, it has the lock of that one.
         let may_record = is_locked || is_held(&new_path(recording));
         // It has just begun if it has not written who it is.
-        let records = may_record && process_of(&file).is_none_or(|pid| is_there(pid).is_some());
+        let records = may_record && Head::of(&file).pid.is_none_or(|pid| is_there(pid).is_some());
         return Ok((!records).then_some(Ended { added: 0, _lock: file }));
     };
-    let ring = RingReader::from_bytes(&bytes);
-    if ring.as_ref().map_or(is_locked, |ring| is_running(&ring.owner)) {
+    if found.is_filled.unwrap_or(is_locked) {
         return Ok(None);
     }
-    let Some(RingContent { recorded, definitions, items, .. }) = ring else {
+    let Some(RingContent { recorded, definitions, items, .. }) = RingReader::from_bytes(&found.bytes) else {
         // Killed before the ring was in use.
-        if bytes.iter().all(|byte| *byte == 0) {
-            fs::remove_file(&ring_path)?;
+        if found.bytes.iter().all(|byte| *byte == 0) {
+            found.remove(segments)?;
             return Ok(Some(Ended { added: 0, _lock: file }));
         }
+        let ring = ring_path(recording);
         let why =
             "is damaged, or of another version of gpumem: open the recording with the version that wrote it, or remove";
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("`{0}` {why} `{0}`", ring_path.display())));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("`{0}` {why} `{0}`", ring.display())));
     };
     // What follows was written, and not given free in the ring any more: it is there.
     let length = file.metadata()?.len();
@@ -105,11 +182,12 @@ pub fn recover(recording: &Path) -> io::Result<Option<Ended>> {
     for item in &items {
         writer.write(item)?;
     }
-    writer.flush()?;
     let added = writer.written().items - defined;
+    writer.write(&Item::Finished(Finished))?;
+    writer.flush()?;
     drop(writer);
     file.sync_all()?;
-    fs::remove_file(&ring_path)?;
+    found.remove(segments)?;
     Ok(Some(Ended { added, _lock: file }))
 }
 
@@ -139,15 +217,29 @@ fn is_held(path: &Path) -> bool {
     File::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
-/// The number of the process that wrote a recording, if it can be read.
-fn process_of(file: &File) -> Option<u32> {
-    let mut items = Items::new(io::BufReader::new(file)).ok()?;
-    while let Ok(Some((item, _))) = items.next() {
-        if let Item::Process(process) = item {
-            return Some(process.pid);
+/// What the beginning of a recording says, as far as it can be read.
+#[derive(Default)]
+struct Head {
+    /// The number of the process.
+    pid: Option<u32>,
+    ring: Option<RingDefinition>,
+}
+
+impl Head {
+    fn of(mut file: &File) -> Self {
+        let mut head = Self::default();
+        // Another reader of the same file may have moved the position.
+        let Ok(mut items) = file.rewind().and_then(|()| Items::new(io::BufReader::new(file))) else { return head };
+        while let Ok(Some((item, _))) = items.next() {
+            match item {
+                Item::Process(process) => head.pid = Some(process.pid),
+                Item::Ring(ring) => head.ring = Some(ring),
+                Item::Event(_) => break,
+                _ => {}
+            }
         }
+        head
     }
-    None
 }
 
 /// Of these definitions, those of stacks that events have, and what those stacks consist of.
@@ -191,7 +283,7 @@ fn is_there(pid: u32) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::{env, process, sync::atomic::Ordering::Relaxed, time::Duration};
+    use std::{cell::RefCell, env, process, sync::atomic::Ordering::Relaxed, time::Duration};
 
     use super::*;
     use crate::{
@@ -221,16 +313,34 @@ mod tests {
     /// `None` if the process records still.
     #[track_caller]
     fn added(files: &Files) -> Option<u64> {
-        recover(&files.0).unwrap().map(|ended| ended.added)
+        recover(&files.0, &Shared::default()).unwrap().map(|ended| ended.added)
     }
 
-    const DEAD: RingOwner = RingOwner { pid: u32::MAX as u64, began: 1 };
+    /// Shared memory with one segment, whose number is 7.
+    #[derive(Default)]
+    struct Shared(RefCell<Option<Segment>>);
+
+    impl Segments for Shared {
+        fn read(&self, segment: u64) -> io::Result<Option<Segment>> {
+            Ok(self.0.borrow().clone().filter(|_| segment == 7))
+        }
+
+        fn remove(&self, segment: u64) {
+            assert_eq!(segment, 7);
+            self.0.take();
+        }
+    }
+
+    const DEAD: RingOwner = RingOwner { pid: u32::MAX as u64, began: 1, recording: 0 };
 
     /// A recording that ends in the middle of a record, and a ring with two events.
     fn killed(files: &Files, owner: RingOwner) {
         let mut writer = Writer::new(File::create(&files.0).unwrap()).unwrap();
         let thread = ThreadDefinition { thread: ThreadId(1), os_id: 5, name: None };
         writer.write(&Item::Thread(thread)).unwrap();
+        if owner.recording != 0 {
+            writer.write(&Item::Ring(RingDefinition { segment: Some(7), recording: owner.recording })).unwrap();
+        }
         writer.flush().unwrap();
         let recorded = writer.written().bytes;
         drop(writer);
@@ -263,7 +373,7 @@ mod tests {
             Item::Event(event) => Some(event.number),
             _ => None,
         });
-        assert_eq!((items.len(), numbers.collect::<Vec<_>>()), (5, vec![1, 2, 3, 4]));
+        assert_eq!((items.len(), numbers.collect::<Vec<_>>()), (6, vec![1, 2, 3, 4]));
         assert!(!files.ring().exists());
         assert_eq!(added(&files), Some(0));
     }
@@ -277,7 +387,7 @@ mod tests {
         let stat = String::from_utf8_lossy(&stat);
         let began = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19)?.parse().ok());
         let Some(began) = began else { return };
-        killed(&files, RingOwner { pid: process::id().into(), began });
+        killed(&files, RingOwner { pid: process::id().into(), began, recording: 0 });
         // Without its lock as well: not every file system has locks, and the process replaces the file with `--max-size`.
         assert_eq!(added(&files), None);
         let held = File::open(&files.0).unwrap();
@@ -285,7 +395,7 @@ mod tests {
         assert_eq!(added(&files), None);
         assert!(files.ring().exists());
         // The lock of a child, which outlives the process.
-        killed(&files, RingOwner { pid: process::id().into(), began: began + 1 });
+        killed(&files, RingOwner { pid: process::id().into(), began: began + 1, recording: 0 });
         assert_eq!(added(&files), Some(4));
     }
 
@@ -320,18 +430,52 @@ mod tests {
     }
 
     #[test]
+    fn a_ring_in_shared_memory_is_added_when_its_process_does_not_run() {
+        let files = Files::new("segment");
+        let killed = |recording| {
+            killed(&files, RingOwner { recording, ..DEAD });
+            let bytes = fs::read(files.ring()).unwrap();
+            fs::remove_file(files.ring()).unwrap();
+            bytes
+        };
+        let added = |shared: &Shared| recover(&files.0, shared).unwrap().map(|ended| ended.added);
+        let shared = |segment: &Segment| Shared(RefCell::new(Some(segment.clone())));
+        let lacks_end =
+            || crate::capture::Reader::new(File::open(&files.0).unwrap()).unwrap().definitions().lacks_end();
+        let mut segment = Segment { bytes: killed(9), creator: Some(process::id()), is_in_use: true };
+        // This process runs, and so may one that is not visible.
+        assert!(has_ring(&files.0, &shared(&segment)) && added(&shared(&segment)).is_none());
+        segment.creator = None;
+        assert_eq!(added(&shared(&segment)), None);
+        // One that has called `exec`; one whose child has the memory still.
+        for (creator, is_in_use) in [(Some(process::id()), false), (Some(u32::MAX), true)] {
+            segment = Segment { bytes: killed(9), creator, is_in_use };
+            let shared = shared(&segment);
+            assert!(lacks_end());
+            assert_eq!(added(&shared), Some(4));
+            assert!(shared.0.borrow().is_none() && !has_ring(&files.0, &shared) && !lacks_end());
+            assert_eq!(added(&shared), Some(0));
+        }
+        // The segment is another recording's now: what this one lacks is lost, and the file says that it lacks something.
+        killed(10);
+        let shared = shared(&segment);
+        assert_eq!((has_ring(&files.0, &shared), added(&shared)), (false, Some(0)));
+        assert!(shared.0.borrow().is_some() && lacks_end());
+    }
+
+    #[test]
     fn files_that_do_not_belong_together_are_left_alone() {
         let files = Files::new("other");
         killed(&files, DEAD);
         fs::write(&files.0, b"short").unwrap();
-        assert!(recover(&files.0).is_err());
+        assert!(recover(&files.0, &Shared::default()).is_err());
         assert!(files.ring().exists());
         // The version is the second word.
         let mut other = fs::read(files.ring()).unwrap();
         other[8] += 1;
         for ring in [other, b"no ring".to_vec()] {
             fs::write(files.ring(), ring).unwrap();
-            let error = recover(&files.0).unwrap_err().to_string();
+            let error = recover(&files.0, &Shared::default()).unwrap_err().to_string();
             assert!(error.contains("another version of gpumem: open the recording with"), "{error}");
         }
         fs::write(files.ring(), [0; 4096]).unwrap();

@@ -4,8 +4,10 @@
 //! cache line, so that an event writes no more lines than it must. Everything else is rare, and lies in as many slots as its bytes
 //! need. What has no room is counted, and the count is the next thing in the ring.
 //!
-//! The memory of the ring can be a mapped file. It is there after the program was killed, and [`RingReader::from_bytes`] reads what
+//! The memory of the ring can outlive the program. It is there after the program was killed, and [`RingReader::from_bytes`] reads what
 //! is in it. A slot is given free only after its event is in the recording, so an event is in the recording or in the ring.
+//!
+//! Another process of the user may change that memory. Then the recording is wrong, but no side waits, panics, or reads outside of it.
 //!
 //! Behind the slots there is room for definitions: a thread that sees a stack for the first time puts there what the stack consists
 //! of, before its event. The thread that writes the recording defines it too, but only when it comes to that event.
@@ -65,12 +67,12 @@ pub fn on_the_heap(slots: usize) -> Box<[Line]> {
     (0..lines_for(slots)).map(|_| Line::default()).collect()
 }
 
-/// The first word, in a file.
+/// The first word, in memory that outlives the program.
 const MAGIC: u64 = u64::from_le_bytes(*b"gpumring");
 
 /// What the lines before the slots hold. The two sides write to different ones; two neighbours are often fetched together.
 mod line {
-    /// Magic, version, process, its start, which of the two states is the newest.
+    /// Magic, version, process, its start, which of the two states is the newest, the number of the recording.
     pub(super) const ABOUT: usize = 0;
     /// How long the recording is, and how many slots are in it. Two, so that one store replaces one by the other.
     pub(super) const STATES: [usize; 2] = [1, 2];
@@ -200,6 +202,8 @@ pub struct RingOwner {
     pub pid: u64,
     /// When it began, as `/proc/PID/stat` says; another process may get the number later.
     pub began: u64,
+    /// A random number, which the recording has too. 0 in rings that are files.
+    pub recording: u64,
 }
 
 /// A ring in this memory, for a recording that has so many bytes. An allocation or a free takes one slot.
@@ -211,7 +215,7 @@ pub fn ring<M: RingMemory>(memory: M, owner: RingOwner, recorded: u64) -> (RingW
     let slots = slots_of(lines).unwrap_or_else(|| panic!("{lines} lines are not the memory of a ring"));
     let ring = Arc::new(Ring { memory, mask: slots as u64 - 1 });
     let about = ring.line(line::ABOUT);
-    for (word, value) in about.iter().zip([MAGIC, VERSION, owner.pid, owner.began]) {
+    for (word, value) in about.iter().zip([MAGIC, VERSION, owner.pid, owner.began, 0, owner.recording]) {
         word.store(value, Relaxed);
     }
     ring.line(line::STATES[0])[0].store(recorded, Relaxed);
@@ -323,10 +327,11 @@ impl<M: RingMemory> RingWriter<M> {
     #[inline]
     fn has_room(&mut self, slots: u64) -> bool {
         let all = self.ring.mask + 1;
-        if self.head + slots - self.tail > all {
+        if (self.head + slots).wrapping_sub(self.tail) > all {
             self.tail = self.ring.tail().load(Acquire);
         }
-        self.head + slots - self.tail <= all
+        // Another process may have changed the tail.
+        (self.head + slots).wrapping_sub(self.tail) <= all
     }
 
     /// Puts the number of items that had no room into the ring; false if it has none either.
@@ -375,6 +380,11 @@ impl<M: RingMemory> RingReader<M> {
     }
 
     /// The memory of the ring.
+    pub fn memory(&self) -> &M {
+        &self.ring.memory
+    }
+
+    /// The words of that memory.
     pub fn words(&self) -> impl Iterator<Item = &AtomicU64> {
         self.ring.memory.lines().iter().flat_map(|line| &line.0)
     }
@@ -427,7 +437,8 @@ impl RingReader {
         let memory: Box<[Line]> = bytes.chunks_exact(BYTES).map(line).collect();
         let slots = slots_of(memory.len())?;
         let ring = Ring { memory, mask: slots as u64 - 1 };
-        let [magic, version, pid, began, newest, ..] = ring.line(line::ABOUT).each_ref().map(|word| word.load(Relaxed));
+        let [magic, version, pid, began, newest, recording, ..] =
+            ring.line(line::ABOUT).each_ref().map(|word| word.load(Relaxed));
         if magic != MAGIC || version != VERSION {
             return None;
         }
@@ -440,7 +451,7 @@ impl RingReader {
         let missed = (missed > 0).then_some(Item::Missed(missed));
         let definitions = definitions_in(&ring);
         let items = RingReader::new(Arc::new(ring), tail, head).take_while_in(head).chain(missed);
-        Some(RingContent { recorded, owner: RingOwner { pid, began }, definitions, items })
+        Some(RingContent { recorded, owner: RingOwner { pid, began, recording }, definitions, items })
     }
 
     /// The items before this slot.
@@ -472,10 +483,13 @@ impl<M: RingMemory> Iterator for RingReader<M> {
 
     fn next(&mut self) -> Option<Item> {
         if self.next == self.head {
-            self.head = self.ring.head().load(Acquire);
-            if self.next == self.head {
+            let head = self.ring.head().load(Acquire);
+            let new = head.wrapping_sub(self.next);
+            // If another process has changed it, the next event repairs it.
+            if new == 0 || new > self.ring.mask + 1 {
                 return None;
             }
+            self.head = head;
         }
         let words: [u64; WORDS] = std::array::from_fn(|at| self.ring.slot(self.next)[at].load(Relaxed));
         let [first, number, ticks, time, key, bytes, tag, _] = words;
@@ -531,7 +545,7 @@ mod tests {
         RecordedEvent { number, ticks: number * 7, time, thread: ThreadId(u32::MAX), kind: kind(number) }
     }
 
-    const OWNER: RingOwner = RingOwner { pid: 7, began: 9 };
+    const OWNER: RingOwner = RingOwner { pid: 7, began: 9, recording: 11 };
 
     fn ring(slots: usize) -> (RingWriter, RingReader) {
         super::ring(on_the_heap(slots), OWNER, 500)
@@ -656,6 +670,27 @@ mod tests {
         (0..40).for_each(|number| put(&mut writer, number * 4));
         let numbers = (0..32).map(|number| number * 4).chain([1_000_008]).collect();
         assert_eq!(recovered(&bytes(&reader)), (2_000, numbers));
+    }
+
+    /// Another process of the user may write to memory that is shared.
+    #[test]
+    fn heads_and_tails_that_another_process_has_changed_do_no_harm() {
+        for wrong in [0, 1, 17, 1 << 20, u64::MAX] {
+            let (mut writer, mut reader) = ring(16);
+            (0..8).for_each(|number| put(&mut writer, number * 4));
+            assert_eq!(reader.by_ref().count(), 8);
+            reader.release(0);
+            writer.ring.head().store(wrong, Relaxed);
+            assert!(reader.by_ref().count() <= 16, "{wrong}");
+            writer.ring.tail().store(wrong, Relaxed);
+            (8..60).for_each(|number| put(&mut writer, number * 4));
+            assert!(reader.by_ref().count() <= 32, "{wrong}");
+            reader.release(0);
+            // What is right again is used again.
+            writer.ring.tail().store(writer.head, Relaxed);
+            put(&mut writer, 400);
+            assert!(writer.head > 8);
+        }
     }
 
     #[test]

@@ -6,8 +6,8 @@ use gpumem_core::{
     capture::{
         AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
         BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, DeviceReading,
-        End, Interception, Item, ModuleDefinition, PoolDefinition, Process, Reader, RecordedEvent, Request,
-        StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer, items_of,
+        End, Finished, Interception, Item, ModuleDefinition, PoolDefinition, Process, Reader, RecordedEvent, Request,
+        RingDefinition, StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer, items_of,
     },
     derive::Names,
     model::{
@@ -187,7 +187,7 @@ fn definition(random: &mut Random) -> Item {
         line: random.option(Random::small),
         column: random.option(Random::small),
     };
-    match random.below(17) {
+    match random.below(19) {
         0 => Item::Process(Process {
             pid: random.small(),
             executable: random.text(),
@@ -264,6 +264,8 @@ fn definition(random: &mut Random) -> Item {
                 stack: StackId(random.small()),
             }),
         }),
+        16 => Item::Ring(RingDefinition { segment: random.option(Random::any), recording: random.any() }),
+        17 => Item::Finished(Finished),
         _ => Item::Missed(random.any()),
     }
 }

@@ -1,7 +1,7 @@
 //! The session of a program that does not know gpumem: the driver loads a library with gpumem into it, and that library begins the
 //! recording.
 
-use std::{fs, path::Path};
+use std::{fs, os::fd::OwnedFd, path::Path};
 
 use super::{
     capture::Keep,
@@ -13,7 +13,7 @@ use super::{
 use crate::source;
 use crate::{
     settings::{self, Settings},
-    sys::process,
+    sys::{descriptor, process},
 };
 
 /// What is recorded of a program that does not know gpumem.
@@ -70,6 +70,20 @@ pub fn end_injected() {
 pub fn run_beside_program(name: &str, code: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     let thread = std::thread::Builder::new().name(name.to_owned());
     process::with_signals_blocked(|| thread.spawn(code)).map(drop)
+}
+
+/// As [`run_beside_program`], on a thread that has descriptors of its own, if that is possible: `code` gets whether it is. It brings no
+/// descriptor with it.
+///
+/// # Errors
+/// If no thread can be started.
+pub fn run_with_own_descriptors(name: &str, code: impl FnOnce(bool) + Send + 'static) -> std::io::Result<()> {
+    run_beside_program(name, || code(descriptor::leave_table_of_program()))
+}
+
+/// The same file or socket with a number that the program hardly uses.
+pub fn with_high_number(descriptor: OwnedFd) -> OwnedFd {
+    descriptor::with_high_number(descriptor.into()).into()
 }
 
 /// Ends the process if all threads of the program have ended. Code that runs beside the program calls it regularly.

@@ -61,7 +61,10 @@ pub use self::{budgets::simulated_gpu, testing::TestSession};
 #[cfg(all(feature = "capture", feature = "dispatch"))]
 pub use self::{
     capture::Keep,
-    injected::{Injected, begin_injected, end_injected, exit_without_program, run_beside_program},
+    injected::{
+        Injected, begin_injected, end_injected, exit_without_program, run_beside_program, run_with_own_descriptors,
+        with_high_number,
+    },
 };
 pub(crate) use self::{output::Notice, views::statistics};
 use self::{
@@ -73,6 +76,8 @@ pub use crate::settings::Setting;
 pub use crate::source::calls_of_both_sources;
 #[cfg(all(feature = "__internal", feature = "backtrace"))]
 pub(crate) use crate::source::{WAYS_TO_A_STACK, python_lines};
+#[cfg(feature = "capture")]
+pub use crate::sys::{lock_file::LockFile, ring_memory::SharedMemory};
 use crate::{
     derive::{Labels, Stack},
     error::{Error, Kind, Result},

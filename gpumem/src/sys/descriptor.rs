@@ -1,22 +1,64 @@
 //! Descriptors in a process whose program may close them.
 
-use std::fs::File;
+use std::{
+    fs::{File, Metadata},
+    io,
+    path::Path,
+};
 
 /// What a descriptor stands for: the numbers of the device and of the file. `None` if it is closed, and where that is not known.
 pub(crate) fn identity(file: &File) -> Option<(u64, u64)> {
-    #[cfg(unix)]
+    file.metadata().ok().and_then(|known| numbers(&known))
+}
+
+/// The same for what has this path. A link is not followed.
+pub(crate) fn identity_at(path: &Path) -> Option<(u64, u64)> {
+    path.symlink_metadata().ok().and_then(|known| numbers(&known))
+}
+
+#[cfg(unix)]
+#[expect(clippy::unnecessary_wraps, reason = "other systems have none")]
+fn numbers(known: &Metadata) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    Some((known.dev(), known.ino()))
+}
+
+#[cfg(not(unix))]
+fn numbers(_: &Metadata) -> Option<(u64, u64)> {
+    None
+}
+
+/// Opens a regular file for writing, or creates it. A pipe that somebody has put there is not waited for.
+#[cfg(feature = "capture")]
+pub(crate) fn open(path: &Path, creates: bool) -> io::Result<File> {
+    open_with(path, creates, false)
+}
+
+/// Opens or creates a file whose lock is used. A link is refused: somebody may have put it there.
+pub(crate) fn open_lock(path: &Path) -> io::Result<File> {
+    open_with(path, true, true)
+}
+
+fn open_with(path: &Path, creates: bool, refuses_links: bool) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create(creates).truncate(false);
+    #[cfg(target_os = "linux")]
     {
-        use std::os::unix::fs::MetadataExt;
-        file.metadata().ok().map(|known| (known.dev(), known.ino()))
+        use std::os::unix::fs::OpenOptionsExt;
+        options.custom_flags(libc::O_NONBLOCK | if refuses_links { libc::O_NOFOLLOW } else { 0 });
     }
-    #[cfg(not(unix))]
-    {
-        let _ = file;
-        None
-    }
+    let known = if refuses_links { path.symlink_metadata() } else { path.metadata() };
+    let is_other = known.is_ok_and(|known| !known.is_file());
+    let file = options.open(path).map_err(|error| if is_other { no_file() } else { error })?;
+    if !is_other && file.metadata()?.is_file() { Ok(file) } else { Err(no_file()) }
+}
+
+fn no_file() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")
 }
 
 /// The same file with a number that the program hardly uses: programs get the lowest free one. If there is none, the file as it is.
+#[cfg(feature = "capture")]
 pub(crate) fn with_high_number(file: File) -> File {
     #[cfg(target_os = "linux")]
     {
@@ -35,7 +77,24 @@ pub(crate) fn with_high_number(file: File) -> File {
     file
 }
 
+/// The calling thread has a table of descriptors of its own from now on, which is empty at first: the program cannot close what the
+/// thread opens, and does not get other numbers because of it. `false` if the kernel (before 5.9) or its rules do not allow that: the
+/// thread shares the table of the program then. To be called before the thread uses a descriptor.
+#[cfg(all(feature = "capture", feature = "dispatch"))]
+pub(crate) fn leave_table_of_program() -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        const CLOSE_RANGE_UNSHARE: libc::c_uint = 1 << 1;
+        // SAFETY: the call reads no memory. The thread gets a new table, into which it copies nothing, so all descriptors of other threads
+        // stay open.
+        unsafe { libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, CLOSE_RANGE_UNSHARE) == 0 }
+    }
+    #[cfg(not(target_os = "linux"))]
+    false
+}
+
 /// The owner may read and write a file that was just created, whatever the umask of the program is.
+#[cfg(feature = "capture")]
 pub(crate) fn give_owner_access(file: &File) {
     #[cfg(unix)]
     {
@@ -52,6 +111,7 @@ pub(crate) fn give_owner_access(file: &File) {
 }
 
 /// How many bytes a file of this process may have at most; `None` if there is no limit.
+#[cfg(feature = "capture")]
 pub(crate) fn file_size_limit() -> Option<u64> {
     #[cfg(target_os = "linux")]
     {
@@ -61,7 +121,7 @@ pub(crate) fn file_size_limit() -> Option<u64> {
     None
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(all(feature = "capture", target_os = "linux"))]
 fn limit(of: libc::__rlimit_resource_t) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the function fills the structure that it is given.
@@ -70,7 +130,7 @@ fn limit(of: libc::__rlimit_resource_t) -> Option<u64> {
 }
 
 /// What a program does that closes a number, after which a file of its own gets it. The result is the program's.
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(all(test, feature = "capture", target_os = "linux"))]
 pub(crate) fn replace(number: std::os::fd::RawFd, file: &File) -> File {
     use std::os::fd::{AsRawFd, FromRawFd};
     // SAFETY: both are open; the first one's owner expects this.

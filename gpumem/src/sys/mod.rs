@@ -4,12 +4,14 @@
 #[cfg(any(feature = "cupti", feature = "dispatch"))]
 pub(crate) mod calls;
 #[cfg(feature = "capture")]
+pub(crate) mod cgroup;
+#[cfg(feature = "capture")]
 pub(crate) mod clock;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 #[cfg(feature = "cupti")]
 pub(crate) mod cupti;
-#[cfg(feature = "capture")]
+#[cfg(any(feature = "baseline", feature = "capture"))]
 pub(crate) mod descriptor;
 #[cfg(feature = "dispatch")]
 pub(crate) mod dispatch;
@@ -17,13 +19,15 @@ pub(crate) mod dispatch;
 mod dl;
 #[cfg(any(feature = "backtrace", all(feature = "dispatch", target_os = "linux")))]
 mod loader;
+#[cfg(any(feature = "baseline", feature = "capture"))]
+pub(crate) mod lock_file;
 #[cfg(feature = "nvml")]
 pub(crate) mod nvml;
 pub(crate) mod process;
 #[cfg(feature = "backtrace")]
 pub(crate) mod python;
 #[cfg(feature = "capture")]
-pub(crate) mod ring_file;
+pub(crate) mod ring_memory;
 #[cfg(feature = "backtrace")]
 pub(crate) mod stack;
 // Stacks are walked by the tables of the loaded files on these targets only; the manifest has the same condition.

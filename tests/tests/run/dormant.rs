@@ -1,5 +1,11 @@
 //! `gpumem run --dormant`, `gpumem start` and `gpumem stop`.
 
+use std::{
+    os::unix::net::UnixStream,
+    thread,
+    time::{Duration, Instant},
+};
+
 use gpumem_tests::built;
 
 use super::*;
@@ -55,6 +61,41 @@ fn a_program_that_is_never_started_is_not_recorded() {
     // No function of the driver was intercepted.
     let names = folder.names();
     assert_eq!(names, ["gpumem"]);
+}
+
+/// A program that closes its descriptors must not close that socket, and a connection must not get a number that it expects.
+#[test]
+fn the_socket_and_its_connections_are_not_among_the_descriptors_of_the_program() {
+    let folder = Folder::new();
+    let (file, connected) = (folder.file("a.capture"), folder.file("connected"));
+    let sockets = folder.0.join("gpumem");
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            let until = Instant::now() + Duration::from_secs(60);
+            let connection = loop {
+                let entries = fs::read_dir(&sockets).into_iter().flatten().flatten();
+                let stream = entries.filter_map(|entry| UnixStream::connect(entry.path()).ok()).next();
+                match stream {
+                    Some(stream) => break stream,
+                    None if Instant::now() > until => return,
+                    None => thread::sleep(Duration::from_millis(5)),
+                }
+            };
+            // The program has accepted it soon after, and waits for a command.
+            thread::sleep(Duration::from_millis(100));
+            fs::write(&connected, "").unwrap();
+            thread::sleep(Duration::from_millis(300));
+            drop(connection);
+        });
+        let probe = probe();
+        let awaits = format!("await_file {connected}");
+        let steps = [&ALLOCATES[..], &[&awaits, "sockets"]].concat();
+        let machine = machine().env("XDG_RUNTIME_DIR", &folder.0);
+        let words = [&["run", "--dormant", "-o", &file, "--", &probe], &steps[..]].concat();
+        let outcome = machine.run_program(&built("gpumem-command"), &words);
+        assert!(outcome.is_clean(), "{outcome}");
+        assert_eq!(outcome.answer("sockets"), "0", "{outcome}");
+    });
 }
 
 #[test]

@@ -65,10 +65,12 @@ fn a_program_without_cuda() {
     for command in [&["echo", "text"][..], &[&probe(), "call cuInit 0"]] {
         let outcome = run(&machine(), &file, command);
         one_line(&outcome, "nothing was recorded");
+        one_line(&outcome, "started with another environment (`sudo`, `env -i`)");
     }
     let outcome = run_probe(&machine().without(Library::Cuda), &file, &["try_count"]);
     one_line(&outcome, "nothing was recorded");
-    one_line(&outcome, "started with another environment (`sudo`, `env -i`)");
+    one_line(&outcome, "libcuda");
+    one_line(&outcome, "`gpumem doctor` says what is missing");
     assert_eq!(folder.names(), [""; 0]);
 }
 
@@ -90,7 +92,7 @@ fn leaves_behind(folder: &Folder, steps: &[&str], when: &str) -> (Outcome, Strin
 fn a_program_that_leaves_a_process_behind() {
     let folder = Folder::new();
     let steps = [&ALLOCATES[..], &["await_file end"]].concat();
-    let (outcome, pid) = leaves_behind(&folder, &steps, "ls a.pid*.ring > /dev/null 2>&1");
+    let (outcome, pid) = leaves_behind(&folder, &steps, "grep -q freed: log");
     let recording = folder.file(&format!("a.pid{pid}.capture"));
     one_line(
         &outcome,
@@ -122,6 +124,34 @@ fn a_name_that_is_not_text() {
     assert!(outcome.succeeded() && outcome.stdout.ends_with("\nn\\377.capture\n"), "{outcome}");
     assert!(outcome.stderr.contains(": 2 allocations"), "{outcome}");
     assert_eq!(recorded(&folder.file("n.capture")), of_allocates(), "{outcome}");
+}
+
+/// Somebody has put the lock there, and holds it.
+#[test]
+fn a_lock_that_another_process_holds() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let locks = format!(
+        "{}; exec 9> .a.pid$$.capture.completing; flock 9; sleep 100 & echo $! > pid; exec {}{}",
+        format_args!("cd {}", folder.0.display()),
+        probe(),
+        in_shell(&ALLOCATES)
+    );
+    let outcome = run(&machine(), &file, &["sh", "-c", &locks]);
+    let pid = fs::read_to_string(folder.file("pid")).unwrap();
+    _ = std::process::Command::new("kill").arg(pid.trim()).status();
+    assert!(outcome.is_clean(), "{outcome}");
+    for part in
+        ["gpumem: waiting for another process, which completes `", "has locked `", " for 20 seconds; remove that file"]
+    {
+        assert!(outcome.stderr.contains(part), "{part}\n{outcome}");
+    }
+    // A link in the place of the other lock is not followed: what it names stays as it is.
+    let kept = folder.file("kept");
+    std::os::unix::fs::symlink(&kept, folder.file(".b.capture.lock")).unwrap();
+    let outcome = run_probe(&machine(), &folder.file("b.capture"), &ALLOCATES);
+    one_line(&outcome, "its lock file `");
+    assert!(!Path::new(&kept).exists());
 }
 
 /// A driver whose dispatch table gpumem does not know.

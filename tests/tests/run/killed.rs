@@ -2,8 +2,9 @@
 
 use std::collections::HashSet;
 
+use gpumem::__private::SharedMemory;
 use gpumem_core::{
-    capture::{CodeAddress, Item, items_of},
+    capture::{CodeAddress, Item, Segments, items_of},
     model::StackId,
 };
 use gpumem_tests::{Random, built};
@@ -135,10 +136,8 @@ fn a_killed_program_loses_no_line_of_python() {
     }
 }
 
-/// Without the command, which would do that, the next report adds what is in the ring.
-#[test]
-fn a_report_has_what_a_killed_program_recorded_last() {
-    let folder = Folder::new();
+/// Kills `gpumem run`, and then the program while it allocates. Returns the recording and how many calls had returned.
+fn both_killed(folder: &Folder) -> (String, usize) {
     let file = folder.file("a.capture");
     let steps = in_shell(&[&ALLOCATES[..3], &["until_killed 50000 1000"]].concat());
     let gpumem = built("gpumem-command");
@@ -155,19 +154,55 @@ fn a_report_has_what_a_killed_program_recorded_last() {
         kill.replace('$', "\\$")
     );
     let outcome = machine().run_program("/bin/sh".as_ref(), &["-c", &script]);
-    let find = |end: &str| folder.names().into_iter().find(|name| name.starts_with("a.pid") && name.contains(end));
-    let ring = find(".ring").unwrap_or_else(|| panic!("{:?}\n{outcome}", folder.names()));
-    let recording = folder.file(ring.strip_suffix(".ring").unwrap());
+    let names = folder.names();
+    let recording =
+        names.iter().find(|name| name.starts_with("a.pid")).unwrap_or_else(|| panic!("{names:?}\n{outcome}"));
+    let calls = fs::read_to_string(folder.file("calls")).unwrap();
+    let returned = calls.lines().filter_map(|line| line.parse().ok()).max().unwrap();
+    let recording = folder.file(recording);
+    assert!(returned > 100 && lacks_end(&recording), "{returned}\n{outcome}");
+    (recording, returned)
+}
+
+/// Without the command, which would do that, the next report adds what is in the ring.
+#[test]
+fn a_report_has_what_a_killed_program_recorded_last() {
+    let folder = Folder::new();
+    let (recording, returned) = both_killed(&folder);
     // Several at the same time: one adds it.
+    let gpumem = built("gpumem-command");
     let reports = format!("for report in 1 2 3 4; do {} report {recording} & done; wait", gpumem.display());
     let report = machine().run_program("/bin/sh".as_ref(), &["-c", &reports]);
-    assert!(report.is_clean() && report.stderr.is_empty(), "{report}");
-    assert!(find(".ring").is_none());
+    let is_wait = |line: &str| line.starts_with("gpumem: waiting for another process, which completes ");
+    assert!(report.is_clean() && report.stderr.lines().all(is_wait), "{report}");
+    assert!(!lacks_end(&recording));
     let recorded = recorded(&recording);
-    let returned: usize =
-        fs::read_to_string(folder.file("calls")).unwrap().lines().filter_map(|line| line.parse().ok()).max().unwrap();
     let events = recorded.bytes.len() + recorded.frees;
-    assert!((returned..=returned + 1).contains(&events) && returned > 100, "{events} of {returned}");
+    assert!((returned..=returned + 1).contains(&events), "{events} of {returned}");
     let said = format!(": {} allocations", recorded.bytes.len());
     assert_eq!(report.stdout.matches(&said).count(), 4, "{report}");
+}
+
+/// Somebody has removed the ring, or the machine was started again.
+#[test]
+fn a_report_says_if_what_was_recorded_last_is_lost() {
+    let folder = Folder::new();
+    let (recording, returned) = both_killed(&folder);
+    let (items, _) = items_of(File::open(&recording).unwrap()).unwrap();
+    let segment = items.iter().find_map(|item| if let Item::Ring(ring) = item { ring.segment } else { None });
+    SharedMemory.remove(segment.expect("the ring is in shared memory"));
+    let report = machine().run_program(&built("gpumem-command"), &["report", &recording]);
+    let text = "The file has no end: its process records still, or could not write it, or was killed, which loses up to 0.2 seconds";
+    assert!(report.stdout.contains(text), "{report}");
+    let recorded = recorded(&recording);
+    assert!(recorded.bytes.len() + recorded.frees <= returned);
+}
+
+/// A clean-up job empties what lies about, and the disk is full: neither may end the program.
+#[test]
+fn no_file_is_mapped_into_the_program() {
+    let folder = Folder::new();
+    let steps = [&ALLOCATES[..], &["maps .capture", "maps .ring", "maps SYSV"]].concat();
+    let outcome = run_probe(&machine(), &folder.file("a.capture"), &steps);
+    assert_eq!(["maps .capture", "maps .ring", "maps SYSV"].map(|step| outcome.answer(step)), ["no", "no", "yes"]);
 }

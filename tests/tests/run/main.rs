@@ -4,6 +4,7 @@ mod attach;
 mod children;
 mod dormant;
 mod failures;
+mod files;
 mod killed;
 mod parts;
 mod program;
@@ -114,6 +115,13 @@ fn recorded(file: &str) -> Recorded {
     assert_eq!(reader.end(), Some(&End::Complete), "{file}");
     assert!(reader.skipped().is_nothing(), "{file}: {:?}", reader.skipped());
     recorded
+}
+
+/// Whether the process of a recording runs, or has not written all.
+#[track_caller]
+fn lacks_end(file: &str) -> bool {
+    let open = File::open(file).unwrap_or_else(|error| panic!("{file}: {error}"));
+    Reader::new(open).unwrap_or_else(|error| panic!("{file}: {error}")).definitions().lacks_end()
 }
 
 /// Whether there is an interpreter whose lines are recorded.

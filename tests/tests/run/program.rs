@@ -106,6 +106,51 @@ fn signals_reach_the_program() {
     }
 }
 
+/// As with a program of one's own: the shell sees that it has stopped, and continues it.
+#[test]
+fn who_waits_sees_that_the_program_has_stopped() {
+    let folder = Folder::new();
+    let [file, pid] = ["a.capture", "pid"].map(|name| folder.file(name));
+    let command = built("gpumem-command").display().to_string();
+    // Continued by its own number, or by that of `gpumem run`.
+    for continued in ["$program", "$gpumem"] {
+        let script = format!(
+            "stopped() {{ grep -q '^State:.T' /proc/$1/status; }}
+             {command} run -o {file} -- sh -c 'echo $$ > {pid}; kill -STOP $$; exit 14' & gpumem=$!
+             until stopped $gpumem; do sleep 0.01; done; program=$(cat {pid}); stopped $program && echo both
+             kill -CONT {continued}; wait $gpumem; echo ended $?"
+        );
+        let outcome = machine().run_program("/bin/sh".as_ref(), &["-c", &script]);
+        assert_eq!(outcome.stdout, "both\nended 14\n", "{outcome}");
+    }
+}
+
+#[test]
+fn a_script_without_an_interpreter_is_run_by_the_shell() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let script = |name: &str, text: &[u8]| {
+        let path = folder.file(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    };
+    let text = format!("echo \"$0 $1\"; exec {}{}", probe(), in_shell(&ALLOCATES));
+    let path = script("train", text.as_bytes());
+    for (program, machine) in [(path.as_str(), machine()), ("train", machine().env("PATH", path_with(&folder)))] {
+        let outcome = run(&machine, &file, &[program, "one word"]);
+        assert!(outcome.is_clean() && outcome.stdout.starts_with(&format!("{path} one word\n")), "{outcome}");
+        assert_eq!(recorded(&file), of_allocates(), "{outcome}");
+    }
+    let outcome = run(&machine(), &file, &[&script("broken", b"\x7fBROKEN\0\n")]);
+    assert!(outcome.exit() == "exit status: 126" && outcome.stderr.contains(": cannot start `"), "{outcome}");
+}
+
+fn path_with(folder: &Folder) -> String {
+    format!("{}:{}", folder.0.display(), std::env::var("PATH").unwrap_or_default())
+}
+
 #[test]
 fn the_program_reads_our_stdin() {
     let folder = Folder::new();

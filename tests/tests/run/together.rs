@@ -16,7 +16,7 @@ fn two_runs(folder: &Folder, options: &str, ends_first: bool) -> Outcome {
     };
     let text = format!(
         "cd {folder}; set -e
-         recorded() {{ until [ $(ls | grep -c 'pid.*ring$') = $1 ]; do sleep 0.01; done; }}
+         recorded() {{ until [ $(ls | grep -c 'pid.*capture$') = $1 ]; do sleep 0.01; done; }}
          {gpumem} run {options} -- {probe} {waits} > 1.log 2> 1.err & first=$!; recorded 1
          {gpumem} run {options} -- {probe} {steps} > 2.log 2> 2.err & second=$!; recorded 2
          {order}; head -n1 2.err; echo $second; rm -f end other ?.log ?.err",

@@ -18,14 +18,20 @@ mod file {
     use std::{
         collections::BTreeMap,
         ffi::OsString,
-        fs::{self, File},
-        io,
+        fs, io,
         path::{Path, PathBuf},
+        time::Duration,
     };
 
     use serde::{Deserialize, Serialize};
 
-    use crate::error::{Error, Kind, Result};
+    use crate::{
+        error::{Error, Kind, Result},
+        sys::lock_file::LockFile,
+    };
+
+    /// Writing takes milliseconds. Only a process that hangs has the lock for so long.
+    const PATIENCE: Duration = Duration::from_secs(30);
 
     /// The contents of the file. Sorted, so that a changed peak is one changed line.
     #[derive(Default, Deserialize, Serialize)]
@@ -54,8 +60,8 @@ mod file {
             |doing: &str, error: io::Error| baseline_error(path, format!("cannot {doing}: {error}")).because(error);
         let path = &resolve_links(path).map_err(|error| failed("follow its symbolic links", error))?;
         // A lock on the file itself would end when the file is replaced.
-        let lock = File::create(with_ending(path, ".lock")).map_err(|error| failed("make its lock file", error))?;
-        lock.lock().map_err(|error| failed("lock it", error))?;
+        let _lock =
+            LockFile::wait(&with_ending(path, ".lock"), PATIENCE, || {}).map_err(|error| failed("lock it", error))?;
         let mut baseline = parse(path)?.unwrap_or_default();
         if baseline.peaks.insert(name.to_owned(), peak) == Some(peak) {
             return Ok(());
@@ -163,6 +169,8 @@ mod file {
                 }
             });
             assert_eq!(parse(&path).unwrap().unwrap().peaks.len(), 8);
+            let names: Vec<_> = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            assert_eq!(names, ["baseline.json"], "no lock stays behind");
         }
 
         #[test]

@@ -30,10 +30,7 @@ impl RecordingFile {
     /// The lock lasts until the process ends: two processes that write to one file would destroy both recordings. A pipe or a device is
     /// refused, because opening or writing it can block the program.
     pub(super) fn create(path: &Path, place: &Path) -> io::Result<Self> {
-        if path.metadata().is_ok_and(|known| !known.is_file()) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
-        }
-        let file = File::options().write(true).create(true).truncate(false).open(path)?;
+        let file = descriptor::open(path, true)?;
         lock(&file)?;
         file.set_len(0)?;
         descriptor::give_owner_access(&file);
@@ -51,7 +48,7 @@ impl RecordingFile {
         if self.file.as_ref().is_none_or(|file| !is_own(file)) {
             // The number is the program's now, which must not be closed.
             forget(self.file.take());
-            let opened = |path: &PathBuf| File::options().write(true).open(path).ok().filter(is_own);
+            let opened = |path: &PathBuf| descriptor::open(path, false).ok().filter(is_own);
             let Some(mut file) = self.paths.iter().find_map(opened) else {
                 let why = "the program has closed its descriptor, and it is not where it was";
                 return Err(io::Error::new(io::ErrorKind::NotFound, why));
@@ -71,7 +68,13 @@ impl Write for RecordingFile {
             let why = format!("files of this process may have {limit} bytes at most (ulimit -f)");
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
         }
-        let count = self.own()?.write(bytes)?;
+        let written = self.written;
+        let file = self.own()?;
+        // What comes after a gap is no recording.
+        if file.metadata()?.len() < written {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "another process has made it shorter"));
+        }
+        let count = file.write(bytes)?;
         self.written += count as u64;
         Ok(count)
     }
@@ -127,5 +130,27 @@ mod tests {
         assert!(recording.write_all(b"four").unwrap_err().to_string().contains("it is not where it was"));
         drop((recording, kept));
         fs::remove_file(&other).unwrap();
+    }
+
+    /// A clean-up job empties files that have become old.
+    #[test]
+    fn a_recording_that_was_emptied_ends() {
+        let path = env::temp_dir().join(format!("gpumem-{}-emptied", process::id()));
+        let mut recording = RecordingFile::create(&path, &path).unwrap();
+        recording.write_all(b"one ").unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(2).unwrap();
+        assert!(recording.write_all(b"two").unwrap_err().to_string().contains("made it shorter"));
+        assert_eq!(fs::read(&path).unwrap(), b"on");
+        fs::remove_file(&path).unwrap();
+    }
+
+    /// Somebody has put a pipe there meanwhile: without a reader, opening it would wait.
+    #[test]
+    fn a_pipe_in_the_place_of_the_file_is_not_waited_for() {
+        let path = env::temp_dir().join(format!("gpumem-{}-pipe", process::id()));
+        assert!(process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let error = descriptor::open(&path, true).unwrap_err();
+        assert_eq!(error.to_string(), "it is not a regular file");
+        fs::remove_file(&path).unwrap();
     }
 }

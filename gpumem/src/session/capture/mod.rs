@@ -3,8 +3,8 @@
 //! The inbox puts a copy of each event into a ring, under its lock. A thread of its own empties the ring, adds definitions from the
 //! tables of the session, and writes. What the ring has no room for is counted in the recording, and the program never waits.
 //!
-//! The ring is a mapped file beside the recording, `FILE.ring`, until the process exits. If the process is killed, it has what was
-//! not written yet: `capture::recover` adds it to the recording.
+//! The ring is in shared memory, which outlives the process. If the process is killed, it has what was not written yet:
+//! `capture::recover` adds it to the recording.
 
 mod build_id;
 mod definitions;
@@ -15,6 +15,7 @@ mod tests;
 mod thread;
 
 use std::{
+    hash::{BuildHasher, RandomState},
     io,
     path::Path,
     sync::{
@@ -26,7 +27,7 @@ use std::{
 };
 
 use gpumem_core::capture::{
-    Item, Request, RingOwner, RingWriter, ThreadDefinition, Writer, lines_for, ring, ring_path,
+    Item, Request, RingDefinition, RingOwner, RingWriter, ThreadDefinition, Writer, lines_for, ring,
 };
 
 #[cfg_attr(not(feature = "dispatch"), expect(unreachable_pub, reason = "only injected programs choose"))]
@@ -40,19 +41,24 @@ use super::{Notice, Session};
 use crate::{
     inbox::Tap,
     model::{Bytes, Device, Event, EventKind, MemKind, ScopeId, StackId, ThreadId},
-    sys::{clock, process, ring_file::RingFile},
+    sys::{cgroup, clock, process, ring_memory::RingPages},
 };
 
 /// The ring has so many slots of 64 bytes; an allocation or a free takes one. It lasts for some 10 ms of a program that does nothing
 /// else.
 const SLOTS: usize = 1 << 17;
 
+/// With less memory left than that, the ring has fewer slots, which are private memory: the kernel might end the program instead of
+/// refusing more.
+const NEEDS: u64 = 64 << 20;
+const FEW_SLOTS: usize = SLOTS >> 4;
+
 /// How long the end of the process waits for the recording: large programs have much debug information to read.
 const AT_THE_END: Duration = Duration::from_secs(10);
 
 /// Puts each event into the ring, while the session is recorded.
 #[derive(Debug, Default)]
-pub(crate) struct EventTap(Option<Box<RingWriter<RingFile>>>);
+pub(crate) struct EventTap(Option<Box<RingWriter<RingPages>>>);
 
 impl Tap for EventTap {
     #[inline]
@@ -154,22 +160,28 @@ impl Session {
 
     pub(super) fn try_capture(&'static self, path: &Path, keep: Keep) -> io::Result<()> {
         let mut writer = Writer::new(RecordingFile::create(path, path)?)?;
+        let has_room = cgroup::memory_left().is_none_or(|left| left >= NEEDS);
+        let lines = lines_for(if has_room { SLOTS } else { FEW_SLOTS });
+        // What the ring of a recording of the peaks has could not be added to it.
+        let memory = if has_room && keep != Keep::Peaks { RingPages::new(lines) } else { RingPages::private(lines) }?;
+        let pid = std::process::id().into();
+        let place = RingDefinition { segment: memory.segment(), recording: RandomState::new().hash_one(pid) | 1 };
         // At once, so that the recording of a process that is killed has it.
         writer.write(&Definer::new(self).process())?;
+        writer.write(&Item::Ring(place))?;
         writer.flush()?;
-        // What the ring of a recording of the peaks has could not be added to it.
-        let lines = lines_for(SLOTS);
-        let memory =
-            if keep == Keep::Peaks { RingFile::on_the_heap(lines) } else { RingFile::new(&ring_path(path), lines) };
-        let owner = RingOwner { pid: std::process::id().into(), began: process::began() };
+        let owner = RingOwner { pid, began: process::began(), recording: place.recording };
         let (to, from) = ring(memory, owner, writer.written().bytes);
+        if has_room {
+            from.memory().fetch();
+        }
         let early = EarlyDefinitions::new(to.definitions());
         let stop = Arc::new(AtomicBool::new(false));
         let (done, is_done) = mpsc::sync_channel(1);
         let thread = {
             let (stop, path) = (Arc::clone(&stop), path.to_owned());
             let run = move || {
-                thread::run(self, from, writer, (&path, keep), &stop);
+                thread::run(self, from, writer, (&path, keep, place), &stop);
                 let _ = done.send(());
             };
             let thread = std::thread::Builder::new().name("gpumem-capture".to_owned());

@@ -13,7 +13,7 @@ use super::build_id;
 use crate::{
     model::{Frame, StackId},
     source::{self, LoadedFile},
-    sys::ring_file::RingFile,
+    sys::ring_memory::RingPages,
 };
 
 /// The numbers of modules: the same in all recordings of a session, and in the ring.
@@ -78,13 +78,13 @@ pub(super) fn symbols(address: CodeAddress, frames: Vec<Frame>) -> Item {
 /// Defines stacks in the memory of the ring when they are seen first.
 #[derive(Debug)]
 pub(super) struct EarlyDefinitions {
-    to: RingDefinitions<RingFile>,
+    to: RingDefinitions<RingPages>,
     /// The modules and lines that are defined there.
     defined: HashSet<CodeAddress>,
 }
 
 impl EarlyDefinitions {
-    pub(super) fn new(to: RingDefinitions<RingFile>) -> Self {
+    pub(super) fn new(to: RingDefinitions<RingPages>) -> Self {
         Self { to, defined: HashSet::new() }
     }
 

@@ -10,14 +10,14 @@ use std::{
 };
 
 use gpumem_core::{
-    capture::{ClockPair, Item, Part, RingReader, WHOLE, Writer, new_path, old_path, ring_path},
+    capture::{ClockPair, Finished, Item, Part, RingDefinition, RingReader, WHOLE, Writer, new_path, old_path},
     model::ThreadId,
 };
 
 use super::{definitions::Definer, file::RecordingFile};
 use crate::{
     session::{Notice, Session},
-    sys::{clock, process, ring_file::RingFile},
+    sys::{clock, process, ring_memory::RingPages},
 };
 
 /// The ring is emptied so often.
@@ -50,14 +50,15 @@ pub enum Keep {
 /// Writes until it is to stop, or the file cannot be written.
 pub(super) fn run(
     session: &'static Session,
-    ring: RingReader<RingFile>,
+    ring: RingReader<RingPages>,
     writer: Writer<RecordingFile>,
-    (path, keep): (&Path, Keep),
+    (path, keep, place): (&Path, Keep, RingDefinition),
     stop: &AtomicBool,
 ) {
     let mut recorder = Recorder {
         session,
         ring,
+        place,
         writer,
         definer: Definer::new(session),
         has_defined: false,
@@ -75,7 +76,7 @@ pub(super) fn run(
     };
     let is_written = recorder.run(stop);
     // All that was in the ring is in the recording now, or cannot be written.
-    let _ = fs::remove_file(ring_path(path));
+    recorder.ring.memory().discard();
     if recorder.missed > 0 {
         let (missed, path) = (recorder.missed, path.display());
         let text =
@@ -91,7 +92,9 @@ pub(super) fn run(
 
 struct Recorder {
     session: &'static Session,
-    ring: RingReader<RingFile>,
+    ring: RingReader<RingPages>,
+    /// Where the ring is.
+    place: RingDefinition,
     writer: Writer<RecordingFile>,
     definer: Definer,
     /// Definitions were written since the last flush.
@@ -156,12 +159,12 @@ impl Recorder {
         self.clock()?;
         // What was recorded is safe before debug information is read.
         self.flush()?;
-        if self.session.capture.is_injected() {
-            return Ok(());
+        if !self.session.capture.is_injected() {
+            for symbols in self.definer.symbols() {
+                self.writer.write(&symbols)?;
+            }
         }
-        for symbols in self.definer.symbols() {
-            self.writer.write(&symbols)?;
-        }
+        self.writer.write(&Item::Finished(Finished))?;
         self.writer.flush()
     }
 
@@ -252,6 +255,7 @@ impl Recorder {
         self.writer = Writer::new(RecordingFile::create(&new_path(&self.path), &self.path)?)?;
         self.definer = Definer::new(self.session);
         self.writer.write(&self.definer.process())?;
+        self.writer.write(&Item::Ring(self.place))?;
         self.writer.write(&Item::Part(definition))?;
         if let Some(first) = self.first_clock {
             self.writer.write(&Item::Clock(first))?;

@@ -7,7 +7,7 @@ use std::{
     process,
     sync::mpsc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use gpumem_core::{
@@ -110,6 +110,18 @@ fn even(path: u32, bits: u32, function: &mut dyn FnMut()) {
 fn odd(path: u32, bits: u32, function: &mut dyn FnMut()) {
     by_path(path >> 1, bits - 1, function);
     black_box(1);
+}
+
+/// Allocates and frees for so many milliseconds.
+pub(crate) fn be_busy(milliseconds: u64) -> Result<String, Trouble> {
+    let until = Instant::now() + Duration::from_millis(milliseconds);
+    while Instant::now() < until {
+        for _ in 0..100 {
+            allocate_and_free()?;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok("done".to_owned())
 }
 
 fn allocate_and_free() -> Result<(), Trouble> {

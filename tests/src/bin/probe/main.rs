@@ -25,7 +25,7 @@
 //!   `value name`: what a call gave out;
 //! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`, `go_on threads`, `adding_up steps devices`: see
 //!   `churn.rs`;
-//! - `until_killed when`, `killed_on_new_stacks micros`: see `killed.rs`; `await_file path`: until there is such a file; `await_recorded folder`: until a recording in it has
+//! - `until_killed when`, `killed_on_new_stacks micros`, `busy milliseconds`: see `killed.rs`; `await_file path`: until there is such a file; `await_recorded folder`: until a recording in it has
 //!   an allocation; `exec program & argument & …`: another program in this process;
 //! - `forks children`: so many, each while other threads use all of gpumem; see `forks.rs`;
 //! - `panic_on_refusal`: each refusal panics; `load_and_close path`: as the driver loads a tool, which is then closed;
@@ -44,7 +44,8 @@
 //! - `tracker`, `track`, `label …` and what else there is of trackers: see `track.rs`;
 //! - `by_dispatch [device]`, `by_cupti [device]`, `sampled_by_dispatch [device]`: a trace by that source;
 //! - `hold_stderr ms`: another thread writes to stderr for so long, and nobody else does meanwhile;
-//! - `close_descriptors path`: closes all but the first three and gives their numbers to this file; `limit_files bytes`: what files may
+//! - `sockets`: how many descriptors of this process are sockets;
+//!   `close_descriptors path`: closes all but the first three and gives their numbers to this file; `limit_files bytes`: what files may
 //!   have at most; `end_main_thread`: ends it alone.
 //! - `abort`: ends the process as a crash does; `sleep ms`, `maps name`: whether a file whose name has this in it is mapped; `threads`: how many threads of gpumem's run.
 
@@ -77,6 +78,12 @@ type Trouble = Box<dyn std::error::Error>;
 fn behave(verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
     match verb {
         "close_descriptors" => raw::close_descriptors(argument).map(|()| Some("closed".to_owned())),
+        "sockets" => {
+            let is_socket = |link: &std::path::PathBuf| link.to_string_lossy().starts_with("socket:");
+            let entries = fs::read_dir("/proc/self/fd")?.flatten();
+            let sockets = entries.filter(|entry| fs::read_link(entry.path()).is_ok_and(|link| is_socket(&link)));
+            Ok(Some(sockets.count().to_string()))
+        }
         "limit_files" => Ok(Some(raw::limit_files(argument.parse()?).to_string())),
         "end_main_thread" => {
             raw::end_main_thread();
@@ -458,6 +465,7 @@ impl Probe {
                 }
                 "there".to_owned()
             }
+            "busy" => killed::be_busy(argument.parse()?)?,
             "killed_on_new_stacks" => killed::allocate_on_new_stacks(argument.parse()?)?,
             "until_killed" => killed::allocate_until_killed(argument)?,
             "exec" => {

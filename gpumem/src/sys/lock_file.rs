@@ -1,0 +1,133 @@
+//! A file whose lock excludes other processes of gpumem from something.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io,
+    path::{Path, PathBuf},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use super::descriptor;
+
+/// Whoever waits looks so often.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// It is removed when it is dropped. The system releases the lock of a killed process.
+///
+/// Anybody who may write to the folder can put a file there and hold its lock. So nobody waits for ever, no link is followed, and nothing
+/// is written. On a file system without locks, no process is excluded.
+#[derive(Debug)]
+pub struct LockFile {
+    path: PathBuf,
+    _open: File,
+}
+
+impl LockFile {
+    /// `None` if another process has it.
+    ///
+    /// # Errors
+    /// If the file cannot be created, or is no regular file.
+    pub fn try_new(path: &Path) -> io::Result<Option<Self>> {
+        let failed = |error: io::Error| {
+            io::Error::new(error.kind(), format!("its lock file `{}` cannot be used: {error}", path.display()))
+        };
+        loop {
+            let open = descriptor::open_lock(path).map_err(failed)?;
+            if matches!(open.try_lock(), Err(TryLockError::WouldBlock)) {
+                return Ok(None);
+            }
+            if descriptor::identity(&open) == descriptor::identity_at(path) {
+                return Ok(Some(Self { path: path.to_owned(), _open: open }));
+            }
+            // The process that had it has removed it meanwhile.
+        }
+    }
+
+    /// Waits while another process has it, but not longer than that. `waits` is called after a quarter of that.
+    ///
+    /// # Errors
+    /// As [`try_new`](Self::try_new), and if another process has it all the time.
+    pub fn wait(path: &Path, patience: Duration, waits: impl FnOnce()) -> io::Result<Self> {
+        let began = Instant::now();
+        let mut waits = Some(waits);
+        loop {
+            if let Some(lock) = Self::try_new(path)? {
+                return Ok(lock);
+            }
+            if began.elapsed() >= patience {
+                let why = format!(
+                    "another process has locked `{}` for {} seconds; remove that file if no gpumem runs",
+                    path.display(),
+                    patience.as_secs()
+                );
+                return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
+            }
+            if began.elapsed() >= patience / 4
+                && let Some(waits) = waits.take()
+            {
+                waits();
+            }
+            sleep(LOOK_EVERY);
+        }
+    }
+}
+
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        _ = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{env, process, thread};
+
+    use super::*;
+
+    fn path(name: &str) -> PathBuf {
+        env::temp_dir().join(format!("gpumem-lock-file-{}-{name}", process::id()))
+    }
+
+    #[test]
+    fn one_at_a_time_has_it() {
+        let path = path("one");
+        let first = LockFile::try_new(&path).unwrap().expect("nobody has it");
+        assert!(LockFile::try_new(&path).unwrap().is_none());
+        thread::scope(|threads| {
+            let waits = threads.spawn(|| LockFile::wait(&path, Duration::from_secs(60), || {}).map(drop));
+            assert!(!waits.is_finished());
+            drop(first);
+            waits.join().unwrap().unwrap();
+        });
+        assert!(!path.exists() && LockFile::try_new(&path).unwrap().is_some());
+    }
+
+    /// Somebody has put it there, to stop others.
+    #[test]
+    fn nobody_waits_for_ever() {
+        let path = path("planted");
+        let planted = File::create(&path).unwrap();
+        planted.lock().unwrap();
+        let error = LockFile::wait(&path, Duration::from_millis(50), || {}).unwrap_err().to_string();
+        assert!(error.contains("another process has locked `") && error.contains("remove that file"), "{error}");
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_is_not_followed_and_a_pipe_is_not_waited_for() {
+        let [path, target] = ["link", "target"].map(path);
+        fs::write(&target, "text of the user").unwrap();
+        std::os::unix::fs::symlink(&target, &path).unwrap();
+        let error = LockFile::try_new(&path).unwrap_err().to_string();
+        assert!(error.contains("its lock file `") && error.contains("-link` cannot be used"), "{error}");
+        assert_eq!(fs::read_to_string(&target).unwrap(), "text of the user");
+        fs::remove_file(&path).unwrap();
+        assert!(process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(LockFile::try_new(&path).is_err());
+        for file in [path, target] {
+            fs::remove_file(file).unwrap();
+        }
+    }
+}
