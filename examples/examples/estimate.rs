@@ -15,7 +15,7 @@ fn main() -> Result<(), Error> {
     let step = Step { limit: Some(Bytes::gib(15)), ..Step::training(8, Optimizer::Adam) };
     println!("{}\n", step.estimate(&model)?);
     println!("{}\n", step.savings(&model)?);
-    println!("the largest batch for {}: {}", Bytes::gib(15), step.largest_batch(&model)?);
-    println!("the longest sequences with a batch of 8: {}", step.largest_length(&model)?);
+    println!("the largest batch of 512 tokens for {}: {}", Bytes::gib(15), step.largest_batch(&model)?);
+    println!("the longest sequences with a batch of 8 for {}: {}", Bytes::gib(15), step.largest_length(&model)?);
     Ok(())
 }

@@ -44,6 +44,22 @@ pub struct Blocks {
     pub bytes: u32,
 }
 
+/// What the parameters of a model are stored in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Types {
+    /// The weights of linear layers and experts, and the tables of embeddings.
+    pub(crate) weights: Dtype,
+    /// All other parameters, and what is computed.
+    pub(crate) others: Dtype,
+}
+
+impl Types {
+    /// Of parameters in this type. `compute`: what is computed in, if nothing can be in that type.
+    pub(crate) fn new(parameters: Dtype, compute: Dtype) -> Self {
+        Self { weights: parameters, others: if parameters.is_only_stored() { compute } else { parameters } }
+    }
+}
+
 /// The formats with blocks.
 const BLOCKS: &[Blocks] = &[
     // 64 elements of 4 bits and a scale of 32 bits: bitsandbytes without nested quantisation. `fp4` is its other table of values.
@@ -105,6 +121,33 @@ const PLAIN: &[(&str, Dtype)] = &[
     ("c64", Dtype::C64),
 ];
 
+/// What PyTorch, safetensors and people call them besides.
+const OTHER_NAMES: &[(&str, Dtype)] = &[
+    ("float64", Dtype::F64),
+    ("double", Dtype::F64),
+    ("fp64", Dtype::F64),
+    ("float32", Dtype::F32),
+    ("float", Dtype::F32),
+    ("fp32", Dtype::F32),
+    ("float16", Dtype::F16),
+    ("half", Dtype::F16),
+    ("fp16", Dtype::F16),
+    ("bfloat16", Dtype::Bf16),
+    ("float8", Dtype::F8),
+    ("fp8", Dtype::F8),
+    ("float8_e4m3fn", Dtype::F8),
+    ("float8_e5m2", Dtype::F8),
+    ("int64", Dtype::I64),
+    ("int32", Dtype::I32),
+    ("int16", Dtype::I16),
+    ("int8", Dtype::I8),
+    ("uint64", Dtype::U64),
+    ("uint32", Dtype::U32),
+    ("uint16", Dtype::U16),
+    ("uint8", Dtype::U8),
+    ("complex64", Dtype::C64),
+];
+
 impl Dtype {
     /// How many elements are stored together.
     pub(crate) fn block(self) -> u64 {
@@ -125,6 +168,16 @@ impl Dtype {
         elements.checked_mul(size)
     }
 
+    /// Weights are stored in it, and nothing is computed in it: products read such weights and have results of a wider type.
+    pub const fn is_only_stored(self) -> bool {
+        matches!(self, Self::F8 | Self::I8 | Self::Blocks(_))
+    }
+
+    /// All types by the names that `Display` prints.
+    pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+        PLAIN.iter().map(|(name, _)| *name).chain(BLOCKS.iter().map(|blocks| blocks.name))
+    }
+
     /// Floating-point numbers, which have gradients.
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F64 | Self::F32 | Self::F16 | Self::Bf16 | Self::F8)
@@ -139,13 +192,14 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// Reads the names that `Display` prints.
+/// Reads the names that `Display` prints, and PyTorch's, such as `torch.bfloat16` and `half`. Capitals and small letters are the same.
 impl FromStr for Dtype {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let name = text.to_ascii_lowercase();
-        let plain = PLAIN.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype);
+        let name = name.strip_prefix("torch.").unwrap_or(&name);
+        let plain = PLAIN.iter().chain(OTHER_NAMES).find(|(known, _)| *known == name).map(|(_, dtype)| *dtype);
         let blocks = || BLOCKS.iter().find(|blocks| blocks.name == name).copied().map(Self::Blocks);
         plain.or_else(blocks).ok_or_else(|| Kind::UnknownDtype(text.to_owned()).into())
     }
@@ -173,7 +227,28 @@ mod tests {
         for dtype in all {
             assert_eq!(dtype.to_string().parse::<Dtype>().unwrap(), dtype);
         }
-        assert_eq!("f33".parse::<Dtype>().unwrap_err().to_string(), "`f33` is no type of elements");
+        let unknown = "f33".parse::<Dtype>().unwrap_err().to_string();
+        assert!(unknown.starts_with("`f33` is no type of elements; there are f64, f32, f16, bf16, f8, "), "{unknown}");
+        assert!(Dtype::names().all(|name| unknown.contains(name)), "{unknown}");
+        assert!(unknown.ends_with(", tq2_0, and PyTorch's names, such as bfloat16"), "{unknown}");
+    }
+
+    #[test]
+    fn usual_names_are_known() {
+        for (name, dtype) in [
+            ("float16", Dtype::F16),
+            ("Half", Dtype::F16),
+            ("FP16", Dtype::F16),
+            ("bfloat16", Dtype::Bf16),
+            ("torch.bfloat16", Dtype::Bf16),
+            ("BF16", Dtype::Bf16),
+            ("float32", Dtype::F32),
+            ("fp32", Dtype::F32),
+            ("int8", Dtype::I8),
+            ("fp8", Dtype::F8),
+        ] {
+            assert_eq!(name.parse::<Dtype>().unwrap(), dtype, "{name}");
+        }
     }
 
     #[test]

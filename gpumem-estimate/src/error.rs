@@ -4,7 +4,7 @@ use std::fmt;
 
 use gpumem_core::model::Bytes;
 
-use crate::shape::Shape;
+use crate::{dtype::Dtype, shape::Shape};
 
 /// Why there is no estimate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +103,10 @@ impl fmt::Display for Error {
             }
             Kind::TooLarge => f.write_str("the sizes are too large: the sum does not fit into 62 bits"),
             Kind::RecomputedAll => f.write_str("a checkpointed block has recomputed all that it saved"),
-            Kind::UnknownDtype(name) => write!(f, "`{name}` is no type of elements"),
+            Kind::UnknownDtype(name) => {
+                let known = Dtype::names().collect::<Vec<_>>().join(", ");
+                write!(f, "`{name}` is no type of elements; there are {known}, and PyTorch's names, such as bfloat16")
+            }
         }
     }
 }

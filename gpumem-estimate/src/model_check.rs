@@ -8,6 +8,8 @@ use crate::{layer::Named, model::Model};
 
 /// The fields of layers that have layers inside.
 const INNER: [&str; 4] = ["layers", "shortcut", "encoder", "decoder"];
+/// No layer has so many fields. Each of them is tried in turn, so in more of them the wrong one is not looked for.
+const MOST_FIELDS: usize = 64;
 /// Longer values are cut in messages.
 const LONGEST: usize = 40;
 
@@ -81,6 +83,9 @@ fn words(fields: &Map<String, Value>, error: String) -> String {
 /// The field that the error is about: without it, there is another error or none. Each layer has a type and a name, so there is another
 /// error without these in any case, and they come last.
 fn wrong_field<'a>(fields: &'a Map<String, Value>, error: &str) -> Option<(&'a String, &'a Value)> {
+    if fields.len() > MOST_FIELDS {
+        return None;
+    }
     let is_about = |field: &str| {
         let mut rest = fields.clone();
         rest.remove(field);

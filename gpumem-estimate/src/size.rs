@@ -7,7 +7,7 @@ use gpumem_core::model::Bytes;
 use crate::{
     allocator::AllocatorKind,
     class::Class,
-    dtype::Dtype,
+    dtype::{Dtype, Types},
     eager::{Eager, LayerOutput, Libraries},
     error::{Error, Kind},
     files::Tensors,
@@ -15,6 +15,7 @@ use crate::{
     memory::Memory,
     model::Model,
     shape::Shape,
+    step::COMPUTE,
 };
 
 /// The size of a model and of what its layers make of an input.
@@ -66,7 +67,7 @@ impl Model {
         let memory = Rc::new(Memory::new(AllocatorKind::Exact, u64::MAX));
         let eager = Eager::new(Rc::clone(&memory), Libraries::default());
         memory.open("model");
-        build(&eager, &self.layers, dtype)?;
+        build(&eager, &self.layers, Types::new(dtype, COMPUTE))?;
         Ok(Tensors::new(eager.list_parameters()))
     }
 
@@ -77,12 +78,13 @@ impl Model {
         let eager = Eager::new(Rc::clone(&memory), Libraries::default());
         eager.layer_outputs.replace(Some(Vec::new()));
         memory.open("model");
-        let layers = build(&eager, &self.layers, dtype)?;
+        let types = Types::new(dtype, COMPUTE);
+        let layers = build(&eager, &self.layers, types)?;
         memory.close();
         let (parameters, parameter_bytes) = eager.count_parameters();
         memory.open("forward");
         let (shape, input_dtype) = self.input(batch);
-        let input_dtype = if input_dtype.is_float() { dtype } else { input_dtype };
+        let input_dtype = if input_dtype.is_float() { types.others } else { input_dtype };
         let input = eager.empty(&shape, input_dtype, Class::Inputs)?;
         if let Some(target) = self.target(batch) {
             eager.set_target(Some(eager.empty(&target, Dtype::I64, Class::Inputs)?));

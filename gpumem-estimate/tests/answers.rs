@@ -37,12 +37,12 @@ fn an_estimate_is_a_report() {
     assert_text(
         &estimate.to_string(),
         "\
-the estimated peak is 3.27 MiB
-                                bytes  MiB   MB
- ──────────────────────────────────────────────
- peak                       3,426,848  3.3  3.4
- the allocator has at most  3,426,848  3.3  3.4
- 263,682 parameters         1,054,728  1.0  1.1
+the estimated peak is 3.268 MiB
+                              MiB
+ ────────────────────────────────
+ peak                       3.268
+ the allocator has at most  3.268
+ 263,682 parameters         1.006
 
  at the peak, by class    MiB
  ──────────────────────────────────────
@@ -81,15 +81,15 @@ the estimated peak is 3.27 MiB
 }
 
 #[test]
-fn json_has_bytes_mib_and_mb() {
+fn json_has_bytes_and_mib() {
     let estimate = step().estimate(&small()).unwrap();
     let json: serde_json::Value = serde_json::from_str(&estimate.to_json()).unwrap();
     let peak = estimate.peak.get();
     assert_eq!(json["peak"], peak);
     assert_eq!(json["sizes"]["peak"]["bytes"], peak);
     #[expect(clippy::cast_precision_loss, reason = "it is a small number")]
-    let (mib, mb) = (peak as f64 / 1_048_576.0, peak as f64 / 1e6);
-    assert_eq!((&json["sizes"]["peak"]["mib"], &json["sizes"]["peak"]["mb"]), (&mib.into(), &mb.into()));
+    let mib = peak as f64 / 1_048_576.0;
+    assert_eq!(json["sizes"]["peak"], serde_json::json!({"bytes": peak, "mib": mib}), "MB are MiB in all of gpumem");
     assert_eq!(json["classes"]["weights"], estimate.parameter_bytes.get());
     let parts = json["parts"].as_array().unwrap().iter().map(|part| part["bytes"].as_u64().unwrap());
     assert_eq!(parts.sum::<u64>(), peak);
@@ -220,7 +220,18 @@ fn workspaces_of_convolutions_are_a_range() {
     assert!(range.peak > estimate.peak && range.reserved >= estimate.reserved, "{range:?}");
     let text = estimate.to_string();
     assert!(text.contains("\n … with the largest workspaces "), "{text}");
-    assert!(text.contains(&format!("with a workspace of 0 to {}.", range.high)), "{text}");
+    // One unit for the range in the first line, for the sentence and for all tables.
+    #[expect(clippy::cast_precision_loss, reason = "whole MiB are compared")]
+    let mib = |bytes: Bytes| format!("{:.0}", bytes.get() as f64 / f64::from(1 << 20));
+    let first = format!("the estimated peak is {} to {} MiB\n", mib(estimate.peak), mib(range.peak));
+    assert!(text.starts_with(&first), "{text}");
+    assert!(text.contains(&format!("with a workspace of 0 to {} MiB.", mib(range.high))), "{text}");
+    assert!(!text.contains("GiB"), "{text}");
+    // Only the workspace explains what was measured: 2168 MiB.
+    let vgg19 = Step::inference(32).estimate(&models::vgg19()).unwrap();
+    let text = vgg19.to_string();
+    assert!(text.starts_with("the estimated peak is 1384 to 2184 MiB\n"), "{text}");
+    assert_eq!(vgg19.compare(&measured("vgg19/32/inference/fp32")).peak.unwrap().is_in_range(), Some(true));
     let comparison = estimate.compare(&measured("resnet50/32/sgd/fp32"));
     assert_eq!(comparison.peak.unwrap().is_in_range(), Some(true), "{comparison}");
     let workspace = comparison.classes.iter().find(|class| class.classes == [Class::Workspace]).unwrap();
@@ -231,11 +242,19 @@ fn workspaces_of_convolutions_are_a_range() {
 /// A model of many layers is a report of a page.
 #[test]
 fn a_deep_model_has_a_short_report() {
-    let layers = numbered((0..3000).map(|_| Layer::linear(8, 8)));
-    let model = Model { layers, input: Input::Numbers(Shape::from([8])), ..small() };
-    let text = step().estimate(&model).unwrap().to_string();
+    let of = |sizes: &[u64]| {
+        let layers = numbered((0..3000).map(|at| Layer::linear(sizes[at % 2], sizes[(at + 1) % 2])));
+        let model = Model { layers, input: Input::Numbers(Shape::from([8])), ..small() };
+        step().estimate(&model).unwrap().to_string()
+    };
+    // Layers that differ from the ones before and after.
+    let text = of(&[8, 9]);
     assert!(text.lines().count() < 70, "{text}");
     assert!(text.contains(" more places)"), "{text}");
+    let text = of(&[8, 8]);
+    assert!(text.lines().count() < 50, "{text}");
+    // All 3000 have 8 × 8 weights and 8 biases.
+    assert!(text.contains("\n model                      0.824  █\n   0 … 2999 (3000×)         0.824  █\n"), "{text}");
 }
 
 #[test]
@@ -284,18 +303,18 @@ fn weights_without_a_model_are_no_estimate() {
     assert_text(
         &tensors.unwrap().to_string(),
         "\
-the weights have 1.00 MiB
-                       bytes   MiB    MB
- ───────────────────────────────────────
- 524,800 elements  1,050,624   1.0   1.1
- bf16              1,048,576   1.0   1.0
- f32                   2,048  <0.1  <0.1
+the weights have 1.002 MiB
+                     MiB
+ ───────────────────────
+ 524,800 elements  1.002
+ bf16              1.000
+ f32               0.002
 
- by module       KiB
- ─────────────────────────────
- model.layers.0  512  ████████
- model.layers.1  512  ████████
- norm.scale        2  ▏
+ by module                  MiB
+ ────────────────────────────────────────
+ model.layers.0 … 1 (2×)  1.000  ████████
+ norm.scale               0.002  ▏
+A row with × is the sum of so many equal layers.
 
 activations, gradients, caches and workspaces: unknown.
 A file of weights does not say what a step computes.",

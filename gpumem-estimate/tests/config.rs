@@ -1,6 +1,6 @@
 //! Configurations of Hugging Face.
 
-use gpumem_estimate::{Dtype, Model, Step};
+use gpumem_estimate::{Dtype, Model, Optimizer, Step};
 
 fn parameters(config: &str) -> u64 {
     Model::from_config(config, 16).unwrap().size(1, Dtype::Bf16).unwrap().parameters
@@ -28,7 +28,9 @@ fn known_architectures() {
 #[test]
 fn what_is_not_known_is_an_error() {
     assert_eq!(error("{}"), "config.json: it names no architecture");
-    assert_eq!(error(r#"{"architectures": ["NewLM"]}"#), "config.json: the architecture `NewLM` is not supported");
+    let unknown = error(r#"{"architectures": ["NewLM"]}"#);
+    assert!(unknown.starts_with("config.json: the architecture `NewLM` is not supported; supported are "), "{unknown}");
+    assert!(Model::known_architectures().all(|name| unknown.contains(name)), "{unknown}");
     let llama = |field: &str| format!(r#"{{"architectures": ["LlamaForCausalLM"], {field}}}"#);
     assert_eq!(
         error(&llama(r#""hidden_act": "gelu_10""#)),
@@ -49,7 +51,8 @@ fn hostile_numbers_are_errors() {
     let llama = |field: &str| format!(r#"{{"architectures": ["LlamaForCausalLM"], {field}}}"#);
     assert!(error(&llama(r#""hidden_size": -1"#)).ends_with("`hidden_size` is -1 and not a whole number"));
     assert!(error(&llama(r#""num_attention_heads": 0"#)).ends_with("`num_attention_heads` is 0"));
-    assert!(error(&llama(r#""num_hidden_layers": 1152921504606846976"#)).ends_with("is more than 100000"));
+    let deep = error(&llama(r#""num_hidden_layers": 65537"#));
+    assert_eq!(deep, "config.json: `num_hidden_layers` is 65537; a model of at most 2048 blocks is estimated");
     assert!(error(r#"{"architectures": ["GPT2LMHeadModel"], "n_embd": 9223372036854775800}"#).ends_with("too large"));
     assert!(error(&"[".repeat(1_000_000)).starts_with("config.json: this is no JSON"));
     let huge = Model::from_config(&llama(r#""hidden_size": 4611686018427387904"#), 16).unwrap();
@@ -72,4 +75,38 @@ fn contradictions_are_errors() {
     let quantized = error(&llama(r#""quantization_config": {"quant_method": "gptq", "bits": 4}"#));
     assert!(quantized.contains("`quant_method` gptq"), "{quantized}");
     assert!(Model::from_config(&llama(r#""quantization_config": null"#), 16).is_ok());
+}
+
+/// A stage of a `UNet` has blocks, and each of these has a transformer of blocks: a short file could ask for millions.
+#[test]
+fn numbers_that_multiply_have_a_limit() {
+    let unet = |fields: &str| format!(r#"{{"_class_name": "UNet2DConditionModel", {fields}}}"#);
+    let both = "`layers_per_block` and `transformer_layers_per_block` make";
+    for (fields, blocks) in [
+        (r#""layers_per_block": 1000, "transformer_layers_per_block": 1000"#, "8012004"),
+        (r#""layers_per_block": 18446744073709551615"#, "18446744073709551615"),
+        (r#""transformer_layers_per_block": 18446744073709551615"#, "18446744073709551615"),
+    ] {
+        let expected = format!("config.json: {both} {blocks} blocks; a model of at most 2048 blocks is estimated");
+        assert_eq!(error(&unet(fields)), expected);
+    }
+    // Stable Diffusion XL.
+    let xl = r#""block_out_channels": [320, 640, 1280], "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+        "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"], "transformer_layers_per_block": [1, 2, 10]"#;
+    assert!(Model::from_config(&unet(xl), 16).is_ok());
+}
+
+/// The most blocks that a file can ask for, each of another kind than the one before.
+#[test]
+fn the_most_blocks_are_estimated() {
+    let types: Vec<_> = (0..2048).map(|at| if at % 2 == 0 { "full_attention" } else { "sliding_attention" }).collect();
+    let config = serde_json::json!({
+        "architectures": ["Qwen3ForCausalLM"], "vocab_size": 16, "hidden_size": 8, "head_dim": 2, "intermediate_size": 8,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2048, "layer_types": types,
+        "use_sliding_window": true, "sliding_window": 4
+    });
+    let model = Model::from_config(&config.to_string(), 16).unwrap();
+    let training = Step::training(1, Optimizer::Sgd).estimate(&model).unwrap();
+    // For each block: queries, keys, values and the output, three products of an MLP, four norms.
+    assert_eq!(training.parameters, 2048 * (8 * (4 + 2 + 2 + 4) + 3 * 8 * 8 + 8 + 8 + 2 + 2) + 2 * 16 * 8 + 8);
 }

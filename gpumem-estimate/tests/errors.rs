@@ -169,6 +169,20 @@ fn a_wrong_layer_is_named_with_its_field() {
     assert_eq!(unnamed, "layer `mlp` (`layers[0].layers[1]`): the field `name` is missing");
 }
 
+/// Each field is tried in turn to find the wrong one, and each layer has the names of all layers around it.
+#[test]
+fn hostile_layers_cost_little() {
+    let fields: Vec<_> = (0..200_000).map(|at| format!(r#""a{at}": 0"#)).collect();
+    let wide = format!(r#"{{"name": "a", "type": "linear", "inputs": "x", "outputs": 1, {}}}"#, fields.join(","));
+    let error =
+        Model::from_json(&format!(r#"{{"name": "", "input": {{"tokens": 1}}, "layers": [{wide}]}}"#)).unwrap_err();
+    assert!(error.to_string().contains("layer `a` (`layers[0]`): invalid type: string"), "{error}");
+    let inside = Layer::Sequential { layers: vec![Layer::Flatten.named("b".repeat(300))] };
+    let long = model([], image()).layers.into_iter().chain([inside.named("a".repeat(300))]).collect();
+    let error = Step::inference(1).estimate(&Model { layers: long, ..model([], image()) }).unwrap_err();
+    assert_eq!(error.to_string(), "the names of layers make a path of more than 500 bytes");
+}
+
 /// How deep hostile values are nested.
 const DEEP: usize = 100_000;
 

@@ -142,9 +142,73 @@ fn an_unknown_architecture_has_parameters_and_no_model() {
     assert_eq!(unknown.tensors.sum().elements, 15);
     assert_eq!(unknown.tensors.by_module(2).len(), 2);
     let why = unknown.model.unwrap_err().to_string();
-    assert_eq!(why, "config.json: the architecture `NewLM` is not supported");
+    assert!(why.starts_with("config.json: the architecture `NewLM` is not supported; supported are Llama"), "{why}");
+    // The weights are found beside their configuration as well.
+    let beside = Described::read(folder.0.join("config.json"), 16).unwrap();
+    assert_eq!(beside.tensors, unknown.tensors);
+    assert_eq!(beside.model.unwrap_err().to_string(), why);
     // Without weights nothing is known at all.
+    std::fs::remove_file(index).unwrap();
     assert!(Described::read(folder.0.join("config.json"), 16).is_err());
+}
+
+/// What files do not say is not taken for what they say.
+#[test]
+fn the_type_and_the_positions_are_those_of_the_files() {
+    let folder = Folder::new("says");
+    let said = |config: &str| {
+        let found = Described::read(folder.write("config.json", config.as_bytes()), 16).unwrap();
+        (found.dtype, found.positions)
+    };
+    let with = |fields: &str| CONFIG.replace('}', &format!(", {fields}}}"));
+    assert_eq!(said(CONFIG), (None, None));
+    assert_eq!(said(&with(r#""torch_dtype": "bfloat16""#)), (Some(Dtype::Bf16), None));
+    assert_eq!(said(&with(r#""dtype": "float16", "torch_dtype": "bfloat16""#)), (Some(Dtype::F16), None));
+    assert_eq!(said(&with(r#""torch_dtype": "float32""#)), (Some(Dtype::F32), None));
+    assert_eq!(said(&with(r#""torch_dtype": "auto", "max_position_embeddings": 8192"#)), (None, Some(8192)));
+    let gguf = |name: &str| format!("{}/tests/gguf/{name}.gguf", env!("CARGO_MANIFEST_DIR"));
+    // Most elements of this file have blocks of 4 bits.
+    let found = Described::read(gguf("all_types"), 16).unwrap();
+    assert!(found.dtype.is_some() && found.positions.is_none());
+}
+
+/// No file is waited for, and none is read without end.
+#[test]
+fn what_is_no_regular_file_and_what_is_too_long_is_refused() {
+    let folder = Folder::new("limits");
+    let error = |path: &std::path::Path| Described::read(path, 16).unwrap_err().to_string();
+    let pipe = folder.0.join("pipe.json");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let others = ["model.json", "model.toml", "model.gguf", "model.safetensors", "model.safetensors.index.json"];
+    for (to, names) in [("/dev/zero", &others[..]), (pipe.to_str().unwrap(), &others[..])] {
+        for name in names {
+            let link = folder.0.join(name);
+            std::os::unix::fs::symlink(to, &link).unwrap();
+            assert!(error(&link).ends_with(": it is no regular file"), "{name}: {}", error(&link));
+            fs::remove_file(link).unwrap();
+        }
+    }
+    // The second file of an index, and a step.
+    folder.write("1.safetensors", &safetensors(FIRST, 32));
+    std::os::unix::fs::symlink(&pipe, folder.0.join("2.safetensors")).unwrap();
+    let map = r#"{"weight_map":{"model.a.weight":"1.safetensors","model.b.weight":"2.safetensors"}}"#;
+    let index = folder.write("model.safetensors.index.json", map.as_bytes());
+    assert!(error(&index).ends_with("2.safetensors: it is no regular file"));
+    let step = |path: &std::path::Path| Step::read(path).unwrap_err().to_string();
+    assert_eq!(step(std::path::Path::new("/dev/zero")), "/dev/zero: it is no regular file");
+    // Longer than any configuration, model or step.
+    for (name, length) in
+        [("long.json", 4_000_001), ("long.toml", 4_000_001), ("long.safetensors.index.json", 40_000_001)]
+    {
+        let long = folder.0.join(name);
+        fs::File::create(&long).unwrap().set_len(length).unwrap();
+        let expected = format!("it has more than {} bytes, and no such file needs so many", length - 1);
+        assert!(error(&long).ends_with(&expected), "{}", error(&long));
+        assert!(step(&long).ends_with("it has more than 65536 bytes, and no such file needs so many"));
+    }
+    let wrong = folder.write("step.json", br#"{"bach": 8}"#);
+    assert!(step(&wrong).contains("step.json: unknown field `bach`"), "{}", step(&wrong));
+    assert_eq!(Step::read(folder.write("good.json", br#"{"batch": 8}"#)).unwrap(), Step::inference(8));
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use gpumem_core::model::Bytes;
 use gpumem_estimate::{
-    AllocatorKind, Checkpointing, Class, Dtype, Estimate, Input, Layer, Loss, Model, Optimizer, Shape, Step, models,
-    numbered,
+    AllocatorKind, Checkpointing, Class, Dtype, Estimate, Input, Layer, Loss, Model, Optimizer, Quantized, Shape, Step,
+    models, numbered,
 };
 
 /// A linear layer of 100 × 50 for vectors, with the loss of 50 classes.
@@ -149,4 +149,52 @@ fn a_model_of_100_000_layers() {
     let estimate = exact(Step::training(1, Optimizer::Sgd)).estimate(&model).unwrap();
     assert_eq!(estimate.parameters, 50_000 * 20);
     assert!(estimate.peak > Bytes::new(50_000 * 20 * 4 * 2));
+}
+
+/// The figures of Llama 3 8B with 8,192 tokens, by hand: a cache of keys and values of 8 heads of 128 elements in 32 blocks, and logits.
+#[test]
+fn weights_alone_are_quantized() {
+    let config = r#"{
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8
+    }"#;
+    let model = Model::from_config(config, 8192).unwrap();
+    let (elements, of_norms) = (8_030_261_248_u64, 65 * 4096);
+    let estimate = |step: Step| exact(step).estimate(&model).unwrap();
+    let with = |parameters: &str| Step { parameters: parameters.parse().unwrap(), ..Step::inference(1) };
+    let wide = estimate(with("bf16"));
+    assert_eq!(wide.parameter_bytes.get(), 2 * elements);
+    assert_eq!(of(&wide, Class::Cache), 1024 << 20);
+    // How many bytes so many elements take.
+    for (name, [bytes, of_elements]) in [
+        ("q4_0", [18, 32]),
+        ("q4_k", [144, 256]),
+        ("q8_0", [34, 32]),
+        ("int8", [1, 1]),
+        ("f8", [1, 1]),
+        ("nf4", [36, 64]),
+    ] {
+        let narrow = estimate(with(name));
+        let weights = (elements - of_norms) / of_elements * bytes + of_norms * 2;
+        assert_eq!((narrow.parameters, narrow.parameter_bytes.get()), (elements, weights), "{name}");
+        // All else is what it is in bf16: the cache has 1,024 MiB, and the peak is smaller by what the weights save.
+        for (class, bytes) in wide.classes().into_iter().filter(|(class, _)| *class != Class::Weights) {
+            assert_eq!(of(&narrow, class), bytes.get(), "{name}: {class:?}");
+        }
+        assert_eq!(wide.peak.get() - narrow.peak.get(), 2 * elements - weights, "{name}");
+    }
+    let wider = estimate(Step { compute: Some(Dtype::F32), ..with("q4_0") });
+    assert_eq!(of(&wider, Class::Cache), 2048 << 20);
+    let with_autocast = Step { autocast: Some(Dtype::F16), ..with("q4_0") };
+    assert_eq!(with_autocast.computes_in(), Dtype::F16);
+    assert_eq!(of(&estimate(with_autocast), Class::Cache), 1024 << 20);
+    // bitsandbytes has the embedding and the head in bf16, and makes each weight in bf16 for its product.
+    let quantized = Some(Quantized { double: false, ..Quantized::default() });
+    let narrow = estimate(Step { quantized, ..with("bf16") });
+    assert_eq!(of(&narrow, Class::Cache), 1024 << 20);
+    let error = |step: Step| step.estimate(&model).unwrap_err().to_string();
+    let compute = Step { compute: Some(Dtype::Bf16), ..with("bf16") };
+    assert!(error(compute).contains("`compute` is for weights that are only stored"));
+    let compute = Step { compute: Some(Dtype::I8), ..with("q4_0") };
+    assert_eq!(error(compute), "products are made in f16, bf16 or f32");
 }

@@ -2,9 +2,8 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     io::{self, Write},
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use clap::Args;
@@ -13,15 +12,13 @@ use gpumem_core::{
     model::{Bytes, one_line},
 };
 use gpumem_estimate::{
-    AllocatorKind, ContextSize, Described, Dtype, Error, Estimate, Input, Model, Optimizer, Savings, Step, TensorSum,
-    Tensors,
+    AllocatorKind, ContextSize, Described, Dtype, Error, Estimate, Input, Model, Optimizer, Quantized, Savings, Shape,
+    Step, TensorSum, Tensors,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::{
-    arguments::recording, exit::Exit, failure::Failure, history::is_recording, progress::working, size::size, terminal,
-};
+use crate::{arguments::recording, exit::Exit, failure::Failure, progress::working, run::place, size::size, terminal};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -45,14 +42,15 @@ pub(crate) struct Arguments {
     /// The tokens of each input, for models of language.
     #[arg(long, default_value_t = 512, value_name = "N")]
     length: u64,
-    /// A training step with this optimizer: sgd, momentum, adam, adafactor, lion or adam8bit. Without it: inference.
+    /// A training step with this optimizer: sgd, momentum, adam (or adamw), adafactor, lion or adam8bit. Without it: inference.
     #[arg(long, value_name = "OPTIMIZER", value_parser = named::<Optimizer>)]
     train: Option<Optimizer>,
-    /// The type of the parameters: f32, f16, bf16 or others. Without it, what the files say.
-    #[arg(long, value_name = "TYPE", value_parser = dtype)]
+    /// The type of the parameters: f32, f16, bf16 or others. Of `int8`, `nf4`, `q4_0` and the like, only the weights have it, and all else has
+    /// the type of the files, or bf16. Without it, what the files say.
+    #[arg(long, value_name = "TYPE")]
     dtype: Option<Dtype>,
     /// Autocast to this type.
-    #[arg(long, value_name = "TYPE", value_parser = dtype)]
+    #[arg(long, value_name = "TYPE")]
     autocast: Option<Dtype>,
     /// The backward pass runs each block again.
     #[arg(long)]
@@ -88,34 +86,46 @@ pub(crate) struct Arguments {
 struct Fit {
     memory: Bytes,
     context: Bytes,
+    /// What is left for the allocator.
+    limit: Bytes,
     batch: u64,
+    /// What a batch of one input needs, if it does not fit.
+    least: Option<Bytes>,
     /// `None`: the inputs have one size.
     length: Option<u64>,
     /// The model has no more positions.
     is_longest: bool,
 }
 
-fn dtype(text: &str) -> Result<Dtype, String> {
-    text.parse().map_err(|error: Error| format!("{error}; types are f64, f32, f16, bf16, f8, i8, nf4 and others"))
+/// A step, and where the type comes from that it computes in.
+struct Asked {
+    step: Step,
+    dtype_from: &'static str,
+}
+
+/// What is printed.
+struct Answer<'a> {
+    model: &'a Model,
+    asked: &'a Asked,
+    /// The longest sequences that the model was made for, if that is known.
+    positions: Option<u64>,
+    /// What is unusual about the step, though it can be estimated.
+    notes: Vec<String>,
+    estimate: Estimate,
+    savings: Option<Savings>,
+    fit: Option<Fit>,
 }
 
 fn allocator(text: &str) -> Result<AllocatorKind, String> {
-    match text.strip_prefix("cubecl=") {
+    match text.to_ascii_lowercase().strip_prefix("cubecl=") {
         Some(card) => Ok(AllocatorKind::Cubecl { card: size(card)? }),
         None => named(text),
     }
 }
 
-/// The type that most parameters have in the files, if a model can run in it.
-fn stored_type(tensors: &Tensors) -> Dtype {
-    let sums = tensors.by_dtype();
-    let most = sums.iter().max_by_key(|(_, sum)| sum.elements).and_then(|(name, _)| name.parse().ok());
-    most.filter(|dtype| matches!(dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::Bf16)).unwrap_or_default()
-}
-
 /// A value by the name that it has in files.
 fn named<T: DeserializeOwned>(text: &str) -> Result<T, String> {
-    serde_json::from_value(Value::String(text.to_owned())).map_err(|error| error.to_string())
+    serde_json::from_value(Value::String(text.to_ascii_lowercase())).map_err(|error| error.to_string())
 }
 
 pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
@@ -130,14 +140,12 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     if file.metadata().is_ok_and(|known| !known.is_file() && !known.is_dir()) {
         return Err(Failure::new(format!("`{}` cannot be used", file.display()), "it is no file and no folder", ""));
     }
-    if let Some(to) = &arguments.record
-        && let (Ok(from), Ok(to)) = (file.canonicalize(), to.canonicalize())
-        && (to == from || to.starts_with(&from) && to.exists() && !is_recording(&to))
-    {
-        let next = "name another file";
-        return Err(Failure::new("the recording cannot be written", "it would replace what describes the model", next));
+    if let Some((to, why)) = arguments.record.as_ref().and_then(|to| Some((to, place::refusal(to)?))) {
+        let what = format!("the recording cannot be written to `{}`", to.display());
+        return Err(Failure::new(what, why, "give another --record"));
     }
-    let Described { tensors, model, notes, .. } = Described::read(file, arguments.length).map_err(wrong)?;
+    let Described { tensors, model, dtype, positions, notes, .. } =
+        Described::read(file, arguments.length).map_err(wrong)?;
     let is_doubtful = !notes.is_empty();
     for note in notes {
         terminal::error(&format_args!("`{}`: {note}", file.display()));
@@ -155,7 +163,8 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
         }
     };
     let failed = |error: Error| Failure::new(format!("`{}` cannot be estimated", file.display()), error, "");
-    let step = step(arguments, stored_type(&tensors))?;
+    let asked = asked(arguments, dtype)?;
+    let step = &asked.step;
     let (estimate, recording) = working("estimating", || match &arguments.record {
         None => Ok((step.estimate(&model).map_err(failed)?, None)),
         Some(to) => {
@@ -165,12 +174,12 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     })?;
     let savings = arguments.savings.then(|| working("estimating changes of the step", || step.savings(&model)));
     let savings = savings.transpose().map_err(failed)?;
-    let fitting = |memory| working("looking for what fits", || fit(memory, arguments.context, &step, &model));
+    let fitting = |memory| working("looking for what fits", || fit(memory, arguments.context, step, &model));
     let fit = arguments.fit.map(fitting).transpose()?;
-    let json = as_json(&model, &step, &estimate, savings.as_ref(), fit.as_ref());
-    terminal::answer(arguments.json, &json, |out, paint| {
-        as_text(out, paint, (&model, &step, &estimate), savings.as_ref(), fit.as_ref())
-    })?;
+    let notes = beyond(&model, step, positions).into_iter().collect();
+    let answer = Answer { model: &model, asked: &asked, positions, notes, estimate, savings, fit };
+    let json = if arguments.json { answer.as_json() } else { Value::Null };
+    terminal::answer(arguments.json, &json, |out, paint| answer.as_text(out, paint))?;
     if let Some((to, recording)) = recording {
         terminal::write_file(to, |out| out.write_all(&recording)).map_err(|failure| match failure {
             Failure::Failed { what, cause, .. } => {
@@ -179,27 +188,64 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
             failure @ Failure::ClosedPipe => failure,
         })?;
     }
+    if let Some(why) = answer.fit.as_ref().and_then(Fit::why_nothing) {
+        terminal::error(&why);
+        return Ok(Exit::LimitExceeded);
+    }
     Ok(if is_doubtful { Exit::Failed } else { Exit::Done })
 }
 
-fn read(file: &Path) -> Result<String, Failure> {
-    fs::read_to_string(file).map_err(|error| Failure::new(format!("`{}` cannot be read", file.display()), error, ""))
+/// The step that the options or the file describe. `stored`: the type of the parameters in the files.
+fn asked(arguments: &Arguments, stored: Option<Dtype>) -> Result<Asked, Failure> {
+    if let Some(file) = &arguments.step {
+        let own = format!("{}: ", file.display());
+        let step = Step::read(file).map_err(|error| {
+            let why = error.to_string();
+            Failure::new(format!("`{}` is no step", file.display()), why.strip_prefix(&own).unwrap_or(&why), "")
+        })?;
+        return Ok(Asked { step, dtype_from: "step" });
+    }
+    let step = Step {
+        batch: arguments.batch,
+        optimizer: arguments.train,
+        autocast: arguments.autocast,
+        checkpointing: arguments.checkpointing.into(),
+        allocator: arguments.allocator,
+        ..Step::default()
+    };
+    let parameters = arguments.dtype.or(stored).unwrap_or_default();
+    if !parameters.is_only_stored() {
+        let dtype_from = match (arguments.dtype, stored) {
+            (Some(_), _) => "option",
+            (None, Some(_)) => "file",
+            (None, None) => "default",
+        };
+        return Ok(Asked { step: Step { parameters, ..step }, dtype_from });
+    }
+    // Weights alone have such a type. All else has the type that the files have otherwise.
+    let wide = stored.filter(|dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16));
+    let dtype_from = if wide.is_some() { "file" } else { "default" };
+    let compute = wide.unwrap_or(Dtype::Bf16);
+    let of_bitsandbytes = match parameters.to_string().as_str() {
+        "nf4" | "fp4" => Some(false),
+        "nf4_nested" => Some(true),
+        _ => None,
+    };
+    let step = match of_bitsandbytes {
+        Some(double) => {
+            Step { parameters: compute, quantized: Some(Quantized { double, compute, ..Quantized::default() }), ..step }
+        }
+        None => Step { parameters, compute: Some(compute), ..step },
+    };
+    Ok(Asked { step, dtype_from })
 }
 
-fn step(arguments: &Arguments, stored: Dtype) -> Result<Step, Failure> {
-    let Some(file) = &arguments.step else {
-        return Ok(Step {
-            batch: arguments.batch,
-            optimizer: arguments.train,
-            parameters: arguments.dtype.unwrap_or(stored),
-            autocast: arguments.autocast,
-            checkpointing: arguments.checkpointing.into(),
-            allocator: arguments.allocator,
-            ..Step::default()
-        });
-    };
-    let wrong = |error| Failure::new(format!("`{}` is no step", file.display()), error, "");
-    serde_json::from_str(&read(file)?).map_err(wrong)
+/// What is said if sequences are longer than those that the model was made for.
+fn beyond(model: &Model, step: &Step, positions: Option<u64>) -> Option<String> {
+    let (Input::Tokens(length), Some(positions)) = (&model.input, positions) else { return None };
+    let tokens = length.saturating_add(step.decode.as_ref().map_or(0, |decode| decode.tokens));
+    let what = format!("the model was made for {positions} positions, and the inputs have {tokens} tokens");
+    (tokens > positions).then_some(what)
 }
 
 /// What fits has to run, although an estimate is not exact: this part of the memory is left free, in percent.
@@ -208,66 +254,151 @@ const MARGIN: u64 = 2;
 fn fit(memory: Bytes, context: Option<Bytes>, step: &Step, model: &Model) -> Result<Fit, Failure> {
     let measured = || ContextSize::measured((9, 0)).map(|size| size.high);
     let context = context.or_else(measured).unwrap_or_default();
-    let too_small = || Failure::new(format!("{memory} are too little"), format!("the context has {context}"), "");
-    let limit = memory.checked_sub(context).ok_or_else(too_small)?;
+    let limit = memory.checked_sub(context).unwrap_or_default();
     let limit = Bytes::new(limit.get() / 100 * (100 - MARGIN));
-    let step = Step { limit: Some(limit), ..step.clone() };
+    let limited = Step { limit: Some(limit), ..step.clone() };
     let failed = |error: Error| Failure::new("what fits cannot be found", error, "");
-    let batch = step.largest_batch(model).map_err(failed)?;
+    let batch = limited.largest_batch(model).map_err(failed)?;
     let has_length = matches!(model.input, Input::Tokens(_));
-    let length = has_length.then(|| step.largest_length(model)).transpose().map_err(failed)?;
+    let length = has_length.then(|| limited.largest_length(model)).transpose().map_err(failed)?;
     let is_longest = length.is_some_and(|length| {
         let longer = Model { input: Input::Tokens(length.saturating_add(1)), ..model.clone() };
-        step.estimate(&longer).is_err_and(|error| !error.is_out_of_memory())
+        limited.estimate(&longer).is_err_and(|error| !error.is_out_of_memory())
     });
-    Ok(Fit { memory, context, batch, length, is_longest })
+    let alone = || Step { batch: 1, limit: None, ..step.clone() }.estimate(model).map(|estimate| estimate.peak);
+    let least = (batch == 0).then(alone).transpose().map_err(failed)?;
+    Ok(Fit { memory, context, limit, batch, least, length, is_longest })
 }
 
-fn as_text(
-    out: &mut dyn Write,
-    paint: Paint,
-    (model, step, estimate): (&Model, &Step, &Estimate),
-    savings: Option<&Savings>,
-    fit: Option<&Fit>,
-) -> io::Result<()> {
-    let length = if let Input::Tokens(length) = model.input { format!(" of {length} tokens") } else { String::new() };
-    let inputs = if step.batch == 1 { "input" } else { "inputs" };
-    let what = if step.optimizer.is_some() { "training" } else { "inference" };
-    let name = one_line(&model.name);
-    writeln!(out, "{name}: {what}, {} {inputs}{length}, parameters in {}", step.batch, step.parameters)?;
-    writeln!(out, "{}", InPaint(estimate, paint))?;
-    if let Some(savings) = savings {
-        writeln!(out, "\n{}", InPaint(savings, paint))?;
+impl Fit {
+    /// Why not even one input fits.
+    fn why_nothing(&self) -> Option<String> {
+        let Self { memory, context, limit, least, length, .. } = self;
+        let least = least.as_ref()?;
+        let what =
+            if length.is_some_and(|length| length > 0) { "no input of this length fits" } else { "nothing fits" };
+        let beside = format!("the CUDA context with libraries ({context}) and a margin of {MARGIN} %");
+        Some(format!("{what}: one needs {least}, and of {memory}, {limit} are left beside {beside}"))
     }
-    if let Some(Fit { memory, context, batch, length, is_longest }) = fit {
+}
+
+/// `3 inputs of 512 tokens`.
+fn inputs(count: u64, input: &Input) -> String {
+    let inputs = if count == 1 { "input" } else { "inputs" };
+    let sizes = |shape: &Shape| shape.sizes().iter().map(u64::to_string).collect::<Vec<_>>().join(" × ");
+    match input {
+        Input::Tokens(length) => format!("{count} {inputs} of {length} tokens"),
+        Input::Pair { source, target } => format!("{count} {inputs} of {source} tokens and {target} for the decoder"),
+        Input::Numbers(shape) => format!("{count} {inputs} of {} numbers", sizes(shape)),
+        Input::NumbersAndTokens { numbers, target } => {
+            format!("{count} {inputs} of {} numbers and {target} tokens for the decoder", sizes(numbers))
+        }
+        _ => format!("{count} {inputs}"),
+    }
+}
+
+impl Asked {
+    /// The types of the step, and why the one that is computed in is that one.
+    fn types(&self) -> String {
+        let Self { step, dtype_from } = self;
+        let why = match *dtype_from {
+            "file" => ", as the file says",
+            "default" => ", because the file says none",
+            _ => "",
+        };
+        let compute = step.computes_in();
+        if step.quantized.is_some() {
+            format!("weights of linear layers in 4 bits, all else in {compute}{why}")
+        } else if step.parameters.is_only_stored() {
+            format!("weights in {}, all else in {compute}{why}", step.parameters)
+        } else {
+            format!("parameters in {}{why}", step.parameters)
+        }
+    }
+}
+
+impl Answer<'_> {
+    fn as_text(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+        let Self { model, asked, notes, estimate, savings, fit, .. } = self;
+        let estimate = InPaint(estimate, paint).to_string();
+        // The peak is the first line. What it is the peak of comes next, and then its parts.
+        let (peak, parts) = estimate.split_once('\n').unwrap_or((&estimate, ""));
+        let what = if asked.step.optimizer.is_some() { "training" } else { "inference" };
+        let (name, inputs) = (one_line(&model.name), inputs(asked.step.batch, &model.input));
+        writeln!(out, "{peak}\n{name}: {what}, {inputs}")?;
+        writeln!(out, "{}", asked.types())?;
+        for note in notes {
+            writeln!(out, "{note}")?;
+        }
+        if let Some(fit) = fit {
+            self.fit_as_text(out, fit)?;
+        }
+        writeln!(out, "\n{parts}")?;
+        if let Some(savings) = savings {
+            writeln!(out, "\n{}", InPaint(savings, paint))?;
+        }
+        Ok(())
+    }
+
+    fn fit_as_text(&self, out: &mut dyn Write, fit: &Fit) -> io::Result<()> {
+        let Fit { memory, context, limit, batch, least, length, is_longest } = fit;
+        let of_batch = self.asked.step.batch;
         writeln!(out, "\nwith {memory}: the CUDA context and libraries have {context}, and {MARGIN} % stay free")?;
-        match batch {
-            0 => writeln!(out, "  not even a batch of one input fits")?,
-            batch => writeln!(out, "  the largest batch is {batch}")?,
+        match least {
+            Some(least) => {
+                writeln!(
+                    out,
+                    "  not even {} fits: it needs {least}, and {limit} are left",
+                    inputs(1, &self.model.input)
+                )?;
+            }
+            None => writeln!(out, "  the largest batch is {}", inputs(*batch, &self.model.input))?,
         }
         match length {
             None => {}
-            Some(0) => writeln!(out, "  not even inputs of one token fit in a batch of {}", step.batch)?,
+            Some(0) => writeln!(out, "  not even inputs of one token fit in a batch of {of_batch}")?,
             Some(length) => {
-                let why = if *is_longest { " (all of its positions)" } else { "" };
-                writeln!(out, "  the longest inputs of a batch of {} have {length} tokens{why}", step.batch)?;
+                let why = match self.positions {
+                    _ if *is_longest => " (all of its positions)".to_owned(),
+                    Some(positions) if *length > positions => format!(" (it was made for {positions} positions)"),
+                    _ => String::new(),
+                };
+                writeln!(out, "  the longest inputs of a batch of {of_batch} have {length} tokens{why}")?;
             }
         }
+        Ok(())
     }
-    Ok(())
-}
 
-fn as_json(model: &Model, step: &Step, estimate: &Estimate, savings: Option<&Savings>, fit: Option<&Fit>) -> Value {
-    let estimate: Value = serde_json::from_str(&estimate.to_json()).unwrap_or_default();
-    let mut all = json!({"model": model.name, "step": step, "estimate": estimate});
-    if let Some(savings) = savings {
-        all["savings"] = json!(savings);
+    fn as_json(&self) -> Value {
+        let Self { model, asked: Asked { step, dtype_from }, positions, notes, estimate, savings, fit } = self;
+        let estimate: Value = serde_json::from_str(&estimate.to_json()).unwrap_or_default();
+        let mut all = json!({
+            "model": model.name,
+            "input": model.input,
+            "positions": positions,
+            "step": step,
+            "computes_in": step.computes_in(),
+            "dtype_from": dtype_from,
+            "notes": notes,
+            "estimate": estimate,
+        });
+        if let Some(savings) = savings {
+            all["savings"] = json!(savings);
+        }
+        if let Some(Fit { memory, context, limit, batch, least, length, is_longest }) = fit {
+            all["fit"] = json!({
+                "memory": memory,
+                "context": context,
+                "margin_percent": MARGIN,
+                "left": limit,
+                "batch": batch,
+                "least": least,
+                "length": length,
+                "length_is_all_positions": is_longest,
+            });
+        }
+        all
     }
-    if let Some(Fit { memory, context, batch, length, .. }) = fit {
-        all["fit"] =
-            json!({"memory": memory, "context": context, "margin_percent": MARGIN, "batch": batch, "length": length});
-    }
-    all
 }
 
 /// What is beside the weights is `null`: it is not known.

@@ -4,7 +4,7 @@ pub(crate) mod attach;
 pub(crate) mod control;
 mod library;
 mod parts;
-mod place;
+pub(crate) mod place;
 mod program;
 mod recordings;
 mod symbols;

@@ -44,7 +44,8 @@ impl Place {
         };
         for (at, name) in names.enumerate() {
             let file = env::current_dir().map(|folder| folder.join(&name)).map_err(|error| (name, error))?;
-            let claim = refusal(&file).map_or_else(|| LockFile::try_new(&lock_file(&file, "lock")), Err);
+            let refused = refusal(&file).map(|why| io::Error::other(format!("{why}; give another --output")));
+            let claim = refused.map_or_else(|| LockFile::try_new(&lock_file(&file, "lock")), Err);
             let Some(claim) = claim.map_err(|error| (file.clone(), error))? else { continue };
             // A run that ended meanwhile has the name.
             if asked.is_none() && file.exists() {
@@ -130,16 +131,16 @@ impl Place {
 }
 
 /// Why what has this name already must not be replaced: only recordings are, and what is empty.
-fn refusal(file: &Path) -> Option<io::Error> {
+pub(crate) fn refusal(file: &Path) -> Option<&'static str> {
     let known = file.metadata().ok()?;
     if known.is_dir() {
-        return Some(io::ErrorKind::IsADirectory.into());
+        return Some("it is a folder");
     }
     if !known.is_file() {
-        return Some(io::Error::other("it is no regular file"));
+        return Some("it is no regular file");
     }
     let may_go = known.len() == 0 || is_recording(file);
-    (!may_go).then(|| io::Error::other("it exists and is no recording; give another --output"))
+    (!may_go).then_some("it exists and is no recording")
 }
 
 /// For `train.capture`, `.train.capture.PURPOSE`. Not the recording itself is locked: children that outlive their process have that lock.

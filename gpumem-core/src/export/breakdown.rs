@@ -72,7 +72,11 @@ impl Breakdown {
 
 /// Rows with a size, a number of blocks, and a bar.
 pub fn table(what: &str, rows: &[Row]) -> Table {
-    let amounts = Amounts::of(rows.iter().map(|row| row.bytes));
+    table_in(what, rows, Amounts::of(rows.iter().map(|row| row.bytes)))
+}
+
+/// The same, with the unit of other tables.
+pub fn table_in(what: &str, rows: &[Row], amounts: Amounts) -> Table {
     let has_blocks = rows.iter().any(|row| row.blocks > 0);
     let mut table = Table::new().column(what, Fit::LeftCutFront).amounts("", amounts);
     if has_blocks {

@@ -22,7 +22,7 @@ mod tree;
 
 pub use self::{
     amounts::Amounts,
-    breakdown::table as amounts_table,
+    breakdown::{table as amounts_table, table_in as amounts_table_in},
     json_escapes::JsonEscapes,
     paint::{InPaint, Paint, Painted, Role, Show},
     sink::{ParseSinkError, Sink},

@@ -6,8 +6,7 @@ use serde_json::{Map, Value, json};
 use crate::estimate::Estimate;
 
 impl Estimate {
-    /// The estimate as a JSON object. Amounts are in bytes; `sizes` has the main ones in MiB (2^20 bytes) and in MB (10^6 bytes) as
-    /// well.
+    /// The estimate as a JSON object. Amounts are in bytes; `sizes` has the main ones in MiB (2^20 bytes) as well.
     pub fn to_json(&self) -> String {
         let mut object = match serde_json::to_value(self) {
             Ok(Value::Object(object)) => object,
@@ -29,6 +28,5 @@ impl Estimate {
 
 #[expect(clippy::cast_precision_loss, reason = "the exact number of bytes is beside it")]
 fn size(bytes: Bytes) -> Value {
-    let number = bytes.get() as f64;
-    json!({"bytes": bytes, "mib": number / f64::from(1 << 20), "mb": number / 1e6})
+    json!({"bytes": bytes, "mib": bytes.get() as f64 / f64::from(1 << 20)})
 }

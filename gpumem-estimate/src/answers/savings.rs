@@ -82,7 +82,7 @@ impl Step {
         let is_whole = is_whole && self.quantized.is_none();
         let qlora = Self { adapters: lora(), quantized: quantized(), ..same() };
         add(is_whole, &format!("QLoRA, rank {RANK}"), qlora);
-        let is_whole = !is_training && self.quantized.is_none();
+        let is_whole = !is_training && self.quantized.is_none() && !self.parameters.is_only_stored();
         add(is_whole, "weights in 4 bits", Self { quantized: quantized(), ..same() });
         let is_alone = is_training && self.data_parallel.is_none() && self.tensor_parallel < 2;
         let stages = [DataParallelKind::Zero1, DataParallelKind::Zero2, DataParallelKind::Zero3];

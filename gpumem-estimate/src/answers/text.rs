@@ -7,12 +7,13 @@ use std::{
 };
 
 use gpumem_core::{
-    export::{Amounts, Cell, Fit, Leaf, Paint, Role, Row, Show, Table, Tree, amounts_table},
+    export::{Amounts, Cell, Fit, Leaf, Paint, Role, Row, Show, Table, Tree, amounts_table_in},
     model::Bytes,
 };
 
 use super::{ClassDifference, Comparison, Difference, PhaseDifference, Saving, Savings};
 use crate::{
+    class::Class,
     estimate::{ConvolutionWorkspace, Estimate, Part},
     files::{TensorSum, Tensors},
 };
@@ -37,26 +38,11 @@ pub(super) fn grouped(number: u64) -> String {
     text
 }
 
-/// An amount with one decimal, rounded to the nearest. What is not 0 is not shown as 0.
-fn in_unit(bytes: Bytes, unit: u128) -> String {
-    let tenths = (u128::from(bytes.get()) * 10 + unit / 2) / unit;
-    if tenths == 0 && bytes > Bytes::ZERO {
-        return "<0.1".to_owned();
-    }
-    let whole = u64::try_from(tenths / 10).unwrap_or(u64::MAX);
-    format!("{}.{}", grouped(whole), tenths % 10)
-}
-
-/// MiB are 2^20 bytes and MB are 10^6 bytes.
-fn sizes(rows: &[(String, Bytes)]) -> Table {
-    let mut table = Table::new()
-        .column("", Fit::LeftCutEnd)
-        .column("bytes", Fit::Right)
-        .column("MiB", Fit::Right)
-        .column("MB", Fit::Right);
+/// The main figures, in the unit of the whole report.
+fn sizes(rows: &[(String, Bytes)], amounts: Amounts) -> Table {
+    let mut table = Table::new().column("", Fit::LeftCutEnd).amounts("", amounts);
     for (name, bytes) in rows {
-        table
-            .row([name, &grouped(bytes.get()), &in_unit(*bytes, 1 << 20), &in_unit(*bytes, 1_000_000)].map(Cell::from));
+        table.row([Cell::from(name), amounts.show(signed(*bytes)).into()]);
     }
     table
 }
@@ -71,7 +57,6 @@ impl fmt::Display for Estimate {
 impl Show for Estimate {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let Self { parameters, parameter_bytes, peak, reserved, .. } = self;
-        writeln!(f, "{}", paint.on(Role::Heading, format_args!("the estimated peak is {peak}")))?;
         let mut rows = vec![
             ("peak".to_owned(), *peak),
             ("the allocator has at most".to_owned(), *reserved),
@@ -82,18 +67,26 @@ impl Show for Estimate {
             rows.insert(1, ("… with the largest workspaces".to_owned(), highest));
             rows.insert(3, ("… with the largest workspaces".to_owned(), reserved));
         }
-        sizes(&rows).show(f, paint)?;
+        let amounts = Amounts::of(rows.iter().map(|(_, bytes)| signed(*bytes)));
+        let show = |bytes: Bytes| amounts.show(signed(bytes));
+        let mut range = vec![show(*peak)];
+        range.extend(self.convolutions.map(|with| show(with.peak)));
+        range.dedup();
+        let (range, unit) = (range.join(" to "), amounts.unit);
+        writeln!(f, "{}", paint.on(Role::Heading, format_args!("the estimated peak is {range} {unit}")))?;
+        sizes(&rows, amounts).show(f, paint)?;
         if let Some(ConvolutionWorkspace { high, .. }) = self.convolutions {
-            write!(f, "\ncuDNN chooses how a convolution is computed, with a workspace of 0 to {high}.")?;
+            let high = show(high);
+            write!(f, "\ncuDNN chooses how a convolution is computed, with a workspace of 0 to {high} {unit}.")?;
         }
         let row = |name: String, bytes: Bytes| Row { name, bytes: signed(bytes), ..Row::default() };
         let mut classes: Vec<_> =
             self.classes().into_iter().map(|(class, bytes)| row(class.name().to_owned(), bytes)).collect();
         classes.sort_by_key(|row| Reverse(row.bytes));
         f.write_str("\n\n")?;
-        amounts_table("at the peak, by class", &classes).show(f, paint)?;
+        amounts_table_in("at the peak, by class", &classes, amounts).show(f, paint)?;
         f.write_str("\n\n")?;
-        amounts_table("at the peak, by layer", &layers(&self.parts)).show(f, paint)?;
+        show_layers(f, paint, "at the peak, by layer", layers(&self.parts), amounts)?;
         let mut phases: Vec<Row> = Vec::new();
         for phase in &self.phases {
             match phases.iter_mut().find(|row| row.name == phase.name) {
@@ -102,27 +95,101 @@ impl Show for Estimate {
             }
         }
         f.write_str("\n\n")?;
-        amounts_table("peak while it runs", &phases).show(f, paint)
+        amounts_table_in("peak while it runs", &phases, amounts).show(f, paint)
+    }
+}
+
+fn show_layers(f: &mut fmt::Formatter<'_>, paint: Paint, what: &str, tree: Tree, amounts: Amounts) -> fmt::Result {
+    let rows = tree.rows(MOST_LAYERS);
+    amounts_table_in(what, &rows, amounts).show(f, paint)?;
+    if rows.iter().any(|row| row.name.ends_with("×)")) {
+        let what = "A row with × is the sum of so many equal layers.";
+        write!(f, "\n{}", paint.on(Role::Faint, what))?;
+    }
+    Ok(())
+}
+
+/// A layer, or equal layers that follow each other.
+#[derive(Debug, PartialEq, Eq)]
+struct Run {
+    name: String,
+    /// The numbers of the first and of the last layer, if these are the ends of their names.
+    numbers: Option<(u64, u64)>,
+    bytes: Bytes,
+    /// What each of them has without what the allocator added, which differs from one to the next.
+    each: Bytes,
+}
+
+/// What a layer has, and what of it the allocator did not add.
+#[derive(Clone, Copy, Default)]
+struct OfLayer {
+    bytes: Bytes,
+    each: Bytes,
+}
+
+/// What layers have, by name, with equal layers as one.
+fn runs<'a>(layers: impl IntoIterator<Item = (&'a str, OfLayer)>) -> Vec<Run> {
+    let mut all: Vec<Run> = layers
+        .into_iter()
+        .map(|(path, OfLayer { bytes, each })| {
+            let (before, last) = path.rsplit_once('.').unwrap_or(("", path));
+            // A number as `numbered` writes it.
+            let number: Option<u64> = last.parse().ok().filter(|number: &u64| number.to_string() == last);
+            let name = if number.is_some() { before } else { path };
+            Run { name: name.to_owned(), numbers: number.map(|number| (number, number)), bytes, each }
+        })
+        .collect();
+    all.sort_by(|a, b| (&a.name, a.numbers).cmp(&(&b.name, b.numbers)));
+    let mut runs: Vec<Run> = Vec::new();
+    for next in all {
+        if let Some(run) = runs.last_mut()
+            && let (Some((_, last)), Some((number, _))) = (&mut run.numbers, next.numbers)
+            && (&run.name, run.each, last.checked_add(1)) == (&next.name, next.each, Some(number))
+        {
+            *last = number;
+            run.bytes = run.bytes + next.bytes;
+        } else {
+            runs.push(next);
+        }
+    }
+    runs
+}
+
+impl Run {
+    /// `model.layers.0 … 31 (32×)`.
+    fn shown(&self) -> String {
+        let dot = if self.name.is_empty() { "" } else { "." };
+        match self.numbers {
+            None => self.name.clone(),
+            Some((first, last)) if first == last => format!("{}{dot}{first}", self.name),
+            Some((first, last)) => format!("{}{dot}{first} … {last} ({}×)", self.name, last - first + 1),
+        }
     }
 }
 
 /// A tree of phases and layers. A layer has what is in the layers inside it, see [`shown`].
-fn layers(parts: &[Part]) -> Vec<Row> {
-    let mut sums: Vec<(&str, String, Bytes)> = Vec::new();
-    let mut known: HashMap<(&str, String), usize> = HashMap::new();
-    for Part { phase, layer, bytes, .. } in parts {
-        let layer = if layer.is_empty() { "(outside of all layers)" } else { shown(layer) }.to_owned();
-        let at = *known.entry((phase, layer.clone())).or_insert_with(|| {
-            sums.push((phase, layer, Bytes::ZERO));
-            sums.len() - 1
+fn layers(parts: &[Part]) -> Tree {
+    let mut phases: Vec<(&str, HashMap<&str, OfLayer>)> = Vec::new();
+    for Part { phase, layer, bytes, class } in parts {
+        let at = phases.iter().position(|(known, _)| known == phase).unwrap_or_else(|| {
+            phases.push((phase, HashMap::new()));
+            phases.len() - 1
         });
-        sums[at].2 = sums[at].2 + *bytes;
+        let layer = if layer.is_empty() { "(outside of all layers)" } else { shown(layer) };
+        let sum = phases[at].1.entry(layer).or_default();
+        sum.bytes = sum.bytes + *bytes;
+        if *class != Class::Rounding {
+            sum.each = sum.each + *bytes;
+        }
     }
     let mut tree = Tree::new();
-    for (phase, name, bytes) in sums {
-        tree.leaf(&[phase.to_owned()], Leaf { name, bytes: signed(bytes), blocks: 0, note: None });
+    for (phase, layers) in phases {
+        for run in runs(layers) {
+            let leaf = Leaf { name: run.shown(), bytes: signed(run.bytes), blocks: 0, note: None };
+            tree.leaf(&[phase.to_owned()], leaf);
+        }
     }
-    tree.rows(MOST_LAYERS)
+    tree
 }
 
 /// The begin of a path: up to the first number, as in `model.layers.0`, or else two names.
@@ -156,22 +223,23 @@ impl fmt::Display for Tensors {
 impl Show for Tensors {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let TensorSum { elements, bytes } = self.sum();
-        writeln!(f, "{}", paint.on(Role::Heading, format_args!("the weights have {bytes}")))?;
         let mut rows = vec![(format!("{} elements", grouped(elements)), bytes)];
         rows.extend(self.by_dtype().into_iter().map(|(dtype, sum)| (dtype, sum.bytes)));
-        sizes(&rows).show(f, paint)?;
+        let amounts = Amounts::of([signed(bytes)]);
+        let sum = format!("the weights have {} {}", amounts.show(signed(bytes)), amounts.unit);
+        writeln!(f, "{}", paint.on(Role::Heading, sum))?;
+        sizes(&rows, amounts).show(f, paint)?;
         let mut modules: BTreeMap<&str, Bytes> = BTreeMap::new();
         for tensor in self.all() {
             let sum = modules.entry(shown(&tensor.name)).or_default();
             *sum = *sum + tensor.bytes;
         }
         let mut tree = Tree::new();
-        for (name, bytes) in modules {
-            let name = name.to_owned();
-            tree.leaf(&[], Leaf { name, bytes: signed(bytes), blocks: 0, note: None });
+        for run in runs(modules.into_iter().map(|(name, bytes)| (name, OfLayer { bytes, each: bytes }))) {
+            tree.leaf(&[], Leaf { name: run.shown(), bytes: signed(run.bytes), blocks: 0, note: None });
         }
         f.write_str("\n\n")?;
-        amounts_table("by module", &tree.rows(MOST_LAYERS)).show(f, paint)?;
+        show_layers(f, paint, "by module", tree, amounts)?;
         let rest = "activations, gradients, caches and workspaces: unknown. A file of weights does not say what a step computes.";
         f.write_str("\n")?;
         for line in rest.split_inclusive(". ") {
@@ -296,14 +364,6 @@ mod tests {
     }
 
     #[test]
-    fn mib_and_mb_are_two_units() {
-        let bytes = Bytes::new(574_668_960);
-        assert_eq!((in_unit(bytes, 1 << 20), in_unit(bytes, 1_000_000)), ("548.0".to_owned(), "574.7".to_owned()));
-        assert_eq!([in_unit(Bytes::ZERO, 1 << 20), in_unit(Bytes::new(1), 1 << 20)], ["0.0", "<0.1"]);
-        assert_eq!(in_unit(Bytes::new(u64::MAX), 1_000_000), "18,446,744,073,709.6");
-    }
-
-    #[test]
     fn percentages_have_a_sign() {
         assert_eq!([percent(-1, 8), percent(1, 3), percent(0, 3), percent(5, 0)], ["-12.5", "+33.3", "+0.0", ""]);
     }
@@ -325,12 +385,40 @@ mod tests {
             bytes: Bytes::new(bytes),
         };
         let mut parts = vec![part("forward", "h.0.a", 5), part("forward", "h.0.b.c", 6), part("forward", "", 1)];
-        parts.extend((0..2000).map(|at| part("model", &format!("deep.{at}"), 2)));
-        let rows: Vec<_> = layers(&parts).into_iter().map(|row| (row.depth, row.name, row.bytes)).collect();
-        assert_eq!(rows[0], (0, "model".to_owned(), 4000));
+        parts.extend((0..2000).map(|at| part("model", &format!("deep.{at}"), 2 + at % 2)));
         let named = |depth, name: &str, bytes| (depth, name.to_owned(), bytes);
+        let rows: Vec<_> =
+            layers(&parts).rows(MOST_LAYERS).into_iter().map(|row| (row.depth, row.name, row.bytes)).collect();
+        assert_eq!(rows[0], (0, "model".to_owned(), 5000));
         assert!(rows.contains(&named(0, "forward", 12)), "{rows:?}");
         assert!(rows.contains(&named(1, "h.0", 11)), "{rows:?}");
-        assert!(rows.iter().any(|(_, name, bytes)| name == "(1979 more places)" && *bytes == 3958), "{rows:?}");
+        assert!(rows.iter().any(|(_, name, bytes)| name == "(1979 more places)" && *bytes > 3958), "{rows:?}");
+    }
+
+    /// What the allocator adds to one layer and not to the other makes no difference.
+    #[test]
+    fn equal_layers_are_one_row() {
+        let layer = |name, bytes, each| (name, OfLayer { bytes: Bytes::new(bytes), each: Bytes::new(each) });
+        let all = [
+            layer("model.layers.2", 5, 5),
+            layer("model.layers.10", 6, 5),
+            layer("model.layers.0", 7, 7),
+            layer("model.layers.1", 5, 5),
+            layer("model.layers.11", 5, 5),
+            layer("model.norm", 5, 5),
+            layer("3", 1, 1),
+            layer("4", 1, 1),
+            layer("model.layers.01", 5, 5),
+        ];
+        let rows: Vec<_> = runs(all).iter().map(|run| format!("{}: {}", run.shown(), run.bytes.get())).collect();
+        let expected = [
+            "3 … 4 (2×): 2",
+            "model.layers.0: 7",
+            "model.layers.1 … 2 (2×): 10",
+            "model.layers.10 … 11 (2×): 11",
+            "model.layers.01: 5",
+            "model.norm: 5",
+        ];
+        assert_eq!(rows, expected);
     }
 }

@@ -18,7 +18,8 @@ pub enum Optimizer {
     /// SGD with momentum (`torch.optim.SGD` with `foreach`): a copy of the gradients.
     Momentum,
     /// Adam and `AdamW` (`torch.optim`, with `foreach`): two tensors for each parameter, and a temporary one for all parameters at the
-    /// same time.
+    /// same time. `adamw` is another name of it.
+    #[serde(alias = "adamw")]
     Adam,
     /// `torch.optim.Adafactor` with its default, which handles one parameter after the other: a number for each row and each column of
     /// a matrix; for a vector, as many as it has. Temporary tensors as large as two neighbouring parameters.
@@ -26,7 +27,8 @@ pub enum Optimizer {
     /// Lion as in `lion-pytorch`: one tensor for each parameter, and two temporary ones for one parameter at a time.
     Lion,
     /// Adam of bitsandbytes with 8 bits: two bytes for each element, and two scales for each block of 256 elements. A parameter with
-    /// less than 4096 elements has the state of Adam in `f32`. Nothing is temporary.
+    /// less than 4096 elements has the state of Adam in `f32`. Nothing is temporary. `adamw8bit` is another name of it.
+    #[serde(alias = "adamw8bit")]
     Adam8bit,
 }
 

@@ -5,7 +5,13 @@ use std::{cell::RefCell, rc::Rc};
 use gpumem_core::model::{Bytes, CallsiteId};
 
 use super::{Eager, Edge, Grads, Tensor, sharding::Shard};
-use crate::{class::Class, dtype::Dtype, error::Error, files::TensorInfo, shape::Shape};
+use crate::{
+    class::Class,
+    dtype::{Dtype, Types},
+    error::Error,
+    files::TensorInfo,
+    shape::Shape,
+};
 
 /// The number of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,6 +32,8 @@ pub(super) struct Parameter {
     is_buffer: bool,
     /// How many elements it has, if several are in one byte.
     packed_elements: Option<u64>,
+    /// What its bytes are, if it is computed with in another type.
+    stored: Option<Dtype>,
     /// What this rank has of it. `None`: all.
     pub(super) shard: Option<Shard>,
     /// The layer that it belongs to.
@@ -47,6 +55,17 @@ impl Eager {
     /// Adds a parameter to the model, in the scope of its layer.
     pub(crate) fn add_parameter(&self, shape: &Shape, dtype: Dtype, is_trainable: bool) -> Result<ParameterId, Error> {
         self.add_tensor(shape, dtype, is_trainable && dtype.is_float() && !self.is_frozen(), false)
+    }
+
+    /// Adds the weight of products or a table of rows. If it is stored in another type than it is computed with, the kernels read what is
+    /// stored: there is no copy in the other type.
+    pub(crate) fn add_weight(&self, shape: &Shape, types: Types) -> Result<ParameterId, Error> {
+        if types.weights == types.others {
+            return self.add_parameter(shape, types.others, true);
+        }
+        let mut tensor = self.empty(shape, types.weights, Class::Weights)?;
+        tensor.dtype = types.others;
+        Ok(self.push_tensor(tensor, None, false, false, Some(types.weights)))
     }
 
     /// Adds a parameter that is trained while those of the model are frozen.
@@ -75,16 +94,27 @@ impl Eager {
     ) -> Result<ParameterId, Error> {
         let number = self.parameters.all.borrow().len();
         let sharded = if is_buffer { None } else { self.sharded(number, shape, dtype)? };
-        let (mut tensor, shard) = match sharded {
+        let (tensor, shard) = match sharded {
             Some((whole, shard)) => (whole, Some(shard)),
             None => (self.empty(shape, dtype, Class::Weights)?, None),
         };
+        Ok(self.push_tensor(tensor, shard, is_trainable, is_buffer, None))
+    }
+
+    fn push_tensor(
+        &self,
+        mut tensor: Tensor,
+        shard: Option<Shard>,
+        is_trainable: bool,
+        is_buffer: bool,
+        stored: Option<Dtype>,
+    ) -> ParameterId {
         let layers = self.layers();
-        tensor.parameter = Some(number);
         let mut all = self.parameters.all.borrow_mut();
+        tensor.parameter = Some(all.len());
         let (grad, edge, packed_elements) = (None, None, None);
-        all.push(Parameter { tensor, grad, edge, is_trainable, is_buffer, packed_elements, shard, layers });
-        Ok(ParameterId(all.len() - 1))
+        all.push(Parameter { tensor, grad, edge, is_trainable, is_buffer, packed_elements, stored, shard, layers });
+        ParameterId(all.len() - 1)
     }
 
     /// A parameter as an input of an operation.
@@ -101,11 +131,11 @@ impl Eager {
     pub(crate) fn list_parameters(&self) -> Vec<TensorInfo> {
         let all = self.parameters.all.borrow();
         let parameters = all.iter().filter(|parameter| !parameter.is_buffer);
-        let described = parameters.map(|Parameter { tensor, layers, .. }| TensorInfo {
-            name: self.memory.path_of(layers),
-            dtype: tensor.dtype,
-            shape: tensor.shape.clone(),
-            bytes: Bytes::new(tensor.shape.elements().and_then(|elements| tensor.dtype.bytes(elements)).unwrap_or(0)),
+        let described = parameters.map(|Parameter { tensor, layers, stored, .. }| {
+            let dtype = stored.unwrap_or(tensor.dtype);
+            let bytes = tensor.shape.elements().and_then(|elements| dtype.bytes(elements)).unwrap_or(0);
+            let (name, shape) = (self.memory.path_of(layers), tensor.shape.clone());
+            TensorInfo { name, dtype, shape, bytes: Bytes::new(bytes) }
         });
         described.collect()
     }
@@ -116,6 +146,7 @@ impl Eager {
         let sizes = all.iter().filter(|parameter| !parameter.is_buffer).filter_map(|parameter| {
             let elements = parameter.tensor.shape.elements()?;
             let dtype = parameter.shard.as_ref().map_or(parameter.tensor.dtype, |shard| shard.tensor.dtype);
+            let dtype = parameter.stored.unwrap_or(dtype);
             Some((parameter.packed_elements.unwrap_or(elements), dtype.bytes(elements)?))
         });
         // Each of them was allocated, so the sums are below 2^62.

@@ -1,18 +1,19 @@
 //! What files say about a model: its parameters, and the model itself if its architecture is known.
 
-use std::{fs::File, io::Read, path::Path};
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::{Gguf, Tensors, refused};
+use super::{
+    Gguf, Tensors,
+    input::{LONGEST_TEXT, text},
+    refused,
+};
 use crate::{
     dtype::Dtype,
     error::{Error, Kind},
     model::Model,
 };
-
-/// The longest configuration or model that is read.
-const LONGEST_TEXT: u64 = 100_000_000;
 
 /// The files with weights that a folder may have, in the order in which they are looked for.
 const WEIGHTS: [&str; 4] = [
@@ -43,6 +44,10 @@ pub struct Described {
     pub tensors: Tensors,
     /// The model. Where the architecture is not known, the error says so, and nothing is known about activations.
     pub model: Result<Model, Error>,
+    /// The type of most parameters. `None`: the files do not say it.
+    pub dtype: Option<Dtype>,
+    /// The longest sequences that the model was made for. `None`: the files do not say it. The model may run with longer ones.
+    pub positions: Option<u64>,
     /// What the files with weights and the configuration say differently.
     pub notes: Vec<String>,
 }
@@ -61,28 +66,43 @@ impl Described {
         match extension {
             "gguf" => {
                 let file = Gguf::read(path)?;
-                Ok(Self { tensors: file.tensors().clone(), model: file.model(length), notes: vec![] })
+                let (tensors, positions) = (file.tensors().clone(), file.positions());
+                let dtype = tensors.dtype();
+                Ok(Self { tensors, model: file.model(length), dtype, positions, notes: vec![] })
             }
             "safetensors" => weights(path, &path.with_file_name("config.json"), length),
             "json" if name.ends_with(".safetensors.index.json") => {
                 weights(path, &path.with_file_name("config.json"), length)
             }
-            "toml" => only(Model::from_toml(&text(path)?)?, Dtype::F32),
+            "toml" => only(Model::from_toml(&text(path, LONGEST_TEXT)?)?, None, None),
             _ => {
-                let text = text(path)?;
+                let text = text(path, LONGEST_TEXT)?;
+                let fields: Value = serde_json::from_str(&text).unwrap_or_default();
                 // A configuration has no layers.
-                if serde_json::from_str::<Value>(&text).is_ok_and(|value| value["layers"].is_array()) {
-                    return only(Model::from_json(&text)?, Dtype::F32);
+                if fields["layers"].is_array() {
+                    drop(fields);
+                    return only(Model::from_json(&text)?, None, None);
                 }
-                only(Model::from_config(&text, length)?, stored_type(&text))
+                match Model::from_config(&text, length) {
+                    Ok(model) => only(model, stored_type(&fields), positions(&fields)),
+                    // At least the weights are known if they are beside it.
+                    Err(why) => match weights_in(path.parent().unwrap_or(Path::new(""))) {
+                        Some(found) => weights(&found, path, length),
+                        None => Err(why),
+                    },
+                }
             }
         }
     }
 }
 
+fn weights_in(folder: &Path) -> Option<PathBuf> {
+    WEIGHTS.iter().map(|name| folder.join(name)).find(|path| path.is_file())
+}
+
 fn folder(path: &Path, length: u64) -> Result<Described, Error> {
     let config = path.join("config.json");
-    if let Some(found) = WEIGHTS.iter().map(|name| path.join(name)).find(|path| path.is_file()) {
+    if let Some(found) = weights_in(path) {
         return weights(&found, &config, length);
     }
     if config.is_file() {
@@ -94,8 +114,9 @@ fn folder(path: &Path, length: u64) -> Result<Described, Error> {
 fn weights(path: &Path, config: &Path, length: u64) -> Result<Described, Error> {
     let tensors = Tensors::from_safetensors(path)?;
     let unknown = || Kind::Invalid("there is no `config.json` beside the weights".to_owned()).into();
-    let model =
-        if config.is_file() { text(config).and_then(|text| Model::from_config(&text, length)) } else { Err(unknown()) };
+    let config = if config.is_file() { text(config, LONGEST_TEXT) } else { Err(unknown()) };
+    let positions = config.as_ref().ok().and_then(|text| positions(&serde_json::from_str(text).unwrap_or_default()));
+    let model = config.and_then(|text| Model::from_config(&text, length));
     let mut notes = Vec::new();
     if let Ok(built) = model.as_ref().map_err(Clone::clone).and_then(|model| model.parameters(Dtype::F32)) {
         let (expected, found) = (built.sum().elements, tensors.sum().elements);
@@ -103,31 +124,27 @@ fn weights(path: &Path, config: &Path, length: u64) -> Result<Described, Error> 
             notes.push(format!("the model has {expected} parameters, and the files have {found}"));
         }
     }
-    Ok(Described { tensors, model, notes })
+    let dtype = tensors.dtype();
+    Ok(Described { tensors, model, dtype, positions, notes })
 }
 
 /// A model without files for its weights.
-fn only(model: Model, dtype: Dtype) -> Result<Described, Error> {
-    Ok(Described { tensors: model.parameters(dtype)?, model: Ok(model), notes: vec![] })
+fn only(model: Model, dtype: Option<Dtype>, positions: Option<u64>) -> Result<Described, Error> {
+    let tensors = model.parameters(dtype.unwrap_or_default())?;
+    Ok(Described { tensors, model: Ok(model), dtype, positions, notes: vec![] })
+}
+
+/// A field of a configuration, or of the part of it that is about text.
+fn field<'a>(config: &'a Value, key: &str) -> &'a Value {
+    if config[key].is_null() { &config["text_config"][key] } else { &config[key] }
 }
 
 /// The type of the parameters that a configuration names.
-fn stored_type(config: &str) -> Dtype {
-    let fields: Value = serde_json::from_str(config).unwrap_or_default();
-    let name = fields["dtype"].as_str().or(fields["torch_dtype"].as_str());
-    match name {
-        Some("bfloat16") => Dtype::Bf16,
-        Some("float16") => Dtype::F16,
-        _ => Dtype::F32,
-    }
+fn stored_type(config: &Value) -> Option<Dtype> {
+    let name = field(config, "dtype").as_str().or(field(config, "torch_dtype").as_str())?;
+    name.parse().ok().filter(|dtype: &Dtype| dtype.is_float())
 }
 
-fn text(path: &Path) -> Result<String, Error> {
-    let file = File::open(path).map_err(|error| refused(path, error))?;
-    let mut text = String::new();
-    file.take(LONGEST_TEXT + 1).read_to_string(&mut text).map_err(|error| refused(path, error))?;
-    if text.len() as u64 > LONGEST_TEXT {
-        return Err(refused(path, format!("a text of more than {LONGEST_TEXT} bytes")));
-    }
-    Ok(text)
+fn positions(config: &Value) -> Option<u64> {
+    field(config, "max_position_embeddings").as_u64()
 }

@@ -3,18 +3,21 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Display,
-    fs::File,
     io::{self, BufReader, ErrorKind, Read},
     path::Path,
 };
 
 use gpumem_core::model::Bytes;
 
-use super::{TensorInfo, Tensors, refused};
+use super::{TensorInfo, Tensors, input, refused};
 use crate::{dtype::Dtype, error::Error, shape::Shape};
 
 /// The longest header. The largest vocabularies take some 20 MB.
-const LONGEST_HEADER: u64 = 100_000_000;
+const LONGEST_HEADER: u64 = 50_000_000;
+/// The most entries of the metadata, which has some 50.
+const MOST_ENTRIES: u64 = 65_536;
+/// The most tensors of a file. A model of 1 T parameters has some 1,000, or 50,000 with a tensor for each expert.
+const MOST_TENSORS: u64 = 1 << 18;
 /// The longest name and the longest key: the limit that the format has for keys.
 const LONGEST_NAME: u64 = 65_535;
 /// Strings up to this length are kept: names and templates. Longer ones are skipped.
@@ -98,6 +101,14 @@ impl Gguf {
         self.text("general.architecture")
     }
 
+    /// The longest sequences that the model was made for.
+    pub(crate) fn positions(&self) -> Option<u64> {
+        match self.value(&format!("{}.context_length", self.architecture()?)) {
+            Some(Value::Number(positions)) => Some(*positions),
+            _ => None,
+        }
+    }
+
     pub(crate) fn text(&self, key: &str) -> Option<&str> {
         if let Some(Value::Text(text)) = self.metadata.get(key) { Some(text) } else { None }
     }
@@ -124,8 +135,7 @@ fn other_parts(path: &Path, count: u64) -> Result<Vec<TensorInfo>, Error> {
 }
 
 fn one_file(path: &Path) -> Result<Gguf, Error> {
-    let opened = File::open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
-    let (length, file) = opened.map_err(|error| refused(path, error))?;
+    let (file, length) = input::open(path)?;
     header(BufReader::new(file), length).map_err(|what| refused(path, what))
 }
 
@@ -312,6 +322,11 @@ fn header(read: impl Read, file: u64) -> Result<Gguf, Wrong> {
     // A tensor has a name, dimensions, a type and a place; an entry of the metadata a key, a type and a value.
     let tensors = source.count(8 + 4 + 4 + 8, "tensors")?;
     let entries = source.count(8 + 4 + 1, "entries of the metadata")?;
+    for (count, most, of) in [(tensors, MOST_TENSORS, "tensors"), (entries, MOST_ENTRIES, "entries of the metadata")] {
+        if count > most {
+            return Err(format!("{count} {of}; at most {most} are allowed"));
+        }
+    }
     let mut metadata = BTreeMap::new();
     for _ in 0..entries {
         let (key, value) = source.metadata()?;
@@ -401,7 +416,7 @@ fn dtype_of(kind: u32) -> Option<(Dtype, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Gguf, LONGEST_HEADER, Value, header};
+    use super::{Gguf, LONGEST_HEADER, MOST_ENTRIES, MOST_TENSORS, Value, header};
 
     /// A header with these entries and tensors, and the length of a file with 1 KiB of data.
     struct File {
@@ -587,13 +602,15 @@ mod tests {
     /// Zeros without end, after the first bytes of a file that says it is 2^60 bytes long.
     #[test]
     fn a_header_without_an_end_is_an_error() {
-        let count = (LONGEST_HEADER / 13).to_le_bytes();
-        let start = [b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0", &count[..]].concat();
-        let error = header(std::io::Read::chain(&start[..], std::io::repeat(0)), 1 << 60).unwrap_err();
-        assert_eq!(error, "7692307 entries of the metadata do not fit into the header");
+        let start = |count: u64| [b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0", &count.to_le_bytes()[..]].concat();
+        let error = |start: Vec<u8>| header(std::io::Read::chain(&start[..], std::io::repeat(0)), 1 << 60).unwrap_err();
+        assert_eq!(error(start(LONGEST_HEADER / 13)), "3846153 entries of the metadata do not fit into the header");
+        assert_eq!(error(start(MOST_ENTRIES + 1)), "65537 entries of the metadata; at most 65536 are allowed");
+        assert_eq!(error(start(MOST_ENTRIES)), "the key `` is there twice");
+        let tensors = [b"GGUF\x03\0\0\0", &(MOST_TENSORS + 1).to_le_bytes()[..], &[0; 8]].concat();
+        assert_eq!(error(tensors), "262145 tensors; at most 262144 are allowed");
         let text = [b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0", &(1_u64 << 59).to_le_bytes()[..]].concat();
-        let error = header(std::io::Read::chain(&text[..], std::io::repeat(0)), 1 << 60).unwrap_err();
-        assert_eq!(error, format!("{} bytes of a text do not fit into the header", 1_u64 << 59));
+        assert_eq!(error(text), format!("{} bytes of a text do not fit into the header", 1_u64 << 59));
     }
 
     /// Files with some bytes changed are read or refused; nothing else happens.

@@ -12,6 +12,22 @@ use crate::{
 /// Tensors that are no parameters: factors of the angles of positions, which other programs compute.
 const NO_PARAMETERS: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
 
+/// The architectures that are known: their names in files, whether they have experts, and the `model_type` of a `config.json`.
+const ARCHITECTURES: &[(&str, bool, &str)] = &[
+    ("llama", false, "llama"),
+    ("llama", true, "mixtral"),
+    ("qwen2", false, "qwen2"),
+    ("qwen2moe", true, "qwen2_moe"),
+    ("qwen3", false, "qwen3"),
+    ("qwen3moe", true, "qwen3_moe"),
+    ("gemma", false, "gemma"),
+    ("gemma2", false, "gemma2"),
+    ("gemma3", false, "gemma3_text"),
+    ("phi2", false, "phi"),
+    ("phi3", false, "phi3"),
+    ("gptneox", false, "gpt_neox"),
+];
+
 fn wrong(what: impl std::fmt::Display) -> Error {
     Kind::Syntax(format!("GGUF: {what}")).into()
 }
@@ -52,21 +68,21 @@ impl Gguf {
         let needed = |name: &str| number(name)?.ok_or_else(|| wrong(format!("`{}` is missing", key(name))));
         let has = |tensor: &str| self.tensors().all().iter().any(|known| known.name == tensor);
         let experts = number("expert_count")?.filter(|experts| *experts > 0);
-        let kind = match (architecture, experts) {
-            ("llama", Some(_)) => "mixtral",
-            ("llama", None) => "llama",
-            ("qwen2", None) => "qwen2",
-            ("qwen2moe", Some(_)) => "qwen2_moe",
-            ("qwen3", None) => "qwen3",
-            ("qwen3moe", Some(_)) => "qwen3_moe",
-            ("gemma", None) => "gemma",
-            ("gemma2", None) => "gemma2",
-            ("gemma3", None) => "gemma3_text",
-            ("phi2", None) => "phi",
-            ("phi3", None) => "phi3",
-            ("gptneox", None) => "gpt_neox",
-            (other, _) => return Err(wrong(format!("the architecture `{other}` is not supported"))),
-        };
+        let kinds = || ARCHITECTURES.iter().filter(|(known, ..)| *known == architecture);
+        let kind = kinds().find(|(_, has_experts, _)| *has_experts == experts.is_some()).map(|(.., kind)| *kind);
+        let kind = kind.ok_or_else(|| {
+            let with = match (kinds().next(), experts) {
+                (None, _) => "",
+                (Some(_), Some(_)) => " with experts",
+                (Some(_), None) => " without experts",
+            };
+            let mut known: Vec<_> = ARCHITECTURES.iter().map(|(known, ..)| *known).collect();
+            known.dedup();
+            wrong(format!(
+                "the architecture `{architecture}`{with} is not supported; supported are {}",
+                known.join(", ")
+            ))
+        })?;
         let (size, heads) = (needed("embedding_length")?, needed("attention.head_count")?);
         if heads == 0 {
             return Err(wrong(format!("`{}` is 0", key("attention.head_count"))));

@@ -4,12 +4,14 @@ mod config;
 mod described;
 mod gguf;
 mod gguf_model;
+mod input;
 mod safetensors;
 
 use std::{collections::BTreeMap, path::Path};
 
 use gpumem_core::model::Bytes;
 
+pub(crate) use self::input::text;
 pub use self::{described::Described, gguf::Gguf};
 
 use crate::{
@@ -80,6 +82,13 @@ impl Tensors {
         self.by(|tensor| tensor.name.split('.').take(depth).collect::<Vec<_>>().join("."))
     }
 
+    /// The type of most elements, if a model can have its parameters in it.
+    fn dtype(&self) -> Option<Dtype> {
+        let most = self.by_dtype().into_iter().max_by_key(|(_, sum)| sum.elements);
+        let dtype: Option<Dtype> = most.and_then(|(name, _)| name.parse().ok());
+        dtype.filter(|dtype| dtype.is_float() || dtype.is_only_stored())
+    }
+
     fn by(&self, key: impl Fn(&TensorInfo) -> String) -> BTreeMap<String, TensorSum> {
         let mut groups: BTreeMap<String, Vec<&TensorInfo>> = BTreeMap::new();
         for tensor in &self.all {
@@ -98,6 +107,6 @@ fn sum<'a>(tensors: impl IntoIterator<Item = &'a TensorInfo>) -> TensorSum {
 }
 
 /// The error of a file.
-fn refused(path: &Path, what: impl std::fmt::Display) -> Error {
+pub(crate) fn refused(path: &Path, what: impl std::fmt::Display) -> Error {
     Kind::Syntax(format!("{}: {what}", path.display())).into()
 }

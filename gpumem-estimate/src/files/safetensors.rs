@@ -2,27 +2,63 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
+    fmt,
     io::{ErrorKind, Read},
     path::{Component, Path},
 };
 
 use gpumem_core::model::Bytes;
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, IgnoredAny, MapAccess, Visitor},
+};
 
-use super::{TensorInfo, refused};
+use super::{TensorInfo, input, refused};
 use crate::{dtype::Dtype, error::Error, shape::Shape};
 
 /// The limit that the format has for its header.
 const LONGEST_HEADER: u64 = 100_000_000;
 /// The longest index. That of a model of 1 T parameters has some 10 MB.
-const LONGEST_INDEX: u64 = 100_000_000;
+const LONGEST_INDEX: u64 = 40_000_000;
 
 #[derive(Deserialize)]
 struct Entry {
     dtype: String,
     shape: Shape,
     data_offsets: [u64; 2],
+}
+
+/// The tensors by name. What is no tensor is not kept, so that a header needs little more memory than its bytes.
+struct Header(BTreeMap<String, Entry>);
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object;
+
+        impl<'de> Visitor<'de> for Object {
+            type Value = Header;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object with a field for each tensor")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
+                let mut entries = BTreeMap::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == "__metadata__" {
+                        map.next_value::<IgnoredAny>()?;
+                        continue;
+                    }
+                    let entry = map.next_value();
+                    let entry = entry.map_err(|error| A::Error::custom(format_args!("tensor `{name}`: {error}")))?;
+                    entries.insert(name, entry);
+                }
+                Ok(Header(entries))
+            }
+        }
+
+        deserializer.deserialize_map(Object)
+    }
 }
 
 #[derive(Deserialize)]
@@ -46,8 +82,7 @@ fn one_file(path: &Path) -> Result<Vec<TensorInfo>, Error> {
         ErrorKind::UnexpectedEof => refused(path, "the file ends inside its header"),
         _ => refused(path, error),
     };
-    let mut file = File::open(path).map_err(failed)?;
-    let length_of_file = file.metadata().map_err(failed)?.len();
+    let (mut file, length_of_file) = input::open(path)?;
     let mut length = [0; 8];
     file.read_exact(&mut length).map_err(failed)?;
     let length = u64::from_le_bytes(length);
@@ -64,15 +99,15 @@ fn one_file(path: &Path) -> Result<Vec<TensorInfo>, Error> {
 
 /// The tensors of a header. `data` is the length of the rest of the file.
 fn tensors(header: &[u8], data: u64) -> Result<Vec<TensorInfo>, String> {
-    let mut entries: BTreeMap<String, serde_json::Value> =
-        serde_json::from_slice(header).map_err(|error| format!("the header is no JSON object: {error}"))?;
-    entries.remove("__metadata__");
+    let Header(entries) = serde_json::from_slice(header).map_err(|error| match error.to_string() {
+        of_tensor if of_tensor.starts_with("tensor `") => of_tensor,
+        other => format!("the header is no JSON object: {other}"),
+    })?;
     let mut ranges = Vec::with_capacity(entries.len());
     let mut tensors = Vec::with_capacity(entries.len());
     for (name, entry) in entries {
         let of_tensor = |what: &dyn std::fmt::Display| format!("tensor `{name}`: {what}");
-        let Entry { dtype, shape, data_offsets: [start, end] } =
-            serde_json::from_value(entry).map_err(|error| of_tensor(&error))?;
+        let Entry { dtype, shape, data_offsets: [start, end] } = entry;
         let dtype = dtype_of(&dtype).ok_or_else(|| of_tensor(&format!("`{dtype}` is no type of elements")))?;
         let elements = shape.elements().filter(|elements| elements % dtype.block() == 0);
         let bytes = elements.and_then(|elements| dtype.bytes(elements));
@@ -101,12 +136,7 @@ fn tensors(header: &[u8], data: u64) -> Result<Vec<TensorInfo>, String> {
 }
 
 fn all_files(index: &Path) -> Result<Vec<TensorInfo>, Error> {
-    let mut text = Vec::new();
-    let file = File::open(index).map_err(|error| refused(index, error))?;
-    file.take(LONGEST_INDEX + 1).read_to_end(&mut text).map_err(|error| refused(index, error))?;
-    if text.len() as u64 > LONGEST_INDEX {
-        return Err(refused(index, format!("an index of more than {LONGEST_INDEX} bytes")));
-    }
+    let text = input::bytes(index, LONGEST_INDEX)?;
     let Index { weight_map } =
         serde_json::from_slice(&text).map_err(|error| refused(index, format!("this is no index: {error}")))?;
     let files: BTreeSet<&String> = weight_map.values().collect();
@@ -198,9 +228,10 @@ mod tests {
         let overlap = "tensor `b`: it begins at byte 0 of the data, and overlaps the tensor before it";
         assert_eq!(error(twice, 4), overlap);
         assert!(error(&"[".repeat(1_000_000), 0).starts_with("the header is no JSON object"));
-        assert!(
-            error(&format!(r#"{{"a":{}"#, r#"{"a":"#.repeat(1_000_000)), 0).starts_with("the header is no JSON object")
-        );
+        let nested = error(&format!(r#"{{"a":{}"#, r#"{"a":"#.repeat(1_000_000)), 0);
+        assert!(nested.starts_with("tensor `a`: EOF while parsing"), "{nested}");
+        let metadata = format!(r#"{{"__metadata__":{}}}"#, "[".repeat(1_000_000));
+        assert!(error(&metadata, 0).starts_with("the header is no JSON object: "), "{}", error(&metadata, 0));
         assert!(error("", 0).starts_with("the header is no JSON object"));
     }
 }

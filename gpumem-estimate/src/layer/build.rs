@@ -9,7 +9,7 @@ use super::{
     RelativeAttention, RunExperts,
 };
 use crate::{
-    dtype::Dtype,
+    dtype::{Dtype, Types},
     eager::{Adapted, Eager, ParameterId},
     error::{Error, Kind},
     shape::Shape,
@@ -34,19 +34,23 @@ pub(crate) struct Built {
 
 /// Layers are nested no deeper than this, so that a hostile file cannot overflow the stack.
 const DEEPEST: usize = 64;
+/// The longest path of a layer. Each layer and each part of an estimate has one.
+const LONGEST_PATH: usize = 500;
 
 /// What is known while the layers of a model are built.
 pub(super) struct Building<'a> {
     pub(super) eager: &'a Eager,
-    pub(super) dtype: Dtype,
+    pub(super) types: Types,
     /// The tables and weights that other layers may share, by path.
     weights: HashMap<String, ParameterId>,
     depth: usize,
+    /// The bytes of the path of the open layers.
+    path: usize,
 }
 
 /// Builds layers: allocates their parameters in the order of the layers.
-pub(crate) fn build(eager: &Eager, layers: &[Named], dtype: Dtype) -> Result<Vec<Rc<Built>>, Error> {
-    Building { eager, dtype, weights: HashMap::new(), depth: 0 }.all(layers)
+pub(crate) fn build(eager: &Eager, layers: &[Named], types: Types) -> Result<Vec<Rc<Built>>, Error> {
+    Building { eager, types, weights: HashMap::new(), depth: 0, path: 0 }.all(layers)
 }
 
 impl Built {
@@ -69,6 +73,7 @@ impl Building<'_> {
             eager.memory.open_layer(scope);
         }
         self.depth += 1;
+        self.path += named.name.len() + 1;
         let built = if matches!(named.layer, Layer::Block { .. }) {
             let (group, built) = eager.build_group(|| self.parts(named));
             built.map(|built| Built { group, ..built })
@@ -76,6 +81,7 @@ impl Building<'_> {
             self.parts(named)
         };
         self.depth -= 1;
+        self.path -= named.name.len() + 1;
         if scope.is_some() {
             eager.memory.close();
         }
@@ -85,6 +91,10 @@ impl Building<'_> {
     fn parts(&mut self, named: &Named) -> Result<Built, Error> {
         if self.depth > DEEPEST {
             return Err(self.eager.error(Kind::Invalid(format!("layers are nested deeper than {DEEPEST}"))));
+        }
+        if self.path > LONGEST_PATH {
+            let what = format!("the names of layers make a path of more than {LONGEST_PATH} bytes");
+            return Err(Kind::Invalid(what).into());
         }
         let (mut kind, mut parameters, mut children, mut shortcut) = (named.layer.clone(), vec![], vec![], vec![]);
         let mut adapted = Adapted::default();
@@ -109,7 +119,7 @@ impl Building<'_> {
             Layer::Conv(conv) => parameters = self.conv(conv)?,
             Layer::Linear(linear) => (parameters, adapted) = self.linear(linear)?,
             Layer::Embedding { rows, size } => {
-                let table = self.add([*rows, *size])?;
+                let table = self.add_weight([*rows, *size])?;
                 self.share(table);
                 parameters.push(table);
             }
@@ -138,7 +148,7 @@ impl Building<'_> {
                 parameters = vec![self.add([*channels])?, self.add([*channels])?];
             }
             Layer::Similarity { .. } => {
-                parameters = vec![self.eager.add_parameter(&Shape::default(), self.dtype, true)?];
+                parameters = vec![self.eager.add_parameter(&Shape::default(), self.types.others, true)?];
             }
             Layer::Positions { rows, size, kind: positions } => {
                 parameters = vec![self.positions(&Shape::from([*rows, *size]), *positions)?];
@@ -202,8 +212,8 @@ impl Building<'_> {
 
     fn positions(&self, shape: &Shape, kind: PositionKind) -> Result<ParameterId, Error> {
         match kind {
-            PositionKind::Trained => self.eager.add_parameter(shape, self.dtype, true),
-            PositionKind::Fixed => self.eager.add_parameter(shape, self.dtype, false),
+            PositionKind::Trained => self.eager.add_parameter(shape, self.types.others, true),
+            PositionKind::Fixed => self.eager.add_parameter(shape, self.types.others, false),
             PositionKind::Buffer => self.eager.add_buffer(shape, Dtype::F32),
         }
     }
@@ -225,7 +235,7 @@ impl Building<'_> {
         let mut sizes =
             if conv.transposed.is_some() { vec![inputs, outputs / groups] } else { vec![outputs, inputs / groups] };
         sizes.extend(&conv.kernel);
-        let mut parameters = vec![self.eager.add_parameter(&sizes.into(), self.dtype, true)?];
+        let mut parameters = vec![self.eager.add_parameter(&sizes.into(), self.types.others, true)?];
         if !conv.no_bias {
             parameters.push(self.add([outputs])?);
         }
@@ -311,8 +321,8 @@ impl Building<'_> {
         let both = hidden.checked_mul(2).ok_or_else(|| self.eager.error(Kind::TooLarge))?;
         self.eager.memory.open("experts");
         let parameters = match run {
-            RunExperts::Grouped => [self.add([count, both, size])?, self.add([count, size, hidden])?],
-            RunExperts::All => [self.add([count, size, both])?, self.add([count, hidden, size])?],
+            RunExperts::Grouped => [self.add_weight([count, both, size])?, self.add_weight([count, size, hidden])?],
+            RunExperts::All => [self.add_weight([count, size, both])?, self.add_weight([count, hidden, size])?],
         };
         self.eager.memory.close();
         if shared > 0 {
@@ -329,7 +339,12 @@ impl Building<'_> {
     }
 
     pub(super) fn add<const N: usize>(&self, sizes: [u64; N]) -> Result<ParameterId, Error> {
-        self.eager.add_parameter(&Shape::from(sizes), self.dtype, true)
+        self.eager.add_parameter(&Shape::from(sizes), self.types.others, true)
+    }
+
+    /// The weight of products, or a table of rows.
+    pub(super) fn add_weight<const N: usize>(&self, sizes: [u64; N]) -> Result<ParameterId, Error> {
+        self.eager.add_weight(&Shape::from(sizes), self.types)
     }
 
     /// Lets later layers use this weight.

@@ -10,18 +10,18 @@ use crate::{
 impl Building<'_> {
     pub(super) fn linear(&mut self, linear: &Linear) -> Result<(Vec<ParameterId>, Adapted), Error> {
         let Linear { inputs, outputs, no_bias, tied_to } = linear;
-        let adapted = self.eager.adapt(*inputs, *outputs, self.dtype, tied_to.is_some())?;
+        let adapted = self.eager.adapt(*inputs, *outputs, self.types.others, tied_to.is_some())?;
         let weight = match (tied_to, &adapted.in_4_bits) {
             (Some(path), _) => self.shared(path)?,
             (None, Some(weight)) => weight.packed,
-            (None, None) => self.add([*outputs, *inputs])?,
+            (None, None) => self.add_weight([*outputs, *inputs])?,
         };
         if adapted.in_4_bits.is_none() {
             self.share(weight);
         }
         let mut parameters = vec![weight];
         if !no_bias {
-            parameters.push(self.eager.add_parameter(&Shape::from([*outputs]), self.dtype, true)?);
+            parameters.push(self.eager.add_parameter(&Shape::from([*outputs]), self.types.others, true)?);
         }
         Ok((parameters, adapted))
     }

@@ -7,7 +7,7 @@ mod names;
 mod parallel;
 mod tensor_parallel;
 
-use std::{fmt, io, rc::Rc};
+use std::{fmt, io, path::Path, rc::Rc};
 
 use gpumem_core::model::Bytes;
 use serde::{
@@ -25,10 +25,11 @@ pub use self::{
 use crate::{
     allocator::AllocatorKind,
     class::Class,
-    dtype::Dtype,
+    dtype::{Dtype, Types},
     eager::{Eager, Libraries, Optimizer, OptimizerState, ROOT, Tensor},
     error::{Error, Kind},
     estimate::{ConvolutionWorkspace, Estimate, PhasePeak},
+    files,
     layer::{Built, Segments, build, run_all, run_model},
     memory::Memory,
     model::{Loss, Model},
@@ -68,8 +69,13 @@ pub struct Step {
     /// Inference goes on with tokens that the model generates. `None`: the prompt alone is read, and logits are computed for all of its
     /// positions.
     pub decode: Option<Decode>,
-    /// The type of the parameters.
+    /// The type of the parameters. If it [is only stored](Dtype::is_only_stored), it is the type of the weights of linear layers and
+    /// experts and of the tables of embeddings, as llama.cpp has them: its kernels read them as they are. All else has the type `compute`.
     pub parameters: Dtype,
+    /// The type of activations, of the cache, of logits and of small parameters, if that of the parameters is only stored: `f16`, `bf16`
+    /// or `f32`. `None`: what autocast is to, else `bf16`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compute: Option<Dtype>,
     /// The optimizer updates copies of the parameters in `f32` and keeps its state in `f32`, as Megatron-LM does
     /// (`Float16OptimizerWithFloat16Params`). It converts all gradients before it updates, and frees each one in the smaller type.
     /// Parameters that are `f32` already are an error.
@@ -112,6 +118,7 @@ impl Default for Step {
             micro_batches: 1,
             decode: None,
             parameters: Dtype::F32,
+            compute: None,
             master_weights: false,
             adapters: None,
             quantized: None,
@@ -158,6 +165,12 @@ impl<'de> Deserialize<'de> for Step {
 /// The optimizer's state exists from the first update on, so the second step may need more than the first.
 const STEPS: usize = 2;
 
+/// A step has some fields, and may have a list of names of layers, which are compared with all layers.
+const LONGEST_STEP: u64 = 1 << 16;
+
+/// What is computed in, if the type of the parameters is only stored and no other is named.
+pub(crate) const COMPUTE: Dtype = Dtype::Bf16;
+
 /// The first pass makes the gradients, the second one adds to them: all later ones allocate what the second one does. A few more let the
 /// allocator settle.
 const MICRO_BATCHES: u64 = 4;
@@ -174,6 +187,13 @@ impl Step {
     /// A training step with a batch.
     pub fn training(batch: u64, optimizer: Optimizer) -> Self {
         Self { batch, optimizer: Some(optimizer), ..Self::default() }
+    }
+
+    /// Reads a step from a JSON file of at most 64 KiB. Fields that are left out have their defaults, and one that does not exist is an
+    /// error.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let text = files::text(path.as_ref(), LONGEST_STEP)?;
+        serde_json::from_str(&text).map_err(|error| files::refused(path.as_ref(), error))
     }
 
     /// Runs the step with a model, without values.
@@ -217,6 +237,19 @@ impl Step {
         Ok((estimate, recording.unwrap_or_default()))
     }
 
+    fn types(&self) -> Types {
+        Types::new(self.parameters, self.computes_in())
+    }
+
+    /// The type of activations and of the cache, and of parameters that are no weights of products.
+    pub fn computes_in(&self) -> Dtype {
+        if self.parameters.is_only_stored() {
+            self.compute.or(self.autocast).unwrap_or(COMPUTE)
+        } else {
+            self.parameters
+        }
+    }
+
     fn memory(&self) -> Memory {
         Memory::new(self.allocator, self.limit.map_or(u64::MAX, Bytes::get))
     }
@@ -244,7 +277,8 @@ impl Step {
         memory.open("model");
         eager.set_adapters(self.adapters.clone(), self.quantized.clone());
         eager.set_parallel(self.data_parallel);
-        let layers = build(&eager, &model.layers, self.parameters)?;
+        let types = self.types();
+        let layers = build(&eager, &model.layers, types)?;
         eager.make_buckets()?;
         memory.close();
         eager.check_adapters()?;
@@ -259,8 +293,8 @@ impl Step {
             return Err(Kind::Invalid(what).into());
         }
         // Without autocast, numbers have the type of the parameters.
-        let is_converted = dtype.is_float() && self.parameters.is_float() && self.autocast.is_none();
-        let dtype = if is_converted { self.parameters } else { dtype };
+        let is_converted = dtype.is_float() && types.others.is_float() && self.autocast.is_none();
+        let dtype = if is_converted { types.others } else { dtype };
         let input = eager.empty(&shape, dtype, Class::Inputs)?;
         let target = model.target(self.batch);
         if let Some(target) = &target {
@@ -295,8 +329,16 @@ impl Step {
             "the batch, the number of passes (`micro_batches`) and of GPUs (`tensor_parallel`) are 1 or more"
         } else if is_training && !is_wide(self.parameters) && self.parameters != Dtype::F64 {
             "parameters of this type have no gradients; training needs f16, bf16, f32 or f64"
-        } else if !self.parameters.is_float() && !matches!(self.parameters, Dtype::Blocks(_)) {
-            "parameters are numbers with a fraction, or blocks of such numbers"
+        } else if !self.parameters.is_float() && !self.parameters.is_only_stored() {
+            "parameters are numbers with a fraction, bytes (`i8`), or blocks of such numbers"
+        } else if self.compute.is_some() && !self.parameters.is_only_stored() {
+            "the type of the parameters is the one that is computed in; `compute` is for weights that are only stored in theirs"
+        } else if self.compute.is_some_and(|dtype| !is_wide(dtype)) {
+            "products are made in f16, bf16 or f32"
+        } else if self.parameters.is_only_stored() && self.quantized.is_some() {
+            "`quantized` makes weights of 4 bits from parameters in f16, bf16 or f32"
+        } else if self.parameters.is_only_stored() && self.data_parallel.is_some() {
+            "weights that are only stored in their type are not modelled with several ranks"
         } else if self.autocast.is_some_and(|dtype| !matches!(dtype, Dtype::F16 | Dtype::Bf16)) {
             "autocast is to f16 or bf16"
         } else if self.adapters.as_ref().is_some_and(|lora| !(0.0..1.0).contains(&lora.dropout)) {

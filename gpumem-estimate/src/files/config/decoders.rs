@@ -1,5 +1,7 @@
 //! Models that predict the next token.
 
+use std::collections::HashSet;
+
 use super::{
     encoders,
     fields::{Fields, head_size, product, wrong},
@@ -216,7 +218,7 @@ pub(super) fn qwen3(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
 /// Which layers of Qwen's mixtures have experts; the others have a plain MLP.
 fn has_experts(fields: Fields<'_>) -> Result<impl Fn(usize) -> bool, Error> {
     let step = fields.divisor("decoder_sparse_step", 1)?;
-    let plain = fields.numbers("mlp_only_layers")?.unwrap_or_default();
+    let plain: HashSet<u64> = fields.numbers("mlp_only_layers")?.unwrap_or_default().into_iter().collect();
     Ok(move |at: usize| (at as u64 + 1).is_multiple_of(step) && !plain.contains(&(at as u64)))
 }
 
@@ -537,7 +539,7 @@ fn llama4_text(fields: Fields<'_>, frame: &Frame<'_>, length: u64) -> Result<Mod
         return Err(wrong(format!("`no_rope_layers` has {} elements for {blocks} layers", rotates.len())));
     }
     let step = fields.divisor("interleave_moe_layer_step", 1)?;
-    let moe = fields.numbers("moe_layers")?;
+    let moe = fields.numbers("moe_layers")?.map(HashSet::<u64>::from_iter);
     let has_experts = |at: u64| match &moe {
         Some(layers) => layers.contains(&at),
         None => (at + 1).is_multiple_of(step),

@@ -1,7 +1,7 @@
 //! Models of diffusers that make images: they predict the noise in an image.
 
 use super::{
-    fields::{Fields, product, wrong},
+    fields::{Fields, MOST_BLOCKS, product, wrong},
     parts::{activation, inline, linear, residual},
 };
 use crate::{
@@ -157,6 +157,18 @@ fn refuse_others(fields: Fields<'_>) -> Result<(), Error> {
     Ok(())
 }
 
+/// A stage has blocks on the way down and one more on the way up. Each may have a transformer of many blocks.
+fn check_blocks(of_stage: u64, depths: &[u64]) -> Result<(), Error> {
+    let both_ways = of_stage.saturating_mul(2).saturating_add(1);
+    let blocks = depths.iter().map(|depth| both_ways.saturating_mul(depth.saturating_add(1)));
+    let blocks = blocks.fold(0, u64::saturating_add);
+    if blocks <= MOST_BLOCKS {
+        return Ok(());
+    }
+    let what = "`layers_per_block` and `transformer_layers_per_block`";
+    Err(wrong(format!("{what} make {blocks} blocks; a model of at most {MOST_BLOCKS} blocks is estimated")))
+}
+
 /// Stable Diffusion's `UNet`. `length` is that of the text that it reads.
 pub(super) fn unet(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     refuse_others(fields)?;
@@ -178,20 +190,19 @@ pub(super) fn unet(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     };
     let heads = for_each(fields, key, 8, stages)?;
     let depths = for_each(fields, "transformer_layers_per_block", 1, stages)?;
-    if depths.iter().any(|depth| *depth > 1000) || heads.contains(&0) {
-        return Err(wrong("`transformer_layers_per_block` or the heads make no sense"));
+    if heads.contains(&0) {
+        return Err(wrong("a block has 0 heads"));
     }
+    let of_stage = fields.number("layers_per_block", 2)?;
+    check_blocks(of_stage, &depths)?;
     let sizes = UNet {
         groups: fields.divisor("norm_num_groups", 32)?,
         time: product(&[4, first])?,
         text: fields.number("cross_attention_dim", 1280)?,
-        layers: usize::try_from(fields.number("layers_per_block", 2)?.min(1001)).unwrap_or(1001),
+        layers: usize::try_from(of_stage).map_err(wrong)?,
         is_linear: fields.flag("use_linear_projection", false)?,
         function: fields.function("act_fn", "silu")?,
     };
-    if sizes.layers > 1000 {
-        return Err(wrong("`layers_per_block` is more than 1000"));
-    }
     let (inputs, outputs) = (fields.number("in_channels", 4)?, fields.number("out_channels", 4)?);
     let side = fields.number("sample_size", 64)?;
     let mut layers = vec![

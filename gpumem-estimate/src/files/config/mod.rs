@@ -94,7 +94,9 @@ impl Model {
             (None, None) => return Err(wrong("it names no architecture")),
         };
         let name = class.or(kind).unwrap_or_default();
-        let (_, known, build) = found.ok_or_else(|| wrong(format!("the architecture `{name}` is not supported")))?;
+        let known = || Self::known_architectures().collect::<Vec<_>>().join(", ");
+        let unknown = || wrong(format!("the architecture `{name}` is not supported; supported are {}", known()));
+        let (_, known, build) = found.ok_or_else(unknown)?;
         if let Some(kind) = fields["model_type"].as_str().filter(|kind| kind != known) {
             return Err(wrong(format!("`{name}` has the `model_type` \"{known}\", and this is \"{kind}\"")));
         }
