@@ -75,8 +75,8 @@ fn disturb_until(folder: &Path, ended: &AtomicBool, random: &mut Random) -> Done
         // A program that loads a part of a library ends, whatever library that is: it is disturbed when it was loaded.
         let is_loaded = files.iter().any(|file| file.extension().is_some_and(|end| end == "capture" || end == "sock"));
         // A pipe would be waited for here.
-        let may_change =
-            |file: &&PathBuf| file.is_file() && (is_loaded || file.extension().is_none_or(|end| end != "so"));
+        let is_library = |file: &Path| file.to_string_lossy().contains("libgpumem");
+        let may_change = |file: &&PathBuf| file.is_file() && (is_loaded || !is_library(file));
         let files: Vec<_> = files.iter().filter(may_change).collect();
         if !files.is_empty() {
             disturb(files[random.below(files.len())], random, &mut done);
