@@ -10,6 +10,8 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
+use gpumem::__private::leave_own_file;
+
 use crate::{control, request, request::Request};
 
 /// The library records the process, or waits for a command to do so.
@@ -24,6 +26,8 @@ static CALLED: AtomicBool = AtomicBool::new(false);
 #[unsafe(no_mangle)]
 pub extern "C" fn InitializeInjection() -> c_int {
     if !CALLED.swap(true, Relaxed) {
+        // First: no other thread runs code of this library yet.
+        leave_own_file();
         // Nothing unwinds into C. The panic hook has printed the panic.
         let begun = catch_unwind(request::begin).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
         if let Err(why) = begun {
@@ -65,6 +69,7 @@ pub unsafe extern "C" fn gpumem_attach(
         if CALLED.swap(true, Relaxed) {
             return Err("the library of gpumem is in it already".to_owned());
         }
+        leave_own_file();
         control::listen(Path::new(OsStr::from_bytes(&folder)), request).inspect_err(|_| CALLED.store(false, Relaxed))
     };
     match catch_unwind(std::panic::AssertUnwindSafe(listen)).unwrap_or_else(|_| Err("gpumem panicked".to_owned())) {

@@ -15,8 +15,8 @@ pub use crate::session::{
 };
 #[cfg(all(feature = "capture", feature = "dispatch"))]
 pub use crate::session::{
-    Injected, Keep, begin_injected, end_injected, exit_without_program, run_beside_program, run_with_own_descriptors,
-    with_high_number,
+    Injected, Keep, begin_injected, end_injected, exit_without_program, leave_own_file, run_beside_program,
+    run_with_own_descriptors, with_high_number,
 };
 #[cfg(feature = "capture")]
 pub use crate::session::{LockFile, SharedMemory};

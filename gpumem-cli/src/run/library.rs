@@ -60,23 +60,25 @@ fn unpack(folder: &Path, library: &[u8]) -> io::Result<PathBuf> {
     if known.uid() != rustix::process::geteuid().as_raw() || known.mode() & 0o022 != 0 {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "others may write to it"));
     }
-    make_readable(folder);
+    make_readable(folder, 0o755);
     let mut hasher = DefaultHasher::new();
     library.hash(&mut hasher);
     let path = folder.join(format!("libgpumem_inject-{:016x}.so", hasher.finish()));
     if read(&path).is_ok_and(|there| there == library) {
-        make_readable(&path);
+        make_readable(&path, FILE_MODE);
         return Ok(path);
     }
     // Under another name first: a program that begins meanwhile must not load a part of it. What a running program has loaded stays.
     let part = path.with_extension(process::id().to_string());
     let mut file = fs::File::options().write(true).create_new(true).mode(0o700).open(&part)?;
-    make_readable(&part);
+    make_readable(&part, FILE_MODE);
     let written = file.write_all(library).and_then(|()| fs::rename(&part, &path));
     if written.is_err() {
         _ = fs::remove_file(&part);
     }
-    written.map(|()| path)
+    written?;
+    // A program that loads a part of a library ends.
+    if read(&path)? == library { Ok(path) } else { Err(io::Error::other("another process has changed the library")) }
 }
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {
@@ -86,11 +88,14 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// The program may become another user before the driver loads the library. The umask counts for new files alone.
-fn make_readable(path: &Path) {
-    if path.metadata().is_ok_and(|known| known.mode() & 0o755 != 0o755) {
-        _ = fs::set_permissions(path, fs::Permissions::from_mode(0o755));
+fn make_readable(path: &Path, mode: u32) {
+    if path.metadata().is_ok_and(|known| known.mode() & 0o777 != mode) {
+        _ = fs::set_permissions(path, fs::Permissions::from_mode(mode));
     }
 }
+
+/// Nobody but root may write to the library: a program that loads a part of a library ends.
+const FILE_MODE: u32 = 0o555;
 
 #[cfg(test)]
 mod tests {
@@ -102,13 +107,13 @@ mod tests {
         let folder = above.join("gpumem");
         let mode = |path: &Path| path.metadata().unwrap().mode() & 0o777;
         let path = unpack(&folder, b"the library").unwrap();
-        assert_eq!((mode(&folder), mode(&path)), (0o755, 0o755));
+        assert_eq!((mode(&folder), mode(&path)), (0o755, 0o555));
         // As another version left it.
         for path in [&folder, &path] {
             fs::set_permissions(path, fs::Permissions::from_mode(0o700)).unwrap();
         }
         assert_eq!(unpack(&folder, b"the library").unwrap(), path);
-        assert_eq!((mode(&folder), mode(&path)), (0o755, 0o755));
+        assert_eq!((mode(&folder), mode(&path)), (0o755, 0o555));
         let link = above.join("link");
         std::os::unix::fs::symlink(&folder, &link).unwrap();
         assert_eq!(unpack(&link, b"the library").unwrap_err().kind(), io::ErrorKind::PermissionDenied);
@@ -128,6 +133,7 @@ mod tests {
         assert_eq!(path.metadata().unwrap().modified().unwrap(), written);
         assert_ne!(unpack(&folder, b"another").unwrap(), path);
         // Somebody changed it.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         fs::write(&path, b"something else").unwrap();
         assert_eq!(fs::read(unpack(&folder, b"the library").unwrap()).unwrap(), b"the library");
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);

@@ -63,6 +63,14 @@ pub fn end_injected() {
     unsubscribe();
 }
 
+/// The program does not depend on the file of the library with this code any more: somebody may truncate it. To be called once, before
+/// anything else: no other thread may run code of the library.
+pub fn leave_own_file() {
+    // A system may forbid it. Then the file is as any other library of the program.
+    #[cfg(target_os = "linux")]
+    let _ = crate::sys::own_file::leave();
+}
+
 /// Runs `code` on a thread of its own, which gets no signals of the program.
 ///
 /// # Errors

@@ -62,8 +62,8 @@ pub use self::{budgets::simulated_gpu, testing::TestSession};
 pub use self::{
     capture::Keep,
     injected::{
-        Injected, begin_injected, end_injected, exit_without_program, run_beside_program, run_with_own_descriptors,
-        with_high_number,
+        Injected, begin_injected, end_injected, exit_without_program, leave_own_file, run_beside_program,
+        run_with_own_descriptors, with_high_number,
     },
 };
 pub(crate) use self::{output::Notice, views::statistics};

@@ -23,6 +23,8 @@ mod loader;
 pub(crate) mod lock_file;
 #[cfg(feature = "nvml")]
 pub(crate) mod nvml;
+#[cfg(all(feature = "capture", feature = "dispatch", target_os = "linux"))]
+pub(crate) mod own_file;
 pub(crate) mod process;
 #[cfg(feature = "backtrace")]
 pub(crate) mod python;

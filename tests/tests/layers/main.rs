@@ -26,7 +26,7 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("settings", &["export", "model", "error"]),
     ("sys", &["settings", "inbox", "error"]),
     ("source", &["sys", "device_model", "settings", "model", "error"]),
-    // Of `sys`, the session names the process, the clock and the memory of a ring alone.
+    // Of `sys`, the session names what recordings and the process need alone.
     (
         "session",
         &[
@@ -41,8 +41,11 @@ const FLOORS: &[(&str, &[&str])] = &[
             "error",
             "sys::process",
             "sys::clock",
-            "sys::ring_file",
+            "sys::ring_memory",
+            "sys::cgroup",
             "sys::descriptor",
+            "sys::lock_file",
+            "sys::own_file",
         ],
     ),
     ("query", &["session", "source", "model", "error"]),
