@@ -9,6 +9,7 @@ use crate::amount;
 
 /// The options of `#[gpu_mem_trace]` as the user wrote them. The library decides about options that are absent.
 #[derive(Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct Options {
     pub(crate) ctx: Option<Ctx>,
     pub(crate) device: Option<u32>,

@@ -58,7 +58,9 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         is_inside(true);
         run_rare::<P, _>(|| {
             let watches: Vec<_> = self.watches.lock().all.iter().map(|(_, watch)| Arc::clone(watch)).collect();
-            watches.iter().for_each(|watch| watch.notice(noticed));
+            for watch in watches {
+                watch.notice(noticed);
+            }
         });
         is_inside(false);
     }

@@ -143,16 +143,6 @@ mod pool {
         }
     }
 
-    #[gpu_mem_test(max_peak = "64 MB", leaks = 0)]
-    fn that_enters_the_scope() {
-        if is_usual() {
-            return;
-        }
-        let trace = GpuMemTrace::builder().silent(true).start().expect("a simulated device");
-        let handle = trace.handle();
-        thread::spawn(move || handle.in_scope(|| drop(take(64)))).join().expect("it runs");
-    }
-
     #[gpu_mem_test(max_peak = "1 MB")]
     fn over_the_limit() {
         if !is_usual() {
@@ -167,6 +157,20 @@ mod pool {
             in_a_pool();
             panic!("its own panic");
         }
+    }
+}
+
+mod handle {
+    use super::*;
+
+    #[gpu_mem_test(max_peak = "64 MB", leaks = 0)]
+    fn that_enters_the_scope() {
+        if is_usual() {
+            return;
+        }
+        let trace = GpuMemTrace::builder().silent(true).start().expect("a simulated device");
+        let handle = trace.handle();
+        thread::spawn(move || handle.in_scope(|| drop(take(64)))).join().expect("it runs");
     }
 }
 
@@ -398,7 +402,8 @@ mod all {
                 in_a_pool();
                 thread::spawn(|| take(3)).join().expect("it runs")
             });
-            drop(kept);
+            // A test that counts all threads would notice the free.
+            assert_gpu_mem!(threads = "all", used == "-3 MiB", { drop(kept) });
         }
     }
 

@@ -84,8 +84,8 @@ fn a_pool_is_not_counted_so_the_result_is_not_known() {
             "GpuMemTrace::handle",
             "or, if they do not concern this function, say so with the option thread_local",
         ]);
-        // Nothing is claimed of what a budget does not limit, of a thread that the user leaves out, and of scopes that are entered.
-        ended.passes("without_a_limit").passes("of_one_thread_only").passes("that_enters_the_scope");
+        // Nothing is claimed of what a budget does not limit, and of threads that the user leaves out.
+        ended.passes("without_a_limit").passes("of_one_thread_only");
         // What is over its limit for certain is said to be so.
         ended
             .fails("over_the_limit")
@@ -99,6 +99,11 @@ fn a_pool_is_not_counted_so_the_result_is_not_known() {
     skipped.passes("of_a_test").passes("of_a_function").says(&[
         "the GPU memory budget of `sim_threads::cases::pool::of_a_test` was skipped: it counts its own thread, and other threads",
     ]);
+}
+
+#[test]
+fn threads_that_enter_a_scope_are_counted() {
+    tested("handle", 2, &[]).all_pass(1);
 }
 
 #[test]

@@ -121,6 +121,7 @@ impl Runner {
         self.ledger.last_trace()
     }
 
+    #[allow(clippy::too_many_lines, reason = "it is a list of possible lines")]
     fn line(&mut self, line: &str) {
         let (event, expected) = line.split_once('=').map_or((line, None), |_| {
             let (event, expected) = line.split_once(" = ").expect(line);

@@ -241,10 +241,7 @@ fn a_trace_that_overlaps_another_threads_counts_its_own_scope() {
         "open a; open a.in; open b %2; close a = 0 0 own; alloc x 3; alloc y 5 %2; close a.in = 3 0 own; close b %2 = 5 0 own",
     );
     // Each block is compared with each of these scopes, so there are at most 64 of a thread.
-    let mut script = String::new();
-    for at in 0..70 {
-        script += &format!("open a{at}; ");
-    }
+    let mut script: String = (0..70).flat_map(|at| ["open a".to_owned(), at.to_string(), "; ".to_owned()]).collect();
     script += "open b %2; alloc x 1; alloc y 2 %2; close b %2 = 2 0 own; close a0 = 1 0 own; close a63 = 1 0 own; \
                close a64 = 3 0 whole overlapped; close a69 = 3 0 whole overlapped";
     check(&script);
