@@ -18,23 +18,19 @@ fn name() -> String {
     NAME.to_owned()
 }
 
-fn some() -> Option<String> {
-    Some(name())
-}
-
 fn peak() -> PeakHolders {
     let holder = |bytes, path: Vec<String>, line, library| PeakHolder {
         path,
         line,
         library,
-        caller: some(),
-        scope_place: some(),
+        caller: Some(name()),
+        scope_place: Some(name()),
         bytes: ByteDelta::new(bytes),
         ..PeakHolder::default()
     };
     let holders = vec![
-        holder(3 << 20, vec![name(); 2], some(), None),
-        holder(2 << 20, vec![name()], None, some()),
+        holder(3 << 20, vec![name(); 2], Some(name()), None),
+        holder(2 << 20, vec![name()], None, Some(name())),
         holder(1 << 20, Vec::new(), None, None),
     ];
     PeakHolders {
@@ -56,10 +52,10 @@ fn block() -> LiveBlock {
         bytes: Bytes::mib(1),
         kind: MemKind::Device,
         path: vec![name()],
-        scope_place: some(),
-        line: some(),
-        caller: some(),
-        library: some(),
+        scope_place: Some(name()),
+        line: Some(name()),
+        caller: Some(name()),
+        library: Some(name()),
         backtrace: vec![name()],
         thread: 1,
         time: Duration::ZERO,
@@ -67,7 +63,7 @@ fn block() -> LiveBlock {
 }
 
 fn out_of_memory() -> OutOfMemory {
-    let place = Place { name: name(), caller: some(), blocks: 2, bytes: Bytes::mib(2), each: None };
+    let place = Place { name: name(), caller: Some(name()), blocks: 2, bytes: Bytes::mib(2), each: None };
     let part = |kind, path: Vec<String>| Part { kind, name: name(), path, bytes: Bytes::mib(1), count: 2 };
     let parts = vec![
         part(PartKind::Others, Vec::new()),
@@ -82,7 +78,7 @@ fn out_of_memory() -> OutOfMemory {
         kind: MemKind::Pool,
         path: vec![name()],
         line: Some(format!("{NAME}:12:9")),
-        breakdown: Ok(Breakdown { device: 0, name: some(), simulated: false, memory, parts }),
+        breakdown: Ok(Breakdown { device: 0, name: Some(name()), simulated: false, memory, parts }),
         scopes: vec![place.clone()],
         places: vec![place],
         peak: Some(peak()),
@@ -110,11 +106,11 @@ fn after(content: Option<&Content>) -> Option<Content> {
                 shape,
                 names: vec![(name(), 1), (name(), 1)],
                 path,
-                line: some(),
-                library: some(),
+                line: Some(name()),
+                library: Some(name()),
             };
-            let changes = vec![change(some(), Some(vec![2]), Vec::new()), change(None, None, vec![name()])];
-            Content::Tracked(Tracked { changes: Some(changes), ..Tracked::at(UNIX_EPOCH, at, some(), device) })
+            let changes = vec![change(Some(name()), Some(vec![2]), Vec::new()), change(None, None, vec![name()])];
+            Content::Tracked(Tracked { changes: Some(changes), ..Tracked::at(UNIX_EPOCH, at, Some(name()), device) })
         }
         Some(Content::Tracked(_)) => Content::OutOfMemory(Box::new(out_of_memory())),
         Some(Content::OutOfMemory(oom)) if oom.breakdown.is_ok() => {
@@ -176,7 +172,7 @@ fn all_that_is_printed() {
     while let Some(this) = content {
         content = after(Some(&this));
         let mut output = Output::new(this, UNIX_EPOCH, 7);
-        (output.thread_name, output.module) = (some(), some().map(Into::into));
+        (output.thread_name, output.module) = (Some(name()), Some(name()).map(Into::into));
         check(Form::Text, &output);
         #[cfg(feature = "json")]
         check(Form::Json, &output);
@@ -187,7 +183,7 @@ fn all_that_is_printed() {
 fn all_that_a_program_prints_itself() {
     let scope = ScopeSummary {
         path: vec![name(); 2],
-        place: some(),
+        place: Some(name()),
         device: 0,
         simulated: false,
         calls: 2,
@@ -198,7 +194,7 @@ fn all_that_a_program_prints_itself() {
         allocated: Bytes::new(6),
         allocations: 7,
     };
-    let summary = Summary { scopes: vec![scope], untracked: 8, lost: 9, not_intercepted: some() };
+    let summary = Summary { scopes: vec![scope], untracked: 8, lost: 9, not_intercepted: Some(name()) };
     let Ok(breakdown) = out_of_memory().breakdown else { unreachable!("it has one") };
     let without_line = LiveBlock { line: None, ..block() };
     for text in [block().to_string(), without_line.to_string(), summary.to_string(), breakdown.to_string()] {
