@@ -75,7 +75,7 @@ pub use crate::settings::Setting;
 #[cfg(all(feature = "__internal", feature = "cupti", feature = "dispatch"))]
 pub use crate::source::calls_of_both_sources;
 #[cfg(all(feature = "__internal", feature = "backtrace"))]
-pub(crate) use crate::source::{WAYS_TO_A_STACK, python_lines};
+pub(crate) use crate::source::{WAYS_TO_A_STACK, python_line_at, python_lines};
 #[cfg(feature = "capture")]
 pub use crate::sys::{lock_file::LockFile, ring_memory::SharedMemory};
 use crate::{

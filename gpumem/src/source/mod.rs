@@ -40,7 +40,10 @@ pub(crate) use self::{
 #[cfg(feature = "sim")]
 pub(crate) use self::{off::ask_for_each_trace, refusals::is_watched, stacks::uncached_stack};
 #[cfg(all(feature = "__internal", feature = "backtrace"))]
-pub(crate) use self::{python::python_lines, stacks::WAYS_TO_A_STACK};
+pub(crate) use self::{
+    python::{python_line_at, python_lines},
+    stacks::WAYS_TO_A_STACK,
+};
 #[cfg(all(feature = "backtrace", feature = "capture", feature = "dispatch"))]
 pub(crate) use crate::sys::python::run_in_python;
 

@@ -40,7 +40,7 @@ pub(crate) fn files_of(addresses: &[usize]) -> Vec<Option<Arc<LoadedFile>>> {
     addresses.iter().map(file).collect()
 }
 
-#[cfg(all(feature = "dispatch", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 pub(super) use self::unix::pin;
 
 /// What the loader knows about an address. It takes the loader's lock, so hooks and callbacks must not call it.
@@ -182,7 +182,7 @@ mod unix {
     /// Keeps the file with this code loaded until the process ends, even if other code closes it. The error says why this is not
     /// possible.
     #[doc(alias = "RTLD_NODELETE")]
-    #[cfg(all(feature = "dispatch", target_os = "linux"))]
+    #[cfg(target_os = "linux")]
     pub(in super::super) fn pin() -> Result<(), String> {
         let here = info(pin as *const () as usize).ok_or("the loader does not know the file of gpumem")?;
         // The program itself is never unloaded. The kernel knows the address of its headers.
