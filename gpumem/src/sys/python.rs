@@ -119,7 +119,8 @@ impl Interpreter {
     }
 
     /// Looks for the interpreter of this process: only the first time. It finds none if no Python runs, or one of another version than
-    /// 3.11 to 3.14, or without a global lock. It takes the loader's lock, so hooks and callbacks must not call it.
+    /// 3.11 to 3.14, or without a global lock. It takes the loader's lock of loading, so hooks and callbacks must
+    /// not call it.
     pub(crate) fn find() {
         FOUND.get_or_init(Self::new);
     }
