@@ -88,6 +88,8 @@ pub(crate) struct Config {
     /// Whether some functions that allocate call `cuMemAlloc_v2` through its slot.
     pub(crate) nested: bool,
     pub(crate) teardown: bool,
+    /// The function that does not return.
+    pub(crate) blocks: Option<String>,
     pub(crate) slow: Duration,
     pub(crate) figures_max: bool,
     pub(crate) faults: Vec<Fault>,
@@ -134,6 +136,7 @@ impl Config {
     /// | `nested` | `0` | `1`: `cuMemAllocPitch_v2` and `cuMemAllocManaged` call `cuMemAlloc_v2` as a program does, and managed memory is on the card |
     /// | `teardown` | `0` | `1`: each library is torn down when the process exits, as by a handler that it sets when it begins, and writes `teardown` to the log |
     /// | `slow` | `0` | so many milliseconds pass before NVML returns the memory of a card |
+    /// | `blocks` | | a function that does not return: a thread that calls it waits until it is cancelled |
     /// | `foreign_slot` | | a function whose slot points out of the library; see `foreign.rs` |
     /// | `fastest` | `pci` | `reversed`: CUDA's own order of the cards is the reverse of NVML's |
     ///
@@ -151,6 +154,7 @@ impl Config {
             nested: false,
             cupti: Cupti { version: 130_202, subscriber: None, shared: false },
             teardown: false,
+            blocks: None,
             slow: Duration::ZERO,
             figures_max: false,
             faults: Vec::new(),
@@ -185,6 +189,7 @@ impl Config {
                     config.slow = Duration::from_millis(value.parse().map_err(|_| refuse("no milliseconds"))?);
                 }
                 "nested" => config.nested = flag()?,
+                "blocks" => config.blocks = Some(value.to_owned()),
                 // Observed while the library was loaded.
                 "foreign_slot" => {}
                 "shared" => config.cupti.shared = flag()?,

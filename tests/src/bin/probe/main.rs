@@ -21,7 +21,7 @@
 //!   process;
 //! - `scope name`: an exact trace that is silent; `breakdown [device]`, `summary`: these reports, in one line;
 //!   `print_refusals`: each is an answer `refused` from then on; `on_refusal function argument…`: each calls that; `retry function argument…`: as `call`, with a second try;
-//! - `call function argument…`: the driver's function, see `raw.rs`; `let name value`: for its arguments;
+//! - `call function argument…`: the driver's function, see `raw.rs`; `cancelled function argument…`: on a thread that is cancelled in it; `let name value`: for its arguments;
 //!   `value name`: what a call gave out;
 //! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`, `go_on threads`, `adding_up steps devices`: see
 //!   `churn.rs`;
@@ -383,6 +383,7 @@ impl Probe {
         let numbers = || argument.split(' ').map(str::parse).collect::<Result<Vec<u32>, _>>();
         Ok(Some(match verb {
             "call" => self.names.call(argument)?.to_string(),
+            "cancelled" => self.names.cancelled(argument)?.to_owned(),
             "let" => self.names.set(argument)?,
             "value" => self.names.get(argument).to_string(),
             "together" | "alone" => match numbers()?[..] {
