@@ -92,6 +92,12 @@ pub mod internal {
         crate::session::python_line_at(table, first_line, offset)
     }
 
+    /// The functions of the driver that are intercepted. A driver need not have all of them.
+    #[cfg(feature = "dispatch")]
+    pub fn intercepted() -> Vec<&'static str> {
+        crate::session::intercepted()
+    }
+
     /// Puts hooks into the dispatch table that report nothing, to measure the cost of a hook alone.
     ///
     /// # Errors

@@ -45,7 +45,7 @@ use once_cell::{race::OnceBox, sync::OnceCell};
 #[cfg(all(feature = "backtrace", feature = "capture", feature = "dispatch"))]
 pub use self::injected::run_in_python;
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
-pub(crate) use self::recording::{hook_for_nobody, rehearse};
+pub(crate) use self::recording::{hook_for_nobody, intercepted, rehearse};
 pub use self::{
     budgets::Budget,
     guards::{

@@ -27,7 +27,7 @@ mod stacks;
 #[cfg(all(feature = "__internal", feature = "cupti", feature = "dispatch"))]
 pub use self::both::calls_of_both_sources;
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
-pub(crate) use self::driver::{hook_for_nobody, rehearse};
+pub(crate) use self::driver::{hook_for_nobody, intercepted, rehearse};
 #[cfg(feature = "capture")]
 pub(crate) use self::stacks::{LoadedFile, files_of, python_frame};
 pub(crate) use self::{

@@ -29,6 +29,7 @@
 //!   an allocation; `exec program & argument & …`: another program in this process;
 //! - `forks children`: so many, each while other threads use all of gpumem; see `forks.rs`;
 //! - `panic_on_refusal`: each refusal panics; `load_and_close path`: as the driver loads a tool, which is then closed;
+//!   `inject`: as the driver loads the tool that the environment names;
 //! - `slot_note function…`, `slot_write_back function…`: another tool notes what is in a slot, and writes it there again;
 //!   `slot_replace_past function…`: as `slot_replace`, with a hook that goes on to what was noted;
 //! - `slot_replace function…`, `slot_restore function…`, `stub_overwrite function…`: another tool intercepts the driver's functions, or
@@ -426,6 +427,7 @@ impl Probe {
                 places::panic_on_refusal();
                 "done".to_owned()
             }
+            "inject" => raw::inject()?.to_string(),
             "load_and_close" => raw::load_and_close(argument)?.to_string(),
             "go_on" => churn::go_on(argument.parse()?)?,
             "print_refusals" => {

@@ -375,6 +375,13 @@ impl Tool {
     }
 }
 
+/// Loads the library that `CUDA_INJECTION64_PATH` names and has it begin, as the driver does in `cuInit` where there is a GPU.
+pub(crate) fn inject() -> Result<c_int, Trouble> {
+    let path = std::env::var("CUDA_INJECTION64_PATH")?;
+    // SAFETY: the function has this type: that is the driver's contract with tools.
+    Ok(unsafe { load::<unsafe extern "C" fn() -> c_int>(&path, "InitializeInjection")?() })
+}
+
 /// Loads a tool's library, has it begin as the driver would, and closes it.
 pub(crate) fn load_and_close(path: &str) -> Result<c_int, Trouble> {
     // SAFETY: the library is the example's, whose initialisers have no preconditions.
