@@ -15,7 +15,7 @@
 //! - `context device`; `pooled MiB`: allocates on the last context, through cudarc; `give_back`: all of it; `capture`:
 //!   a stream is captured until `end_capture`, whose answer is whether the capture is whole;
 //! - `exact [device]`, `of_thread [device]`, `pool [device]`, `sampled [device]`: a trace with that gauge, or of this thread alone;
-//!   `figures [n]`: bytes used and peaked of the last trace, or of the n-th, and why they may be wrong; `status`;
+//!   `figures [n]`: bytes used and peaked of the last trace, or of the n-th, and why they may be wrong; `status`; `status_text`, with `|` between its lines;
 //!   `intercepted_by`, `why_not_dispatch`: these fields of the status; `environment`: the variables that its text lists, with `|` between them;
 //! - `subscribe`, `unsubscribe`: gpumem to CUPTI; `tool_subscribe library`, `tool_unsubscribe library`: a tool of this
 //!   process;
@@ -410,6 +410,7 @@ impl Probe {
             }
             "tool_subscribe" => self.tool.subscribe(argument)?.to_string(),
             "tool_unsubscribe" => self.tool.unsubscribe(argument)?.to_string(),
+            "status_text" => gpumem::status().to_string().replace('\n', "|"),
             "status" => status(),
             "environment" => {
                 let text = gpumem::status().to_string().replace('\n', "|");
