@@ -5,6 +5,7 @@
 //! interpreter deletes them: it deletes the states of all threads but one, also of those that run native code. [`threads`] prevents
 //! that while a thread reads. Only functions of the interpreter that read memory are called here.
 
+mod access;
 #[cfg(all(feature = "capture", feature = "dispatch"))]
 mod code;
 mod layout;
@@ -12,9 +13,8 @@ mod lines;
 mod threads;
 
 use std::{
-    ffi::{CStr, c_char, c_int, c_ulong, c_void},
+    ffi::{c_int, c_ulong, c_void},
     marker::PhantomData,
-    mem::transmute_copy,
     ptr, slice,
     sync::OnceLock,
 };
@@ -24,6 +24,7 @@ pub(crate) use self::code::run_in_python;
 #[cfg(feature = "__internal")]
 pub(crate) use self::lines::line_at;
 use self::{
+    access::{byte, function, symbol, word},
     layout::{Identity, Layout},
     threads::{Threads, ThreadsGuard},
 };
@@ -316,43 +317,4 @@ impl Interpreter {
             slice::from_raw_parts(ptr::with_exposed_provenance(bytes + first), length)
         }
     }
-}
-
-/// # Safety
-/// There is an aligned word at this address.
-unsafe fn word(address: usize) -> usize {
-    // SAFETY: the caller guarantees it.
-    unsafe { ptr::with_exposed_provenance::<usize>(address).read() }
-}
-
-/// # Safety
-/// There is a byte at this address.
-unsafe fn byte(address: usize) -> u8 {
-    // SAFETY: the caller guarantees it.
-    unsafe { ptr::with_exposed_provenance::<u8>(address).read() }
-}
-
-/// A symbol of the program, or of a library whose symbols all others see. The layouts are those of Linux.
-#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
-fn symbol(name: &CStr) -> Option<*mut c_void> {
-    let name: *const c_char = name.as_ptr();
-    // SAFETY: the name is a string. Nothing is loaded.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name) };
-    (!found.is_null()).then_some(found)
-}
-
-#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
-fn symbol(_: &CStr) -> Option<*mut c_void> {
-    None
-}
-
-/// A function of that name.
-///
-/// # Safety
-/// `F` is the type of a pointer to the function of that name.
-unsafe fn function<F: Copy>(name: &CStr) -> Option<F> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    let found = symbol(name)?;
-    // SAFETY: the address is not null, and the caller guarantees the type.
-    Some(unsafe { transmute_copy::<*mut c_void, F>(&found) })
 }

@@ -15,7 +15,10 @@ use std::{
     thread,
 };
 
-use super::{function, layout::ThreadsLock, word};
+use super::{
+    access::{function, word},
+    layout::ThreadsLock,
+};
 
 /// How often a thread tries to take the interpreter's lock before it gives up. After the first tries it lets others run.
 const TRIES: u32 = 1000;
