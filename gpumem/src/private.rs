@@ -86,6 +86,18 @@ pub mod internal {
         crate::session::python_lines()
     }
 
+    /// The line of the instruction at an offset, by the table of a Python code object that begins on `first_line`.
+    #[cfg(feature = "backtrace")]
+    pub fn python_line_at(table: &[u8], first_line: i32, offset: isize) -> Option<u32> {
+        crate::session::python_line_at(table, first_line, offset)
+    }
+
+    /// The functions of the driver that are intercepted. A driver need not have all of them.
+    #[cfg(feature = "dispatch")]
+    pub fn intercepted() -> Vec<&'static str> {
+        crate::session::intercepted()
+    }
+
     /// Puts hooks into the dispatch table that report nothing, to measure the cost of a hook alone.
     ///
     /// # Errors

@@ -14,6 +14,8 @@ for library in without_lock, with_lock:
     library.nanoseconds.restype = ctypes.c_double
     library.lines_of_another_thread.restype = ctypes.c_size_t
     library.lines_later.restype = ctypes.c_size_t
+    library.lines_of_waiting.restype = ctypes.c_size_t
+    library.is_waiting.restype = ctypes.c_bool
     library.lines_later.argtypes = [ctypes.c_uint64]
 
 MOST = 128
@@ -226,6 +228,74 @@ def check_end():
     sys.modules["kept"] = AtTheEnd()
     atexit.register(lambda: compare())
     atexit.register(lambda: without_lock.lines_later(10))
+
+
+def check_deleted():
+    """The end of the interpreter deletes the states of threads that are in native code. Such a thread has no functions."""
+    import os
+
+    states = []
+
+    def work():
+        get = ctypes.pythonapi.PyThreadState_Get
+        get.restype = ctypes.c_void_p
+        states.append(get())
+        without_lock.lines_when_told()
+
+    threading.Thread(target=work, daemon=True).start()
+    while not without_lock.is_waiting():
+        pass
+    ctypes.pythonapi.PyThreadState_Clear(ctypes.c_void_p(states[0]))
+    ctypes.pythonapi.PyThreadState_Delete(ctypes.c_void_p(states[0]))
+    found = without_lock.lines_of_waiting()
+    print(f"deleted: {found} functions", flush=True)
+    # The interpreter must not end: it knows that thread no longer.
+    os._exit(found != 0)
+
+
+def check_busy_end():
+    """Threads that read their stacks at every moment while the interpreter ends."""
+    for _ in range(4):
+        threading.Thread(target=without_lock.lines_for_ever, daemon=True).start()
+
+
+def check_lines_of_code():
+    """Each instruction of some modules has the line that Python finds in the table."""
+    global compared
+    import argparse, ast, asyncio.base_events, dataclasses, inspect, types, typing
+
+    with_lock.line_at.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_ssize_t]
+    with_lock.line_at.restype = ctypes.c_uint32
+    codes = [compile(inspect.getsource(module), module.__file__, "exec") for module in
+             (argparse, ast, asyncio.base_events, dataclasses, inspect, typing)]
+    while codes:
+        code = codes.pop()
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        table, first = code.co_linetable, code.co_firstlineno
+        for begin, end, line in code.co_lines():
+            for offset in {begin, end - 2}:
+                found = with_lock.line_at(table, len(table), first, offset)
+                assert found == (line or 0), (code, offset, found, line)
+                compared += 1
+
+
+def check_monitored():
+    """Coverage tools change what Python keeps of a code object. The lines stay right meanwhile, also without Python's lock."""
+    if not hasattr(sys, "monitoring"):
+        print("skipped: no sys.monitoring before 3.12")
+        return
+    monitoring, tool = sys.monitoring, 3
+    monitoring.use_tool_id(tool, "gpumem")
+    monitoring.register_callback(tool, monitoring.events.LINE, lambda code, line: None)
+    threads = []
+    for _ in range(2):
+        threads.append(threading.Thread(target=lambda: [recurse(3) for _ in range(100)]))
+        threads[-1].start()
+    while any(thread.is_alive() for thread in threads):
+        for events in monitoring.events.LINE, 0, monitoring.events.INSTRUCTION, 0:
+            monitoring.set_events(tool, events)
+            recurse(2)
+    monitoring.free_tool_id(tool)
 
 
 def check_cost():

@@ -11,8 +11,10 @@ pub const CONTEXT: &str = "call cuInit 0; call cuDevicePrimaryCtxRetain &ctx 0; 
 /// Commands that have others in them, with `|` between.
 const NESTING: [&str; 4] = ["other_thread ", "at_exit ", "at_thread_exit ", "fork "];
 
-/// What gpumem may call in the driver while the program is in one of its calls: to look up blocks and streams that it does not know.
-const HARMLESS: [&str; 5] = [
+/// What gpumem may call in the driver while the program is in one of its calls: to look up blocks and streams that it does not know,
+/// and once whether a device has memory of its own.
+const HARMLESS: [&str; 6] = [
+    "cuDeviceGetAttribute",
     "cuptiGetDeviceId",
     "cuMemGetAddressRange_v2",
     "cuPointerGetAttribute",

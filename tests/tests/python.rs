@@ -4,7 +4,19 @@ use std::{env, ffi::OsStr, process::Command};
 
 use gpumem_tests::{built, interpreters};
 
-const CHECKS: [&str; 7] = ["shapes", "threads", "reuse", "recorded", "subinterpreters", "end", "cost"];
+const CHECKS: [&str; 11] = [
+    "shapes",
+    "threads",
+    "reuse",
+    "recorded",
+    "subinterpreters",
+    "lines_of_code",
+    "monitored",
+    "deleted",
+    "end",
+    "busy_end",
+    "cost",
+];
 
 #[test]
 fn stacks_have_the_lines_that_python_knows() {
@@ -17,6 +29,8 @@ fn stacks_have_the_lines_that_python_knows() {
     for (version, python) in interpreters {
         for check in CHECKS {
             let mut command = Command::new(&python);
+            // What is freed is overwritten, so that who reads it notices.
+            command.env("PYTHONMALLOC", "malloc").env("MALLOC_PERTURB_", "165");
             command.args([program.as_ref(), library.as_os_str(), OsStr::new(check)]);
             let output =
                 command.env("GPUMEM_BACKTRACE", "python").env("GPUMEM_SIM", "1GiB").output().expect("it starts");

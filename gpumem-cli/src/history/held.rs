@@ -2,6 +2,8 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
+use gpumem_core::model::MemKind;
+
 use super::{ChangeKind, History, LIVE, Origin};
 
 /// Blocks of one origin on one device.
@@ -45,11 +47,7 @@ impl History {
         let mut sums = Sums::default();
         for change in self.changes.get(first..end).unwrap_or_default() {
             let block = &self.blocks[change.block as usize];
-            let blocks = match change.kind {
-                ChangeKind::Alloc | ChangeKind::FreeFailed => 1,
-                ChangeKind::Free | ChangeKind::FreeWithContext | ChangeKind::FreeMissed => -1,
-                ChangeKind::Shrink => 0,
-            };
+            let blocks = change.kind.blocks();
             sums.add(block.device, block.origin, change.delta, blocks);
         }
         sums.held(self)
@@ -64,6 +62,23 @@ impl History {
             }
         }
         sums.held(self)
+    }
+
+    /// The most that was live of each kind that is not on the device, each at its own moment: bytes and blocks.
+    pub(crate) fn most_besides(&self, device: u16) -> Vec<(String, i64, i64)> {
+        let mut now = [(0_i64, 0_i64); MemKind::ALL.len()];
+        let mut most = now;
+        for change in &self.changes {
+            let block = &self.blocks[change.block as usize];
+            let kind = self.origins[block.origin as usize].kind;
+            let at = MemKind::ALL.iter().position(|known| *known == kind);
+            let Some(at) = at.filter(|_| block.device == device && !kind.is_on_device()) else { continue };
+            now[at].0 += change.delta;
+            now[at].1 += change.kind.blocks();
+            most[at] = most[at].max(now[at]);
+        }
+        let kinds = MemKind::ALL.iter().zip(most).filter(|(_, (bytes, _))| *bytes > 0);
+        kinds.map(|(kind, (bytes, blocks))| (kind.name().to_owned(), bytes, blocks)).collect()
     }
 
     /// The numbers of the blocks that are live after a change.

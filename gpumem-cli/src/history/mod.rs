@@ -100,6 +100,15 @@ impl ChangeKind {
     pub(crate) const ALL: [Self; 6] =
         [Self::Alloc, Self::Free, Self::Shrink, Self::FreeWithContext, Self::FreeMissed, Self::FreeFailed];
 
+    /// How many blocks more are live.
+    const fn blocks(self) -> i64 {
+        match self {
+            Self::Alloc | Self::FreeFailed => 1,
+            Self::Free | Self::FreeWithContext | Self::FreeMissed => -1,
+            Self::Shrink => 0,
+        }
+    }
+
     /// In files.
     pub(crate) const fn name(self) -> &'static str {
         match self {

@@ -126,7 +126,13 @@ impl Machine {
         read.map_err(|why| self.not_read.push(NotRead::error(what, &why))).ok()
     }
 
-    fn memory(&mut self, of: &str, memory: Result<GpuMemory, Error>) -> Memory {
+    fn memory(&mut self, of: &str, memory: Result<GpuMemory, Error>, is_of_machine: bool) -> Memory {
+        if is_of_machine && memory.is_ok() {
+            let why = "it has none of its own, and NVML has no figures: they are those of the machine's memory, and pinned and managed \
+                       memory counts as memory of the GPU";
+            self.not_read.push(NotRead::remark(format!("the memory of {of}"), why));
+            return memory.map(Memory::of).unwrap_or_default();
+        }
         let memory = self.known(format!("the memory of {of}"), memory).map(Memory::of).unwrap_or_default();
         if memory.used_bytes.is_some() && memory.reserved_bytes.is_none() {
             let why = "a driver before 510 counts it as used";
@@ -143,7 +149,7 @@ impl Machine {
                 cuda_ordinal: None,
                 name: self.known(format!("the name of slice {slice} of {words}"), of.name),
                 uuid: of.uuid,
-                memory: self.memory(&format!("slice {slice} of {words}"), of.memory),
+                memory: self.memory(&format!("slice {slice} of {words}"), of.memory, of.is_memory_of_machine),
             });
         let mig_devices = mig_devices.collect();
         Gpu {
@@ -151,7 +157,7 @@ impl Machine {
             cuda_ordinal: None,
             name: self.known(format!("the name of {words}"), gpu.name),
             uuid: Some(gpu.uuid),
-            memory: self.memory(&words, gpu.memory),
+            memory: self.memory(&words, gpu.memory, gpu.is_memory_of_machine),
             mig: slices.map(|slices| slices.is_some()),
             mig_devices,
         }

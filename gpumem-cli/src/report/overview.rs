@@ -55,7 +55,7 @@ pub(crate) struct DeviceOverview {
     pub(crate) peak_by_library: Vec<Sum>,
     pub(crate) peak_by_scope: Vec<Sum>,
     pub(crate) peak_by_place: Vec<PlaceSum>,
-    /// Managed and pinned host memory at that moment, which is not in the peak.
+    /// Managed and pinned host memory, which is not in the peak: the most that was live of each, at its own moment.
     pub(crate) besides: Vec<Sum>,
     pub(crate) live_at_end_bytes: u64,
     pub(crate) pool_reserved_bytes: Option<u64>,
@@ -339,8 +339,7 @@ impl DeviceOverview {
         let all = &history.devices[known];
         let defined = history.definitions().device(device);
         let mut held = history.held_after(all.peak_at);
-        held.retain(|held| usize::from(held.device) == known);
-        let (on_device, besides): (Vec<_>, Vec<_>) = held.into_iter().partition(|held| held.origin.kind.is_on_device());
+        held.retain(|held| usize::from(held.device) == known && held.origin.kind.is_on_device());
         let seconds = |nanos: u64| std::time::Duration::from_nanos(nanos).as_secs_f64();
         Self {
             device: device.ordinal,
@@ -349,11 +348,11 @@ impl DeviceOverview {
             total_bytes: defined.and_then(|defined| defined.total).map(gpumem_core::model::Bytes::get),
             peak_bytes: all.peak_at.map(|_| all.peak),
             peak_seconds: all.peak_at.map(|at| seconds(history.time_of(at))),
-            peak_by_kind: sums(sums_by(&on_device, |origin| origin.kind.name().to_owned())),
-            peak_by_library: sums(sums_by(&on_device, crate::history::Origin::library_or_program)),
-            peak_by_scope: sums(sums_by(&on_device, crate::history::Origin::scope)),
-            peak_by_place: place_sums(&on_device),
-            besides: sums(sums_by(&besides, |origin| origin.kind.name().to_owned())),
+            peak_by_kind: sums(sums_by(&held, |origin| origin.kind.name().to_owned())),
+            peak_by_library: sums(sums_by(&held, crate::history::Origin::library_or_program)),
+            peak_by_scope: sums(sums_by(&held, crate::history::Origin::scope)),
+            peak_by_place: place_sums(&held),
+            besides: sums(history.most_besides(u16::try_from(known).unwrap_or_default())),
             live_at_end_bytes: all.live,
             pool_reserved_bytes: all.pool_reserved,
             samples: all.samples,

@@ -141,8 +141,11 @@ fn write_device(device: &DeviceOverview, out: &mut dyn Write, paint: Paint) -> i
         line(out, "no line", &format!("{share} of the peak is of code without debug information: {how}"))?;
     }
     if !device.besides.is_empty() {
-        let words: Vec<_> =
-            device.besides.iter().map(|sum| format!("{} {}", sum.name, Bytes::new(sum.bytes.unsigned_abs()))).collect();
+        let words: Vec<_> = device
+            .besides
+            .iter()
+            .map(|sum| format!("{} at most {}", sum.name, Bytes::new(sum.bytes.unsigned_abs())))
+            .collect();
         line(out, "besides", &format!("{}, which are not in the peak", words.join(", ")))?;
     }
     if let Some(name) = &device.name {

@@ -5,7 +5,7 @@ use std::{
     fmt::Debug,
     ops::DerefMut,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst},
     },
     time::{Duration, Instant},
@@ -179,11 +179,19 @@ impl Wait for Backoff {
 
     fn wait(&self) {
         if self.is_completed() {
-            std::thread::sleep(Duration::from_micros(20));
+            sleep(Duration::from_micros(20));
         } else {
             self.snooze();
         }
     }
+}
+
+/// Not the standard library's `sleep`, at which a thread may be cancelled (`pthread_cancel`): it would unwind out of a hook.
+fn sleep(duration: Duration) {
+    static NOBODY_NOTIFIES: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
+    let (lock, never) = &NOBODY_NOTIFIES;
+    let locked = lock.lock().unwrap_or_else(PoisonError::into_inner);
+    drop(never.wait_timeout(locked, duration));
 }
 
 /// Which thread numbers are lent.

@@ -45,7 +45,7 @@ use once_cell::{race::OnceBox, sync::OnceCell};
 #[cfg(all(feature = "backtrace", feature = "capture", feature = "dispatch"))]
 pub use self::injected::run_in_python;
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
-pub(crate) use self::recording::{hook_for_nobody, rehearse};
+pub(crate) use self::recording::{hook_for_nobody, intercepted, rehearse};
 pub use self::{
     budgets::Budget,
     guards::{
@@ -75,7 +75,7 @@ pub use crate::settings::Setting;
 #[cfg(all(feature = "__internal", feature = "cupti", feature = "dispatch"))]
 pub use crate::source::calls_of_both_sources;
 #[cfg(all(feature = "__internal", feature = "backtrace"))]
-pub(crate) use crate::source::{WAYS_TO_A_STACK, python_lines};
+pub(crate) use crate::source::{WAYS_TO_A_STACK, python_line_at, python_lines};
 #[cfg(feature = "capture")]
 pub use crate::sys::{lock_file::LockFile, ring_memory::SharedMemory};
 use crate::{

@@ -1,5 +1,6 @@
 //! CUDA's devices. Numbers and contexts come from the driver. Memory figures come from NVML, which finds the device by its UUID; if
-//! NVML has none, from `cuMemGetInfo`.
+//! NVML has none, from `cuMemGetInfo`. Of a device without memory of its own, NVML has no figures: there they are those of the
+//! machine's memory.
 
 #[cfg(feature = "nvml")]
 use once_cell::sync::OnceCell;
@@ -69,6 +70,10 @@ impl Devices for Cuda {
     fn read(&self, ordinal: u32) -> Result<GpuMemory> {
         let device = device(ordinal)?;
         by_nvml(device).or_else(|why| by_driver(device, why))
+    }
+
+    fn is_integrated(&self, ordinal: u32) -> bool {
+        device(ordinal).is_ok() && cuda::is_integrated(ordinal)
     }
 
     #[cfg(feature = "nvml")]
@@ -191,6 +196,12 @@ fn by_driver(device: CudaDevice, why: Error) -> Result<GpuMemory> {
     if !worth_asking {
         return Err(why);
     }
+    // Not `cuMemGetInfo`: it needs a context, and does not count what the kernel would give back from its caches.
+    if cuda::is_integrated(ordinal)
+        && let Some(memory) = machine_memory()
+    {
+        return Ok(memory);
+    }
     let Some((free, total)) = device.mem_get_info()? else {
         return Err(Kind::NoContext { ordinal, why: Box::new(why) }.into());
     };
@@ -199,4 +210,46 @@ fn by_driver(device: CudaDevice, why: Error) -> Result<GpuMemory> {
     }
     let (total, free) = (Bytes::new(total), Bytes::new(free));
     Ok(GpuMemory::new(total, free, total.checked_sub(free).unwrap_or_default(), None))
+}
+
+/// The memory of the machine. What programs can get without swapping counts as free. `None` if the kernel does not say.
+#[doc(alias = "MemAvailable")]
+pub(super) fn machine_memory() -> Option<GpuMemory> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    memory_of(&text)
+}
+
+/// `MemTotal:       16384 kB`
+fn memory_of(text: &str) -> Option<GpuMemory> {
+    let figure = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    };
+    let (total, free) = (figure("MemTotal")?, figure("MemAvailable")?);
+    let used = total.checked_sub(free).filter(|_| total > 0)?;
+    Some(GpuMemory::new(Bytes::new(total), Bytes::new(free), Bytes::new(used), None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_the_machine() {
+        let text =
+            "MemTotal:       125829120 kB\nMemFree:         1048576 kB\nMemAvailable:   62914560 kB\nBuffers: 7 kB\n";
+        let memory = memory_of(text).unwrap();
+        assert_eq!([memory.total, memory.free, memory.used], [120, 60, 60].map(Bytes::gib));
+        assert_eq!(memory.reserved, None);
+        for damaged in [
+            "",
+            "MemTotal: 8 kB\n",
+            "MemTotal: 8 kB\nMemAvailable: 9 kB\n",
+            "MemTotal: 8\nMemAvailable: 4 kB\n",
+            "MemTotal: 0 kB\nMemAvailable: 0 kB\n",
+            "MemTotal: 18446744073709551615 kB\nMemAvailable: 4 kB\n",
+        ] {
+            assert_eq!(memory_of(damaged), None, "{damaged}");
+        }
+    }
 }

@@ -36,6 +36,11 @@ pub(crate) trait Devices: Send + Sync + RefUnwindSafe {
     /// One reading of the whole device. Never creates a context.
     fn read(&self, ordinal: u32) -> Result<GpuMemory>;
 
+    /// Whether the device has no memory of its own, but uses that of the machine.
+    fn is_integrated(&self, _ordinal: u32) -> bool {
+        false
+    }
+
     /// The processes that use the device, by pid. In a container this process may be missing, or have another pid. A figure that
     /// is not known is `None`, not 0.
     fn processes(&self, ordinal: u32) -> Result<Vec<GpuProcess>>;

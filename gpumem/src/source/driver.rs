@@ -23,4 +23,4 @@ pub(super) use self::subscription::{
     can_subscribe, cupti_version, poll, subscribe, subscribe_to, subscribed, unsubscribe,
 };
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
-pub(crate) use self::subscription::{hook_for_nobody, rehearse};
+pub(crate) use self::subscription::{hook_for_nobody, intercepted, rehearse};

@@ -1,7 +1,11 @@
 //! The GPUs of a machine by NVML alone, as the command shows them: also those that `CUDA_VISIBLE_DEVICES` hides. Without CUDA's
-//! ordinals nothing of CUDA is loaded; with them the driver is initialised, and no context is created.
+//! ordinals nothing of CUDA is loaded, except for a GPU of whose memory NVML has no figures; with them the driver is initialised, and
+//! no context is created.
 
-use super::{cuda::read_by_nvml, processes};
+use super::{
+    cuda::{machine_memory, read_by_nvml},
+    processes,
+};
 use crate::{
     error::Result,
     model::{GpuMemory, GpuProcess},
@@ -30,14 +34,27 @@ pub struct Gpu {
     pub uuid: String,
     /// One reading.
     pub memory: Result<GpuMemory>,
+    /// It has no memory of its own and NVML has no figures of it: those are of the machine's memory.
+    pub is_memory_of_machine: bool,
     /// The slices, if it is in MIG mode; `None` if not.
     pub slices: Result<Option<Vec<Self>>>,
 }
 
 impl Gpu {
     fn of(handle: &nvml::Handle, index: u32, slices: Result<Option<Vec<Self>>>) -> Self {
-        Self { name: handle.name(index), uuid: handle.uuid.clone(), memory: read_by_nvml(handle, index), slices }
+        let (memory, is_memory_of_machine) = match read_by_nvml(handle, index) {
+            Err(why) if why.is_unavailable() && is_integrated(&handle.uuid) => (machine_memory().ok_or(why), true),
+            memory => (memory, false),
+        };
+        Self { name: handle.name(index), uuid: handle.uuid.clone(), memory, is_memory_of_machine, slices }
     }
+}
+
+/// Whether CUDA's device with this UUID has no memory of its own. It initialises the driver.
+fn is_integrated(uuid: &str) -> bool {
+    let uuid = uuid.split_once('-').map_or(uuid, |(_, uuid)| uuid);
+    let device = cuda::devices().ok().and_then(|devices| devices.iter().find(|device| device.uuid() == uuid));
+    device.is_some_and(|device| cuda::is_integrated(device.ordinal))
 }
 
 /// Reads all GPUs.

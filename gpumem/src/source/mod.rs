@@ -27,7 +27,7 @@ mod stacks;
 #[cfg(all(feature = "__internal", feature = "cupti", feature = "dispatch"))]
 pub use self::both::calls_of_both_sources;
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
-pub(crate) use self::driver::{hook_for_nobody, rehearse};
+pub(crate) use self::driver::{hook_for_nobody, intercepted, rehearse};
 #[cfg(feature = "capture")]
 pub(crate) use self::stacks::{LoadedFile, files_of, python_frame};
 pub(crate) use self::{
@@ -40,7 +40,10 @@ pub(crate) use self::{
 #[cfg(feature = "sim")]
 pub(crate) use self::{off::ask_for_each_trace, refusals::is_watched, stacks::uncached_stack};
 #[cfg(all(feature = "__internal", feature = "backtrace"))]
-pub(crate) use self::{python::python_lines, stacks::WAYS_TO_A_STACK};
+pub(crate) use self::{
+    python::{python_line_at, python_lines},
+    stacks::WAYS_TO_A_STACK,
+};
 #[cfg(all(feature = "backtrace", feature = "capture", feature = "dispatch"))]
 pub(crate) use crate::sys::python::run_in_python;
 

@@ -11,9 +11,9 @@ use std::{
 };
 
 use crate::{
-    model::{Frame, StackId},
+    model::{self, StackId},
     sys::{
-        python::{CodeParts, Interpreter, PythonFrame, PythonLine},
+        python::{CodeParts, Frame, FrameKey, Frames, Interpreter, PythonLine},
         stack::{as_observer_cold, files_of},
     },
 };
@@ -37,7 +37,7 @@ type Hasher = BuildHasherDefault<AddressHasher>;
 /// The lines of Python that are on stacks. They belong to the process, as its code objects do.
 #[derive(Default)]
 struct Lines {
-    numbers: HashMap<(PythonFrame, CodeParts), usize, Hasher>,
+    numbers: HashMap<(FrameKey, CodeParts), usize, Hasher>,
     lines: Vec<Arc<PythonLine>>,
 }
 
@@ -46,19 +46,24 @@ static LINES: Mutex<Option<Lines>> = Mutex::new(None);
 /// A stack with Python's functions, and its number.
 struct CachedStack {
     native: StackId,
-    frames: Vec<(PythonFrame, CodeParts)>,
+    frames: Vec<(FrameKey, CodeParts)>,
     number: StackId,
 }
 
 /// What a thread keeps: less than 3 KiB, and its stacks.
 struct StackCache {
     /// The functions of the newest stack. They are kept here because to fill a new array costs as much as three functions.
-    frames: [PythonFrame; MAX_FRAMES],
+    keys: [FrameKey; MAX_FRAMES],
     stacks: [Option<CachedStack>; CACHED],
 }
 
 thread_local! {
     static CACHE: RefCell<Option<Box<StackCache>>> = const { RefCell::new(None) };
+}
+
+/// From now on stacks have Python's functions, if a Python runs in this process.
+pub(super) fn begin() {
+    Interpreter::find();
 }
 
 /// The number of the calling thread's stack with Python's functions. `native` is its number without them, which is returned if the
@@ -80,51 +85,73 @@ fn number(native: StackId) -> Option<StackId> {
 
 impl StackCache {
     fn empty() -> Box<Self> {
-        Box::new(Self { frames: [PythonFrame::default(); MAX_FRAMES], stacks: [const { None }; CACHED] })
+        Box::new(Self { keys: [FrameKey::default(); MAX_FRAMES], stacks: [const { None }; CACHED] })
     }
 
     fn number(&mut self, native: StackId, interpreter: &Interpreter) -> Option<StackId> {
-        let count = interpreter.frames(&mut self.frames);
-        let frames = &self.frames[..count];
-        if frames.is_empty() {
-            return None;
+        let Self { keys, stacks } = self;
+        let read = |frames: Frames<'_>| {
+            let keys = frames.keys();
+            // The outer functions of two stacks are often the same.
+            let inner = &keys[..keys.len().min(HASHED)];
+            let at = usize::try_from(Hasher::default().hash_one((native.0, keys.len(), inner))).unwrap_or(0) % CACHED;
+            match &stacks[at] {
+                Some(known) if known.native == native && frames.are_same(&known.frames) => Found::Known(known.number),
+                _ => Found::New(at, NewStack::of(frames)),
+            }
+        };
+        match interpreter.with_frames(keys, read)? {
+            Found::Known(number) => Some(number),
+            Found::New(at, NewStack { frames, lines }) => {
+                let number = number_of(native, interpreter, &lines);
+                stacks[at] = Some(CachedStack { native, frames, number });
+                Some(number)
+            }
         }
-        // The outer functions of two stacks are often the same.
-        let inner = &frames[..frames.len().min(HASHED)];
-        let at = usize::try_from(Hasher::default().hash_one((native.0, frames.len(), inner))).unwrap_or(0) % CACHED;
-        if let Some(known) = &self.stacks[at]
-            && known.native == native
-            && interpreter.are_same(&known.frames, frames)
-        {
-            return Some(known.number);
-        }
-        let number = number_of(native, interpreter, frames);
-        let frames = frames.iter().map(|frame| (*frame, interpreter.code_parts(frame))).collect();
-        self.stacks[at] = Some(CachedStack { native, frames, number });
-        Some(number)
+    }
+}
+
+/// What is known of the thread's Python functions.
+enum Found {
+    /// The number of their stack.
+    Known(StackId),
+    /// Their stack is not in the cache, where it has this place.
+    New(usize, NewStack),
+}
+
+struct NewStack {
+    frames: Vec<(FrameKey, CodeParts)>,
+    /// The numbers of their lines.
+    lines: Vec<usize>,
+}
+
+impl NewStack {
+    fn of(frames: Frames<'_>) -> Self {
+        let mut locked = lines();
+        let Lines { numbers, lines } = locked.get_or_insert_default();
+        let number_of = |(frame, known): (Frame<'_>, &(FrameKey, CodeParts))| {
+            let next = lines.len();
+            let number = *numbers.entry(*known).or_insert(next);
+            if number == next {
+                lines.push(Arc::new(frame.line()));
+            }
+            number
+        };
+        let known: Vec<_> = frames.iter().map(|frame| (frame.key(), frame.parts())).collect();
+        let lines = frames.iter().zip(&known).map(number_of).collect();
+        Self { frames: known, lines }
     }
 }
 
 /// The number of a stack that is not in the cache.
-fn number_of(native: StackId, interpreter: &Interpreter, frames: &[PythonFrame]) -> StackId {
+fn number_of(native: StackId, interpreter: &Interpreter, lines: &[usize]) -> StackId {
     let mut stack = recorder::addresses(native).to_vec();
     // As a return address behind its first byte, it is inside the interpreter.
     stack.push(interpreter.address() + 1);
     let files = files_of(&stack);
     let inner = files.iter().position(|file| Some(file) == files.last()).unwrap_or(0);
     stack.truncate(inner);
-    let mut locked = lines();
-    let lines = locked.get_or_insert_default();
-    for frame in frames {
-        let next = lines.lines.len();
-        let number = *lines.numbers.entry((*frame, interpreter.code_parts(frame))).or_insert(next);
-        if number == next {
-            lines.lines.push(Arc::new(interpreter.line(frame)));
-        }
-        stack.push(LINE | number);
-    }
-    // A recording asks for the lines of a new stack.
-    drop(locked);
+    stack.extend(lines.iter().map(|number| LINE | number));
     recorder::number_stack(&stack)
 }
 
@@ -132,25 +159,29 @@ fn lines() -> MutexGuard<'static, Option<Lines>> {
     LINES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The line of an instruction, by the table of its code object.
+#[cfg(feature = "__internal")]
+pub(crate) use crate::sys::python::line_at as python_line_at;
+
 /// The frame that a number on a stack stands for; `None` if it is an address.
-pub(crate) fn frame(number: usize) -> Option<Frame> {
+pub(crate) fn frame(number: usize) -> Option<model::Frame> {
     if number & LINE == 0 {
         return None;
     }
     let line = lines().as_ref()?.lines.get(number ^ LINE).cloned()?;
     let PythonLine { function, file, line } = (*line).clone();
-    Some(Frame { function: Some(function), file: Some(file), line, ..Frame::default() })
+    Some(model::Frame { function: Some(function), file: Some(file), line, ..model::Frame::default() })
 }
 
 /// The Python functions that the calling thread is in, innermost first.
 #[cfg(feature = "__internal")]
 pub(crate) fn python_lines() -> Vec<String> {
+    Interpreter::find();
     let Some(interpreter) = Interpreter::of_process() else { return Vec::new() };
-    let mut frames = [PythonFrame::default(); MAX_FRAMES];
-    let count = interpreter.frames(&mut frames);
-    let text = |frame: &PythonFrame| {
-        let PythonLine { function, file, line } = interpreter.line(frame);
+    let text = |frame: Frame<'_>| {
+        let PythonLine { function, file, line } = frame.line();
         format!("{file}:{} {function}", line.unwrap_or(0))
     };
-    frames[..count].iter().map(text).collect()
+    let mut keys = [FrameKey::default(); MAX_FRAMES];
+    interpreter.with_frames(&mut keys, |frames| frames.iter().map(text).collect()).unwrap_or_default()
 }

@@ -75,7 +75,12 @@ impl StackTable {
 
 /// From now on the stacks of the process's blocks are recorded as the settings say.
 pub(super) fn begin(settings: &Settings) {
-    IS_PYTHON_RECORDED.store(settings.stacks == settings::Stacks::Python, Relaxed);
+    let is_python_recorded = settings.stacks == settings::Stacks::Python;
+    #[cfg(feature = "backtrace")]
+    if is_python_recorded {
+        super::python::begin();
+    }
+    IS_PYTHON_RECORDED.store(is_python_recorded, Relaxed);
     MIN_BYTES.store(min_bytes_of(settings), Relaxed);
 }
 

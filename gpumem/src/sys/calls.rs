@@ -30,5 +30,11 @@ pub(crate) use self::{
 #[cfg(feature = "dispatch")]
 pub(super) use self::{shape::DefaultStream, table::with_calls, thread_state::in_state};
 
+/// The names of the calls that are intercepted.
+#[cfg(all(feature = "__internal", feature = "dispatch"))]
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    CALLS.iter().map(|(_, name, _)| *name)
+}
+
 #[cfg(test)]
 mod tests;

@@ -25,6 +25,6 @@ pub(super) use self::{
     library::{LIBRARY, load},
 };
 pub(crate) use self::{
-    device::{CudaDevice, current, devices},
+    device::{CudaDevice, current, devices, is_integrated},
     pool::{PoolFigures, PoolMark},
 };

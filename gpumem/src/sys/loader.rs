@@ -1,21 +1,29 @@
 //! What the loader knows about the program and its libraries.
+//!
+//! # The two locks of the loader
+//!
+//! The loader of glibc has two locks, and this crate keeps them apart:
+//!
+//! - The lock of loading (`dl_load_lock`): `dlopen` and `dlclose` hold it to their end, also while they run constructors and destructors
+//!   of libraries; `dlsym` and `dladdr` take it. A constructor may do anything, such as wait for a thread that is in a hook. So hooks
+//!   and callbacks of the driver do not take this lock: [`pin`], [`dl`](super::dl) and Python's functions are looked up before. glibc
+//!   before 2.35 takes it all the same when a thread uses the thread-local variables of a library for the first time that was loaded
+//!   by `dlopen`.
+//! - The lock of the list (`dl_load_write_lock`): `dl_iterate_phdr` holds it during all its callbacks, and `dlopen` and `dlclose` while
+//!   they change the list, unmap a file or release its name. No code of a library runs under it but the callbacks of `dl_iterate_phdr`.
+//!   Hooks take it, as unwinders do for each exception. It is taken last: the callbacks here only copy, so they take no lock but that
+//!   of the memory allocator, which never waits for the loader. A thread that has the lock of loading may wait for this one, and never
+//!   the other way round, so no thread waits for another in a circle. A program that waits in a callback of its own for a thread in a
+//!   hook would wait for ever, as it would for a thread that walks its stack.
+//!
+//! What the loader says is valid as long as the file is loaded. So all of it is copied in a callback of `dl_iterate_phdr`: nobody can
+//! unload a file meanwhile. (musl has one lock for both. It is not held while constructors run, so the same holds there.)
 
-#[cfg(all(feature = "backtrace", not(target_os = "linux")))]
+use std::path::PathBuf;
+#[cfg(not(target_os = "linux"))]
 use std::sync::Arc;
-use std::{ffi::CString, path::PathBuf};
-
-/// What the loader knows about an address.
-#[derive(Debug)]
-pub(super) struct Loaded {
-    /// The program or library that contains the address.
-    pub(super) file: PathBuf,
-    /// The function that contains the address, if its file exports the function.
-    #[cfg_attr(not(feature = "backtrace"), expect(dead_code, reason = "only stacks need functions"))]
-    pub(super) symbol: Option<CString>,
-}
 
 /// A program or library that is loaded.
-#[cfg(feature = "backtrace")]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct LoadedFile {
     pub(crate) path: PathBuf,
@@ -25,41 +33,35 @@ pub(crate) struct LoadedFile {
     pub(crate) notes: Vec<u8>,
 }
 
-/// The files that contain these return addresses. One look at the loader's list for all of them, and unlike [`at`] without a search
-/// for functions, which takes milliseconds in large libraries. It takes the loader's lock, as the unwinder of the system does.
-#[cfg(all(feature = "backtrace", target_os = "linux"))]
+/// The files that contain these return addresses. It takes the lock of the loader's list once for all of them, so hooks and callbacks
+/// may call it.
+#[cfg(target_os = "linux")]
 #[doc(alias = "dl_iterate_phdr")]
 pub(crate) use self::linux::files_of;
 
-#[cfg(all(feature = "backtrace", not(target_os = "linux")))]
+/// On other systems the loader's list is not read.
+#[cfg(not(target_os = "linux"))]
 pub(crate) fn files_of(addresses: &[usize]) -> Vec<Option<Arc<LoadedFile>>> {
-    let file = |address: &usize| {
-        let found = at(address.checked_sub(1)?)?;
-        Some(Arc::new(LoadedFile { path: found.file, ..LoadedFile::default() }))
-    };
-    addresses.iter().map(file).collect()
+    vec![None; addresses.len()]
 }
 
-#[cfg(all(feature = "dispatch", target_os = "linux"))]
-pub(super) use self::unix::pin;
-
-/// What the loader knows about an address. It takes the loader's lock, so hooks and callbacks must not call it.
-#[doc(alias = "dladdr")]
-#[cfg(unix)]
-pub(super) use self::unix::at;
-
-#[cfg(not(unix))]
-pub(super) fn at(_: usize) -> Option<Loaded> {
-    None
+/// The file with the code at an address.
+pub(super) fn file_of(address: usize) -> Option<PathBuf> {
+    let file = files_of(&[address.checked_add(1)?]).pop()??;
+    Some(file.path.clone())
 }
 
-#[cfg(all(feature = "backtrace", target_os = "linux"))]
+#[cfg(target_os = "linux")]
+pub(super) use self::linux::pin;
+
+#[cfg(target_os = "linux")]
 mod linux {
     use std::{
-        ffi::{CStr, OsStr, c_int, c_void},
+        ffi::{CStr, OsStr, c_char, c_int, c_void},
+        mem::MaybeUninit,
         ops::Range,
         os::unix::ffi::OsStrExt,
-        slice,
+        ptr, slice,
         sync::Arc,
     };
 
@@ -138,12 +140,12 @@ mod linux {
                 if of(PT_LOAD, PF_R).map(range).any(is_around) {
                     // SAFETY: the loader has mapped this part of the file, readable, and keeps it mapped during this call.
                     notes.extend_from_slice(unsafe {
-                        slice::from_raw_parts(std::ptr::with_exposed_provenance(note.start), note.len())
+                        slice::from_raw_parts(ptr::with_exposed_provenance(note.start), note.len())
                     });
                 }
             }
-            // SAFETY: a name that is not null is a string of the loader, which is valid as long as the file is loaded.
-            let name = (!info.dlpi_name.is_null()).then(|| unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes());
+            // SAFETY: the loader keeps the file loaded during this call, and the name is copied below.
+            let name = unsafe { text(info.dlpi_name) }.map(CStr::to_bytes);
             self.files.push(LoadedFile { path: OsStr::from_bytes(name.unwrap_or_default()).into(), base, notes });
         }
     }
@@ -152,37 +154,10 @@ mod linux {
     const fn word(value: u64) -> usize {
         value as usize
     }
-}
-
-#[cfg(unix)]
-mod unix {
-    use std::{
-        env,
-        ffi::{CStr, OsStr, c_char, c_void},
-        mem::MaybeUninit,
-        os::unix::ffi::OsStrExt,
-        ptr,
-    };
-
-    use super::Loaded;
-    use crate::sys::process;
-
-    pub(in super::super) fn at(address: usize) -> Option<Loaded> {
-        let info = info(address)?;
-        let known_as = OsStr::from_bytes(text(info.dli_fname)?.to_bytes());
-        // For the program, the loader knows only the name by which it was started.
-        let is_program = env::args_os().next().is_some_and(|called| called == known_as);
-        let program = is_program.then(process::executable).and_then(Result::ok);
-        Some(Loaded {
-            file: program.unwrap_or_else(|| known_as.into()),
-            symbol: text(info.dli_sname).map(CStr::to_owned),
-        })
-    }
 
     /// Keeps the file with this code loaded until the process ends, even if other code closes it. The error says why this is not
-    /// possible.
+    /// possible. It takes the lock of loading.
     #[doc(alias = "RTLD_NODELETE")]
-    #[cfg(all(feature = "dispatch", target_os = "linux"))]
     pub(in super::super) fn pin() -> Result<(), String> {
         let here = info(pin as *const () as usize).ok_or("the loader does not know the file of gpumem")?;
         // The program itself is never unloaded. The kernel knows the address of its headers.
@@ -192,7 +167,8 @@ mod unix {
         if info(program as usize).is_some_and(|program| program.dli_fbase == here.dli_fbase) {
             return Ok(());
         }
-        let file = text(here.dli_fname).ok_or("the loader has no name for the file of gpumem")?;
+        // SAFETY: the file is the one with this code, which runs, so it stays loaded.
+        let file = unsafe { text(here.dli_fname) }.ok_or("the loader has no name for the file of gpumem")?;
         // SAFETY: the name is the loader's own; with `RTLD_NOLOAD` nothing is loaded, and no initialiser runs.
         let pinned = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
         if pinned.is_null() {
@@ -201,6 +177,7 @@ mod unix {
         Ok(())
     }
 
+    /// What `dladdr` says of an address. Its strings are valid as long as the file is loaded.
     fn info(address: usize) -> Option<libc::Dl_info> {
         let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
         // SAFETY: `dladdr` accepts any address, since it only compares it; `info` is a live `Dl_info`, for which zeros are a valid
@@ -211,11 +188,12 @@ mod unix {
         }
     }
 
-    /// A string of the loader or of a loaded file. The caller copies it at once.
-    fn text<'a>(text: *const c_char) -> Option<&'a CStr> {
-        // SAFETY: the string is terminated, and valid as long as the file is loaded. `dladdr` cannot prevent that the file is
-        // unloaded at this moment. Its callers ask only about the driver, gpumem's own file, and files that allocate GPU memory,
-        // which are not unloaded in practice.
+    /// A string of the loader or of a loaded file.
+    ///
+    /// # Safety
+    /// It is null, or a string of a file that stays loaded as long as the string is used.
+    unsafe fn text<'a>(text: *const c_char) -> Option<&'a CStr> {
+        // SAFETY: the caller guarantees it.
         (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
     }
 }

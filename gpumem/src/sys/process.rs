@@ -28,6 +28,38 @@ pub(crate) fn at_exit(callback: extern "C" fn()) {
     unsafe { atexit(callback) };
 }
 
+/// Runs code in which the calling thread is not cancelled (`pthread_cancel`), but later. Functions such as `write` are points at which
+/// a thread is cancelled, and the C library would unwind through code that catches panics, which ends the process.
+#[cfg(any(feature = "cupti", feature = "dispatch"))]
+#[inline]
+pub(super) fn without_cancellation<R>(code: impl FnOnce() -> R) -> R {
+    #[cfg(target_os = "linux")]
+    {
+        unsafe extern "C" {
+            fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+        }
+        const DISABLE: c_int = 1;
+
+        struct Restore(c_int);
+
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                let mut disabled = DISABLE;
+                // SAFETY: the state is one that the C library returned.
+                unsafe { pthread_setcancelstate(self.0, &raw mut disabled) };
+            }
+        }
+
+        let mut before = DISABLE;
+        // SAFETY: it concerns this thread alone, and writes to a live variable.
+        unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+        let _restore = Restore(before);
+        code()
+    }
+    #[cfg(not(target_os = "linux"))]
+    code()
+}
+
 /// The file of the program.
 #[cfg(any(feature = "capture", feature = "backtrace", feature = "dispatch"))]
 pub(crate) fn executable() -> std::io::Result<std::path::PathBuf> {

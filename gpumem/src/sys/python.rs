@@ -1,23 +1,33 @@
-//! The Python functions that the calling thread is in, read without Python's lock.
+//! The Python functions that the calling thread is in, read without Python's global lock.
 //!
-//! A library such as PyTorch releases the lock before it allocates, so a hook may not call most of Python's functions. But a thread
-//! that is inside native code does not change its own frames, and its frames keep their code objects alive. So a thread may read its
-//! own frames at any time. Only the functions in [`Functions`] are called; they read memory and take no lock.
+//! A library such as PyTorch releases that lock before it allocates, so a hook may not call most of Python's functions. But a thread
+//! that is inside native code does not change its own frames, and its frames keep their code objects alive. Only the end of the
+//! interpreter deletes them: it deletes the states of all threads but one, also of those that run native code. [`threads`] prevents
+//! that while a thread reads. Only functions of the interpreter that read memory are called here.
 
+mod access;
 #[cfg(all(feature = "capture", feature = "dispatch"))]
 mod code;
 mod layout;
+mod lines;
+mod threads;
 
 use std::{
-    ffi::{CStr, c_char, c_int, c_ulong, c_void},
-    mem::transmute_copy,
-    ptr,
+    ffi::{c_int, c_ulong, c_void},
+    marker::PhantomData,
+    ptr, slice,
     sync::OnceLock,
 };
 
 #[cfg(all(feature = "capture", feature = "dispatch"))]
 pub(crate) use self::code::run_in_python;
-use self::layout::{Identity, Layout};
+#[cfg(feature = "__internal")]
+pub(crate) use self::lines::line_at;
+use self::{
+    access::{byte, function, symbol, word},
+    layout::{Identity, Layout},
+    threads::{Threads, ThreadsGuard},
+};
 
 /// A frame chain with more frames than this is not read to its end.
 const MAX_CHAIN: usize = 1024;
@@ -25,9 +35,9 @@ const MAX_CHAIN: usize = 1024;
 /// File and function names are cut at this length.
 const MAX_CHARACTERS: isize = 4096;
 
-/// One Python function on the stack of the calling thread.
+/// What identifies a Python function on a stack, as numbers: the function may have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct PythonFrame {
+pub(crate) struct FrameKey {
     /// The address of its code object.
     code: usize,
     /// The offset of its current instruction in the code, in bytes; negative before the first instruction.
@@ -48,6 +58,23 @@ impl CodeParts {
     }
 }
 
+/// The Python functions that the calling thread is in, innermost first. Their code objects live as long as this.
+#[derive(Clone, Copy)]
+pub(crate) struct Frames<'a> {
+    interpreter: &'a Interpreter,
+    keys: &'a [FrameKey],
+    /// They are those of one thread.
+    thread: PhantomData<*const ()>,
+}
+
+/// One of these functions.
+#[derive(Clone, Copy)]
+pub(crate) struct Frame<'a> {
+    interpreter: &'a Interpreter,
+    key: FrameKey,
+    thread: PhantomData<*const ()>,
+}
+
 /// What a frame stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PythonLine {
@@ -59,13 +86,18 @@ pub(crate) struct PythonLine {
     pub(crate) line: Option<u32>,
 }
 
+static FOUND: OnceLock<Option<Interpreter>> = OnceLock::new();
+
 /// The interpreter in this process.
 #[derive(Debug)]
 pub(crate) struct Interpreter {
     functions: Functions,
     layout: Layout,
-    /// The address of the type of code objects.
+    threads: Threads,
+    /// The addresses of the types of code objects, strings and bytes.
     code_type: usize,
+    text_type: usize,
+    bytes_type: usize,
 }
 
 /// The interpreter's functions. None of them needs Python's lock.
@@ -77,20 +109,24 @@ struct Functions {
     attached_thread: Option<unsafe extern "C" fn() -> *mut c_void>,
     /// The state of this thread, whether it holds the lock or not.
     this_thread: unsafe extern "C" fn() -> *mut c_void,
-    line_at: unsafe extern "C" fn(*mut c_void, c_int) -> c_int,
     text_length: unsafe extern "C" fn(*mut c_void) -> isize,
     character: unsafe extern "C" fn(*mut c_void, isize) -> u32,
 }
 
 impl Interpreter {
-    /// The interpreter of this process. `None` if no Python was loaded when this was called first, or if it is of a version other
-    /// than 3.11 to 3.14, or without a global lock.
+    /// The interpreter of this process. `None` before [`find`](Self::find), or if that found none.
     pub(crate) fn of_process() -> Option<&'static Self> {
-        static FOUND: OnceLock<Option<Interpreter>> = OnceLock::new();
-        FOUND.get_or_init(Self::find).as_ref()
+        FOUND.get()?.as_ref()
     }
 
-    fn find() -> Option<Self> {
+    /// Looks for the interpreter of this process: only the first time. It finds none if no Python runs, or one of another version than
+    /// 3.11 to 3.14, or without a global lock. It takes the loader's lock of loading, so hooks and callbacks must
+    /// not call it.
+    pub(crate) fn find() {
+        FOUND.get_or_init(Self::new);
+    }
+
+    fn new() -> Option<Self> {
         let version: *const c_ulong = symbol(c"Py_Version")?.cast();
         // SAFETY: Python 3.11 and later export a constant `unsigned long` of this name.
         let version = u32::try_from(unsafe { version.read() } >> 16).ok()?;
@@ -109,12 +145,22 @@ impl Interpreter {
                     })
                     .flatten(),
                 this_thread: function(c"PyGILState_GetThisThreadState")?,
-                line_at: function(c"PyCode_Addr2Line")?,
                 text_length: function(c"PyUnicode_GetLength")?,
                 character: function(c"PyUnicode_ReadChar")?,
             }
         };
-        Some(Self { functions, layout, code_type: symbol(c"PyCode_Type")?.addr() })
+        let [code_type, text_type, bytes_type] = [c"PyCode_Type", c"PyUnicode_Type", c"PyBytes_Type"].map(symbol);
+        let (code_type, text_type, bytes_type) = (code_type?.addr(), text_type?.addr(), bytes_type?.addr());
+        // SAFETY: both functions may be called on any thread at any time.
+        if unsafe { (functions.is_initialized)() == 0 || (functions.is_finalizing)() != 0 } {
+            return None;
+        }
+        // The interpreter calls a function of this library at its end.
+        #[cfg(target_os = "linux")]
+        super::loader::pin().ok()?;
+        // SAFETY: the address is that of `_PyRuntime`, and the layout that of its version.
+        let threads = unsafe { Threads::of(runtime.expose_provenance(), layout.threads_lock, layout.thread_id) }?;
+        Some(Self { functions, layout, threads, code_type, text_type, bytes_type })
     }
 
     /// An address in the file that contains the interpreter.
@@ -122,35 +168,20 @@ impl Interpreter {
         self.functions.is_initialized as *const () as usize
     }
 
-    /// Writes the Python functions that the calling thread is in, innermost first, until `frames` is full. Returns their number: 0
-    /// on a thread that runs no Python, and while the interpreter ends. It allocates nothing and takes no lock.
-    pub(crate) fn frames(&self, frames: &mut [PythonFrame]) -> usize {
-        let Some(mut frame) = self.innermost() else { return 0 };
-        let Layout { code, instruction, previous, entry_owner, object_type, first_instruction, .. } = self.layout;
-        let (owner_at, entry) = entry_owner.map_or((0, None), |(at, owner)| (at, Some(owner)));
-        let mut free = frames.iter_mut();
-        for _ in 0..MAX_CHAIN {
-            if frame == 0 {
-                break;
-            }
-            // SAFETY: the frames are this thread's own, see `innermost`. Each has the fields of the layout.
-            unsafe {
-                let code = word(frame + code) & !layout::TAGS;
-                let is_entry = entry.is_some_and(|entry| byte(frame + owner_at) == entry);
-                if code != 0 && !is_entry && word(code + object_type) == self.code_type {
-                    let Some(out) = free.next() else { break };
-                    let offset = word(frame + instruction).wrapping_sub(code + first_instruction).cast_signed();
-                    *out = PythonFrame { code, offset };
-                }
-                frame = word(frame + previous);
-            }
-        }
-        let unused = free.len();
-        frames.len() - unused
+    /// Calls `read` with the Python functions that the calling thread is in, as many of the innermost as there is room for in `keys`.
+    /// `None` on a thread that runs no Python, and while the interpreter ends.
+    ///
+    /// The interpreter begins and ends no thread meanwhile. So `read` must be short, and must not call Python.
+    pub(crate) fn with_frames<R>(&self, keys: &mut [FrameKey], read: impl FnOnce(Frames<'_>) -> R) -> Option<R> {
+        let state = self.own_state()?;
+        let guard = self.threads.lock()?;
+        let count = self.walk(&guard, state, keys);
+        let frames = Frames { interpreter: self, keys: &keys[..count], thread: PhantomData };
+        (count > 0).then(|| read(frames))
     }
 
-    /// The innermost frame of the calling thread.
-    fn innermost(&self) -> Option<usize> {
+    /// The address of the calling thread's state, which may have been deleted.
+    fn own_state(&self) -> Option<usize> {
         let Functions { is_initialized, is_finalizing, attached_thread, this_thread, .. } = self.functions;
         // SAFETY: these functions may be called on any thread at any time.
         let state = unsafe {
@@ -160,107 +191,130 @@ impl Interpreter {
             let attached = attached_thread.map_or(ptr::null_mut(), |attached| attached());
             if attached.is_null() { this_thread() } else { attached }
         };
-        if state.is_null() {
-            return None;
-        }
-        // SAFETY: the state belongs to this thread, and exists until the thread ends or the interpreter does. Only this thread
-        // changes the chain of its frames, and it is here now. So the chain is complete, and its frames exist.
-        unsafe {
-            let record = match self.layout.thread_record {
-                Some(at) => word(state.addr() + at),
-                None => state.addr(),
-            };
-            Some(if record == 0 { 0 } else { word(record + self.layout.current_frame) })
-        }
+        (!state.is_null()).then(|| state.expose_provenance())
     }
 
-    /// The parts of the code object of a frame that [`frames`](Self::frames) has written, on the same thread and before it returned
-    /// to Python.
-    pub(crate) fn code_parts(&self, frame: &PythonFrame) -> CodeParts {
-        // SAFETY: the frame is on the stack of this thread, so its code object is alive, and has these fields. The name is a string,
-        // which has a hash.
+    /// Writes the functions of the calling thread, innermost first, until `keys` is full. Returns their number: 0 if this is not the
+    /// state of the calling thread.
+    fn walk(&self, guard: &ThreadsGuard<'_>, state: usize, keys: &mut [FrameKey]) -> usize {
+        if !guard.is_own(state) {
+            return 0;
+        }
+        let Layout { code, instruction, previous, entry_owner, object_type, first_instruction, .. } = self.layout;
+        let (owner_at, entry) = entry_owner.map_or((0, None), |(at, owner)| (at, Some(owner)));
+        let mut free = keys.iter_mut();
+        // SAFETY: the state is that of this thread, and exists while the lock is held. Only this thread changes the chain of its
+        // frames, and it is here now. So the chain is complete, its frames exist, and each has the fields of the layout.
         unsafe {
-            let parts = self.layout.code_parts.map(|at| word(frame.code + at));
-            let identity = match self.layout.identity {
-                Identity::Version { at } => word(frame.code + at),
+            let record = self.layout.thread_record.map_or(state, |at| word(state + at));
+            let mut frame = if record == 0 { 0 } else { word(record + self.layout.current_frame) };
+            for _ in 0..MAX_CHAIN {
+                if frame == 0 {
+                    break;
+                }
+                let code = word(frame + code) & !layout::TAGS;
+                let is_entry = entry.is_some_and(|entry| byte(frame + owner_at) == entry);
+                if code != 0 && !is_entry && word(code + object_type) == self.code_type {
+                    let Some(out) = free.next() else { break };
+                    let offset = word(frame + instruction).wrapping_sub(code + first_instruction).cast_signed();
+                    *out = FrameKey { code, offset };
+                }
+                frame = word(frame + previous);
+            }
+        }
+        let unused = free.len();
+        keys.len() - unused
+    }
+}
+
+impl<'a> Frames<'a> {
+    pub(crate) fn keys(self) -> &'a [FrameKey] {
+        self.keys
+    }
+
+    pub(crate) fn iter(self) -> impl Iterator<Item = Frame<'a>> {
+        let Self { interpreter, keys, thread } = self;
+        keys.iter().map(move |key| Frame { interpreter, key: *key, thread })
+    }
+
+    /// Whether these are the frames of an earlier stack.
+    pub(crate) fn are_same(self, known: &[(FrameKey, CodeParts)]) -> bool {
+        let is_same =
+            |((key, parts), frame): (&(FrameKey, CodeParts), Frame<'_>)| *key == frame.key && parts.are(frame.parts());
+        known.len() == self.keys.len() && known.iter().zip(self.iter()).all(is_same)
+    }
+}
+
+// The code object of a `Frame` is that of a function on the stack of this thread, and alive: only `with_frames` makes one, for the
+// time in which the thread is in native code and its state is not deleted. So it has the fields of the layout.
+impl Frame<'_> {
+    pub(crate) fn key(self) -> FrameKey {
+        self.key
+    }
+
+    /// The parts of its code object.
+    pub(crate) fn parts(self) -> CodeParts {
+        let Layout { code_parts, identity, .. } = self.interpreter.layout;
+        let code = self.key.code;
+        // SAFETY: the code object is alive, as said above. Its name is a string, which has a hash.
+        unsafe {
+            let parts = code_parts.map(|at| word(code + at));
+            let identity = match identity {
+                Identity::Version { at } => word(code + at),
                 Identity::Name { at, hash, first_line } => {
-                    word(word(frame.code + at) + hash) ^ word(frame.code + first_line).rotate_left(32)
+                    word(word(code + at) + hash) ^ word(code + first_line).rotate_left(32)
                 }
             };
             CodeParts(parts, identity)
         }
     }
 
-    /// Whether these are the frames of an earlier stack, under the same conditions as [`code_parts`](Self::code_parts).
-    pub(crate) fn are_same(&self, known: &[(PythonFrame, CodeParts)], frames: &[PythonFrame]) -> bool {
-        let is_same = |((known, parts), frame): (&(PythonFrame, CodeParts), &PythonFrame)| {
-            known == frame && parts.are(self.code_parts(frame))
-        };
-        known.len() == frames.len() && known.iter().zip(frames).all(is_same)
-    }
-
-    /// What a frame stands for, under the same conditions as [`code_parts`](Self::code_parts).
-    pub(crate) fn line(&self, frame: &PythonFrame) -> PythonLine {
-        let CodeParts([file, function, _], _) = self.code_parts(frame);
-        let code = ptr::with_exposed_provenance_mut(frame.code);
-        // SAFETY: the code object is alive. The function reads its table of lines, which does not change.
-        let line = unsafe { (self.functions.line_at)(code, c_int::try_from(frame.offset).unwrap_or(-1)) };
-        PythonLine {
-            function: self.text(function),
-            file: self.text(file),
-            line: u32::try_from(line).ok().filter(|line| *line > 0),
+    /// What it stands for.
+    pub(crate) fn line(self) -> PythonLine {
+        let CodeParts([file, function, table], _) = self.parts();
+        // SAFETY: the code object is alive, as said above, and so are its parts.
+        unsafe {
+            let first_line =
+                ptr::with_exposed_provenance::<c_int>(self.key.code + self.interpreter.layout.first_line).read();
+            let line = lines::line_at(self.interpreter.bytes(table), first_line, self.key.offset);
+            PythonLine { function: self.interpreter.text(function), file: self.interpreter.text(file), line }
         }
     }
+}
 
-    /// The characters of a string object of a living code object.
-    fn text(&self, text: usize) -> String {
-        let text = ptr::with_exposed_provenance_mut(text);
-        // SAFETY: the names of a code object are strings, and live and do not change as long as it does. Both functions only read
-        // the string, if it is one and the index is less than its length.
+impl Interpreter {
+    /// The characters of a string; `?` if it is of a type derived from strings.
+    ///
+    /// # Safety
+    /// It is the address of an object that lives.
+    unsafe fn text(&self, text: usize) -> String {
+        // SAFETY: the caller guarantees that it is an object. If its type is that of strings, both functions only read it: strings do
+        // not change, and the index is less than the length.
         unsafe {
+            if word(text + self.layout.object_type) != self.text_type {
+                return "?".to_owned();
+            }
+            let text = ptr::with_exposed_provenance_mut(text);
             let length = (self.functions.text_length)(text).min(MAX_CHARACTERS);
             (0..length)
                 .map(|at| char::from_u32((self.functions.character)(text, at)).unwrap_or(char::REPLACEMENT_CHARACTER))
                 .collect()
         }
     }
-}
 
-/// # Safety
-/// There is an aligned word at this address.
-unsafe fn word(address: usize) -> usize {
-    // SAFETY: the caller guarantees it.
-    unsafe { ptr::with_exposed_provenance::<usize>(address).read() }
-}
-
-/// # Safety
-/// There is a byte at this address.
-unsafe fn byte(address: usize) -> u8 {
-    // SAFETY: the caller guarantees it.
-    unsafe { ptr::with_exposed_provenance::<u8>(address).read() }
-}
-
-/// A symbol of the program, or of a library whose symbols all others see. The layouts are those of Linux.
-#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
-fn symbol(name: &CStr) -> Option<*mut c_void> {
-    let name: *const c_char = name.as_ptr();
-    // SAFETY: the name is a string. Nothing is loaded.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name) };
-    (!found.is_null()).then_some(found)
-}
-
-#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
-fn symbol(_: &CStr) -> Option<*mut c_void> {
-    None
-}
-
-/// A function of that name.
-///
-/// # Safety
-/// `F` is the type of a pointer to the function of that name.
-unsafe fn function<F: Copy>(name: &CStr) -> Option<F> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    let found = symbol(name)?;
-    // SAFETY: the address is not null, and the caller guarantees the type.
-    Some(unsafe { transmute_copy::<*mut c_void, F>(&found) })
+    /// The first [`lines::MAX_TABLE`] bytes of an object of bytes; none if it is another object.
+    ///
+    /// # Safety
+    /// It is the address of an object that lives as long as the slice.
+    unsafe fn bytes<'a>(&self, bytes: usize) -> &'a [u8] {
+        let [length, first] = layout::BYTES;
+        // SAFETY: the caller guarantees that it is an object. If its type is that of bytes, it has so many, which do not change.
+        unsafe {
+            if word(bytes + self.layout.object_type) != self.bytes_type {
+                return &[];
+            }
+            let length = word(bytes + length).min(lines::MAX_TABLE);
+            slice::from_raw_parts(ptr::with_exposed_provenance(bytes + first), length)
+        }
+    }
 }

@@ -1,12 +1,16 @@
 //! The calling thread's stack as addresses, which is cheap, and the functions and lines at these addresses, which is slow.
 
-use std::{path::PathBuf, ptr};
+use std::{fs, path::PathBuf, ptr};
 
-use super::loader::{self, Loaded};
+use object::{Object, ObjectSegment, ObjectSymbol, ReadCache, SymbolKind};
+
 pub(crate) use super::loader::{LoadedFile, files_of};
 
 /// The most functions that are captured without the walker. Each costs 0.16 µs, so a stack costs at most 5 µs.
 const MAX_CAPTURED: usize = 32;
+
+/// Files are mapped at pages of this size, or of a multiple of it.
+const PAGE: u64 = 4096;
 
 /// A function at an address: the one that contains it, or one that was inlined there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -98,7 +102,7 @@ pub(crate) fn capture(addresses: &mut [usize], mut skip: usize) -> usize {
 /// The functions at an address that [`capture`] wrote, innermost first: several if functions were inlined there, none if none is
 /// known. It is slow, because it reads debug information from files while it holds a lock. So it is for printing only.
 ///
-/// For libraries that were loaded after its first call it finds only exported functions.
+/// For libraries that were loaded after its first call it finds functions, and no lines.
 pub(crate) fn resolve(address: usize) -> Vec<Symbol> {
     let mut symbols = Vec::new();
     backtrace::resolve(ptr::without_provenance_mut(address), |symbol| {
@@ -110,23 +114,32 @@ pub(crate) fn resolve(address: usize) -> Vec<Symbol> {
         });
     });
     if symbols.is_empty() {
-        let symbol = loaded_at(address).and_then(|found| found.symbol);
-        let function = symbol.map(|name| format!("{:#}", backtrace::SymbolName::new(name.to_bytes())));
-        symbols.extend(function.map(|name| Symbol { function: Some(name), ..Symbol::default() }));
+        symbols.extend(function_of(address).map(|name| Symbol { function: Some(name), ..Symbol::default() }));
     }
     symbols
 }
 
-/// The file of the program or library that contains an address. It takes the loader's lock, so callbacks must not call it.
-#[doc(alias = "dladdr")]
-pub(crate) fn module_of(address: usize) -> Option<PathBuf> {
-    loaded_at(address).map(|found| found.file)
+/// The function that contains a return address, by the symbols in its file.
+fn function_of(address: usize) -> Option<String> {
+    let loaded = files_of(&[address]).pop()??;
+    if !fs::metadata(&loaded.path).ok()?.is_file() {
+        return None;
+    }
+    let data = ReadCache::new(fs::File::open(&loaded.path).ok()?);
+    let object = object::File::parse(&data).ok()?;
+    let first = object.segments().map(|segment| segment.address()).min()? / PAGE * PAGE;
+    // As the address is behind the call.
+    let at = (address.checked_sub(loaded.base)? as u64).checked_add(first)?.checked_sub(1)?;
+    let symbols = object.symbols().chain(object.dynamic_symbols());
+    let mut functions = symbols.filter(|symbol| symbol.kind() == SymbolKind::Text);
+    let function =
+        functions.find(|symbol| at.checked_sub(symbol.address()).is_some_and(|after| after < symbol.size()))?;
+    Some(format!("{:#}", backtrace::SymbolName::new(function.name_bytes().ok()?)))
 }
 
-/// What the loader knows about a return address.
-fn loaded_at(address: usize) -> Option<Loaded> {
-    // After a call that never returns, the return address may be behind the function, and even behind the file.
-    loader::at(address.checked_sub(1)?)
+/// The file of the program or library that contains an address. Hooks and callbacks may call it.
+pub(crate) fn module_of(address: usize) -> Option<PathBuf> {
+    files_of(&[address]).pop()?.map(|file| file.path.clone())
 }
 
 #[cfg(test)]

@@ -122,9 +122,11 @@ pub(super) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
     let record = registers.as_ptr().expose_provenance() as u64;
     let last = LAST.with(UnsafeCell::get);
     // SAFETY: it exists as long as the thread, only this thread uses it, and there is no other reference to it: `find` only calls
-    // `word`. The words that it reads are on the thread's own stack, at and above `sp`, as they were when it was set, because the
-    // stack of a thread does not move.
-    if let Some(number) = unsafe { &*last }.find(sp, word) {
+    // `word`.
+    let last = unsafe { &*last };
+    // SAFETY: `find` reads words on the thread's own stack, at and above `sp`, as they were when it was set, because the stack of a
+    // thread does not move.
+    if let Some(number) = last.find(sp, |address| unsafe { word(address) }) {
         return Some(number);
     }
     as_observer_cold(|| find(record, sp, is_skipped, number)).flatten()
@@ -141,7 +143,8 @@ fn find(record: u64, sp: u64, is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[u
         }
         // The words that a walk reads include the registers. Their address depends only on `sp` and the program counter, which is
         // one of them.
-        match walker.cache.find(sp, walker.bounds.end, word) {
+        // SAFETY: `sp` is on this thread's stack, and the cache reads multiples of 8 from there up to the end of the stack.
+        match walker.cache.find(sp, walker.bounds.end, |address| unsafe { word(address) }) {
             Some(stack) => {
                 set_last(sp, stack);
                 Some(stack.number)
@@ -176,9 +179,11 @@ pub(super) fn forget() {
 }
 
 /// A word of the calling thread's stack.
-fn word(address: u64) -> u64 {
-    // SAFETY: the callers have compared the address with the bounds of the stack on which this thread runs, and it is not below the
-    // stack pointer. Only this thread writes to its stack. The address is a multiple of 8, and any word is a valid number.
+///
+/// # Safety
+/// The address is a multiple of 8, and is on the stack on which this thread runs, not below the stack pointer.
+unsafe fn word(address: u64) -> u64 {
+    // SAFETY: the caller guarantees the address. Only this thread writes to its stack, and any word is a valid number.
     unsafe { ptr::with_exposed_provenance::<u64>(address_of(address)).read_volatile() }
 }
 
@@ -210,7 +215,8 @@ impl Walker {
         let mut read = |address: u64| {
             let is_on_stack = address.is_multiple_of(8) && sp <= address && address.checked_add(8)? <= bounds.end;
             is_on_stack.then(|| {
-                let value = word(address);
+                // SAFETY: it was compared with the bounds of this thread's stack, and with the stack pointer.
+                let value = unsafe { word(address) };
                 cache.add_word(&mut walk, address, value);
                 value
             })
@@ -218,7 +224,10 @@ impl Walker {
         let pc = read(record)?;
         let registers: RegisterAddresses = std::array::from_fn(|at| record + 8 * (1 + at as u64));
         let mut functions = Functions { addresses: [0; MAX_FUNCTIONS], count: 0, has_skipped: false };
-        unwinder.walk(&modules, &WalkStart { pc, sp, registers }, read, |walked| functions.add(&walked))?;
+        let start = WalkStart { pc, sp, registers };
+        // SAFETY: the list was compared with that of the loader just now. A file with a function on this thread's stack is not unloaded:
+        // the thread would return into it. What another thread loads or unloads meanwhile has no function on this stack.
+        unsafe { unwinder.walk(&modules, &start, read, |walked| functions.add(&walked)) }?;
         let number = number(&functions.addresses[..functions.count]);
         cache.insert(walk, number);
         Some(number)

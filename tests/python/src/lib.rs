@@ -4,11 +4,14 @@
 
 use std::{
     hint::black_box,
-    slice, thread,
+    slice,
+    sync::mpsc::{Receiver, Sender, channel},
+    sync::{Mutex, PoisonError},
+    thread,
     time::{Duration, Instant},
 };
 
-use gpumem::__private::internal::{python_lines, stack, stack_lines};
+use gpumem::__private::internal::{python_line_at, python_lines, stack, stack_lines};
 
 /// Puts a text into a buffer of Python. Returns its length; what does not fit is cut.
 fn put(text: &str, at: *mut u8, room: usize) -> usize {
@@ -43,6 +46,17 @@ pub extern "C" fn number() -> u32 {
     stack()
 }
 
+/// The line of an instruction, by the table of its code object; 0 if it has none.
+///
+/// # Safety
+/// `table` has `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn line_at(table: *const u8, length: usize, first_line: i32, offset: isize) -> u32 {
+    // SAFETY: the program passes an object of bytes.
+    let table = unsafe { slice::from_raw_parts(table, length) };
+    python_line_at(table, first_line, offset).unwrap_or(0)
+}
+
 /// How many Python functions a thread is in that Python does not know.
 #[unsafe(no_mangle)]
 pub extern "C" fn lines_of_another_thread() -> usize {
@@ -54,6 +68,46 @@ pub extern "C" fn lines_of_another_thread() -> usize {
 pub extern "C" fn lines_later(milliseconds: u64) -> usize {
     thread::sleep(Duration::from_millis(milliseconds));
     python_lines().len()
+}
+
+/// How a thread that waits is told to read its stack, and says how many functions it found.
+static WAITING: Mutex<Option<(Sender<()>, Receiver<usize>)>> = Mutex::new(None);
+
+/// Waits without Python's lock until it is told to read the stack, and never returns: the state of this thread is deleted meanwhile.
+#[unsafe(no_mangle)]
+pub extern "C" fn lines_when_told() {
+    let ((tell, told), (say, said)) = (channel(), channel());
+    *WAITING.lock().unwrap_or_else(PoisonError::into_inner) = Some((tell, said));
+    let _ = told.recv();
+    let _ = say.send(python_lines().len());
+    loop {
+        thread::park();
+    }
+}
+
+/// Whether a thread waits in [`lines_when_told`].
+#[unsafe(no_mangle)]
+pub extern "C" fn is_waiting() -> bool {
+    WAITING.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+}
+
+/// Tells that thread to read its stack. Returns the number of functions that it found.
+#[unsafe(no_mangle)]
+pub extern "C" fn lines_of_waiting() -> usize {
+    let waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let found = |(tell, said): (Sender<()>, Receiver<usize>)| {
+        tell.send(()).ok()?;
+        said.recv().ok()
+    };
+    waiting.and_then(found).unwrap_or(usize::MAX)
+}
+
+/// Reads the stack again and again without Python's lock, and never returns.
+#[unsafe(no_mangle)]
+pub extern "C" fn lines_for_ever() {
+    loop {
+        black_box(python_lines().len());
+    }
 }
 
 /// Nanoseconds for one recorded stack, the fastest of 20 rounds.

@@ -78,6 +78,7 @@ pub(crate) struct Config {
     pub(crate) context: u64,
     pub(crate) mig: bool,
     pub(crate) pools: bool,
+    pub(crate) integrated: bool,
     pub(crate) processes: Processes,
     pub(crate) others: Vec<Other>,
     /// Whether CUDA's own order of the cards is the reverse of NVML's.
@@ -88,6 +89,8 @@ pub(crate) struct Config {
     /// Whether some functions that allocate call `cuMemAlloc_v2` through its slot.
     pub(crate) nested: bool,
     pub(crate) teardown: bool,
+    /// The function that does not return.
+    pub(crate) blocks: Option<String>,
     pub(crate) slow: Duration,
     pub(crate) figures_max: bool,
     pub(crate) faults: Vec<Fault>,
@@ -134,6 +137,8 @@ impl Config {
     /// | `nested` | `0` | `1`: `cuMemAllocPitch_v2` and `cuMemAllocManaged` call `cuMemAlloc_v2` as a program does, and managed memory is on the card |
     /// | `teardown` | `0` | `1`: each library is torn down when the process exits, as by a handler that it sets when it begins, and writes `teardown` to the log |
     /// | `slow` | `0` | so many milliseconds pass before NVML returns the memory of a card |
+    /// | `integrated` | `0` | `1`: the cards have no memory of their own, but use that of the machine |
+    /// | `blocks` | | a function that does not return: a thread that calls it waits until it is cancelled |
     /// | `foreign_slot` | | a function whose slot points out of the library; see `foreign.rs` |
     /// | `fastest` | `pci` | `reversed`: CUDA's own order of the cards is the reverse of NVML's |
     ///
@@ -144,6 +149,7 @@ impl Config {
             context: 527 * MIB,
             mig: false,
             pools: true,
+            integrated: false,
             processes: Processes::Own,
             others: Vec::new(),
             reversed: false,
@@ -151,6 +157,7 @@ impl Config {
             nested: false,
             cupti: Cupti { version: 130_202, subscriber: None, shared: false },
             teardown: false,
+            blocks: None,
             slow: Duration::ZERO,
             figures_max: false,
             faults: Vec::new(),
@@ -185,6 +192,8 @@ impl Config {
                     config.slow = Duration::from_millis(value.parse().map_err(|_| refuse("no milliseconds"))?);
                 }
                 "nested" => config.nested = flag()?,
+                "integrated" => config.integrated = flag()?,
+                "blocks" => config.blocks = Some(value.to_owned()),
                 // Observed while the library was loaded.
                 "foreign_slot" => {}
                 "shared" => config.cupti.shared = flag()?,

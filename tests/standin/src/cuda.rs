@@ -353,6 +353,7 @@ const ATTRIBUTES: &[(c_int, c_int)] = &[
     (83, 1),   // MANAGED_MEMORY
 ];
 const MEMORY_POOLS_SUPPORTED: c_int = 115;
+const INTEGRATED: c_int = 18;
 
 /// `CU_MEMPOOL_ATTR_…`
 const RELEASE_THRESHOLD: c_int = 4;
@@ -420,6 +421,7 @@ dispatched! { jumps;
         let known = ATTRIBUTES.iter().find(|(known, _)| *known == attribute).map_or(0, |(_, value)| *value);
         Ok(value.put(match attribute {
             MEMORY_POOLS_SUPPORTED => c_int::from(call.driver.config.pools),
+            INTEGRATED => c_int::from(call.driver.config.integrated),
             _ => known,
         })?)
     }

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::fs::File;
 use std::io::Write as _;
 use std::process;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::card::Gpu;
@@ -203,6 +203,26 @@ impl Call {
 
     pub(crate) fn is_initialised(&self) -> bool {
         self.driver.initialised_by.load(Ordering::Relaxed) == process::id()
+    }
+}
+
+/// Whether a thread waits in [`block`].
+static BLOCKED: AtomicBool = AtomicBool::new(false);
+
+#[unsafe(no_mangle)]
+extern "C" fn standin_is_blocked() -> bool {
+    BLOCKED.load(Ordering::SeqCst)
+}
+
+/// Waits until the thread is cancelled, if the settings say that this function does so. Nothing here has a destructor.
+pub(crate) fn block(function: &str) {
+    unsafe extern "C-unwind" {
+        fn pause() -> c_int;
+    }
+    while driver().config.blocks.as_deref() == Some(function) {
+        BLOCKED.store(true, Ordering::SeqCst);
+        // SAFETY: it has no preconditions. A thread that is cancelled unwinds from here.
+        unsafe { pause() };
     }
 }
 

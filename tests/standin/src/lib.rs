@@ -36,8 +36,9 @@ macro_rules! functions {
 
         $(
             #[$attribute]
-            $visibility extern "C" fn $name($($argument: $type),*) -> std::ffi::c_int {
+            $visibility extern "C-unwind" fn $name($($argument: $type),*) -> std::ffi::c_int {
                 const ID: Option<std::ffi::c_uint> = crate::callback_ids::id(stringify!($name));
+                crate::driver::block(stringify!($name));
                 let params = params::$name { $($argument),* };
                 crate::cupti::announce(ID, concat!(stringify!($name), "\0"), &params, || {
                     crate::driver::Call::run(stringify!($name), |$call| -> Result<(), Refusal> { $body })

@@ -118,3 +118,29 @@ fn hidden_gpus_and_tools_for_other_programs() {
     assert!(!outcome.calls.iter().any(|call| call.contains("injection_begins")), "{outcome}");
     assert!(outcome.stdout.contains("\n 0       0  Stand-in GPU 0"), "{outcome}");
 }
+
+/// NVML has no figures of a GPU without memory of its own.
+#[test]
+fn the_memory_of_the_machine() {
+    let machine =
+        Standin::new().set("integrated=1").fail("nvmlDeviceGetMemoryInfo_v2=3").fail("nvmlDeviceGetMemoryInfo=3");
+    let outcome = gpumem(&machine, &["info", "--json"]);
+    ended(&outcome, 0, &[]);
+    without_context(&outcome);
+    let value = json(&outcome);
+    let text = std::fs::read_to_string("/proc/meminfo").expect("this is Linux");
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).expect("it is there");
+    let total: u64 = total.trim().trim_end_matches(" kB").parse().expect("a number");
+    assert_eq!(value["gpus"][0]["total_bytes"], total * 1024, "{outcome}");
+    assert_eq!(
+        (&value["not_read"][0]["what"], &value["not_read"][0]["is_error"]),
+        (&"the memory of GPU 0".into(), &false.into())
+    );
+    for command in ["info", "doctor"] {
+        let outcome = gpumem(&machine, &[command]);
+        assert!(outcome.stdout.contains("it has none of its own, and NVML has no figures"), "{outcome}");
+    }
+    // Another GPU is not taken for such a one.
+    let outcome = gpumem(&Standin::new().fail("nvmlDeviceGetMemoryInfo_v2=3"), &["info"]);
+    ended(&outcome, 2, &["the memory of GPU 0 cannot be read: "]);
+}

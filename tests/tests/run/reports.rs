@@ -40,3 +40,20 @@ fn a_report_loses_nothing_of_a_process_that_ends() {
         assert_eq!(folder.names(), [recording, "last", "reports"], "{about}");
     }
 }
+
+/// Pinned host memory is reported with its own peak, also if it comes after that of the device. Registered memory is pinned as well.
+#[test]
+fn pinned_memory_after_the_peak_is_reported() {
+    let device = "call cuMemAlloc_v2 &a 10485760";
+    let allocated = "call cuMemAllocHost_v2 &b 67108864";
+    let registered = "call cuMemHostRegister_v2 65536 33554432 0";
+    for order in [[allocated, registered, device], [device, allocated, registered], [allocated, device, registered]] {
+        let folder = Folder::new();
+        let file = folder.file("a.gpumem");
+        let last = ["call cuMemHostUnregister 65536"];
+        run_probe(&machine(), &file, &[&ALLOCATES[..3], &order, &last].concat());
+        let report = machine().run_program(&built("gpumem-command"), &["report", &file]);
+        assert!(report.stdout.contains("peak was 10 MiB"), "{report}");
+        assert!(report.stdout.contains("\nbesides  pinned host at most 96 MiB,"), "{order:?}: {report}");
+    }
+}

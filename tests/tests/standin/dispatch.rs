@@ -345,3 +345,20 @@ fn a_library_with_gpumem_in_it_is_closed() {
     let row: Vec<_> = row.unwrap_or_default().split_whitespace().collect();
     ensure(row == ["4", "MiB", "4", "MiB", "2"], "another summary", &outcome);
 }
+
+/// The driver's functions may be points at which a thread is cancelled. Then the C library unwinds the stack, through the hook as well.
+/// Destructors of the program run meanwhile, and what they free counts.
+#[test]
+fn a_thread_is_cancelled_in_a_call() {
+    let block = 1 << 20;
+    for call in ["cuMemAllocManaged &b 5000 1", "cuMemAllocAsync &b 5000 0", "cuMemFreeHost 0", "cuGraphLaunch 0 0"] {
+        let function = call.split(' ').next().unwrap_or_default();
+        let script = format!(
+            "call cuMemAlloc_v2 &own {block} = 0; figures = {block} 0; cancelled {call} = cancelled; figures = 0 {block}; \
+             call cuMemAlloc_v2 &next 1000 = 0; figures = 1000 {}",
+            block - 1000
+        );
+        let outcome = exact(&machine().set(format!("blocks={function}")), &script);
+        ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
+    }
+}

@@ -9,6 +9,7 @@ mod dispatch;
 mod faults;
 mod graphs;
 mod inject;
+mod integrated;
 mod lost_devices;
 mod pool;
 mod recording;

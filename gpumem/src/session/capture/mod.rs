@@ -228,7 +228,8 @@ impl Session {
         if let Some(known) = self.stacks.find(addresses) {
             return known;
         }
-        // Not under the lock of the table: another thread may have the loader's lock and wait for the table.
+        // Not under the lock of the table: another thread may have the lock of the loader's list and wait for the
+        // table.
         let resolved = self.capture.modules.resolve(addresses);
         self.stacks.number(addresses, |id| self.capture.define_early(id, &resolved))
     }

@@ -11,7 +11,7 @@ mod subscribe;
 #[cfg(feature = "capture")]
 pub(super) use self::callsites::DefinedCallsite;
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
-pub(crate) use self::process::{hook_for_nobody, rehearse};
+pub(crate) use self::process::{hook_for_nobody, intercepted, rehearse};
 pub(super) use self::{
     callsites::CallsiteTable,
     pools::Pools,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
 use crate::model::{Family, ScopeId, ScopeSpec};
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
-pub(crate) use crate::source::hook_for_nobody;
+pub(crate) use crate::source::{hook_for_nobody, intercepted};
 use crate::{
     model::{Answer, Bytes, Device, EventKind, Key, MemKind, StackId, Tag},
     session::{SESSION, of_process, output::oom},

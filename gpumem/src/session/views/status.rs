@@ -38,6 +38,9 @@ pub struct Status {
     pub untracked: u64,
     /// Events since then that gpumem knows it missed, and the driver's functions that another tool has replaced.
     pub lost: u64,
+    /// The CUDA ordinals of devices without memory of their own, which use that of the machine: their figures are those of the machine's
+    /// memory, and traces count pinned and managed memory as memory of the kind `device`.
+    pub integrated: Vec<u32>,
     /// The live memory by kind. Only memory whose allocation was intercepted.
     pub live: Vec<LiveMemory>,
     /// `None` in the child of a fork, which must not read the environment.
@@ -101,9 +104,18 @@ pub fn status() -> Status {
         events: counts.events,
         untracked: counts.untracked,
         lost: counts.lost,
+        integrated: integrated(session),
         live: live.filter(|live| live.blocks > 0).collect(),
         settings: (!process::is_forked()).then(|| session.settings()),
     }
+}
+
+fn integrated(session: &'static Session) -> Vec<u32> {
+    if process::is_forked() {
+        return Vec::new();
+    }
+    let Ok(devices) = session.devices() else { return Vec::new() };
+    (0..devices.count().unwrap_or(0)).filter(|ordinal| devices.is_integrated(*ordinal)).collect()
 }
 
 /// All settings of this process, and where their values come from.
@@ -233,6 +245,13 @@ impl fmt::Display for Status {
         let since = self.since.as_secs_f64();
         let Self { events, untracked, lost, .. } = self;
         write!(f, "\nsince {since:.1} s: {events} events, {untracked} untracked frees, {lost} lost")?;
+        for device in &self.integrated {
+            write!(
+                f,
+                "\ndevice {device} has no memory of its own: its figures are those of the machine's memory, and pinned and managed"
+            )?;
+            f.write_str(" memory counts as device memory")?;
+        }
         for LiveMemory { kind, blocks, bytes } in &self.live {
             let blocks = counted(*blocks, "block", "blocks");
             write!(f, "\n  live {kind:<11} {bytes:>12} in {blocks}")?;

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     super::recorder::record,
-    events::{block_key, cuda_device},
+    events::{block_key, cuda_device, kind_on},
     state::{is_capture_active, state},
 };
 use crate::{
@@ -95,7 +95,7 @@ fn look_up(id_kind: IdKind, id: u64) -> Option<Block> {
         (true, false) => MemKind::PinnedHost,
         (false, false) => MemKind::Device,
     };
-    Some(Block::new(cuda_device(ordinal), Bytes::new(bytes), kind))
+    Some(Block::new(cuda_device(ordinal), Bytes::new(bytes), kind_on(ordinal, kind)))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use super::{
     blocks::note_block,
     captures::{capture_begun, capture_ended, is_captured},
     contexts::Owner,
-    events::{block_key, cuda_device, kind_of, record_allocation, record_lost},
+    events::{block_key, cuda_device, kind_of, kind_on, record_allocation, record_lost},
     frees::{context_gone, freed, freeing, releasing, unmapping},
     graphs,
     owners::{PoolLocation, device_of_pool, device_of_stream, owner_of},
@@ -92,7 +92,7 @@ pub(super) fn record_pooled(caller: &Caller, address: u64, bytes: u64, stream: u
 
 /// Physical memory was allocated behind a handle.
 fn record_handle(handle: u64, bytes: u64, device: Option<u32>) {
-    let kind = if device.is_some() { MemKind::Vmm } else { MemKind::PinnedHost };
+    let kind = if device.is_some() { MemKind::Vmm } else { kind_on(0, MemKind::PinnedHost) };
     let stack = stacks::stack_for(bytes);
     let block = Block { stack, ..Block::new(cuda_device(device.unwrap_or(0)), Bytes::new(bytes), kind) };
     state().handles.create(handle, block);

@@ -2,7 +2,7 @@
 
 use super::{
     super::refusals::refused,
-    events::{cuda_device, kind_of},
+    events::{cuda_device, kind_of, kind_on},
     owners::{LAST_STREAM, LastStream, PoolLocation, device_of_stream, owner_of},
     state::state,
 };
@@ -28,6 +28,7 @@ pub(super) fn call_refused(caller: &Caller, bytes: u64, memory: Option<Memory>, 
 }
 
 pub(super) fn report_refusal(ordinal: Option<u32>, bytes: u64, kind: MemKind) {
+    let kind = ordinal.map_or(kind, |ordinal| kind_on(ordinal, kind));
     // The handler may free memory, and its frees must be recorded. No lock is held here.
     calls::as_program(|| refused(ordinal.map(cuda_device), Bytes::new(bytes), kind));
     // The fast path does not check whether an allocation is the one that was refused, so the next allocation must not use it.

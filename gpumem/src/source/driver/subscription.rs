@@ -162,6 +162,12 @@ absent!(by_cupti, "cupti");
 #[cfg(not(feature = "dispatch"))]
 absent!(by_dispatch, "dispatch");
 
+/// The functions of the driver that are intercepted. A driver need not have all of them.
+#[cfg(all(feature = "__internal", feature = "dispatch"))]
+pub(crate) fn intercepted() -> Vec<&'static str> {
+    calls::names().collect()
+}
+
 /// For benchmarks: hooks in the dispatch table that record nothing.
 #[cfg(all(feature = "__internal", feature = "dispatch"))]
 pub(crate) fn hook_for_nobody() -> Result<()> {

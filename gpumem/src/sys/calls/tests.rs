@@ -221,3 +221,51 @@ fn no_call_is_listed_twice() {
         assert!(*number == 0 || others().all(|(other, ..)| other != number), "{number}");
     }
 }
+
+/// The observer's code has points at which a thread is cancelled, such as a write to stderr. The thread is cancelled behind it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_thread_is_not_cancelled_in_the_observer() {
+    use std::{
+        ffi::{c_int, c_ulong, c_void},
+        sync::atomic::{AtomicU32, Ordering::SeqCst},
+    };
+
+    unsafe extern "C-unwind" {
+        fn pthread_create(
+            thread: *mut c_ulong,
+            attributes: *const c_void,
+            start: extern "C-unwind" fn(*mut c_void) -> *mut c_void,
+            argument: *mut c_void,
+        ) -> c_int;
+        fn pthread_self() -> c_ulong;
+        fn pthread_cancel(thread: c_ulong) -> c_int;
+        fn pthread_testcancel();
+        fn pthread_join(thread: c_ulong, result: *mut *mut c_void) -> c_int;
+    }
+
+    static STEPS: AtomicU32 = AtomicU32::new(0);
+
+    extern "C-unwind" fn start(_: *mut c_void) -> *mut c_void {
+        // SAFETY: the functions concern this thread alone.
+        unsafe {
+            pthread_cancel(pthread_self());
+            as_observer_cold(|| {
+                pthread_testcancel();
+                STEPS.fetch_add(1, SeqCst);
+            });
+            pthread_testcancel();
+        }
+        STEPS.fetch_add(10, SeqCst);
+        ptr::null_mut()
+    }
+
+    let (mut thread, mut result) = (0, ptr::null_mut());
+    // SAFETY: the thread is joined once, and has no arguments.
+    unsafe {
+        assert_eq!(pthread_create(&raw mut thread, ptr::null(), start, ptr::null_mut()), 0);
+        assert_eq!(pthread_join(thread, &raw mut result), 0);
+    }
+    // `PTHREAD_CANCELED`
+    assert_eq!((STEPS.load(SeqCst), result.addr()), (1, usize::MAX));
+}

@@ -6,6 +6,8 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
+use crate::sys::process::without_cancellation;
+
 /// On whose behalf a thread calls the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sys) enum ThreadState {
@@ -30,11 +32,11 @@ pub(crate) fn as_observer<T>(code: impl FnOnce() -> T) -> T {
 }
 
 /// As [`as_observer`], for the rare paths of [`Observe::pooled`](super::Observe::pooled) and
-/// [`Observe::freeing`](super::Observe::freeing): keeps them out of the hook's code. `None` if the code panicked.
+/// [`Observe::freeing`](super::Observe::freeing): keeps them out of the hook's code. The thread is not cancelled meanwhile. `None` if the code panicked.
 #[cold]
 #[inline(never)]
 pub(crate) fn as_observer_cold<T>(code: impl FnOnce() -> T) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(|| as_observer(code))).map_err(mem::forget).ok()
+    without_cancellation(|| catch_unwind(AssertUnwindSafe(|| as_observer(code))).map_err(mem::forget).ok())
 }
 
 /// Lifts the re-entrancy guard: the driver calls of this code are recorded as calls of the program. The caller must not hold a

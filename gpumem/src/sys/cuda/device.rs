@@ -1,6 +1,9 @@
 //! The devices, and what can be asked of one.
 
-use std::ffi::c_int;
+use std::{
+    ffi::c_int,
+    sync::atomic::{AtomicU8, Ordering::Relaxed},
+};
 
 use cudarc::driver::{
     result::{self, DriverError},
@@ -46,7 +49,30 @@ fn device(number: c_int) -> Result<CudaDevice, Error> {
         .result()
         .map_err(|error| call_failed("cuDeviceGetUuid_v2", error, Some(ordinal)))?;
     let uuid = uuid.bytes.map(|byte| byte.to_ne_bytes()[0]);
+    // Hooks need not ask any more.
+    is_integrated(ordinal);
     Ok(CudaDevice { device, ordinal, uuid })
+}
+
+/// Whether a device has no memory of its own, but uses that of the machine. The driver is asked once for each device, which it allows
+/// at any time: hooks and callbacks may call this, for programs that are injected. False if the driver does not say. The driver must be loaded.
+#[doc(alias = "CU_DEVICE_ATTRIBUTE_INTEGRATED")]
+pub(crate) fn is_integrated(ordinal: u32) -> bool {
+    const MOST: usize = 64;
+    /// 0: not asked yet; 1: it has memory of its own; 2: it has none.
+    static KNOWN: [AtomicU8; MOST] = [const { AtomicU8::new(0) }; MOST];
+    let Some(known) = KNOWN.get(ordinal as usize) else { return false };
+    if known.load(Relaxed) == 0 {
+        let mut integrated = 0;
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED;
+        // SAFETY: the out-parameter is live. The driver refuses a number that is no device, and every call before its initialisation.
+        let answer = unsafe { sys::cuDeviceGetAttribute(&raw mut integrated, attribute, ordinal.cast_signed()) };
+        if answer.result().is_err() {
+            return false;
+        }
+        known.store(if integrated == 0 { 1 } else { 2 }, Relaxed);
+    }
+    known.load(Relaxed) == 2
 }
 
 /// The ordinal of the calling thread's current context, or `None` if it has none.

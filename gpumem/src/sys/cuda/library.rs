@@ -15,6 +15,7 @@ const SYMBOLS: &[&str] = &[
     "cuGetErrorName",
     "cuGetErrorString",
     "cuDeviceGet",
+    "cuDeviceGetAttribute",
     "cuDeviceGetCount",
     "cuDeviceGetName",
     "cuDeviceGetUuid_v2",

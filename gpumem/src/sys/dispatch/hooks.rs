@@ -1,4 +1,9 @@
 //! The hooks: our functions in the slots. A hook makes the call of the driver and records it.
+//!
+//! A thread may be cancelled in the driver (`pthread_cancel`): the C library then unwinds its stack through the hook. So hooks and the
+//! driver's functions have the ABI `C-unwind`, no lock is held during a call, and what the hook has changed is restored by destructors.
+//! (A program that is built with `panic = "abort"` has none: what its thread does while it unwinds is not recorded.) Nothing else
+//! unwinds out of a hook: panics are caught, and in the hook's own code a thread is not cancelled.
 
 use std::{
     mem,
@@ -11,6 +16,7 @@ use crate::sys::{
         ThreadState, in_state, record_entry, record_exit, with_calls,
     },
     cuda,
+    process::without_cancellation,
 };
 
 /// All data that hooks read. It begins at a cache line, so that `active` and the first rows of `drivers` are in the same line:
@@ -47,8 +53,8 @@ macro_rules! hooks {
             use super::*;
 
             $(
-                pub(in super::super) unsafe extern "C" fn $name<O: Observe>($($argument: u64),*) -> u32 {
-                    type Implementation = unsafe extern "C" fn($(hooks!(@word $argument)),*) -> u32;
+                pub(in super::super) unsafe extern "C-unwind" fn $name<O: Observe>($($argument: u64),*) -> u32 {
+                    type Implementation = unsafe extern "C-unwind" fn($(hooks!(@word $argument)),*) -> u32;
                     let row = CallRow::$name as usize;
                     let words = [$($argument),*];
                     // SAFETY: the words are the arguments of this call, which has this shape.
@@ -130,10 +136,7 @@ unsafe fn around(
     }
     // SAFETY: the arguments are those of a call of this shape.
     unsafe { record_entry(shape, arguments, to) };
-    let before = STATE.replace(ThreadState::Driver);
-    // A function of C does not unwind.
-    let result = call();
-    STATE.set(before);
+    let result = in_state(ThreadState::Driver, call);
     // SAFETY: as above; the call has returned.
     unsafe { record_exit(shape, result, arguments, to) };
     result
@@ -145,7 +148,7 @@ unsafe fn around(
 fn change_primary_context(shape: Shape, device: u64, call: impl FnOnce() -> u32, to: &impl RecordCall) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
     let device = device as i32;
-    let context = in_state(ThreadState::Driver, || cuda::primary_context(device));
+    let context = without_cancellation(|| in_state(ThreadState::Driver, || cuda::primary_context(device)));
     let record_end = || {
         if let Some(handle) = context {
             to.record(&Call::ContextGone { handle });
@@ -155,7 +158,8 @@ fn change_primary_context(shape: Shape, device: u64, call: impl FnOnce() -> u32,
         record_end();
     }
     let result = in_state(ThreadState::Driver, call);
-    if shape == Shape::PrimaryRelease && !in_state(ThreadState::Driver, || cuda::has_primary_context(device)) {
+    let exists = || in_state(ThreadState::Driver, || cuda::has_primary_context(device));
+    if shape == Shape::PrimaryRelease && !without_cancellation(exists) {
         record_end();
     }
     result

@@ -119,7 +119,7 @@ impl Library for Image {
     }
 
     fn owner(&self, address: usize) -> Option<PathBuf> {
-        loader::at(address).map(|found| found.file)
+        loader::file_of(address)
     }
 }
 

@@ -79,7 +79,7 @@ impl DispatchTable {
         let (_, name, address) = rows.first().ok_or_else(|| unusable("the driver has none of the functions"))?;
         let nowhere = || unusable(format!("{name} is in no library"));
         let image = Image::around(*address).ok_or_else(nowhere)?;
-        let path = loader::at(*address).map(|found| found.file).ok_or_else(nowhere)?;
+        let path = loader::file_of(*address).ok_or_else(nowhere)?;
         let functions: Vec<_> = rows.iter().map(|(_, name, address)| (*name, *address)).collect();
         let stubs = verify(&image, PROCESSOR, &functions).map_err(unusable)?;
         let slot = |((row, ..), verified): (&(usize, &str, usize), VerifiedStub)| Slot {

@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicPtr, Ordering::Relaxed},
 };
 
-use super::{function, symbol};
+use super::access::{function, symbol};
 
 /// `Py_file_input`: the text is a list of statements.
 const STATEMENTS: c_int = 257;

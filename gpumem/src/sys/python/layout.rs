@@ -25,9 +25,27 @@ pub(super) struct Layout {
     pub(super) first_instruction: usize,
     /// In a code object: what distinguishes it from an earlier one at the same address.
     pub(super) identity: Identity,
+    /// In a code object: the line on which it begins, an `int`.
+    pub(super) first_line: usize,
     /// In an object: its type.
     pub(super) object_type: usize,
+    /// In a thread's state: its number, as `pthread_self` returns it.
+    pub(super) thread_id: usize,
+    pub(super) threads_lock: ThreadsLock,
 }
+
+/// In `_PyRuntime`: the lock of the list of interpreters and of their lists of threads. The address of the first interpreter is in
+/// the word behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ThreadsLock {
+    /// A pointer to a lock, a `PyThread_type_lock` (3.11 and 3.12).
+    Object { at: usize },
+    /// A lock of one byte, a `PyMutex` (3.13 and later).
+    Byte { at: usize },
+}
+
+/// In an object of bytes: their number, and the first of them. In all versions that are known.
+pub(super) const BYTES: [usize; 2] = [16, 32];
 
 /// What distinguishes a code object from an earlier one at the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +56,8 @@ pub(super) enum Identity {
     Name { at: usize, hash: usize, first_line: usize },
 }
 
-/// From `Include/internal/pycore_frame.h`, `Include/cpython/pystate.h` and `Include/cpython/code.h` of 3.11, for 64 bits.
+/// From `Include/internal/pycore_frame.h`, `Include/internal/pycore_runtime.h`, `Include/cpython/pystate.h` and
+/// `Include/cpython/code.h` of 3.11, for 64 bits.
 const PYTHON_3_11: Layout = Layout {
     thread_record: Some(56),
     current_frame: 8,
@@ -49,7 +68,10 @@ const PYTHON_3_11: Layout = Layout {
     code_parts: [112, 128, 136],
     first_instruction: 184,
     identity: Identity::Name { at: 120, hash: 24, first_line: 72 },
+    first_line: 72,
     object_type: 8,
+    thread_id: 152,
+    threads_lock: ThreadsLock::Object { at: 32 },
 };
 
 /// The same of 3.12.
@@ -63,13 +85,19 @@ const PYTHON_3_12: Layout = Layout {
     code_parts: [112, 128, 136],
     first_instruction: 192,
     identity: Identity::Version { at: 88 },
+    first_line: 68,
     object_type: 8,
+    thread_id: 136,
+    threads_lock: ThreadsLock::Object { at: 32 },
 };
 
 /// `_Py_Debug_Cookie`
 const COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
 
 /// Where the groups of `_Py_DebugOffsets` begin, as numbers of words.
+const RUNTIME_STATE: usize = 3;
+
+/// The others, which are not at the same places in all versions.
 struct Groups {
     thread_state: usize,
     interpreter_frame: usize,
@@ -99,6 +127,7 @@ impl Layout {
             (offset < word(group) && word(group) < 1 << 20).then(|| usize::try_from(offset).ok()).flatten()
         };
         let Groups { thread_state, interpreter_frame, code_object, pyobject } = groups;
+        let interpreters = field(RUNTIME_STATE, 2)?;
         // The version is the last of six numbers between these two fields.
         let (first_line, names_of_locals) = (field(code_object, 5)?, field(code_object, 7)?);
         if names_of_locals.checked_sub(28) != Some(first_line) {
@@ -114,7 +143,10 @@ impl Layout {
             code_parts: [field(code_object, 1)?, field(code_object, 3)?, field(code_object, 4)?],
             first_instruction: field(code_object, 9)?,
             identity: Identity::Version { at: names_of_locals - 8 },
+            first_line,
             object_type: field(pyobject, 1)?,
+            thread_id: field(thread_state, 5)?,
+            threads_lock: ThreadsLock::Byte { at: interpreters.checked_sub(size_of::<usize>())? },
         };
         // An object is a count and a type.
         (word(pyobject) == 16 && layout.object_type == 8).then_some(layout)
@@ -131,7 +163,8 @@ mod tests {
         (words[0], words[1]) = (COOKIE, version);
         let shift = if version >> 16 == 0x030e { [3, 3, 5, 6] } else { [0; 4] };
         let mut group = |at: usize, fields: &[u64]| words[at..at + fields.len()].copy_from_slice(fields);
-        group(19 + shift[0], &[600, 0, 8, 16, 72]);
+        group(RUNTIME_STATE, &[400_000, 608, 632]);
+        group(19 + shift[0], &[600, 0, 8, 16, 72, 152]);
         group(28 + shift[1], &[88, 8, 0, 56, 72, 70]);
         group(34 + shift[2], &[208, 112, 120, 128, 136, 68, 52, 96, 104, 200]);
         group(44 + shift[3], &[16, 8]);
@@ -148,7 +181,10 @@ mod tests {
         code_parts: [112, 128, 136],
         first_instruction: 200,
         identity: Identity::Version { at: 88 },
+        first_line: 68,
         object_type: 8,
+        thread_id: 152,
+        threads_lock: ThreadsLock::Byte { at: 624 },
     };
 
     fn of(version: u32, words: &[u64]) -> Option<Layout> {
@@ -164,9 +200,19 @@ mod tests {
     #[test]
     fn nothing_is_guessed() {
         let good = record(0x030d_00f0);
-        for (index, value) in
-            [(0, 0), (1, 0x030e_00f0), (2, 1), (19, 0), (28, 8), (34, 1 << 20), (39, 64), (44, 32), (45, 24)]
-        {
+        for (index, value) in [
+            (0, 0),
+            (1, 0x030e_00f0),
+            (2, 1),
+            (3, 0),
+            (5, 0),
+            (19, 0),
+            (28, 8),
+            (34, 1 << 20),
+            (39, 64),
+            (44, 32),
+            (45, 24),
+        ] {
             let mut words = good.clone();
             words[index] = value;
             assert_eq!(of(0x030d, &words), None, "word {index} is {value:#x}");

@@ -42,7 +42,7 @@ impl Modules {
     /// The list of what is loaded now; `known` is the list that the caller has. `None` if the loader has no counters that show
     /// changes.
     ///
-    /// It takes the loader's lock, as the unwinder of the system does.
+    /// It takes the lock of the loader's list, as the unwinder of the system does: see [`loader`](crate::sys::loader).
     pub(super) fn current(known: Option<&Arc<Self>>, is_skipped: fn(&[u8]) -> bool) -> Option<Arc<Self>> {
         let generation = Generation::now()?;
         if let Some(known) = known.filter(|known| known.generation == generation) {
@@ -87,7 +87,7 @@ impl Modules {
         let index =
             of(PT_GNU_EH_FRAME, PF_R).map(range).find(|index| covering(&readable, index.start) >= Some(index.end));
         let Some(index) = index else { return };
-        // SAFETY: a name that is not null is a string of the loader, which is valid as long as the file is loaded.
+        // SAFETY: a name that is not null is a string of the loader, which keeps the file loaded during this call.
         let name = (!info.dlpi_name.is_null()).then(|| unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes());
         let is_skipped = name.is_some_and(is_skipped);
         let segment = |code| Module { code, index: index.clone(), readable: Arc::clone(&readable), is_skipped };

@@ -5,7 +5,7 @@ use gimli::{
     UnwindExpression, UnwindTableRow,
 };
 
-pub(super) type Bytes = EndianSlice<'static, NativeEndian>;
+pub(super) type Bytes<'a> = EndianSlice<'a, NativeEndian>;
 
 /// The registers that a function must preserve, by their numbers in the tables. The last one is the return address: a register
 /// of its own, or a word on the stack. For the innermost function they are in [`super::Registers`].
@@ -84,7 +84,11 @@ impl Location {
 
     /// The location that an expression means, and whether the value is the word at it. Compilers write such expressions for
     /// functions that align their frames.
-    fn of(expression: &UnwindExpression<usize>, entries: &EhFrame<Bytes>, encoding: Encoding) -> Option<(Self, bool)> {
+    fn of(
+        expression: &UnwindExpression<usize>,
+        entries: &EhFrame<Bytes<'_>>,
+        encoding: Encoding,
+    ) -> Option<(Self, bool)> {
         let mut steps = expression.get(entries).ok()?.operations(encoding);
         let Operation::RegisterOffset { register, offset, .. } = steps.next().ok()?? else { return None };
         let is_read = match steps.next().ok()? {
@@ -100,7 +104,7 @@ impl Location {
 impl UnwindRule {
     pub(super) fn of(
         row: &UnwindTableRow<usize, InPlace>,
-        entries: &EhFrame<Bytes>,
+        entries: &EhFrame<Bytes<'_>>,
         encoding: Encoding,
         is_skipped: bool,
     ) -> Option<Self> {

@@ -13,12 +13,16 @@ use super::{
 };
 
 /// The rule for an address, from the tables of its module. `None` if there is none, or if it is not supported here.
-pub(super) fn rule_for(
+///
+/// # Safety
+/// The file of the module is loaded and is not unloaded meanwhile.
+pub(super) unsafe fn rule_for(
     module: &Module,
     address: u64,
     context: &mut UnwindContext<usize, InPlace>,
 ) -> Option<UnwindRule> {
-    let tables = Tables::of(module)?;
+    // SAFETY: the caller guarantees it.
+    let tables = unsafe { Tables::of(module) }?;
     let entry = tables.entry(address)?;
     if entry.is_signal_trampoline()
         || entry.cie().return_address_register() != Register(CALLEE_SAVED[usize::from(RETURN_ADDRESS)])
@@ -29,19 +33,20 @@ pub(super) fn rule_for(
     UnwindRule::of(row, &tables.entries, entry.cie().encoding(), module.is_skipped)
 }
 
-/// The tables of a module.
-pub(super) struct Tables {
+/// The tables of a module, in its file.
+pub(super) struct Tables<'a> {
     pub(super) bases: BaseAddresses,
     /// The entries, sorted by address.
-    pub(super) index: ParsedEhFrameHdr<Bytes>,
+    pub(super) index: ParsedEhFrameHdr<Bytes<'a>>,
     start: u64,
-    entries: EhFrame<Bytes>,
+    entries: EhFrame<Bytes<'a>>,
 }
 
-impl Tables {
-    pub(super) fn of(module: &Module) -> Option<Self> {
-        // SAFETY: the module is loaded: the list was compared with the loader's before this walk, and it is not unloaded during the
-        // walk, because one of its functions is on this thread's stack. The ranges are in a segment that is readable.
+impl<'a> Tables<'a> {
+    /// # Safety
+    /// The file of the module is loaded, and stays loaded as long as the tables are used.
+    pub(super) unsafe fn of(module: &'a Module) -> Option<Self> {
+        // SAFETY: the file is loaded, and the ranges are in a segment of it that is readable.
         let bytes = |range: Range<u64>| EndianSlice::new(unsafe { memory(range) }, NativeEndian);
         let bases = BaseAddresses::default().set_eh_frame_hdr(module.index.start);
         let index = EhFrameHdr::from(bytes(module.index.clone())).parse(&bases, 8).ok()?;
@@ -55,7 +60,7 @@ impl Tables {
     }
 
     /// The entry for the function nearest to an address. Its rows say which addresses they are for.
-    pub(super) fn entry(&self, address: u64) -> Option<FrameDescriptionEntry<Bytes>> {
+    pub(super) fn entry(&self, address: u64) -> Option<FrameDescriptionEntry<Bytes<'a>>> {
         let offset = self.index.table()?.lookup(address, &self.bases).ok()?.direct().ok()?.checked_sub(self.start)?;
         let offset = usize::try_from(offset).ok()?;
         self.entries.fde_from_offset(&self.bases, offset.into(), EhFrame::cie_from_offset).ok()
@@ -66,7 +71,7 @@ impl Tables {
 ///
 /// # Safety
 /// The memory is readable and does not change while the slice is used.
-pub(super) unsafe fn memory(range: Range<u64>) -> &'static [u8] {
+pub(super) unsafe fn memory<'a>(range: Range<u64>) -> &'a [u8] {
     let length = address_of(range.end.saturating_sub(range.start));
     // SAFETY: the caller guarantees it.
     unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(address_of(range.start)), length) }

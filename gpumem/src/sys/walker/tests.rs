@@ -8,7 +8,10 @@ use std::{
     hint::black_box,
     mem::{self, transmute},
     os::unix::ffi::OsStrExt,
-    process, thread,
+    path::PathBuf,
+    process,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    thread,
 };
 
 use super::*;
@@ -124,7 +127,7 @@ fn through_c_and_on_other_threads() {
 }
 
 /// Loads a library that calls a callback: a copy of the library with the system's unwinder.
-struct LoadedCopy(*mut c_void);
+struct LoadedCopy(*mut c_void, PathBuf);
 
 impl LoadedCopy {
     fn load(name: &str) -> Self {
@@ -134,9 +137,16 @@ impl LoadedCopy {
         let path = CString::new(file.as_os_str().as_bytes()).unwrap();
         // SAFETY: loading the copy does the same as loading the original, which is loaded already.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        fs::remove_file(file).unwrap();
         assert!(!library.is_null());
-        Self(library)
+        Self(library, file)
+    }
+
+    /// The address of the function that [`call`](Self::call) calls.
+    fn function(&self) -> *mut c_void {
+        // SAFETY: the library is loaded, and the name is a string.
+        let symbol = unsafe { libc::dlsym(self.0, c"_Unwind_Backtrace".as_ptr()) };
+        assert!(!symbol.is_null());
+        symbol
     }
 
     fn call(&self, mut callback: impl FnMut()) {
@@ -152,9 +162,7 @@ impl LoadedCopy {
         let each = of(&callback);
         // SAFETY: this is its signature. The callback returns 4, which ends the walk, so it is called once, on this thread.
         unsafe {
-            let symbol = libc::dlsym(self.0, c"_Unwind_Backtrace".as_ptr());
-            assert!(!symbol.is_null());
-            let walk: unsafe extern "C" fn(Callback, *mut c_void) -> c_int = transmute(symbol);
+            let walk: unsafe extern "C" fn(Callback, *mut c_void) -> c_int = transmute(self.function());
             walk(each, (&raw mut callback).cast());
         }
     }
@@ -164,6 +172,7 @@ impl Drop for LoadedCopy {
     fn drop(&mut self) {
         // SAFETY: nothing of it is used any more.
         unsafe { libc::dlclose(self.0) };
+        let _ = fs::remove_file(&self.1);
     }
 }
 
@@ -205,6 +214,41 @@ fn a_stack_of_an_unloaded_library_is_not_reused() {
         let seen: Vec<bool> = (0..black_box(2)).map(|_| deeper(5, &mut compare).1).collect();
         assert_eq!(seen, expected, "after {step}");
     }
+}
+
+/// A report asks for the file and the function of an address whose library is unloaded at this moment.
+#[test]
+fn libraries_are_unloaded_while_reports_are_made() {
+    let (address, is_done) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let known = [const { AtomicUsize::new(0) }; 2];
+    let report = || {
+        while !is_done.load(Relaxed) {
+            let address = address.load(Relaxed);
+            if let Some(file) = stack::module_of(address + 1) {
+                let name = file.file_name().unwrap_or_default().to_string_lossy();
+                assert!(name.starts_with("gpumem-") && name.ends_with(".so"), "{file:?}");
+                known[0].fetch_add(1, Relaxed);
+            }
+            for symbol in stack::resolve(address + 1) {
+                assert_eq!(symbol.function.as_deref(), Some("_Unwind_Backtrace"));
+                known[1].fetch_add(1, Relaxed);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        let reporters = [(); 2].map(|()| scope.spawn(report));
+        for round in 0..1000 {
+            let library = LoadedCopy::load(&format!("unloaded{round}"));
+            address.store(library.function().addr(), Relaxed);
+            thread::yield_now();
+        }
+        is_done.store(true, Relaxed);
+        for reporter in reporters {
+            reporter.join().unwrap();
+        }
+    });
+    let known = known.map(AtomicUsize::into_inner);
+    assert!(known.iter().all(|known| *known > 10), "{known:?}");
 }
 
 #[test]

@@ -63,7 +63,10 @@ impl Unwinder {
 
     /// Calls `visit` with each function around `start`, innermost first, until the end of the stack or until `visit` returns
     /// `false`. `None` if a function has no table or an unusual one, or if `read` returns `None`.
-    pub(super) fn walk(
+    ///
+    /// # Safety
+    /// The files of the functions on this stack are loaded as `modules` says, and are not unloaded meanwhile.
+    pub(super) unsafe fn walk(
         &mut self,
         modules: &Modules,
         start: &WalkStart,
@@ -75,14 +78,16 @@ impl Unwinder {
         // it.
         let mut inside = start.pc;
         for depth in 0..MAX_DEPTH {
-            let &UnwindRule { end, is_read, is_skipped, ref registers } = self.rule(modules, inside)?;
+            // SAFETY: the address is on the stack.
+            let &UnwindRule { end, is_read, is_skipped, ref registers } = unsafe { self.rule(modules, inside) }?;
             let returns = registers[usize::from(RETURN_ADDRESS)];
             if depth > 0 && !visit(WalkedFrame { address, is_skipped }) {
                 break;
             }
             let end = match end.base {
                 Base::Register(register) => {
-                    let at = self.locate(modules, start, depth, register, &mut read)?;
+                    // SAFETY: as above.
+                    let at = unsafe { self.locate(modules, start, depth, register, &mut read) }?;
                     read(at)?
                 }
                 Base::StackPointer | Base::FrameEnd => sp,
@@ -102,7 +107,8 @@ impl Unwinder {
                 // Only the innermost function may have its return address in a register.
                 SavedRegister::Unchanged if !is_innermost => return None,
                 SavedRegister::Unchanged | SavedRegister::At(_) => {
-                    self.locate(modules, start, depth + 1, RETURN_ADDRESS, &mut read)?
+                    // SAFETY: as above.
+                    unsafe { self.locate(modules, start, depth + 1, RETURN_ADDRESS, &mut read) }?
                 }
                 SavedRegister::Unknown => break,
             };
@@ -117,7 +123,10 @@ impl Unwinder {
 
     /// The address at which the value of a register is, as it was in the function at this depth. The nearest function further inside
     /// that saved the register determines it.
-    fn locate(
+    ///
+    /// # Safety
+    /// As for [`walk`](Self::walk).
+    unsafe fn locate(
         &mut self,
         modules: &Modules,
         start: &WalkStart,
@@ -127,7 +136,8 @@ impl Unwinder {
     ) -> Option<u64> {
         for further in (0..depth).rev() {
             let (inside, end) = self.frames[further];
-            let saved = match self.rule(modules, inside)?.registers[usize::from(register)] {
+            // SAFETY: the address is on the stack.
+            let saved = match unsafe { self.rule(modules, inside) }?.registers[usize::from(register)] {
                 SavedRegister::Unchanged => continue,
                 SavedRegister::At(saved) => saved,
                 SavedRegister::Unknown => return None,
@@ -136,7 +146,8 @@ impl Unwinder {
                 Base::FrameEnd => end,
                 Base::StackPointer => further.checked_sub(1).map_or(start.sp, |before| self.frames[before].1),
                 Base::Register(other) => {
-                    let at = self.locate(modules, start, further, other, read)?;
+                    // SAFETY: as for this function.
+                    let at = unsafe { self.locate(modules, start, further, other, read) }?;
                     read(at)?
                 }
             };
@@ -146,7 +157,10 @@ impl Unwinder {
     }
 
     /// The rule for an address, from the cache if it is there.
-    fn rule(&mut self, modules: &Modules, address: u64) -> Option<&UnwindRule> {
+    ///
+    /// # Safety
+    /// The file with this address is loaded as `modules` says, and is not unloaded meanwhile.
+    unsafe fn rule(&mut self, modules: &Modules, address: u64) -> Option<&UnwindRule> {
         let hash = address.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         let first = hash as usize % SETS * WAYS;
         let ways = &mut self.rules[first..first + WAYS];
@@ -154,7 +168,8 @@ impl Unwinder {
         let at = if let Some(known) = known {
             known
         } else {
-            let rule = rule_for(modules.of(address)?, address, &mut self.context)?;
+            // SAFETY: the caller guarantees it.
+            let rule = unsafe { rule_for(modules.of(address)?, address, &mut self.context) }?;
             ways.rotate_right(1);
             ways[0] = (address, rule);
             0

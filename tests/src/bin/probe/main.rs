@@ -15,13 +15,13 @@
 //! - `context device`; `pooled MiB`: allocates on the last context, through cudarc; `give_back`: all of it; `capture`:
 //!   a stream is captured until `end_capture`, whose answer is whether the capture is whole;
 //! - `exact [device]`, `of_thread [device]`, `pool [device]`, `sampled [device]`: a trace with that gauge, or of this thread alone;
-//!   `figures [n]`: bytes used and peaked of the last trace, or of the n-th, and why they may be wrong; `status`;
+//!   `figures [n]`: bytes used and peaked of the last trace, or of the n-th, and why they may be wrong; `status`; `status_text`, with `|` between its lines;
 //!   `intercepted_by`, `why_not_dispatch`: these fields of the status; `environment`: the variables that its text lists, with `|` between them;
 //! - `subscribe`, `unsubscribe`: gpumem to CUPTI; `tool_subscribe library`, `tool_unsubscribe library`: a tool of this
 //!   process;
 //! - `scope name`: an exact trace that is silent; `breakdown [device]`, `summary`: these reports, in one line;
 //!   `print_refusals`: each is an answer `refused` from then on; `on_refusal function argument…`: each calls that; `retry function argument…`: as `call`, with a second try;
-//! - `call function argument…`: the driver's function, see `raw.rs`; `let name value`: for its arguments;
+//! - `call function argument…`: the driver's function, see `raw.rs`; `cancelled function argument…`: on a thread that is cancelled in it; `let name value`: for its arguments;
 //!   `value name`: what a call gave out;
 //! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`, `go_on threads`, `adding_up steps devices`: see
 //!   `churn.rs`;
@@ -29,6 +29,7 @@
 //!   an allocation; `exec program & argument & …`: another program in this process;
 //! - `forks children`: so many, each while other threads use all of gpumem; see `forks.rs`;
 //! - `panic_on_refusal`: each refusal panics; `load_and_close path`: as the driver loads a tool, which is then closed;
+//!   `inject`: as the driver loads the tool that the environment names;
 //! - `slot_note function…`, `slot_write_back function…`: another tool notes what is in a slot, and writes it there again;
 //!   `slot_replace_past function…`: as `slot_replace`, with a hook that goes on to what was noted;
 //! - `slot_replace function…`, `slot_restore function…`, `stub_overwrite function…`: another tool intercepts the driver's functions, or
@@ -383,6 +384,7 @@ impl Probe {
         let numbers = || argument.split(' ').map(str::parse).collect::<Result<Vec<u32>, _>>();
         Ok(Some(match verb {
             "call" => self.names.call(argument)?.to_string(),
+            "cancelled" => self.names.cancelled(argument)?.to_owned(),
             "let" => self.names.set(argument)?,
             "value" => self.names.get(argument).to_string(),
             "together" | "alone" => match numbers()?[..] {
@@ -408,6 +410,7 @@ impl Probe {
             }
             "tool_subscribe" => self.tool.subscribe(argument)?.to_string(),
             "tool_unsubscribe" => self.tool.unsubscribe(argument)?.to_string(),
+            "status_text" => gpumem::status().to_string().replace('\n', "|"),
             "status" => status(),
             "environment" => {
                 let text = gpumem::status().to_string().replace('\n', "|");
@@ -425,6 +428,7 @@ impl Probe {
                 places::panic_on_refusal();
                 "done".to_owned()
             }
+            "inject" => raw::inject()?.to_string(),
             "load_and_close" => raw::load_and_close(argument)?.to_string(),
             "go_on" => churn::go_on(argument.parse()?)?,
             "print_refusals" => {

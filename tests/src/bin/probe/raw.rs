@@ -1,11 +1,11 @@
 //! Calls of the driver as C makes them: by name, with arguments that the script spells.
 
 use std::collections::HashMap;
-use std::ffi::{CString, c_char, c_int, c_long, c_void};
+use std::ffi::{CString, c_char, c_int, c_long, c_ulong, c_void};
 use std::fs::File;
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::{mem, ptr};
+use std::{mem, ptr, thread};
 
 use cudarc::driver::sys;
 
@@ -149,6 +149,80 @@ pub(crate) fn invoke(function: &str, registers: [u64; 6]) -> Result<c_int, Troub
     let code = unsafe { function(first, second, third, fourth, fifth, sixth) };
     mark(before);
     Ok(code)
+}
+
+impl Names {
+    /// As [`call`](Self::call), on a thread that is cancelled in the function. What its stack owns is given back meanwhile, as with a
+    /// destructor of C++: the block `own` of the context `ctx` is freed.
+    pub(crate) fn cancelled(&self, line: &str) -> Result<&'static str, Trouble> {
+        type UnwindingFunction = unsafe extern "C-unwind" fn(u64, u64, u64, u64, u64, u64) -> c_int;
+
+        struct Thread {
+            function: UnwindingFunction,
+            registers: [u64; 6],
+            context: u64,
+            own: u64,
+        }
+
+        struct FreeOwn(u64);
+
+        impl Drop for FreeOwn {
+            fn drop(&mut self) {
+                _ = invoke("cuMemFree_v2", [self.0, 0, 0, 0, 0, 0]);
+            }
+        }
+
+        unsafe extern "C" {
+            fn pthread_create(
+                thread: *mut c_ulong,
+                attributes: *const c_void,
+                start: unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void,
+                argument: *mut c_void,
+            ) -> c_int;
+            fn pthread_cancel(thread: c_ulong) -> c_int;
+            fn pthread_join(thread: c_ulong, result: *mut *mut c_void) -> c_int;
+        }
+
+        unsafe extern "C-unwind" fn start(thread: *mut c_void) -> *mut c_void {
+            // SAFETY: it is that of the thread that created this one and waits for it.
+            let Thread { function, registers: [first, second, third, fourth, fifth, sixth], context, own } =
+                unsafe { &*thread.cast::<Thread>() };
+            _ = invoke("cuCtxSetCurrent", [*context, 0, 0, 0, 0, 0]);
+            let _own = FreeOwn(*own);
+            // SAFETY: as in `invoke`. The call unwinds.
+            unsafe { function(*first, *second, *third, *fourth, *fifth, *sixth) };
+            ptr::null_mut()
+        }
+
+        let mut words = line.split_whitespace();
+        let name = words.next().ok_or("no function")?;
+        let mut registers = [0; 6];
+        let mut arguments = words.map(|word| self.argument(word)).collect::<Result<Vec<_>, _>>()?;
+        for (register, argument) in registers.iter_mut().zip(&mut arguments) {
+            *register = argument.register();
+        }
+        // SAFETY: as in `invoke`.
+        let library = unsafe { sys::culib() };
+        // SAFETY: of the stand-in driver, which has it with this type.
+        let is_blocked = unsafe { library.get::<unsafe extern "C" fn() -> bool>(b"standin_is_blocked") }?;
+        // SAFETY: as in `invoke`.
+        let function = *unsafe { library.get::<UnwindingFunction>(name.as_bytes()) }?;
+        let mut thread = Thread { function, registers, context: self.get("ctx"), own: self.get("own") };
+        let (mut id, mut result) = (0, ptr::null_mut());
+        // SAFETY: the thread uses its arguments until it is joined. It is cancelled and joined once.
+        unsafe {
+            if pthread_create(&raw mut id, ptr::null(), start, (&raw mut thread).cast()) != 0 {
+                return Err("no thread".into());
+            }
+            while !is_blocked() {
+                thread::yield_now();
+            }
+            pthread_cancel(id);
+            pthread_join(id, &raw mut result);
+        }
+        // `PTHREAD_CANCELED`
+        Ok(if result.addr() == usize::MAX { "cancelled" } else { "returned" })
+    }
 }
 
 /// Runs something when the process exits, after `main`.
@@ -299,6 +373,13 @@ impl Tool {
         // SAFETY: as in `subscribe`; the subscriber is alive.
         Ok(unsafe { load::<Unsubscribe>(library, "cuptiUnsubscribe")?(subscriber) })
     }
+}
+
+/// Loads the library that `CUDA_INJECTION64_PATH` names and has it begin, as the driver does in `cuInit` where there is a GPU.
+pub(crate) fn inject() -> Result<c_int, Trouble> {
+    let path = std::env::var("CUDA_INJECTION64_PATH")?;
+    // SAFETY: the function has this type: that is the driver's contract with tools.
+    Ok(unsafe { load::<unsafe extern "C" fn() -> c_int>(&path, "InitializeInjection")?() })
 }
 
 /// Loads a tool's library, has it begin as the driver would, and closes it.

@@ -12,7 +12,8 @@ use super::{
 
 /// An address at the beginning and one in the middle of each function of a module.
 fn addresses(module: &Module) -> Vec<u64> {
-    let tables = Tables::of(module).unwrap();
+    // SAFETY: the modules of these tests are not unloaded.
+    let tables = unsafe { Tables::of(module) }.unwrap();
     let table = tables.index.table().unwrap();
     let mut functions = table.iter(&tables.bases);
     let mut addresses = Vec::new();
@@ -36,7 +37,8 @@ fn all_tables_of_compilers_are_supported() {
     for address in [addresses as *const () as usize, libc::qsort as *const () as usize] {
         let (_modules, module) = module_of(address as u64);
         let addresses = addresses(&module);
-        let has_rule = |address: &&u64| rule_for(&module, **address, &mut context).is_some();
+        // SAFETY: as in `addresses`.
+        let has_rule = |address: &&u64| unsafe { rule_for(&module, **address, &mut context) }.is_some();
         let count = addresses.iter().filter(has_rule).count();
         assert!(count > 2000 && count * 1000 > addresses.len() * 998, "{count} of {}", addresses.len());
     }
@@ -74,9 +76,10 @@ fn damaged_tables_are_safe() {
         let length = bytes.len() as u64;
         let index = copied..copied + (smallest.index.end - from).min(length);
         let module = Module::with(smallest.code.clone(), index, copied..copied + length);
-        let count =
-            addresses.iter().filter(|address| rule_for(&module, address.wrapping_add(moved), &mut context).is_some());
-        let count = count.count();
+        // SAFETY: the module is the copy, which lives.
+        let has_rule =
+            |address: &&u64| unsafe { rule_for(&module, address.wrapping_add(moved), &mut context) }.is_some();
+        let count = addresses.iter().filter(has_rule).count();
         assert!(round > 0 || count == addresses.len(), "{count} of {}", addresses.len());
         broken += usize::from(count < addresses.len());
     }
@@ -159,10 +162,14 @@ fn frames_of_all_kinds_are_walked() {
             let word = address.checked_sub(SP).and_then(|offset| stack.get(usize::try_from(offset / 8).ok()?));
             if address == 8 { Some(rbp) } else { word.copied() }
         };
-        let walked = Unwinder::new().walk(&modules, &start, read, |walked| {
-            visited.push(walked.address.wrapping_sub(code));
-            true
-        });
+        let mut unwinder = Unwinder::new();
+        // SAFETY: the tables of the module live, and its code is never read.
+        let walked = unsafe {
+            unwinder.walk(&modules, &start, read, |walked| {
+                visited.push(walked.address.wrapping_sub(code));
+                true
+            })
+        };
         (walked.map(|()| visited), reads)
     };
     let at = |offset: u64| code + offset;

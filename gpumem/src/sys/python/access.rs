@@ -1,0 +1,46 @@
+//! The interpreter's symbols, and words of its memory.
+
+use std::{
+    ffi::{CStr, c_char, c_void},
+    mem::transmute_copy,
+    ptr,
+};
+
+/// # Safety
+/// There is an aligned word at this address.
+pub(super) unsafe fn word(address: usize) -> usize {
+    // SAFETY: the caller guarantees it.
+    unsafe { ptr::with_exposed_provenance::<usize>(address).read() }
+}
+
+/// # Safety
+/// There is a byte at this address.
+pub(super) unsafe fn byte(address: usize) -> u8 {
+    // SAFETY: the caller guarantees it.
+    unsafe { ptr::with_exposed_provenance::<u8>(address).read() }
+}
+
+/// A symbol of the program, or of a library whose symbols all others see. The layouts are those of Linux.
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+pub(super) fn symbol(name: &CStr) -> Option<*mut c_void> {
+    let name: *const c_char = name.as_ptr();
+    // SAFETY: the name is a string. Nothing is loaded.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name) };
+    (!found.is_null()).then_some(found)
+}
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+pub(super) fn symbol(_: &CStr) -> Option<*mut c_void> {
+    None
+}
+
+/// A function of that name.
+///
+/// # Safety
+/// `F` is the type of a pointer to the function of that name.
+pub(super) unsafe fn function<F: Copy>(name: &CStr) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    let found = symbol(name)?;
+    // SAFETY: the address is not null, and the caller guarantees the type.
+    Some(unsafe { transmute_copy::<*mut c_void, F>(&found) })
+}

@@ -1,0 +1,200 @@
+//! The lock of the interpreter's lists of threads, and whether this thread is in one.
+//!
+//! The end of the interpreter deletes the states of threads that are in native code, while these run. In all versions from 3.11 to
+//! 3.14 it takes this lock, removes the states from the list of their interpreter, releases the lock, and deletes them. So the state
+//! of a thread that is in a list exists as long as the lock is held. A thread may take the lock without Python's global lock, and
+//! Python holds it for a few instructions only.
+
+use std::{
+    ffi::{c_int, c_void},
+    hint, ptr,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU8, Ordering::Acquire, Ordering::Relaxed},
+    },
+    thread,
+};
+
+use super::{
+    access::{function, word},
+    layout::ThreadsLock,
+};
+
+/// How often a thread tries to take the interpreter's lock before it gives up. After the first tries it lets others run.
+const TRIES: u32 = 1000;
+const SPINS: u32 = 50;
+
+/// `PyMutex`: the bit that is set while somebody has the lock.
+const LOCKED: u8 = 1;
+
+/// Whether the interpreter has ended. Locked while a thread reads its frames, so that threads of gpumem wait for each other and not
+/// with the interpreter's lock, and so that the interpreter, which calls [`ended`] at the end, waits for all of them.
+static ENDED: Mutex<bool> = Mutex::new(false);
+
+/// The interpreter's functions. None of them needs Python's lock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Threads {
+    /// The address of the lock.
+    lock: usize,
+    kind: LockFunctions,
+    first_interpreter: unsafe extern "C" fn() -> *mut c_void,
+    next_interpreter: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
+    first_thread: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
+    next_thread: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
+    /// In a thread's state: what `pthread_self` returns in that thread.
+    id: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum LockFunctions {
+    /// The lock is an object to which there is a pointer.
+    Object { acquire: unsafe extern "C" fn(*mut c_void, c_int) -> c_int, release: unsafe extern "C" fn(*mut c_void) },
+    /// The lock is a byte, a `PyMutex`.
+    Byte { release: unsafe extern "C" fn(*mut u8) },
+}
+
+/// While this lives, no state of a thread that is in a list is deleted.
+pub(super) struct ThreadsGuard<'a> {
+    threads: &'a Threads,
+    /// The object or the byte.
+    lock: *mut c_void,
+    _not_ended: MutexGuard<'static, bool>,
+}
+
+impl Threads {
+    /// `runtime` is the address of `_PyRuntime`. `None` if the list is not where the layout says, or if the interpreter does not
+    /// announce its end.
+    ///
+    /// # Safety
+    /// `runtime` is that address, in a version that has this layout.
+    pub(super) unsafe fn of(runtime: usize, lock: ThreadsLock, id: usize) -> Option<Self> {
+        // SAFETY: these functions have these types in all versions that have a layout. `Py_AtExit` keeps a function of this library,
+        // which the caller keeps loaded.
+        unsafe {
+            let (at, kind) = match lock {
+                ThreadsLock::Object { at } => {
+                    let acquire = function(c"PyThread_acquire_lock")?;
+                    (at, LockFunctions::Object { acquire, release: function(c"PyThread_release_lock")? })
+                }
+                ThreadsLock::Byte { at } => (at, LockFunctions::Byte { release: function(c"PyMutex_Unlock")? }),
+            };
+            let threads = Self {
+                lock: runtime + at,
+                kind,
+                first_interpreter: function(c"PyInterpreterState_Head")?,
+                next_interpreter: function(c"PyInterpreterState_Next")?,
+                first_thread: function(c"PyInterpreterState_ThreadHead")?,
+                next_thread: function(c"PyThreadState_Next")?,
+                id,
+            };
+            // The list of interpreters begins behind its lock.
+            let first = (threads.first_interpreter)().addr();
+            if first == 0 || word(threads.lock + size_of::<usize>()) != first {
+                return None;
+            }
+            let at_exit: unsafe extern "C" fn(extern "C" fn()) -> c_int = function(c"Py_AtExit")?;
+            (at_exit(ended) == 0).then_some(threads)
+        }
+    }
+
+    /// Takes the lock. `None` if somebody keeps it for long, or if the interpreter has ended.
+    pub(super) fn lock(&self) -> Option<ThreadsGuard<'_>> {
+        let not_ended = ENDED.lock().unwrap_or_else(PoisonError::into_inner);
+        if *not_ended {
+            return None;
+        }
+        // SAFETY: the interpreter has not ended, so it has not called `ended`, and it does not go on from there while `not_ended` is
+        // locked. Until then the lock exists.
+        let lock = unsafe { self.acquire() }?;
+        Some(ThreadsGuard { threads: self, lock, _not_ended: not_ended })
+    }
+
+    /// # Safety
+    /// The interpreter has not deleted its lock, and does not do so now.
+    unsafe fn acquire(&self) -> Option<*mut c_void> {
+        let lock: *mut c_void = match self.kind {
+            // SAFETY: the pointer to the lock is there.
+            LockFunctions::Object { .. } => ptr::with_exposed_provenance_mut(unsafe { word(self.lock) }),
+            LockFunctions::Byte { .. } => ptr::with_exposed_provenance_mut(self.lock),
+        };
+        if lock.is_null() {
+            return None;
+        }
+        for tries in 0..TRIES {
+            let is_mine = match self.kind {
+                // SAFETY: the lock exists. The function does not wait.
+                LockFunctions::Object { acquire, .. } => unsafe { acquire(lock, 0) == 1 },
+                LockFunctions::Byte { .. } => {
+                    // SAFETY: the byte is a part of the interpreter's data, and Python uses it as an atomic byte.
+                    let byte = unsafe { AtomicU8::from_ptr(lock.cast()) };
+                    let now = byte.load(Relaxed);
+                    now & LOCKED == 0 && byte.compare_exchange(now, now | LOCKED, Acquire, Relaxed).is_ok()
+                }
+            };
+            if is_mine {
+                return Some(lock);
+            }
+            if tries < SPINS {
+                hint::spin_loop();
+            } else {
+                thread::yield_now();
+            }
+        }
+        None
+    }
+}
+
+impl ThreadsGuard<'_> {
+    /// Whether this is the state of the calling thread, and exists. Any address may be asked for.
+    pub(super) fn is_own(&self, state: usize) -> bool {
+        let Threads { first_interpreter, next_interpreter, first_thread, next_thread, id, .. } = *self.threads;
+        // SAFETY: the lists do not change while the lock is held. The functions read them, and call nothing. A state in a list has
+        // the field of the layout.
+        unsafe {
+            let mut interpreter = first_interpreter();
+            while !interpreter.is_null() {
+                let mut thread = first_thread(interpreter);
+                while !thread.is_null() {
+                    if thread.addr() == state {
+                        // A state that was deleted may have left its address to the state of another thread.
+                        return word(state + id) == own_id();
+                    }
+                    thread = next_thread(thread);
+                }
+                interpreter = next_interpreter(interpreter);
+            }
+        }
+        false
+    }
+}
+
+impl Drop for ThreadsGuard<'_> {
+    fn drop(&mut self) {
+        // SAFETY: this thread has the lock, and the lock exists, as in `lock`.
+        unsafe {
+            match self.threads.kind {
+                LockFunctions::Object { release, .. } => release(self.lock),
+                LockFunctions::Byte { release } => release(self.lock.cast()),
+            }
+        }
+    }
+}
+
+/// The interpreter calls this when it has deleted everything but its locks.
+extern "C" fn ended() {
+    *ENDED.lock().unwrap_or_else(PoisonError::into_inner) = true;
+}
+
+/// The number by which Python knows the calling thread.
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+fn own_id() -> usize {
+    // SAFETY: it has no preconditions.
+    let id = unsafe { libc::pthread_self() };
+    usize::try_from(id).unwrap_or(0)
+}
+
+/// Python is found on Linux only.
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+fn own_id() -> usize {
+    0
+}

@@ -1,0 +1,57 @@
+//! Cards without memory of their own, such as GB10 and Jetson. NVML has no figures of their memory.
+
+use gpumem_tests::{CONTEXT, Standin, check, ensure, ensure_clean, ensure_error};
+
+/// NVML returns `NVML_ERROR_NOT_SUPPORTED` for both forms of the query.
+fn without_figures(machine: Standin) -> Standin {
+    machine.fail("nvmlDeviceGetMemoryInfo_v2=3").fail("nvmlDeviceGetMemoryInfo=3")
+}
+
+fn integrated(machine: Standin) -> Standin {
+    without_figures(machine.set("integrated=1"))
+}
+
+/// In MiB.
+fn memory_of_machine() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").expect("this is Linux");
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).expect("it is there");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") / 1024
+}
+
+/// Without a context, and without creating one.
+#[test]
+fn the_figures_are_those_of_the_machine() {
+    let outcome = integrated(Standin::new()).run("try_get; context 0; try_get; status_text");
+    ensure_clean(&outcome);
+    ensure(outcome.contexts_created() == 1, "created a context", &outcome);
+    for answer in outcome.answers("try_get") {
+        let figures: Vec<u64> =
+            answer.split(|sign: char| !sign.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect();
+        let [total, free, used] = figures[..] else { panic!("{answer}\n{outcome}") };
+        ensure(
+            total == memory_of_machine() && free <= total && used.abs_diff(total - free) <= 1,
+            "other figures",
+            &outcome,
+        );
+    }
+    let says = "device 0 has no memory of its own: its figures are those of the machine's memory";
+    ensure(outcome.stdout.contains(says), "status says nothing", &outcome);
+    // A card with memory of its own, such as under WSL, is asked only in a context.
+    let outcome = without_figures(Standin::new()).run("try_get; status_text");
+    ensure_error(&outcome, "try_get", ["NVML_ERROR_NOT_SUPPORTED (3)"]);
+    ensure(!outcome.stdout.contains("no memory of its own"), "takes it for another card", &outcome);
+}
+
+/// It is the same memory.
+#[test]
+fn pinned_and_managed_memory_counts() {
+    let calls = "call cuMemAlloc_v2 &a 1000; figures = 1000 0; call cuMemAllocManaged &b 200 1; figures = 1200 0; \
+                 call cuMemHostAlloc &c 30 0; figures = 1230 0; call cuMemHostRegister_v2 0x10000 4 0; figures = 1234 0; \
+                 call cuMemHostUnregister 0x10000; figures = 1230 4; call cuMemFreeHost c; call cuMemFree_v2 b; figures = 1000 234; \
+                 call cuMemAllocHost_v2 &old 500; unsubscribe; subscribe = done; exact = started; call cuMemFreeHost old; figures = -500 0";
+    let own = "call cuMemAllocManaged &b 200 1; call cuMemHostAlloc &c 30 0; figures = 0 0";
+    for machine in [Standin::new().dispatch(), Standin::new().cupti()] {
+        check(&integrated(machine.clone()), &format!("{CONTEXT}; exact = started; {calls}"));
+        check(&without_figures(machine), &format!("{CONTEXT}; exact = started; {own}"));
+    }
+}
