@@ -6,8 +6,6 @@ mod data;
 
 use std::io::{self, Write};
 
-use serde_json::json;
-
 use self::data::Recording;
 use crate::history::History;
 
@@ -22,22 +20,18 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    pub(crate) fn add(&mut self, history: &mut History) -> io::Result<()> {
+    pub(crate) fn add(&mut self, history: &History) -> io::Result<()> {
         self.recordings.push(Recording::of(history)?);
         Ok(())
     }
 
     pub(crate) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let about: Vec<_> = self.recordings.iter().map(|recording| &recording.about).collect();
-        let about = json!({ "version": env!("CARGO_PKG_VERSION"), "recordings": about });
-        // In a script, only `<` could end it.
-        let about = about.to_string().replace('<', "\\u003c");
         for part in HTML.split_inclusive("-->") {
             let (text, name) = part.rsplit_once("<!--").unwrap_or((part, ""));
             out.write_all(text.as_bytes())?;
             match name.trim_end_matches("-->") {
                 "style" => out.write_all(STYLE.as_bytes())?,
-                "about" => out.write_all(about.as_bytes())?,
+                "about" => self.write_about(out)?,
                 "script" => out.write_all(SCRIPT.as_bytes())?,
                 "data" => {
                     for (number, recording) in self.recordings.iter().enumerate() {
@@ -51,6 +45,24 @@ impl Page {
             }
         }
         Ok(())
+    }
+
+    fn write_about(&self, out: &mut dyn Write) -> io::Result<()> {
+        write!(out, "{{\"version\":\"{}\",\"recordings\":[", env!("CARGO_PKG_VERSION"))?;
+        for (number, Recording { about, .. }) in self.recordings.iter().enumerate() {
+            // In a script, only `<` could end it.
+            for (part, text) in about.split('<').enumerate() {
+                out.write_all(if part > 0 {
+                    b"\\u003c"
+                } else if number > 0 {
+                    b","
+                } else {
+                    b""
+                })?;
+                out.write_all(text.as_bytes())?;
+            }
+        }
+        write!(out, "]}}")
     }
 }
 

@@ -113,7 +113,7 @@ pub(crate) fn complete(path: &Path) -> io::Result<Option<Vec<Item>>> {
         End::Complete => {}
         // The disk was full. What is added has to follow a complete record.
         End::Cut { at } => File::options().write(true).open(path)?.set_len(at)?,
-        End::Damaged { .. } => return Ok(Some(items)),
+        End::Damaged { .. } | End::AboveLimit { .. } => return Ok(Some(items)),
     }
     if let Err(error) = symbols::add(path, &items) {
         let what = format!("`{}` lacks the functions of stacks", path.display());

@@ -2,6 +2,7 @@
 
 mod book;
 mod conventions;
+mod costs;
 mod damaged;
 mod diff;
 mod estimate;

@@ -4,6 +4,7 @@
 //! is in `docs/CAPTURE.md`.
 
 mod allocator;
+mod budget;
 mod bytes;
 mod check;
 mod definitions;

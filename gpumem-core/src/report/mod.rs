@@ -30,7 +30,7 @@ pub use self::{
     block::{counted, place_in_words},
     breakdown::{Group, Known, path_in_words},
     budget::{Limit, Measurement, Verdict, judge},
-    leaks::by_place,
+    leaks::{by_place, leak_in_words},
     lines::Lines,
     summary::Path,
     tracked::{AllocatedAt, Groups, Sort, What, difference, live, place_of},
