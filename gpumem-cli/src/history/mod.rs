@@ -301,6 +301,13 @@ impl History {
         }
     }
 
+    /// Since when all that was live is in the recording, in nanoseconds since it began, if that is not so from its beginning. A recording
+    /// of the peaks has no such time.
+    pub(crate) fn known_from(&self) -> Option<u64> {
+        self.definitions().part()?;
+        Some(self.time_of(u32::try_from(self.whole_from()?).unwrap_or(LIVE)))
+    }
+
     /// Whether what was live after a change on its device is in the recording.
     pub(crate) fn is_known_after(&self, change: u32) -> bool {
         match self.whole_from() {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{
     formats::{Numbers, stack},
-    history::{BlockLife, Change, ChangeKind, History, LIVE},
+    history::{BlockLife, Change, ChangeKind, History},
     report::{
         overview::{DeviceOverview, Overview},
         tensors::{NO_LINE, TensorsOverview},
@@ -208,9 +208,7 @@ impl Recording {
             "missing": overview.missing_in_words(),
             // Only the peaks are known, or what comes from this time on.
             "hasOnlyPeaks": history.has_only_peaks(),
-            "knownFrom": history.whole_from().filter(|first| *first > 0).map(|first| {
-                history.time_of(u32::try_from(first).unwrap_or(LIVE))
-            }),
+            "knownFrom": history.known_from(),
         });
         let about = serde_json::to_string(&About { origins, frames: frames.all, tensors: about_tensors, rest })?;
         Ok(Self { about, data, tensors })
@@ -283,7 +281,7 @@ fn curve(history: &History) -> Vec<Option<u64>> {
     let end = history.end_nanos().max(1);
     let step_of =
         |time: u64| usize::try_from(u128::from(time) * STEPS as u128 / u128::from(end)).unwrap_or(0).min(STEPS - 1);
-    let Some(whole_from) = history.whole_from() else {
+    if history.has_only_peaks() {
         let mut curve = vec![None; STEPS];
         let used: Vec<_> = history.devices.iter().filter_map(|device| Some((device.peak_at?, device.peak))).collect();
         // Of several devices, what all of them have at the peak of one is not known.
@@ -292,7 +290,7 @@ fn curve(history: &History) -> Vec<Option<u64>> {
         }
         curve[STEPS - 1] = curve[STEPS - 1].max(Some(history.devices.iter().map(|device| device.live).sum()));
         return curve;
-    };
+    }
     let mut curve = vec![0; STEPS];
     let (mut live, mut step) = (0_u64, 0);
     for change in &history.changes {
@@ -307,6 +305,6 @@ fn curve(history: &History) -> Vec<Option<u64>> {
         curve[step] = curve[step].max(live);
     }
     curve[step..].iter_mut().skip(1).for_each(|rest| *rest = live);
-    let first = if whole_from == 0 { 0 } else { step_of(history.time_of(u32::try_from(whole_from).unwrap_or(LIVE))) };
+    let first = history.known_from().map_or(0, step_of);
     curve.into_iter().enumerate().map(|(step, most)| (step >= first).then_some(most)).collect()
 }

@@ -10,6 +10,7 @@ mod formats;
 #[allow(dead_code, reason = "the tests of the library use the rest")]
 mod made;
 mod page;
+mod parts;
 mod report;
 mod widths;
 
