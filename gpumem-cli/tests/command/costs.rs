@@ -1,6 +1,6 @@
 //! Recordings that no session writes, each made to cost as much as it can. Reports of them take little time and memory.
 
-use std::time::Duration;
+use std::{env, fs, time::Duration};
 
 use gpumem_core::{
     capture::{
@@ -14,7 +14,13 @@ use gpumem_core::{
     },
 };
 
-/// A recording in the making, which has so many bytes at most.
+use crate::{
+    damaged::{HEADER, padded, recording, records},
+    file,
+    limits::Limits,
+};
+
+/// A recording in the making, which has so many items.
 struct Costly {
     writer: Writer<Vec<u8>>,
     number: u64,
@@ -28,7 +34,7 @@ impl Costly {
 
     /// Whether more may be added.
     fn has_room(&self) -> bool {
-        self.writer.written().bytes < self.most
+        self.writer.written().items < self.most
     }
 
     fn item(&mut self, item: &Item) {
@@ -101,7 +107,8 @@ impl Costly {
     }
 
     fn file(self) -> Vec<u8> {
-        self.writer.finish().expect("memory takes all")
+        let file = self.writer.finish().expect("memory takes all");
+        recording(&file[..HEADER], &records(&file), true)
     }
 }
 
@@ -113,10 +120,10 @@ fn block(device: Device, bytes: u64, stack: u32) -> Block {
     Block { device, bytes: Bytes::new(bytes), kind: MemKind::Device, context: 1, stack: StackId(stack) }
 }
 
-/// A kind of recording: its name, and what makes one of so many bytes at most.
-type Case = (&'static str, fn(u64) -> Vec<u8>);
+/// A kind of recording: its name, and what makes one of about so many items.
+pub(crate) type Case = (&'static str, fn(u64) -> Vec<u8>);
 
-const CASES: [Case; 26] = [
+pub(crate) const CASES: [Case; 26] = [
     ("requests", |most| {
         let mut made = Costly::new(most);
         for at in 0..10_000 {
@@ -368,6 +375,9 @@ const CASES: [Case; 26] = [
             if !made.has_room() {
                 break;
             }
+            if offset > most / 10_000 {
+                break;
+            }
             let symbols = vec![Symbol::default(); 100_000];
             made.item(&Item::Symbols(SymbolsDefinition { address: CodeAddress { module: 1, offset }, symbols }));
         }
@@ -410,8 +420,8 @@ const CASES: [Case; 26] = [
             missing: None,
             devices: (0..100_000).map(of).collect(),
         }));
-        while made.has_room() {
-            let ordinal = u32::try_from(made.writer.written().items % 256).expect("it is small");
+        for at in 0..most / AllocatorEvents::MOST as u64 {
+            let ordinal = u32::try_from(at % 256).expect("it is small");
             allocator_events(&mut made, ordinal, 0, &|at| (AllocatorAction::Alloc, at * 512, 512));
         }
         made.file()
@@ -436,20 +446,41 @@ fn allocator(most: u64, step: impl Fn(u64) -> (AllocatorAction, u64, u64)) -> Ve
     let devices = vec![AllocatorDevice { device: device(0), older: 0, known_from: None, said: None }];
     made.item(&Item::Allocator(AllocatorDefinition { name: "PyTorch".to_owned(), missing: None, devices }));
     let mut first = 0;
-    while made.has_room() {
+    while first < most {
         allocator_events(&mut made, 0, first, &step);
         first += AllocatorEvents::MOST as u64;
     }
     made.file()
 }
 
+/// The views that take a recording apart in different ways.
+const VIEWS: [&[&str]; 4] =
+    [&["report"], &["report", "--json", "--table"], &["report", "--html"], &["report", "--format", "torch", "-o"]];
+
 #[test]
-fn write_all() {
-    let Ok(folder) = std::env::var("COSTS") else { return };
-    let most: u64 = std::env::var("MOST").map_or(1 << 20, |most| most.parse().unwrap());
+fn no_recording_costs_much() {
+    let out = file("costs.out").into_os_string().into_string().expect("the name is text");
+    for (at, (name, make)) in CASES.iter().enumerate() {
+        let path = file(&format!("costs-{at}.capture"));
+        fs::write(&path, make(40_000)).expect("the file can be written");
+        let path = path.to_str().expect("the name is text");
+        let view = VIEWS[at % VIEWS.len()];
+        let out = matches!(view.last(), Some(&"--html" | &"-o")).then_some(&*out);
+        let arguments: Vec<_> = view.iter().copied().chain(out).chain([path]).collect();
+        let spent = Limits::OF_A_RECORDING.run(&arguments).unwrap_or_else(|why| panic!("{name}: {why}"));
+        println!("{name}: {spent:?}");
+    }
+}
+
+/// Writes each kind of recording to a folder, with so many items and bytes: `GPUMEM_COSTS=FOLDER,ITEMS,BYTES`.
+#[test]
+fn recordings_can_be_kept() {
+    let Ok(wanted) = env::var("GPUMEM_COSTS") else { return };
+    let [folder, items, bytes] = wanted.split(',').collect::<Vec<_>>()[..] else { panic!("{wanted}") };
+    let [items, bytes] = [items, bytes].map(|number| number.parse::<u64>().expect("it is a number"));
     for (name, make) in CASES {
-        let file = make(most);
-        println!("{name} {}", file.len());
-        std::fs::write(format!("{folder}/{}.capture", name.replace([' ', '\''], "-")), file).unwrap();
+        let file = padded(make(items), usize::try_from(bytes).expect("it fits"));
+        println!("{name}: {} bytes", file.len());
+        fs::write(format!("{folder}/{}.capture", name.replace([' ', '\''], "-")), file).expect("it can be written");
     }
 }

@@ -7,6 +7,8 @@ mod damaged;
 mod diff;
 mod estimate;
 mod formats;
+mod fuzz;
+mod limits;
 #[allow(dead_code, reason = "the tests of the library use the rest")]
 mod made;
 mod page;

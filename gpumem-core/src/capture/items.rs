@@ -103,10 +103,22 @@ impl<R: Read> Items<R> {
 /// # Errors
 /// Of reading, and if this is no recording.
 pub fn items_of(from: impl Read) -> io::Result<(Vec<Item>, End)> {
-    let mut items = Items::new(from)?;
     let mut all = Vec::new();
-    while let Some((item, _)) = items.next()? {
+    let end = for_each_item(from, |item| {
         all.push(item);
+        Ok(())
+    })?;
+    Ok((all, end))
+}
+
+/// Hands over the items of a file, one after the other, and gives how it ends. Items that this version does not understand are left out.
+///
+/// # Errors
+/// Of reading, of `each`, and if this is no recording.
+pub fn for_each_item(from: impl Read, mut each: impl FnMut(Item) -> io::Result<()>) -> io::Result<End> {
+    let mut items = Items::new(from)?;
+    while let Some((item, _)) = items.next()? {
+        each(item)?;
     }
-    Ok((all, items.end().cloned().unwrap_or(End::Complete)))
+    Ok(items.end().cloned().unwrap_or(End::Complete))
 }

@@ -35,7 +35,7 @@ pub use self::{
         Interception, Item, ModuleDefinition, PartDefinition, PoolDefinition, Process, Request, StackDefinition,
         Symbol, SymbolsDefinition, ThreadDefinition,
     },
-    items::items_of,
+    items::{for_each_item, items_of},
     output::ReplayedReport,
     part::Part,
     reader::{Reader, Skipped, Step},
