@@ -10,8 +10,7 @@ use gpumem_core::{
     export::{InPaint, Paint, Role},
     model::one_line,
 };
-use serde::Serialize;
-use serde_json::json;
+use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use crate::{
     exit::Exit,
@@ -22,7 +21,7 @@ use crate::{
     progress::working,
     report::{
         calls, json, moment,
-        overview::{Missing, Overview},
+        overview::{Missing, NotFreed, Overview},
         places, summary, tensors,
     },
     terminal,
@@ -109,7 +108,10 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
         return write_page(&arguments.files, out);
     }
     let missing = if arguments.view.is_summary() {
-        let overviews = arguments.files.iter().map(|file| Overview::read(file)).collect::<Result<Vec<_>, _>>()?;
+        let overviews = match arguments.files.as_slice() {
+            [only] if !arguments.json => vec![Overview::read_in_detail(only)?],
+            files => files.iter().map(|file| Overview::read(file)).collect::<Result<Vec<_>, _>>()?,
+        };
         if arguments.json {
             print_objects(&overviews)?;
         } else {
@@ -183,6 +185,7 @@ fn export(arguments: &Arguments, format: Format) -> Result<Exit, Failure> {
     };
     let history = History::read(file)?;
     check_moments(&history, &arguments.view)?;
+    check_format(&history, format, moment)?;
     let output = arguments.output.as_deref().unwrap_or(Path::new("-"));
     if terminal::is_stdout(output) && format.is_binary() && io::stdout().is_terminal() {
         let what = format!("--format {} cannot be written to a terminal", format.name());
@@ -235,6 +238,20 @@ pub(crate) fn exit_of(missing: &[(String, Missing)]) -> Exit {
     exit
 }
 
+/// Whether the recording has what a format shows. A format has no sign for what is not known.
+fn check_format(history: &History, format: Format, moment: Moment) -> Result<(), Failure> {
+    let what = format!("`{}` cannot be written as {}", history.path.display(), format.name());
+    if format.has_moment() && !history.is_known_at(moment) {
+        let cause = format!("what was live at {moment} is not in the recording");
+        return Err(Failure::new(what, cause, "give --at peak or --at end"));
+    }
+    if format.has_all_events() && history.has_only_peaks() {
+        let cause = "the recording has only what was live at the peaks and at the end (--only-peak)";
+        return Err(Failure::new(what, cause, "give --format pprof or folded, or record without --only-peak"));
+    }
+    Ok(())
+}
+
 /// Whether the recording has the moments that are asked for.
 fn check_moments(history: &History, view: &View) -> Result<(), Failure> {
     let is_asked = view.at == Some(Moment::Oom) || view.between.iter().flatten().any(|moment| *moment == Moment::Oom);
@@ -256,7 +273,9 @@ fn check_moments(history: &History, view: &View) -> Result<(), Failure> {
 /// The scopes with their figures; `None` if the recording is too large for that.
 fn write(history: &mut History, view: &View, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     const TOO_LARGE: &str = "the recording has too many paths of scopes for this report";
-    if view.tree {
+    if view.tree && history.has_only_peaks() {
+        writeln!(out, "scopes are not in the recording (--only-peak): record without that")
+    } else if view.tree {
         match history.reader().summary() {
             Some(summary) => writeln!(out, "{}", InPaint(&summary, paint)),
             None => writeln!(out, "{TOO_LARGE}"),
@@ -264,10 +283,7 @@ fn write(history: &mut History, view: &View, out: &mut dyn Write, paint: Paint) 
     } else if view.calls {
         calls::write(history, out, paint)
     } else if view.leaks {
-        match history.reader().leaks() {
-            Some(leaks) => writeln!(out, "{}", InPaint(&leaks, paint))?,
-            None => writeln!(out, "{TOO_LARGE}")?,
-        }
+        writeln!(out, "{}", InPaint(&history.leaks(), paint))?;
         tensors::write_at(history, Moment::End, out, paint)
     } else if let Some(at) = view.at {
         moment::write_at(history, at, out, paint)?;
@@ -280,45 +296,91 @@ fn write(history: &mut History, view: &View, out: &mut dyn Write, paint: Paint) 
     }
 }
 
-fn object(history: &mut History, view: &View) -> serde_json::Value {
-    let file = history.path.display().to_string();
-    let missing = Missing::of(history);
-    let (name, report) = if view.tree {
-        ("scopes", json!(history.reader().summary().map(|summary| scopes(&summary))))
-    } else if view.calls {
-        ("calls", json!(calls::calls(history)))
-    } else if view.leaks {
-        ("not_freed", json!(Overview::of(history).not_freed))
-    } else if let Some(at) = view.at {
-        ("devices", json!(moment::at(history, at)))
-    } else if let Some([from, to]) = view.between.as_deref() {
-        ("devices", json!(moment::between(history, *from, *to)))
-    } else {
-        ("places", json!(places::places(history)))
-    };
-    let mut object = json!({ "file": file, name: report, "missing": missing });
-    let moment = if view.leaks { Some(Moment::End) } else { view.at };
-    if let Some(tensors) = moment.and_then(|moment| tensors::at(history, moment)) {
-        object["torch"] = json!(tensors);
-    }
-    object
+/// What `--json` prints of a recording.
+struct Object {
+    file: String,
+    /// What the report is called.
+    name: &'static str,
+    report: Report,
+    missing: Missing,
+    torch: Option<Vec<tensors::TensorMoment>>,
 }
 
-fn scopes(summary: &gpumem_core::report::Summary) -> Vec<serde_json::Value> {
-    let scope = |scope: &gpumem_core::report::ScopeSummary| {
-        json!({
-            "scope": scope.path,
-            "opened_at": scope.place,
-            "device": scope.device,
-            "simulated": scope.simulated,
-            "calls": scope.calls,
-            "peak_bytes": scope.peak.get(),
-            "at_peak_bytes": scope.at_peak.get(),
-            "device_peak_bytes": scope.device_peak.get(),
-            "used_bytes": scope.used.get(),
-            "allocated_bytes": scope.allocated.get(),
-            "allocations": scope.allocations,
-        })
+/// A report that is not the summary.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Report {
+    Scopes(Option<Vec<Scope>>),
+    Calls(calls::AllCalls),
+    NotFreed(NotFreed),
+    Devices(Vec<moment::DeviceMoment>),
+    Places(Vec<places::Place>),
+}
+
+impl Serialize for Object {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let Self { file, name, report, missing, torch } = self;
+        let mut map = to.serialize_map(None)?;
+        map.serialize_entry("file", file)?;
+        map.serialize_entry(name, report)?;
+        map.serialize_entry("missing", missing)?;
+        if let Some(torch) = torch {
+            map.serialize_entry("torch", torch)?;
+        }
+        map.end()
+    }
+}
+
+fn object(history: &mut History, view: &View) -> Object {
+    let (name, report) = if view.tree {
+        let scopes = if history.has_only_peaks() { None } else { history.reader().summary() };
+        ("scopes", Report::Scopes(scopes.map(|summary| summary.scopes.into_iter().map(Scope::of).collect())))
+    } else if view.calls {
+        ("calls", Report::Calls(calls::calls(history)))
+    } else if view.leaks {
+        ("not_freed", Report::NotFreed(NotFreed::of(&history.leaks(), history.has_only_peaks())))
+    } else if let Some(at) = view.at {
+        ("devices", Report::Devices(moment::at(history, at)))
+    } else if let Some([from, to]) = view.between.as_deref() {
+        ("devices", Report::Devices(moment::between(history, *from, *to)))
+    } else {
+        ("places", Report::Places(places::places(history)))
     };
-    summary.scopes.iter().map(scope).collect()
+    let moment = if view.leaks { Some(Moment::End) } else { view.at };
+    let torch = moment.and_then(|moment| tensors::at(history, moment));
+    Object { file: history.path.display().to_string(), name, report, missing: Missing::of(history), torch }
+}
+
+/// The figures of a scope. The names of the fields are those in JSON.
+#[derive(Serialize)]
+struct Scope {
+    scope: Vec<String>,
+    opened_at: Option<String>,
+    device: u32,
+    simulated: bool,
+    calls: u64,
+    peak_bytes: u64,
+    at_peak_bytes: u64,
+    device_peak_bytes: u64,
+    used_bytes: u64,
+    allocated_bytes: u64,
+    allocations: u64,
+}
+
+impl Scope {
+    fn of(scope: gpumem_core::report::ScopeSummary) -> Self {
+        Self {
+            scope: scope.path,
+            opened_at: scope.place,
+            device: scope.device,
+            simulated: scope.simulated,
+            calls: scope.calls,
+            peak_bytes: scope.peak.get(),
+            at_peak_bytes: scope.at_peak.get(),
+            device_peak_bytes: scope.device_peak.get(),
+            used_bytes: scope.used.get(),
+            allocated_bytes: scope.allocated.get(),
+            allocations: scope.allocations,
+        }
+    }
 }

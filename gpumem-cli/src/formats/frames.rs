@@ -74,14 +74,10 @@ pub(super) fn functions(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     frames
 }
 
-/// What was live at a moment. Each device has its own peak.
+/// What was live at a moment, by device.
 pub(crate) fn held_at(history: &History, moment: Moment) -> Vec<Held<'_>> {
-    let mut all = Vec::new();
-    for (number, device) in (0_u16..).zip(&history.devices) {
-        let change = if moment == Moment::Peak { device.peak_at } else { history.change_at(moment) };
-        all.extend(history.held_after(change).into_iter().filter(|held| held.device == number));
-    }
-    all
+    let held = history.held_after(&history.changes_at(moment));
+    held.into_iter().flatten().filter(|held| history.has_kind_at(held.origin.kind, moment)).collect()
 }
 
 /// Numbers for things, in the order in which they are seen first.

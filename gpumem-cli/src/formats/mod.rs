@@ -56,6 +56,11 @@ impl Format {
         matches!(self, Self::Folded | Self::Pprof | Self::Speedscope)
     }
 
+    /// It has totals, or each event of all blocks.
+    pub(crate) const fn has_all_events(self) -> bool {
+        matches!(self, Self::Dhat | Self::RmmCsv)
+    }
+
     /// As the user chooses it.
     pub(crate) fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()

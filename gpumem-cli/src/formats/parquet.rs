@@ -32,7 +32,7 @@ enum Column {
     Numbers(&'static str, Vec<i64>),
     SmallNumbers(&'static str, Vec<i32>),
     /// `None` is null.
-    Times(&'static str, Vec<Option<i64>>),
+    OptionalNumbers(&'static str, Vec<Option<i64>>),
     Texts(&'static str, Vec<ByteArray>),
     OptionalTexts(&'static str, Vec<Option<ByteArray>>),
     Flags(&'static str, Vec<bool>),
@@ -43,7 +43,7 @@ impl Column {
         let (name, physical, is_text, is_optional) = match self {
             Self::Numbers(name, _) => (name, Physical::INT64, false, false),
             Self::SmallNumbers(name, _) => (name, Physical::INT32, false, false),
-            Self::Times(name, _) => (name, Physical::INT64, false, true),
+            Self::OptionalNumbers(name, _) => (name, Physical::INT64, false, true),
             Self::Texts(name, _) => (name, Physical::BYTE_ARRAY, true, false),
             Self::OptionalTexts(name, _) => (name, Physical::BYTE_ARRAY, true, true),
             Self::Flags(name, _) => (name, Physical::BOOLEAN, false, false),
@@ -62,7 +62,7 @@ impl Column {
         match self {
             Self::Numbers(_, values) => column.typed::<Int64Type>().write_batch(values, None, None),
             Self::SmallNumbers(_, values) => column.typed::<Int32Type>().write_batch(values, None, None),
-            Self::Times(_, values) => {
+            Self::OptionalNumbers(_, values) => {
                 let (values, levels) = levels(values);
                 column.typed::<Int64Type>().write_batch(&values, Some(&levels), None)
             }
@@ -127,10 +127,12 @@ pub(crate) fn write(history: &History, folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let words = Words::new(history);
     let mut live = vec![0_i64; history.devices.len()];
-    let events = history.changes.chunks(ROWS).map(|rows| events(history, &words, rows, &mut live));
+    let firsts = (0..).step_by(ROWS);
+    let parts = history.changes.chunks(ROWS).zip(firsts);
+    let events = parts.map(|(rows, first)| events(history, &words, rows, first, &mut live));
     let name = history.path.file_stem().unwrap_or_default().to_string_lossy();
     write_table(&folder.join(format!("{name}.events.parquet")), events, || {
-        super::parquet::events(history, &words, &[], &mut [])
+        super::parquet::events(history, &words, &[], 0, &mut [])
     })?;
     let blocks = (0..history.blocks.len()).step_by(ROWS).map(|first| {
         let rows = &history.blocks[first..history.blocks.len().min(first + ROWS)];
@@ -196,19 +198,24 @@ fn device(history: &History, block: &BlockLife) -> i32 {
     history.devices[usize::from(block.device)].device.ordinal.cast_signed()
 }
 
-fn events(history: &History, words: &Words, rows: &[Change], live: &mut [i64]) -> Vec<Column> {
+/// `first` is the number of the first of these changes, `live` what each device has before it.
+fn events(history: &History, words: &Words, rows: &[Change], first: usize, live: &mut [i64]) -> Vec<Column> {
     let block = |change: &Change| &history.blocks[change.block as usize];
     let origin = |change: &Change| &words.origins[block(change).origin as usize];
     let action = |change: &Change| {
         words.actions.iter().find(|(kind, _)| *kind == change.kind).map(|(_, name)| name.clone()).unwrap_or_default()
     };
-    let in_use = rows.iter().map(|change| {
+    let whole_from = history.whole_from();
+    // `None` if it is not in the recording.
+    let in_use = (first..).zip(rows).map(|(at, change)| {
         let block = block(change);
+        let peak_at = history.devices[usize::from(block.device)].peak_at;
+        let is_known = whole_from.map_or(peak_at.is_some_and(|peak| peak as usize == at), |first| first <= at);
         let live = &mut live[usize::from(block.device)];
         if history.origin(block).kind.is_on_device() {
             *live += change.delta;
         }
-        *live
+        is_known.then_some(*live)
     });
     let in_use = in_use.collect();
     vec![
@@ -220,7 +227,7 @@ fn events(history: &History, words: &Words, rows: &[Change], live: &mut [i64]) -
         Column::SmallNumbers("device", rows.iter().map(|change| device(history, block(change))).collect()),
         Column::Numbers("address", rows.iter().map(|change| signed(block(change).key)).collect()),
         Column::Numbers("change_bytes", rows.iter().map(|change| change.delta).collect()),
-        Column::Numbers("live_bytes", in_use),
+        Column::OptionalNumbers("live_bytes", in_use),
         Column::Texts("kind", rows.iter().map(|change| origin(change).kind.clone()).collect()),
         Column::Flags("is_on_device", rows.iter().map(|change| origin(change).is_on_device).collect()),
         Column::SmallNumbers("thread", rows.iter().map(|change| change.thread.into()).collect()),
@@ -239,7 +246,7 @@ fn blocks(history: &History, words: &Words, rows: &[BlockLife], first: usize) ->
     };
     let label = |number: usize| {
         let label = u32::try_from(number).ok().and_then(|number| history.labels.get(&number));
-        label.map(|label| text(&label.name))
+        label.map(|label| text(label))
     };
     vec![
         Column::Texts("recording", rows.iter().map(|_| words.recording.clone()).collect()),
@@ -249,7 +256,7 @@ fn blocks(history: &History, words: &Words, rows: &[BlockLife], first: usize) ->
         Column::Numbers("bytes", rows.iter().map(|block| signed(block.bytes)).collect()),
         Column::Texts("kind", rows.iter().map(|block| origin(block).kind.clone()).collect()),
         Column::Numbers("allocated_ns", rows.iter().map(|block| signed(history.time_of(block.born))).collect()),
-        Column::Times("freed_ns", rows.iter().map(freed).collect()),
+        Column::OptionalNumbers("freed_ns", rows.iter().map(freed).collect()),
         Column::Flags("is_on_device", rows.iter().map(|block| origin(block).is_on_device).collect()),
         Column::Flags("is_live_at_peak", rows.iter().map(is_at_peak).collect()),
         Column::Texts("scope", rows.iter().map(|block| origin(block).scope.clone()).collect()),
@@ -292,8 +299,8 @@ fn tensor_rows(
             "requested_bytes",
             rows.iter().map(|(block, step)| signed(device(block).steps[*step].requested)).collect(),
         ),
-        Column::Times("allocated_ns", rows.iter().map(allocated).collect()),
-        Column::Times(
+        Column::OptionalNumbers("allocated_ns", rows.iter().map(allocated).collect()),
+        Column::OptionalNumbers(
             "freed_ns",
             rows.iter().map(|(block, _)| (block.died != LIVE).then(|| time(block.died))).collect(),
         ),

@@ -3,13 +3,13 @@
 //! The messages are those of `perfetto_trace.proto`, as far as they are used.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::{self, Write},
 };
 
 use gpumem_core::{
     derive,
-    model::{MemKind, ThreadId},
+    model::{Bytes, MemKind, ThreadId},
 };
 use prost::Message;
 
@@ -41,6 +41,7 @@ struct TrackEvent {
 
 const SLICE_BEGIN: i32 = 1;
 const SLICE_END: i32 = 2;
+const INSTANT: i32 = 3;
 const COUNTER: i32 = 4;
 
 #[derive(Clone, PartialEq, Message)]
@@ -133,6 +134,7 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
 
 /// One counter for each kind of memory of each device, and one for all that is in its memory if there are several kinds.
 fn write_counters(history: &History, packets: &mut Packets<'_>, parent: u64) -> io::Result<()> {
+    let Some(whole_from) = history.whole_from() else { return write_peaks(history, packets, parent) };
     let mut kinds: BTreeMap<(u16, MemKind), (u64, i64)> = BTreeMap::new();
     for block in &history.blocks {
         kinds.entry((block.device, history.origin(block).kind)).or_default();
@@ -149,17 +151,34 @@ fn write_counters(history: &History, packets: &mut Packets<'_>, parent: u64) -> 
         let name = format!("{}: {kind}", history.devices[usize::from(*device)].device);
         *track = packets.track(counter(name))?;
     }
-    for change in &history.changes {
+    for (at, change) in history.changes.iter().enumerate() {
+        // Before, not all is known: the counters begin with what is live then.
+        if at == whole_from && at > 0 {
+            for (track, value) in kinds.values().chain(totals.iter().flatten()) {
+                packets.counter(change.time, *track, *value)?;
+            }
+        }
         let block = &history.blocks[change.block as usize];
         let kind = history.origin(block).kind;
-        if let Some((track, value)) = kinds.get_mut(&(block.device, kind)) {
+        let of_kind = kinds.get_mut(&(block.device, kind));
+        let total = totals[usize::from(block.device)].as_mut().filter(|_| kind.is_on_device());
+        for (track, value) in of_kind.into_iter().chain(total) {
             *value += change.delta;
-            packets.counter(change.time, *track, *value)?;
+            if at >= whole_from {
+                packets.counter(change.time, *track, *value)?;
+            }
         }
-        if let Some((track, value)) = totals[usize::from(block.device)].as_mut().filter(|_| kind.is_on_device()) {
-            *value += change.delta;
-            packets.counter(change.time, *track, *value)?;
-        }
+    }
+    Ok(())
+}
+
+/// Only the peaks are known: a counter would be wrong at all other times.
+fn write_peaks(history: &History, packets: &mut Packets<'_>, parent: u64) -> io::Result<()> {
+    for device in &history.devices {
+        let Some(at) = device.peak_at else { continue };
+        let name = Some(format!("{}: the peak was {}", device.device, Bytes::new(device.peak)));
+        let event = TrackEvent { r#type: Some(INSTANT), track: Some(parent), name, counter: None };
+        packets.write(Some(history.time_of(at)), Some(event), None)?;
     }
     Ok(())
 }
@@ -177,12 +196,14 @@ fn counter(name: String, parent: u64) -> Track {
 fn write_tensors(history: &History, packets: &mut Packets<'_>, parent: u64) -> io::Result<()> {
     let Some(tensors) = &history.tensors else { return Ok(()) };
     let blocks = tensors.blocks();
-    for (number, of_device) in (0_u16..).zip(&tensors.devices) {
-        let is_segment = |change: &Change| blocks.blocks[change.block as usize].origin == tensors.segment_origin();
-        let is_of = |change: &&Change| blocks.blocks[change.block as usize].device == number;
-        for (what, wanted) in [("tensors", false), ("segments", true)] {
-            let mut changes =
-                blocks.changes.iter().filter(is_of).filter(|change| is_segment(change) == wanted).peekable();
+    let mut of_devices: Vec<[Vec<&Change>; 2]> = tensors.devices.iter().map(|_| Default::default()).collect();
+    for change in &blocks.changes {
+        let block = &blocks.blocks[change.block as usize];
+        of_devices[usize::from(block.device)][usize::from(block.origin == tensors.segment_origin())].push(change);
+    }
+    for (of_device, changes) in tensors.devices.iter().zip(of_devices) {
+        for (what, changes) in ["tensors", "segments"].into_iter().zip(changes) {
+            let mut changes = changes.into_iter().peekable();
             if changes.peek().is_none() {
                 continue;
             }
@@ -210,7 +231,8 @@ fn write_scopes(history: &History, packets: &mut Packets<'_>, pid: i32) -> io::R
     for scope in &history.scopes {
         threads.entry(scope.thread).or_default().push(scope);
     }
-    let callsites: Vec<_> = history.scopes.iter().map(|scope| scope.callsite).collect();
+    let callsites: BTreeSet<_> = history.scopes.iter().map(|scope| scope.callsite).collect();
+    let callsites: Vec<_> = callsites.into_iter().collect();
     let names = derive::short_names(history.ledger(), history.definitions(), &callsites);
     let names: BTreeMap<_, _> = callsites.into_iter().zip(names).collect();
     for (thread, scopes) in threads {
@@ -247,6 +269,9 @@ fn write_scopes(history: &History, packets: &mut Packets<'_>, pid: i32) -> io::R
     Ok(())
 }
 
+/// So many lanes are tried for a scope, the newest ones.
+const TRIED: usize = 64;
+
 type Lane<'a> = Vec<(u64, u64, &'a ScopeLife)>;
 
 /// Puts scopes on lanes, so that those of one lane nest. They come in the order of their beginning.
@@ -258,7 +283,8 @@ fn lanes<'a>(scopes: &[&'a ScopeLife], last: u64) -> Vec<Lane<'a>> {
             while open.pop_if(|outer| *outer <= begin).is_some() {}
             open.last().is_none_or(|outer| end <= *outer)
         };
-        let at = lanes.iter_mut().position(fits).unwrap_or_else(|| {
+        let first = lanes.len().saturating_sub(TRIED);
+        let at = lanes[first..].iter_mut().position(fits).map(|at| first + at).unwrap_or_else(|| {
             lanes.push((Vec::new(), Vec::new()));
             lanes.len() - 1
         });

@@ -118,7 +118,7 @@ pub(super) fn write(history: &History, moment: Moment, out: &mut dyn Write) -> i
         samples.push(Sample {
             // Identifiers begin with 1.
             location_id: stack(history, origin).iter().rev().map(|frame| frames.of(frame) as u64 + 1).collect(),
-            value: value.to_vec(),
+            value: value[..if history.has_only_peaks() { 2 } else { 4 }].to_vec(),
             label: known.map(|(key, text)| Label { key: strings.of(key), str: strings.of(&text) }).to_vec(),
         });
     }
@@ -138,8 +138,13 @@ pub(super) fn write(history: &History, moment: Moment, out: &mut dyn Write) -> i
     let nanos = |time: std::time::Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
     let types =
         [("inuse_objects", "count"), ("inuse_space", "bytes"), ("alloc_objects", "count"), ("alloc_space", "bytes")];
+    // What was allocated in all is not in a recording of the peaks.
+    let types = if history.has_only_peaks() { &types[..2] } else { &types };
     let profile = Profile {
-        sample_type: types.map(|(name, unit)| ValueType { r#type: strings.of(name), unit: strings.of(unit) }).to_vec(),
+        sample_type: types
+            .iter()
+            .map(|(name, unit)| ValueType { r#type: strings.of(name), unit: strings.of(unit) })
+            .collect(),
         sample: samples,
         location,
         function,
@@ -169,7 +174,9 @@ fn values(history: &History, moment: Moment) -> Vec<((u16, usize), Values)> {
         }
     };
     add(&held_at(history, moment), 0);
-    add(&history.allocated(), 2);
+    if !history.has_only_peaks() {
+        add(&history.allocated(), 2);
+    }
     let mut values: Vec<_> = values.into_iter().collect();
     values.sort_by_key(|(of, value)| (std::cmp::Reverse(value[1]), *of));
     values

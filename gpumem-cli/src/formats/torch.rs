@@ -2,7 +2,7 @@
 //! own allocator have its blocks, if they are in the recording.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     io::{self, Write},
 };
 
@@ -11,7 +11,7 @@ use gpumem_core::{capture::AllocatorAction as Action, model::MemKind};
 use super::{frames::functions, pickle::Pickle};
 use crate::history::{
     BlockLife, Change, ChangeKind, History, Origin,
-    tensors::{State, Step, TensorHistory},
+    tensors::{State, Step},
 };
 
 pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
@@ -20,6 +20,7 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
         pickle: Pickle::new(out)?,
         frames: HashMap::new(),
         of_allocator: segments_of_allocator(history),
+        has_tensors: has_tensors(history),
     };
     snapshot.pickle.dictionary()?;
     snapshot.pickle.mark()?;
@@ -46,6 +47,8 @@ struct Snapshot<'a> {
     frames: HashMap<From, u32>,
     /// The addresses and sizes of what PyTorch's allocator says it got.
     of_allocator: HashSet<(u64, u64)>,
+    /// Of each device in the history: whether the history of its tensors is known.
+    has_tensors: Vec<bool>,
 }
 
 /// Where something comes from.
@@ -63,21 +66,20 @@ fn segments_of_allocator(history: &History) -> HashSet<(u64, u64)> {
     steps.filter(|step| step.action == Action::SegmentAlloc).map(|step| (step.address, step.bytes)).collect()
 }
 
-impl Snapshot<'_> {
-    /// The history of the tensors on a device.
-    fn tensors(&self, device: u32) -> Option<&TensorHistory> {
-        let devices = &self.history.tensors.as_ref()?.devices;
-        devices.iter().find(|tensors| tensors.about.device.ordinal == device && !tensors.steps.is_empty())
-    }
+fn has_tensors(history: &History) -> Vec<bool> {
+    let all = || history.tensors.iter().flat_map(|tensors| &tensors.devices);
+    let known: HashSet<_> = all().filter(|of| !of.steps.is_empty()).map(|of| of.about.device.ordinal).collect();
+    history.devices.iter().map(|device| known.contains(&device.device.ordinal)).collect()
+}
 
+impl Snapshot<'_> {
     /// Whether a block is on a device and is not a segment. The blocks inside of a segment stand in the place of the segment.
     fn is_shown(&self, block: &BlockLife) -> bool {
         let origin = self.history.origin(block);
         // Parts of expandable segments have other keys than addresses.
         let is_expandable = origin.kind == MemKind::Vmm && origin.library.as_deref() == Some("PyTorch");
-        let device = self.history.devices[usize::from(block.device)].device.ordinal;
-        let is_known = self.of_allocator.contains(&(block.key, block.bytes)) || is_expandable;
-        origin.kind.is_on_device() && !(is_known && self.tensors(device).is_some())
+        let is_known = || self.of_allocator.contains(&(block.key, block.bytes)) || is_expandable;
+        origin.kind.is_on_device() && !(self.has_tensors[usize::from(block.device)] && is_known())
     }
 
     /// What is live at the end.
@@ -102,11 +104,11 @@ impl Snapshot<'_> {
         }
         for tensors in history.tensors.iter().flat_map(|tensors| &tensors.devices) {
             let state = tensors.state(tensors.steps.len());
-            for (begin, bytes) in &state.segments {
+            for (begin, bytes, room) in state.segments() {
                 self.pickle.append_part(written)?;
                 written += 1;
-                let parts = parts(&state, *begin, *bytes);
-                self.segment(tensors.about.device.ordinal, (*begin, *bytes), From::Nowhere, &parts)?;
+                let parts = parts(&state, begin, bytes, room);
+                self.segment(tensors.about.device.ordinal, (begin, bytes), From::Nowhere, &parts)?;
             }
         }
         self.pickle.append()
@@ -158,11 +160,19 @@ impl Snapshot<'_> {
         let devices = self.history.devices.iter().map(|device| device.device.ordinal + 1).max().unwrap_or(0);
         self.pickle.list()?;
         self.pickle.mark()?;
-        (0..devices).try_for_each(|device| self.trace(device))?;
+        let history = self.history;
+        let mut changes: BTreeMap<u32, Vec<&Change>> = BTreeMap::new();
+        // What was live when the events begin, a viewer finds out from the end, as in PyTorch's snapshots.
+        let first = history.whole_from().unwrap_or(history.changes.len());
+        for change in &history.changes[first..] {
+            let device = history.blocks[change.block as usize].device;
+            changes.entry(history.devices[usize::from(device)].device.ordinal).or_default().push(change);
+        }
+        (0..devices).try_for_each(|device| self.trace(device, &changes.remove(&device).unwrap_or_default()))?;
         self.pickle.append()
     }
 
-    fn trace(&mut self, device: u32) -> io::Result<()> {
+    fn trace(&mut self, device: u32, changes: &[&Change]) -> io::Result<()> {
         let history = self.history;
         self.pickle.list()?;
         self.pickle.mark()?;
@@ -173,13 +183,12 @@ impl Snapshot<'_> {
             .flat_map(|tensors| tensors.steps.iter().skip(usize::try_from(tensors.about.older).unwrap_or(usize::MAX)));
         let (mut steps, mut sizes) = (steps.peekable(), HashMap::new());
         let mut written = 0;
-        for change in &history.changes {
+        for change in changes {
             while let Some(step) = steps.next_if(|step| step.time < change.time) {
                 self.step(step, &mut sizes, &mut written)?;
             }
             let block = &history.blocks[change.block as usize];
-            let is_of = history.devices[usize::from(block.device)].device.ordinal == device;
-            if is_of && self.is_shown(block) {
+            if self.is_shown(block) {
                 self.change(change, block, &mut written)?;
             }
         }
@@ -302,8 +311,8 @@ struct Part {
     from: From,
 }
 
-/// All blocks of a segment, also unused ones: their sizes add up to its size.
-fn parts(state: &State, begin: u64, bytes: u64) -> Vec<Part> {
+/// All blocks of a segment, also unused ones: their sizes add up to its size. `room` is where its own are.
+fn parts(state: &State, begin: u64, bytes: u64, room: u64) -> Vec<Part> {
     let (mut parts, mut at, end) = (Vec::new(), begin, begin + bytes);
     let unused = |address: u64, until: u64| Part {
         address,
@@ -312,7 +321,7 @@ fn parts(state: &State, begin: u64, bytes: u64) -> Vec<Part> {
         state: "inactive",
         from: From::Nowhere,
     };
-    for (address, tensor) in state.within(begin, bytes) {
+    for (address, tensor) in state.within(begin, room) {
         // One that does not fit contradicts the others.
         if address < at || address + tensor.bytes > end {
             continue;

@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::BTreeMap};
 
 use gpumem_core::model::MemKind;
 
-use super::{ChangeKind, History, LIVE, Origin};
+use super::{BlockLife, ChangeKind, History, LIVE, Moment, Origin};
 
 /// Blocks of one origin on one device.
 #[derive(Clone, Copy, Debug)]
@@ -18,67 +18,77 @@ pub(crate) struct Held<'a> {
 }
 
 impl History {
-    /// What was live after a change, the largest first. `None`: at the beginning.
-    pub(crate) fn held_after(&self, change: Option<u32>) -> Vec<Held<'_>> {
-        let Some(change) = change else { return Vec::new() };
-        let mut sums = Sums::default();
+    /// The last change up to a moment, of each device: each has its own peak.
+    pub(crate) fn changes_at(&self, moment: Moment) -> Vec<Option<u32>> {
+        let change = self.change_at(moment);
+        self.devices.iter().map(|device| if moment == Moment::Peak { device.peak_at } else { change }).collect()
+    }
+
+    /// What was live on each device after a change, the largest first. `None`: at the beginning.
+    pub(crate) fn held_after(&self, changes: &[Option<u32>]) -> Vec<Vec<Held<'_>>> {
+        let mut sums = Sums::new(self);
         // Blocks stand in the order in which they came.
-        let born = self.blocks.partition_point(|block| block.born <= change);
+        let last = changes.iter().flatten().max();
+        let born = last.map_or(0, |last| self.blocks.partition_point(|block| block.born <= *last));
         for (number, block) in (0_u32..).zip(&self.blocks[..born]) {
-            if block.died > change {
-                sums.add(block.device, block.origin, self.bytes_after(number, change).cast_signed(), 1);
+            if let Some(change) = changes[usize::from(block.device)]
+                && block.born <= change
+                && change < block.died
+            {
+                sums.add(block, self.bytes_after(number, change).cast_signed(), 1);
             }
         }
         sums.held(self)
     }
 
-    /// What more was live after the second change than after the first.
-    pub(crate) fn held_between(&self, from: Option<u32>, to: Option<u32>) -> Vec<Held<'_>> {
-        if from > to {
-            let mut held = self.held_between(to, from);
-            for held in &mut held {
-                (held.bytes, held.blocks) = (-held.bytes, -held.blocks);
-            }
-            held.sort_by_key(|held| Reverse(held.bytes));
-            return held;
-        }
-        let first = from.map_or(0, |from| from as usize + 1);
-        let end = to.map_or(0, |to| to as usize + 1);
-        let mut sums = Sums::default();
-        for change in self.changes.get(first..end).unwrap_or_default() {
+    /// What more was live on each device after the second change than after the first.
+    pub(crate) fn held_between(&self, changes: &[(Option<u32>, Option<u32>)]) -> Vec<Vec<Held<'_>>> {
+        // The changes between them, and the sign of these.
+        let between = |(from, to): &(Option<u32>, Option<u32>)| {
+            let [from, to] = [from, to].map(|change| change.map_or(0, |change| change as usize + 1));
+            (from.min(to), from.max(to), if from <= to { 1 } else { -1 })
+        };
+        let between: Vec<_> = changes.iter().map(between).collect();
+        let mut sums = Sums::new(self);
+        for (at, change) in self.changes.iter().enumerate() {
             let block = &self.blocks[change.block as usize];
-            let blocks = change.kind.blocks();
-            sums.add(block.device, block.origin, change.delta, blocks);
+            let (first, end, sign) = between[usize::from(block.device)];
+            if !(first..end).contains(&at) {
+                continue;
+            }
+            sums.add(block, sign * change.delta, sign * change.kind.blocks());
         }
         sums.held(self)
     }
 
     /// All that was ever allocated.
     pub(crate) fn allocated(&self) -> Vec<Held<'_>> {
-        let mut sums = Sums::default();
+        let mut sums = Sums::new(self);
         for block in &self.blocks {
             if self.changes[block.born as usize].kind == ChangeKind::Alloc {
-                sums.add(block.device, block.origin, block.bytes.cast_signed(), 1);
+                sums.add(block, block.bytes.cast_signed(), 1);
             }
         }
-        sums.held(self)
+        sums.held(self).into_iter().flatten().collect()
     }
 
-    /// The most that was live of each kind that is not on the device, each at its own moment: bytes and blocks.
-    pub(crate) fn most_besides(&self, device: u16) -> Vec<(String, i64, i64)> {
-        let mut now = [(0_i64, 0_i64); MemKind::ALL.len()];
-        let mut most = now;
+    /// The most that was live on each device of each kind that is not in its memory, each at its own moment: bytes and blocks.
+    pub(crate) fn most_besides(&self) -> Vec<Vec<(String, i64, i64)>> {
+        let mut sums = vec![[[(0_i64, 0_i64); 2]; MemKind::ALL.len()]; self.devices.len()];
         for change in &self.changes {
             let block = &self.blocks[change.block as usize];
             let kind = self.origins[block.origin as usize].kind;
             let at = MemKind::ALL.iter().position(|known| *known == kind);
-            let Some(at) = at.filter(|_| block.device == device && !kind.is_on_device()) else { continue };
-            now[at].0 += change.delta;
-            now[at].1 += change.kind.blocks();
-            most[at] = most[at].max(now[at]);
+            let Some(at) = at.filter(|_| !kind.is_on_device()) else { continue };
+            let [now, most] = &mut sums[usize::from(block.device)][at];
+            *now = (now.0 + change.delta, now.1 + change.kind.blocks());
+            *most = (*most).max(*now);
         }
-        let kinds = MemKind::ALL.iter().zip(most).filter(|(_, (bytes, _))| *bytes > 0);
-        kinds.map(|(kind, (bytes, blocks))| (kind.name().to_owned(), bytes, blocks)).collect()
+        let of_device = |kinds: &[[(i64, i64); 2]; MemKind::ALL.len()]| {
+            let used = MemKind::ALL.iter().zip(kinds).filter(|(_, [_, (bytes, _)])| *bytes > 0);
+            used.map(|(kind, [_, (bytes, blocks)])| (kind.name().to_owned(), *bytes, *blocks)).collect()
+        };
+        sums.iter().map(of_device).collect()
     }
 
     /// The numbers of the blocks that are live after a change.
@@ -93,36 +103,37 @@ impl History {
     }
 }
 
-#[derive(Default)]
-struct Sums {
-    /// By device, then by origin.
-    by_device: Vec<Vec<(i64, i64)>>,
+/// Sums by origin. An origin is on one device.
+struct Sums(Vec<Sum>);
+
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    bytes: i64,
+    blocks: i64,
+    device: u16,
 }
 
 impl Sums {
-    fn add(&mut self, device: u16, origin: u32, bytes: i64, blocks: i64) {
-        let (device, origin) = (usize::from(device), origin as usize);
-        if self.by_device.len() <= device {
-            self.by_device.resize(device + 1, Vec::new());
-        }
-        let sums = &mut self.by_device[device];
-        if sums.len() <= origin {
-            sums.resize(origin + 1, (0, 0));
-        }
-        sums[origin].0 += bytes;
-        sums[origin].1 += blocks;
+    fn new(history: &History) -> Self {
+        Self(vec![Sum::default(); history.origins.len()])
     }
 
-    fn held(self, history: &History) -> Vec<Held<'_>> {
-        let mut held = Vec::new();
-        for (device, sums) in (0_u16..).zip(self.by_device) {
-            for ((bytes, blocks), origin) in sums.into_iter().zip(&history.origins) {
-                if (bytes, blocks) != (0, 0) {
-                    held.push(Held { device, origin, bytes, blocks });
-                }
+    fn add(&mut self, block: &BlockLife, bytes: i64, blocks: i64) {
+        let sum = &mut self.0[block.origin as usize];
+        *sum = Sum { bytes: sum.bytes + bytes, blocks: sum.blocks + blocks, device: block.device };
+    }
+
+    /// By device.
+    fn held(self, history: &History) -> Vec<Vec<Held<'_>>> {
+        let mut held: Vec<Vec<Held<'_>>> = history.devices.iter().map(|_| Vec::new()).collect();
+        for (Sum { bytes, blocks, device }, origin) in self.0.into_iter().zip(&history.origins) {
+            if (bytes, blocks) != (0, 0) {
+                held[usize::from(device)].push(Held { device, origin, bytes, blocks });
             }
         }
-        held.sort_by_key(|held| Reverse(held.bytes));
+        for held in &mut held {
+            held.sort_by_key(|held| Reverse(held.bytes));
+        }
         held
     }
 }

@@ -25,7 +25,8 @@ use gpumem_core::{
     capture::{Definitions, End, Reader, Skipped},
     derive::LedgerView,
     ledger::Counts,
-    model::{CallsiteId, Device, GpuMemory, Label, MemKind, Source, StackId},
+    model::{Bytes, CallsiteId, Device, GpuMemory, MemKind, Source, StackId},
+    report::{Leaks, Place, leak_in_words},
 };
 
 pub(crate) use self::{
@@ -48,7 +49,7 @@ pub(crate) struct History {
     /// Blocks of which a part was freed: after which change, and how much was left.
     shrunk: HashMap<u32, Vec<(u32, u64)>>,
     /// What the program calls blocks.
-    pub(crate) labels: HashMap<u32, Label>,
+    pub(crate) labels: HashMap<u32, Box<str>>,
     /// Each time that a scope was open, in the order of their beginning.
     pub(crate) scopes: Vec<ScopeLife>,
     /// Devices on which something happened, by their numbers.
@@ -150,7 +151,6 @@ pub(crate) struct Refusal {
     pub(crate) kind: MemKind,
     /// In [`History::devices`], if it is known.
     pub(crate) device: Option<u16>,
-    pub(crate) thread: u16,
     pub(crate) stack: StackId,
     /// The last change before it.
     pub(crate) after: Option<u32>,
@@ -183,6 +183,8 @@ pub(crate) struct DeviceHistory {
     pub(crate) peak: u64,
     /// The change after which that was so first; `None` if nothing was allocated.
     pub(crate) peak_at: Option<u32>,
+    /// The first change after it by which less was live.
+    pub(crate) less_at: Option<u32>,
     /// The reading of the whole device with the most in use, and when it was.
     pub(crate) highest_sample: Option<(u64, GpuMemory)>,
     pub(crate) samples: u64,
@@ -224,6 +226,9 @@ impl History {
         match self.reader.end() {
             Some(End::Cut { at }) => Some(format!("it is cut within the record at byte {at}")),
             Some(End::Damaged { at, why }) => Some(format!("it is damaged at byte {at}: {why}")),
+            Some(End::AboveLimit { at, limit }) => {
+                Some(format!("what follows byte {at} is not read, because gpumem writes no such file: {limit}"))
+            }
             Some(End::Complete) | None if self.definitions().lacks_end() => {
                 let who = "its process records still, or could not write it, or was killed";
                 Some(format!("{who}, which loses up to 0.2 seconds (1 second with --only-peak)"))
@@ -259,20 +264,85 @@ impl History {
 
     /// When the peak of a device was, and when less was live again, in nanoseconds since the recording began.
     pub(crate) fn peak_of(&self, device: Device) -> Option<(u64, u64)> {
-        let number = self.devices.iter().position(|known| known.device == device)?;
-        let at = self.devices[number].peak_at?;
-        let is_less = |change: &&Change| {
-            let block = &self.blocks[change.block as usize];
-            change.delta < 0 && usize::from(block.device) == number && self.origin(block).kind.is_on_device()
+        let device = self.devices.iter().find(|known| known.device == device)?;
+        Some((self.time_of(device.peak_at?), device.less_at.map_or(u64::MAX, |at| self.time_of(at))))
+    }
+
+    /// What was not freed at the end.
+    pub(crate) fn leaks(&self) -> Leaks {
+        // Blocks of one origin, and the size of each if all have the same.
+        let mut sums: Vec<(u64, u64, Option<u64>)> = vec![(0, 0, None); self.origins.len()];
+        for number in self.last_change().into_iter().flat_map(|last| self.blocks_after(last)) {
+            let bytes = self.bytes_after(number, LIVE);
+            let (blocks, all, each) = &mut sums[self.blocks[number as usize].origin as usize];
+            *each = if *blocks == 0 { Some(bytes) } else { each.filter(|each| *each == bytes) };
+            (*blocks, *all) = (*blocks + 1, *all + bytes);
+        }
+        let live: Vec<_> = self.origins.iter().zip(sums).filter(|(_, (blocks, ..))| *blocks > 0).collect();
+        let has_scopes = live.iter().any(|(origin, _)| !origin.path.is_empty());
+        let place = |(origin, (blocks, bytes, each)): (&Origin, (u64, u64, Option<u64>))| {
+            let Origin { path, line, caller, scope_place, .. } = origin;
+            // One with a line is that of the line.
+            let library = origin.library.as_deref().filter(|_| line.is_none());
+            let name = leak_in_words(path, library, line.as_deref(), scope_place.as_deref(), has_scopes);
+            Place::new(name, caller.clone(), blocks, Bytes::new(bytes), each.map(Bytes::new))
         };
-        let after = self.changes[at as usize..].iter().find(is_less);
-        Some((self.time_of(at), after.map_or(u64::MAX, |change| change.time)))
+        let mut leaks = Leaks::at(Place::largest(live.into_iter().map(place)));
+        leaks.gone = self.counts().removed_with_context;
+        leaks
     }
 
     /// The refusal that matters most: the last one after which the thread did not get the memory, else the last one.
     pub(crate) fn oom(&self) -> Option<&Refusal> {
         let not_obtained = self.refusals.iter().rev().find(|refused| !refused.was_obtained);
         not_obtained.or(self.refusals.last())
+    }
+
+    /// Only what was live at the peak of each device and at the end is in the recording.
+    pub(crate) fn has_only_peaks(&self) -> bool {
+        self.definitions().part().is_some_and(|part| part.is_peaks)
+    }
+
+    /// From this change on, all that was live is in the recording; `None` if it has only the peaks.
+    pub(crate) fn whole_from(&self) -> Option<usize> {
+        match self.definitions().part() {
+            Some(part) if part.is_peaks => None,
+            Some(part) => Some(self.changes.partition_point(|change| change.number <= part.after)),
+            None => Some(0),
+        }
+    }
+
+    /// Since when all that was live is in the recording, in nanoseconds since it began, if that is not so from its beginning. A recording
+    /// of the peaks has no such time.
+    pub(crate) fn known_from(&self) -> Option<u64> {
+        self.definitions().part()?;
+        Some(self.time_of(u32::try_from(self.whole_from()?).unwrap_or(LIVE)))
+    }
+
+    /// Whether what was live after a change on its device is in the recording.
+    pub(crate) fn is_known_after(&self, change: u32) -> bool {
+        match self.whole_from() {
+            Some(first) => first <= change as usize,
+            None => self.devices.iter().any(|device| device.peak_at == Some(change)),
+        }
+    }
+
+    /// Whether what was live at a moment is in the recording.
+    pub(crate) fn is_known_at(&self, moment: Moment) -> bool {
+        match moment {
+            Moment::Start | Moment::Peak | Moment::End => true,
+            Moment::Oom => self.oom().is_none_or(|refused| self.is_whole_at(refused.number)),
+            Moment::Time(time) if time >= self.end => true,
+            Moment::Time(_) => match self.change_at(moment) {
+                Some(change) => self.is_known_after(change) && !self.has_only_peaks(),
+                None => self.definitions().part().is_none(),
+            },
+        }
+    }
+
+    /// Whether what was live of this kind at a moment that is known is in the recording: a peak is one of the device's memory.
+    pub(crate) fn has_kind_at(&self, kind: MemKind, moment: Moment) -> bool {
+        kind.is_on_device() || moment != Moment::Peak || !self.has_only_peaks()
     }
 
     /// Whether what was live at the event of this number is in the recording.

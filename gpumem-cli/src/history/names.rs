@@ -27,7 +27,27 @@ pub(crate) struct Origin {
     pub(crate) stack: StackId,
 }
 
+/// Whether so much is left.
+pub(super) fn pay(left: &mut u64, cost: u64) -> bool {
+    let rest = left.checked_sub(cost);
+    *left = rest.unwrap_or(0);
+    rest.is_some()
+}
+
 impl Origin {
+    /// One whose names would take too much memory.
+    pub(super) fn unnamed(kind: MemKind) -> Self {
+        Self {
+            path: Vec::new(),
+            library: Some("(too many long names)".to_owned()),
+            line: None,
+            caller: None,
+            scope_place: None,
+            kind,
+            stack: StackId::NONE,
+        }
+    }
+
     pub(crate) fn of(group: &AllocGroup, paths: &Paths, definitions: &Definitions) -> Self {
         let stack = definitions.stack(group.stack);
         let has_library_as_place = stack.library_as_place().is_some();
@@ -73,27 +93,34 @@ pub(super) struct Origins {
 }
 
 impl Origins {
-    pub(super) fn number(&mut self, group: AllocGroup) -> u32 {
+    /// The number of an origin, and whether it is new.
+    pub(super) fn number(&mut self, group: AllocGroup) -> (u32, bool) {
         if let Some((newest, number)) = self.newest
             && newest == group
         {
-            return number;
+            return (number, false);
         }
         let next = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
         let number = *self.known.entry(group).or_insert(next);
-        if number == next {
+        let is_new = number == next;
+        if is_new {
             self.all.push(group);
         }
         self.newest = Some((group, number));
-        number
+        (number, is_new)
     }
 
     pub(super) fn kind(&self, origin: u32) -> MemKind {
         self.all[origin as usize].kind
     }
 
-    pub(super) fn in_words(&self, ledger: &dyn LedgerView, definitions: &Definitions) -> Vec<Origin> {
+    /// Their names may have so many bytes. If they have more, the rest of the origins has none.
+    pub(super) fn in_words(&self, ledger: &dyn LedgerView, definitions: &Definitions, left: &mut u64) -> Vec<Origin> {
         let paths = Paths::now(ledger, definitions);
-        self.all.iter().map(|group| Origin::of(group, &paths, definitions)).collect()
+        let origin = |group: &AllocGroup| {
+            let length = paths.length_of(group.node) as u64 + definitions.length_of(group.stack);
+            if pay(left, length) { Origin::of(group, &paths, definitions) } else { Origin::unnamed(group.kind) }
+        };
+        self.all.iter().map(origin).collect()
     }
 }

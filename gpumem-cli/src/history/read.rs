@@ -1,7 +1,7 @@
 //! Reads a recording.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fs::File,
     io::{self, BufReader, Read, Seek, SeekFrom},
     path::Path,
@@ -84,10 +84,13 @@ impl History {
                 Step::Event(event, _) => reading.event(&event),
                 Step::Label(label) => {
                     if let Some(block) = reading.live.get(&label.key) {
-                        reading.history.labels.insert(*block, label.label);
+                        reading.history.labels.insert(*block, label.label.name.into());
                     }
                 }
-                Step::Allocator(events) => reading.tensors.add(&events),
+                Step::Allocator(events) => {
+                    let new = reading.tensors.add(&events);
+                    reading.reader.spend(new * ORIGIN.0, new * ORIGIN.1);
+                }
                 _ => {}
             }
             if reading.is_too_large() {
@@ -98,6 +101,9 @@ impl History {
         Ok(reading.finish(path))
     }
 }
+
+/// What a place costs that allocates: memory, with that of the reports about it, and nanoseconds.
+const ORIGIN: (u64, u64) = (1 << 10, 3_000);
 
 /// How soon a thread that was refused memory has to obtain it: allocators with a cache empty the cache and try again. The library
 /// waits as long before it reports a refusal.
@@ -112,11 +118,24 @@ struct Reading {
     /// The newest free of each thread: a failed one is undone.
     freed: HashMap<ThreadId, (Key, u32)>,
     open: HashMap<ScopeId, usize>,
-    /// Refusals whose thread may still obtain the memory.
-    pending: Vec<usize>,
+    /// In the history.
+    devices: HashMap<Device, u16>,
+    /// Refusals whose thread may still obtain the memory, by how much that is.
+    pending: HashMap<(u16, Wanted), BTreeSet<(u64, usize)>>,
+    /// When the newest of them was.
+    refused: u64,
     has_clock: bool,
     time: u64,
     tensors: tensors::Reading,
+}
+
+/// Where a thread wants memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Wanted {
+    /// On a device of the history.
+    On(u16),
+    /// The device is not known.
+    Of(MemKind),
 }
 
 /// What a [`History`] is made of.
@@ -125,7 +144,7 @@ struct Parts {
     changes: Vec<Change>,
     blocks: Vec<BlockLife>,
     shrunk: HashMap<u32, Vec<(u32, u64)>>,
-    labels: HashMap<u32, gpumem_core::model::Label>,
+    labels: HashMap<u32, Box<str>>,
     scopes: Vec<ScopeLife>,
     devices: Vec<DeviceHistory>,
     refusals: Vec<Refusal>,
@@ -141,7 +160,9 @@ impl Reading {
             live: HashMap::new(),
             freed: HashMap::new(),
             open: HashMap::new(),
-            pending: Vec::new(),
+            devices: HashMap::new(),
+            pending: HashMap::new(),
+            refused: 0,
             has_clock,
             time: 0,
             tensors: tensors::Reading::default(),
@@ -154,19 +175,20 @@ impl Reading {
 
     fn device(&mut self, device: Device) -> u16 {
         let devices = &mut self.history.devices;
-        let at = devices.iter().position(|known| known.device == device).unwrap_or_else(|| {
+        *self.devices.entry(device).or_insert_with(|| {
             devices.push(DeviceHistory {
                 device,
                 live: 0,
                 peak: 0,
                 peak_at: None,
+                less_at: None,
                 highest_sample: None,
                 samples: 0,
                 pool_reserved: None,
             });
-            devices.len() - 1
-        });
-        u16::try_from(at).unwrap_or(u16::MAX)
+            // A reader of recordings refuses numbers of devices that are too many.
+            u16::try_from(devices.len() - 1).unwrap_or(u16::MAX)
+        })
     }
 
     /// The ledger's time is that of an earlier event for stream-ordered memory. The counter of the processor is of this event; threads
@@ -239,14 +261,16 @@ impl Reading {
                 let device = device.map(|device| self.device(device));
                 let history = &mut self.history;
                 let live = device.map(|device| history.devices[usize::from(device)].live);
-                self.pending.push(history.refusals.len());
+                let wanted = device.map_or(Wanted::Of(kind), Wanted::On);
+                let pending = self.pending.entry((thread(event), wanted)).or_default();
+                pending.insert((bytes.get(), history.refusals.len()));
+                self.refused = self.time;
                 history.refusals.push(Refusal {
                     time: self.time,
                     number: event.number,
                     bytes: bytes.get(),
                     kind,
                     device,
-                    thread: thread(event),
                     stack,
                     after: u32::try_from(history.changes.len()).unwrap_or(LIVE).checked_sub(1),
                     live,
@@ -268,12 +292,17 @@ impl Reading {
         }
         // The ledger has just got it.
         let Some(known) = self.reader.ledger().block(key) else { return };
+        let (origin, is_new) = self.origins.number(known.group);
+        if is_new {
+            // If that is too much, this event is the last one.
+            self.reader.spend(ORIGIN.0, ORIGIN.1);
+        }
         let life = BlockLife {
             key: key.get(),
             bytes: block.bytes.get(),
             born: 0,
             died: LIVE,
-            origin: self.origins.number(known.group),
+            origin,
             device: self.device(block.device),
             context: block.context,
         };
@@ -283,20 +312,18 @@ impl Reading {
     /// A thread has obtained memory: perhaps what it was refused.
     #[cold]
     fn obtained(&mut self, event: &RecordedEvent, block: &Block) {
-        let device = self.device(block.device);
-        let (time, refusals) = (self.time, &mut self.history.refusals);
-        self.pending.retain(|at| {
-            let refused = &mut refusals[*at];
-            let is_there = match refused.device {
-                Some(known) => known == device && block.kind != MemKind::PinnedHost,
-                None => block.kind == refused.kind,
-            };
-            refused.was_obtained = time - refused.time <= SOON
-                && refused.thread == thread(event)
-                && is_there
-                && block.bytes.get() >= refused.bytes;
-            !refused.was_obtained && time - refused.time <= SOON
-        });
+        if self.time - self.refused > SOON {
+            return self.pending.clear();
+        }
+        let on_device = (block.kind != MemKind::PinnedHost).then(|| Wanted::On(self.device(block.device)));
+        for wanted in on_device.into_iter().chain([Wanted::Of(block.kind)]) {
+            let Some(pending) = self.pending.get_mut(&(thread(event), wanted)) else { continue };
+            let larger = pending.split_off(&(block.bytes.get() + 1, 0));
+            for (_, at) in std::mem::replace(pending, larger) {
+                let refused = &mut self.history.refusals[at];
+                refused.was_obtained = self.time - refused.time <= SOON;
+            }
+        }
     }
 
     /// A block is live from now on.
@@ -331,7 +358,9 @@ impl Reading {
             let device = &mut devices[usize::from(device)];
             device.live = device.live.saturating_add_signed(delta);
             if device.live > device.peak {
-                (device.peak, device.peak_at) = (device.live, Some(number));
+                (device.peak, device.peak_at, device.less_at) = (device.live, Some(number), None);
+            } else if delta < 0 && device.peak_at.is_some() {
+                device.less_at.get_or_insert(number);
             }
         }
         number
@@ -340,19 +369,18 @@ impl Reading {
     fn finish(self, path: &Path) -> History {
         let Self { reader, history, origins, time, tensors, .. } = self;
         let Parts { changes, blocks, shrunk, labels, scopes, devices, refusals } = history;
-        let segments = |device: Device| {
-            let number = devices.iter().position(|known| known.device == device);
-            let block = |change: &'_ Change| &blocks[change.block as usize];
-            let is_of = |change: &&Change| Some(usize::from(block(change).device)) == number;
-            let changes = changes.iter().filter(is_of);
-            tensors::segments_of(changes.map(|change| (change, block(change).key, block(change).bytes)))
-        };
-        let tensors = tensors.finish(reader.definitions(), segments);
+        let allocated = changes.iter().filter(|change| change.kind == ChangeKind::Alloc).map(|change| {
+            let block = &blocks[change.block as usize];
+            ((devices[usize::from(block.device)].device, block.key, block.bytes), change.time)
+        });
+        let mut names_left = reader.names_left();
+        let origins = origins.in_words(reader.ledger(), reader.definitions(), &mut names_left);
+        let tensors = tensors.finish(reader.definitions(), allocated, &mut names_left);
         History {
             path: path.to_owned(),
             changes,
             blocks,
-            origins: origins.in_words(reader.ledger(), reader.definitions()),
+            origins,
             shrunk,
             labels,
             scopes,

@@ -4,7 +4,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
 };
 
 use gpumem_core::{
@@ -13,7 +13,7 @@ use gpumem_core::{
     model::{Device, MemKind, StackId},
 };
 
-use super::{Change, ChangeKind, Held, Origin};
+use super::{Held, Origin, names::pay};
 
 /// What is known of a caching allocator.
 #[derive(Debug, Default)]
@@ -105,6 +105,13 @@ impl State {
             .collect();
         held.sort_by_key(|held| (Reverse(held.bytes), held.origin.stack.0));
         held
+    }
+
+    /// Where segments begin, their sizes, and how much of that is before the next one begins. It is all, unless the recording contradicts
+    /// itself.
+    pub(crate) fn segments(&self) -> impl Iterator<Item = (u64, u64, u64)> {
+        let next = self.segments.keys().skip(1).copied().chain([u64::MAX]);
+        self.segments.iter().zip(next).map(|((begin, bytes), next)| (*begin, *bytes, (*bytes).min(next - begin)))
     }
 
     /// The tensors in a part of the memory.
@@ -239,7 +246,9 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    pub(super) fn add(&mut self, events: &AllocatorEvents) {
+    /// Gives how many new places there are.
+    pub(super) fn add(&mut self, events: &AllocatorEvents) -> u64 {
+        let before = self.all.len();
         let steps = self.devices.entry(events.device).or_default();
         for event in &events.events {
             let next = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
@@ -257,25 +266,50 @@ impl Reading {
                 origin,
             });
         }
+        (self.all.len() - before) as u64
     }
 
-    /// `segments` are the allocations of a device: their keys, sizes and times.
+    /// When the driver gave what the allocator says it got.
+    fn segments(&self, allocated: impl Iterator<Item = (Segment, u64)>) -> HashMap<Segment, Vec<u64>> {
+        let got = |(device, steps): (&Device, &Vec<Step>)| {
+            let got = steps.iter().filter(|step| step.action == Action::SegmentAlloc);
+            got.map(|step| ((*device, step.address, step.bytes), Vec::new())).collect::<Vec<_>>()
+        };
+        let mut segments: HashMap<Segment, Vec<u64>> = self.devices.iter().flat_map(got).collect();
+        for (segment, time) in allocated {
+            if let Some(times) = segments.get_mut(&segment) {
+                times.push(time);
+            }
+        }
+        segments
+    }
+
+    /// `allocated` are the allocations of the driver: their devices, keys, sizes and times. Names may have so many bytes more.
     pub(super) fn finish(
         mut self,
         definitions: &Definitions,
-        segments: impl Fn(Device) -> HashMap<(u64, u64), Vec<u64>>,
+        allocated: impl Iterator<Item = (Segment, u64)>,
+        names_left: &mut u64,
     ) -> Option<Tensors> {
         let defined = definitions.allocator()?;
-        let mut devices = Vec::new();
+        let segments = self.segments(allocated);
+        let mut devices: Vec<TensorHistory> = Vec::new();
+        let mut known = HashSet::new();
         for about in &defined.devices {
+            if !known.insert(about.device) {
+                continue;
+            }
             let mut steps = self.devices.remove(&about.device).unwrap_or_default();
-            align(&mut steps, &segments(about.device));
+            align(about.device, &mut steps, &segments);
             let mut history = TensorHistory { about: *about, steps, peak: None };
             history.find_peak();
             devices.push(history);
         }
         devices.sort_by_key(|history| history.about.device.ordinal);
         let origin = |stack: &StackId| {
+            if !pay(names_left, definitions.length_of(*stack)) {
+                return Origin::unnamed(MemKind::Device);
+            }
             let stack_in_words = definitions.stack(*stack);
             Origin {
                 path: Vec::new(),
@@ -292,29 +326,22 @@ impl Reading {
     }
 }
 
+/// A block of the driver: its device, its key and its size.
+type Segment = (Device, u64, u64);
+
 /// PyTorch has another clock. Where it gets a segment, the driver's block of the same address and size says when that was. No
-/// earlier step gets a later time, and no later step an earlier one.
-fn align(steps: &mut [Step], segments: &HashMap<(u64, u64), Vec<u64>>) {
+/// earlier step gets a later time, and no later step an earlier one. The times of a block rise.
+fn align(device: Device, steps: &mut [Step], segments: &HashMap<Segment, Vec<u64>>) {
     let mut next = u64::MAX;
     for step in steps.iter_mut().rev() {
         if step.action == Action::SegmentAlloc
-            && let Some(times) = segments.get(&(step.address, step.bytes))
-            && let Some(nearest) = times.iter().min_by_key(|time| time.abs_diff(step.time))
+            && let Some(times) = segments.get(&(device, step.address, step.bytes))
         {
-            step.time = *nearest;
+            let after = times.partition_point(|time| *time < step.time);
+            let around = &times[after.saturating_sub(1)..times.len().min(after + 1)];
+            step.time = around.iter().copied().min_by_key(|time| time.abs_diff(step.time)).unwrap_or(step.time);
         }
         next = next.min(step.time);
         step.time = next;
     }
-}
-
-/// When the allocations of a device were, by their addresses and sizes.
-pub(super) fn segments_of<'a>(
-    allocated: impl Iterator<Item = (&'a Change, u64, u64)>,
-) -> HashMap<(u64, u64), Vec<u64>> {
-    let mut segments: HashMap<_, Vec<u64>> = HashMap::new();
-    for (change, key, bytes) in allocated.filter(|(change, ..)| change.kind == ChangeKind::Alloc) {
-        segments.entry((key, bytes)).or_default().push(change.time);
-    }
-    segments
 }

@@ -108,8 +108,10 @@ fn what_is_live_is_what_the_ledger_says() {
         }
         assert_eq!(noted, live, "seed {seed}");
         // The same from the changes.
-        let [held, between] = [history.held_after(last), history.held_between(None, last)]
-            .map(|held| sums_by(&held, |origin| format!("{} {}", origin.kind, origin.scope())));
+        let devices = history.devices.len();
+        let [held, between] =
+            [history.held_after(&vec![last; devices]), history.held_between(&vec![(None, last); devices])]
+                .map(|held| sums_by(&held.concat(), |origin| format!("{} {}", origin.kind, origin.scope())));
         assert_eq!(
             held,
             between.into_iter().filter(|(_, bytes, blocks)| (*bytes, *blocks) != (0, 0)).collect::<Vec<_>>()
@@ -121,10 +123,11 @@ fn what_is_live_is_what_the_ledger_says() {
 fn the_peak_is_that_of_the_ledger_and_its_moment_has_it() {
     for seed in 0..20 {
         let mut history = history(&format!("peak-{seed}"), random(seed));
-        let overview = Overview::of(&mut history);
+        let overview = Overview::of(&history);
         assert_eq!(overview.devices.len(), 2);
         for device in &overview.devices {
-            let of_ledger = device.peak.as_ref().expect("something was allocated");
+            let known = history.devices.iter().find(|known| known.device.ordinal == device.device).unwrap().device;
+            let of_ledger = history.reader().device_peak(known).expect("something was allocated");
             assert_eq!(device.peak_bytes, Some(of_ledger.bytes.get()), "seed {seed}");
             let sum: i64 = device.peak_by_place.iter().map(|sum| sum.bytes).sum();
             assert_eq!(Some(sum.unsigned_abs()), device.peak_bytes, "seed {seed}");

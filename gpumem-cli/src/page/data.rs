@@ -8,8 +8,10 @@ use std::{
 use base64::{Engine, engine::general_purpose::STANDARD};
 use flate2::{Compression, write::ZlibEncoder};
 use gpumem_core::model::{Device, Family};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::{Serializer, Value, json};
 
+use super::InScript;
 use crate::{
     formats::{Numbers, stack},
     history::{BlockLife, Change, ChangeKind, History},
@@ -24,9 +26,39 @@ const MOST_LABELS: usize = 20_000;
 /// So many steps has the small curve of a recording.
 const STEPS: usize = 300;
 
+/// Where blocks come from, as `page.js` reads it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PageOrigin<'a> {
+    scope: &'a [String],
+    place: String,
+    caller: Option<&'a str>,
+    library: String,
+    kind: &'static str,
+    is_on_device: bool,
+    frames: Vec<usize>,
+}
+
+/// What is not in the columns, as `page.js` reads it. There may be many origins and frames.
+#[derive(Serialize)]
+struct About<'a> {
+    origins: Vec<PageOrigin<'a>>,
+    frames: Vec<String>,
+    tensors: Option<AboutTensors<'a>>,
+    #[serde(flatten)]
+    rest: Value,
+}
+
+#[derive(Serialize)]
+struct AboutTensors<'a> {
+    origins: Vec<PageOrigin<'a>>,
+    #[serde(flatten)]
+    rest: Value,
+}
+
 pub(super) struct Recording {
-    /// What is not in the columns, as `page.js` reads it.
-    pub(super) about: Value,
+    /// What is not in the columns, in JSON.
+    pub(super) about: String,
     /// The columns, compressed, in base 64.
     pub(super) data: String,
     /// Those of the tensors, if the recording has any.
@@ -113,7 +145,7 @@ fn refused(history: &History, overview: &Overview) -> Value {
 }
 
 impl Recording {
-    pub(super) fn of(history: &mut History) -> io::Result<Self> {
+    pub(super) fn of(history: &History) -> io::Result<Self> {
         let overview = Overview::of(history);
         let columns =
             Columns::of(&history.changes, &history.blocks, |block, change| history.bytes_after(block, change));
@@ -125,15 +157,15 @@ impl Recording {
             .iter()
             .map(|origin| {
                 let stack = stack(history, origin);
-                json!({
-                    "scope": origin.path,
-                    "place": origin.place(),
-                    "caller": origin.caller,
-                    "library": origin.library_or_program(),
-                    "kind": origin.kind.name(),
-                    "isOnDevice": origin.kind.is_on_device(),
-                    "frames": stack.iter().map(|frame| frames.of(&frame.in_words(&folder))).collect::<Vec<_>>(),
-                })
+                PageOrigin {
+                    scope: &origin.path,
+                    place: origin.place(),
+                    caller: origin.caller.as_deref(),
+                    library: origin.library_or_program(),
+                    kind: origin.kind.name(),
+                    is_on_device: origin.kind.is_on_device(),
+                    frames: stack.iter().map(|frame| frames.of(&frame.in_words(&folder))).collect(),
+                }
             })
             .collect();
         let devices: Vec<_> = history
@@ -156,12 +188,12 @@ impl Recording {
             })
             .collect();
         let labels: BTreeMap<u32, &str> =
-            history.labels.iter().take(MOST_LABELS).map(|(block, label)| (*block, label.name.as_str())).collect();
+            history.labels.iter().take(MOST_LABELS).map(|(block, label)| (*block, &**label)).collect();
         let (about_tensors, tensors) = match tensors(history, &overview, &folder, &mut frames) {
-            Some((about, columns)) => (about, Some(columns.compressed()?)),
-            None => (Value::Null, None),
+            Some((about, columns)) => (Some(about), Some(columns.compressed()?)),
+            None => (None, None),
         };
-        let about = json!({
+        let rest = json!({
             "file": overview.file,
             "command": overview.command,
             "pid": overview.pid,
@@ -169,16 +201,20 @@ impl Recording {
             "changes": history.changes.len(),
             "blocks": history.blocks.len(),
             "columns": columns.all().map(<[u8]>::len),
-            "origins": origins,
-            "frames": frames.all,
             "devices": devices,
             "labels": labels,
             "curve": curve(history),
             "refused": refused(history, &overview),
             "notFreed": { "blocks": overview.not_freed.blocks, "bytes": overview.not_freed.bytes },
             "missing": overview.missing_in_words(),
-            "tensors": about_tensors,
+            // Only the peaks are known, or what comes from this time on.
+            "hasOnlyPeaks": history.has_only_peaks(),
+            "knownFrom": history.known_from(),
         });
+        let mut about = Vec::new();
+        About { origins, frames: frames.all, tensors: about_tensors, rest }
+            .serialize(&mut Serializer::with_formatter(&mut about, InScript))?;
+        let about = String::from_utf8(about).map_err(io::Error::other)?;
         Ok(Self { about, data, tensors })
     }
 }
@@ -188,23 +224,21 @@ fn model(history: &History, device: Device) -> Option<&str> {
 }
 
 /// The tensors of PyTorch, as `page.js` reads them in place of the blocks. Segments are the blocks that are not on the device.
-fn tensors(
-    history: &History,
+fn tensors<'a>(
+    history: &'a History,
     overview: &Overview,
     folder: &str,
     frames: &mut Numbers<String>,
-) -> Option<(Value, Columns)> {
+) -> Option<(AboutTensors<'a>, Columns)> {
     let tensors = history.tensors.as_ref()?;
     let blocks = tensors.blocks();
     if blocks.changes.is_empty() {
         return None;
     }
     let columns = Columns::of(&blocks.changes, &blocks.blocks, |block, change| blocks.bytes_after(block, change));
-    let origin = |place: &str, kind: &str, is_on_device: bool, caller: &Option<String>, frames: Vec<usize>| {
-        json!({
-            "scope": [], "place": place, "caller": caller, "library": "", "kind": kind, "isOnDevice": is_on_device,
-            "frames": frames,
-        })
+    let origin = |place: &str, kind, is_on_device, caller: Option<&'a str>, frames| {
+        let (place, library) = (place.to_owned(), String::new());
+        PageOrigin { scope: &[], place, caller, library, kind, is_on_device, frames }
     };
     let mut origins: Vec<_> = tensors
         .origins
@@ -217,10 +251,10 @@ fn tensors(
             if numbers.is_empty() {
                 numbers.push(frames.of(&place.to_owned()));
             }
-            origin(place, "tensor", true, &of.caller, numbers)
+            origin(place, "tensor", true, of.caller.as_deref(), numbers)
         })
         .collect();
-    origins.push(origin("segment", "segment", false, &None, Vec::new()));
+    origins.push(origin("segment", "segment", false, None, Vec::new()));
     let devices = tensors.devices.iter().map(|of_device| {
         let device = of_device.about.device;
         json!({
@@ -231,26 +265,40 @@ fn tensors(
             "knownFrom": of_device.known_from(),
         })
     });
-    let about = json!({
+    let rest = json!({
         "allocator": tensors.name,
         "peaks": overview.torch.as_ref().map(TensorsOverview::peaks_in_words),
         "changes": blocks.changes.len(),
         "blocks": blocks.blocks.len(),
         "columns": columns.all().map(<[u8]>::len),
-        "origins": origins,
         "devices": devices.collect::<Vec<_>>(),
         "labels": {},
+        // PyTorch's history is another one than the driver's.
+        "hasOnlyPeaks": false,
+        "knownFrom": null,
     });
-    Some((about, columns))
+    Some((AboutTensors { origins, rest }, columns))
 }
 
-/// The most that was live in all devices together during each of some equal parts of the time.
-fn curve(history: &History) -> Vec<u64> {
+/// The most that was live in all devices together during each of some equal parts of the time; `None` if that is not in the recording.
+fn curve(history: &History) -> Vec<Option<u64>> {
     let end = history.end_nanos().max(1);
+    let step_of =
+        |time: u64| usize::try_from(u128::from(time) * STEPS as u128 / u128::from(end)).unwrap_or(0).min(STEPS - 1);
+    if history.has_only_peaks() {
+        let mut curve = vec![None; STEPS];
+        let used: Vec<_> = history.devices.iter().filter_map(|device| Some((device.peak_at?, device.peak))).collect();
+        // Of several devices, what all of them have at the peak of one is not known.
+        if let [(at, peak)] = *used {
+            curve[step_of(history.time_of(at))] = Some(peak);
+        }
+        curve[STEPS - 1] = curve[STEPS - 1].max(Some(history.devices.iter().map(|device| device.live).sum()));
+        return curve;
+    }
     let mut curve = vec![0; STEPS];
     let (mut live, mut step) = (0_u64, 0);
     for change in &history.changes {
-        let at = usize::try_from(u128::from(change.time) * STEPS as u128 / u128::from(end)).unwrap_or(0).min(STEPS - 1);
+        let at = step_of(change.time);
         while step < at {
             step += 1;
             curve[step] = live;
@@ -261,5 +309,6 @@ fn curve(history: &History) -> Vec<u64> {
         curve[step] = curve[step].max(live);
     }
     curve[step..].iter_mut().skip(1).for_each(|rest| *rest = live);
-    curve
+    let first = history.known_from().map_or(0, step_of);
+    curve.into_iter().enumerate().map(|(step, most)| (step >= first).then_some(most)).collect()
 }

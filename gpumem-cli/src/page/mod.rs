@@ -7,7 +7,7 @@ mod data;
 use std::io::{self, Write};
 
 use gpumem_core::model::one_line;
-use serde_json::{Value, json};
+use serde_json::ser::{CharEscape, CompactFormatter, Formatter};
 
 use self::data::Recording;
 use crate::history::History;
@@ -23,22 +23,18 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    pub(crate) fn add(&mut self, history: &mut History) -> io::Result<()> {
+    pub(crate) fn add(&mut self, history: &History) -> io::Result<()> {
         self.recordings.push(Recording::of(history)?);
         Ok(())
     }
 
     pub(crate) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let about: Vec<_> = self.recordings.iter().map(|recording| printable(&recording.about)).collect();
-        let about = json!({ "version": env!("CARGO_PKG_VERSION"), "recordings": about });
-        // In a script, only `<` could end it.
-        let about = about.to_string().replace('<', "\\u003c");
         for part in HTML.split_inclusive("-->") {
             let (text, name) = part.rsplit_once("<!--").unwrap_or((part, ""));
             out.write_all(text.as_bytes())?;
             match name.trim_end_matches("-->") {
                 "style" => out.write_all(STYLE.as_bytes())?,
-                "about" => out.write_all(about.as_bytes())?,
+                "about" => self.write_about(out)?,
                 "script" => out.write_all(SCRIPT.as_bytes())?,
                 "data" => {
                     for (number, recording) in self.recordings.iter().enumerate() {
@@ -53,15 +49,39 @@ impl Page {
         }
         Ok(())
     }
+
+    fn write_about(&self, out: &mut dyn Write) -> io::Result<()> {
+        write!(out, "{{\"version\":\"{}\",\"recordings\":[", env!("CARGO_PKG_VERSION"))?;
+        for (number, Recording { about, .. }) in self.recordings.iter().enumerate() {
+            write!(out, "{}{about}", if number > 0 { "," } else { "" })?;
+        }
+        write!(out, "]}}")
+    }
 }
 
-/// A page is text for people: its names are shown as in a terminal.
-fn printable(value: &Value) -> Value {
-    match value {
-        Value::String(text) => Value::String(one_line(text).into_owned()),
-        Value::Array(all) => all.iter().map(printable).collect(),
-        Value::Object(all) => all.iter().map(|(name, value)| (name.clone(), printable(value))).collect(),
-        other => other.clone(),
+/// JSON in a script of the page. A page is text for people, so its names are shown as in a terminal.
+struct InScript;
+
+impl Formatter for InScript {
+    fn write_string_fragment<W: ?Sized + Write>(&mut self, out: &mut W, fragment: &str) -> io::Result<()> {
+        // The backslashes are those of `one_line`: JSON's own escapes are no part of a fragment. Only `<` could end the script.
+        let text = one_line(fragment).replace('\\', "\\\\").replace('<', "\\u003c");
+        out.write_all(text.as_bytes())
+    }
+
+    fn write_char_escape<W: ?Sized + Write>(&mut self, out: &mut W, escape: CharEscape) -> io::Result<()> {
+        let control = match escape {
+            CharEscape::Quote | CharEscape::ReverseSolidus | CharEscape::Solidus => {
+                return CompactFormatter.write_char_escape(out, escape);
+            }
+            CharEscape::Backspace => 8,
+            CharEscape::Tab => b'\t',
+            CharEscape::LineFeed => b'\n',
+            CharEscape::FormFeed => 12,
+            CharEscape::CarriageReturn => b'\r',
+            CharEscape::AsciiControl(control) => control,
+        };
+        self.write_string_fragment(out, char::from(control).encode_utf8(&mut [0; 1]))
     }
 }
 

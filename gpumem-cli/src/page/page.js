@@ -221,6 +221,20 @@ function series(data, pool, by) {
   return { data, pool, groups, groupOf, sum, peakAt, valuesAfter, extremes, isIn: (change) => groupAt(change) >= 0 };
 }
 
+// Before this time, it is not known what was live.
+function unknownUntil(data, pool) {
+  return data.about.devices[pool.device].knownFrom ?? data.about.knownFrom ?? -1;
+}
+
+// What is known of the times from `begin` up to `end`: all that was live, what was live at the peak, or nothing.
+function knownIn(data, { pool, peakAt }, begin, end) {
+  if (!data.about.hasOnlyPeaks) return end > unknownUntil(data, pool) ? 'all' : 'nothing';
+  if (end > data.about.end) return 'all';
+  // A peak is one of the device's memory.
+  const peak = pool.isOnDevice && peakAt >= 0 ? data.time[peakAt] : -1;
+  return begin <= peak && peak < end ? 'peak' : 'nothing';
+}
+
 // The newest change up to a time; −1 before the first.
 function changeAt(data, time) {
   return search(data.time.length, (at) => data.time[at] > time) - 1;
@@ -409,7 +423,7 @@ function start() {
       data = read;
       if (next !== number) describe(next);
       offer(pool);
-      select(!curves ? -1 : moment === null ? curves.peakAt : changeAt(data, moment));
+      select(!curves ? -1 : moment === null ? firstMoment() : changeAt(data, moment));
     }).catch((error) => {
       $('about').textContent = '';
       $('missing').textContent = `The page cannot show its data: ${error.message}`;
@@ -430,7 +444,7 @@ function start() {
       shortened(recording.command.join(' ')),
       `process ${recording.pid}`,
       timeInWords(recording.end),
-      countInWords(recording.blocks, 'block'),
+      recording.hasOnlyPeaks ? '' : countInWords(recording.blocks, 'block'),
       !recording.blocks ? '' : left.blocks ? `not freed: ${countInWords(left.blocks, 'block')}, ${bytesInWords(left.bytes)}` : 'all were freed',
     ].filter(Boolean).join(' · ');
     $('summary').textContent = recording.devices
@@ -579,7 +593,15 @@ function start() {
       last = curves.valuesAfter(until);
       before = Math.max(before, until);
     }
+    for (let column = 0; column < columns; column++) {
+      const [begin, end] = [0, 1].map((more) => timeAt(MARGIN.left + column + more, width));
+      const known = knownIn(data, curves, begin, end);
+      if (known === 'all') continue;
+      light[column] = null;
+      full[column] = known === 'peak' ? curves.valuesAfter(curves.peakAt) : null;
+    }
     const stack = (values, column) => {
+      if (!values) return;
       let base = 0;
       for (let group = 0; group < values.length; group++) {
         if (values[group] <= 0) continue;
@@ -593,15 +615,15 @@ function start() {
     light.forEach(stack);
     context.globalAlpha = 1;
     full.forEach(stack);
-    if (segments) drawSegments(context, width, height, columns, y);
+    if (segments) drawSegments(context, width, columns, y);
+    drawUnknown(context, width, height, full);
     markRefused(context, width, MARGIN.top, height - MARGIN.bottom);
     markSelected(context, width, MARGIN.top, height - MARGIN.bottom);
   }
 
-  // The most that PyTorch has from the driver in each column, as a line, and from when on tensors are known.
-  function drawSegments(context, width, height, columns, y) {
-    const known = unknownUntil();
-    const begin = Math.min(width - MARGIN.right, x(known, width));
+  // The most that PyTorch has from the driver in each column, as a line.
+  function drawSegments(context, width, columns, y) {
+    const begin = Math.min(width - MARGIN.right, x(unknownUntil(data, curves.pool), width));
     context.strokeStyle = style('--text');
     context.lineWidth = 1.5;
     context.beginPath();
@@ -617,19 +639,26 @@ function start() {
     }
     context.stroke();
     context.lineWidth = 1;
-    if (begin <= MARGIN.left) return;
+  }
+
+  // Where it is not known what was live, there is no curve.
+  function drawUnknown(context, width, height, columns) {
+    const parts = [];
+    columns.forEach((values, column) => {
+      if (values) return;
+      if (parts.at(-1)?.end === column) parts.at(-1).end++;
+      else parts.push({ begin: column, end: column + 1 });
+    });
     context.fillStyle = style('--line');
-    context.fillRect(MARGIN.left, MARGIN.top, begin - MARGIN.left, height - MARGIN.top - MARGIN.bottom);
-    if (begin - MARGIN.left < 70) return;
+    for (const { begin, end } of parts) {
+      context.fillRect(MARGIN.left + begin, MARGIN.top, end - begin, height - MARGIN.top - MARGIN.bottom);
+    }
     context.fillStyle = style('--text');
     context.textAlign = 'center';
     context.textBaseline = 'middle';
-    context.fillText('not known', (MARGIN.left + begin) / 2, height / 2);
-  }
-
-  // Before this time, tensors are not known.
-  function unknownUntil() {
-    return (segments && data.about.devices[curves.pool.device].knownFrom) ?? -1;
+    for (const { begin, end } of parts) {
+      if (end - begin >= 70) context.fillText('not known', MARGIN.left + (begin + end) / 2, height / 2);
+    }
   }
 
   // A line where the driver refused an allocation, with a cross at its top.
@@ -702,7 +731,8 @@ function start() {
     $('bands-note').textContent =
       `${of.left > 0 ? `The largest ${of.bands.length} ${what()}s` : `The ${what()}s`} of this time, ` +
       'each from its allocation to its free, as high as it has bytes.' +
-      (of.left > 0 ? ` ${countInWords(of.left, `smaller ${what()}`)} ${of.left === 1 ? 'is' : 'are'} left out.` : '');
+      (of.left > 0 ? ` ${countInWords(of.left, `smaller ${what()}`)} ${of.left === 1 ? 'is' : 'are'} left out.` : '') +
+      (data.about.hasOnlyPeaks ? ' Of others it is not known when they were there.' : '');
     const scale = (height - 8) / Math.max(1, of.height);
     for (const { block, offset } of of.bands) {
       const begin = Math.max(MARGIN.left, x(data.time[data.born[block]], width));
@@ -725,14 +755,17 @@ function start() {
   }
 
   function drawMoment() {
-    const held = curves && selected >= 0 ? heldAfter(data, curves.pool, selected) : new Map();
+    // Of a recording of the peaks, the last change stands for the end.
+    const isEnd = curves && data.about.hasOnlyPeaks && selected !== curves.peakAt;
+    const time = selected < 0 ? 0 : isEnd ? data.about.end : data.time[selected];
+    const isKnown = !curves || isEnd || data.about.hasOnlyPeaks || time >= unknownUntil(data, curves.pool);
+    const held = curves && selected >= 0 && isKnown ? heldAfter(data, curves.pool, selected) : new Map();
     const root = flameOf(data, held);
-    const time = selected >= 0 ? data.time[selected] : 0;
     const isPeak = curves && selected === curves.peakAt;
     $('moment').textContent =
       selected < 0 && !(curves && data.time.length)
         ? 'Nothing was allocated'
-        : momentInWords(root.bytes, time, isPeak);
+        : momentInWords(root.bytes, time, isPeak, isKnown);
     drawFlame(root);
     const places = placesOf(data, held);
     const rows = places.slice(0, 40).map(({ name, kind, bytes, blocks }) => {
@@ -750,9 +783,14 @@ function start() {
     $('places-note').textContent = places.length > rows.length ? `${countInWords(places.length - rows.length, 'smaller place')} left out.` : '';
   }
 
-  function momentInWords(bytes, time, isPeak) {
+  // The peak, unless it is not known: that of memory of the host, in a recording of the device's peaks.
+  function firstMoment() {
+    return data.about.hasOnlyPeaks && !curves.pool.isOnDevice ? data.time.length - 1 : curves.peakAt;
+  }
+
+  function momentInWords(bytes, time, isPeak, isKnown) {
     const after = `after ${timeInWords(time)}`;
-    if (time < unknownUntil()) return `Tensors are not known ${after}`;
+    if (!isKnown) return `${segments ? 'Tensors' : 'Blocks'} are not known ${after}`;
     const amount = segments
       ? `Tensors: ${bytesInWords(bytes)} of ${bytesInWords(selected < 0 ? 0 : segments.sum[selected])} from the driver`
       : `${bytesInWords(bytes)} live`;
@@ -881,12 +919,13 @@ function start() {
       }
     }
     const time = timeAt(position(event), width());
-    const change = changeAt(data, time);
+    const known = knownIn(data, curves, time, timeAt(position(event) + 1, width()));
+    const change = known === 'peak' ? curves.peakAt : changeAt(data, time);
     const values = curves.valuesAfter(change);
     const lines = [...values.keys()].filter((group) => values[group] > 0).sort((a, b) => values[b] - values[a]);
     const total = values.reduce((sum, value) => sum + value, 0);
     const after = `after ${timeInWords(Math.max(0, time), view[1] - view[0])}`;
-    if (time < unknownUntil()) return tip(event, `${after}: tensors are not known`);
+    if (known === 'nothing') return tip(event, `${after}: ${what()}s are not known`);
     const ofSegments = segments ? ` of ${bytesInWords(change < 0 ? 0 : segments.sum[change])} from the driver` : '';
     tip(event, [
       `${after}: ${bytesInWords(total)}${ofSegments}`,
@@ -896,7 +935,10 @@ function start() {
   });
   $('chart').addEventListener('pointerup', (event) => {
     // The column of a click stands for all its changes: the highest is meant.
-    if (curves && drag && !drag.isMoved) {
+    if (curves && data.about.hasOnlyPeaks && drag && !drag.isMoved) {
+      const known = knownIn(data, curves, ...[0, 1].map((more) => timeAt(position(event) + more, width())));
+      if (known !== 'nothing') select(known === 'peak' ? curves.peakAt : data.time.length - 1);
+    } else if (curves && drag && !drag.isMoved) {
       const at = Math.floor(position(event));
       const until = changeAt(data, timeAt(at + 1, width()));
       const before = changeAt(data, timeAt(at, width()));
@@ -908,7 +950,7 @@ function start() {
   $('chart').addEventListener('pointerleave', (event) => tip(event, ''));
   // Selects the next change of this pool, or the one before.
   function step(by) {
-    if (!curves || curves.peakAt < 0) return;
+    if (!curves || curves.peakAt < 0 || data.about.hasOnlyPeaks) return;
     let at = selected + by;
     while (at >= 0 && at < data.time.length && !curves.isIn(at)) at += by;
     if (at < 0 || at >= data.time.length) return;
@@ -948,14 +990,14 @@ function start() {
       shortened(data.about.labels[band.block] ?? ''),
       `${bytesInWords(data.bytes[band.block])}, ${origin.kind}`,
       shortened([...origin.scope, origin.place].join(' > ')),
-      `allocated ${born <= unknownUntil() ? 'at or before' : 'after'} ${timeInWords(born)}`,
+      `allocated ${born <= unknownUntil(data, curves.pool) && segments ? 'at or before' : 'after'} ${timeInWords(born)}`,
       died === LIVE ? 'not freed' : `freed after ${timeInWords(data.time[died])}`,
     ].filter(Boolean).join('\n'));
   });
   $('bands').addEventListener('pointerleave', (event) => tip(event, ''));
   $('pool').addEventListener('change', () => {
     regroup();
-    select(curves.peakAt);
+    select(firstMoment());
   });
   $('source').addEventListener('change', () => number >= 0 && show(number));
   $('by').addEventListener('change', () => {
@@ -969,7 +1011,7 @@ function start() {
     if (after !== null) select(segments ? changeAt(data, afterTime) : after);
   });
   $('peak').addEventListener('click', () => {
-    if (!curves || curves.peakAt < 0) return;
+    if (!curves || curves.peakAt < 0 || firstMoment() !== curves.peakAt) return;
     const time = data.time[curves.peakAt];
     if (time < view[0] || time > view[1]) move(time - (view[1] - view[0]) / 2);
     select(curves.peakAt);
@@ -1001,6 +1043,7 @@ function start() {
       const { context, width: wide, height } = canvas(small);
       context.fillStyle = COLOURS[0];
       recording.curve.forEach((bytes, at) => {
+        if (bytes === null) return;
         const high = (bytes / most) * height;
         context.fillRect((at * wide) / recording.curve.length, height - high, wide / recording.curve.length + 0.5, high);
       });

@@ -6,80 +6,123 @@ use std::{
 };
 
 use gpumem_core::export::{Leaf, Paint, Role, Row, Tree};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::text::{Bars, device_in_words, shown, signed_amount};
 use crate::{
-    formats::frames::{held_at, stack_to_place},
+    formats::{
+        Numbers,
+        frames::{held_at, stack_to_place},
+    },
     history::{History, Moment},
 };
 
-/// What one stack allocated and was live at the peak of its device.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Calls {
-    pub(crate) device: u32,
-    pub(crate) bytes: i64,
-    pub(crate) blocks: i64,
-    /// Scopes, then functions with their lines; the outermost first.
-    pub(crate) frames: Vec<String>,
-    #[serde(skip)]
+/// What each stack allocated and was live at the peak of its device, those with the most bytes first. `Serialize` is a list of them.
+#[derive(Debug, Default)]
+pub(crate) struct AllCalls {
+    all: Vec<Calls>,
+    /// Scopes, and functions with their lines.
+    names: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Calls {
+    device: u32,
+    bytes: i64,
+    blocks: i64,
+    /// In `names`: scopes, then functions; the outermost first.
+    frames: Vec<usize>,
+    /// Of the device, in the history.
     number: u16,
 }
 
-/// Those with the most bytes first.
-pub(crate) fn calls(history: &History) -> Vec<Calls> {
+impl Serialize for AllCalls {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Row<'a> {
+            device: u32,
+            bytes: i64,
+            blocks: i64,
+            frames: Vec<&'a str>,
+        }
+        to.collect_seq(self.all.iter().map(|Calls { device, bytes, blocks, frames, .. }| {
+            let frames = frames.iter().map(|frame| self.names[*frame].as_str()).collect();
+            Row { device: *device, bytes: *bytes, blocks: *blocks, frames }
+        }))
+    }
+}
+
+pub(crate) fn calls(history: &History) -> AllCalls {
     let folder = &history.definitions().process().folder;
     let mut all: Vec<Calls> = Vec::new();
-    let mut known = HashMap::new();
+    let mut names = Numbers::<String>::default();
+    let mut stacks = Numbers::<(u16, Vec<usize>)>::default();
     for held in held_at(history, Moment::Peak).iter().filter(|held| held.origin.kind.is_on_device()) {
-        let frames: Vec<_> = stack_to_place(history, held.origin).iter().map(|frame| frame.in_words(folder)).collect();
-        let at = *known.entry((held.device, frames.clone())).or_insert(all.len());
+        let stack = stack_to_place(history, held.origin);
+        let frames: Vec<_> = stack.iter().map(|frame| names.of(&frame.in_words(folder))).collect();
+        let at = stacks.of(&(held.device, frames));
         if at == all.len() {
             let device = history.devices[usize::from(held.device)].device.ordinal;
-            all.push(Calls { device, bytes: 0, blocks: 0, frames, number: held.device });
+            all.push(Calls { device, bytes: 0, blocks: 0, frames: Vec::new(), number: held.device });
         }
         all[at].bytes += held.bytes;
         all[at].blocks += held.blocks;
     }
+    for (calls, (_, frames)) in all.iter_mut().zip(stacks.all) {
+        calls.frames = frames;
+    }
     all.sort_by_key(|calls| std::cmp::Reverse(calls.bytes));
-    all
+    AllCalls { all, names: names.all }
 }
 
 /// So many rows are printed; JSON has all.
 const MOST: usize = 40;
 
 pub(crate) fn write(history: &History, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-    let calls = calls(history);
+    let AllCalls { all, names } = calls(history);
     for (number, device) in (0_u16..).zip(&history.devices).filter(|(_, device)| device.peak_at.is_some()) {
-        let of_device: Vec<_> = calls.iter().filter(|calls| calls.number == number).collect();
+        let of_device: Vec<_> = all.iter().filter(|calls| calls.number == number).collect();
         let name = history.definitions().device(device.device).and_then(|defined| defined.name.as_deref());
         let peak = signed_amount(of_device.iter().map(|calls| calls.bytes).sum());
         let title = format!("{}: the peak was {peak}", device_in_words(device.device, name));
         writeln!(out, "{}{}", if number > 0 { "\n" } else { "" }, paint.on(Role::Heading, title))?;
-        writeln!(out, "{}", shown(&Bars("allocated by", &rows(&of_device)), paint))?;
+        writeln!(out, "{}", shown(&Bars("allocated by", &rows(&of_device, &names)), paint))?;
     }
-    if calls.is_empty() {
+    if all.is_empty() {
         writeln!(out, "nothing was allocated")?;
     }
     Ok(())
 }
 
 /// A function that called only one other has no row, because it has the same bytes. The caller of an innermost function is a note.
-fn rows(calls: &[&Calls]) -> Vec<Row> {
-    let mut called: HashMap<&[String], HashSet<&str>> = HashMap::new();
-    for frames in calls.iter().map(|calls| &*calls.frames) {
-        for at in 1..frames.len() {
-            called.entry(&frames[..at]).or_default().insert(&frames[at]);
-        }
-    }
-    let branches = |path: &[String]| called.get(path).is_some_and(|functions| functions.len() > 1);
+fn rows(calls: &[&Calls], names: &[String]) -> Vec<Row> {
+    // The functions that each path of functions calls. Stacks share the beginnings of their paths, so a path is the number of the one
+    // before it and a function.
+    let mut paths = Numbers::<(usize, usize)>::default();
+    let mut called: HashMap<usize, HashSet<usize>> = HashMap::new();
+    const OUTSIDE: usize = usize::MAX;
+    let numbered: Vec<Vec<usize>> = calls
+        .iter()
+        .map(|calls| {
+            let mut path = OUTSIDE;
+            let of_path = calls.frames.iter().map(|function| {
+                called.entry(path).or_default().insert(*function);
+                path = paths.of(&(path, *function));
+                path
+            });
+            of_path.collect()
+        })
+        .collect();
+    let branches = |path: usize| called.get(&path).is_some_and(|functions| functions.len() > 1);
     let mut tree = Tree::new();
-    for Calls { frames, bytes, blocks, .. } in calls {
+    for (Calls { frames, bytes, blocks, .. }, paths) in calls.iter().zip(numbered) {
         let Some((innermost, outer)) = frames.split_last() else { continue };
-        let path: Vec<_> =
-            (1..=outer.len()).filter(|at| branches(&frames[..*at])).map(|at| frames[at - 1].clone()).collect();
-        let note = outer.last().filter(|_| !branches(outer)).cloned();
-        tree.leaf(&path, Leaf { name: innermost.clone(), bytes: *bytes, blocks: blocks.unsigned_abs(), note });
+        let name = |function: &usize| names[*function].clone();
+        let branching = outer.iter().zip(&paths).filter(|(_, path)| branches(**path));
+        let path: Vec<_> = branching.map(|(function, _)| name(function)).collect();
+        let has_row = outer.is_empty() || branches(paths[outer.len() - 1]);
+        let note = outer.last().filter(|_| !has_row).map(name);
+        tree.leaf(&path, Leaf { name: name(innermost), bytes: *bytes, blocks: blocks.unsigned_abs(), note });
     }
     tree.rows(MOST)
 }
@@ -89,13 +132,14 @@ mod tests {
     use super::*;
 
     fn rows_of(stacks: &[(&str, i64)]) -> Vec<String> {
+        let mut names = Numbers::<String>::default();
         let calls: Vec<_> = stacks
             .iter()
             .map(|(frames, bytes)| Calls {
                 device: 0,
                 bytes: *bytes,
                 blocks: 1,
-                frames: frames.split(' ').map(str::to_owned).collect(),
+                frames: frames.split(' ').map(|name| names.of(&name.to_owned())).collect(),
                 number: 0,
             })
             .collect();
@@ -103,7 +147,7 @@ mod tests {
             let note = row.note.as_ref().map(|caller| format!(" from {caller}")).unwrap_or_default();
             format!("{}{} {}{note}", " ".repeat(row.depth), row.name, row.bytes)
         };
-        rows(&calls.iter().collect::<Vec<_>>()).iter().map(row).collect()
+        rows(&calls.iter().collect::<Vec<_>>(), &names.all).iter().map(row).collect()
     }
 
     #[test]

@@ -22,57 +22,66 @@ use crate::history::{Held, History, Moment, Origin, in_words, sums_by};
 pub(crate) struct DeviceMoment {
     pub(crate) device: u32,
     pub(crate) simulated: bool,
-    /// In the memory of the device.
-    pub(crate) bytes: i64,
-    pub(crate) blocks: i64,
-    pub(crate) by_kind: Vec<Sum>,
-    pub(crate) by_library: Vec<Sum>,
-    pub(crate) by_scope: Vec<Sum>,
-    pub(crate) by_place: Vec<PlaceSum>,
+    /// In the memory of the device. `None`, as all that follows, if it is not in the recording.
+    pub(crate) bytes: Option<i64>,
+    pub(crate) blocks: Option<i64>,
+    pub(crate) by_kind: Option<Vec<Sum>>,
+    pub(crate) by_library: Option<Vec<Sum>>,
+    pub(crate) by_scope: Option<Vec<Sum>>,
+    pub(crate) by_place: Option<Vec<PlaceSum>>,
 }
 
-/// One moment; with the changes of each device.
-fn changes_at(history: &History, moment: Moment) -> Vec<Option<u32>> {
-    let change = history.change_at(moment);
-    // Each device has its own peak.
-    history.devices.iter().map(|device| if moment == Moment::Peak { device.peak_at } else { change }).collect()
+/// By device, in the order of the history; `None` if it is not in the recording.
+type AllHeld<'a> = Vec<Option<Vec<Held<'a>>>>;
+
+/// What is known of what came to `held` at these moments.
+fn known<'a>(history: &History, moments: &[Moment], held: impl FnOnce() -> Vec<Vec<Held<'a>>>) -> AllHeld<'a> {
+    if !moments.iter().all(|moment| history.is_known_at(*moment)) {
+        return history.devices.iter().map(|_| None).collect();
+    }
+    let is_known = |held: &Held<'_>| moments.iter().all(|moment| history.has_kind_at(held.origin.kind, *moment));
+    let known = held().into_iter().map(|mut held| {
+        held.retain(is_known);
+        Some(held)
+    });
+    known.collect()
 }
 
-/// What was live then, by device, in the order of the history.
-fn held_at(history: &History, moment: Moment) -> Vec<Vec<Held<'_>>> {
-    let of_device = |(number, change): (u16, Option<u32>)| {
-        let mut held = history.held_after(change);
-        held.retain(|held| held.device == number);
-        held
-    };
-    (0_u16..).zip(changes_at(history, moment)).map(of_device).collect()
+fn held_at(history: &History, moment: Moment) -> AllHeld<'_> {
+    known(history, &[moment], || history.held_after(&history.changes_at(moment)))
 }
 
-fn held_between(history: &History, from: Moment, to: Moment) -> Vec<Vec<Held<'_>>> {
-    let all = (0_u16..).zip(changes_at(history, from).into_iter().zip(changes_at(history, to)));
-    let of_device = |(number, (from, to)): (u16, (Option<u32>, Option<u32>))| {
-        let mut held = history.held_between(from, to);
-        held.retain(|held| held.device == number);
-        held
-    };
-    all.map(of_device).collect()
+fn held_between(history: &History, from: Moment, to: Moment) -> AllHeld<'_> {
+    let changes = || history.changes_at(from).into_iter().zip(history.changes_at(to)).collect::<Vec<_>>();
+    known(history, &[from, to], || history.held_between(&changes()))
 }
 
-fn figures(history: &History, held: &[Vec<Held<'_>>]) -> Vec<DeviceMoment> {
+fn figures(history: &History, held: &AllHeld<'_>) -> Vec<DeviceMoment> {
     let figures = held.iter().zip(&history.devices).map(|(held, device)| {
-        let on_device = || held.iter().filter(|held| held.origin.kind.is_on_device());
+        let held = held.as_deref();
+        let of_device = |figure: fn(&Held<'_>) -> i64| {
+            let on_device = |held: &&Held<'_>| held.origin.kind.is_on_device();
+            held.map(|held| held.iter().filter(on_device).map(figure).sum())
+        };
         DeviceMoment {
             device: device.device.ordinal,
             simulated: device.device.family == gpumem_core::model::Family::Simulated,
-            bytes: on_device().map(|held| held.bytes).sum(),
-            blocks: on_device().map(|held| held.blocks).sum(),
-            by_kind: sums(sums_by(held, |origin| origin.kind.name().to_owned())),
-            by_library: sums(sums_by(held, Origin::library_or_program)),
-            by_scope: sums(sums_by(held, Origin::scope)),
-            by_place: place_sums(held),
+            bytes: of_device(|held| held.bytes),
+            blocks: of_device(|held| held.blocks),
+            by_kind: held.map(|held| sums(sums_by(held, |origin| origin.kind.name().to_owned()))),
+            by_library: held.map(|held| sums(sums_by(held, Origin::library_or_program))),
+            by_scope: held.map(|held| sums(sums_by(held, Origin::scope))),
+            by_place: held.map(place_sums),
         }
     });
     figures.collect()
+}
+
+/// The bytes in the memory of a device; `?` if they are not in the recording.
+fn amount(held: Option<&[Held<'_>]>) -> (Option<i64>, String) {
+    let on_device = |held: &&Held<'_>| held.origin.kind.is_on_device();
+    let bytes = held.map(|held| held.iter().filter(on_device).map(|held| held.bytes).sum());
+    (bytes, bytes.map_or_else(|| "?".to_owned(), |bytes| signed_amount(bytes).to_string()))
 }
 
 pub(crate) fn at(history: &History, moment: Moment) -> Vec<DeviceMoment> {
@@ -106,18 +115,15 @@ fn time(history: &History, moment: Moment, change: Option<u32>) -> String {
 }
 
 pub(crate) fn write_at(history: &History, moment: Moment, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-    let changes = changes_at(history, moment);
+    let changes = history.changes_at(moment);
     for (at, held) in held_at(history, moment).iter().enumerate() {
         let device = history.devices[at].device;
         let name = history.definitions().device(device).and_then(|defined| defined.name.as_deref());
-        let bytes: i64 = held.iter().filter(|held| held.origin.kind.is_on_device()).map(|held| held.bytes).sum();
-        let title = format!(
-            "{}: {} in use at {}",
-            device_in_words(device, name),
-            signed_amount(bytes),
-            time(history, moment, changes[at])
-        );
-        write_tree(&title, held, Some(bytes.unsigned_abs()), at == 0, out, paint)?;
+        let (bytes, amount) = amount(held.as_deref());
+        let title =
+            format!("{}: {amount} in use at {}", device_in_words(device, name), time(history, moment, changes[at]));
+        let held = held.as_deref().unwrap_or_default();
+        write_tree(&title, held, bytes.map(i64::unsigned_abs), at == 0, out, paint)?;
     }
     if history.devices.is_empty() {
         writeln!(out, "nothing was allocated")?;
@@ -131,20 +137,19 @@ pub(crate) fn write_between(
     out: &mut dyn Write,
     paint: Paint,
 ) -> io::Result<()> {
-    let changes = [from, to].map(|moment| changes_at(history, moment));
+    let changes = [from, to].map(|moment| history.changes_at(moment));
     for (at, held) in held_between(history, from, to).iter().enumerate() {
         let device = history.devices[at].device;
         let name = history.definitions().device(device).and_then(|defined| defined.name.as_deref());
-        let bytes: i64 = held.iter().filter(|held| held.origin.kind.is_on_device()).map(|held| held.bytes).sum();
+        let (bytes, amount) = amount(held.as_deref());
         let title = format!(
-            "{}: {} {} between {} and {}",
+            "{}: {amount} {} between {} and {}",
             device_in_words(device, name),
-            signed_amount(bytes),
-            if bytes < 0 { "(less)" } else { "more" },
+            if bytes.is_some_and(|bytes| bytes < 0) { "(less)" } else { "more" },
             time(history, from, changes[0][at]),
             time(history, to, changes[1][at])
         );
-        write_tree(&title, held, None, at == 0, out, paint)?;
+        write_tree(&title, held.as_deref().unwrap_or_default(), None, at == 0, out, paint)?;
     }
     if history.devices.is_empty() {
         writeln!(out, "nothing was allocated")?;

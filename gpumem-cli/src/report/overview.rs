@@ -3,7 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use gpumem_core::{
-    model::Device,
+    model::{Device, Family},
     report::{Leaks, PeakHolders, counted},
 };
 use serde::Serialize;
@@ -13,7 +13,7 @@ use super::{
     tensors::{TensorMoment, TensorsOverview},
     text::percent,
 };
-use crate::history::{ChangeKind, Held, History, in_words, library_or_program, sums_by};
+use crate::history::{ChangeKind, DeviceHistory, Held, History, Moment, in_words, library_or_program, sums_by};
 
 /// What a recording comes to. The names of the fields are those in JSON.
 #[derive(Clone, Debug, Serialize)]
@@ -22,8 +22,9 @@ pub(crate) struct Overview {
     pub(crate) command: Vec<String>,
     pub(crate) pid: u32,
     pub(crate) seconds: f64,
-    pub(crate) allocations: u64,
-    pub(crate) frees: u64,
+    /// How many there were. `None` if only some of them are in the recording.
+    pub(crate) allocations: Option<u64>,
+    pub(crate) frees: Option<u64>,
     pub(crate) sources: Vec<SourceOverview>,
     /// `None` if the driver refused no allocation.
     pub(crate) refused: Option<Refused>,
@@ -33,7 +34,7 @@ pub(crate) struct Overview {
     pub(crate) not_freed: NotFreed,
     pub(crate) missing: Missing,
     #[serde(skip)]
-    pub(crate) leaks: Option<Leaks>,
+    pub(crate) leaks: Leaks,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -55,16 +56,18 @@ pub(crate) struct DeviceOverview {
     pub(crate) peak_by_library: Vec<Sum>,
     pub(crate) peak_by_scope: Vec<Sum>,
     pub(crate) peak_by_place: Vec<PlaceSum>,
-    /// Managed and pinned host memory, which is not in the peak: the most that was live of each, at its own moment.
-    pub(crate) besides: Vec<Sum>,
+    /// Managed and pinned host memory, which is not in the peak: the most that was live of each, at its own moment. `None` if it is not
+    /// in the recording.
+    pub(crate) besides: Option<Vec<Sum>>,
     pub(crate) live_at_end_bytes: u64,
     pub(crate) pool_reserved_bytes: Option<u64>,
     /// Readings of the whole device, with the context and other processes.
     pub(crate) samples: u64,
     pub(crate) highest_sample_bytes: Option<u64>,
     pub(crate) highest_sample_seconds: Option<f64>,
+    /// The same as the library prints it: only for a report that shows it.
     #[serde(skip)]
-    pub(crate) peak: Option<PeakHolders>,
+    pub(crate) holders: Option<PeakHolders>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -91,7 +94,8 @@ pub(crate) struct PlaceSum {
 pub(crate) struct NotFreed {
     pub(crate) blocks: u64,
     pub(crate) bytes: u64,
-    pub(crate) gone_with_context: u64,
+    /// `None` if it is not in the recording.
+    pub(crate) gone_with_context: Option<u64>,
     pub(crate) places: Vec<NotFreedPlace>,
 }
 
@@ -136,7 +140,7 @@ impl Missing {
         Self {
             incomplete: history.incomplete(),
             begins_after_event: part.filter(|part| !part.is_peaks).map(|part| part.after),
-            has_only_peaks: part.is_some_and(|part| part.is_peaks),
+            has_only_peaks: history.has_only_peaks(),
             begins_after_seconds: history.definitions().process().ran_before.map(|before| before.as_secs_f64()),
             not_intercepted: history.incomplete().is_none()
                 && history.sources().is_empty()
@@ -258,13 +262,17 @@ pub(crate) fn place_sums(held: &[Held<'_>]) -> Vec<PlaceSum> {
 }
 
 impl Overview {
-    pub(crate) fn of(history: &mut History) -> Self {
-        let mut devices: Vec<Device> = history.devices.iter().map(|device| device.device).collect();
-        devices.sort_by_key(|device| (device.family as u8, device.ordinal));
-        let devices = devices.into_iter().map(|device| DeviceOverview::of(history, device)).collect();
-        let leaks = history.reader().leaks();
-        let not_freed = leaks.as_ref().map(NotFreed::of).unwrap_or_default();
-        let changes = |kind: ChangeKind| history.changes.iter().filter(|change| change.kind == kind).count() as u64;
+    pub(crate) fn of(history: &History) -> Self {
+        let held = history.held_after(&history.changes_at(Moment::Peak));
+        let mut devices: Vec<_> = history.devices.iter().zip(held.into_iter().zip(history.most_besides())).collect();
+        devices.sort_by_key(|(of, _)| (of.device.family as u8, of.device.ordinal));
+        let devices =
+            devices.into_iter().map(|(of, (held, besides))| DeviceOverview::of(history, of, held, besides)).collect();
+        let leaks = history.leaks();
+        let changes = |kind: ChangeKind| {
+            let count = || history.changes.iter().filter(|change| change.kind == kind).count() as u64;
+            (!history.has_only_peaks()).then(count)
+        };
         let process = history.definitions().process();
         Self {
             file: history.path.display().to_string(),
@@ -281,14 +289,25 @@ impl Overview {
             refused: Refused::of(history),
             devices,
             torch: TensorsOverview::of(history),
-            not_freed,
+            not_freed: NotFreed::of(&leaks, history.has_only_peaks()),
             missing: Missing::of(history),
             leaks,
         }
     }
 
     pub(crate) fn read(path: &Path) -> Result<Self, crate::failure::Failure> {
-        Ok(Self::of(&mut History::read(path)?))
+        Ok(Self::of(&History::read(path)?))
+    }
+
+    /// The same for the summary of a single recording, which shows the peaks in detail.
+    pub(crate) fn read_in_detail(path: &Path) -> Result<Self, crate::failure::Failure> {
+        let mut history = History::read(path)?;
+        let mut overview = Self::of(&history);
+        for of in &mut overview.devices {
+            let family = if of.simulated { Family::Simulated } else { Family::Cuda };
+            of.holders = history.reader().device_peak(Device { family, ordinal: of.device });
+        }
+        Ok(overview)
     }
 
     /// One line for each thing that is missing.
@@ -320,45 +339,43 @@ impl Overview {
 }
 
 impl NotFreed {
-    fn of(leaks: &Leaks) -> Self {
+    pub(crate) fn of(leaks: &Leaks, has_only_peaks: bool) -> Self {
         let places = leaks.places.iter().map(|place| NotFreedPlace {
             place: place.name.clone(),
             caller: place.caller.clone(),
             blocks: place.blocks,
             bytes: place.bytes.get(),
         });
-        Self { blocks: leaks.blocks, bytes: leaks.bytes.get(), gone_with_context: leaks.gone, places: places.collect() }
+        let gone_with_context = (!has_only_peaks).then_some(leaks.gone);
+        Self { blocks: leaks.blocks, bytes: leaks.bytes.get(), gone_with_context, places: places.collect() }
     }
 }
 
 impl DeviceOverview {
-    fn of(history: &mut History, device: Device) -> Self {
-        let peak = history.reader().device_peak(device);
-        let history = &*history;
-        let known = history.devices.iter().position(|known| known.device == device).unwrap_or_default();
-        let all = &history.devices[known];
+    /// `held` is what was live at its peak.
+    fn of(history: &History, all: &DeviceHistory, held: Vec<Held<'_>>, besides: Vec<(String, i64, i64)>) -> Self {
+        let device = all.device;
         let defined = history.definitions().device(device);
-        let mut held = history.held_after(all.peak_at);
-        held.retain(|held| usize::from(held.device) == known && held.origin.kind.is_on_device());
+        let on_device: Vec<_> = held.into_iter().filter(|held| held.origin.kind.is_on_device()).collect();
         let seconds = |nanos: u64| std::time::Duration::from_nanos(nanos).as_secs_f64();
         Self {
             device: device.ordinal,
-            simulated: device.family == gpumem_core::model::Family::Simulated,
+            simulated: device.family == Family::Simulated,
             name: defined.and_then(|defined| defined.name.clone()),
             total_bytes: defined.and_then(|defined| defined.total).map(gpumem_core::model::Bytes::get),
             peak_bytes: all.peak_at.map(|_| all.peak),
             peak_seconds: all.peak_at.map(|at| seconds(history.time_of(at))),
-            peak_by_kind: sums(sums_by(&held, |origin| origin.kind.name().to_owned())),
-            peak_by_library: sums(sums_by(&held, crate::history::Origin::library_or_program)),
-            peak_by_scope: sums(sums_by(&held, crate::history::Origin::scope)),
-            peak_by_place: place_sums(&held),
-            besides: sums(history.most_besides(u16::try_from(known).unwrap_or_default())),
+            peak_by_kind: sums(sums_by(&on_device, |origin| origin.kind.name().to_owned())),
+            peak_by_library: sums(sums_by(&on_device, crate::history::Origin::library_or_program)),
+            peak_by_scope: sums(sums_by(&on_device, crate::history::Origin::scope)),
+            peak_by_place: place_sums(&on_device),
+            besides: (!history.has_only_peaks()).then(|| sums(besides)),
             live_at_end_bytes: all.live,
             pool_reserved_bytes: all.pool_reserved,
             samples: all.samples,
             highest_sample_bytes: all.highest_sample.map(|(_, memory)| memory.used.get()),
             highest_sample_seconds: all.highest_sample.map(|(time, _)| seconds(time)),
-            peak,
+            holders: None,
         }
     }
 

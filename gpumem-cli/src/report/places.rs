@@ -1,6 +1,7 @@
 //! `--table`: each place, with what it has at the peak and what it ever allocated.
 
 use std::{
+    cmp::Reverse,
     collections::HashMap,
     fmt,
     io::{self, Write},
@@ -9,7 +10,7 @@ use std::{
 use gpumem_core::export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, shortened};
 use serde::Serialize;
 
-use crate::history::{Held, History};
+use crate::history::{Held, History, Moment};
 
 /// One place, over the whole recording.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -21,22 +22,23 @@ pub(crate) struct Place {
     pub(crate) library: Option<String>,
     pub(crate) kind: &'static str,
     pub(crate) device: u32,
-    /// At the peak of its device.
-    pub(crate) at_peak_bytes: i64,
-    pub(crate) at_peak_blocks: i64,
+    /// At the peak of its device. `None` if it is not in the recording.
+    pub(crate) at_peak_bytes: Option<i64>,
+    pub(crate) at_peak_blocks: Option<i64>,
     pub(crate) live_at_end_bytes: i64,
-    /// Ever.
-    pub(crate) allocated_bytes: i64,
-    pub(crate) allocations: i64,
+    /// Ever. `None` if it is not in the recording.
+    pub(crate) allocated_bytes: Option<i64>,
+    pub(crate) allocations: Option<i64>,
 }
 
 /// Those with the most at the peak first.
-pub(crate) fn places(history: &History) -> Vec<Place> {
+pub(crate) fn places<'a>(history: &'a History) -> Vec<Place> {
     let mut places: Vec<Place> = Vec::new();
     let mut known = HashMap::new();
-    let mut of = |held: &Held<'_>, add: &dyn Fn(&mut Place)| {
+    let is_whole = !history.has_only_peaks();
+    let mut of = |held: &Held<'a>, add: &dyn Fn(&mut Place)| {
         let origin = held.origin;
-        let key = (held.device, origin.path.clone(), origin.place(), origin.caller.clone(), origin.kind);
+        let key = (held.device, &origin.path, origin.place(), &origin.caller, origin.kind);
         let at = *known.entry(key).or_insert_with(|| {
             places.push(Place {
                 scope: origin.path.clone(),
@@ -45,6 +47,10 @@ pub(crate) fn places(history: &History) -> Vec<Place> {
                 library: origin.library.clone(),
                 kind: origin.kind.name(),
                 device: history.devices[usize::from(held.device)].device.ordinal,
+                at_peak_bytes: history.has_kind_at(origin.kind, Moment::Peak).then_some(0),
+                at_peak_blocks: history.has_kind_at(origin.kind, Moment::Peak).then_some(0),
+                allocated_bytes: is_whole.then_some(0),
+                allocations: is_whole.then_some(0),
                 ..Place::default()
             });
             places.len() - 1
@@ -53,26 +59,28 @@ pub(crate) fn places(history: &History) -> Vec<Place> {
     };
     for held in history.allocated() {
         of(&held, &|place| {
-            place.allocated_bytes += held.bytes;
-            place.allocations += held.blocks;
+            add_to(&mut place.allocated_bytes, held.bytes);
+            add_to(&mut place.allocations, held.blocks);
         });
     }
-    for (number, device) in (0_u16..).zip(&history.devices) {
-        for held in history.held_after(device.peak_at).iter().filter(|held| held.device == number) {
-            of(held, &|place| {
-                place.at_peak_bytes += held.bytes;
-                place.at_peak_blocks += held.blocks;
-            });
-        }
+    for held in history.held_after(&history.changes_at(Moment::Peak)).iter().flatten() {
+        of(held, &|place| {
+            add_to(&mut place.at_peak_bytes, held.bytes);
+            add_to(&mut place.at_peak_blocks, held.blocks);
+        });
     }
-    for held in history.held_after(history.last_change()) {
-        of(&held, &|place| place.live_at_end_bytes += held.bytes);
+    for held in history.held_after(&history.changes_at(Moment::End)).iter().flatten() {
+        of(held, &|place| place.live_at_end_bytes += held.bytes);
     }
     places.sort_by(|a, b| {
-        let order = |place: &Place| (-place.at_peak_bytes, -place.allocated_bytes);
+        let order = |place: &Place| (Reverse(place.at_peak_bytes), Reverse(place.allocated_bytes));
         order(a).cmp(&order(b)).then_with(|| (&a.scope, &a.name).cmp(&(&b.scope, &b.name)))
     });
     places
+}
+
+fn add_to(sum: &mut Option<i64>, more: i64) {
+    *sum = sum.map(|sum| sum + more);
 }
 
 /// So many rows are printed; JSON has all.
@@ -98,9 +106,12 @@ struct Places<'a>(&'a [Place]);
 
 impl Show for Places<'_> {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
-        let in_use = Amounts::of(self.0.iter().flat_map(|place| [place.at_peak_bytes, place.live_at_end_bytes]));
-        let total = Amounts::of(self.0.iter().map(|place| place.allocated_bytes));
-        let highest = self.0.iter().map(|place| place.at_peak_bytes).max().unwrap_or(0);
+        let in_use = Amounts::of(
+            self.0.iter().flat_map(|place| place.at_peak_bytes.into_iter().chain([place.live_at_end_bytes])),
+        );
+        let total = Amounts::of(self.0.iter().filter_map(|place| place.allocated_bytes));
+        let highest = self.0.iter().filter_map(|place| place.at_peak_bytes).max().unwrap_or(0);
+        let known = |figure: Option<i64>, show: &dyn Fn(i64) -> String| figure.map_or_else(|| "?".to_owned(), show);
         let mut table = Table::new()
             .column("scope: place", Fit::LeftCutFront)
             .column("kind", Fit::Left)
@@ -114,12 +125,12 @@ impl Show for Places<'_> {
             let cells = [
                 format!("{scope}{}", place.name),
                 place.kind.to_owned(),
-                in_use.show(place.at_peak_bytes),
+                known(place.at_peak_bytes, &|bytes| in_use.show(bytes)),
                 in_use.show(place.live_at_end_bytes),
-                total.show(place.allocated_bytes),
-                place.allocations.to_string(),
+                known(place.allocated_bytes, &|bytes| total.show(bytes)),
+                known(place.allocations, &|count| count.to_string()),
             ];
-            table.row(cells.map(Cell::from).into_iter().chain([Cell::bar(place.at_peak_bytes, highest)]));
+            table.row(cells.map(Cell::from).into_iter().chain([Cell::bar(place.at_peak_bytes.unwrap_or(0), highest)]));
             if let Some(caller) = &place.caller {
                 table.note(1, &format!("from {caller}"));
             }

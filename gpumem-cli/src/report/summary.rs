@@ -43,11 +43,13 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
         write_refused(refused, &overview.file, out, paint)?;
     }
     let Overview { file, command, pid, seconds, allocations, frees, sources, devices, torch, leaks, .. } = overview;
-    let count = counted(*allocations, "allocation", "allocations");
+    let number =
+        |count: &Option<u64>, one, many| count.map_or_else(|| format!("? {many}"), |count| counted(count, one, many));
+    let count = number(allocations, "allocation", "allocations");
     let heading = format!("{}: {count}", shortened(file, paint.width().saturating_sub(2 + count.len())));
     writeln!(out, "{}", paint.on(Role::Heading, heading))?;
     let duration = in_words(Duration::from_secs_f64(seconds.max(0.0)));
-    let process = format!("process {pid}, {duration}, {}", counted(*frees, "free", "frees"));
+    let process = format!("process {pid}, {duration}, {}", number(frees, "free", "frees"));
     // At least the name of the program, and at most 60 characters.
     let room = paint.width().saturating_sub(2 + process.len()).clamp(20, 60);
     let command =
@@ -75,7 +77,7 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
             None => {}
         }
     }
-    if let Some(leaks) = leaks.as_ref().filter(|_| *allocations > 0) {
+    if *allocations != Some(0) {
         if is_as_at_peaks(leaks, devices) {
             let (blocks, bytes) = (counted(leaks.blocks, "block", "blocks"), leaks.bytes);
             let text = format!("{blocks} ({bytes}) not freed at the end: as much as at the peak (--leaks shows them)");
@@ -114,7 +116,7 @@ fn write_device(device: &DeviceOverview, out: &mut dyn Write, paint: Paint) -> i
         writeln!(out, "{}: nothing was allocated", one_line(&device.words()))?;
         return write_samples(device, out);
     };
-    match &device.peak {
+    match &device.holders {
         Some(holders) => writeln!(out, "{}", InPaint(holders, paint))?,
         None => writeln!(out, "{}: the peak was {}", one_line(&device.words()), Bytes::new(peak))?,
     }
@@ -140,13 +142,14 @@ fn write_device(device: &DeviceOverview, out: &mut dyn Write, paint: Paint) -> i
         let how = "build it with -g, or with Cargo's debug = \"line-tables-only\" and strip = false";
         line(out, "no line", &format!("{share} of the peak is of code without debug information: {how}"))?;
     }
-    if !device.besides.is_empty() {
-        let words: Vec<_> = device
-            .besides
-            .iter()
-            .map(|sum| format!("{} at most {}", sum.name, Bytes::new(sum.bytes.unsigned_abs())))
-            .collect();
-        line(out, "besides", &format!("{}, which are not in the peak", words.join(", ")))?;
+    match &device.besides {
+        None => line(out, "besides", "? (managed and pinned host memory at the peak is not in the recording)")?,
+        Some(besides) if !besides.is_empty() => {
+            let sum = |sum: &Sum| format!("{} at most {}", sum.name, Bytes::new(sum.bytes.unsigned_abs()));
+            let words: Vec<_> = besides.iter().map(sum).collect();
+            line(out, "besides", &format!("{}, which are not in the peak", words.join(", ")))?;
+        }
+        Some(_) => {}
     }
     if let Some(name) = &device.name {
         let total = device.total_bytes.map(|total| format!(", {}", Bytes::new(total))).unwrap_or_default();

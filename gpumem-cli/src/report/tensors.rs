@@ -86,8 +86,8 @@ impl TensorMoment {
         let origins = history.tensors.as_ref().map(|tensors| &*tensors.origins).unwrap_or_default();
         let State { segments, tensors: live } = &state;
         let (mut beside, mut unused) = (0, 0);
-        for (begin, bytes) in segments {
-            let used: u64 = state.within(*begin, *bytes).map(|(_, tensor)| tensor.bytes).sum();
+        for (begin, bytes, room) in state.segments() {
+            let used: u64 = state.within(begin, room).map(|(_, tensor)| tensor.bytes).sum();
             match used {
                 0 => unused += bytes,
                 used => beside += bytes.saturating_sub(used),

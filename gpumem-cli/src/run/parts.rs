@@ -1,13 +1,14 @@
 //! `--max-size`: the recording of the newest events is in two files while the program runs.
 
 use std::{
+    collections::HashSet,
     fs::{self, File},
     io::{self, BufReader, BufWriter, Write},
     os::unix::fs::MetadataExt,
     path::Path,
 };
 
-use gpumem_core::capture::{Item, Writer, items_of, new_path, old_path};
+use gpumem_core::capture::{Interception, Item, Writer, for_each_item, new_path, old_path};
 
 use crate::files;
 
@@ -18,14 +19,23 @@ pub(super) fn join(recording: &Path) -> io::Result<()> {
         // The process was killed before the newer part was there under this name.
         fs::remove_file(&old)?;
     } else if old.exists() {
-        let read = |path: &Path| Ok::<_, io::Error>(items_of(BufReader::new(files::open_to_read(path)?))?.0);
-        let (older, newer) = (read(&old)?, read(recording)?);
+        let read = |path: &Path| Ok::<_, io::Error>(BufReader::new(files::open_to_read(path)?));
+        let mut join = Join::default();
+        for_each_item(read(recording)?, |item| {
+            if let Item::Part(part) = item {
+                join.after.get_or_insert(part.after);
+            }
+            Ok(())
+        })?;
         // What lies there is not opened: it may be a pipe.
         _ = fs::remove_file(&new);
         let mut writer = Writer::new(BufWriter::new(File::options().write(true).create_new(true).open(&new)?))?;
-        for item in older.iter().chain(newer.iter().filter(|item| follows(item, &older, &newer))) {
-            writer.write(item)?;
-        }
+        for_each_item(read(&old)?, |item| {
+            writer.write(&item)?;
+            join.older(item);
+            Ok(())
+        })?;
+        for_each_item(read(recording)?, |item| if join.follows(&item) { writer.write(&item) } else { Ok(()) })?;
         writer.finish()?.flush()?;
         fs::rename(&new, recording)?;
         fs::remove_file(&old)?;
@@ -42,20 +52,44 @@ fn is_same_file(a: &Path, b: &Path) -> bool {
     matches!((identity(a), identity(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// Whether an item of the newer part is not in the older one. The newer part begins with what was live.
-fn follows(item: &Item, older: &[Item], newer: &[Item]) -> bool {
-    let after = newer.iter().find_map(|item| match item {
-        Item::Part(part) => Some(part.after),
-        _ => None,
-    });
-    match item {
-        Item::Process(_) | Item::Part(_) => false,
-        Item::Event(event) => Some(event.number) > after,
-        Item::Clock(pair) => !older.iter().any(|item| matches!(item, Item::Clock(known) if known.ticks >= pair.ticks)),
-        // Counts and sources of both parts would be there twice.
-        Item::Missed(_) | Item::Interception(_) => !older.contains(item),
-        _ => true,
+/// What decides which items of the newer part are written.
+#[derive(Default)]
+struct Join {
+    /// The newer part has only what was live of the events up to this number.
+    after: Option<u64>,
+    /// The newest clock of the older part.
+    ticks: Option<u64>,
+    /// The counts and the sources of the older part.
+    missed: HashSet<u64>,
+    sources: HashSet<String>,
+}
+
+impl Join {
+    fn older(&mut self, item: Item) {
+        match item {
+            Item::Clock(pair) => self.ticks = self.ticks.max(Some(pair.ticks)),
+            Item::Missed(count) => _ = self.missed.insert(count),
+            Item::Interception(by) => _ = self.sources.insert(source(&by)),
+            _ => {}
+        }
     }
+
+    /// Whether an item of the newer part is not in the older one. The newer part begins with what was live.
+    fn follows(&self, item: &Item) -> bool {
+        match item {
+            Item::Process(_) | Item::Part(_) => false,
+            Item::Event(event) => Some(event.number) > self.after,
+            Item::Clock(pair) => self.ticks < Some(pair.ticks),
+            // Counts and sources of both parts would be there twice.
+            Item::Missed(count) => !self.missed.contains(count),
+            Item::Interception(by) => !self.sources.contains(&source(by)),
+            _ => true,
+        }
+    }
+}
+
+fn source(by: &Interception) -> String {
+    format!("{} {}", by.source.name(), by.library)
 }
 
 #[cfg(test)]
@@ -63,7 +97,7 @@ mod tests {
     use std::{path::PathBuf, time::Duration};
 
     use gpumem_core::{
-        capture::RecordedEvent,
+        capture::{RecordedEvent, items_of},
         model::{EventKind, ThreadId},
     };
 

@@ -1,6 +1,7 @@
 //! What is done with the recordings when the program has ended.
 
 use std::{
+    collections::{BTreeSet, HashMap, HashSet},
     fs::{self, File},
     io,
     path::{Path, PathBuf},
@@ -9,7 +10,7 @@ use std::{
 
 use gpumem::__private::{LockFile, SharedMemory};
 use gpumem_core::{
-    capture::{End, Item, RecordedEvent, has_ring, items_of, recover},
+    capture::{CodeAddress, End, Item, ModuleDefinition, RecordedEvent, for_each_item, has_ring, recover},
     model::EventKind,
 };
 
@@ -76,22 +77,12 @@ enum Found {
 
 /// The devices on which the process allocated. An empty recording is removed.
 fn devices_of(path: &Path, keeps_empty: bool) -> io::Result<Found> {
-    let Some(items) = complete(path)? else { return Ok(Found::Unfinished) };
-    let block = |item: &Item| match item {
-        Item::Event(RecordedEvent { kind: EventKind::Alloc { block, .. }, .. }) => Some(*block),
-        _ => None,
-    };
-    let blocks = || items.iter().filter_map(block);
-    if blocks().next().is_none() && !keeps_empty {
+    let Some(content) = complete(path)? else { return Ok(Found::Unfinished) };
+    if !content.has_blocks && !keeps_empty {
         fs::remove_file(path)?;
         return Ok(Found::Nothing);
     }
-    // Memory of the host has the number of a device that says nothing.
-    let on_devices = blocks().filter(|block| block.kind.is_on_device());
-    let mut devices: Vec<u32> = on_devices.map(|block| block.device.ordinal).collect();
-    devices.sort_unstable();
-    devices.dedup();
-    Ok(Found::Devices(devices))
+    Ok(Found::Devices(content.devices.into_iter().collect()))
 }
 
 /// What a recording consists of is not all in its file.
@@ -106,12 +97,55 @@ pub(crate) fn mark(recording: &Path) -> PathBuf {
     mark.into()
 }
 
-/// Adds what a killed process left in its ring, and the functions at the addresses of stacks. Returns the items that were there before;
+/// What has to be known of a recording to complete it.
+#[derive(Debug, Default)]
+pub(crate) struct Content {
+    /// When its session began, since 1970.
+    pub(super) began: Option<Duration>,
+    pub(super) modules: HashMap<u32, ModuleDefinition>,
+    /// The addresses of its stacks that stand for nothing yet.
+    pub(super) addresses: BTreeSet<CodeAddress>,
+    /// The largest number of a stack.
+    pub(super) last_stack: u32,
+    /// The history of a caching allocator is there.
+    pub(super) has_allocator: bool,
+    has_blocks: bool,
+    devices: BTreeSet<u32>,
+}
+
+/// So many addresses are looked up.
+const MOST_ADDRESSES: usize = 1 << 20;
+
+impl Content {
+    fn add(&mut self, item: Item, known: &mut HashSet<CodeAddress>) {
+        match item {
+            Item::Process(process) => _ = self.began.get_or_insert(process.began),
+            Item::Module(module) => _ = self.modules.insert(module.id, module),
+            Item::Stack(stack) => {
+                self.last_stack = self.last_stack.max(stack.id.0);
+                let room = MOST_ADDRESSES.saturating_sub(self.addresses.len());
+                self.addresses.extend(stack.addresses.into_iter().take(room));
+            }
+            Item::Symbols(symbols) => _ = known.insert(symbols.address),
+            Item::Allocator(_) => self.has_allocator = true,
+            Item::Event(RecordedEvent { kind: EventKind::Alloc { block, .. }, .. }) => {
+                self.has_blocks = true;
+                // Memory of the host has the number of a device that says nothing.
+                if block.kind.is_on_device() {
+                    self.devices.insert(block.device.ordinal);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Adds what a killed process left in its ring, and the functions at the addresses of stacks. Returns what was there before;
 /// `None` if the process runs still.
 ///
 /// # Errors
 /// Of reading and writing. The recording is readable up to where it was before.
-pub(crate) fn complete(path: &Path) -> io::Result<Option<Vec<Item>>> {
+pub(crate) fn complete(path: &Path) -> io::Result<Option<Content>> {
     // Of all that complete it at the same time, one does it; the others wait until it is complete.
     let lock = place::lock_file(path, "completing");
     let _turn = LockFile::wait(&lock, PATIENCE, || {
@@ -121,21 +155,26 @@ pub(crate) fn complete(path: &Path) -> io::Result<Option<Vec<Item>>> {
     // Until all is added, no process begins a recording with this name.
     let Some(_ended) = recover(path, &SharedMemory)? else { return Ok(None) };
     parts::join(path)?;
-    let (items, end) = items_of(io::BufReader::new(files::open_to_read(path)?))?;
+    let (mut content, mut known) = (Content::default(), HashSet::new());
+    let end = for_each_item(io::BufReader::new(files::open_to_read(path)?), |item| {
+        content.add(item, &mut known);
+        Ok(())
+    })?;
+    content.addresses.retain(|address| !known.contains(address));
     match end {
         End::Complete => {}
         // The disk was full. What is added has to follow a complete record.
         End::Cut { at } => files::open(path, File::options().write(true))?.set_len(at)?,
-        End::Damaged { .. } => return Ok(Some(items)),
+        End::Damaged { .. } | End::AboveLimit { .. } => return Ok(Some(content)),
     }
-    if let Err(error) = symbols::add(path, &items) {
+    if let Err(error) = symbols::add(path, &content) {
         let what = format!("`{}` lacks the functions of stacks", path.display());
         terminal::error(&Failure::new(what, error, ""));
     }
-    if let Err(error) = torch::add(path, &items) {
+    if let Err(error) = torch::add(path, &content) {
         let what = format!("`{}` lacks the history of PyTorch's allocator", path.display());
         terminal::error(&Failure::new(what, error, ""));
     }
     _ = fs::remove_file(mark(path));
-    Ok(Some(items))
+    Ok(Some(content))
 }

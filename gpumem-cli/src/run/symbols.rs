@@ -3,7 +3,6 @@
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, BTreeSet, HashMap},
     fs::File,
     io::{self, Seek, SeekFrom},
     path::Path,
@@ -13,29 +12,19 @@ use addr2line::Loader;
 use gpumem_core::capture::{CodeAddress, Item, ModuleDefinition, Symbol, SymbolsDefinition, Writer};
 use object::{Object, ObjectSegment, ReadCache};
 
+use super::recordings::Content;
 use crate::files;
 
-/// Adds what the addresses stand for to a complete recording, which has these items.
-pub(super) fn add(recording: &Path, items: &[Item]) -> io::Result<()> {
-    let mut modules = HashMap::new();
-    let (mut addresses, mut known) = (BTreeMap::<u32, BTreeSet<u64>>::new(), BTreeSet::new());
-    for item in items {
-        match item {
-            Item::Module(module) => _ = modules.insert(module.id, module),
-            Item::Stack(stack) => stack.addresses.iter().for_each(|address| {
-                addresses.entry(address.module).or_default().insert(address.offset);
-            }),
-            Item::Symbols(symbols) => _ = known.insert((symbols.address.module, symbols.address.offset)),
-            _ => {}
-        }
-    }
+/// Adds what the addresses stand for to a complete recording, which has this.
+pub(super) fn add(recording: &Path, content: &Content) -> io::Result<()> {
+    let addresses: Vec<_> = content.addresses.iter().collect();
     let mut file = files::open(recording, File::options().append(true))?;
     let end = file.seek(SeekFrom::End(0))?;
     let mut writer = Writer::append(&file, end);
-    for (module, offsets) in addresses {
-        let Some(module) = modules.get(&module) else { continue };
-        let offsets = offsets.into_iter().filter(|offset| !known.contains(&(module.id, *offset)));
-        for symbols in of_module(module, offsets) {
+    // They are sorted.
+    for addresses in addresses.chunk_by(|a, b| a.module == b.module) {
+        let Some(module) = content.modules.get(&addresses[0].module) else { continue };
+        for symbols in of_module(module, addresses.iter().map(|address| address.offset)) {
             writer.write(&Item::Symbols(symbols))?;
         }
     }

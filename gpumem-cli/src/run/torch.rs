@@ -21,6 +21,7 @@ use gpumem_core::{
 use gpumem_inject::variable;
 use serde_json::Value;
 
+use super::recordings::Content;
 use crate::{files, history::tensors::remove_range};
 
 /// Lines of Python have addresses from here on: no code has such ones, nor have the lines of the recording.
@@ -44,20 +45,20 @@ pub(super) fn is_there(recording: &Path) -> bool {
     files(recording).iter().any(|file| file.exists())
 }
 
-/// Adds the history to a complete recording, which has these items.
-pub(super) fn add(recording: &Path, items: &[Item]) -> io::Result<()> {
+/// Adds the history to a complete recording, which has this.
+pub(super) fn add(recording: &Path, content: &Content) -> io::Result<()> {
     let [file, part] = files(recording);
     let is_complete = file.exists();
     let from = if is_complete { &file } else { &part };
     if !from.exists() {
         return Ok(());
     }
-    if !items.iter().any(|item| matches!(item, Item::Allocator(_))) {
+    if !content.has_allocator {
         let dump = Dump::read(BufReader::new(files::open_to_read(from)?), is_complete)?;
         let mut to = files::open(recording, File::options().append(true))?;
         let end = to.seek(SeekFrom::End(0))?;
         let mut writer = Writer::append(&to, end);
-        write(&dump, items, &mut writer)?;
+        write(&dump, content, &mut writer)?;
         writer.flush()?;
     }
     for file in [file, part] {
@@ -387,19 +388,11 @@ fn size(segments: &Segments, occupied: &BTreeMap<u64, u64>, settings: &Settings,
 }
 
 /// Writes the history as items.
-fn write(dump: &Dump, items: &[Item], writer: &mut Writer<&File>) -> io::Result<()> {
-    let began = items.iter().find_map(|item| match item {
-        Item::Process(process) => Some(process.began),
-        _ => None,
-    });
-    let began = began.unwrap_or_default();
+fn write(dump: &Dump, content: &Content, writer: &mut Writer<&File>) -> io::Result<()> {
+    let began = content.began.unwrap_or_default();
     let time = |micros: u64| Duration::from_micros(micros).saturating_sub(began);
-    let stacks = items.iter().filter_map(|item| match item {
-        Item::Stack(stack) => Some(stack.id.0),
-        _ => None,
-    });
-    let first = stacks.max().unwrap_or(0) + 1;
-    let stack = |number: u32| if number == 0 { StackId::NONE } else { StackId(first + number - 1) };
+    let first = content.last_stack.saturating_add(1);
+    let stack = |number: u32| if number == 0 { StackId::NONE } else { StackId(first.saturating_add(number - 1)) };
     let address = |frame: u32| CodeAddress { module: 0, offset: LINES | u64::from(frame) };
     for (number, symbol) in (0..).zip(&dump.frames) {
         writer.write(&Item::Symbols(SymbolsDefinition { address: address(number), symbols: vec![symbol.clone()] }))?;

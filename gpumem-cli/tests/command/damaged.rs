@@ -3,11 +3,11 @@
 
 use std::{
     fs,
-    io::Read,
+    io::{Read, Write},
     path::{Path, PathBuf},
 };
 
-use flate2::{Crc, read::DeflateDecoder};
+use flate2::{Compression, Crc, read::DeflateDecoder, write::DeflateEncoder};
 
 use crate::{
     file,
@@ -15,16 +15,16 @@ use crate::{
     ran,
 };
 
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(self.0 >> 33).expect("it has 31 bits") % bound
     }
 
     /// Changes, removes, adds or repeats a few bytes.
-    fn damage(&mut self, bytes: &mut Vec<u8>) {
+    pub(crate) fn damage(&mut self, bytes: &mut Vec<u8>) {
         for _ in 0..=self.below(3) {
             let at = self.below(bytes.len());
             let rest = bytes.len() - at;
@@ -60,10 +60,10 @@ fn ends_well(arguments: &[&str]) -> bool {
     ran.code == Some(2)
 }
 
-const HEADER: usize = 16;
+pub(crate) const HEADER: usize = 16;
 
 /// The items of each record of a recording.
-fn records(file: &[u8]) -> Vec<Vec<u8>> {
+pub(crate) fn records(file: &[u8]) -> Vec<Vec<u8>> {
     let mut records = Vec::new();
     let mut rest = &file[HEADER..];
     while let Some((header, stored)) = rest.split_at_checked(HEADER) {
@@ -81,16 +81,43 @@ fn records(file: &[u8]) -> Vec<Vec<u8>> {
     records
 }
 
-/// A recording of these records, with checksums that are correct.
-fn recording(begin: &[u8], records: &[Vec<u8>]) -> Vec<u8> {
+/// A recording of these records, with checksums that are correct. If it is `dense`, they are as short as a reader allows.
+pub(crate) fn recording(begin: &[u8], records: &[Vec<u8>], dense: bool) -> Vec<u8> {
     let mut file = begin.to_vec();
     for items in records {
-        let length = u32::try_from(items.len()).expect("it is small").to_le_bytes();
-        let header = [&[1, 0, 0, 0][..], &length, &length].concat();
-        let mut sum = Crc::new();
-        sum.update(&header);
-        sum.update(items);
-        file.extend([&*header, &sum.sum().to_le_bytes(), items].concat());
+        match dense.then(|| compressed(items)).filter(|stored| stored.len() < items.len()) {
+            Some(stored) => file.extend(record([1, 1], items.len(), &stored)),
+            None => file.extend(record([1, 0], items.len(), items)),
+        }
+    }
+    file
+}
+
+/// A record of this type and method.
+fn record(kind: [u8; 2], plain: usize, stored: &[u8]) -> Vec<u8> {
+    let [plain, length] = [plain, stored.len()].map(|length| u32::try_from(length).expect("it is small").to_le_bytes());
+    let header = [&kind[..], &[0, 0], &length, &plain].concat();
+    let mut sum = Crc::new();
+    sum.update(&header);
+    sum.update(stored);
+    [&*header, &sum.sum().to_le_bytes(), stored].concat()
+}
+
+/// A byte may come to 64. Blocks without bytes make what would come to more as long as it has to be.
+fn compressed(items: &[u8]) -> Vec<u8> {
+    let mut stored = DeflateEncoder::new(Vec::new(), Compression::best());
+    stored.write_all(items).expect("memory takes all");
+    let stored = stored.finish().expect("memory takes all");
+    let least = items.len().saturating_sub(4096).div_ceil(64);
+    let empty = [0, 0, 0, 0xff, 0xff].repeat(least.saturating_sub(stored.len()).div_ceil(5));
+    [empty, stored].concat()
+}
+
+/// The recording with so many bytes: the rest are records of a type that nobody knows.
+pub(crate) fn padded(mut file: Vec<u8>, bytes: usize) -> Vec<u8> {
+    while file.len() + 2 * HEADER < bytes {
+        let length = (bytes - file.len() - HEADER).min(1 << 20);
+        file.extend(record([200, 0], length, &vec![0; length]));
     }
     file
 }
@@ -105,7 +132,9 @@ fn path(name: &str) -> (PathBuf, String) {
 fn damaged_recordings() {
     let whole = Made::new("train").training(3, 5, MIB).file();
     let parts = records(&whole);
-    assert_eq!(records(&recording(&whole[..HEADER], &parts)), parts);
+    for dense in [false, true] {
+        assert_eq!(records(&recording(&whole[..HEADER], &parts, dense)), parts);
+    }
     let (path, name) = path("damaged.capture");
     let out = file("damaged.out").into_os_string().into_string().expect("the name is text");
     let views = [
@@ -130,7 +159,7 @@ fn damaged_recordings() {
             let mut parts = parts.clone();
             let at = random.below(parts.len());
             random.damage(&mut parts[at]);
-            recording(&whole[..HEADER], &parts)
+            recording(&whole[..HEADER], &parts, round % 2 == 0)
         };
         fs::write(&path, damaged).expect("the file can be written");
         refused += usize::from(ends_well(&[&*views[round % views.len()], &[&*name]].concat()));

@@ -228,6 +228,22 @@ fn pprof_has_what_is_live_and_what_was_allocated() {
     );
 }
 
+/// The events of a trace of this type.
+fn events_of(trace: &[u8], kind: u64) -> Vec<Fields> {
+    let packets = Fields::of(trace).messages(1);
+    packets.iter().flat_map(|packet| packet.messages(11)).filter(|event| event.number(9) == Some(kind)).collect()
+}
+
+/// The values of all counters of a trace.
+pub(crate) fn counters(trace: &[u8]) -> Vec<i64> {
+    events_of(trace, 4).iter().map(|event| event.number(30).expect("it has a value").cast_signed()).collect()
+}
+
+/// What a trace says of single moments.
+pub(crate) fn instants(trace: &[u8]) -> Vec<String> {
+    events_of(trace, 3).iter().map(|event| event.text(23).expect("it has a name")).collect()
+}
+
 #[test]
 fn perfetto_has_counters_and_slices() {
     let trace = Fields::of(&bytes("perfetto", &training("perfetto.capture")));
@@ -415,7 +431,7 @@ pub(crate) fn rows(file: &std::path::Path) -> Vec<Row> {
     reader.get_row_iter(None).expect("it has rows").map(|row| row.expect("it is readable")).collect()
 }
 
-fn field<'a>(row: &'a Row, name: &str) -> &'a Field {
+pub(crate) fn field<'a>(row: &'a Row, name: &str) -> &'a Field {
     row.get_column_iter().find(|(column, _)| *column == name).map(|(_, field)| field).expect("the column is there")
 }
 

@@ -113,6 +113,11 @@ impl Made {
         self.clock();
     }
 
+    /// The clock goes on to this time.
+    pub(crate) fn wait_until(&mut self, micros: u64) {
+        self.wait(micros - self.micros);
+    }
+
     /// The next events are of this thread.
     pub(crate) fn on_thread(&mut self, thread: u32) {
         self.thread = ThreadId(thread);

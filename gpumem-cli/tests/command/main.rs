@@ -2,14 +2,18 @@
 
 mod book;
 mod conventions;
+mod costs;
 mod damaged;
 mod diff;
 mod estimate;
 mod formats;
+mod fuzz;
+mod limits;
 #[allow(dead_code, reason = "the tests of the library use the rest")]
 mod made;
 mod names;
 mod page;
+mod parts;
 mod report;
 mod widths;
 

@@ -116,8 +116,10 @@ vm.runInThisContext(script);
       const { bands, left } = bandsOf(data, pool, 0, last, 50);
       const overlap = bands.some((a) => bands.some((b) => a.block < b.block && data.born[b.block] < data.died[a.block]
         && a.offset < b.offset + data.bytes[b.block] && b.offset < a.offset + data.bytes[a.block]));
+      const known = [250, 600, 850].map((millis) => knownIn(data, curves, millis * 1e6, (millis + 1) * 1e6))
+        .concat(knownIn(data, curves, recording.end, recording.end * 1.005));
       const segments = recording.allocator && series(data, { ...pool, isOnDevice: false }, 'kind').sum;
-      all.push({ segments: segments && [segments[curves.peakAt], segments[last]], peakTime: data.time[curves.peakAt], peakWords: timeInWords(data.time[curves.peakAt]), name: pool.name, isOnDevice: pool.isOnDevice, peak: curves.sum[curves.peakAt], end: live, wrong, moments, bands: bands.length, left, overlap,
+      all.push({ segments: segments && [segments[curves.peakAt], segments[last]], peakTime: data.time[curves.peakAt], peakWords: timeInWords(data.time[curves.peakAt]), name: pool.name, isOnDevice: pool.isOnDevice, peak: curves.sum[curves.peakAt], end: live, wrong, moments, bands: bands.length, left, overlap, known, curve: recording.curve,
         places: placesOf(data, heldAfter(data, pool, curves.peakAt)).slice(0, 1) });
     }
   }
@@ -125,7 +127,7 @@ vm.runInThisContext(script);
 })();
 ";
 
-fn computed(path: &str) -> Option<Value> {
+pub(crate) fn computed(path: &str) -> Option<Value> {
     let driver = file("driver.js");
     fs::write(&driver, DRIVER).expect("the driver is written");
     let output = match Command::new("node").arg(&driver).arg(path).output() {

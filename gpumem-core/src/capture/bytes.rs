@@ -131,6 +131,9 @@ impl<'a> Input<'a> {
 
     pub(super) fn text(&mut self) -> Result<String> {
         let length = self.number()?;
+        if length > LONGEST_TEXT as u64 {
+            return Err(Malformed("a text is longer than a text can be"));
+        }
         let text = String::from_utf8_lossy(self.part(length)?.bytes).into_owned();
         // A cut text has all the room that its last character leaves.
         self.cut_texts += u64::from(text.len() > LONGEST_TEXT - 4 && text.ends_with(CUT));

@@ -3,7 +3,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{allocator::AllocatorEvents, event::RecordedEvent};
+use super::{
+    allocator::AllocatorEvents,
+    budget::{Budget, Exceeded},
+    event::RecordedEvent,
+};
 use crate::model::{Block, Bytes, Device, EventKind, Gauge, GpuMemory, Key, PoolUsage, ScopeId, ScopeSpec, ThreadId};
 
 /// Threads that run at one time.
@@ -14,8 +18,6 @@ const MOST_DEVICES: u32 = 1 << 8;
 const MOST_SCOPES: usize = 1 << 17;
 /// Scopes that one thread is in.
 const DEEPEST: u32 = 1 << 14;
-/// Live blocks.
-const MOST_BLOCKS: u64 = 1 << 24;
 /// Live blocks whose keys have the same hash, as far as it decides where they lie.
 const MOST_ALIKE: u32 = 1 << 12;
 /// The ledger keeps 48 bits of the number of an event.
@@ -28,14 +30,30 @@ const MOST_BYTES: u64 = 1 << 46;
 const MOST_LIVE: u64 = 1 << 54;
 /// Bytes that were ever allocated.
 const MOST_ALLOCATED: u64 = 1 << 62;
-/// Events of a caching allocator.
-const MOST_ALLOCATOR_EVENTS: u64 = 1 << 24;
 /// Events that were lost.
 const MOST_LOST: u64 = 1 << 48;
 /// Functions that the driver has.
 const MOST_FUNCTIONS: u64 = 1 << 10;
 /// Scopes that own numbers of the reader are from here on.
 pub(super) const FIRST_OWN_SCOPE: u64 = 1 << 62;
+
+/// What a reader and the report that is made need for each live block, about: an entry of the ledger and the place of the block in lists.
+const LIVE_BLOCK: u64 = 128;
+/// For each change of what is live, and for each block that ever was, besides.
+const CHANGE: u64 = 32;
+const BLOCK: u64 = 32;
+/// For each time that a scope is open, and besides while it is.
+const SCOPE: u64 = 64;
+const OPEN_SCOPE: u64 = 640;
+/// For each refused allocation.
+const REFUSAL: u64 = 96;
+/// For each event of a caching allocator.
+const ALLOCATOR_EVENT: u64 = 112;
+
+/// The steps that an event takes, one of scopes, and one after which frees may be missing.
+const EVENT: u64 = 20;
+pub(super) const SCOPE_EVENT: u64 = 400;
+pub(super) const LOST: u64 = 4_000;
 
 /// Why an item is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +62,14 @@ pub(super) enum Rejection {
     Contradiction,
     /// It is above a limit.
     Limit,
+    /// The file costs more than one of its size may: nothing more is read.
+    Exceeded(Exceeded),
+}
+
+impl From<Exceeded> for Rejection {
+    fn from(limit: Exceeded) -> Self {
+        Self::Exceeded(limit)
+    }
 }
 
 type Result<T = ()> = std::result::Result<T, Rejection>;
@@ -133,14 +159,15 @@ fn check_block(block: &Block) -> Result {
 /// What was read of a caching allocator.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AllocatorChecks {
-    events: u64,
     bytes: u64,
 }
 
 impl AllocatorChecks {
-    pub(super) fn events(&mut self, events: &AllocatorEvents) -> Result {
+    pub(super) fn events(&mut self, events: &AllocatorEvents, budget: &mut Budget) -> Result {
         check_device(events.device)?;
-        limit(self.events + (events.events.len() as u64) < MOST_ALLOCATOR_EVENTS)?;
+        let count = events.events.len() as u64;
+        budget.take(count * ALLOCATOR_EVENT)?;
+        budget.work(count * EVENT)?;
         for event in &events.events {
             check_bytes(event.bytes)?;
             check_bytes(event.requested)?;
@@ -151,7 +178,6 @@ impl AllocatorChecks {
             // No sum of them is too large.
             limit(self.bytes < MOST_ALLOCATED)?;
         }
-        self.events += events.events.len() as u64;
         Ok(())
     }
 }
@@ -252,7 +278,7 @@ impl Checks {
         limit(live < MOST_LIVE)?;
         if before.is_none() {
             let alike = &mut self.alike[hash(key)];
-            limit(self.blocks < MOST_BLOCKS && *alike < MOST_ALIKE)?;
+            limit(*alike < MOST_ALIKE)?;
             *alike += 1;
             self.blocks += 1;
         }
@@ -305,8 +331,9 @@ impl Checks {
     }
 
     /// The thread with this number has ended, and so it is in no scope any more.
-    pub(super) fn reuse(&mut self, thread: ThreadId) -> Result {
+    pub(super) fn reuse(&mut self, thread: ThreadId, budget: &mut Budget) -> Result {
         check_thread(thread)?;
+        budget.work(SCOPE_EVENT + 16 * self.entered.len() as u64)?;
         if self.depths.remove(&thread).is_some() {
             self.entered.retain(|(of, _), _| *of != thread);
         }
@@ -349,14 +376,36 @@ impl Checks {
         self.number
     }
 
-    /// How much the ledger has to look at for an event, beyond what each event costs.
-    pub(super) fn work(&self, kind: &EventKind) -> u64 {
-        match kind {
-            EventKind::ContextDestroyed { .. } => 2 * self.blocks,
-            EventKind::Lost { .. } | EventKind::Displaced { .. } => self.blocks / 16,
-            EventKind::FreeFailed => self.open.len() as u64,
-            EventKind::Leave { .. } | EventKind::Close { .. } => 64,
-            _ => 1,
-        }
+    /// Pays for an event. What it frees is [given back](Self::given_back) when it was applied.
+    pub(super) fn spend(&self, event: &RecordedEvent, budget: &mut Budget) -> std::result::Result<(), Exceeded> {
+        let depth = || u64::from(self.depths.get(&event.thread).copied().unwrap_or(0));
+        let (memory, work) = match event.kind {
+            EventKind::Alloc { .. } | EventKind::FreeFailed => (CHANGE + BLOCK + LIVE_BLOCK, EVENT),
+            EventKind::Free { .. } | EventKind::Shrink { .. } => (CHANGE, EVENT),
+            EventKind::ContextDestroyed { .. } => (CHANGE, EVENT + 100 * self.blocks),
+            EventKind::Lost { .. } | EventKind::Displaced { .. } => (0, LOST),
+            EventKind::Open { .. } => (SCOPE + OPEN_SCOPE, SCOPE_EVENT),
+            EventKind::Enter { .. } => (0, SCOPE_EVENT),
+            EventKind::Leave { .. } | EventKind::Close { .. } => (0, SCOPE_EVENT + 8 * depth()),
+            EventKind::Refused { .. } => (REFUSAL, EVENT),
+            _ => (0, EVENT),
+        };
+        budget.work(work)?;
+        budget.take(memory)
+    }
+
+    /// The memory that is not needed any more after an event for which so much was paid: of blocks and scopes that are gone, and of
+    /// one that did not come because the event was refused. `before` is what [`count`](Self::count) gave.
+    pub(super) fn given_back(&self, event: &RecordedEvent, before: (u64, usize)) -> u64 {
+        let new_block = matches!(event.kind, EventKind::Alloc { .. } | EventKind::FreeFailed);
+        let new_scope = matches!(event.kind, EventKind::Open { .. });
+        let blocks = (before.0 + u64::from(new_block)).saturating_sub(self.blocks);
+        let scopes = (before.1 + usize::from(new_scope)).saturating_sub(self.open.len());
+        blocks * LIVE_BLOCK + scopes as u64 * OPEN_SCOPE
+    }
+
+    /// How many blocks are live, and how many scopes are open.
+    pub(super) fn count(&self) -> (u64, usize) {
+        (self.blocks, self.open.len())
     }
 }

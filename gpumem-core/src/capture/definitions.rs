@@ -6,24 +6,47 @@ use std::{
     hash::Hash,
 };
 
-use super::allocator::AllocatorDefinition;
 use super::item::{
     CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item,
     ModuleDefinition, PartDefinition, PoolDefinition, Process, RingDefinition, Symbol, ThreadDefinition,
 };
+use super::{allocator::AllocatorDefinition, budget::Budget};
 use crate::{
     derive::{Callsite, Names, Stack},
     model::{CallsiteId, Device, Frame, StackId, ThreadId, Time},
 };
 
-/// Definitions take so much memory at most, by the bytes that they have in the file; what is beyond is left out.
-const MOST_BYTES: u64 = 1 << 28;
-
 /// What a definition takes besides its own bytes, about.
 const OVERHEAD: u64 = 128;
 
-/// So many stacks are remembered in words.
-const MOST_STACKS_IN_WORDS: usize = 1 << 12;
+/// Stacks are remembered in words as long as these have fewer bytes.
+const MOST_BYTES_IN_WORDS: u64 = 1 << 24;
+
+/// So many functions of a stack are shown, the innermost ones.
+const MOST_FRAMES: usize = 1 << 10;
+
+/// What was found out about stacks.
+#[derive(Debug, Default)]
+struct InWords {
+    stacks: HashMap<StackId, Stack>,
+    /// The bytes of these.
+    bytes: u64,
+    /// The bytes that stacks have in words.
+    lengths: HashMap<StackId, u64>,
+}
+
+/// How much memory a definition takes, about, that has so many bytes in the file.
+fn memory_of(item: &Item, bytes: u64) -> u64 {
+    let lists = match item {
+        Item::Stack(stack) => size_of_val(&*stack.addresses),
+        Item::Symbols(symbols) => size_of_val(&*symbols.symbols),
+        Item::Process(process) => size_of_val(&*process.arguments),
+        Item::Allocator(allocator) => size_of_val(&*allocator.devices),
+        _ => 0,
+    };
+    // What a list grows by is reserved.
+    OVERHEAD + bytes + 2 * lists as u64
+}
 
 /// The definitions of a recording. The first one of a number counts; one that differs from it is a contradiction.
 #[derive(Debug, Default)]
@@ -43,15 +66,14 @@ pub struct Definitions {
     allocator: Option<AllocatorDefinition>,
     ring: Option<RingDefinition>,
     is_finished: bool,
-    in_words: RefCell<HashMap<StackId, Stack>>,
-    bytes: u64,
+    in_words: RefCell<InWords>,
     pub(super) left_out: u64,
     pub(super) contradictions: u64,
 }
 
 impl Definitions {
-    /// Takes a definition, which has so many bytes in the file.
-    pub(super) fn add(&mut self, item: Item, bytes: u64) {
+    /// Takes a definition, which has so many bytes in the file. If the budget is spent, it is left out.
+    pub(super) fn add(&mut self, item: Item, bytes: u64, budget: &mut Budget) {
         let is_definition = !matches!(
             item,
             Item::Label(_)
@@ -65,11 +87,10 @@ impl Definitions {
         if !is_definition {
             return;
         }
-        if self.bytes + bytes + OVERHEAD > MOST_BYTES {
+        if budget.take(memory_of(&item, bytes)).is_err() {
             self.left_out += 1;
             return;
         }
-        self.bytes += bytes + OVERHEAD;
         let is_new = match item {
             Item::Process(process) => {
                 let is_new = self.process == Process::default() || self.process == process;
@@ -123,7 +144,7 @@ impl Definitions {
             Item::Stack(stack) => add_first(&mut self.stacks, stack.id, stack.addresses),
             Item::Symbols(symbols) => {
                 // Stacks that are in words already may have this address.
-                self.in_words.get_mut().clear();
+                *self.in_words.get_mut() = InWords::default();
                 add_first(&mut self.symbols, symbols.address, symbols.symbols)
             }
             Item::Device(device) => add_first(&mut self.devices, device.device, device),
@@ -211,9 +232,26 @@ impl Definitions {
         self.clocks.last().map(|pair| pair.time)
     }
 
-    /// The functions on a stack, the innermost first.
+    /// The functions on a stack, the innermost first: the 1,024 innermost ones, if there are more.
     pub fn frames(&self, stack: StackId) -> Vec<Frame> {
-        self.addresses(stack).iter().flat_map(|address| self.frames_at(*address)).collect()
+        self.addresses(stack).iter().flat_map(|address| self.frames_at(*address)).take(MOST_FRAMES).collect()
+    }
+
+    /// How many bytes a stack has in words, about.
+    pub fn length_of(&self, stack: StackId) -> u64 {
+        let Some(addresses) = self.stacks.get(&stack) else { return 0 };
+        *self.in_words.borrow_mut().lengths.entry(stack).or_insert_with(|| {
+            let text = |text: &Option<String>| text.as_ref().map_or(0, String::len) as u64;
+            let of_symbol = |symbol: &Symbol| text(&symbol.function) + text(&symbol.file);
+            let at = |address: &CodeAddress| {
+                let module = self.modules.get(&address.module).map_or(0, |module| module.path.len() as u64);
+                let symbols = self.symbols.get(address).map(Vec::as_slice).unwrap_or_default();
+                let lengths = symbols.iter().map(move |symbol| 64 + module + of_symbol(symbol));
+                // One without a name is shown by its module.
+                lengths.chain(symbols.is_empty().then_some(64 + module)).collect::<Vec<_>>()
+            };
+            addresses.iter().flat_map(at).take(MOST_FRAMES).sum()
+        })
     }
 
     fn frames_at(&self, address: CodeAddress) -> Vec<Frame> {
@@ -255,15 +293,18 @@ impl Names for Definitions {
         if id == StackId::NONE || !self.stacks.contains_key(&id) {
             return Stack::default();
         }
-        if let Some(stack) = self.in_words.borrow().get(&id) {
+        if let Some(stack) = self.in_words.borrow().stacks.get(&id) {
             return stack.clone();
         }
+        let length = self.length_of(id);
         let stack = Stack::new(&self.frames(id), &self.process.folder, self.process.own_module.as_deref());
         let mut in_words = self.in_words.borrow_mut();
-        if in_words.len() >= MOST_STACKS_IN_WORDS {
-            in_words.clear();
+        if in_words.bytes + length > MOST_BYTES_IN_WORDS {
+            in_words.stacks.clear();
+            in_words.bytes = 0;
         }
-        in_words.insert(id, stack.clone());
+        in_words.bytes += length;
+        in_words.stacks.insert(id, stack.clone());
         stack
     }
 }

@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::{
+    budget::Budget,
     check::Rejection,
     definitions::Definitions,
     item::{Item, SymbolsDefinition},
@@ -79,18 +80,18 @@ impl Follower {
         }
         self.rest.drain(..at);
         while let Some((item, bytes)) = items.next()? {
-            self.state.read += 1;
+            let budget = &mut items.budget;
             let applied = match item {
-                Item::Event(event) => self.state.apply(&event).map(drop),
-                Item::ThreadReused(thread) => self.state.reuse_thread(thread),
-                Item::Missed(count) => self.state.miss(count),
+                Item::Event(event) => self.state.apply(&event, budget).map(drop),
+                Item::ThreadReused(thread) => self.state.reuse_thread(thread, budget),
+                Item::Missed(count) => self.state.miss(count, budget),
                 Item::PeakReleased(scope) => {
                     self.state.release_peak(scope);
                     Ok(())
                 }
                 item => {
                     // Without effect unless it is a definition.
-                    self.state.definitions.add(item, bytes);
+                    self.state.definitions.add(item, bytes, budget);
                     Ok(())
                 }
             };
@@ -98,6 +99,7 @@ impl Follower {
                 Ok(()) => {}
                 Err(Rejection::Contradiction) => self.skipped.contradictions += 1,
                 Err(Rejection::Limit) => self.skipped.above_limits += 1,
+                Err(Rejection::Exceeded(limit)) => items.stop(limit),
             }
         }
         match items.end() {
@@ -105,14 +107,25 @@ impl Follower {
                 let text = format!("it is damaged at byte {at}: {why}");
                 Err(io::Error::new(io::ErrorKind::InvalidData, text))
             }
+            Some(End::AboveLimit { at, limit }) => {
+                let text = format!("what follows byte {at} is not read: {limit}");
+                Err(io::Error::new(io::ErrorKind::InvalidData, text))
+            }
             _ => Ok(()),
         }
+    }
+
+    /// What a report that is asked for may cost.
+    fn budget(&self) -> Budget {
+        self.items.as_ref().map(|items| items.budget.of_one_report()).unwrap_or_default()
     }
 
     /// Adds what an address stands for, which a recording has only after its program has ended.
     pub fn add_symbols(&mut self, symbols: SymbolsDefinition) {
         let bytes = symbols.symbols.len() as u64 * SYMBOL_BYTES;
-        self.state.definitions.add(Item::Symbols(symbols), bytes);
+        let mut none = Budget::default();
+        let budget = self.items.as_mut().map_or(&mut none, |items| &mut items.budget);
+        self.state.definitions.add(Item::Symbols(symbols), bytes, budget);
     }
 
     /// What numbers stand for.
@@ -143,12 +156,12 @@ impl Follower {
 
     /// What each scope holds, and held at most. `None` if there are too many.
     pub fn summary(&mut self) -> Option<Summary> {
-        self.state.summary()
+        self.state.summary(&mut self.budget())
     }
 
     /// Which allocations made the peak of a device so far; `None` also if there were none.
     pub fn device_peak(&mut self, device: Device) -> Option<PeakHolders> {
-        self.state.device_peak(device)
+        self.state.device_peak(device, &mut self.budget())
     }
 }
 

@@ -3,6 +3,7 @@
 use std::io::{self, Read};
 
 use super::{
+    budget::{Budget, Exceeded},
     bytes::Input,
     event::EventReader,
     item::{self, Item},
@@ -13,6 +14,8 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Items<R> {
     records: Records<R>,
+    /// What was spent on them.
+    pub(super) budget: Budget,
     events: EventReader,
     /// The items of this record.
     plain: Vec<u8>,
@@ -28,6 +31,7 @@ impl<R: Read> Items<R> {
     pub(super) fn new(from: R) -> io::Result<Self> {
         Ok(Self {
             records: Records::new(from)?,
+            budget: Budget::default(),
             events: EventReader::default(),
             plain: Vec::new(),
             at: 0,
@@ -43,9 +47,17 @@ impl<R: Read> Items<R> {
                 if !self.records.next(&mut self.plain)? {
                     return Ok(None);
                 }
+                if let Err(limit) = self.budget.record(self.records.at(), self.plain.len() as u64) {
+                    self.stop(limit);
+                    return Ok(None);
+                }
                 self.at = 0;
                 self.events.begin_record();
                 continue;
+            }
+            if let Err(limit) = self.budget.item() {
+                self.stop(limit);
+                return Ok(None);
             }
             let mut input = Input::new(&self.plain[self.at..]);
             let item = item::get(&mut self.events, &mut input);
@@ -62,6 +74,13 @@ impl<R: Read> Items<R> {
                 }
             }
         }
+    }
+
+    /// Reads nothing more.
+    pub(super) fn stop(&mut self, limit: Exceeded) {
+        self.plain.clear();
+        self.at = 0;
+        self.records.stop(limit.in_words());
     }
 
     /// Where more can be added, after all that was there.
@@ -84,10 +103,22 @@ impl<R: Read> Items<R> {
 /// # Errors
 /// Of reading, and if this is no recording.
 pub fn items_of(from: impl Read) -> io::Result<(Vec<Item>, End)> {
-    let mut items = Items::new(from)?;
     let mut all = Vec::new();
-    while let Some((item, _)) = items.next()? {
+    let end = for_each_item(from, |item| {
         all.push(item);
+        Ok(())
+    })?;
+    Ok((all, end))
+}
+
+/// Hands over the items of a file, one after the other, and gives how it ends. Items that this version does not understand are left out.
+///
+/// # Errors
+/// Of reading, of `each`, and if this is no recording.
+pub fn for_each_item(from: impl Read, mut each: impl FnMut(Item) -> io::Result<()>) -> io::Result<End> {
+    let mut items = Items::new(from)?;
+    while let Some((item, _)) = items.next()? {
+        each(item)?;
     }
-    Ok((all, items.end().cloned().unwrap_or(End::Complete)))
+    Ok(items.end().cloned().unwrap_or(End::Complete))
 }

@@ -4,6 +4,7 @@
 //! is in `docs/CAPTURE.md`.
 
 mod allocator;
+mod budget;
 mod bytes;
 mod check;
 mod definitions;
@@ -34,7 +35,7 @@ pub use self::{
         Finished, Interception, Item, ModuleDefinition, PartDefinition, PoolDefinition, Process, Request,
         RingDefinition, StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition,
     },
-    items::items_of,
+    items::{for_each_item, items_of},
     output::ReplayedReport,
     part::Part,
     reader::{Reader, Skipped, Step},

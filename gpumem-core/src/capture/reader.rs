@@ -1,9 +1,10 @@
 //! Reads a recording, and derives the reports that the program printed.
 
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Seek, SeekFrom};
 
 use super::{
     allocator::AllocatorEvents,
+    budget::Budget,
     check::{AllocatorChecks, Rejection},
     definitions::Definitions,
     event::RecordedEvent,
@@ -40,10 +41,14 @@ pub enum Step {
     Event(RecordedEvent, Option<Trace>),
     /// The program named a live block.
     Label(Box<BlockLabel>),
-    /// The program requested a report.
-    ReplayedReport(Box<ReplayedReport>),
     /// What a caching allocator of the program did. It comes after all events.
     Allocator(AllocatorEvents),
+}
+
+/// A step, or a report that the program requested.
+enum Read {
+    Step(Step),
+    Report(Box<ReplayedReport>),
 }
 
 /// What a reader does not have of the program, and why.
@@ -71,7 +76,7 @@ impl Skipped {
     }
 }
 
-impl<R: Read + Seek> Reader<R> {
+impl<R: io::Read + Seek> Reader<R> {
     /// Reads the definitions of a recording.
     ///
     /// # Errors
@@ -79,11 +84,15 @@ impl<R: Read + Seek> Reader<R> {
     /// too new.
     pub fn new(mut from: R) -> io::Result<Self> {
         let begin = from.stream_position()?;
+        let length = from.seek(SeekFrom::End(0))?.saturating_sub(begin);
+        from.seek(SeekFrom::Start(begin))?;
         let mut definitions = Definitions::default();
         let mut items = Items::new(&mut from)?;
+        items.budget = Budget::new(length, 0);
         while let Some((item, bytes)) = items.next()? {
-            definitions.add(item, bytes);
+            definitions.add(item, bytes, &mut items.budget);
         }
+        let budget = Budget::new(length, items.budget.memory());
         from.seek(SeekFrom::Start(begin))?;
         let skipped = Skipped {
             contradictions: definitions.contradictions,
@@ -91,50 +100,84 @@ impl<R: Read + Seek> Reader<R> {
             ..Skipped::default()
         };
         let allocator = AllocatorChecks::default();
-        Ok(Self { items: Items::new(from)?, state: State::new(definitions), allocator, skipped })
+        let mut items = Items::new(from)?;
+        items.budget = budget;
+        Ok(Self { items, state: State::new(definitions), allocator, skipped })
     }
 }
 
-impl<R: Read> Reader<R> {
-    /// Reads up to the next event, label or report. `None` after the last: [`end`](Self::end) says how the file ends.
+impl<R: io::Read> Reader<R> {
+    /// Reads up to the next event or label. `None` after the last: [`end`](Self::end) says how the file ends. Reports that the program
+    /// requested are not derived.
     ///
     /// # Errors
     /// Of reading.
     pub fn step(&mut self) -> io::Result<Option<Step>> {
+        loop {
+            match self.next(false)? {
+                Some(Read::Step(step)) => return Ok(Some(step)),
+                Some(Read::Report(_)) => {}
+                None => return Ok(None),
+            }
+        }
+    }
+
+    fn next(&mut self, with_reports: bool) -> io::Result<Option<Read>> {
         while let Some((item, bytes)) = self.items.next()? {
-            self.state.read += 1;
-            match self.item(item, bytes) {
+            match self.item(item, bytes, with_reports) {
                 Ok(None) => {}
-                Ok(step) => return Ok(step),
+                Ok(read) => return Ok(read),
                 Err(Rejection::Contradiction) => self.skipped.contradictions += 1,
                 Err(Rejection::Limit) => self.skipped.above_limits += 1,
+                Err(Rejection::Exceeded(limit)) => self.items.stop(limit),
             }
         }
         Ok(None)
     }
 
-    fn item(&mut self, item: Item, bytes: u64) -> Result<Option<Step>, Rejection> {
-        let state = &mut self.state;
-        match item {
-            Item::Event(event) => return state.apply(&event).map(|trace| Some(Step::Event(event, trace))),
-            Item::Request(request) => {
-                return state.output(request).map(|output| output.map(|output| Step::ReplayedReport(Box::new(output))));
+    fn item(&mut self, item: Item, bytes: u64, with_reports: bool) -> Result<Option<Read>, Rejection> {
+        let (state, budget) = (&mut self.state, &mut self.items.budget);
+        let step = match item {
+            Item::Event(event) => Step::Event(event, state.apply(&event, budget)?),
+            Item::Request(request) if with_reports => {
+                return Ok(state.output(request, budget)?.map(|report| Read::Report(Box::new(report))));
             }
-            Item::ThreadReused(thread) => state.reuse_thread(thread)?,
-            Item::PeakReleased(scope) => state.release_peak(scope),
-            Item::Missed(count) => state.miss(count)?,
+            Item::ThreadReused(thread) => {
+                state.reuse_thread(thread, budget)?;
+                return Ok(None);
+            }
+            Item::PeakReleased(scope) => {
+                state.release_peak(scope);
+                return Ok(None);
+            }
+            Item::Missed(count) => {
+                state.miss(count, budget)?;
+                return Ok(None);
+            }
             Item::Label(label) => {
-                state.label(&label, bytes)?;
-                return Ok(Some(Step::Label(Box::new(label))));
+                state.label(&label, bytes, with_reports, budget)?;
+                Step::Label(Box::new(label))
             }
             Item::AllocatorEvents(events) => {
-                self.allocator.events(&events)?;
-                return Ok(Some(Step::Allocator(events)));
+                self.allocator.events(&events, budget)?;
+                Step::Allocator(events)
             }
             // All definitions are known already.
-            _ => {}
-        }
-        Ok(None)
+            _ => return Ok(None),
+        };
+        Ok(Some(Read::Step(step)))
+    }
+
+    /// What the caller keeps of the recording takes so much memory, and so much time (in nanoseconds, about). False if a file of this
+    /// size may not cost as much: then [`end`](Self::end) says so, and there are no more steps.
+    pub fn spend(&mut self, memory: u64, nanoseconds: u64) -> bool {
+        let paid = self.items.budget.work(nanoseconds).and_then(|()| self.items.budget.take(memory));
+        paid.map_err(|limit| self.items.stop(limit)).is_ok()
+    }
+
+    /// How many bytes the names of all that was read may have, written out: of scopes inside of scopes, and of functions on stacks.
+    pub fn names_left(&self) -> u64 {
+        self.items.budget.names()
     }
 
     /// Reads all that is left, and hands over the reports.
@@ -142,8 +185,8 @@ impl<R: Read> Reader<R> {
     /// # Errors
     /// Of reading.
     pub fn replay(&mut self, mut report: impl FnMut(&ReplayedReport)) -> io::Result<()> {
-        while let Some(step) = self.step()? {
-            if let Step::ReplayedReport(output) = step {
+        while let Some(read) = self.next(true)? {
+            if let Read::Report(output) = read {
                 report(&output);
             }
         }
@@ -168,7 +211,7 @@ impl<R: Read> Reader<R> {
 
     /// How many items were read.
     pub fn items(&self) -> u64 {
-        self.state.read
+        self.items.budget.items()
     }
 }
 
@@ -193,17 +236,17 @@ impl<R> Reader<R> {
 impl<R> Reader<R> {
     /// What each scope holds, and held at most.
     pub fn summary(&mut self) -> Option<Summary> {
-        self.state.summary()
+        self.state.summary(&mut self.items.budget.of_one_report())
     }
 
     /// The live blocks, the largest first.
     pub fn live_blocks(&mut self) -> Option<Vec<LiveBlock>> {
-        self.state.live_blocks()
+        self.state.live_blocks(&mut self.items.budget.of_one_report())
     }
 
     /// What was live, as it is reported when a process ends.
     pub fn leaks(&mut self) -> Option<Leaks> {
-        self.state.leaks()
+        self.state.leaks(&mut self.items.budget.of_one_report())
     }
 
     /// The statistics of a device.
@@ -213,7 +256,7 @@ impl<R> Reader<R> {
 
     /// Which allocations made the peak of a device; `None` also if there were none.
     pub fn device_peak(&mut self, device: Device) -> Option<PeakHolders> {
-        self.state.device_peak(device)
+        self.state.device_peak(device, &mut self.items.budget.of_one_report())
     }
 
     /// The devices on which something was allocated.

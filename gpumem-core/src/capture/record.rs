@@ -109,14 +109,23 @@ pub enum End {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// At a record that would cost the reader more than one in a file of this size may. gpumem writes no such files. What follows is not
+    /// read.
+    AboveLimit {
+        /// Where it begins.
+        at: u64,
+        /// The limit.
+        limit: &'static str,
+    },
 }
 
 /// Reads the records of a file, one after the other.
 #[derive(Debug)]
 pub(super) struct Records<R> {
     from: R,
-    /// Where the next record begins.
+    /// Where the next record begins, and where the last one did.
     at: u64,
+    last: u64,
     end: Option<End>,
     stored: Vec<u8>,
     /// Records of types that this version does not know.
@@ -141,13 +150,24 @@ impl<R: Read> Records<R> {
                 "this recording is of version {version}, and this gpumem reads up to version {VERSION}; use a newer gpumem"
             ));
         }
-        Ok(Self { from, at: FILE_HEADER as u64, end: None, stored: Vec::new(), unknown: 0 })
+        let at = FILE_HEADER as u64;
+        Ok(Self { from, at, last: at, end: None, stored: Vec::new(), unknown: 0 })
     }
 
     /// Where more can be added, if what is there was read completely.
     pub(super) fn more(&mut self) -> &mut R {
         self.end.take_if(|end| *end == End::Complete);
         &mut self.from
+    }
+
+    /// Nothing more is read, because of this limit.
+    pub(super) fn stop(&mut self, limit: &'static str) {
+        self.end = Some(End::AboveLimit { at: self.last, limit });
+    }
+
+    /// So many bytes were read.
+    pub(super) fn at(&self) -> u64 {
+        self.at
     }
 
     /// Where the file ends, when that was reached.
@@ -191,6 +211,7 @@ impl<R: Read> Records<R> {
             return Ok(false);
         }
         let at = self.at;
+        self.last = at;
         self.at += (RECORD_HEADER + stored) as u64;
         if header[0] != ITEMS {
             self.unknown += 1;

@@ -3,6 +3,8 @@
 use std::time::UNIX_EPOCH;
 
 use super::{
+    budget::Budget,
+    bytes::LONGEST_TEXT,
     check::{Rejection, check_device, check_memory, check_usage},
     item::{DeviceReading, Request},
     output::{ReplayedReport, at_exit},
@@ -24,13 +26,10 @@ const MOST_TRACKERS: usize = 1 << 10;
 const MOST_SORTS: usize = 1 << 21;
 /// Refusals that wait to be reported.
 const MOST_REFUSALS: usize = 32;
-/// The texts of one report have at most so many bytes.
-const LARGEST: u64 = 1 << 30;
 
 /// What a report looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Extent {
-    Paths,
     Groups,
     Blocks,
 }
@@ -39,7 +38,7 @@ type Result<T> = std::result::Result<T, Rejection>;
 
 impl State {
     /// The report that the program requested; `None` if the request has no report.
-    pub(super) fn output(&mut self, request: Request) -> Result<Option<ReplayedReport>> {
+    pub(super) fn output(&mut self, request: Request, budget: &mut Budget) -> Result<Option<ReplayedReport>> {
         Ok(match request {
             Request::Report { scope, ctx, subctx, lines } => {
                 Some(ReplayedReport::Report(self.report(scope, ctx.as_deref(), subctx.as_deref(), lines)?))
@@ -49,31 +48,31 @@ impl State {
                 None
             }
             Request::Summary { not_intercepted } => {
-                self.charge(Extent::Groups)?;
+                self.charge(Extent::Groups, budget)?;
                 let under = self.next_scope();
                 Some(ReplayedReport::Summary(derive::summary(&self.inbox, &self.definitions, under, not_intercepted)))
             }
-            Request::Breakdown(reading) => Some(ReplayedReport::Breakdown(self.breakdown(&reading)?)),
+            Request::Breakdown(reading) => Some(ReplayedReport::Breakdown(self.breakdown(&reading, budget)?)),
             Request::MemoryStats { device, intercepted_by, since, pool } => {
                 check_device(device)?;
                 pool.flatten().as_ref().map_or(Ok(()), check_usage)?;
                 let stats = derive::memory_stats(&self.inbox, device, intercepted_by, since, pool);
                 Some(ReplayedReport::MemoryStats(Box::new(stats)))
             }
-            Request::LiveBlocks { scope } => Some(ReplayedReport::LiveBlocks(self.blocks_of(scope)?)),
+            Request::LiveBlocks { scope } => Some(ReplayedReport::LiveBlocks(self.blocks_of(scope, budget)?)),
             Request::Leaks { is_intercepted } => {
-                self.charge(Extent::Blocks)?;
+                self.charge(Extent::Blocks, budget)?;
                 let pid = self.definitions.process().pid;
                 let leaks = derive::leaks(&self.inbox, &self.definitions, is_intercepted);
                 Some(at_exit(Content::Leaks(leaks), pid))
             }
             Request::Peaks { is_intercepted } => {
-                self.charge(Extent::Groups)?;
+                self.charge(Extent::Groups, budget)?;
                 let (under, pid) = (self.next_scope(), self.definitions.process().pid);
                 let peaks = derive::device_peaks(&self.inbox, &self.definitions, under, is_intercepted);
                 Some(at_exit(Content::Peaks(peaks), pid))
             }
-            Request::PeakHolders { scope } => Some(ReplayedReport::PeakHolders(self.peak_holders(scope)?)),
+            Request::PeakHolders { scope } => Some(ReplayedReport::PeakHolders(self.peak_holders(scope, budget)?)),
             Request::TrackerStarted { tracker, device } => {
                 check_device(device)?;
                 if self.trackers.len() >= MOST_TRACKERS {
@@ -88,7 +87,7 @@ impl State {
             }
             Request::Tracked { tracker, time, file, line, column, ctx, used, is_intercepted } => {
                 let mut tracked =
-                    self.came_and_went(tracker, SourceLine::new(file, line, column), ctx, is_intercepted)?;
+                    self.came_and_went(tracker, SourceLine::new(file, line, column), ctx, is_intercepted, budget)?;
                 tracked.time = UNIX_EPOCH.checked_add(time).ok_or(Rejection::Limit)?;
                 tracked.used = used;
                 Some(ReplayedReport::Tracked(tracked))
@@ -99,12 +98,12 @@ impl State {
             }
             Request::Refused { refusal, device, requested, kind, stack, path } => {
                 check_device(device)?;
-                self.charge(Extent::Groups)?;
+                self.charge(Extent::Groups, budget)?;
                 self.refused(refusal, derive::Refusal { device, requested, kind, stack, path });
                 None
             }
             Request::OutOfMemory { refusal, reading } => {
-                Some(ReplayedReport::OutOfMemory(self.out_of_memory(refusal, reading)?))
+                Some(ReplayedReport::OutOfMemory(self.out_of_memory(refusal, reading, budget)?))
             }
         })
     }
@@ -162,26 +161,26 @@ impl State {
     }
 
     /// Where a device's memory is now, by what was read of it.
-    fn breakdown(&mut self, reading: &DeviceReading) -> Result<Breakdown> {
+    fn breakdown(&mut self, reading: &DeviceReading, budget: &mut Budget) -> Result<Breakdown> {
         let known = self.known(reading)?;
-        self.charge(Extent::Groups)?;
+        self.charge(Extent::Groups, budget)?;
         let snapshot = Snapshot::now(&self.inbox, &self.definitions, reading.device);
         let live = snapshot.groups(|stack| self.definitions.stack(stack));
         Ok(Breakdown::of(&Known { live, ..known }))
     }
 
-    fn blocks_of(&mut self, scope: Option<ScopeId>) -> Result<Vec<LiveBlock>> {
+    fn blocks_of(&mut self, scope: Option<ScopeId>, budget: &mut Budget) -> Result<Vec<LiveBlock>> {
         let within = match scope {
             None => None,
             Some(scope) if self.is_open(scope) => self.inbox.scope_period(scope),
             Some(scope) => Some(self.answer(scope)?.within.clone().ok_or(Rejection::Contradiction)?),
         };
-        self.charge(Extent::Blocks)?;
+        self.charge(Extent::Blocks, budget)?;
         Ok(derive::live_blocks(&self.inbox, &self.definitions, within.as_ref()))
     }
 
-    fn peak_holders(&mut self, scope: ScopeId) -> Result<PeakHolders> {
-        self.charge(Extent::Groups)?;
+    fn peak_holders(&mut self, scope: ScopeId, budget: &mut Budget) -> Result<PeakHolders> {
+        self.charge(Extent::Groups, budget)?;
         let under = self.next_scope();
         let holders = if self.is_kept(scope) {
             derive::peak_holders(&self.inbox, &self.definitions, scope)
@@ -199,9 +198,10 @@ impl State {
         at: SourceLine,
         ctx: Option<String>,
         is_intercepted: bool,
+        budget: &mut Budget,
     ) -> Result<Tracked> {
         let device = self.trackers.get(&number).ok_or(Rejection::Contradiction)?.device;
-        self.charge(Extent::Blocks)?;
+        self.charge(Extent::Blocks, budget)?;
         let groups = is_intercepted.then(|| {
             let Self { inbox, definitions, labels, .. } = self;
             derive::tracked_groups(&*inbox, &*definitions, device, |blocks| labels.of_blocks(&*inbox, blocks))
@@ -241,6 +241,7 @@ impl State {
         &mut self,
         number: u64,
         reading: std::result::Result<DeviceReading, String>,
+        budget: &mut Budget,
     ) -> Result<OutOfMemory> {
         let at = self.refusals.iter().rposition(|(of, _)| *of == number).ok_or(Rejection::Contradiction)?;
         let known = match reading {
@@ -248,7 +249,7 @@ impl State {
             Err(message) => Err(Error::recorded(message)),
         };
         let (_, Refused { refusal, snapshot, peak }) = self.refusals.remove(at).ok_or(Rejection::Contradiction)?;
-        let is_allowed = self.charge(Extent::Groups);
+        let is_allowed = self.charge(Extent::Groups, budget);
         let holders = peak
             .filter(|_| is_allowed.is_ok())
             .and_then(|under| derive::peak_holders(&self.inbox, &self.definitions, under));
@@ -260,7 +261,10 @@ impl State {
     }
 
     /// Refuses a report that would be too large, or that would be too much work after the earlier ones.
-    fn charge(&mut self, extent: Extent) -> Result<()> {
+    fn charge(&mut self, extent: Extent, budget: &mut Budget) -> Result<()> {
+        if !budget.may_report() {
+            return Err(Rejection::Limit);
+        }
         let names = &self.definitions;
         let mut paths: Vec<u64> = Vec::new();
         let mut texts = 0_u64;
@@ -270,42 +274,35 @@ impl State {
             texts = texts.saturating_add(path);
             paths.push(path);
         }
-        if extent != Extent::Paths {
-            for usage in self.inbox.groups() {
-                let NodeId(node) = usage.group.node;
-                let stack = names.stack(usage.group.stack);
-                let frames = if extent == Extent::Blocks { stack.frames.as_slice() } else { &[] };
-                let words = stack.library.iter().chain(&stack.line).chain(&stack.caller).chain(frames);
-                let words: u64 = words.map(|word| 32 + word.len() as u64).sum();
-                let each = paths.get(node as usize).copied().unwrap_or(0).saturating_add(256 + words);
-                let times = if extent == Extent::Blocks { usage.blocks } else { 1 };
-                texts = texts.saturating_add(each.saturating_mul(times));
-            }
+        for usage in self.inbox.groups() {
+            let NodeId(node) = usage.group.node;
+            let stack = names.length_of(usage.group.stack);
+            let words = if extent == Extent::Blocks { stack } else { stack.min(3 * LONGEST_TEXT as u64) };
+            let each = paths.get(node as usize).copied().unwrap_or(0).saturating_add(256 + words);
+            let times = if extent == Extent::Blocks { usage.blocks } else { 1 };
+            texts = texts.saturating_add(each.saturating_mul(times));
         }
-        if texts > LARGEST || !self.may_do(texts / 16) {
-            return Err(Rejection::Limit);
-        }
-        Ok(())
+        if budget.report(texts) { Ok(()) } else { Err(Rejection::Limit) }
     }
 }
 
 /// Reports of the moment that was read last, whether or not the program requested them.
 impl State {
     /// What each scope holds, and held at most.
-    pub(super) fn summary(&mut self) -> Option<Summary> {
-        self.charge(Extent::Groups).ok()?;
+    pub(super) fn summary(&mut self, budget: &mut Budget) -> Option<Summary> {
+        self.charge(Extent::Groups, budget).ok()?;
         let under = self.next_scope();
         Some(derive::summary(&self.inbox, &self.definitions, under, None))
     }
 
     /// The live blocks, the largest first.
-    pub(super) fn live_blocks(&mut self) -> Option<Vec<LiveBlock>> {
-        self.blocks_of(None).ok()
+    pub(super) fn live_blocks(&mut self, budget: &mut Budget) -> Option<Vec<LiveBlock>> {
+        self.blocks_of(None, budget).ok()
     }
 
     /// What was live, as it is reported when a process ends.
-    pub(super) fn leaks(&mut self) -> Option<Leaks> {
-        self.charge(Extent::Blocks).ok()?;
+    pub(super) fn leaks(&mut self, budget: &mut Budget) -> Option<Leaks> {
+        self.charge(Extent::Blocks, budget).ok()?;
         Some(derive::leaks(&self.inbox, &self.definitions, true))
     }
 
@@ -316,8 +313,8 @@ impl State {
     }
 
     /// Which allocations made the peak of a device; `None` also if there were none.
-    pub(super) fn device_peak(&mut self, device: Device) -> Option<PeakHolders> {
-        self.charge(Extent::Groups).ok()?;
+    pub(super) fn device_peak(&mut self, device: Device, budget: &mut Budget) -> Option<PeakHolders> {
+        self.charge(Extent::Groups, budget).ok()?;
         let under = self.next_scope();
         KeptPeak::of_device(&self.inbox, device, under)?.holders(&self.definitions)
     }

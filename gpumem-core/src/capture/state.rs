@@ -3,7 +3,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::{
-    check::{Checks, FIRST_OWN_SCOPE, Rejection},
+    budget::Budget,
+    check::{Checks, FIRST_OWN_SCOPE, LOST, Rejection, SCOPE_EVENT},
     definitions::Definitions,
     event::RecordedEvent,
     item::BlockLabel,
@@ -20,12 +21,8 @@ use crate::{
 const MOST_CLOSED: usize = 1 << 14;
 /// So many statements wait for the report of their function.
 pub(super) const MOST_LINES: usize = 1 << 18;
-/// Labels of live blocks, and the bytes of one.
-const MOST_LABELS: u64 = 1 << 20;
+/// The bytes of the label of a block.
 const LONGEST_LABEL: u64 = 1 << 10;
-/// What a file may have its reader look at, beyond what each item costs: this much, and so much for each item.
-const FREE_WORK: u64 = 1 << 30;
-const WORK_FOR_AN_ITEM: u64 = 1 << 12;
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -33,7 +30,6 @@ pub(super) struct State {
     pub(super) inbox: Inbox,
     checks: Checks,
     pub(super) labels: Labels,
-    labelled: u64,
     /// Of scopes that are open or were closed lately.
     pub(super) answers: HashMap<ScopeId, ScopeResult>,
     closed: VecDeque<ScopeId>,
@@ -43,9 +39,6 @@ pub(super) struct State {
     next_own: u64,
     /// The time of the newest event of the ledger.
     pub(super) time: Time,
-    /// Items that were read.
-    pub(super) read: u64,
-    work: u64,
     /// Items that the recording itself says it missed.
     pub(super) missed: u64,
 }
@@ -86,7 +79,6 @@ impl State {
             inbox: Inbox::new(),
             checks: Checks::default(),
             labels: Labels::default(),
-            labelled: 0,
             answers: HashMap::new(),
             closed: VecDeque::new(),
             lines: 0,
@@ -94,8 +86,6 @@ impl State {
             refusals: VecDeque::new(),
             next_own: FIRST_OWN_SCOPE,
             time: Time::ZERO,
-            read: 0,
-            work: 0,
             missed: 0,
         }
     }
@@ -106,21 +96,15 @@ impl State {
         ScopeId(self.next_own)
     }
 
-    /// Work beyond what each item costs; false if the file had its reader do too much.
-    pub(super) fn may_do(&mut self, work: u64) -> bool {
-        let allowed = FREE_WORK.saturating_add(self.read.saturating_mul(WORK_FOR_AN_ITEM));
-        let is_allowed = self.work.saturating_add(work) <= allowed;
-        if is_allowed {
-            self.work += work;
-        }
-        is_allowed
+    pub(super) fn apply(&mut self, event: &RecordedEvent, budget: &mut Budget) -> Result<Option<Trace>, Rejection> {
+        self.checks.spend(event, budget)?;
+        let before = self.checks.count();
+        let applied = self.apply_paid(event);
+        budget.give_back(self.checks.given_back(event, before));
+        applied
     }
 
-    pub(super) fn apply(&mut self, event: &RecordedEvent) -> Result<Option<Trace>, Rejection> {
-        let work = self.checks.work(&event.kind);
-        if work > 1 && !self.may_do(work) {
-            return Err(Rejection::Limit);
-        }
+    fn apply_paid(&mut self, event: &RecordedEvent) -> Result<Option<Trace>, Rejection> {
         let inbox = &self.inbox;
         self.checks.event(event, |key| inbox.block(key).map(|block| block.bytes.get()))?;
         let closing = match event.kind {
@@ -161,7 +145,8 @@ impl State {
     }
 
     /// The recording missed so many items: events may be among them.
-    pub(super) fn miss(&mut self, count: u64) -> Result<(), Rejection> {
+    pub(super) fn miss(&mut self, count: u64, budget: &mut Budget) -> Result<(), Rejection> {
+        budget.work(LOST)?;
         self.checks.lost(count)?;
         self.missed += count;
         let kind = &EventKind::Lost { count };
@@ -169,21 +154,32 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn label(&mut self, label: &BlockLabel, bytes: u64) -> Result<(), Rejection> {
+    /// `is_kept`: reports that the program requested may have it.
+    pub(super) fn label(
+        &mut self,
+        label: &BlockLabel,
+        bytes: u64,
+        is_kept: bool,
+        budget: &mut Budget,
+    ) -> Result<(), Rejection> {
         let BlockLabel { key, number, ref label } = *label;
-        if bytes > LONGEST_LABEL || self.labelled >= MOST_LABELS && self.labels.len() as u64 >= MOST_LABELS {
+        if bytes > LONGEST_LABEL {
             return Err(Rejection::Limit);
         }
         if self.inbox.block(key).is_none_or(|block| block.number != number) {
             return Err(Rejection::Contradiction);
         }
-        self.labels.set(&self.inbox, key, label.clone());
-        self.labelled += 1;
+        budget.work(SCOPE_EVENT)?;
+        // A number of its shape has one byte in the file, and eight in memory.
+        budget.take(96 + bytes + if is_kept { 128 + 8 * bytes } else { 0 })?;
+        if is_kept {
+            self.labels.set(&self.inbox, key, label.clone());
+        }
         Ok(())
     }
 
-    pub(super) fn reuse_thread(&mut self, thread: ThreadId) -> Result<(), Rejection> {
-        self.checks.reuse(thread)?;
+    pub(super) fn reuse_thread(&mut self, thread: ThreadId, budget: &mut Budget) -> Result<(), Rejection> {
+        self.checks.reuse(thread, budget)?;
         self.inbox.replay_thread(thread);
         Ok(())
     }

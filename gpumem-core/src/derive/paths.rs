@@ -1,6 +1,8 @@
 //! The paths of nested scopes, by name, and the summary that is made of them.
 
-use super::{Callsite, LedgerView, Names};
+use std::{collections::HashMap, sync::Arc};
+
+use super::{LedgerView, Names};
 use crate::{
     ledger::{GroupAtPeak, NodeId, ScopeNode},
     model::{Bytes, CallsiteId, Device, Family, ScopeId, ShortNames},
@@ -13,7 +15,7 @@ pub fn summary(view: &dyn LedgerView, names: &dyn Names, under: ScopeId, not_int
     let counts = view.counts();
     let mut paths = Paths::now(view, names);
     paths.find_peaks(view, under);
-    Summary::of(paths.all, counts.untracked, counts.lost, not_intercepted)
+    Summary::of(paths.written_out(), counts.untracked, counts.lost, not_intercepted)
 }
 
 /// The names of these scopes, as reports show them now.
@@ -24,43 +26,66 @@ pub fn short_names(view: &dyn LedgerView, names: &dyn Names, scopes: &[CallsiteI
     full[full.len() - scopes.len()..].iter().map(|name| short.get(name).to_owned()).collect()
 }
 
-/// All paths of scopes.
+/// All paths of scopes. Paths share their names: written out, those of deep scopes are many times as long.
 #[derive(Clone, Debug, Default)]
 pub struct Paths {
+    /// Without their names and places.
     all: Vec<Path>,
-    /// The full names of the innermost scopes, for each of them.
-    full_names: Vec<String>,
+    /// The innermost scope of each of them.
+    scopes: Vec<Arc<Scope>>,
     /// The outermost of each device.
     roots: Vec<(Device, usize)>,
     /// By the number of the node. Nowhere has none.
     at: Vec<Option<usize>>,
 }
 
+#[derive(Debug)]
+struct Scope {
+    name: String,
+    full_name: String,
+    place: Option<String>,
+}
+
 impl Paths {
     /// As they are now.
     pub fn now(view: &dyn LedgerView, names: &dyn Names) -> Self {
         let nodes = view.nodes();
-        let callsites: Vec<_> = nodes.iter().map(|(_, node)| names.callsite(node.callsite)).collect();
-        let full: Vec<_> = callsites.iter().map(ToString::to_string).collect();
-        let short = ShortNames::of(full.iter().map(String::as_str));
-        let mut full_names = Vec::with_capacity(nodes.len());
-        let mut paths: Vec<Path> = Vec::with_capacity(nodes.len());
-        let mut at: Vec<Option<usize>> = Vec::with_capacity(nodes.len());
-        let mut roots = Vec::new();
-        for ((device, node), (callsite, full)) in nodes.iter().zip(callsites.iter().zip(&full)) {
-            at.push(device.map(|device| {
-                let parent = at[node.parent.0 as usize];
-                let outer = parent.map(|parent: usize| paths[parent].own.path.as_slice()).unwrap_or_default();
-                let own = own(device, node, outer, callsite, short.get(full));
-                full_names.push(full.clone());
+        let mut scopes: HashMap<CallsiteId, (String, Option<String>)> = HashMap::new();
+        for (_, node) in &nodes {
+            scopes.entry(node.callsite).or_insert_with(|| {
+                let callsite = names.callsite(node.callsite);
+                (callsite.to_string(), callsite.place())
+            });
+        }
+        let short = ShortNames::of(scopes.values().map(|(full_name, _)| full_name.as_str()));
+        let named = |(id, (full_name, place)): (&CallsiteId, &(String, Option<String>))| {
+            let name = short.get(full_name).to_owned();
+            (*id, Arc::new(Scope { name, full_name: full_name.clone(), place: place.clone() }))
+        };
+        let named: HashMap<_, _> = scopes.iter().map(named).collect();
+        let mut paths = Self::default();
+        for (device, node) in &nodes {
+            paths.at.push(device.map(|device| {
+                let parent = paths.at[node.parent.0 as usize];
                 if parent.is_none() {
-                    roots.push((device, paths.len()));
+                    paths.roots.push((device, paths.all.len()));
                 }
-                paths.push(Path { parent, own });
-                paths.len() - 1
+                paths.all.push(Path { parent, own: own(device, node) });
+                paths.scopes.push(Arc::clone(&named[&node.callsite]));
+                paths.all.len() - 1
             }));
         }
-        Self { all: paths, full_names, roots, at }
+        paths
+    }
+
+    /// With names and places.
+    fn written_out(self) -> Vec<Path> {
+        let paths: Vec<_> = (0..self.all.len()).map(|at| self.names(at, |scope| scope.name.clone())).collect();
+        let mut all = self.all;
+        for ((Path { own, .. }, path), scope) in all.iter_mut().zip(paths).zip(&self.scopes) {
+            (own.path, own.place) = (path, scope.place.clone());
+        }
+        all
     }
 
     /// Fills in what each path, without the paths inside it, had in use at the peak of its device.
@@ -78,7 +103,7 @@ impl Paths {
             self.all[*root].own.device_peak = peak;
             for GroupAtPeak { group, bytes } in groups {
                 // In scopes that are newer than the paths, it is of the process at least.
-                let at = self.at.get(group.node.0 as usize).copied().flatten().unwrap_or(*root);
+                let at = self.index(group.node).unwrap_or(*root);
                 let own = &mut self.all[at].own;
                 own.at_peak = own.at_peak + Bytes::new(bytes.get().max(0).unsigned_abs());
             }
@@ -86,43 +111,50 @@ impl Paths {
     }
 
     /// `None` for a path that is newer than this.
-    pub fn of(&self, node: NodeId) -> Option<&ScopeSummary> {
-        let at = self.at.get(node.0 as usize).copied().flatten()?;
-        Some(&self.all[at].own)
+    fn index(&self, node: NodeId) -> Option<usize> {
+        self.at.get(node.0 as usize).copied().flatten()
     }
 
-    /// The full names of the scopes of a node, the outermost first. They stay the same, whatever other scopes there are.
-    pub(super) fn full_names_of(&self, node: NodeId) -> Vec<String> {
-        let mut at = self.at.get(node.0 as usize).copied().flatten();
-        let mut path = Vec::new();
-        while let Some(index) = at {
-            at = self.all[index].parent;
-            // The outermost node is the whole process.
-            if at.is_some() {
-                path.push(self.full_names[index].clone());
-            }
+    /// Something of each scope of a path, the outermost first.
+    fn names<T>(&self, index: usize, of: impl Fn(&Scope) -> T) -> Vec<T> {
+        let (mut at, mut path) = (index, Vec::new());
+        // The outermost node is the whole process.
+        while let Some(parent) = self.all[at].parent {
+            path.push(of(&self.scopes[at]));
+            at = parent;
         }
         path.reverse();
         path
     }
 
+    /// The full names of the scopes of a node, the outermost first. They stay the same, whatever other scopes there are.
+    pub(super) fn full_names_of(&self, node: NodeId) -> Vec<String> {
+        self.index(node).map(|at| self.names(at, |scope| scope.full_name.clone())).unwrap_or_default()
+    }
+
     /// The names of the scopes of a node, the outermost first.
     pub fn names_of(&self, node: NodeId) -> Vec<String> {
-        self.of(node).map(|scope| scope.path.clone()).unwrap_or_default()
+        self.index(node).map(|at| self.names(at, |scope| scope.name.clone())).unwrap_or_default()
+    }
+
+    /// How many bytes these names have, and where the innermost scope is opened.
+    pub fn length_of(&self, node: NodeId) -> usize {
+        let Some(at) = self.index(node) else { return 0 };
+        let names: usize = self.names(at, |scope| scope.name.len()).into_iter().sum();
+        names + self.scopes[at].place.as_ref().map_or(0, String::len)
     }
 
     /// Where the innermost scope of a node is opened.
     pub fn place_of(&self, node: NodeId) -> Option<String> {
-        self.of(node)?.place.clone()
+        self.scopes[self.index(node)?].place.clone()
     }
 }
 
-fn own(device: Device, node: &ScopeNode, outer: &[String], callsite: &Callsite, name: &str) -> ScopeSummary {
-    let is_root = node.callsite == CallsiteId::NONE;
+fn own(device: Device, node: &ScopeNode) -> ScopeSummary {
     let amount = |bytes: i64| Bytes::new(bytes.max(0).unsigned_abs());
     ScopeSummary {
-        path: outer.iter().cloned().chain((!is_root).then(|| name.to_owned())).collect(),
-        place: callsite.place(),
+        path: Vec::new(),
+        place: None,
         device: device.ordinal,
         simulated: device.family == Family::Simulated,
         calls: node.calls,

@@ -26,12 +26,11 @@ impl Snapshot {
     /// What is live, by where it comes from.
     pub fn groups(&self, stack: impl Fn(StackId) -> Stack) -> Vec<Group> {
         let group = |live: &GroupUsage| {
-            let scope = self.paths.of(live.group.node);
             let stack = stack(live.group.stack);
             Group {
-                path: scope.map(|scope| scope.path.clone()).unwrap_or_default(),
+                path: self.paths.names_of(live.group.node),
                 library: stack.library_as_place().map(str::to_owned),
-                place: place_in_words(stack.line.as_deref(), scope.and_then(|scope| scope.place.as_deref())),
+                place: place_in_words(stack.line.as_deref(), self.paths.place_of(live.group.node).as_deref()),
                 caller: stack.caller,
                 blocks: live.blocks,
                 bytes: live.bytes,

@@ -28,8 +28,15 @@ impl Leaks {
     /// The leaks of these blocks.
     #[doc(hidden)]
     pub fn of(blocks: &[LiveBlock]) -> Self {
-        let bytes = blocks.iter().map(|block| block.bytes).sum();
-        Self { blocks: blocks.len() as u64, bytes, places: by_place(blocks), gone: 0, is_intercepted: true }
+        Self::at(by_place(blocks))
+    }
+
+    /// The leaks of these places, which come as [`Place::largest`] gives them.
+    #[doc(hidden)]
+    pub fn at(places: Vec<Place>) -> Self {
+        let blocks = places.iter().map(|place| place.blocks).sum();
+        let bytes = places.iter().map(|place| place.bytes).sum();
+        Self { blocks, bytes, places, gone: 0, is_intercepted: true }
     }
 }
 
@@ -37,13 +44,25 @@ impl Leaks {
 pub fn by_place(blocks: &[LiveBlock]) -> Vec<Place> {
     let has_scopes = blocks.iter().any(|block| !block.path.is_empty());
     let place = |block: &LiveBlock| {
-        let scope_place = block.scope_place.as_deref().filter(|_| !block.path.is_empty());
-        let place = || place_in_words(block.line.as_deref(), scope_place);
-        let who = block.library.clone().or_else(place).unwrap_or_else(|| "place not known".to_owned());
-        let within = if block.path.is_empty() { "" } else { "in " };
-        let name = if has_scopes { format!("{who}, {within}{}", path_in_words(&block.path)) } else { who };
+        let LiveBlock { path, library, line, scope_place, .. } = block;
+        let name = leak_in_words(path, library.as_deref(), line.as_deref(), scope_place.as_deref(), has_scopes);
         let caller = block.caller.clone().filter(|_| block.library.is_none());
         Place { name, caller, blocks: 1, bytes: block.bytes, each: Some(block.bytes) }
     };
     Place::largest(blocks.iter().map(place))
+}
+
+/// What allocated a block that was not freed: the library or the line, and the scopes if `has_scopes`.
+#[doc(hidden)]
+pub fn leak_in_words(
+    path: &[String],
+    library: Option<&str>,
+    line: Option<&str>,
+    scope_place: Option<&str>,
+    has_scopes: bool,
+) -> String {
+    let place = || place_in_words(line, scope_place.filter(|_| !path.is_empty()));
+    let who = library.map(str::to_owned).or_else(place).unwrap_or_else(|| "place not known".to_owned());
+    let within = if path.is_empty() { "" } else { "in " };
+    if has_scopes { format!("{who}, {within}{}", path_in_words(path)) } else { who }
 }

@@ -31,7 +31,7 @@ pub use self::{
     block::{counted, place_in_words},
     breakdown::{Group, Known, path_in_words},
     budget::{Counted, Limit, Measurement, Verdict, judge},
-    leaks::by_place,
+    leaks::{by_place, leak_in_words},
     lines::Lines,
     other_threads::{BelongsTo, OtherThread, ThreadFacts},
     summary::Path,

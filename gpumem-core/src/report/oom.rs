@@ -71,6 +71,12 @@ pub struct Place {
 }
 
 impl Place {
+    /// Blocks of one place, and the size of each if all have the same.
+    #[doc(hidden)]
+    pub fn new(name: String, caller: Option<String>, blocks: u64, bytes: Bytes, each: Option<Bytes>) -> Self {
+        Self { name, caller, blocks, bytes, each }
+    }
+
     /// Adds up those with the same name and caller. The largest come first.
     #[doc(hidden)]
     pub fn largest(all: impl IntoIterator<Item = Self>) -> Vec<Self> {

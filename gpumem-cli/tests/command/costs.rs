@@ -1,0 +1,486 @@
+//! Recordings that no session writes, each made to cost as much as it can. Reports of them take little time and memory.
+
+use std::{env, fs, time::Duration};
+
+use gpumem_core::{
+    capture::{
+        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, BlockLabel,
+        CallsiteDefinition, CodeAddress, Item, ModuleDefinition, RecordedEvent, Request, StackDefinition, Symbol,
+        SymbolsDefinition, Writer,
+    },
+    model::{
+        Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, Key, Label, MemKind, ScopeId, ScopeSpec, Source,
+        StackId, ThreadId,
+    },
+};
+
+use crate::{
+    damaged::{HEADER, padded, recording, records},
+    file,
+    limits::Limits,
+};
+
+/// A recording in the making, which has so many items.
+struct Costly {
+    writer: Writer<Vec<u8>>,
+    number: u64,
+    most: u64,
+}
+
+impl Costly {
+    fn new(most: u64) -> Self {
+        Self { writer: Writer::new(Vec::new()).expect("memory takes all"), number: 0, most }
+    }
+
+    /// Whether more may be added.
+    fn has_room(&self) -> bool {
+        self.writer.written().items < self.most
+    }
+
+    fn item(&mut self, item: &Item) {
+        self.writer.write(item).expect("memory takes all");
+    }
+
+    fn on_thread(&mut self, thread: u32, kind: EventKind) {
+        self.number += 1;
+        let (number, thread) = (self.number, ThreadId(thread));
+        let event = RecordedEvent { number, ticks: number, time: Duration::ZERO, thread, kind };
+        self.writer.write_event(&event).expect("memory takes all");
+    }
+
+    fn event(&mut self, kind: EventKind) {
+        self.on_thread(1, kind);
+    }
+
+    fn alloc(&mut self, key: u64, bytes: u64, stack: u32) {
+        self.event(EventKind::Alloc { key: Key::from_raw(key), block: block(device(0), bytes, stack) });
+    }
+
+    fn free(&mut self, key: u64) {
+        self.event(EventKind::Free { key: Key::from_raw(key), block: None });
+    }
+
+    fn open(&mut self, scope: u64, callsite: u32, at_peak: bool) {
+        let spec = ScopeSpec {
+            device: device(0),
+            gauge: Gauge::Exact,
+            every: Duration::ZERO,
+            thread: None,
+            callsite: CallsiteId(callsite),
+            source: Source::Dispatch,
+            at_peak,
+        };
+        self.event(EventKind::Open { scope: ScopeId(scope), spec });
+    }
+
+    fn close(&mut self, scope: u64) {
+        self.event(EventKind::Close { scope: ScopeId(scope) });
+    }
+
+    fn callsite(&mut self, id: u32, name: String) {
+        let (id, name) = (CallsiteId(id), Some(name));
+        self.item(&Item::Callsite(CallsiteDefinition {
+            id,
+            name,
+            file: "a.rs".to_owned(),
+            line: id.0,
+            column: 1,
+            module_path: None,
+        }));
+    }
+
+    /// A stack of so many addresses, each of which stands for so many functions with names of `length` bytes.
+    fn stack(&mut self, id: u32, addresses: u64, functions: u64, length: usize) {
+        let address = |at| CodeAddress { module: 1, offset: u64::from(id) << 32 | at };
+        let addresses: Vec<_> = (0..addresses).map(address).collect();
+        for address in &addresses {
+            let symbol = |at: u64| Symbol {
+                function: Some(format!("f{id}_{at}{}", "x".repeat(length))),
+                file: Some("/home/ada/a.rs".to_owned()),
+                line: Some(1),
+                column: None,
+            };
+            let symbols = (0..functions).map(symbol).collect();
+            self.item(&Item::Symbols(SymbolsDefinition { address: *address, symbols }));
+        }
+        self.item(&Item::Stack(StackDefinition { id: StackId(id), addresses }));
+    }
+
+    fn file(self) -> Vec<u8> {
+        let file = self.writer.finish().expect("memory takes all");
+        recording(&file[..HEADER], &records(&file), true)
+    }
+}
+
+fn device(ordinal: u32) -> Device {
+    Device { family: Family::Cuda, ordinal }
+}
+
+fn block(device: Device, bytes: u64, stack: u32) -> Block {
+    Block { device, bytes: Bytes::new(bytes), kind: MemKind::Device, context: 1, stack: StackId(stack) }
+}
+
+/// A kind of recording: its name, and what makes one of about so many items.
+pub(crate) type Case = (&'static str, fn(u64) -> Vec<u8>);
+
+pub(crate) const CASES: [Case; 26] = [
+    ("requests", |most| {
+        let mut made = Costly::new(most);
+        for at in 0..10_000 {
+            made.alloc(at << 20, 1 << 20, 0);
+        }
+        while made.has_room() {
+            made.item(&Item::Request(Request::LiveBlocks { scope: None }));
+        }
+        made.file()
+    }),
+    ("summaries", |most| {
+        let mut made = Costly::new(most);
+        for at in 0..20_000 {
+            made.open(at, 2 + u32::try_from(at).expect("it is small"), false);
+            made.close(at);
+        }
+        while made.has_room() {
+            made.item(&Item::Request(Request::Summary { not_intercepted: None }));
+        }
+        made.file()
+    }),
+    ("live", |most| {
+        let mut made = Costly::new(most);
+        for at in 1.. {
+            if !made.has_room() {
+                break;
+            }
+            made.alloc(at << 21, 1 << 20, 0);
+        }
+        made.file()
+    }),
+    ("churn", |most| {
+        let mut made = Costly::new(most);
+        while made.has_room() {
+            made.alloc(1 << 21, 1 << 20, 0);
+            made.free(1 << 21);
+        }
+        made.file()
+    }),
+    ("churn of many", |most| {
+        let mut made = Costly::new(most);
+        for at in 1.. {
+            if !made.has_room() {
+                break;
+            }
+            made.alloc((at * 7919 % 40_000) << 21, at % 1000, 0);
+            if at > 20_000 {
+                made.free(((at - 20_000) * 7919 % 40_000) << 21);
+            }
+        }
+        made.file()
+    }),
+    ("shrinking", |most| {
+        let mut made = Costly::new(most);
+        made.alloc(1 << 21, 1 << 40, 0);
+        for at in 1.. {
+            if !made.has_room() {
+                break;
+            }
+            made.event(EventKind::Shrink { key: Key::from_raw(1 << 21), bytes: Bytes::new((1 << 40) - at) });
+        }
+        made.file()
+    }),
+    ("contexts", |most| {
+        let mut made = Costly::new(most);
+        for at in 1..20_000 {
+            made.alloc(at << 21, 1, 0);
+        }
+        while made.has_room() {
+            made.event(EventKind::ContextDestroyed { context: 9 });
+        }
+        made.file()
+    }),
+    ("losses", |most| {
+        let mut made = Costly::new(most);
+        for at in 1.. {
+            if !made.has_room() {
+                break;
+            }
+            made.alloc(at << 21, 1, 0);
+            made.event(EventKind::Lost { count: 1 });
+        }
+        made.file()
+    }),
+    ("missed frees", |most| {
+        let mut made = Costly::new(most);
+        while made.has_room() {
+            made.event(EventKind::Lost { count: 1 });
+            made.alloc(1 << 21, 1 << 20, 0);
+        }
+        made.file()
+    }),
+    ("refusals", |most| {
+        let mut made = Costly::new(most);
+        for _ in 0..20_000 {
+            let (bytes, kind, stack) = (Bytes::new(1 << 40), MemKind::Device, StackId(1));
+            made.event(EventKind::Refused { device: Some(device(0)), bytes, kind, stack });
+        }
+        while made.has_room() {
+            made.alloc(1 << 21, 1 << 20, 0);
+            made.free(1 << 21);
+        }
+        made.file()
+    }),
+    ("deep scopes", |most| {
+        let mut made = Costly::new(most);
+        (2..66).for_each(|id| made.callsite(id, "x".repeat(16_000)));
+        let mut scope = 0;
+        while made.has_room() {
+            let path = scope;
+            for depth in 0..60 {
+                made.open(
+                    path + depth,
+                    2 + u32::try_from((path / 60 + depth * depth) % 64).expect("it is small"),
+                    false,
+                );
+            }
+            made.alloc(scope << 21, 1 << 20, 0);
+            (0..60).rev().for_each(|depth| made.close(path + depth));
+            scope += 60;
+        }
+        made.file()
+    }),
+    ("open scopes", |most| {
+        let mut made = Costly::new(most);
+        for scope in 0.. {
+            if !made.has_room() {
+                break;
+            }
+            made.open(scope, 2, true);
+            made.alloc((scope + 1) << 21, 1 << 20, 0);
+        }
+        made.file()
+    }),
+    ("scopes that leave first", |most| {
+        let mut made = Costly::new(most);
+        let mut scope = 0;
+        while scope < 16_000 {
+            made.open(scope, 2, false);
+            scope += 1;
+        }
+        while made.has_room() {
+            made.close(scope - 8_000);
+            made.open(scope, 2, false);
+            scope += 1;
+        }
+        made.file()
+    }),
+    ("overlapping scopes", |most| {
+        let mut made = Costly::new(most);
+        for scope in 0.. {
+            if !made.has_room() {
+                break;
+            }
+            made.open(scope, 2, false);
+            if scope > 10_000 {
+                made.close(scope - 10_000);
+            }
+        }
+        made.file()
+    }),
+    ("kept peaks", |most| {
+        let mut made = Costly::new(most);
+        for at in 1..2_000 {
+            made.alloc(at << 21, 1, u32::try_from(at).expect("it is small"));
+        }
+        for scope in 0.. {
+            if !made.has_room() {
+                break;
+            }
+            made.open(scope, 2, true);
+            made.alloc((scope % 2_000 + 10_000) << 21, 1 << 20, u32::try_from(scope % 2_000).expect("it is small"));
+            made.free((scope % 2_000 + 10_000) << 21);
+            made.close(scope);
+        }
+        made.file()
+    }),
+    ("threads", |most| {
+        let mut made = Costly::new(most);
+        made.open(0, 2, false);
+        for round in 0.. {
+            if !made.has_room() {
+                break;
+            }
+            let thread = 1 + round % 60_000;
+            made.on_thread(thread, EventKind::Enter { scope: ScopeId(0) });
+            if round > 60_000 {
+                made.item(&Item::ThreadReused(ThreadId(thread)));
+            }
+        }
+        made.file()
+    }),
+    ("groups", |most| {
+        let mut made = Costly::new(most);
+        for at in 1.. {
+            if !made.has_room() {
+                break;
+            }
+            made.alloc(at << 21, 1, u32::try_from(at).expect("it is small"));
+        }
+        made.file()
+    }),
+    ("groups of named scopes", |most| {
+        let mut made = Costly::new(most);
+        (2..5_000).for_each(|id| made.callsite(id, format!("scope {id}")));
+        (1..200).for_each(|id| made.stack(id, 20, 1, 40));
+        for scope in 0_u32.. {
+            if !made.has_room() {
+                break;
+            }
+            made.open(scope.into(), 2 + scope % 4_998, false);
+            made.alloc(u64::from(scope + 1) << 21, 1 << 20, 1 + scope % 199);
+            made.close(scope.into());
+        }
+        made.file()
+    }),
+    ("devices", |most| {
+        let mut made = Costly::new(most);
+        for at in 1.. {
+            if !made.has_room() {
+                break;
+            }
+            let device = device(u32::try_from(at % 256).expect("it is small"));
+            made.event(EventKind::Alloc { key: Key::from_raw(at << 21), block: block(device, at, 0) });
+        }
+        made.file()
+    }),
+    ("long stacks", |most| {
+        let mut made = Costly::new(most);
+        made.item(&Item::Module(ModuleDefinition { id: 1, path: "/a".to_owned(), build_id: vec![], base: 0 }));
+        (1..20).for_each(|id| made.stack(id, 100, 60, 100));
+        for at in 1.. {
+            if !made.has_room() {
+                break;
+            }
+            let stack = 100 + u32::try_from(at).expect("it is small");
+            if at < 1_000 {
+                let address = |offset: u64| CodeAddress { module: 1, offset: (1 + at % 19) << 32 | offset % 100 };
+                let addresses = (0..1_000).map(address).collect();
+                made.item(&Item::Stack(StackDefinition { id: StackId(stack), addresses }));
+            }
+            made.alloc(at << 21, 1 << 20, 100 + u32::try_from(at % 1_000).expect("it is small"));
+        }
+        made.file()
+    }),
+    ("symbols", |most| {
+        let mut made = Costly::new(most);
+        for offset in 0.. {
+            if !made.has_room() {
+                break;
+            }
+            if offset > most / 10_000 {
+                break;
+            }
+            let symbols = vec![Symbol::default(); 100_000];
+            made.item(&Item::Symbols(SymbolsDefinition { address: CodeAddress { module: 1, offset }, symbols }));
+        }
+        made.file()
+    }),
+    ("labels", |most| {
+        let mut made = Costly::new(most);
+        for at in 1.. {
+            if !made.has_room() {
+                break;
+            }
+            made.alloc(at << 21, 1 << 20, 0);
+            let label = Label { name: "x".repeat(900), shape: vec![1; 40], dtype: String::new() };
+            made.item(&Item::Label(BlockLabel { key: Key::from_raw(at << 21), number: made.number, label }));
+        }
+        made.file()
+    }),
+    ("allocator", |most| allocator(most, |at| (AllocatorAction::Alloc, at * 512, 512))),
+    ("allocator's churn", |most| {
+        allocator(most, |at| {
+            let actions = [AllocatorAction::Alloc, AllocatorAction::FreeRequested, AllocatorAction::FreeCompleted];
+            (actions[usize::try_from(at % 3).expect("it is small")], 512, if at % 3 == 0 { 512 } else { 0 })
+        })
+    }),
+    ("allocator's segments", |most| {
+        allocator(most, |at| {
+            let action = if at % 2 == 0 { AllocatorAction::SegmentAlloc } else { AllocatorAction::Alloc };
+            (action, at * 512, if at % 2 == 0 { 1 << 40 } else { 512 })
+        })
+    }),
+    ("allocator's devices", |most| {
+        let mut made = Costly::new(most);
+        for at in 1..20_000 {
+            made.alloc(at << 21, 1, 0);
+        }
+        let of =
+            |ordinal: u32| AllocatorDevice { device: device(ordinal % 256), older: 0, known_from: None, said: None };
+        made.item(&Item::Allocator(AllocatorDefinition {
+            name: "PyTorch".to_owned(),
+            missing: None,
+            devices: (0..100_000).map(of).collect(),
+        }));
+        for at in 0..most / AllocatorEvents::MOST as u64 {
+            let ordinal = u32::try_from(at % 256).expect("it is small");
+            allocator_events(&mut made, ordinal, 0, &|at| (AllocatorAction::Alloc, at * 512, 512));
+        }
+        made.file()
+    }),
+];
+
+/// An event of the allocator: what it does, the address, and the bytes.
+type Step<'a> = &'a dyn Fn(u64) -> (AllocatorAction, u64, u64);
+
+fn allocator_events(made: &mut Costly, ordinal: u32, first: u64, step: Step<'_>) {
+    let event = |at: u64| {
+        let (action, address, bytes) = step(at);
+        let (time, bytes, stack) = (Duration::from_nanos(at), Bytes::new(bytes), StackId(0));
+        AllocatorEvent { time, action, address, bytes, requested: bytes, stream: 0, stack }
+    };
+    let events = (first..first + AllocatorEvents::MOST as u64).map(event).collect();
+    made.item(&Item::AllocatorEvents(AllocatorEvents { device: device(ordinal), events }));
+}
+
+fn allocator(most: u64, step: impl Fn(u64) -> (AllocatorAction, u64, u64)) -> Vec<u8> {
+    let mut made = Costly::new(most);
+    let devices = vec![AllocatorDevice { device: device(0), older: 0, known_from: None, said: None }];
+    made.item(&Item::Allocator(AllocatorDefinition { name: "PyTorch".to_owned(), missing: None, devices }));
+    let mut first = 0;
+    while first < most {
+        allocator_events(&mut made, 0, first, &step);
+        first += AllocatorEvents::MOST as u64;
+    }
+    made.file()
+}
+
+/// The views that take a recording apart in different ways.
+const VIEWS: [&[&str]; 4] =
+    [&["report"], &["report", "--json", "--table"], &["report", "--html"], &["report", "--format", "torch", "-o"]];
+
+#[test]
+fn no_recording_costs_much() {
+    let out = file("costs.out").into_os_string().into_string().expect("the name is text");
+    for (at, (name, make)) in CASES.iter().enumerate() {
+        let path = file(&format!("costs-{at}.capture"));
+        fs::write(&path, make(40_000)).expect("the file can be written");
+        let path = path.to_str().expect("the name is text");
+        let view = VIEWS[at % VIEWS.len()];
+        let out = matches!(view.last(), Some(&"--html" | &"-o")).then_some(&*out);
+        let arguments: Vec<_> = view.iter().copied().chain(out).chain([path]).collect();
+        let spent = Limits::OF_A_RECORDING.run(&arguments).unwrap_or_else(|why| panic!("{name}: {why}"));
+        println!("{name}: {spent:?}");
+    }
+}
+
+/// Writes each kind of recording to a folder, with so many items and bytes: `GPUMEM_COSTS=FOLDER,ITEMS,BYTES`.
+#[test]
+fn recordings_can_be_kept() {
+    let Ok(wanted) = env::var("GPUMEM_COSTS") else { return };
+    let [folder, items, bytes] = wanted.split(',').collect::<Vec<_>>()[..] else { panic!("{wanted}") };
+    let [items, bytes] = [items, bytes].map(|number| number.parse::<u64>().expect("it is a number"));
+    for (name, make) in CASES {
+        let file = padded(make(items), usize::try_from(bytes).expect("it fits"));
+        println!("{name}: {} bytes", file.len());
+        fs::write(format!("{folder}/{}.capture", name.replace([' ', '\''], "-")), file).expect("it can be written");
+    }
+}

@@ -1,0 +1,84 @@
+//! Runs the command with limits on memory and on time of the processor.
+
+use std::{
+    fs,
+    io::Read,
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+/// What the command may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Of memory.
+    megabytes: u64,
+    /// Of a processor.
+    seconds: u64,
+}
+
+/// What it took.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Spent {
+    pub(crate) megabytes: u64,
+    /// Hundredths of a second.
+    pub(crate) ticks: u64,
+    /// It ended with 2.
+    pub(crate) is_refused: bool,
+}
+
+/// Without optimisation, all takes several times as long.
+const SECOND: u64 = if cfg!(debug_assertions) { 6 } else { 1 };
+
+impl Limits {
+    /// For a recording of up to 10 MB, whatever is in it.
+    pub(crate) const OF_A_RECORDING: Self = Self { megabytes: 500, seconds: 5 * SECOND };
+
+    /// Runs the command; says what went wrong: it took too much, panicked, or gave no reason for its error.
+    pub(crate) fn run(self, arguments: &[&str]) -> Result<Spent, String> {
+        // What is reserved and never used is no memory: there may be more of it, but not without end.
+        let script = format!("ulimit -v {}; ulimit -t {}; exec \"$0\" \"$@\"", self.megabytes * 4_000, self.seconds);
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_gpumem")]).args(arguments);
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| error.to_string())?;
+        let mut pipe = child.stderr.take().ok_or("it has no stderr")?;
+        let errors = thread::spawn(move || {
+            let mut text = String::new();
+            pipe.read_to_string(&mut text).map(|_| text)
+        });
+        let mut spent = Spent::default();
+        let status = loop {
+            if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {
+                break status;
+            }
+            spent = spent.and_now(&child);
+            thread::sleep(Duration::from_millis(2));
+        };
+        let errors = errors.join().expect("it does not panic").map_err(|error| error.to_string())?;
+        spent.is_refused = status.code() == Some(2);
+        let what = |why: &str| format!("gpumem {} {why} ({status}, {spent:?}): {errors}", arguments.join(" "));
+        let is_said = errors.lines().all(|line| line.starts_with("gpumem: "));
+        match status.code() {
+            None => Err(what("was killed")),
+            _ if spent.megabytes > self.megabytes => Err(what("took too much memory")),
+            Some(0) if errors.is_empty() => Ok(spent),
+            Some(2) if is_said && !errors.is_empty() => Ok(spent),
+            _ => Err(what("ended otherwise than with 0, or with 2 and a reason")),
+        }
+    }
+}
+
+impl Spent {
+    /// What the kernel says of a process that runs.
+    fn and_now(self, child: &Child) -> Self {
+        let read = |name: &str| fs::read_to_string(format!("/proc/{}/{name}", child.id())).unwrap_or_default();
+        let status = read("status");
+        let peak =
+            status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok());
+        let stat = read("stat");
+        let times = stat.rsplit_once(')').map(|(_, fields)| fields.split_whitespace().skip(11).take(2));
+        let ticks = times.into_iter().flatten().filter_map(|time| time.parse::<u64>().ok()).sum();
+        Self { megabytes: self.megabytes.max(peak.unwrap_or(0_u64) / 1_000), ticks: self.ticks.max(ticks), ..self }
+    }
+}

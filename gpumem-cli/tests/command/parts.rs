@@ -1,0 +1,218 @@
+//! Recordings of `--only-peak` and `--max-size`: what is not in them is `?`, `null` or not there, in each report and format, and never 0.
+
+use std::{fs, process::Command};
+
+use gpumem_core::{
+    capture::{Item, Part, Writer, items_of},
+    model::MemKind,
+};
+use parquet::record::Field;
+use serde_json::{Value, json};
+
+use crate::{
+    file,
+    formats::{counters, field, instants, rows},
+    made::{MIB, Made},
+    page::computed,
+    ran,
+    report::{printed, written},
+};
+
+/// 500 MiB are live from 100 to 400 ms, 800 MiB at the peak after 600 ms, with 64 MiB of pinned host memory, and 10 MiB at the end, after
+/// a second.
+fn program() -> Made {
+    let mut made = Made::new("train");
+    let alloc = |made: &mut Made, millis: u64, bytes, kind, place| {
+        made.wait_until(millis * 1000);
+        made.alloc(bytes * MIB, kind, place)
+    };
+    let early = alloc(&mut made, 100, 500, MemKind::Pool, 0);
+    made.wait_until(400_000);
+    made.free(early);
+    let host = alloc(&mut made, 500, 64, MemKind::PinnedHost, 1);
+    let peak = [alloc(&mut made, 599, 790, MemKind::Pool, 2), alloc(&mut made, 600, 10, MemKind::Device, 3)];
+    made.wait_until(700_000);
+    made.free(peak[0]);
+    made.free(host);
+    let between = alloc(&mut made, 800, 200, MemKind::Pool, 4);
+    made.wait_until(900_000);
+    made.free(between);
+    made.wait_until(1_000_000);
+    made
+}
+
+/// What is written of a program whose recording is a part: what was live after `after` events, or the peaks. Then the other events.
+fn part_of(made: Made, mut part: Part, after: usize) -> Vec<u8> {
+    let (items, _) = items_of(&*made.file()).expect("it is a recording");
+    let (events, others): (Vec<_>, Vec<_>) = items.into_iter().partition(|item| matches!(item, Item::Event(_)));
+    for item in events.iter().take(after) {
+        let Item::Event(event) = item else { unreachable!("they are events") };
+        part.apply(event);
+    }
+    let mut writer = Writer::new(Vec::new()).expect("memory takes all");
+    let kept = part.events().into_iter().map(Item::Event);
+    let all =
+        others.into_iter().chain([Item::Part(part.definition())]).chain(kept).chain(events.into_iter().skip(after));
+    all.for_each(|item| writer.write(&item).expect("memory takes all"));
+    writer.finish().expect("memory takes all")
+}
+
+/// The recording of the peak.
+fn peaks(name: &str) -> String {
+    written(name, &part_of(program(), Part::peaks(), usize::MAX))
+}
+
+/// The recording of the newest events, from 500 ms on.
+fn newest(name: &str) -> String {
+    written(name, &part_of(program(), Part::newest(), 2))
+}
+
+#[track_caller]
+fn json_of(arguments: &[&str]) -> Value {
+    serde_json::from_str(&printed(arguments)).expect("it is JSON")
+}
+
+#[test]
+fn the_summary_of_peaks_has_no_totals() {
+    let file = peaks("peaks-summary.capture");
+    let text = printed(&["report", &file]);
+    for words in [": ? allocations\n", ", ? frees\n", "the peak was 800 MiB", "besides  ? (", "10 MiB"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let all = json_of(&["report", "--json", &file]);
+    assert_eq!([&all["allocations"], &all["frees"], &all["not_freed"]["gone_with_context"]], [&Value::Null; 3]);
+    let device = &all["devices"][0];
+    assert_eq!((&device["peak_bytes"], &device["besides"]), (&json!(800 * MIB), &Value::Null));
+    assert_eq!((&device["live_at_end_bytes"], &all["not_freed"]["bytes"]), (&json!(10 * MIB), &json!(10 * MIB)));
+    // The recording of all events has them.
+    let whole = written("peaks-whole.capture", &program().file());
+    let all = json_of(&["report", "--json", &whole]);
+    assert_eq!((&all["allocations"], &all["frees"]), (&json!(5), &json!(4)));
+    assert_eq!(all["devices"][0]["besides"], json!([{ "name": "pinned host", "bytes": 64 * MIB, "blocks": 1 }]));
+}
+
+#[test]
+fn other_moments_are_not_known() {
+    let (peaks, newest) = (peaks("peaks-at.capture"), newest("newest-at.capture"));
+    for (file, moment, bytes) in [
+        (&peaks, "250ms", None),
+        (&peaks, "850ms", None),
+        (&peaks, "start", Some(0)),
+        (&peaks, "peak", Some(800)),
+        (&peaks, "end", Some(10)),
+        (&peaks, "2s", Some(10)),
+        (&newest, "250ms", None),
+        (&newest, "650ms", Some(800)),
+        (&newest, "850ms", Some(210)),
+        (&newest, "end", Some(10)),
+    ] {
+        let text = printed(&["report", "--at", moment, file]);
+        let words = bytes.map_or("? in use at ".to_owned(), |bytes| {
+            if bytes == 0 { "0 B in use at ".to_owned() } else { format!("{bytes} MiB in use at ") }
+        });
+        assert!(text.contains(&words), "{file} {moment}: {text}");
+        let device = &json_of(&["report", "--json", "--at", moment, file])["devices"][0];
+        assert_eq!(device["bytes"], bytes.map_or(Value::Null, |bytes| json!(bytes * MIB)), "{file} {moment}");
+        for list in ["blocks", "by_kind", "by_library", "by_scope", "by_place"] {
+            assert_eq!(device[list].is_null(), bytes.is_none(), "{file} {moment} {list}");
+        }
+    }
+    let text = printed(&["report", "--between", "250ms", "peak", &peaks]);
+    assert!(text.contains(": ? more between 250 ms and the peak"), "{text}");
+    let text = printed(&["report", "--between", "peak", "end", &peaks]);
+    assert!(text.contains(": -790 MiB (less) between the peak"), "{text}");
+    // Pinned host memory at the peak is not in the recording.
+    assert!(!printed(&["report", "--at", "peak", &peaks]).contains("pinned"));
+}
+
+#[test]
+fn tables_have_no_totals() {
+    let file = peaks("peaks-table.capture");
+    let text = printed(&["report", "--table", &file]);
+    assert!(text.lines().any(|line| line.contains("790") && line.matches(" ?").count() == 2), "{text}");
+    let all = json_of(&["report", "--json", "--table", &file]);
+    let place = &all["places"][0];
+    assert_eq!((&place["at_peak_bytes"], &place["live_at_end_bytes"]), (&json!(790 * MIB), &json!(0)));
+    assert_eq!((&place["allocated_bytes"], &place["allocations"]), (&Value::Null, &Value::Null));
+    assert!(printed(&["report", "--tree", &file]).starts_with("scopes are not in the recording (--only-peak)"));
+    assert_eq!(json_of(&["report", "--json", "--tree", &file])["scopes"], Value::Null);
+    assert!(printed(&["report", "--calls", &file]).contains("the peak was 800 MiB"));
+    assert!(printed(&["report", "--leaks", &file]).contains("10 MiB"));
+    let whole = written("peaks-diff.capture", &program().file());
+    assert!(printed(&["diff", &whole, &file, "--fail-on-increase", "0%"]).contains("no change"));
+    assert!(printed(&["report", &whole, &file]).contains("800"), "side by side");
+}
+
+#[test]
+fn formats_have_what_is_known() {
+    let (peaks, newest) = (peaks("peaks-formats.capture"), newest("newest-formats.capture"));
+    let live = |file: &str| -> Vec<Value> {
+        let lines = printed(&["report", "--format", "json", file]);
+        lines
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).expect("it is JSON")["live_bytes"].clone())
+            .collect()
+    };
+    assert_eq!(live(&peaks), [Value::Null, json!(800 * MIB), Value::Null]);
+    let expected = [0, 790, 800, 10, 10, 210, 10].map(|bytes| json!(bytes * MIB));
+    assert_eq!(live(&newest), expected);
+    // Perfetto: no counter where it would be wrong.
+    let out = file("peaks.pftrace").into_os_string().into_string().unwrap();
+    let perfetto = |recording: &str| {
+        printed(&["report", "--format", "perfetto", "-o", &out, recording]);
+        fs::read(&out).expect("it was written")
+    };
+    let bytes = perfetto(&peaks);
+    assert_eq!(counters(&bytes), Vec::<i64>::new());
+    assert_eq!(instants(&bytes), ["device 0: the peak was 800 MiB"]);
+    assert!(counters(&perfetto(&newest)).contains(&(800 * MIB).cast_signed()));
+    for format in ["dhat", "rmm-csv"] {
+        let refused = ran(&["report", "--format", format, &peaks]);
+        assert!(refused.code == Some(2) && refused.stderr.contains("(--only-peak)"), "{format}: {refused:?}");
+        assert_eq!(ran(&["report", "--format", format, &newest]).code, Some(0), "{format}");
+    }
+    for format in ["folded", "pprof", "speedscope"] {
+        let of = |moment| ran_to(format, &["--at", moment], &peaks);
+        assert!(of("250ms").is_some_and(|error| error.contains("what was live at 250 ms is not in the recording")));
+        assert_eq!((of("peak"), of("end")), (None, None), "{format}");
+    }
+    let stacks = printed(&["report", "--format", "folded", &peaks]);
+    let sum: u64 = stacks.lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum();
+    assert_eq!(sum, 800 * MIB, "{stacks}");
+    assert_eq!(ran_to("torch", &[], &peaks), None);
+    let folder = file("peaks-tables");
+    printed(&["report", "--format", "parquet", "-o", folder.to_str().unwrap(), &peaks]);
+    let events = rows(&folder.join("peaks-formats.events.parquet"));
+    let live: Vec<_> = events.iter().map(|row| field(row, "live_bytes").clone()).collect();
+    assert_eq!(live, [Field::Null, Field::Long((800 * MIB).cast_signed()), Field::Null]);
+}
+
+/// Writes a format to a file; gives the error.
+fn ran_to(format: &str, more: &[&str], recording: &str) -> Option<String> {
+    let out = file("part.out").into_os_string().into_string().unwrap();
+    let ran = ran(&[&["report", "--format", format, "-o", &out], more, &[recording]].concat());
+    (ran.code != Some(0)).then_some(ran.stderr)
+}
+
+#[test]
+fn the_page_draws_what_is_known() {
+    let files = [peaks("peaks-page.capture"), newest("newest-page.capture")];
+    let out = file("parts.html").into_os_string().into_string().unwrap();
+    printed(&["report", "--html", &out, &files[0], &files[1]]);
+    let text = fs::read_to_string(&out).expect("the page is there");
+    assert!(text.contains("\"hasOnlyPeaks\":true"), "{text}");
+    if Command::new("node").arg("--version").output().is_err() {
+        return eprintln!("the script of the page is not tested");
+    }
+    let all = computed(&out).expect("there is Node.js");
+    let on_device: Vec<_> = all.as_array().unwrap().iter().filter(|pool| pool["isOnDevice"] == true).collect();
+    // At 250, 600 and 850 ms, and at the end.
+    assert_eq!(on_device[0]["known"], json!(["nothing", "peak", "nothing", "all"]), "{}", on_device[0]);
+    assert_eq!(on_device[1]["known"], json!(["nothing", "all", "all", "all"]), "{}", on_device[1]);
+    // Of the small curve, only the peak and the end are drawn.
+    let drawn = |pool: &Value| -> Vec<u64> {
+        pool["curve"].as_array().unwrap().iter().filter_map(Value::as_u64).filter(|bytes| *bytes > 0).collect()
+    };
+    assert_eq!(drawn(on_device[0]), [800 * MIB, 10 * MIB]);
+    assert!(on_device[1]["curve"][100].is_null() && drawn(on_device[1]).contains(&(800 * MIB)));
+}
