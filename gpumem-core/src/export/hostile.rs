@@ -172,7 +172,7 @@ fn all_that_is_printed() {
     while let Some(this) = content {
         content = after(Some(&this));
         let mut output = Output::new(this, UNIX_EPOCH, 7);
-        (output.thread_name, output.module) = (Some(name()), Some(name()).map(Into::into));
+        (output.thread_name, output.module) = (Some(name()), Some(name().into()));
         check(Form::Text, &output);
         #[cfg(feature = "json")]
         check(Form::Json, &output);
