@@ -9,13 +9,14 @@ mod thread;
 mod thread_state;
 mod views;
 mod watch;
+mod watches;
 
 use std::{
     fmt, mem,
     panic::{AssertUnwindSafe, RefUnwindSafe, catch_unwind},
 };
 
-use self::watch::Watches;
+use self::watches::Watches;
 pub use self::{
     primitives::{Clock, Counter, Lock, Primitives, SpinLock, Std, Wait, set_forked},
     readings::Readings,
@@ -23,7 +24,7 @@ pub use self::{
     tap::{NoTap, Tap},
     thread::LentNumber,
     thread_state::ThreadState,
-    watch::Watch,
+    watches::Watch,
 };
 use crate::{
     ledger::{BLOCK_PARTS, Ledger},

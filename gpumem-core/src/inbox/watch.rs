@@ -1,26 +1,12 @@
 //! What a budget is told of other threads.
 
-use std::{panic::RefUnwindSafe, sync::Arc};
+use std::sync::Arc;
 
-use super::{Inbox, Lock, Primitives, Tap, run_rare};
+use super::{Inbox, Lock, Primitives, Tap, run_rare, watches::Watch};
 use crate::{
     ledger::{Noticed, Noticing},
     model::Device,
 };
-
-/// Is told what is noticed on a device.
-pub trait Watch: Send + Sync + RefUnwindSafe {
-    /// The calling thread has just allocated or freed. It is not in the inbox, and must not enter it: what it records
-    /// meanwhile is lost. This may be called for more than the watch asked for, because several may watch one device.
-    fn notice(&self, noticed: &Noticed);
-}
-
-/// Those that are told.
-#[derive(Default)]
-pub(super) struct Watches {
-    last: u64,
-    all: Vec<(u64, Arc<dyn Watch>)>,
-}
 
 impl<T: Tap, P: Primitives> Inbox<T, P> {
     /// From now on `watch` is told of these allocations and frees on the device, until [`unwatch`](Self::unwatch) with the

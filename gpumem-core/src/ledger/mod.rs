@@ -12,7 +12,9 @@ mod kept_range;
 mod live;
 mod meters;
 mod moved_out;
+mod noticed;
 mod open_traces;
+mod own_level;
 mod own_scopes;
 mod peaks;
 mod pending;
@@ -36,15 +38,15 @@ pub use self::{
     kept_peaks::{GroupAtPeak, PeakTotal},
     live::BLOCK_PARTS,
     meters::DeviceStats,
+    noticed::{Noticed, Noticing},
     stats::Stat,
     tree::{NodeId, ScopeNode},
-    uncounted::{Noticed, Noticing},
     views::{GroupUsage, KnownBlock, ScopePeriod},
 };
 use self::{
-    groups::AllocGroups, guests::Guests, kept_range::KeptRange, live::LiveBlocks, meters::Meters,
-    own_scopes::OwnScopes, pending::PendingDelta, scope::Scope, thread::Thread, thread_levels::ThreadLevels,
-    tree::ScopeTree, uncounted::Watched,
+    groups::AllocGroups, guests::Guests, kept_range::KeptRange, live::LiveBlocks, meters::Meters, noticed::Watched,
+    own_level::OwnScopes, pending::PendingDelta, scope::Scope, thread::Thread, thread_level::ThreadLevels,
+    tree::ScopeTree,
 };
 use crate::model::{ScopeId, Trace};
 

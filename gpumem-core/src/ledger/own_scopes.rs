@@ -2,30 +2,12 @@
 //! counts the whole process until the other trace opens. From then on it counts the blocks that are allocated in it, by its
 //! thread or by threads that entered it, and the frees of such blocks, on any thread.
 
-use std::collections::HashMap;
-
-use super::{
-    Ledger,
-    live::{Entry, hash::KeyHashBuilder},
-    scope::Scope,
-};
+use super::{Ledger, live::Entry, own_level::OwnLevel, scope::Scope};
 use crate::model::{Gauge, OwnerThread, ScopeId};
 
 /// The most such scopes of one owner thread, because each block is compared with each of them. Further ones count the whole
 /// process.
 const MOST: usize = 64;
-
-/// The scopes of each owner thread.
-pub(super) type OwnScopes = HashMap<OwnerThread, Vec<ScopeId>, KeyHashBuilder>;
-
-/// What a scope counts by itself.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct OwnLevel {
-    /// On top of what the process had in use when the other trace opened.
-    pub(super) in_use: i64,
-    /// The most since the scope began.
-    pub(super) peak: i64,
-}
 
 impl Ledger {
     /// A thread opens a trace on the device of this meter. The open scopes of another thread count by themselves from now on, if

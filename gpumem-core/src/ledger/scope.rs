@@ -1,6 +1,6 @@
 //! What the ledger keeps of each open scope.
 
-use super::{counts::Counts, own_scopes::OwnLevel, peaks::WatchedScope, tree::NodeId, watermark::Mark};
+use super::{counts::Counts, own_level::OwnLevel, peaks::WatchedScope, tree::NodeId, watermark::Mark};
 use crate::model::{OwnerThread, ScopeSpec, ThreadId};
 
 /// An open scope.

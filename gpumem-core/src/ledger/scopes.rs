@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{
     Ledger,
     meters::{Meter, UsageLevel},
-    own_scopes::OwnLevel,
+    own_level::OwnLevel,
     scope::{Scope, ScopeStart},
     thread::{Entered, Thread},
 };

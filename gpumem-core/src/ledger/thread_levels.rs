@@ -1,25 +1,7 @@
 //! Scopes that count one thread only.
 
-use std::collections::HashMap;
-
-use super::{
-    Ledger,
-    groups::AllocGroup,
-    guests::Guests,
-    live::{Entry, hash::KeyHashBuilder},
-    thread_level::ThreadLevel,
-};
+use super::{Ledger, groups::AllocGroup, live::Entry, thread_level::ThreadLevel};
 use crate::model::OwnerThread;
-
-/// What one thread has in use on one meter. An entry exists while a scope counts that thread only.
-pub(super) type ThreadLevels = HashMap<(OwnerThread, u16), ThreadLevel, KeyHashBuilder>;
-
-/// Whether a scope of one thread counts the blocks of this owner thread.
-pub(super) fn counts_any(guests: &Guests, levels: &ThreadLevels, owner: OwnerThread, meter: u16) -> bool {
-    let mut is_counted = false;
-    guests.for_each_thread(owner, |thread| is_counted |= levels.contains_key(&(thread, meter)));
-    is_counted
-}
 
 impl Ledger {
     /// Changes the levels of the threads for which a block counts, and of the scopes that count by themselves.

@@ -1,43 +1,13 @@
 //! Allocations and frees that a budget must know of, although it does not count them or they are not its own.
 
-use super::{Ledger, groups::AllocGroup, live::Entry, thread_levels::counts_any};
-use crate::model::{Bytes, Device, Gauge, OwnerThread, ThreadId};
-
-/// Which allocations and frees on a device are noticed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Noticing {
-    /// The allocations of threads that no scope of one thread counts.
-    Uncounted,
-    /// What threads allocate and free that are not the one that began to watch, nor in a scope of it.
-    OfOthers,
-}
-
-/// An allocation or a free that is noticed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Noticed {
-    /// The device.
-    pub device: Device,
-    /// The thread that allocated or freed.
-    pub thread: OwnerThread,
-    /// The size of the block.
-    pub bytes: Bytes,
-    /// It is a free.
-    pub is_free: bool,
-    /// The thread is in a scope that it opened itself.
-    pub is_in_scope: bool,
-    /// A scope of one thread counts it.
-    pub is_counted: bool,
-}
-
-/// A device that is watched.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Watched {
-    id: u64,
-    meter: u16,
-    noticing: Noticing,
-    /// The thread that watches.
-    thread: OwnerThread,
-}
+use super::{
+    Ledger,
+    groups::AllocGroup,
+    live::Entry,
+    noticed::{Noticed, Noticing, Watched},
+    thread_level::counts_any,
+};
+use crate::model::{Device, Gauge, ThreadId};
 
 impl Ledger {
     /// From now on these allocations and frees on the device are [noticed](Self::noticed). Events are counted one by one meanwhile.

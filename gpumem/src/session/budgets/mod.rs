@@ -2,6 +2,7 @@
 
 mod baseline;
 mod budget;
+mod facts;
 mod others;
 mod turns;
 

@@ -6,16 +6,13 @@ use std::{
     thread,
 };
 
-use super::turns;
+use super::{facts::RawFacts, turns};
 use crate::{
-    derive::Stack,
     inbox::Watch,
     ledger::{Noticed, Noticing},
     model::{Bytes, Device, OwnerThread},
-    report::{BelongsTo, Counted, OtherThread, ThreadFacts},
-    session::{Session, views::folder},
-    source,
-    sys::process,
+    report::{BelongsTo, Counted, OtherThread},
+    session::Session,
 };
 
 /// The most threads that are told apart.
@@ -50,46 +47,6 @@ struct Tally {
     blocks: u64,
     bytes: Bytes,
     freed: Bytes,
-}
-
-/// What is found out of a thread while it allocates. What it means is read from files later.
-#[derive(Default)]
-pub(super) struct RawFacts {
-    name: Option<String>,
-    system_name: Option<String>,
-    stack: Vec<usize>,
-}
-
-impl RawFacts {
-    /// Of the calling thread.
-    pub(super) fn here() -> Self {
-        let name = thread::current().name().map(ToOwned::to_owned);
-        Self { name, system_name: process::thread_name(), stack: source::addresses_here() }
-    }
-
-    pub(super) fn resolved(&self) -> ThreadFacts {
-        let frames = source::frames(&self.stack);
-        ThreadFacts {
-            name: self.name.clone(),
-            system_name: self.system_name.clone(),
-            functions: frames.into_iter().filter_map(|frame| frame.function).collect(),
-        }
-    }
-
-    fn in_words(&self) -> String {
-        match (&self.name, &self.system_name) {
-            (Some(name), _) => format!("thread `{name}`"),
-            (None, Some(inherited)) => format!("a thread without a name (the system calls it `{inherited}`)"),
-            (None, None) => "a thread without a name".to_owned(),
-        }
-    }
-
-    fn place(&self) -> Option<String> {
-        let frames = source::frames(&self.stack);
-        let Stack { line, caller, library, .. } = Stack::new(&frames, folder(), source::own_module().as_deref());
-        let from = caller.map_or_else(String::new, |caller| format!(", from {caller}"));
-        line.map(|line| format!("{line}{from}")).or(library)
-    }
 }
 
 impl Others {

@@ -5,7 +5,7 @@ use std::{
     thread::{self, ThreadId},
 };
 
-use super::others::RawFacts;
+use super::facts::RawFacts;
 use crate::sys::process;
 
 /// The budget of a test, or of code in a test. While it exists, tests that must be alone wait, or all others do.
