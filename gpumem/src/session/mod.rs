@@ -76,8 +76,10 @@ pub use crate::settings::Setting;
 pub use crate::source::calls_of_both_sources;
 #[cfg(all(feature = "__internal", feature = "backtrace"))]
 pub(crate) use crate::source::{WAYS_TO_A_STACK, python_line_at, python_lines};
+#[cfg(any(feature = "baseline", feature = "capture"))]
+pub use crate::sys::lock_file::LockFile;
 #[cfg(feature = "capture")]
-pub use crate::sys::{lock_file::LockFile, ring_memory::SharedMemory};
+pub use crate::sys::ring_memory::SharedMemory;
 use crate::{
     derive::{Labels, Stack},
     error::{Error, Kind, Result},

@@ -73,8 +73,8 @@ fn the_socket_and_its_connections_are_not_among_the_descriptors_of_the_program()
         threads.spawn(|| {
             let until = Instant::now() + Duration::from_secs(60);
             let connection = loop {
-                let entries = fs::read_dir(&sockets).into_iter().flatten().flatten();
-                let stream = entries.filter_map(|entry| UnixStream::connect(entry.path()).ok()).next();
+                let mut entries = fs::read_dir(&sockets).into_iter().flatten().flatten();
+                let stream = entries.find_map(|entry| UnixStream::connect(entry.path()).ok());
                 match stream {
                     Some(stream) => break stream,
                     None if Instant::now() > until => return,

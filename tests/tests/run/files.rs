@@ -105,8 +105,8 @@ fn run_in(machine: &Standin, folder: &Folder, way: u64, steps: &[&str]) -> Outco
 /// What `gpumem start` does, as soon as there is a program that waits for it.
 fn start(sockets: &Path, ended: &AtomicBool) {
     while !ended.load(Relaxed) {
-        let entries = fs::read_dir(sockets).into_iter().flatten().flatten();
-        let stream = entries.filter_map(|entry| UnixStream::connect(entry.path()).ok()).next();
+        let mut entries = fs::read_dir(sockets).into_iter().flatten().flatten();
+        let stream = entries.find_map(|entry| UnixStream::connect(entry.path()).ok());
         if stream.is_some_and(|mut stream| stream.write_all(b"start\n").is_ok()) {
             return;
         }
