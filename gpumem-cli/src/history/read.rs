@@ -112,6 +112,8 @@ struct Reading {
     /// The newest free of each thread: a failed one is undone.
     freed: HashMap<ThreadId, (Key, u32)>,
     open: HashMap<ScopeId, usize>,
+    /// Refusals after which the device was not read yet.
+    unread: Vec<usize>,
     /// Refusals whose thread may still obtain the memory.
     pending: Vec<usize>,
     has_clock: bool,
@@ -141,6 +143,7 @@ impl Reading {
             live: HashMap::new(),
             freed: HashMap::new(),
             open: HashMap::new(),
+            unread: Vec::new(),
             pending: Vec::new(),
             has_clock,
             time: 0,
@@ -213,6 +216,15 @@ impl Reading {
             }
             EventKind::Sample { device, memory } => {
                 let (time, device) = (self.time, self.device(device));
+                let refusals = &mut self.history.refusals;
+                self.unread.retain(|at| {
+                    let refused = &mut refusals[*at];
+                    let is_of_device = refused.device == Some(device);
+                    if is_of_device && time - refused.time <= SOON {
+                        refused.memory = Some(memory);
+                    }
+                    !is_of_device
+                });
                 let device = &mut self.history.devices[usize::from(device)];
                 device.samples += 1;
                 if device.highest_sample.is_none_or(|(_, highest)| highest.used < memory.used) {
@@ -240,6 +252,7 @@ impl Reading {
                 let history = &mut self.history;
                 let live = device.map(|device| history.devices[usize::from(device)].live);
                 self.pending.push(history.refusals.len());
+                self.unread.push(history.refusals.len());
                 history.refusals.push(Refusal {
                     time: self.time,
                     number: event.number,
@@ -250,6 +263,7 @@ impl Reading {
                     stack,
                     after: u32::try_from(history.changes.len()).unwrap_or(LIVE).checked_sub(1),
                     live,
+                    memory: None,
                     was_obtained: false,
                 });
             }
