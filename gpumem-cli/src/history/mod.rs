@@ -156,6 +156,8 @@ pub(crate) struct Refusal {
     pub(crate) after: Option<u32>,
     /// What was live on the device then.
     pub(crate) live: Option<u64>,
+    /// The reading of the device that was made because of it.
+    pub(crate) memory: Option<GpuMemory>,
     /// Within a second, the same thread obtained as much memory of that kind of place.
     pub(crate) was_obtained: bool,
 }

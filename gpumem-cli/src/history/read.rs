@@ -124,6 +124,8 @@ struct Reading {
     pending: HashMap<(u16, Wanted), BTreeSet<(u64, usize)>>,
     /// When the newest of them was.
     refused: u64,
+    /// Refusals after which their device was not read yet, by device.
+    unread: HashMap<u16, Vec<usize>>,
     has_clock: bool,
     time: u64,
     tensors: tensors::Reading,
@@ -163,6 +165,7 @@ impl Reading {
             devices: HashMap::new(),
             pending: HashMap::new(),
             refused: 0,
+            unread: HashMap::new(),
             has_clock,
             time: 0,
             tensors: tensors::Reading::default(),
@@ -235,6 +238,11 @@ impl Reading {
             }
             EventKind::Sample { device, memory } => {
                 let (time, device) = (self.time, self.device(device));
+                let refusals = &mut self.history.refusals;
+                for at in self.unread.remove(&device).unwrap_or_default() {
+                    let refused = &mut refusals[at];
+                    refused.memory = (time - refused.time <= SOON).then_some(memory);
+                }
                 let device = &mut self.history.devices[usize::from(device)];
                 device.samples += 1;
                 if device.highest_sample.is_none_or(|(_, highest)| highest.used < memory.used) {
@@ -265,6 +273,9 @@ impl Reading {
                 let pending = self.pending.entry((thread(event), wanted)).or_default();
                 pending.insert((bytes.get(), history.refusals.len()));
                 self.refused = self.time;
+                if let Some(device) = device {
+                    self.unread.entry(device).or_default().push(history.refusals.len());
+                }
                 history.refusals.push(Refusal {
                     time: self.time,
                     number: event.number,
@@ -274,6 +285,7 @@ impl Reading {
                     stack,
                     after: u32::try_from(history.changes.len()).unwrap_or(LIVE).checked_sub(1),
                     live,
+                    memory: None,
                     was_obtained: false,
                 });
             }

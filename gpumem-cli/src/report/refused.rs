@@ -46,6 +46,12 @@ pub(crate) struct RefusedAllocation {
     pub(crate) library: Option<String>,
     /// What was live on the device, of what was seen. `None` if that is not in the recording.
     pub(crate) live_bytes: Option<u64>,
+    /// The size of the device's memory.
+    pub(crate) total_bytes: Option<u64>,
+    /// What was free then. `None` if the device was not read.
+    pub(crate) free_bytes: Option<u64>,
+    /// What was in use then and is not in `live_bytes`: the CUDA context and kernels, other processes, and what was not seen.
+    pub(crate) rest_bytes: Option<u64>,
     pub(crate) obtained_soon: bool,
 }
 
@@ -54,6 +60,9 @@ impl RefusedAllocation {
         let stack = history.definitions().stack(refused.stack);
         let device = refused.device.and_then(|device| history.devices.get(usize::from(device))).map(|all| all.device);
         let has_library_as_place = stack.library_as_place().is_some();
+        let live_bytes = refused.live.filter(|_| history.is_whole_at(refused.number));
+        let defined = device.and_then(|device| history.definitions().device(device)?.total);
+        let used = refused.memory.map(|memory| memory.used.get());
         Self {
             seconds: Duration::from_nanos(refused.time).as_secs_f64(),
             bytes: refused.bytes,
@@ -63,7 +72,10 @@ impl RefusedAllocation {
             place: stack.line.filter(|_| !has_library_as_place).or_else(|| stack.library.clone()),
             caller: stack.caller.filter(|_| !has_library_as_place),
             library: stack.library,
-            live_bytes: refused.live.filter(|_| history.is_whole_at(refused.number)),
+            live_bytes,
+            total_bytes: refused.memory.map(|memory| memory.total).or(defined).map(Bytes::get),
+            free_bytes: refused.memory.map(|memory| memory.free.get()),
+            rest_bytes: used.zip(live_bytes).map(|(used, live)| used.saturating_sub(live)),
             obtained_soon: refused.was_obtained,
         }
     }
@@ -80,6 +92,23 @@ impl RefusedAllocation {
         let request = format!("{} ({}) after {after}", Bytes::new(self.bytes), self.kind);
         let words: Vec<_> = [Some(request), place, caller, live].into_iter().flatten().collect();
         words.join(", ")
+    }
+
+    /// `Device 0 has 15.40 GiB, of which 1.2 GiB were free then. Besides the process's blocks, 527 MiB were in use: …`
+    fn device_in_words(&self) -> Option<String> {
+        let simulated = if self.simulated { "The simulated device" } else { "Device" };
+        let mut words = format!("{simulated} {} has {}", self.device?, Bytes::new(self.total_bytes?));
+        if let Some(free) = self.free_bytes {
+            words += &format!(", of which {} were free then", Bytes::new(free));
+        }
+        words.push('.');
+        if let Some(rest) = self.rest_bytes {
+            let rest = Bytes::new(rest);
+            words += &format!(
+                " Besides these blocks, {rest} were in use: by the CUDA context and kernels, and by other processes."
+            );
+        }
+        Some(words)
     }
 }
 
@@ -100,7 +129,7 @@ impl Refused {
         })
     }
 
-    /// What happened, in at most two lines.
+    /// What happened, in at most three lines.
     pub(crate) fn in_words(&self) -> Vec<String> {
         let Self { count, obtained_soon, largest_bytes, main, .. } = self;
         let (largest, soon) = (Bytes::new(*largest_bytes), "as allocators with a cache do that empty it and try again");
@@ -116,6 +145,7 @@ impl Refused {
             "Out of memory: the driver refused {}. The thread did not obtain as much within a second.",
             main.in_words()
         )];
+        lines.extend(main.device_in_words());
         if *count > 1 {
             let soon = match obtained_soon {
                 0 => String::new(),

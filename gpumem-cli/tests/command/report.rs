@@ -405,7 +405,7 @@ fn the_summary_begins_with_the_allocation_that_was_refused() {
     made.alloc(4 << 30, MemKind::Pool, 2);
     let file = recorded("oom.capture", made);
     let text = printed(&["report", &file]);
-    let lines: Vec<_> = text.lines().take(4).collect();
+    let lines: Vec<_> = text.lines().take(5).collect();
     assert!(lines[0].starts_with("Out of memory: the driver refused 3 GiB (pool) after 5 µs, at "), "{text}");
     assert!(
         lines[0].ends_with(
@@ -413,8 +413,9 @@ fn the_summary_begins_with_the_allocation_that_was_refused() {
         ),
         "{text}"
     );
-    assert_eq!(lines[1], "In all, 2 allocations were refused, of 3 GiB at most.");
-    assert_eq!(lines[2..], [&format!("What held the memory: `gpumem report --at oom {file}`"), ""]);
+    assert_eq!(lines[1], "Device 0 has 141 GiB.");
+    assert_eq!(lines[2], "In all, 2 allocations were refused, of 3 GiB at most.");
+    assert_eq!(lines[3..], [&format!("What held the memory: `gpumem report --at oom {file}`"), ""]);
     let at = printed(&["report", "--at", "oom", &file]);
     assert!(at.starts_with("device 0 (NVIDIA H200): 400 MiB in use at the refusal of 3 GiB, after 5 µs\n"), "{at}");
     let refused = &json(&["report", "--json", &file])["refused"];

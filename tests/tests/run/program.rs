@@ -40,19 +40,25 @@ fn the_program_is_recorded_and_prints_what_it_prints_alone() {
 fn the_summary_begins_with_what_the_driver_refused() {
     let folder = Folder::new();
     let file = folder.file("a.capture");
-    let steps = [&ALLOCATES[..], &["call cuMemAlloc_v2 &none 99999999999999"]].concat();
+    let steps = [&ALLOCATES[..], &["call cuMemAlloc_v2 &none 99999999999999", "sleep 100"]].concat();
+    let machine = || machine().set("used=1GiB");
     let plain = machine().run(&steps.join("; "));
     let outcome = run_probe(&machine(), &file, &steps);
     assert!(outcome.is_clean() && outcome.stdout == plain.stdout, "{outcome}");
     let first = outcome.stderr.trim_start().lines().next().unwrap_or_default();
     assert!(first.starts_with("Out of memory: the driver refused 90.95 TiB (device) after "), "{outcome}");
     assert!(first.contains("raw.rs:") && first.contains("while the process had 4 MiB of device 0 in use"), "{outcome}");
+    // Without what the driver keeps. The context takes 527 MiB, other processes 1 GiB.
+    let second = outcome.stderr.trim_start().lines().nth(1).unwrap_or_default();
+    let says = "Device 0 has 15.40 GiB, of which 13.88 GiB were free then. Besides these blocks, 1.51 GiB were in use: by the CUDA context";
+    assert!(second.starts_with(says), "{outcome}");
     // With the peak alone it is not known what was live.
     let probe = probe();
     let words = [&["run", "--only-peak", "-o", &file, "--", &probe], &steps[..]].concat();
     let outcome = machine().run_program(&built("gpumem-command"), &words);
     let first = outcome.stderr.trim_start().lines().next().unwrap_or_default();
     assert!(first.starts_with("Out of memory: ") && !first.contains(" in use"), "{outcome}");
+    assert!(outcome.stderr.contains("\nDevice 0 has 15.40 GiB.\n"), "{outcome}");
     assert!(!outcome.stderr.contains("--at oom"), "{outcome}");
 }
 

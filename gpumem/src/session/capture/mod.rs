@@ -259,6 +259,11 @@ impl Session {
     }
 
     /// Records that the calling thread was refused an allocation.
+    /// Whether a recording is made of this process.
+    pub(in crate::session) fn is_captured(&self) -> bool {
+        self.capture.is_on.load(Relaxed) && !process::is_forked()
+    }
+
     pub(super) fn record_refused(&self, device: Option<Device>, bytes: Bytes, kind: MemKind) {
         if self.capture.is_on.load(Relaxed) && !process::is_forked() {
             let stack = self.stack_of_refusal();

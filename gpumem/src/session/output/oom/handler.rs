@@ -18,6 +18,8 @@ use super::{
     refusal::{REFUSED_THREAD_WAIT, Refusal},
     reporter::investigate,
 };
+#[cfg(feature = "capture")]
+use crate::model::EventKind;
 use crate::{
     model::{Bytes, Device, MemKind},
     session::{Session, views},
@@ -60,10 +62,34 @@ pub(in crate::session) fn obtained(session: &Session, device: Device, bytes: Byt
     source::watch_allocations(reporter.pending.iter().any(|pending| pending.refusal.thread == thread));
 }
 
+/// The recording gets a reading of the device, from which its reader knows what was free and what others held. The refused thread does not
+/// wait for it. It is one thread at a time, because the driver may never answer.
+#[cfg(feature = "capture")]
+fn record_reading(session: &'static Session, device: Device) {
+    if !session.is_captured() {
+        return;
+    }
+    let threads = &session.refusals.driver_threads;
+    let is_alone = threads.fetch_add(1, Relaxed) == 0;
+    let read = move || {
+        let known = session.devices().and_then(|devices| devices.read(device.ordinal));
+        if let Ok(memory) = known {
+            session.inbox.post(&EventKind::Sample { device, memory });
+        }
+        threads.fetch_sub(1, Relaxed);
+    };
+    let thread = thread::Builder::new().name(format!("{}oom", process::OWN_THREADS));
+    if !is_alone || process::with_signals_blocked(|| thread.spawn(read)).is_err() {
+        threads.fetch_sub(1, Relaxed);
+    }
+}
+
 fn handle(session: &'static Session, device: Device, requested: Bytes, kind: MemKind) {
     let hook = session.refusals.hook.read().unwrap_or_else(PoisonError::into_inner).clone();
     let is_printed = !session.is_silent() && session.refusals.printed.load(Relaxed) < MAX_PRINTED;
     if !session.is_begun() || hook.is_none() && !is_printed {
+        #[cfg(feature = "capture")]
+        record_reading(session, device);
         return;
     }
     let deadline = Instant::now() + REFUSED_THREAD_WAIT;
