@@ -137,7 +137,8 @@ use proc_macro::TokenStream;
 /// ## `thread_local`
 ///
 /// Counts only what the calling thread allocates, no matter which thread frees it. Use it for functions that several threads run
-/// at the same time: without it, each report includes the memory of the other threads and ends in `[overlaps other threads]`.
+/// at the same time, to count each thread from the beginning: without it, a trace counts the whole process until a trace of another
+/// thread overlaps it, and then its own scope, and its line is marked.
 ///
 /// This option needs exact figures. If they are not available, the trace is off, and one line on stderr says why. For an
 /// `async fn`, the trace counts the thread of the first poll, including other tasks on that thread. It counts every other thread

@@ -334,6 +334,23 @@ fn a_trace_whose_thread_allocates_on_another_device_says_so() {
 }
 
 #[test]
+fn what_a_simulated_device_has_can_be_allocated() {
+    let gpu = SimGpu::install(Bytes::gib(1 << 20)).expect("GPUMEM_SIM is not set");
+    let trace = quiet().start().expect("a simulated device");
+    let (block, other) = (gpu.alloc(Bytes::gib(300 << 10)).expect("there is room"), simulated_gpu());
+    // The addresses of a device are its own in the ledger, whichever device comes after it.
+    let blocks: Vec<_> =
+        (0..4).map(|_| (gpu.alloc(Bytes::gib(100 << 10)).expect("there is room"), mib(&other, 1))).collect();
+    assert_eq!(trace.data().used.get(), 700 << 40);
+    drop((block, blocks));
+    assert_eq!((trace.data().used.get(), trace.data().lost, trace.data().untracked), (0, 0, 0));
+    for bytes in [Bytes::new(u64::MAX), Bytes::gib((1 << 24) + 1)] {
+        let refused = SimGpu::install(bytes).unwrap_err().to_string();
+        assert!(refused.contains("memory without an address") && refused.contains("16384 TiB"), "{refused}");
+    }
+}
+
+#[test]
 fn nested_traces_are_each_right() {
     let gpu = simulated_gpu();
     let mut traces = Vec::new();

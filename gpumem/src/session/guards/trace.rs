@@ -33,8 +33,8 @@ use crate::{
 /// first in the block, so their memory counts as `peaked` and not as `used`. [`GpuMemTrace::scope`] returns the value instead.
 ///
 /// The device is fixed when the trace starts: that of the builder, else the calling thread's current CUDA device, else device 0.
-/// By default a trace counts all threads of the process, so traces that run at the same time overlap. If they belong to different
-/// threads, their lines are marked ([`Trace::overlapped`]). A trace is `Send`: it may be held across `.await` and move between
+/// By default a trace counts all threads of the process. If a trace of another thread overlaps it, it counts what is allocated in its
+/// own scope from then on, and its line is marked ([`Trace::own_scope`]). A trace is `Send`: it may be held across `.await` and move between
 /// threads. Until it is dropped, it is the scope of the thread that created it. For tasks, use
 /// [`wrap`](GpuMemTraceBuilder::wrap).
 ///
