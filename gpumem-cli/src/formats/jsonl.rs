@@ -2,65 +2,73 @@
 
 use std::io::{self, Write};
 
+use gpumem_core::export::JsonEscapes;
 use serde::Serialize;
+use serde_json::to_writer;
 
-use crate::{
-    history::{Change, ChangeKind, DeviceHistory, History},
-    report::json,
-};
+use super::check_texts;
+use crate::history::{Change, ChangeKind, DeviceHistory, History, Origin};
 
+/// What all events of an origin have, as it is written after their figures.
 #[derive(Serialize)]
-struct Event<'a> {
-    number: u64,
-    time_ns: u64,
-    action: &'static str,
-    device: u32,
-    simulated: bool,
-    address: u64,
-    /// How many bytes more are live.
-    change_bytes: i64,
-    /// Live on the device after it. `None` if that is not in the recording.
-    live_bytes: Option<u64>,
-    kind: &'static str,
-    thread: u16,
+struct Place<'a> {
     scope: &'a [String],
-    place: &'a str,
+    place: String,
     library: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    label: Option<&'a str>,
+}
+
+/// As JSON, without the braces. Made once for each origin, because names are long and events are many.
+fn fields(of: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    to_writer(JsonEscapes(&mut text), of)?;
+    Ok(text[1..text.len() - 1].to_vec())
+}
+
+fn field(line: &mut Vec<u8>, name: &str, value: impl Serialize) -> serde_json::Result<()> {
+    line.extend_from_slice(name.as_bytes());
+    to_writer(line, &value)
 }
 
 pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
-    let places: Vec<_> = history.origins.iter().map(crate::history::Origin::place).collect();
+    let place = |origin: &Origin| {
+        fields(&Place { scope: &origin.path, place: origin.place(), library: origin.library.as_deref() })
+    };
+    let places = history.origins.iter().map(place).collect::<io::Result<Vec<_>>>()?;
+    check_texts(history, |origin| places[origin as usize].len())?;
     let mut live = vec![0_u64; history.devices.len()];
     let whole_from = history.whole_from();
+    let mut line = Vec::new();
     for (at, Change { time, number, delta, block, thread, kind }) in (0_u32..).zip(&history.changes) {
         let block_life = &history.blocks[*block as usize];
         let origin = history.origin(block_life);
         let DeviceHistory { device, peak_at, .. } = &history.devices[usize::from(block_life.device)];
-        let is_known = whole_from.map_or(*peak_at == Some(at), |first| first <= at as usize);
         let live = &mut live[usize::from(block_life.device)];
         if origin.kind.is_on_device() {
             *live = live.saturating_add_signed(*delta);
         }
-        let label = history.labels.get(block).filter(|_| *kind == ChangeKind::Alloc);
-        let event = Event {
-            number: *number,
-            time_ns: *time,
-            action: kind.name(),
-            device: device.ordinal,
-            simulated: device.family == gpumem_core::model::Family::Simulated,
-            address: block_life.key,
-            change_bytes: *delta,
-            live_bytes: is_known.then_some(*live),
-            kind: origin.kind.name(),
-            thread: *thread,
-            scope: &origin.path,
-            place: &places[block_life.origin as usize],
-            library: origin.library.as_deref(),
-            label: label.map(|label| &**label),
-        };
-        json::write_line(&event, out)?;
+        line.clear();
+        field(&mut line, "{\"number\":", number)?;
+        field(&mut line, ",\"time_ns\":", time)?;
+        field(&mut line, ",\"action\":", kind.name())?;
+        field(&mut line, ",\"device\":", device.ordinal)?;
+        let is_simulated = device.family == gpumem_core::model::Family::Simulated;
+        field(&mut line, ",\"simulated\":", is_simulated)?;
+        field(&mut line, ",\"address\":", block_life.key)?;
+        // How many bytes more are live.
+        field(&mut line, ",\"change_bytes\":", delta)?;
+        // Live on the device after it; `null` if that is not in the recording.
+        let is_known = whole_from.map_or(*peak_at == Some(at), |first| first <= at as usize);
+        field(&mut line, ",\"live_bytes\":", is_known.then_some(*live))?;
+        field(&mut line, ",\"kind\":", origin.kind.name())?;
+        field(&mut line, ",\"thread\":", thread)?;
+        line.push(b',');
+        line.extend_from_slice(&places[block_life.origin as usize]);
+        if let Some(label) = history.labels.get(block).filter(|_| *kind == ChangeKind::Alloc) {
+            line.extend_from_slice(b",\"label\":");
+            to_writer(JsonEscapes(&mut line), label)?;
+        }
+        line.extend_from_slice(b"}\n");
+        out.write_all(&line)?;
     }
     Ok(())
 }

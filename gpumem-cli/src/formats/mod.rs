@@ -19,7 +19,7 @@ use std::io::{self, Write};
 
 use clap::ValueEnum;
 
-use crate::history::{History, Moment};
+use crate::history::{Change, History, Moment};
 
 /// A format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -43,6 +43,24 @@ pub(crate) enum Format {
     RmmCsv,
     /// Tables of events, of blocks and of PyTorch's tensors, in a folder, for DuckDB, DataFusion and Spark
     Parquet,
+}
+
+/// Formats with a line or a row for each event repeat names: for each byte of a recording, these may have so many. Those of usual
+/// recordings have less than a tenth.
+const MOST_TEXTS: u64 = 128;
+
+/// Refuses to write names again and again that are long and many. `length` is that of an origin.
+fn check_texts(history: &History, length: impl Fn(u32) -> usize) -> io::Result<()> {
+    let length_of = |change: &Change| length(history.blocks[change.block as usize].origin) as u64;
+    let texts: u64 = history.changes.iter().map(length_of).sum();
+    let most = history.bytes.max(2 << 20) * MOST_TEXTS;
+    if texts <= most {
+        return Ok(());
+    }
+    let why = format!(
+        "the names of places, repeated for each event, have {texts} bytes (at most {most}): write another format"
+    );
+    Err(io::Error::other(why))
 }
 
 impl Format {

@@ -124,8 +124,12 @@ impl Words {
 /// Writes `NAME.events.parquet` and `NAME.blocks.parquet` into a folder, by the name of the recording, and `NAME.tensors.parquet` if it has
 /// tensors. These are a part of the blocks: in a table of their own, no sum counts them twice.
 pub(crate) fn write(history: &History, folder: &Path) -> io::Result<()> {
-    fs::create_dir_all(folder)?;
     let words = Words::new(history);
+    super::check_texts(history, |origin| {
+        let OriginWords { scope, place, .. } = &words.origins[origin as usize];
+        scope.len() + place.len()
+    })?;
+    fs::create_dir_all(folder)?;
     let mut live = vec![0_i64; history.devices.len()];
     let firsts = (0..).step_by(ROWS);
     let parts = history.changes.chunks(ROWS).zip(firsts);

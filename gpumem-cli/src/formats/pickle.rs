@@ -6,16 +6,49 @@ use std::{
     io::{self, Write},
 };
 
+/// So many bytes are written at once.
+const FULL: usize = 1 << 16;
+
 pub(super) struct Pickle<'a> {
     out: &'a mut dyn Write,
+    /// What is not written yet.
+    buffer: Vec<u8>,
     texts: HashMap<String, u32>,
+    /// The numbers of texts that each event has.
+    words: Vec<(&'static str, u32)>,
     memo: u32,
 }
 
 impl<'a> Pickle<'a> {
     pub(super) fn new(out: &'a mut dyn Write) -> io::Result<Self> {
-        out.write_all(&[0x80, 4])?;
-        Ok(Self { out, texts: HashMap::new(), memo: 0 })
+        let mut pickle =
+            Self { out, buffer: Vec::with_capacity(2 * FULL), texts: HashMap::new(), words: Vec::new(), memo: 0 };
+        pickle.put(&[0x80, 4])?;
+        Ok(pickle)
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.buffer.extend_from_slice(bytes);
+        if self.buffer.len() < FULL { Ok(()) } else { self.write() }
+    }
+
+    #[cold]
+    fn write(&mut self) -> io::Result<()> {
+        self.out.write_all(&self.buffer)?;
+        self.buffer.clear();
+        Ok(())
+    }
+
+    /// A text that is written again and again, such as the name of a field.
+    pub(super) fn word(&mut self, word: &'static str) -> io::Result<()> {
+        if let Some((_, number)) = self.words.iter().find(|(known, _)| std::ptr::eq(*known, word)) {
+            return self.get(*number);
+        }
+        self.text(word)?;
+        if let Some(number) = self.texts.get(word) {
+            self.words.push((word, *number));
+        }
+        Ok(())
     }
 
     /// Text, which is written in full only once.
@@ -24,9 +57,9 @@ impl<'a> Pickle<'a> {
             return self.get(*number);
         }
         let length = u32::try_from(text.len()).map_err(io::Error::other)?;
-        self.out.write_all(b"X")?;
-        self.out.write_all(&length.to_le_bytes())?;
-        self.out.write_all(text.as_bytes())?;
+        self.put(b"X")?;
+        self.put(&length.to_le_bytes())?;
+        self.put(text.as_bytes())?;
         let number = self.memoize()?;
         self.texts.insert(text.to_owned(), number);
         Ok(())
@@ -34,11 +67,11 @@ impl<'a> Pickle<'a> {
 
     pub(super) fn number(&mut self, number: u64) -> io::Result<()> {
         match u32::try_from(number) {
-            Ok(number @ 0..=0xff) => self.out.write_all(&[b'K', number.to_le_bytes()[0]]),
+            Ok(number @ 0..=0xff) => self.put(&[b'K', number.to_le_bytes()[0]]),
             // A signed number of 32 bits.
             Ok(number) if number <= i32::MAX.unsigned_abs() => {
-                self.out.write_all(b"J")?;
-                self.out.write_all(&number.to_le_bytes())
+                self.put(b"J")?;
+                self.put(&number.to_le_bytes())
             }
             // Signed as well, with as many bytes as needed.
             _ => {
@@ -46,43 +79,43 @@ impl<'a> Pickle<'a> {
                 let used = 8 - number.leading_zeros() as usize / 8;
                 let needs_sign = bytes[used - 1] >= 0x80;
                 let length = u8::try_from(used + usize::from(needs_sign)).unwrap_or(9);
-                self.out.write_all(&[0x8a, length])?;
-                self.out.write_all(&bytes[..used])?;
-                if needs_sign { self.out.write_all(&[0]) } else { Ok(()) }
+                self.put(&[0x8a, length])?;
+                self.put(&bytes[..used])?;
+                if needs_sign { self.put(&[0]) } else { Ok(()) }
             }
         }
     }
 
     /// An empty dictionary, to which [`set`](Self::set) adds what stands on the stack since [`mark`](Self::mark).
     pub(super) fn dictionary(&mut self) -> io::Result<()> {
-        self.out.write_all(b"}")
+        self.put(b"}")
     }
 
     /// An empty list, to which [`append`](Self::append) adds what stands on the stack since [`mark`](Self::mark).
     pub(super) fn list(&mut self) -> io::Result<()> {
-        self.out.write_all(b"]")
+        self.put(b"]")
     }
 
     /// Goes on with a long list: as Python does, at most 1,000 values are added at once. The web viewer cannot add 100,000.
     pub(super) fn append_part(&mut self, values: usize) -> io::Result<()> {
-        if values > 0 && values.is_multiple_of(1000) { self.out.write_all(b"e(") } else { Ok(()) }
+        if values > 0 && values.is_multiple_of(1000) { self.put(b"e(") } else { Ok(()) }
     }
 
     pub(super) fn mark(&mut self) -> io::Result<()> {
-        self.out.write_all(b"(")
+        self.put(b"(")
     }
 
     pub(super) fn set(&mut self) -> io::Result<()> {
-        self.out.write_all(b"u")
+        self.put(b"u")
     }
 
     pub(super) fn append(&mut self) -> io::Result<()> {
-        self.out.write_all(b"e")
+        self.put(b"e")
     }
 
     /// Gives the value on top of the stack a number.
     pub(super) fn memoize(&mut self) -> io::Result<u32> {
-        self.out.write_all(&[0x94])?;
+        self.put(&[0x94])?;
         self.memo += 1;
         Ok(self.memo - 1)
     }
@@ -90,13 +123,14 @@ impl<'a> Pickle<'a> {
     /// The value with this number.
     pub(super) fn get(&mut self, number: u32) -> io::Result<()> {
         if let Ok(number) = u8::try_from(number) {
-            return self.out.write_all(&[b'h', number]);
+            return self.put(&[b'h', number]);
         }
-        self.out.write_all(b"j")?;
-        self.out.write_all(&number.to_le_bytes())
+        self.put(b"j")?;
+        self.put(&number.to_le_bytes())
     }
 
-    pub(super) fn end(self) -> io::Result<()> {
-        self.out.write_all(b".")
+    pub(super) fn end(mut self) -> io::Result<()> {
+        self.put(b".")?;
+        self.write()
     }
 }

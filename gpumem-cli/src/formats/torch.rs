@@ -132,10 +132,10 @@ impl Snapshot<'_> {
         ] {
             self.entry(name, value)?;
         }
-        self.pickle.text("segment_type")?;
-        self.pickle.text("large")?;
+        self.pickle.word("segment_type")?;
+        self.pickle.word("large")?;
         self.frames(from)?;
-        self.pickle.text("blocks")?;
+        self.pickle.word("blocks")?;
         self.pickle.list()?;
         self.pickle.mark()?;
         for (written, part) in parts.iter().enumerate() {
@@ -146,8 +146,8 @@ impl Snapshot<'_> {
             for (name, value) in [("address", address), ("size", bytes), ("requested_size", requested)] {
                 self.entry(name, value)?;
             }
-            self.pickle.text("state")?;
-            self.pickle.text(state)?;
+            self.pickle.word("state")?;
+            self.pickle.word(state)?;
             self.frames(from)?;
             self.pickle.set()?;
         }
@@ -161,18 +161,18 @@ impl Snapshot<'_> {
         self.pickle.list()?;
         self.pickle.mark()?;
         let history = self.history;
-        let mut changes: BTreeMap<u32, Vec<&Change>> = BTreeMap::new();
+        let mut changes: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         // What was live when the events begin, a viewer finds out from the end, as in PyTorch's snapshots.
         let first = history.whole_from().unwrap_or(history.changes.len());
-        for change in &history.changes[first..] {
+        for (at, change) in (0_u32..).zip(&history.changes).skip(first) {
             let device = history.blocks[change.block as usize].device;
-            changes.entry(history.devices[usize::from(device)].device.ordinal).or_default().push(change);
+            changes.entry(history.devices[usize::from(device)].device.ordinal).or_default().push(at);
         }
         (0..devices).try_for_each(|device| self.trace(device, &changes.remove(&device).unwrap_or_default()))?;
         self.pickle.append()
     }
 
-    fn trace(&mut self, device: u32, changes: &[&Change]) -> io::Result<()> {
+    fn trace(&mut self, device: u32, changes: &[u32]) -> io::Result<()> {
         let history = self.history;
         self.pickle.list()?;
         self.pickle.mark()?;
@@ -183,7 +183,8 @@ impl Snapshot<'_> {
             .flat_map(|tensors| tensors.steps.iter().skip(usize::try_from(tensors.about.older).unwrap_or(usize::MAX)));
         let (mut steps, mut sizes) = (steps.peekable(), HashMap::new());
         let mut written = 0;
-        for change in changes {
+        for at in changes {
+            let change = &history.changes[*at as usize];
             while let Some(step) = steps.next_if(|step| step.time < change.time) {
                 self.step(step, &mut sizes, &mut written)?;
             }
@@ -200,7 +201,7 @@ impl Snapshot<'_> {
 
     /// A change of what the driver gives.
     fn change(&mut self, change: &Change, block: &BlockLife, written: &mut usize) -> io::Result<()> {
-        let actions: &[&str] = match change.kind {
+        let actions: &[&'static str] = match change.kind {
             ChangeKind::Alloc | ChangeKind::FreeFailed => &["segment_alloc", "alloc"],
             ChangeKind::Free | ChangeKind::FreeWithContext | ChangeKind::FreeMissed => {
                 &["free_requested", "free_completed", "segment_free"]
@@ -239,7 +240,7 @@ impl Snapshot<'_> {
 
     fn event(
         &mut self,
-        action: &str,
+        action: &'static str,
         (address, bytes, stream, nanos): (u64, u64, u64, u64),
         from: From,
         written: &mut usize,
@@ -250,8 +251,8 @@ impl Snapshot<'_> {
         *written += 1;
         self.pickle.dictionary()?;
         self.pickle.mark()?;
-        self.pickle.text("action")?;
-        self.pickle.text(action)?;
+        self.pickle.word("action")?;
+        self.pickle.word(action)?;
         for (name, value) in [("addr", address), ("size", bytes), ("stream", stream), ("time_us", began + nanos / 1000)]
         {
             self.entry(name, value)?;
@@ -260,14 +261,14 @@ impl Snapshot<'_> {
         self.pickle.set()
     }
 
-    fn entry(&mut self, name: &str, value: u64) -> io::Result<()> {
-        self.pickle.text(name)?;
+    fn entry(&mut self, name: &'static str, value: u64) -> io::Result<()> {
+        self.pickle.word(name)?;
         self.pickle.number(value)
     }
 
     /// The stack, the innermost function first, and after it the scopes.
     fn frames(&mut self, from: From) -> io::Result<()> {
-        self.pickle.text("frames")?;
+        self.pickle.word("frames")?;
         if let Some(number) = self.frames.get(&from) {
             return self.pickle.get(*number);
         }
@@ -287,9 +288,9 @@ impl Snapshot<'_> {
         for (name, file, line) in functions.chain(scopes) {
             self.pickle.dictionary()?;
             self.pickle.mark()?;
-            self.pickle.text("name")?;
+            self.pickle.word("name")?;
             self.pickle.text(&name)?;
-            self.pickle.text("filename")?;
+            self.pickle.word("filename")?;
             self.pickle.text(&file)?;
             self.entry("line", line.into())?;
             self.pickle.set()?;

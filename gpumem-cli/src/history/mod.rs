@@ -40,6 +40,8 @@ use crate::files;
 #[derive(Debug)]
 pub(crate) struct History {
     pub(crate) path: PathBuf,
+    /// The length of the file.
+    pub(crate) bytes: u64,
     /// Each change of what is live, in the order of the recording.
     pub(crate) changes: Vec<Change>,
     /// Each block that was ever live, in the order of the changes with which they came.

@@ -98,7 +98,7 @@ impl History {
                 return Err(Failure::new(format!("`{}` cannot be read", path.display()), cause, ""));
             }
         }
-        Ok(reading.finish(path))
+        Ok(reading.finish(path, length))
     }
 }
 
@@ -378,7 +378,7 @@ impl Reading {
         number
     }
 
-    fn finish(self, path: &Path) -> History {
+    fn finish(self, path: &Path, bytes: u64) -> History {
         let Self { reader, history, origins, time, tensors, .. } = self;
         let Parts { changes, blocks, shrunk, labels, scopes, devices, refusals } = history;
         let allocated = changes.iter().filter(|change| change.kind == ChangeKind::Alloc).map(|change| {
@@ -390,6 +390,7 @@ impl Reading {
         let tensors = tensors.finish(reader.definitions(), allocated, &mut names_left);
         History {
             path: path.to_owned(),
+            bytes,
             changes,
             blocks,
             origins,

@@ -4,9 +4,9 @@
 /// A file that is smaller may cost as much as one of this size.
 const LEAST: u64 = 2 << 20;
 
-/// So many bytes of a file hold an item at least. A loop that allocates and frees one block, the densest of programs, takes two and a half for
-/// each event.
-const BYTES_OF_AN_ITEM: u64 = 2;
+/// So many items three bytes of a file hold at most. A program that does nothing but allocate and free one block takes five to eight bytes
+/// for three events: the times between them differ.
+const ITEMS_OF_THREE_BYTES: u64 = 2;
 /// So many bytes a byte of a file comes to at most, once it is decompressed. A single record may come to more.
 const PLAIN: u64 = 16;
 /// So many bytes of memory each byte of a file may take.
@@ -31,7 +31,7 @@ pub(super) enum Exceeded {
 impl Exceeded {
     pub(super) const fn in_words(self) -> &'static str {
         match self {
-            Self::Items => "a file of this size has at most one event for two bytes",
+            Self::Items => "a file of this size has at most two events for three bytes",
             Self::Plain => "a file of this size has at most 16 bytes, decompressed, for each of its bytes",
             Self::Memory => "what a file of this size has takes at most 36 bytes of memory for each of its bytes",
             Self::Work => "the events of a file of this size touch fewer blocks and scopes",
@@ -74,7 +74,7 @@ impl Budget {
 
     pub(super) fn item(&mut self) -> Result<(), Exceeded> {
         self.items += 1;
-        Self::within(self.items, self.share() / BYTES_OF_AN_ITEM, Exceeded::Items)
+        Self::within(self.items, self.share() * ITEMS_OF_THREE_BYTES / 3, Exceeded::Items)
     }
 
     /// How many items were read.

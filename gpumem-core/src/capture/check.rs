@@ -409,3 +409,65 @@ impl Checks {
         (self.blocks, self.open.len())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::model::{Family, MemKind, StackId};
+
+    const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
+
+    fn event(number: u64, kind: EventKind) -> RecordedEvent {
+        RecordedEvent { number, ticks: number, time: Duration::ZERO, thread: ThreadId(1), kind }
+    }
+
+    fn alloc(key: u64) -> EventKind {
+        let block =
+            Block { device: DEVICE, bytes: Bytes::new(512), kind: MemKind::Pool, context: 1, stack: StackId::NONE };
+        EventKind::Alloc { key: Key::from_raw(key), block }
+    }
+
+    /// The events that a file of these bytes pays for.
+    fn paid(bytes: u64, kind: impl Fn(u64) -> EventKind) -> u64 {
+        let (mut budget, mut checks) = (Budget::new(bytes, 0), Checks::default());
+        let mut live = HashMap::new();
+        for number in 1.. {
+            let event = event(number, kind(number));
+            let before = checks.count();
+            if budget.item().and_then(|()| checks.spend(&event, &mut budget)).is_err() {
+                return number - 1;
+            }
+            checks.event(&event, |key| live.get(&key).copied()).unwrap();
+            match event.kind {
+                EventKind::Alloc { key, block } => _ = live.insert(key, block.bytes.get()),
+                EventKind::Free { key, .. } => _ = live.remove(&key),
+                _ => {}
+            }
+            budget.give_back(checks.given_back(&event, before));
+        }
+        unreachable!("the budget has an end")
+    }
+
+    #[test]
+    fn the_densest_programs_are_within_their_budget() {
+        let bytes = 2 << 20;
+        // Each block is freed at once: five bytes for three events.
+        let key = Key::from_raw(512);
+        let churn =
+            paid(bytes, |number| if number % 2 == 1 { alloc(512) } else { EventKind::Free { key, block: None } });
+        assert!(churn >= bytes * 3 / 5, "{churn}");
+        // No block is freed: six bytes for each, of which four are the time and the address.
+        let leak = paid(bytes, |number| alloc(number * 512));
+        assert!(leak >= bytes / 6, "{leak}");
+        // Twice as large, twice as many.
+        assert!(paid(2 * bytes, |number| alloc(number * 512)).abs_diff(2 * leak) < 2);
+    }
+
+    #[test]
+    fn a_small_file_pays_for_as_much_as_one_of_two_mebibytes() {
+        let of = |bytes| paid(bytes, |number| alloc(number * 512));
+        assert_eq!(of(100), of(2 << 20));
+    }
+}
