@@ -6,6 +6,10 @@ pub use crate::model::Gauge;
 use crate::model::short_name;
 #[cfg(feature = "nvml")]
 pub use crate::query::machine::{CudaDevice, Gpu, Machine, cuda_devices, machine, processes_on};
+#[cfg(any(feature = "baseline", feature = "capture"))]
+pub use crate::session::LockFile;
+#[cfg(feature = "capture")]
+pub use crate::session::SharedMemory;
 #[cfg(all(feature = "__internal", feature = "cupti", feature = "dispatch"))]
 pub use crate::session::calls_of_both_sources;
 #[cfg(all(feature = "backtrace", feature = "capture", feature = "dispatch"))]
@@ -18,10 +22,6 @@ pub use crate::session::{
     Injected, Keep, begin_injected, end_injected, exit_without_program, leave_own_file, run_beside_program,
     run_with_own_descriptors, with_high_number,
 };
-#[cfg(any(feature = "baseline", feature = "capture"))]
-pub use crate::session::LockFile;
-#[cfg(feature = "capture")]
-pub use crate::session::SharedMemory;
 pub use crate::session::{Setting, can_intercept, cupti_version, settings_in_use};
 #[cfg(feature = "sim")]
 pub use crate::session::{TestSession, simulated_gpu};
