@@ -97,18 +97,15 @@ impl RefusedAllocation {
     /// `Device 0 has 15.40 GiB, of which 1.2 GiB were free then. Besides the process's blocks, 527 MiB were in use: …`
     fn device_in_words(&self) -> Option<String> {
         let simulated = if self.simulated { "The simulated device" } else { "Device" };
-        let mut words = format!("{simulated} {} has {}", self.device?, Bytes::new(self.total_bytes?));
-        if let Some(free) = self.free_bytes {
-            words += &format!(", of which {} were free then", Bytes::new(free));
-        }
-        words.push('.');
-        if let Some(rest) = self.rest_bytes {
+        let size = format!("{simulated} {} has {}", self.device?, Bytes::new(self.total_bytes?));
+        let free = self.free_bytes.map(|free| format!(", of which {} were free then", Bytes::new(free)));
+        let rest = self.rest_bytes.map(|rest| {
             let rest = Bytes::new(rest);
-            words += &format!(
+            format!(
                 " Besides these blocks, {rest} were in use: by the CUDA context and kernels, and by other processes."
-            );
-        }
-        Some(words)
+            )
+        });
+        Some(format!("{size}{}.{}", free.unwrap_or_default(), rest.unwrap_or_default()))
     }
 }
 

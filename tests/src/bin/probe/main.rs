@@ -78,6 +78,7 @@ type Trouble = Box<dyn std::error::Error>;
 /// What programs rarely do to their process.
 fn behave(verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
     match verb {
+        "inject" => Ok(Some(raw::inject()?.to_string())),
         "close_descriptors" => raw::close_descriptors(argument).map(|()| Some("closed".to_owned())),
         "sockets" => {
             let is_socket = |link: &std::path::PathBuf| link.to_string_lossy().starts_with("socket:");
@@ -384,7 +385,6 @@ impl Probe {
         let numbers = || argument.split(' ').map(str::parse).collect::<Result<Vec<u32>, _>>();
         Ok(Some(match verb {
             "call" => self.names.call(argument)?.to_string(),
-            "cancelled" => self.names.cancelled(argument)?.to_owned(),
             "let" => self.names.set(argument)?,
             "value" => self.names.get(argument).to_string(),
             "together" | "alone" => match numbers()?[..] {
@@ -428,7 +428,6 @@ impl Probe {
                 places::panic_on_refusal();
                 "done".to_owned()
             }
-            "inject" => raw::inject()?.to_string(),
             "load_and_close" => raw::load_and_close(argument)?.to_string(),
             "go_on" => churn::go_on(argument.parse()?)?,
             "print_refusals" => {
@@ -480,6 +479,7 @@ impl Probe {
                 Some(status) => format!("the child ended with {status}"),
                 None => process::exit(i32::from(self.answer_each(argument).is_err())),
             },
+            "cancelled" => self.names.cancelled(argument)?.to_owned(),
             _ => return behave(verb, argument),
         }))
     }
