@@ -107,6 +107,9 @@ pub(crate) struct NotFreedPlace {
     pub(crate) bytes: u64,
 }
 
+/// Of more devices, only the peak is shown, without a table of what made it.
+const IN_DETAIL: usize = 32;
+
 /// What the recording does not have. All 0 and empty: nothing is known to be missing.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Missing {
@@ -303,7 +306,7 @@ impl Overview {
     pub(crate) fn read_in_detail(path: &Path) -> Result<Self, crate::failure::Failure> {
         let mut history = History::read(path)?;
         let mut overview = Self::of(&history);
-        for of in &mut overview.devices {
+        for of in overview.devices.iter_mut().take(IN_DETAIL) {
             let family = if of.simulated { Family::Simulated } else { Family::Cuda };
             of.holders = history.reader().device_peak(Device { family, ordinal: of.device });
         }

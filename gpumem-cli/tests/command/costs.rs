@@ -123,7 +123,7 @@ fn block(device: Device, bytes: u64, stack: u32) -> Block {
 /// A kind of recording: its name, and what makes one of about so many items.
 pub(crate) type Case = (&'static str, fn(u64) -> Vec<u8>);
 
-pub(crate) const CASES: [Case; 26] = [
+pub(crate) const CASES: [Case; 28] = [
     ("requests", |most| {
         let mut made = Costly::new(most);
         for at in 0..10_000 {
@@ -336,6 +336,30 @@ pub(crate) const CASES: [Case; 26] = [
             }
             made.open(scope.into(), 2 + scope % 4_998, false);
             made.alloc(u64::from(scope + 1) << 21, 1 << 20, 1 + scope % 199);
+            made.close(scope.into());
+        }
+        made.file()
+    }),
+    ("scopes beside each other", |most| {
+        let mut made = Costly::new(most);
+        (2..40_000).for_each(|id| made.callsite(id, format!("scope {id}")));
+        for scope in 0_u32.. {
+            if !made.has_room() {
+                break;
+            }
+            made.open(scope.into(), 2 + scope % 39_998, false);
+            made.alloc(u64::from(scope + 1) << 21, 1 << 20, 0);
+            made.close(scope.into());
+        }
+        made.file()
+    }),
+    ("names of many modules", |most| {
+        let mut made = Costly::new(most);
+        let modules = "a::".repeat(5_000);
+        for scope in 0_u32..200 {
+            made.callsite(2 + scope, format!("{modules}f{scope}::{{{{closure}}}}"));
+            made.open(scope.into(), 2 + scope, false);
+            made.alloc(u64::from(scope + 1) << 21, 1 << 20, 0);
             made.close(scope.into());
         }
         made.file()

@@ -1,6 +1,9 @@
 //! Nested scopes and their memory, as rows from the largest to the smallest.
 
-use std::{cmp::Reverse, collections::BinaryHeap};
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
+};
 
 use crate::model::Bytes;
 
@@ -8,6 +11,8 @@ use crate::model::Bytes;
 #[derive(Default)]
 pub struct Tree {
     nodes: Vec<Node>,
+    /// The scopes inside of a node, by their names.
+    scopes: HashMap<(usize, String), usize>,
 }
 
 #[derive(Default)]
@@ -55,7 +60,7 @@ impl Tree {
     /// An empty tree.
     pub fn new() -> Self {
         // The root. It has no row.
-        Self { nodes: vec![Node::default()] }
+        Self { nodes: vec![Node::default()], scopes: HashMap::new() }
     }
 
     /// Adds memory of the scope with this path, without the scopes inside of it.
@@ -63,9 +68,14 @@ impl Tree {
         let mut at = 0;
         self.add(at, bytes, blocks);
         for name in path {
-            let is_it = |inside: &&usize| self.nodes[**inside].is_scope && self.nodes[**inside].name == *name;
-            let known = self.nodes[at].inside.iter().find(is_it).copied();
-            at = known.unwrap_or_else(|| self.push(at, Node { name: name.clone(), is_scope: true, ..Node::default() }));
+            at = match self.scopes.get(&(at, name.clone())) {
+                Some(known) => *known,
+                None => {
+                    let inside = self.push(at, Node { name: name.clone(), is_scope: true, ..Node::default() });
+                    self.scopes.insert((at, name.clone()), inside);
+                    inside
+                }
+            };
             self.add(at, bytes, blocks);
         }
         at

@@ -36,6 +36,9 @@ impl ShortNames {
     }
 }
 
+/// So many ends of a name are tried; then the whole name stands for it.
+const MOST_ENDS: usize = 64;
+
 /// The ends of a function's full name that can stand for it, from the shortest to the whole: each with and without generic arguments.
 fn ends_of(full: &str) -> Vec<String> {
     let path = without_closures(full);
@@ -51,7 +54,7 @@ fn ends_of(full: &str) -> Vec<String> {
     };
     let mut ends = vec![plain.clone(), exact.clone()];
     let mut before = String::new();
-    while !modules.is_empty() {
+    while !modules.is_empty() && ends.len() < MOST_ENDS {
         let (outer, module) = split_last(modules);
         before = format!("{module}::{before}");
         ends.extend([format!("{before}{plain}"), format!("{before}{exact}")]);
