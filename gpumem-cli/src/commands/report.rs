@@ -160,9 +160,9 @@ fn write_page(files: &[PathBuf], out: &Path) -> Result<Exit, Failure> {
     let mut page = Page::default();
     let mut missing = Vec::new();
     for file in files {
-        let mut history = History::read(file)?;
+        let history = History::read(file)?;
         let failed = |error| Failure::new(format!("`{}` cannot be put into a page", file.display()), error, "");
-        working("making the page", || page.add(&mut history)).map_err(failed)?;
+        working("making the page", || page.add(&history)).map_err(failed)?;
         missing.push((file.display().to_string(), Missing::of(&history)));
     }
     terminal::write_file(out, |out| page.write(out))?;
@@ -310,7 +310,7 @@ struct Object {
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Report {
-    Scopes(Option<Vec<Scope>>),
+    Scopes(Option<Vec<ScopeFigures>>),
     Calls(calls::AllCalls),
     NotFreed(NotFreed),
     Devices(Vec<moment::DeviceMoment>),
@@ -334,7 +334,7 @@ impl Serialize for Object {
 fn object(history: &mut History, view: &View) -> Object {
     let (name, report) = if view.tree {
         let scopes = if history.has_only_peaks() { None } else { history.reader().summary() };
-        ("scopes", Report::Scopes(scopes.map(|summary| summary.scopes.into_iter().map(Scope::of).collect())))
+        ("scopes", Report::Scopes(scopes.map(|summary| summary.scopes.into_iter().map(ScopeFigures::of).collect())))
     } else if view.calls {
         ("calls", Report::Calls(calls::calls(history)))
     } else if view.leaks {
@@ -353,7 +353,7 @@ fn object(history: &mut History, view: &View) -> Object {
 
 /// The figures of a scope. The names of the fields are those in JSON.
 #[derive(Serialize)]
-struct Scope {
+struct ScopeFigures {
     scope: Vec<String>,
     opened_at: Option<String>,
     device: u32,
@@ -367,7 +367,7 @@ struct Scope {
     allocations: u64,
 }
 
-impl Scope {
+impl ScopeFigures {
     fn of(scope: gpumem_core::report::ScopeSummary) -> Self {
         Self {
             scope: scope.path,

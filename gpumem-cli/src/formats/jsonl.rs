@@ -11,7 +11,7 @@ use crate::history::{Change, ChangeKind, DeviceHistory, History, Origin};
 
 /// What all events of an origin have, as it is written after their figures.
 #[derive(Serialize)]
-struct Place<'a> {
+struct OfOrigin<'a> {
     scope: &'a [String],
     place: String,
     library: Option<&'a str>,
@@ -31,13 +31,13 @@ fn field(line: &mut Vec<u8>, name: &str, value: impl Serialize) -> serde_json::R
 
 pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
     let place = |origin: &Origin| {
-        fields(&Place { scope: &origin.path, place: origin.place(), library: origin.library.as_deref() })
+        fields(&OfOrigin { scope: &origin.path, place: origin.place(), library: origin.library.as_deref() })
     };
     let places = history.origins.iter().map(place).collect::<io::Result<Vec<_>>>()?;
     check_texts(history, |origin| places[origin as usize].len())?;
     let mut live = vec![0_u64; history.devices.len()];
     let whole_from = history.whole_from();
-    let mut line = Vec::new();
+    let mut event = Vec::new();
     for (at, Change { time, number, delta, block, thread, kind }) in (0_u32..).zip(&history.changes) {
         let block_life = &history.blocks[*block as usize];
         let origin = history.origin(block_life);
@@ -46,29 +46,29 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
         if origin.kind.is_on_device() {
             *live = live.saturating_add_signed(*delta);
         }
-        line.clear();
-        field(&mut line, "{\"number\":", number)?;
-        field(&mut line, ",\"time_ns\":", time)?;
-        field(&mut line, ",\"action\":", kind.name())?;
-        field(&mut line, ",\"device\":", device.ordinal)?;
+        event.clear();
+        field(&mut event, "{\"number\":", number)?;
+        field(&mut event, ",\"time_ns\":", time)?;
+        field(&mut event, ",\"action\":", kind.name())?;
+        field(&mut event, ",\"device\":", device.ordinal)?;
         let is_simulated = device.family == gpumem_core::model::Family::Simulated;
-        field(&mut line, ",\"simulated\":", is_simulated)?;
-        field(&mut line, ",\"address\":", block_life.key)?;
+        field(&mut event, ",\"simulated\":", is_simulated)?;
+        field(&mut event, ",\"address\":", block_life.key)?;
         // How many bytes more are live.
-        field(&mut line, ",\"change_bytes\":", delta)?;
+        field(&mut event, ",\"change_bytes\":", delta)?;
         // Live on the device after it; `null` if that is not in the recording.
         let is_known = whole_from.map_or(*peak_at == Some(at), |first| first <= at as usize);
-        field(&mut line, ",\"live_bytes\":", is_known.then_some(*live))?;
-        field(&mut line, ",\"kind\":", origin.kind.name())?;
-        field(&mut line, ",\"thread\":", thread)?;
-        line.push(b',');
-        line.extend_from_slice(&places[block_life.origin as usize]);
+        field(&mut event, ",\"live_bytes\":", is_known.then_some(*live))?;
+        field(&mut event, ",\"kind\":", origin.kind.name())?;
+        field(&mut event, ",\"thread\":", thread)?;
+        event.push(b',');
+        event.extend_from_slice(&places[block_life.origin as usize]);
         if let Some(label) = history.labels.get(block).filter(|_| *kind == ChangeKind::Alloc) {
-            line.extend_from_slice(b",\"label\":");
-            to_writer(JsonEscapes(&mut line), label)?;
+            event.extend_from_slice(b",\"label\":");
+            to_writer(JsonEscapes(&mut event), label)?;
         }
-        line.extend_from_slice(b"}\n");
-        out.write_all(&line)?;
+        event.extend_from_slice(b"}\n");
+        out.write_all(&event)?;
     }
     Ok(())
 }

@@ -96,11 +96,13 @@ pub(crate) fn write(history: &History, out: &mut dyn Write, paint: Paint) -> io:
 
 /// A function that called only one other has no row, because it has the same bytes. The caller of an innermost function is a note.
 fn rows(calls: &[&Calls], names: &[String]) -> Vec<Row> {
+    /// The path of no function.
+    const OUTSIDE: usize = usize::MAX;
+
     // The functions that each path of functions calls. Stacks share the beginnings of their paths, so a path is the number of the one
     // before it and a function.
     let mut paths = Numbers::<(usize, usize)>::default();
     let mut called: HashMap<usize, HashSet<usize>> = HashMap::new();
-    const OUTSIDE: usize = usize::MAX;
     let numbered: Vec<Vec<usize>> = calls
         .iter()
         .map(|calls| {

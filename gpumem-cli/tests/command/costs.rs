@@ -385,7 +385,7 @@ pub(crate) const CASES: [Case; 28] = [
             }
             let stack = 100 + u32::try_from(at).expect("it is small");
             if at < 1_000 {
-                let address = |offset: u64| CodeAddress { module: 1, offset: (1 + at % 19) << 32 | offset % 100 };
+                let address = |offset: u64| CodeAddress { module: 1, offset: ((1 + at % 19) << 32) | (offset % 100) };
                 let addresses = (0..1_000).map(address).collect();
                 made.item(&Item::Stack(StackDefinition { id: StackId(stack), addresses }));
             }

@@ -68,13 +68,12 @@ impl Tree {
         let mut at = 0;
         self.add(at, bytes, blocks);
         for name in path {
-            at = match self.scopes.get(&(at, name.clone())) {
-                Some(known) => *known,
-                None => {
-                    let inside = self.push(at, Node { name: name.clone(), is_scope: true, ..Node::default() });
-                    self.scopes.insert((at, name.clone()), inside);
-                    inside
-                }
+            at = if let Some(known) = self.scopes.get(&(at, name.clone())) {
+                *known
+            } else {
+                let inside = self.push(at, Node { name: name.clone(), is_scope: true, ..Node::default() });
+                self.scopes.insert((at, name.clone()), inside);
+                inside
             };
             self.add(at, bytes, blocks);
         }

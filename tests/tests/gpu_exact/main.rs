@@ -47,7 +47,8 @@ fn exact() -> GpuMemTrace {
 
 fn exact_on(ordinal: u32) -> GpuMemTrace {
     let builder = GpuMemTrace::builder().gauge(Gauge::Exact).device(ordinal);
-    builder.on_exit_report(false).start().expect("allocations can be intercepted")
+    // It counts the whole process, as the log does, also if traces of other threads overlap it.
+    builder.at_peak(true).on_exit_report(false).start().expect("allocations can be intercepted")
 }
 
 fn take(way: Way, bytes: usize) -> Block {
