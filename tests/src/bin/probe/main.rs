@@ -80,6 +80,7 @@ fn behave(verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
     match verb {
         "inject" => Ok(Some(raw::inject()?.to_string())),
         "close_descriptors" => raw::close_descriptors(argument).map(|()| Some("closed".to_owned())),
+        "busy" => killed::be_busy(argument.parse()?).map(Some),
         "sockets" => {
             let is_socket = |link: &std::path::PathBuf| link.to_string_lossy().starts_with("socket:");
             let entries = fs::read_dir("/proc/self/fd")?.flatten();
@@ -468,7 +469,6 @@ impl Probe {
                 }
                 "there".to_owned()
             }
-            "busy" => killed::be_busy(argument.parse()?)?,
             "killed_on_new_stacks" => killed::allocate_on_new_stacks(argument.parse()?)?,
             "until_killed" => killed::allocate_until_killed(argument)?,
             "exec" => {
