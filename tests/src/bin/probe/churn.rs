@@ -169,7 +169,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn start(place: &Place, of_thread: bool) -> Result<GpuMemTrace, Trouble> {
-    let builder = GpuMemTrace::builder().device(place.ordinal).silent(true);
+    // Those of all threads count them also if traces of other threads overlap, as the log does.
+    let builder = GpuMemTrace::builder().device(place.ordinal).silent(true).at_peak(!of_thread);
     Ok(if of_thread { builder.thread_local_only() } else { builder }.start()?)
 }
 
