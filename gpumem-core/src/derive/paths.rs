@@ -58,11 +58,11 @@ impl Paths {
             });
         }
         let short = ShortNames::of(scopes.values().map(|(full_name, _)| full_name.as_str()));
-        let named = |(id, (full_name, place)): (&CallsiteId, &(String, Option<String>))| {
+        let scope = |(id, (full_name, place)): (&CallsiteId, &(String, Option<String>))| {
             let name = short.get(full_name).to_owned();
             (*id, Arc::new(Scope { name, full_name: full_name.clone(), place: place.clone() }))
         };
-        let named: HashMap<_, _> = scopes.iter().map(named).collect();
+        let shared: HashMap<_, _> = scopes.iter().map(scope).collect();
         let mut paths = Self::default();
         for (device, node) in &nodes {
             paths.at.push(device.map(|device| {
@@ -71,7 +71,7 @@ impl Paths {
                     paths.roots.push((device, paths.all.len()));
                 }
                 paths.all.push(Path { parent, own: own(device, node) });
-                paths.scopes.push(Arc::clone(&named[&node.callsite]));
+                paths.scopes.push(Arc::clone(&shared[&node.callsite]));
                 paths.all.len() - 1
             }));
         }

@@ -68,14 +68,12 @@ impl Tree {
         let mut at = 0;
         self.add(at, bytes, blocks);
         for name in path {
-            at = match self.scopes.get(&(at, name.clone())) {
-                Some(known) => *known,
-                None => {
-                    let inside = self.push(at, Node { name: name.clone(), is_scope: true, ..Node::default() });
-                    self.scopes.insert((at, name.clone()), inside);
-                    inside
-                }
-            };
+            let known = self.scopes.get(&(at, name.clone())).copied();
+            at = known.unwrap_or_else(|| {
+                let inside = self.push(at, Node { name: name.clone(), is_scope: true, ..Node::default() });
+                self.scopes.insert((at, name.clone()), inside);
+                inside
+            });
             self.add(at, bytes, blocks);
         }
         at
