@@ -416,10 +416,11 @@ pub fn device_count() -> Result<u32> {
 /// The number of the calling thread's current device. 0 if it has chosen none.
 ///
 /// ```
-/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # let first = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
 /// # let second = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// first.make_current(); // as `cudaSetDevice` does
 /// assert_eq!(gpumem::device::current()?, 0);
-/// second.make_current(); // as `cudaSetDevice` does
+/// second.make_current();
 /// assert_eq!(gpumem::device::current()?, 1);
 /// # Ok::<(), gpumem::Error>(())
 /// ```

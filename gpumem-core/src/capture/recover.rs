@@ -214,7 +214,8 @@ fn is_same_file(file: &File, path: &Path) -> io::Result<bool> {
 
 /// Whether a process holds the lock of this file.
 fn is_held(path: &Path) -> bool {
-    File::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    // A pipe that somebody has put there would be waited for.
+    path.is_file() && File::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
 /// What the beginning of a recording says, as far as it can be read.

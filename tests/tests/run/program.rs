@@ -19,7 +19,7 @@ fn the_program_is_recorded_and_prints_what_it_prints_alone() {
     assert_eq!(recorded(&file), of_allocates());
     for part in [
         "a.capture: 2 allocations\n",
-        "device 0: the peak was 36 MiB\n",
+        "device 0 (Stand-in GPU 0): the peak was 36 MiB\n",
         "1 block (4 MiB) was not freed",
         "by dispatch",
     ] {
